@@ -1,0 +1,95 @@
+"""Every error that tolerant-client raises, in one tree.
+
+    TolerantClientError(KafkaError)
+      CorrelationIdMismatchError(+CorrelationIdError)   an answer that no request waits for
+      FrameError(+InvalidReceiveError)                  bytes that are no Kafka frame
+      RecoveryExhaustedError(+RetriableError)           gave up after `history`
+      OutcomeUnknownError                               may have been applied; never sent again by us
+      RecordBatchError(+CorruptRecordError)             a record batch that cannot be trusted
+      OptionError(+ValueError)                          a wrong option, found before anything is written
+      ClusterUnreachableError                           no broker of a cluster answers
+      TargetDivergedError                               the target log holds what the source does not
+      DataLossError                                     the source no longer has what should be copied
+      UnsupportedSourceError                            the source has something that is not copied yet
+
+A message names the thing, the place and the remedy.  All of them pickle, so
+that a Spark worker can raise them in the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kafka.errors import (
+    CorrelationIdError,
+    CorruptRecordError,
+    InvalidReceiveError,
+    KafkaError,
+    RetriableError,
+)
+
+
+class TolerantClientError(KafkaError):  # type: ignore[misc]  # kafka-python is untyped
+    """Base of every error raised by tolerant-client."""
+
+
+class CorrelationIdMismatchError(TolerantClientError, CorrelationIdError):  # type: ignore[misc]
+    """An answer carried a correlation id that no request in flight has."""
+
+    def __init__(self, message: str, expected: int | None = None, received: int | None = None) -> None:
+        super().__init__(message, expected, received)
+        self.expected = expected
+        self.received = received
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class FrameError(TolerantClientError, InvalidReceiveError):  # type: ignore[misc]
+    """The bytes received are not a Kafka frame; the connection cannot go on."""
+
+
+class RecoveryExhaustedError(TolerantClientError, RetriableError):  # type: ignore[misc]
+    """A request was lost more often than the policy allows; `history` lists each loss."""
+
+    def __init__(self, message: str, history: Sequence[str] = ()) -> None:
+        super().__init__(message, tuple(history))
+        self.history = tuple(history)
+
+    def __str__(self) -> str:
+        return "; ".join([str(self.args[0]), *self.history])
+
+
+class OutcomeUnknownError(TolerantClientError):
+    """The request may have been applied: its answer was lost and a repeat is not safe."""
+
+
+class RecordBatchError(TolerantClientError, CorruptRecordError):  # type: ignore[misc]
+    """A record batch that cannot be trusted; `offset` is its base offset."""
+
+    def __init__(self, message: str, offset: int = -1) -> None:
+        super().__init__(message, offset)
+        self.offset = offset
+
+    def __str__(self) -> str:
+        return f"{self.args[0]} (base offset {self.offset})"
+
+
+class OptionError(TolerantClientError, ValueError):
+    """A wrong option or an impossible combination; nothing has been written."""
+
+
+class ClusterUnreachableError(TolerantClientError):
+    """No broker of a cluster could be reached."""
+
+
+class TargetDivergedError(TolerantClientError):
+    """The target log holds records that the source does not have at these offsets."""
+
+
+class DataLossError(TolerantClientError):
+    """The source no longer has records that should have been copied."""
+
+
+class UnsupportedSourceError(TolerantClientError):
+    """The source log holds something that the mirror does not copy yet."""
