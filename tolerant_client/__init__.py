@@ -1,1 +1,34 @@
 """A compatibility layer on kafka-python that survives lost, late and wrong answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tolerant_client.clients import KafkaAdminClient, KafkaConsumer, KafkaProducer
+    from tolerant_client.policy import RecoveryPolicy
+
+__all__ = ["KafkaAdminClient", "KafkaConsumer", "KafkaProducer", "RecoveryPolicy"]
+
+_HOMES = {
+    "KafkaAdminClient": "tolerant_client.clients",
+    "KafkaConsumer": "tolerant_client.clients",
+    "KafkaProducer": "tolerant_client.clients",
+    "RecoveryPolicy": "tolerant_client.policy",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name when it is first used, so that `import tolerant_client` is cheap."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

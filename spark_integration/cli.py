@@ -1,0 +1,232 @@
+"""The command tolerant-kafka: mirror, verify, demo.
+
+Exit codes: 0 done (verify: identical), 1 failed on the way (verify: different),
+2 could not start (verify: could not compare), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import javaproperties
+import typer
+from kafka.errors import KafkaError
+from kafka.structs import TopicPartition
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from spark_integration.kafka_config import kafka_python_config
+from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError
+from tolerant_client.mirror.verify import VerifyReport, verify as verify_clusters
+from tolerant_client.raw import LATEST, RawCluster
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+
+_Source = Annotated[str, typer.Option("--source", metavar="HOST:PORT", help="Bootstrap servers of the source cluster.")]
+_Target = Annotated[str, typer.Option("--target", metavar="HOST:PORT", help="Bootstrap servers of the target cluster.")]
+_Topics = Annotated[str, typer.Option("--topics", metavar="REGEX", help="Regular expression that a whole topic name must match.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+_SourceProperties = Annotated[
+    Path | None,
+    typer.Option("--source-properties", exists=True, dir_okay=False, help="Java client properties of the source (security.protocol, ...)."),
+]
+_TargetProperties = Annotated[
+    Path | None,
+    typer.Option("--target-properties", exists=True, dir_okay=False, help="Java client properties of the target."),
+]
+_LinkName = Annotated[str, typer.Option("--link", help="Name of the link; two links may not share a target topic.")]
+
+_REFRESH_S = 0.5
+
+
+@app.command()
+def mirror(
+    source: _Source,
+    target: _Target,
+    topics: _Topics,
+    once: Annotated[bool, typer.Option("--once", help="Stop at the log ends seen at the start.")] = False,
+    as_json: _Json = False,
+    link: _LinkName = "default",
+    tasks: Annotated[int, typer.Option("--tasks", min=1, help="Spark tasks that share the partitions.")] = 1,
+    source_properties: _SourceProperties = None,
+    target_properties: _TargetProperties = None,
+) -> None:
+    """Copy topics to another cluster, every record at the same offset."""
+    from spark_integration import mirror_job  # Spark is imported by the one command that needs it
+
+    settings = mirror_job.MirrorSettings(
+        _properties(source, source_properties), _properties(target, target_properties), topics, link, once, tasks
+    )
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    started = time.monotonic()
+    prepared = mirror_job.prepare(settings)
+    watch = _Watch(settings.target, prepared.ends, is_shown=not as_json and sys.stderr.isatty())
+    with watch:
+        mirror_job.run(settings, prepared, stopping.is_set)
+    seconds = time.monotonic() - started
+    names = sorted({p.topic for p in prepared.ends})
+    if as_json:
+        typer.echo(json.dumps({"records": watch.copied, "seconds": round(seconds, 3), "topics": names}))
+    else:
+        typer.echo(f"{watch.copied:,} records of {len(names)} topics copied in {seconds:.1f} s")
+
+
+@app.command()
+def verify(
+    source: _Source,
+    target: _Target,
+    topics: _Topics,
+    as_json: _Json = False,
+    source_properties: _SourceProperties = None,
+    target_properties: _TargetProperties = None,
+) -> None:
+    """Compare two clusters offset by offset."""
+    with RawCluster(kafka_python_config(_properties(source, source_properties)), name="source") as first:
+        second = RawCluster(kafka_python_config(_properties(target, target_properties)), first.net, name="target")
+        try:
+            report = first.run(verify_clusters, first, second, topics)
+        finally:
+            second.close()
+    if as_json:
+        typer.echo(json.dumps(report.as_json()))
+    else:
+        print_report(report)
+    raise typer.Exit(0 if report.identical else 1)
+
+
+@app.command()
+def demo(
+    records: Annotated[int, typer.Option("--records", min=1000, help="Records to mirror.")] = 200_000,
+    as_json: _Json = False,
+) -> None:
+    """Mirror between two clusters of its own, through a proxy that spoils 1 answer in 50."""
+    from spark_integration.demo import run_demo
+
+    result = run_demo(records, is_quiet=as_json)
+    if as_json:
+        typer.echo(json.dumps(result.as_json()))
+    raise typer.Exit(0 if result.is_proved else 1)
+
+
+def print_report(report: VerifyReport) -> None:
+    """A row for each topic, and one for each partition that differs."""
+    table = Table("topic", "partitions", "source end", "identical until", "first difference")
+    by_topic: dict[str, list[Any]] = {}
+    for part in report.partitions:
+        by_topic.setdefault(part.topic, []).append(part)
+    for topic, parts in by_topic.items():
+        wrong = [p for p in parts if p.first_difference is not None]
+        if not wrong:
+            ends = sum(p.source_end for p in parts)
+            table.add_row(topic, str(len(parts)), f"{ends:,} (all)", "the end", "none")
+        for p in wrong:
+            found = f"offset {p.first_difference.offset}: {p.first_difference.reason}"
+            table.add_row(f"{topic}-{p.partition}", "1", f"{p.source_end:,}", f"{p.identical_until:,}", found)
+    Console().print(table)
+    verdict = "identical" if report.identical else "DIFFERENT"
+    typer.echo(f"{verdict}: {report.records:,} records compared in {report.seconds:.1f} s")
+
+
+class _Watch:
+    """A progress bar for each topic, drawn from the target's own log ends."""
+
+    def __init__(self, target: Mapping[str, str], ends: Mapping[TopicPartition, int], is_shown: bool) -> None:
+        self._target = target
+        self._ends = ends
+        self._stop = threading.Event()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=not is_shown,
+        )
+        self._thread = threading.Thread(target=self._run, name="tolerant-kafka-progress", daemon=True)
+        self._first: dict[str, int] | None = None
+        self._last: dict[str, int] = {}
+
+    @property
+    def copied(self) -> int:
+        """Offsets that the target's logs have gained since the start."""
+        return sum(self._last.values()) - sum((self._first or {}).values())
+
+    def __enter__(self) -> _Watch:
+        self._cluster = RawCluster(kafka_python_config(self._target), name="target")
+        self._first = self._last = self._read()
+        self._progress.start()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        try:
+            self._last = self._read()
+        except TolerantClientError:
+            pass  # the mirror's own error is the one to show
+        self._progress.stop()
+        self._cluster.close()
+
+    def _read(self) -> dict[str, int]:
+        ends = self._cluster.run(self._cluster.list_offsets, dict.fromkeys(self._ends, LATEST))
+        by_topic: dict[str, int] = {}
+        for partition, end in ends.items():
+            by_topic[partition.topic] = by_topic.get(partition.topic, 0) + end
+        return by_topic
+
+    def _run(self) -> None:
+        totals: dict[str, int] = {}
+        for partition, end in self._ends.items():
+            totals[partition.topic] = totals.get(partition.topic, 0) + end
+        bars = {topic: self._progress.add_task(topic, total=total, rate="") for topic, total in sorted(totals.items())}
+        before, at = dict(self._last), time.monotonic()
+        while not self._stop.wait(_REFRESH_S):
+            try:
+                self._last = self._read()
+            except TolerantClientError:
+                continue  # a target that is away for a moment shows no progress, nothing else
+            now = time.monotonic()
+            for topic, bar in bars.items():
+                rate = (self._last[topic] - before[topic]) / (now - at)
+                self._progress.update(bar, completed=min(self._last[topic], totals[topic]), rate=f"{rate:,.0f} rec/s")
+            before, at = dict(self._last), now
+
+
+def _properties(servers: str, path: Path | None) -> dict[str, str]:
+    """Java client properties: those of the file, and the servers of the command line."""
+    properties: dict[str, str] = {}
+    if path is not None:
+        with path.open("rb") as file:
+            properties.update(javaproperties.load(file))
+    properties["bootstrap.servers"] = servers
+    return properties
+
+
+def main() -> None:
+    """Runs the command; every error is one sentence on standard error."""
+    # kafka-python logs each lost connection as an error; what matters is said by our errors.
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)
+    logging.getLogger("tolerant_client").setLevel(logging.CRITICAL)
+    try:
+        app()
+    except KafkaError as error:
+        text = str(error).removeprefix(f"{type(error).__name__}: ")
+        typer.echo(f"tolerant-kafka: {text}", err=True)
+        sys.exit(2 if isinstance(error, (OptionError, ClusterUnreachableError)) else 1)
+
+
+if __name__ == "__main__":
+    main()

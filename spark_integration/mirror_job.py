@@ -1,0 +1,141 @@
+"""The mirror as a Spark streaming query of ranges.
+
+Spark plans, schedules, retries and shows; the records go from source to target
+inside the Python workers.  The target's log is the only state, so the
+checkpoint is a temporary one and a start is always a clean start.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_integration.kafka_config import kafka_python_config
+from spark_integration.source import TolerantKafkaDataSource
+from tolerant_client import errors
+from tolerant_client.errors import TolerantClientError
+from tolerant_client.mirror.sync import PreparedLink, prepare_link
+from tolerant_client.raw import RawCluster
+
+# A failed task is cheap to repeat: it goes on from the target's log.
+_TASK_ATTEMPTS = 8
+_LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+
+
+@dataclass(frozen=True)
+class MirrorSettings:
+    """A link: Java client properties of both clusters (without prefix), and how to copy.
+
+    `once` ends the mirror at the log ends seen at its start.  In tail mode each
+    micro-batch copies for `hold_ms`, and for `lease_ms` more while Spark plans
+    the next one.
+    """
+
+    source: Mapping[str, str] = field(repr=False)
+    target: Mapping[str, str] = field(repr=False)
+    topics: str
+    link: str = "default"
+    once: bool = False
+    tasks: int = 1
+    hold_ms: int = 10_000
+    lease_ms: int = 5_000
+
+
+def prepare(settings: MirrorSettings) -> PreparedLink:
+    """Checks the link and creates missing topics, before Spark is started.
+
+    Raises the errors of tolerant_client.mirror.sync.prepare_link.
+    """
+    with RawCluster(kafka_python_config(settings.source), name="source") as source:
+        target = RawCluster(kafka_python_config(settings.target), source.net, name="target")
+        try:
+            return source.run(prepare_link, source, target, settings.topics, settings.link)
+        finally:
+            target.close()
+
+
+def spark_session(tasks: int) -> SparkSession:
+    """The session of spark-submit, or else a local one with a thread for each task."""
+    builder = SparkSession.builder.appName("tolerant-kafka mirror")
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # set by spark-submit, with the session's own settings
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        builder = (
+            builder.master(f"local[{tasks},{_TASK_ATTEMPTS}]")
+            .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
+            .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={_LOG_SETTINGS}")
+            .config("spark.driver.bindAddress", "127.0.0.1")
+            .config("spark.driver.host", "127.0.0.1")
+            .config("spark.driver.memory", "512m")
+        )
+    session: SparkSession = builder.getOrCreate()
+    return session
+
+
+def start(settings: MirrorSettings, link: PreparedLink, session: SparkSession, checkpoint: str) -> StreamingQuery:
+    """Starts the streaming query of a prepared link."""
+    session.dataSource.register(TolerantKafkaDataSource)
+    source = {f"kafka.{key}": value for key, value in settings.source.items()}
+    target = {f"kafka.{key}": value for key, value in settings.target.items()}
+    ranges = (
+        session.readStream.format("tolerantkafka")
+        .option("payload", "ranges")
+        .option("subscribePattern", settings.topics)
+        .option("tasks", settings.tasks)
+        .option("tail", not settings.once)
+        .options(**source, **{f"target.{key}": value for key, value in target.items()})
+        .load()
+    )
+    writer = (
+        ranges.writeStream.format("tolerantkafka")
+        .option("payload", "ranges")
+        .option("producerId", link.producer_id)
+        .option("holdMs", 0 if settings.once else settings.hold_ms)
+        .option("leaseMs", 0 if settings.once else settings.lease_ms)
+        .option("checkpointLocation", checkpoint)
+        .options(**target, **{f"source.{key}": value for key, value in source.items()})
+        .queryName(f"tolerant-mirror-{settings.link}")
+    )
+    writer = writer.trigger(availableNow=True) if settings.once else writer.trigger(processingTime="0 seconds")
+    query: StreamingQuery = writer.start()
+    return query
+
+
+def run(settings: MirrorSettings, link: PreparedLink, is_stopping: Callable[[], bool] = lambda: False) -> None:
+    """Runs the mirror until it is done (`once`) or `is_stopping`.
+
+    Raises the error that stopped a partition, as the executor raised it.
+    """
+    session = spark_session(settings.tasks)
+    try:
+        with tempfile.TemporaryDirectory(prefix="tolerant-mirror-", ignore_cleanup_errors=True) as checkpoint:
+            query = start(settings, link, session, checkpoint)
+            try:
+                while not query.awaitTermination(1):
+                    if is_stopping():
+                        query.stop()
+            except StreamingQueryException as error:
+                raise original_error(str(error)) from error
+    finally:
+        session.stop()
+
+
+def original_error(text: str) -> TolerantClientError:
+    """The error of ours that a Spark failure tells of; its stack traces are left out."""
+    for kind, message in re.findall(r"tolerant_client\.errors\.(\w+): (?:\w+: )?([^\n]+)", text):
+        cls = getattr(errors, kind, None)
+        if isinstance(cls, type) and issubclass(cls, TolerantClientError):
+            error: TolerantClientError = cls(message)
+            return error
+    last_lines = [line.strip() for line in text.splitlines() if re.match(r"\s*[\w.]+(Error|Exception)\b", line)]
+    return TolerantClientError(f"The Spark job failed: {last_lines[-1] if last_lines else text[:300]}")

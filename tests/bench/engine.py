@@ -1,0 +1,48 @@
+"""The engine in one process, without Spark: python tests/bench/engine.py SOURCE TARGET TOPIC [TAIL_SECONDS].
+
+Copies the topic up to the log ends seen at the start, or goes on for
+TAIL_SECONDS; prints what it did as one JSON line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from tolerant_client.mirror.copy import LinkCopier, Progress
+from tolerant_client.mirror.sync import prepare_link
+from tolerant_client.raw import RawCluster
+
+LINK = "bench"
+
+
+def main(source_servers: str, target_servers: str, topic: str, tail_s: str = "0") -> None:
+    hold_ms = int(float(tail_s) * 1000)
+    with RawCluster({"bootstrap_servers": source_servers}, name="source") as source:
+        target = RawCluster({"bootstrap_servers": target_servers}, source.net, name="target")
+
+        async def copy() -> tuple[float, list[Progress]]:
+            link = await prepare_link(source, target, topic, LINK)
+            began = time.monotonic()
+            copier = LinkCopier(source, target, link.producer_id)
+            until = {p: None if hold_ms else end for p, end in link.ends.items()}
+            return began, list((await copier.copy(until, hold_ms=hold_ms)).values())
+
+        began, done = source.run(copy)
+        seconds = time.monotonic() - began
+        target.close()
+    print(
+        json.dumps(
+            {
+                "records": sum(p.records for p in done),
+                "bytes": sum(p.bytes for p in done),
+                "troubles": sum(p.troubles for p in done),
+                "copy_seconds": round(seconds, 3),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

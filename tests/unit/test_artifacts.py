@@ -1,0 +1,143 @@
+"""Resolving Kafka's jars: what is said when it cannot be done, and what is kept when it can."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from tolerant_client.errors import TolerantClientError
+from tolerant_client.testing import artifacts
+from tolerant_client.testing.artifacts import ClusterStartError, cache_dir, jars, java_executable, java_major
+
+JAVA_17 = 'echo \'openjdk version "17.0.9" 2023-10-17\' >&2'
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A PATH with nothing in it yet, no JAVA_HOME, no pyspark, and an empty cache."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("TOLERANT_KAFKA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(artifacts, "_ivy_jar", lambda: None)
+    return folder
+
+
+def script(file: Path, body: str) -> Path:
+    file.write_text(f"#!/bin/sh\n{body}\n")
+    file.chmod(file.stat().st_mode | stat.S_IXUSR)
+    return file
+
+
+# A Maven that "resolves" by making the jar, and notes that it was called.
+FAKE_MVN = """
+for word; do case $word in -DoutputDirectory=*) lib=${word#*=};; esac; done
+PATH=/usr/bin:/bin
+mkdir -p "$lib"
+: > "$lib/kafka_2.13-4.2.0.jar"
+echo called >> "$(dirname "$0")/calls"
+"""
+
+
+def test_missing_java_is_said_with_the_remedy(tools: Path) -> None:
+    with pytest.raises(ClusterStartError, match=r"Java 17 or newer is needed.*install a Java 17 runtime"):
+        java_executable()
+
+
+def test_old_java_is_said_with_its_version(tools: Path) -> None:
+    script(tools / "java", "echo 'openjdk version \"11.0.2\" 2019-01-15' >&2")
+    with pytest.raises(ClusterStartError, match=r"tools/java says 'openjdk version \"11\.0\.2\""):
+        java_executable()
+
+
+def test_java_that_does_not_run_is_said(tools: Path) -> None:
+    (tools / "java").write_bytes(b"\x00\x01 no program")
+    (tools / "java").chmod(0o755)
+    with pytest.raises(ClusterStartError, match="does not run"):
+        java_executable()
+
+
+def test_java_home_goes_before_path(tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(tools / "java", "exit 1")
+    home = tmp_path / "home"
+    (home / "bin").mkdir(parents=True)
+    expected = script(home / "bin" / "java", JAVA_17)
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert java_executable() == str(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "major"),
+    [
+        ('openjdk version "17.0.9" 2023-10-17', 17),
+        ('java version "1.8.0_392"', 8),
+        ('openjdk version "25" 2025-09-16', 25),
+        ("no version at all", None),
+    ],
+)
+def test_java_major(text: str, major: int | None) -> None:
+    assert java_major(text) == major
+
+
+def test_no_resolver_is_said_with_both_remedies(tools: Path) -> None:
+    script(tools / "java", JAVA_17)
+    with pytest.raises(ClusterStartError, match=r"neither `mvn` on PATH nor pyspark.*pip install pyspark"):
+        jars("4.2.0")
+
+
+def test_unreachable_registry_names_all_that_was_tried(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(tools / "java", f'[ "$1" = -version ] && {{ {JAVA_17}; exit 0; }}; echo "UNRESOLVED: not found"; exit 1')
+    script(tools / "mvn", "echo '[ERROR] Could not transfer artifact: Connection refused'; exit 1")
+    monkeypatch.setattr(artifacts, "_ivy_jar", lambda: Path("ivy.jar"))
+    with pytest.raises(ClusterStartError) as caught:
+        jars("4.2.0")
+    sentence = str(caught.value)
+    assert "mvn ([ERROR] Could not transfer artifact: Connection refused)" in sentence
+    assert "the Ivy jar of pyspark (UNRESOLVED: not found)" in sentence
+    assert "repository is reachable" in sentence
+    assert isinstance(caught.value, TolerantClientError)
+
+
+def test_failed_resolution_leaves_nothing_that_looks_resolved(tools: Path) -> None:
+    script(tools / "java", JAVA_17)
+    script(tools / "mvn", FAKE_MVN.replace("4.2.0", "9.9.9"))
+    for _ in range(2):
+        with pytest.raises(ClusterStartError, match="is not among what it resolved"):
+            jars("4.2.0")
+
+
+def test_resolved_jars_are_kept(tools: Path) -> None:
+    script(tools / "java", JAVA_17)
+    script(tools / "mvn", FAKE_MVN)
+    first = jars("4.2.0")
+    assert [jar.name for jar in first] == ["kafka_2.13-4.2.0.jar"]
+    assert jars("4.2.0") == first
+    assert (tools / "calls").read_text() == "called\n"
+    assert first[0].is_relative_to(cache_dir())
+
+
+def test_kept_jars_need_neither_java_nor_maven(tools: Path) -> None:
+    script(tools / "java", JAVA_17)
+    script(tools / "mvn", FAKE_MVN)
+    first = jars("4.2.0")
+    (tools / "java").unlink()
+    (tools / "mvn").unlink()
+    assert jars("4.2.0") == first
+
+
+def test_cache_that_cannot_be_made_is_said(tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(tools / "java", JAVA_17)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TOLERANT_KAFKA_CACHE", str(tmp_path / "file" / "below"))
+    with pytest.raises(ClusterStartError, match="set TOLERANT_KAFKA_CACHE"):
+        jars("4.2.0")
+
+
+def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TOLERANT_KAFKA_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", os.path.join(os.sep, "somewhere"))
+    assert cache_dir() == Path(os.sep, "somewhere", "tolerant-client", "kafka")

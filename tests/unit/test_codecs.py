@@ -1,0 +1,105 @@
+"""Codecs: round trips, Kafka's framings, and bounds that no input gets past."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+
+import cramjam
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tolerant_client import codecs
+
+CODECS = (codecs.NONE, codecs.GZIP, codecs.SNAPPY, codecs.LZ4, codecs.ZSTD)
+PACKED = CODECS[1:]
+
+
+@given(codec=st.sampled_from(CODECS), data=st.binary(max_size=100_000))
+def test_what_was_compressed_comes_back(codec: int, data: bytes) -> None:
+    assert bytes(codecs.decompress(codec, codecs.compress(codec, data))) == data
+
+
+@pytest.mark.parametrize("codec", PACKED)
+def test_large_data_comes_back(codec: int) -> None:
+    data = bytes(range(256)) * 8000
+    assert bytes(codecs.decompress(codec, memoryview(codecs.compress(codec, data)))) == data
+
+
+def test_no_codec_copies_nothing() -> None:
+    data = b"as it is"
+    assert codecs.decompress(codecs.NONE, data).obj is data
+
+
+@pytest.mark.parametrize("codec", PACKED)
+def test_more_than_the_bound_is_refused(codec: int) -> None:
+    data = codecs.compress(codec, bytes(100_000))
+    assert len(codecs.decompress(codec, data, 100_000)) == 100_000
+    with pytest.raises(codecs.CodecError, match="unfolds to"):
+        codecs.decompress(codec, data, 99_999)
+
+
+@pytest.mark.parametrize("codec", PACKED)
+def test_a_bomb_is_refused_by_its_ratio(codec: int) -> None:
+    bomb = codecs.compress(codec, bytes(codecs.RATIO_FLOOR + 1))
+    if len(bomb) * codecs.MAX_RATIO < codecs.RATIO_FLOOR:
+        with pytest.raises(codecs.CodecError, match="unfolds to"):
+            codecs.decompress(codec, bomb, 2**40)
+    assert len(codecs.compress(codec, bytes(codecs.RATIO_FLOOR)))
+
+
+@given(
+    codec=st.sampled_from(PACKED),
+    data=st.binary(min_size=1, max_size=300),
+    cut=st.integers(min_value=1, max_value=20),
+)
+def test_truncated_data_never_yields_a_part(codec: int, data: bytes, cut: int) -> None:
+    packed = codecs.compress(codec, data)[:-cut]
+    try:
+        assert bytes(codecs.decompress(codec, packed)) in (data, b"")
+    except codecs.CodecError as error:
+        assert "damaged" in str(error) or "snappy" in str(error)
+
+
+@given(codec=st.sampled_from(PACKED), data=st.binary(max_size=200))
+def test_garbage_raises_only_codec_error(codec: int, data: bytes) -> None:
+    try:
+        codecs.decompress(codec, data, 1_000_000)
+    except codecs.CodecError:
+        pass
+
+
+@given(data=st.binary(max_size=200))
+def test_garbage_after_a_xerial_header_raises_only_codec_error(data: bytes) -> None:
+    try:
+        codecs.decompress(codecs.SNAPPY, b"\x82SNAPPY\x00" + data, 1_000_000)
+    except codecs.CodecError:
+        pass
+
+
+def test_an_unknown_codec_is_named() -> None:
+    with pytest.raises(codecs.CodecError, match="unknown codec 5"):
+        codecs.decompress(5, b"x")
+    with pytest.raises(codecs.CodecError, match="unknown codec 7"):
+        codecs.compress(7, b"x")
+    assert codecs.codec_name(9) == "unknown codec 9"
+
+
+def test_snappy_is_read_with_and_without_the_xerial_framing() -> None:
+    data = b"librdkafka writes one raw block, Java writes blocks in a frame" * 10
+    raw = bytes(cramjam.snappy.compress_raw(data))
+    framed = b"\x82SNAPPY\x00" + struct.pack(">iii", 1, 1, len(raw)) + raw
+    assert bytes(codecs.decompress(codecs.SNAPPY, raw)) == data
+    assert bytes(codecs.decompress(codecs.SNAPPY, framed)) == data
+    assert bytes(codecs.decompress(codecs.SNAPPY, framed + framed)) == data + data
+
+
+def test_lz4_frames_have_independent_blocks() -> None:
+    frame = codecs.compress(codecs.LZ4, b"KafkaLZ4BlockInputStream reads no linked blocks" * 9000)
+    assert frame[:4] == b"\x04\x22\x4d\x18"
+    assert frame[4] & 0x20
+
+
+def test_gzip_is_what_python_reads() -> None:
+    assert gzip.decompress(codecs.compress(codecs.GZIP, b"plain gzip")) == b"plain gzip"

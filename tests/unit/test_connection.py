@@ -1,0 +1,525 @@
+"""connection.py on a broker in memory, in simulated time; transport.py on a socket pair."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import kafka.errors as Errors
+import kafka.net.connection
+import pytest
+from kafka.net.selector import NetworkSelector
+from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
+from kafka.protocol.metadata import MetadataRequest
+from kafka.protocol.producer import ProduceRequest
+from kafka.protocol.sasl import SaslBytesRequest
+from support.fake_broker import FakeBroker, batch, correlation_id_of, set_correlation_id
+
+import tolerant_client.connection
+from tolerant_client.connection import TolerantConnection
+from tolerant_client.errors import CorrelationIdMismatchError, FrameError, OutcomeUnknownError, RecoveryExhaustedError
+from tolerant_client.events import Event
+from tolerant_client.framing import FrameAssembler
+from tolerant_client.policy import RecoveryPolicy
+from tolerant_client.transport import TolerantTCPTransport
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class SimulatedNet:
+    """An event loop whose time only the test moves."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.timers: list[tuple[float, int, Callable[[], Any]]] = []
+        self._count = itertools.count()
+
+    def call_at(self, when: float, task: Callable[[], Any]) -> tuple[float, int, Callable[[], Any]]:
+        timer = (when, next(self._count), task)
+        heapq.heappush(self.timers, timer)
+        return timer
+
+    def cancel(self, timer: tuple[float, int, Callable[[], Any]]) -> None:
+        if timer in self.timers:
+            self.timers.remove(timer)
+            heapq.heapify(self.timers)
+
+    def advance(self, seconds: float) -> None:
+        until = self.clock.now + seconds
+        while self.timers and self.timers[0][0] <= until:
+            when, _, task = heapq.heappop(self.timers)
+            self.clock.now = max(self.clock.now, when)
+            task()
+        self.clock.now = until
+
+
+class MemoryTransport:
+    """Bytes go to the broker at once; its answers wait until `deliver`."""
+
+    host = "fake"
+
+    def __init__(self, broker: FakeBroker) -> None:
+        self.broker = broker
+        self.assembler: Any = None
+        self.answers: list[bytes] = []
+        self.written = bytearray()
+        self.error: BaseException | None = None
+        self._protocol: Any = None
+
+    def set_protocol(self, protocol: Any) -> None:
+        self._protocol = protocol
+
+    def get_protocol(self) -> Any:
+        return self._protocol
+
+    def resume_reading(self) -> None:
+        pass
+
+    def host_port(self) -> str:
+        return "fake:9092"
+
+    def writelines(self, buffers: list[Any]) -> None:
+        data = b"".join(buffers)
+        self.written += data
+        self.answers += self.broker.receive(data)
+
+    def abort(self, error: BaseException | None = None) -> None:
+        protocol, self._protocol = self._protocol, None
+        self.error = error
+        if protocol is not None:
+            protocol.connection_lost(error)
+
+    close = abort
+
+    def deliver(self, step: int | None = None) -> None:
+        """Hands all waiting answers over, whole or in pieces of `step` bytes."""
+        data = b"".join(self.answers)
+        self.answers.clear()
+        step = step or len(data) or 1
+        for at in range(0, len(data), step):
+            piece = data[at : at + step]
+            while piece and self._protocol is not None:
+                room = self.assembler.writable()
+                size = min(len(room), len(piece))
+                room[:size] = piece[:size]
+                piece = piece[size:]
+                now = self._protocol.net.clock.now
+                frames = self.assembler.received(size)
+                self._protocol.bytes_received(now)
+                if frames or self.assembler.error is not None:
+                    self._protocol.frames_received(frames, now)
+
+
+class Bench:
+    """A connected connection with everything around it."""
+
+    def __init__(self, clock: Clock, **configs: Any) -> None:
+        self.clock = clock
+        self.net = SimulatedNet(clock)
+        self.broker = FakeBroker()
+        self.transport = MemoryTransport(self.broker)
+        self.events: list[Event] = []
+        self.connection = TolerantConnection(
+            self.net,
+            node_id=1,
+            recovery_listener=self.events.append,
+            **{"client_id": "test", "receive_message_max_bytes": 1 << 20, **configs},
+        )
+        self.connection.connection_made(self.transport)
+
+    def initialize(self) -> Bench:
+        coroutine = self.connection.initialize()
+        try:
+            waiting_for = coroutine.send(None)
+            while True:
+                self.transport.deliver()
+                assert waiting_for.is_done
+                waiting_for = coroutine.send(None)
+        except StopIteration:
+            pass
+        assert self.connection.connected
+        self.broker.requests.clear()
+        self.broker.frames.clear()
+        self.events.clear()
+        return self
+
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.events]
+
+    def run(self, seconds: float, step: float = 0.01) -> None:
+        """Lets time pass and answers arrive."""
+        for _ in range(round(seconds / step)):
+            self.net.advance(step)
+            self.transport.deliver()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(tolerant_client.connection, "time", clock)
+    monkeypatch.setattr(kafka.net.connection, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def bench(clock: Clock) -> Bench:
+    return Bench(clock).initialize()
+
+
+def list_offsets() -> Any:
+    topic = ListOffsetsRequest.ListOffsetsTopic
+    part = topic.ListOffsetsPartition(partition_index=0, timestamp=-1, current_leader_epoch=-1, max_num_offsets=1)
+    return ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=[topic(name="t", partitions=[part])])
+
+
+def fetch(session_id: int = 0, session_epoch: int = -1) -> Any:
+    topic = FetchRequest.FetchTopic
+    part = topic.FetchPartition(partition=0, current_leader_epoch=-1, fetch_offset=0, partition_max_bytes=1 << 20)
+    return FetchRequest(
+        max_wait_ms=500,
+        min_bytes=1,
+        max_bytes=1 << 20,
+        isolation_level=0,
+        session_id=session_id,
+        session_epoch=session_epoch,
+        topics=[topic(topic="t", partitions=[part])],
+        forgotten_topics_data=[],
+        rack_id="",
+        max_version=11,
+    )
+
+
+def produce(records: bytes, acks: int = -1, partition: int = 0) -> Any:
+    topic = ProduceRequest.TopicProduceData
+    part = topic.PartitionProduceData(index=partition, records=records)
+    topics = [topic(name="t", partition_data=[part])]
+    return ProduceRequest(transactional_id=None, acks=acks, timeout_ms=1000, topic_data=topics, max_version=9)
+
+
+class SpoilOnce:
+    """Does something to the n-th answer of an API."""
+
+    def __init__(self, api: str, what: Callable[[bytes], list[bytes]], nth: int = 1) -> None:
+        self.api, self.what, self.left = api, what, nth
+
+    def __call__(self, name: str, frame: bytes) -> list[bytes]:
+        if name == self.api:
+            self.left -= 1
+            if self.left == 0:
+                return self.what(frame)
+        return [frame]
+
+
+def drop(frame: bytes) -> list[bytes]:
+    return []
+
+
+def test_answers_complete_their_requests_bytewise_as_well_as_whole(bench: Bench) -> None:
+    for step in (None, 1, 7):
+        futures = [bench.connection.send_request(MetadataRequest(topics=[])) for _ in range(4)]
+        bench.transport.deliver(step)
+        assert [f.value.cluster_id for f in futures] == ["fake"] * 4
+    assert bench.kinds() == ["completed"] * 12
+
+
+def test_max_in_flight_pauses_and_resumes(bench: Bench) -> None:
+    futures = [bench.connection.send_request(MetadataRequest(topics=[])) for _ in range(6)]
+    assert isinstance(futures[5].exception, Errors.NodeNotReadyError)
+    bench.transport.deliver()
+    assert not bench.connection.paused
+    assert bench.connection.send_request(MetadataRequest(topics=[])).exception is None
+
+
+def test_lost_read_only_request_is_sent_again_with_the_same_bytes(bench: Bench) -> None:
+    bench.broker.spoil = SpoilOnce("ListOffsets", drop)
+    future = bench.connection.send_request(list_offsets())
+    bench.run(1.0)
+    assert future.value.topics[0].partitions[0].offset == 0
+    first, second = (f for f in bench.broker.frames if f[:2] == struct.pack(">h", 2))
+    assert first[4:8] != second[4:8]
+    assert first[:4] + first[8:] == second[:4] + second[8:]
+    assert bench.kinds() == ["probe", "lost", "requeued", "completed"]
+    assert bench.connection.recovery_counters.of("requeued", "ListOffsets", 1) == 1
+
+
+def test_unmatched_fetch_with_a_session_is_handed_up_as_retriable(bench: Bench) -> None:
+    bench.broker.spoil = SpoilOnce("Fetch", drop)
+    future = bench.connection.send_request(fetch(session_id=7, session_epoch=3))
+    bench.run(1.0)
+    assert isinstance(future.exception, Errors.KafkaConnectionError)
+    assert future.exception.retriable
+    assert bench.connection.connected
+
+
+def test_unmatched_fetch_without_a_session_is_requeued_once(bench: Bench) -> None:
+    bench.broker.spoil = SpoilOnce("Fetch", lambda frame: [set_correlation_id(frame, correlation_id_of(frame) + 1)])
+    future = bench.connection.send_request(fetch())
+    bench.run(0.2)
+    assert future.succeeded()
+    assert bench.kinds() == ["orphan", "probe", "lost", "requeued", "completed"]
+
+
+def test_lost_plain_produce_says_that_its_outcome_is_unknown(bench: Bench) -> None:
+    bench.broker.spoil = SpoilOnce("Produce", drop)
+    future = bench.connection.send_request(produce(batch(-1, -1)))
+    bench.run(1.0)
+    assert isinstance(future.exception, OutcomeUnknownError)
+    assert not getattr(future.exception, "retriable", False)
+    assert len(bench.broker.logs["t", 0]) == 1
+
+
+def test_plain_produce_in_flight_on_a_lost_connection_has_an_unknown_outcome(bench: Bench) -> None:
+    bench.broker.spoil = SpoilOnce("Produce", drop)
+    future = bench.connection.send_request(produce(batch(-1, -1)))
+    cause = Errors.KafkaConnectionError("cut")
+    bench.transport.abort(cause)
+    assert isinstance(future.exception, OutcomeUnknownError)
+    assert future.exception.__cause__ is cause
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("is_applied", [True, False], ids=["answer lost", "request lost"])
+def test_idempotent_produce_is_written_once_and_in_order(bench: Bench, lost: int, is_applied: bool) -> None:
+    counter = itertools.count(1)
+    if is_applied:
+        bench.broker.spoil = SpoilOnce("Produce", drop, nth=lost)
+    else:
+        bench.broker.ignore = lambda name, frame: name == "Produce" and next(counter) == lost
+    settled: list[int] = []
+    futures = []
+    for sequence in range(5):
+        future = bench.connection.send_request(produce(batch(9, sequence, payload=b"%d" % sequence)))
+        future.add_callback(lambda _, n=sequence: settled.append(n))
+        futures.append(future)
+    bench.run(3.0)
+    offsets = [f.value.responses[0].partition_responses[0].base_offset for f in futures]
+    assert offsets == settled == [0, 1, 2, 3, 4]
+    assert [r[-1:] for r in bench.broker.logs["t", 0]] == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_answer_that_belongs_to_another_partition_is_not_delivered(bench: Bench) -> None:
+    frames: list[bytes] = []
+
+    def swap(name: str, frame: bytes) -> list[bytes]:
+        frames.append(frame)
+        if len(frames) < 2:
+            return []
+        first, second = map(correlation_id_of, frames)
+        return [set_correlation_id(frames[0], second), set_correlation_id(frames[1], first)]
+
+    bench.broker.spoil = swap
+    futures = [bench.connection.send_request(produce(batch(9, 0), partition=n)) for n in range(2)]
+    bench.run(0.5)
+    assert not any(f.succeeded() for f in futures)
+    assert all(f.exception.retriable for f in futures)
+
+
+def test_request_whose_answers_never_come_fails_before_its_deadline_is_long_gone(clock: Clock) -> None:
+    bench = Bench(clock, recovery_policy=RecoveryPolicy(max_resends=2)).initialize()
+    bench.broker.spoil = lambda name, frame: [] if name == "ListOffsets" else [frame]
+    future = bench.connection.send_request(list_offsets())
+    bench.run(5.0)
+    assert isinstance(future.exception, RecoveryExhaustedError)
+    assert len(future.exception.history) == 3
+
+
+def test_dead_connection_times_out_as_before(bench: Bench) -> None:
+    bench.broker.ignore = lambda name, frame: True
+    futures = [bench.connection.send_request(list_offsets(), request_timeout_ms=5000) for _ in range(3)]
+    bench.run(4.9)
+    assert not any(f.is_done for f in futures)
+    bench.run(0.2)
+    assert all(isinstance(f.exception, Errors.RequestTimedOutError) for f in futures)
+    assert bench.connection.closed
+    assert bench.net.timers == []
+
+
+def test_acks_0_is_not_tracked_and_an_answer_to_it_is_dropped(bench: Bench) -> None:
+    future = bench.connection.send_request(produce(batch(-1, -1), acks=0))
+    assert future.succeeded()
+    assert len(bench.connection.in_flight_requests) == 0
+    correlation_id = bench.broker.requests[-1][2]
+    bench.transport.answers.append(struct.pack(">iii", 8, correlation_id, 0))
+    later = bench.connection.send_request(MetadataRequest(topics=[]))
+    bench.transport.deliver()
+    assert later.succeeded()
+    assert bench.kinds() == ["orphan", "completed"]
+
+
+def test_good_frames_before_a_bad_one_reach_their_callers(bench: Bench) -> None:
+    first = bench.connection.send_request(MetadataRequest(topics=[]))
+    second = bench.connection.send_request(MetadataRequest(topics=[]))
+    bench.transport.answers[1:] = [b"HTTP/1.1 400 secret"]
+    bench.transport.deliver()
+    assert first.succeeded()
+    assert isinstance(second.exception, FrameError)
+    assert "secret" not in str(second.exception)
+
+
+def test_answer_with_bytes_left_over_retires_the_connection(bench: Bench) -> None:
+    first = bench.connection.send_request(MetadataRequest(topics=[]))
+    second = bench.connection.send_request(MetadataRequest(topics=[]))
+    frame = bench.transport.answers[1]
+    bench.transport.answers[1] = struct.pack(">i", len(frame) - 4 + 1) + frame[4:] + b"\0"
+    bench.transport.deliver()
+    assert first.succeeded()
+    assert isinstance(second.exception, CorrelationIdMismatchError)
+    assert "could not be decoded" in str(second.exception)
+    assert bench.connection.closed
+
+
+def test_wrong_id_while_connecting_retires_at_once(clock: Clock) -> None:
+    bench = Bench(clock)
+    bench.broker.spoil = lambda name, frame: [set_correlation_id(frame, 5)]
+    coroutine = bench.connection.initialize()
+    coroutine.send(None)
+    bench.transport.deliver()
+    assert bench.connection.closed
+    assert isinstance(bench.transport.error, CorrelationIdMismatchError)
+    with pytest.raises(StopIteration):
+        coroutine.send(None)
+
+
+def test_lost_api_versions_is_found_by_a_probe(clock: Clock) -> None:
+    bench = Bench(clock)
+    bench.broker.spoil = SpoilOnce("ApiVersions", drop)
+    coroutine = bench.connection.initialize()
+    coroutine.send(None)
+    bench.run(2.0)
+    assert bench.connection.closed
+    coroutine.close()
+
+
+def test_raw_sasl_token_is_matched_by_its_place(bench: Bench) -> None:
+    bench.broker.ignore = lambda name, frame: True
+    bench.broker.receive = lambda data: [struct.pack(">i", 0)]  # type: ignore[method-assign]
+    future = bench.connection._send_request(SaslBytesRequest(b"\0user\0secret"))
+    bench.transport.deliver()
+    assert future.value.auth_bytes == b""
+
+
+def test_nothing_secret_is_logged_at_any_level(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(1)
+    bench = Bench(clock).initialize()
+    canary = b"canary-in-the-records"
+    bench.connection.send_request(produce(batch(9, 0, payload=canary)))
+    bench.connection.send_request(fetch())
+    bench.transport.deliver()
+    bench.transport.answers.append(b"\0\0\0\x20" + canary + b"." * 11)
+    bench.transport.deliver()
+    bench.broker.receive = lambda data: [struct.pack(">i", 4) + b"cana"]  # type: ignore[method-assign]
+    bench.connection._send_request(SaslBytesRequest(b"\0user\0canary-token"))
+    bench.transport.abort(Errors.KafkaConnectionError("end"))
+    assert caplog.records
+    assert "canary" not in caplog.text
+    assert "canary" not in repr(bench.events)
+
+
+def test_listener_that_raises_does_no_harm(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(clock).initialize()
+
+    def listener(event: Event) -> None:
+        raise RuntimeError("listener")
+
+    bench.connection._listener = listener
+    future = bench.connection.send_request(MetadataRequest(topics=[]))
+    bench.transport.deliver()
+    assert future.succeeded()
+    assert "recovery_listener failed" in caplog.text
+
+
+# -- the transport on a real socket pair --------------------------------------
+
+
+class Protocol:
+    """Collects what the transport hands over."""
+
+    _sensors = None
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+        self.lost: list[Any] = []
+
+    def bytes_received(self, now: float) -> None:
+        pass
+
+    def frames_received(self, frames: list[memoryview], now: float) -> None:
+        self.frames += [bytes(f) for f in frames]
+
+    def connection_lost(self, error: Any) -> None:
+        self.lost.append(error)
+
+
+@pytest.fixture
+def wire() -> Iterator[tuple[NetworkSelector, TolerantTCPTransport, Protocol, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    net = NetworkSelector()
+    transport = TolerantTCPTransport(net, ours, host="here")
+    transport.assembler = FrameAssembler(1 << 26)
+    protocol = Protocol()
+    transport.set_protocol(protocol)
+    transport.resume_reading()
+    yield net, transport, protocol, theirs
+    transport.abort(None)
+    theirs.close()
+    net.drain()
+    net.close()
+
+
+def test_transport_receives_large_and_small_frames(wire: Any) -> None:
+    net, _, protocol, theirs = wire
+    bodies = [b"small" * n for n in range(1, 50)] + [bytes(range(256)) * 30_000, b"last one"]
+    data = memoryview(b"".join(struct.pack(">i", len(b)) + b for b in bodies))
+    while len(protocol.frames) < len(bodies):
+        try:
+            data = data[theirs.send(data) :] if data else data
+        except BlockingIOError:
+            pass
+        net.poll(timeout_ms=10)
+    assert protocol.frames == bodies
+
+
+def test_transport_sends_many_buffers_from_where_they_are(wire: Any) -> None:
+    net, transport, _, theirs = wire
+    buffers = [memoryview(bytes([n % 256]) * (n * 37 % 5000 + 1)) for n in range(3000)]
+    transport.writelines(buffers)
+    received = bytearray()
+    expected = b"".join(buffers)
+    while len(received) < len(expected):
+        net.poll(timeout_ms=10)
+        try:
+            received += theirs.recv(1 << 20)
+        except BlockingIOError:
+            pass
+    assert received == expected
+
+
+def test_transport_delivers_frames_that_precede_the_end(wire: Any) -> None:
+    net, _, protocol, theirs = wire
+    theirs.send(struct.pack(">i", 5) + b"hello" + b"\0\0")
+    theirs.close()
+    for _ in range(5):
+        net.poll(timeout_ms=10)
+    assert protocol.frames == [b"hello"]
+    assert len(protocol.lost) == 1
+
+
+def test_requests_that_waited_for_the_connection_are_all_sent_within_the_limit(clock: Clock) -> None:
+    bench = Bench(clock)
+    futures = [bench.connection.send_request(MetadataRequest(topics=[])) for _ in range(23)]
+    bench.initialize()
+    bench.run(0.5)
+    assert all(f.succeeded() for f in futures)

@@ -1,0 +1,76 @@
+"""The import rules of DESIGN.md and STYLE.md, read from the syntax trees."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "tolerant_client"
+IMPURE = {"asyncio", "kafka", "logging", "select", "selectors", "socket", "ssl", "threading", "time"}
+SANS_IO = ("apis", "correlation", "events", "framing", "inflight", "lifecycle", "policy", "requests", "roundtrips")
+
+# The lower ones may not import the upper ones.
+ORDER = [
+    {"errors"},
+    {"policy", "roundtrips", "correlation"},
+    {"framing", "apis", "events"},
+    {"lifecycle"},
+    {"inflight", "requests"},
+    {"transport", "connection"},
+    {"manager"},
+    {"clients"},
+]
+
+
+def imported(path: Path) -> set[str]:
+    """Every module that a file imports at run time, wherever in the file it does."""
+    found: set[str] = set()
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typing_only = {
+        id(child)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for child in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("module", SANS_IO)
+def test_sans_io_modules_know_no_clock_socket_thread_or_log(module: str) -> None:
+    roots = {name.split(".")[0] for name in imported(PACKAGE / f"{module}.py")}
+    assert not roots & IMPURE
+
+
+def test_nothing_below_imports_what_is_above() -> None:
+    level = {module: height for height, modules in enumerate(ORDER) for module in modules}
+    wrong = []
+    for module, height in level.items():
+        for name in imported(PACKAGE / f"{module}.py"):
+            parts = name.split(".")
+            if parts[0] == "tolerant_client" and len(parts) == 2 and level.get(parts[1], -1) > height:
+                wrong.append(f"{module} imports {parts[1]}")
+    assert wrong == []
+
+
+def test_tolerant_client_never_imports_pyspark_or_the_spark_integration() -> None:
+    wrong = []
+    for path in PACKAGE.rglob("*.py"):
+        roots = {name.split(".")[0] for name in imported(path)}
+        if path.name != "plugin.py" and roots & {"pyspark", "spark_integration", "pyspark_tolerantkafka"}:
+            wrong.append(str(path.relative_to(PACKAGE)))
+    assert wrong == []
+
+
+def test_importing_the_package_imports_no_client() -> None:
+    names = imported(PACKAGE / "__init__.py")
+    assert not {name for name in names if name.split(".")[0] == "kafka" or name.startswith("tolerant_client.")}

@@ -1,0 +1,157 @@
+"""manager.py and clients.py on a fake broker behind a real port, in the clear and with TLS."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import struct
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import kafka.errors as Errors
+import pytest
+from kafka.net.selector import NetworkSelector
+from kafka.structs import TopicPartition
+from support.fake_broker import FakeBroker, batch, correlation_id_of, serve, set_correlation_id
+
+from tolerant_client import KafkaConsumer, KafkaProducer, RecoveryPolicy
+from tolerant_client.events import Event
+from tolerant_client.fetch import RawFetch
+from tolerant_client.manager import TolerantConnectionManager
+from tolerant_client.produce import RawProduce
+
+
+@pytest.fixture
+def net() -> Iterator[NetworkSelector]:
+    net = NetworkSelector()
+    yield net
+    net.drain()
+    net.close()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl, which makes the test's certificate, is not installed")
+    folder = tmp_path_factory.mktemp("tls")
+    pem = folder / "both.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+        + ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", folder / "key.pem", "-out", folder / "cert.pem"],
+        check=True,
+        capture_output=True,
+    )
+    pem.write_text((folder / "key.pem").read_text() + (folder / "cert.pem").read_text())
+    return pem
+
+
+@pytest.mark.parametrize("is_tls", [False, True], ids=["clear", "tls"])
+def test_large_batches_come_and_go_through_one_connection(
+    net: NetworkSelector, is_tls: bool, request: pytest.FixtureRequest
+) -> None:
+    broker = FakeBroker()
+    tls = None
+    options: dict[str, Any] = {}
+    if is_tls:
+        pem = request.getfixturevalue("certificate")
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(pem)
+        options = {"security_protocol": "SSL", "ssl_cafile": str(pem)}
+    partitions = [TopicPartition("t", n) for n in range(3)]
+    payload = bytes(range(256)) * 8000
+    with serve(broker, tls) as address:
+        manager = TolerantConnectionManager(net, bootstrap_servers=address, **options)
+
+        async def go() -> Any:
+            await manager.bootstrap_async(timeout_ms=10_000)
+            connection = await manager.get_connection(1)
+            records = {p: memoryview(batch(7, 0, payload=payload)) for p in partitions}
+            produced = await connection.send_request(RawProduce(7, records, 1000))
+            wanted = RawFetch(
+                11, dict.fromkeys(partitions, 0), max_wait_ms=500, max_bytes=1 << 26, partition_max_bytes=1 << 26
+            )
+            return produced, await connection.send_request(wanted)
+
+        produced, fetched = net.run(go)
+        manager.close()
+    assert [p.base_offset for p in produced] == [0, 0, 0]
+    assert [bytes(p.records) for p in fetched.partitions] == [batch(7, 0, payload=payload)] * 3
+
+
+def test_tls_to_a_plain_listener_fails_with_a_message(net: NetworkSelector, certificate: Path) -> None:
+    with serve(FakeBroker()) as address:
+        manager = TolerantConnectionManager(
+            net, bootstrap_servers=address, security_protocol="SSL", ssl_cafile=str(certificate)
+        )
+
+        async def go() -> None:
+            node = manager.cluster.bootstrap_brokers()[0].node_id
+            await manager.get_connection(node, timeout_ms=500)
+
+        with pytest.raises(Errors.KafkaConnectionError):
+            net.run(go)
+        manager.close()
+
+
+def test_second_retirement_in_a_row_backs_off_and_the_first_does_not(net: NetworkSelector) -> None:
+    manager = TolerantConnectionManager(net, bootstrap_servers="127.0.0.1:1")
+    delays = []
+    for _ in range(5):
+        manager.reset_backoff(1)
+        manager._back_off_from_short_lives(SimpleNamespace(node_id=1, retired_after=0.1))
+        delays.append(manager.connection_delay(1))
+    assert delays[0] == 0
+    assert delays[1] > 0
+    assert delays[4] > delays[1] * 3
+    manager.reset_backoff(1)
+    manager._back_off_from_short_lives(SimpleNamespace(node_id=1, retired_after=60.0))
+    assert manager.connection_delay(1) == 0
+    manager.close()
+
+
+def test_answer_before_sending_anything_retires_and_is_counted(net: NetworkSelector) -> None:
+    broker = FakeBroker()
+    seen: list[Event] = []
+    broker.spoil = lambda name, frame: [set_correlation_id(frame, correlation_id_of(frame) ^ 1)]
+    with serve(broker) as address:
+        manager = TolerantConnectionManager(net, bootstrap_servers=address, recovery_listener=seen.append)
+        with pytest.raises(Errors.KafkaTimeoutError):
+            manager.bootstrap(timeout_ms=500)
+        manager.close()
+    assert {"orphan", "retired"} <= {event.kind for event in seen}
+    assert manager.recovery_counters.of("retired") == sum(event.kind == "retired" for event in seen)
+
+
+@pytest.mark.parametrize("client", [KafkaConsumer, KafkaProducer])
+def test_drop_ins_still_refuse_options_that_nobody_knows(client: Any) -> None:
+    with pytest.raises((ValueError, Errors.KafkaError), match="no_such_option"):
+        client(bootstrap_servers="127.0.0.1:1", no_such_option=1)
+
+
+def test_consumer_takes_our_options() -> None:
+    broker = FakeBroker()
+    seen: list[Event] = []
+    with serve(broker) as address:
+        consumer = KafkaConsumer(
+            bootstrap_servers=address,
+            recovery_policy=RecoveryPolicy(reorder_grace_ms=50),
+            recovery_listener=seen.append,
+        )
+        assert consumer._client._manager.recovery_policy.reorder_grace_ms == 50
+        consumer.close()
+    assert consumer.recovery_counters.of("completed", "ApiVersions") >= 1
+    assert all(event.kind == "completed" for event in seen)
+
+
+def test_policy_that_means_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_resends"):
+        RecoveryPolicy(max_resends=-1)
+    with pytest.raises(ValueError, match="probe_max_ms"):
+        RecoveryPolicy(probe_min_ms=10, probe_max_ms=1)
+
+
+def test_fake_batch_is_as_long_as_it_says() -> None:
+    assert struct.unpack_from(">i", batch(1, 0, payload=b"abc"), 8)[0] == len(batch(1, 0, payload=b"abc")) - 12

@@ -1,0 +1,118 @@
+"""Offsets as JSON, and the planning of ranges."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.structs import TopicPartition
+
+from spark_integration.offsets import (
+    OffsetRange,
+    check_same_partitions,
+    format_offsets,
+    parse_assignment,
+    parse_partition_numbers,
+    plan_ranges,
+)
+from tolerant_client.errors import OptionError
+
+A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
+
+ranges = st.lists(
+    st.tuples(st.integers(0, 10**9), st.integers(0, 300)), max_size=6
+).map(lambda pairs: [OffsetRange("t", i, start, start + size) for i, (start, size) in enumerate(pairs)])
+
+
+def test_spark_writes_offsets_like_this() -> None:
+    text = '{"a":{"0":23,"1":-2},"b":{"0":-1}}'
+    assert parse_partition_numbers(text, "startingOffsets") == {A0: 23, A1: -2, B0: -1}
+    assert format_offsets({B0: -1, A1: -2, A0: 23}) == text
+
+
+@given(
+    offsets=st.dictionaries(
+        st.builds(TopicPartition, st.text(min_size=1, max_size=5), st.integers(0, 10**6)),
+        st.integers(-2, 2**62),
+        min_size=1,
+    )
+)
+def test_offsets_survive_json(offsets: dict[TopicPartition, int]) -> None:
+    assert parse_partition_numbers(format_offsets(offsets), "x") == offsets
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "is no JSON"),
+        ("[]", "needs a JSON object"),
+        ("{}", "needs a JSON object"),
+        ('{"a":3}', "topic a needs an object"),
+        ('{"a":{"x":3}}', "'x', which is no number"),
+        ('{"a":{"-1":3}}', "'-1', which is no number"),
+        ('{"a":{"0":"3"}}', "a-0 needs an integer"),
+        ('{"a":{"0":true}}', "a-0 needs an integer"),
+        ('{"a":{"0":1.5}}', "a-0 needs an integer"),
+        ('{"a":{"0":1},"a":{"1":1}}', "names something twice"),
+    ],
+)
+def test_wrong_offsets_are_refused_by_name(text: str, reason: str) -> None:
+    with pytest.raises(OptionError, match=reason) as caught:
+        parse_partition_numbers(text, "startingOffsets")
+    assert str(caught.value).find("startingOffsets") >= 0
+
+
+def test_assignments_are_lists_of_partitions() -> None:
+    assert parse_assignment('{"b":[0],"a":[1,0]}', "assign") == (A0, A1, B0)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a":0}', '{"a":[]}', '{"a":["0"]}', '{"a":[-1]}', '{"a":[0,0]}', "a"]
+)
+def test_wrong_assignments_are_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="assign"):
+        parse_assignment(text, "assign")
+
+
+def test_missing_and_extra_partitions_are_named() -> None:
+    check_same_partitions([A0, A1], [A1, A0], "startingOffsets")
+    with pytest.raises(OptionError, match=r"startingOffsets.*missing: a-1"):
+        check_same_partitions([A0], [A0, A1], "startingOffsets")
+    with pytest.raises(OptionError, match=r"not read: b-0"):
+        check_same_partitions([A0, B0], [A0], "startingOffsets")
+
+
+@given(
+    whole=ranges,
+    least=st.none() | st.integers(1, 40),
+    most=st.none() | st.integers(1, 100),
+)
+def test_a_plan_covers_every_offset_once(
+    whole: list[OffsetRange], least: int | None, most: int | None
+) -> None:
+    plan = plan_ranges(whole, least, most)
+    for given_range in whole:
+        parts = [r for r in plan if r.partition == given_range.partition]
+        assert sum(r.size for r in parts) == given_range.size
+        if parts:
+            assert parts[0].from_offset == given_range.from_offset
+            assert parts[-1].until_offset == given_range.until_offset
+            assert all(a.until_offset == b.from_offset for a, b in zip(parts, parts[1:], strict=False))
+    assert all(r.size > 0 for r in plan)
+    if most is not None:
+        assert all(r.size <= most for r in plan)
+    if least is not None:
+        assert len(plan) >= min(least, sum(r.size for r in whole))
+    assert plan == plan_ranges(whole, least, most)
+
+
+def test_the_largest_ranges_are_split_first() -> None:
+    whole = [OffsetRange("t", 0, 0, 10), OffsetRange("t", 1, 0, 1000), OffsetRange("t", 2, 5, 5)]
+    plan = plan_ranges(whole, min_partitions=5)
+    assert [(r.partition, r.from_offset, r.until_offset) for r in plan] == [
+        (0, 0, 10), (1, 0, 250), (1, 250, 500), (1, 500, 750), (1, 750, 1000),
+    ]  # fmt: skip
+
+
+def test_without_wishes_a_range_is_a_task() -> None:
+    assert plan_ranges([OffsetRange("t", 0, 3, 9)]) == [OffsetRange("t", 0, 3, 9)]

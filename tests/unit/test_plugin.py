@@ -1,0 +1,50 @@
+"""The pytest plugin, as a project sees it that only installed tolerant-client."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = """
+def test_with_a_broker(kafka_cluster): pass
+def test_with_a_proxy(fault_proxy): fault_proxy()
+def test_without(): pass
+"""
+
+
+def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """pytest on TESTS, on a machine without Java and with nothing resolved yet."""
+    (folder / "test_it.py").write_text(TESTS)
+    clean = {name: value for name, value in os.environ.items() if name not in ("CI", "JAVA_HOME")}
+    clean |= {"PATH": str(folder), "TOLERANT_KAFKA_CACHE": str(folder / "cache"), **environment}
+    command = [sys.executable, "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", "--strict-markers", *arguments]
+    return subprocess.run(command, cwd=folder, env=clean, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_without_java_tests_with_brokers_are_skipped(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "1 passed, 2 skipped" in done.stdout
+    assert "Java 17 or newer is needed" in done.stdout
+
+
+def test_under_ci_they_fail(tmp_path: Path) -> None:
+    done = run(tmp_path, CI="true")
+    assert done.returncode == 1, done.stdout
+    assert "1 failed, 1 passed" in done.stdout and "1 error" in done.stdout
+    assert "skipped" not in done.stdout
+
+
+@pytest.mark.parametrize(("expression", "count"), [("broker", 2), ("not broker", 1)])
+def test_fixtures_mark_their_tests(tmp_path: Path, expression: str, count: int) -> None:
+    done = run(tmp_path, "-m", expression, "--collect-only")
+    assert f"{count}/3 tests collected" in done.stdout, done.stdout
+
+
+def test_plugin_alone_imports_no_kafka() -> None:
+    code = "import sys, tolerant_client.testing.plugin; sys.exit('tolerant_client.testing.cluster' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

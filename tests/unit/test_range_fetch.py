@@ -1,0 +1,162 @@
+"""Fetching one range from a scripted cluster: positions move over proof only (INCIDENTS.md 2)."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from kafka import errors as kafka_errors
+from kafka.structs import TopicPartition
+
+from spark_integration.offsets import EARLIEST, OffsetRange
+from spark_integration.options import parse_read_options
+from spark_integration.range_fetch import RangeFetch
+from tolerant_client.committed import skip_aborted
+from tolerant_client.errors import ClusterUnreachableError, DataLossError, RecordBatchError
+from tolerant_client.fetch import FetchedPartition
+from tolerant_client.record_batch import Record, encode_batch, iter_batches
+
+TP = TopicPartition("t", 0)
+OUT_OF_RANGE, NOT_LEADER = 1, 6
+
+
+def batch(base_offset: int, count: int = 10, **options: Any) -> bytes:
+    return encode_batch([Record(0, 1, None, b"x")] * count, base_offset=base_offset, **options)
+
+
+def answer(records: bytes = b"", error_code: int = 0, end: int = 100) -> FetchedPartition:
+    return FetchedPartition(TP, error_code, end, end, 0, (), memoryview(records))
+
+
+class ScriptedCluster:
+    """Gives the answers of a script, the last one for ever; keeps what it was asked."""
+
+    bootstrap_servers = ("nowhere:1",)
+
+    def __init__(self, script: Sequence[FetchedPartition | Exception], log: tuple[int, int] = (0, 100)) -> None:
+        self.script = list(script)
+        self.log = log
+        self.asked: list[int] = []
+        self.refreshed = 0
+        self.net = self
+
+    async def connect(self) -> None: ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+    async def refresh(self) -> None:
+        self.refreshed += 1
+
+    async def leader(self, partition: TopicPartition) -> int:
+        return 1
+
+    async def list_offsets(self, timestamps: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+        return {p: self.log[0] if which == EARLIEST else self.log[1] for p, which in timestamps.items()}
+
+    async def fetch(self, node: int, positions: dict[TopicPartition, int], **_: Any) -> list[FetchedPartition]:
+        self.asked.append(positions[TP])
+        step = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        if isinstance(step, Exception):
+            raise step
+        return [step]
+
+
+def read(cluster: ScriptedCluster, start: int = 0, until: int = 20, **options: str) -> list[int]:
+    """The base offsets of what a range yields."""
+    parsed = parse_read_options({"kafka.bootstrap.servers": "h:1", "subscribe": "t", **options})
+    fetch = RangeFetch(cluster, OffsetRange("t", 0, start, until), parsed)  # type: ignore[arg-type]
+    found: list[int] = []
+    while not fetch.is_done:
+        found += [header.base_offset for header, _ in asyncio.run(fetch.next_batches())]
+    return found
+
+
+def test_a_range_is_read_to_its_end_and_not_beyond() -> None:
+    cluster = ScriptedCluster([answer(batch(0)), answer(batch(10) + batch(20))])
+    assert read(cluster) == [0, 10]
+    assert cluster.asked == [0, 10]
+
+
+def test_one_out_of_range_is_not_believed_when_the_log_says_otherwise() -> None:
+    lie = answer(error_code=OUT_OF_RANGE)
+    cluster = ScriptedCluster([lie, lie, lie, lie, answer(batch(0) + batch(10))])
+    assert read(cluster) == [0, 10]
+    assert cluster.asked == [0] * 5
+
+
+def test_a_log_that_starts_later_is_data_loss() -> None:
+    cluster = ScriptedCluster([answer(error_code=OUT_OF_RANGE)], log=(10, 100))
+    with pytest.raises(DataLossError, match=r"t-0 .* from offset 0 to 20, but the log starts at 10"):
+        read(cluster)
+    assert len(cluster.asked) == 3
+
+
+def test_what_is_left_is_read_without_fail_on_data_loss() -> None:
+    gone = answer(error_code=OUT_OF_RANGE)
+    cluster = ScriptedCluster([gone, gone, gone, answer(batch(10))], log=(10, 100))
+    assert read(cluster, failOnDataLoss="false") == [10]
+    cluster = ScriptedCluster([gone], log=(50, 100))
+    assert read(cluster, failOnDataLoss="false") == []
+
+
+def test_a_log_that_ends_before_the_range_is_data_loss() -> None:
+    with pytest.raises(DataLossError, match="the log ends at 5"):
+        read(ScriptedCluster([answer(end=5)], log=(0, 5)), start=5)
+    with pytest.raises(DataLossError, match="the log ends at 5"):
+        read(ScriptedCluster([answer(error_code=OUT_OF_RANGE)], log=(0, 5)), start=9)
+
+
+def test_a_late_high_watermark_is_waited_for() -> None:
+    late = answer(end=0)
+    assert read(ScriptedCluster([late] * 8 + [answer(batch(0, 20))])) == [0]
+
+
+def test_a_compacted_end_is_believed_when_said_three_times() -> None:
+    cluster = ScriptedCluster([answer(batch(0)), answer()])
+    assert read(cluster) == [0]
+    assert cluster.asked == [0, 10, 10, 10]
+
+
+def test_a_moved_leader_is_looked_up_and_a_lost_answer_asked_again() -> None:
+    cluster = ScriptedCluster(
+        [answer(error_code=NOT_LEADER), kafka_errors.KafkaConnectionError("gone"), answer(batch(0, 20))]
+    )
+    assert read(cluster) == [0]
+    assert cluster.refreshed == 2
+
+
+def test_damage_on_the_way_is_fetched_again_and_damage_that_stays_is_raised() -> None:
+    damaged = bytearray(batch(0, 20))
+    damaged[-1] ^= 1
+    assert read(ScriptedCluster([answer(bytes(damaged)), answer(batch(0, 20))])) == [0]
+    with pytest.raises(RecordBatchError, match="CRC mismatch"):
+        read(ScriptedCluster([answer(bytes(damaged))]))
+
+
+def test_bytes_without_a_whole_batch_are_an_error() -> None:
+    with pytest.raises(RecordBatchError, match="without a whole batch"):
+        read(ScriptedCluster([answer(batch(0)[:70])]))
+
+
+def test_no_progress_ends_with_an_error() -> None:
+    silent = ScriptedCluster([kafka_errors.NodeNotReadyError("down")])
+    with pytest.raises(ClusterUnreachableError, match=r"pollTimeoutMs"):
+        read(silent, **{"kafkaConsumer.pollTimeoutMs": "50"})
+
+
+def test_aborted_transactions_are_skipped_until_their_marker() -> None:
+    abort = Record(0, 1, struct.pack(">hh", 0, 0), b"")
+    data = b"".join(
+        [
+            batch(0, producer_id=1, is_transactional=True),
+            batch(10, producer_id=2, is_transactional=True),
+            batch(20),
+            encode_batch([abort], base_offset=30, producer_id=1, is_transactional=True, is_control=True),
+            batch(31, producer_id=1, is_transactional=True),
+        ]
+    )
+    kept = skip_aborted(iter_batches(memoryview(data)), [(1, 0)])
+    assert [header.base_offset for header, _ in kept] == [10, 20, 30, 31]

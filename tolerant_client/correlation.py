@@ -1,0 +1,61 @@
+"""Correlation ids of one connection: drawing them, and knowing the old ones again.
+
+Laws:
+- Ids start anywhere in a 31-bit space and count up, so that an answer meant
+  for another connection (KAFKA-5595) is not taken for one of ours by chance.
+- Java's SASL range, MAX-7 to MAX, is never drawn (SaslClientAuthenticator.java,
+  KAFKA-9854), and the space wraps without a negative or a reserved id.
+- Whether an id was ever drawn here follows from its distance to the first one:
+  nothing has to be remembered for it.
+"""
+
+from __future__ import annotations
+
+SPACE = 2**31 - 8  # 0 to MAX-8
+
+_MEMORY = 1024
+
+
+class CorrelationIds:
+    """The ids of one connection; `start` is taken modulo the space."""
+
+    __slots__ = ("_drawn", "_lost", "_start", "_unasked")
+
+    def __init__(self, start: int) -> None:
+        self._start = start % SPACE
+        self._drawn = 0
+        self._lost: dict[int, float] = {}
+        self._unasked: dict[int, None] = {}
+
+    def draw(self) -> int:
+        """The next id."""
+        drawn = self._drawn
+        self._drawn = drawn + 1
+        return (self._start + drawn) % SPACE
+
+    def was_drawn(self, correlation_id: int) -> bool:
+        """True for an id that this connection has used."""
+        if not 0 <= correlation_id < SPACE:
+            return False
+        return (correlation_id - self._start) % SPACE < self._drawn
+
+    def forget_answer(self, correlation_id: int) -> None:
+        """Remembers that no answer is expected to this id (acks=0)."""
+        self._unasked[correlation_id] = None
+        if len(self._unasked) > _MEMORY:
+            del self._unasked[next(iter(self._unasked))]
+
+    def lose(self, correlation_id: int, since: float) -> None:
+        """Remembers an id whose request was declared lost; it had been overtaken at `since`."""
+        self._lost[correlation_id] = since
+        if len(self._lost) > _MEMORY:
+            del self._lost[next(iter(self._lost))]
+
+    def recall(self, correlation_id: int) -> tuple[str, float | None]:
+        """Names an answer that no request waits for, and when its request was overtaken."""
+        since = self._lost.pop(correlation_id, None)
+        if since is not None:
+            return "late", since
+        if correlation_id in self._unasked:
+            return "unasked", None
+        return ("duplicate" if self.was_drawn(correlation_id) else "unknown"), None

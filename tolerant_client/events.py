@@ -1,0 +1,139 @@
+"""What the tracker wants done and known: frozen values, without payloads.
+
+`Send`, `Completed`, `Failed` and `Retired` are work for the binding; all of
+them go to the listener and the counters.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar
+
+
+class Verdict(Enum):
+    """Why a request failed; the binding makes the caller's error of it."""
+
+    HAND_UP = "retriable"
+    OUTCOME_UNKNOWN = "outcome unknown"
+    EXHAUSTED = "resent too often"
+    CLOSED = "connection closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Base: which API and correlation id it is about (-1 and "" where none)."""
+
+    kind: ClassVar[str] = "event"
+    api: str
+    correlation_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completed(Event):
+    """The answer of `request` arrived and decoded; `latency` in seconds since it was first sent."""
+
+    kind = "completed"
+    request: Any = field(repr=False)
+    response: Any = field(repr=False)
+    latency: float
+    is_reordered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reordered(Event):
+    """An answer came after a later one, within the grace."""
+
+    kind = "reordered"
+
+
+@dataclass(frozen=True, slots=True)
+class Lost(Event):
+    """The broker is done with the request and its answer is not there."""
+
+    kind = "lost"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Requeued(Event):
+    """`request` is to be written again under its new correlation id."""
+
+    kind = "requeued"
+    request: Any = field(repr=False)
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(Event):
+    """`request` ends without an answer; `error` is set when the connection was closed with one."""
+
+    kind = "failed"
+    request: Any = field(repr=False)
+    verdict: Verdict
+    reason: str
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan(Event):
+    """An answer without a request: `late`, `duplicate`, `unasked` (acks=0) or `unknown` (never sent)."""
+
+    kind = "orphan"
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probe(Event):
+    """The probe `request` is to be written under `correlation_id`."""
+
+    kind = "probe"
+    request: Any = field(repr=False)
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retired(Event):
+    """The connection is to be closed; every request on it is settled by that."""
+
+    kind = "retired"
+    reason: str
+    is_timeout: bool = False
+
+
+Listener = Callable[[Event], None]
+
+
+class RecoveryCounters:
+    """Counts events by (kind, api, node); `kinds()` and `of()` sum over the rest."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str, Any]] = Counter()
+
+    def add(self, event: Event, node: Any) -> None:
+        """Counts one event of the connection to `node`."""
+        kind = f"{event.kind}:{event.cause}" if isinstance(event, Orphan) else event.kind
+        self._counts[kind, event.api, node] += 1
+
+    def completed(self, api: str, node: Any) -> None:
+        """Counts a plain completion without an event object of its own."""
+        self._counts["completed", api, node] += 1
+
+    def of(self, kind: str, api: str | None = None, node: Any = None) -> int:
+        """How often `kind` happened, of all APIs and nodes or of those given."""
+        return sum(
+            n
+            for (k, a, node_id), n in self._counts.items()
+            if k.split(":")[0] == kind.split(":")[0]
+            and (":" not in kind or k == kind)
+            and (api is None or a == api)
+            and (node is None or node_id == node)
+        )
+
+    def as_dict(self) -> dict[tuple[str, str, Any], int]:
+        """A copy of all counts, by (kind, api, node)."""
+        return dict(self._counts)

@@ -1,0 +1,260 @@
+"""Fetch as whole record batches: requests, answers as views, and fetch sessions (KIP-227).
+
+Wire facts: FetchRequest.json and FetchResponse.json of Apache Kafka, versions
+4 to 11 (Kafka 0.11 to 4.x; 12 and later change the encoding, not the meaning).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from kafka.structs import TopicPartition
+
+FETCH_API_KEY = 1
+MIN_FETCH_VERSION = 4
+MAX_FETCH_VERSION = 11
+
+_FINAL_EPOCH = -1  # a request with this session epoch neither uses nor opens a session
+_PARTITION_V11 = struct.Struct(">iiqqi")
+_PARTITION_V5 = struct.Struct(">iqqi")
+_PARTITION_V4 = struct.Struct(">iqi")
+_ANSWER_V5 = struct.Struct(">ihqqqi")
+_ANSWER_V4 = struct.Struct(">ihqqi")
+
+
+class FetchedPartition(NamedTuple):
+    """One partition of a Fetch answer.
+
+    `records` is a view of whole and, at its end, perhaps one cut record batch;
+    it keeps the received frame alive and belongs to the receiver.  Offsets are
+    -1 where the broker does not know them.
+    """
+
+    partition: TopicPartition
+    error_code: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    aborted: tuple[tuple[int, int], ...]  # (producer_id, first_offset)
+    records: memoryview
+
+
+class FetchAnswer(NamedTuple):
+    """A decoded Fetch answer; `session_id` 0 means that there is no session."""
+
+    error_code: int
+    session_id: int
+    throttle_time_ms: int
+    partitions: list[FetchedPartition]
+
+
+class RawFetch:
+    """A Fetch request whose answer is handed over as views, never copied.
+
+    `positions` maps partitions to the offset to fetch from; with a session only
+    those that changed since the session's last request.
+    """
+
+    API_KEY = FETCH_API_KEY
+    name = "Fetch"
+    order_keys = ()
+
+    __slots__ = (
+        "API_VERSION",
+        "expected_ms",
+        "forgotten",
+        "isolation_level",
+        "max_bytes",
+        "max_wait_ms",
+        "partition_max_bytes",
+        "positions",
+        "resend_safe",
+        "session_epoch",
+        "session_id",
+    )
+
+    def __init__(
+        self,
+        version: int,
+        positions: Mapping[TopicPartition, int],
+        *,
+        max_wait_ms: int,
+        max_bytes: int,
+        partition_max_bytes: int,
+        isolation_level: int = 0,
+        session_id: int = 0,
+        session_epoch: int = _FINAL_EPOCH,
+        forgotten: Iterable[TopicPartition] = (),
+    ) -> None:
+        self.API_VERSION = version
+        self.positions = positions
+        self.max_wait_ms = max_wait_ms
+        self.max_bytes = max_bytes
+        self.partition_max_bytes = partition_max_bytes
+        self.isolation_level = isolation_level
+        self.session_id = session_id
+        self.session_epoch = session_epoch
+        self.forgotten = tuple(forgotten)
+        self.expected_ms = float(max_wait_ms)
+        # A repeat of an epoch that the broker has seen is refused (71), so
+        # only a request outside any session may be sent again as it stands.
+        self.resend_safe = session_epoch == _FINAL_EPOCH
+
+    def expect_response(self) -> bool:
+        return True
+
+    def frame_buffers(self, correlation_id: int, client_id: str) -> list[bytes | bytearray | memoryview]:
+        """The whole frame, length prefix included."""
+        client = client_id.encode()
+        version = self.API_VERSION
+        body = bytearray(struct.pack(">iiiib", -1, self.max_wait_ms, 1, self.max_bytes, self.isolation_level))
+        if version >= 7:
+            body += struct.pack(">ii", self.session_id, self.session_epoch)
+        by_topic: dict[str, list[TopicPartition]] = {}
+        for partition in self.positions:
+            by_topic.setdefault(partition.topic, []).append(partition)
+        body += struct.pack(">i", len(by_topic))
+        for topic, partitions in by_topic.items():
+            body += _string(topic) + struct.pack(">i", len(partitions))
+            for partition in partitions:
+                offset = self.positions[partition]
+                if version >= 9:
+                    body += _PARTITION_V11.pack(partition.partition, -1, offset, -1, self.partition_max_bytes)
+                elif version >= 5:
+                    body += _PARTITION_V5.pack(partition.partition, offset, -1, self.partition_max_bytes)
+                else:
+                    body += _PARTITION_V4.pack(partition.partition, offset, self.partition_max_bytes)
+        if version >= 7:
+            forgotten: dict[str, list[int]] = {}
+            for partition in self.forgotten:
+                forgotten.setdefault(partition.topic, []).append(partition.partition)
+            body += struct.pack(">i", len(forgotten))
+            for topic, numbers in forgotten.items():
+                body += _string(topic) + struct.pack(f">i{len(numbers)}i", len(numbers), *numbers)
+        if version >= 11:
+            body += b"\0\0"  # rack_id
+        head = struct.pack(">hhih", FETCH_API_KEY, version, correlation_id, len(client)) + client
+        return [struct.pack(">i", len(head) + len(body)) + head, body]
+
+    def decode_response(self, body: memoryview) -> FetchAnswer:
+        """Decodes an answer to this request's version.
+
+        Raises ValueError or struct.error when the body is cut, has bytes left
+        over, or speaks of a partition that can not have been asked for.
+        """
+        version = self.API_VERSION
+        (throttle_time_ms,) = struct.unpack_from(">i", body)
+        at, error_code, session_id = 4, 0, 0
+        if version >= 7:
+            error_code, session_id = struct.unpack_from(">hi", body, at)
+            at += 6
+        (topics,) = struct.unpack_from(">i", body, at)
+        at += 4
+        fetched: list[FetchedPartition] = []
+        for _ in range(topics):
+            (length,) = struct.unpack_from(">h", body, at)
+            at += 2
+            topic = str(body[at : at + length], "utf-8")
+            at += length
+            (count,) = struct.unpack_from(">i", body, at)
+            at += 4
+            for _ in range(count):
+                log_start = -1
+                if version >= 5:
+                    index, error, high, stable, log_start, n_aborted = _ANSWER_V5.unpack_from(body, at)
+                    at += _ANSWER_V5.size
+                else:
+                    index, error, high, stable, n_aborted = _ANSWER_V4.unpack_from(body, at)
+                    at += _ANSWER_V4.size
+                aborted: tuple[tuple[int, int], ...] = ()
+                if n_aborted > 0:
+                    flat = struct.unpack_from(f">{2 * n_aborted}q", body, at)
+                    aborted = tuple(zip(flat[::2], flat[1::2]))
+                    at += 16 * n_aborted
+                if version >= 11:
+                    at += 4  # preferred_read_replica
+                (size,) = struct.unpack_from(">i", body, at)
+                at += 4
+                size = max(size, 0)
+                records = body[at : at + size]
+                at += size
+                fetched.append(
+                    FetchedPartition(TopicPartition(topic, index), error, high, stable, log_start, aborted, records)
+                )
+        if at != len(body):
+            raise ValueError(f"Fetch answer has {len(body)} bytes, its fields {at}")
+        return FetchAnswer(error_code, session_id, throttle_time_ms, fetched)
+
+
+class FetchSession:
+    """An incremental fetch session with one broker: only what changed is sent and answered.
+
+    The caller moves positions with `seek` and `forget`, sends `request()`, and
+    reports the outcome with `answered` or `failed`.  One request at a time.
+    """
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.positions: dict[TopicPartition, int] = {}
+        self._changed: set[TopicPartition] = set()
+        self._forgotten: set[TopicPartition] = set()
+        self._id = 0
+        self._epoch = 0
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Fetch `partition` from `offset` in the next request."""
+        self.positions[partition] = offset
+        self._changed.add(partition)
+        self._forgotten.discard(partition)
+
+    def forget(self, partition: TopicPartition) -> None:
+        """Stop fetching `partition`; unknown partitions are ignored."""
+        if self.positions.pop(partition, None) is not None:
+            self._changed.discard(partition)
+            self._forgotten.add(partition)
+
+    def request(self, *, max_wait_ms: int, max_bytes: int, partition_max_bytes: int) -> RawFetch:
+        """The next request; a new session starts with all partitions (epoch 0)."""
+        is_full = self._epoch == 0 or self.version < 7
+        positions = self.positions if is_full else {p: self.positions[p] for p in self._changed}
+        forgotten = () if is_full else tuple(self._forgotten)
+        self._changed.clear()
+        self._forgotten.clear()
+        return RawFetch(
+            self.version,
+            dict(positions),
+            max_wait_ms=max_wait_ms,
+            max_bytes=max_bytes,
+            partition_max_bytes=partition_max_bytes,
+            session_id=self._id,
+            session_epoch=self._epoch if self.version >= 7 else _FINAL_EPOCH,
+            forgotten=forgotten,
+        )
+
+    def answered(self, answer: FetchAnswer) -> bool:
+        """Takes the session's id and epoch from an answer; False when the session is gone.
+
+        A partition whose records were answered must be moved with `seek`, or the
+        broker sends the same records again.
+        """
+        if answer.error_code:
+            self.failed()
+            return False
+        if answer.session_id == 0:
+            self._id = self._epoch = 0  # the broker's session cache is full: full requests go on working
+        else:
+            self._id = answer.session_id
+            self._epoch = 1 if self._epoch == 0x7FFFFFFF else self._epoch + 1
+        return True
+
+    def failed(self) -> None:
+        """Starts a new session: nobody knows which epoch the broker has seen."""
+        self._id = self._epoch = 0
+        self._forgotten.clear()
+
+
+def _string(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack(">h", len(data)) + data

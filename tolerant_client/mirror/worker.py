@@ -1,0 +1,109 @@
+"""One copier a process and link, on its own event-loop thread, shared by all tasks of the process.
+
+A Spark worker process outlives its tasks.  The copier stays in it, so that a
+task finds warm connections, and copying goes on between two micro-batches for
+as long as the lease lasts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kafka.net.selector import NetworkSelector
+from kafka.structs import TopicPartition
+
+from tolerant_client.mirror.copy import CopyLimits, LinkCopier, Progress
+from tolerant_client.raw import RawCluster
+
+
+@dataclass(frozen=True)
+class LinkConfig:
+    """A link as a task gets it; both configurations in kafka-python's keys, JSON-able."""
+
+    source: Mapping[str, Any]
+    target: Mapping[str, Any]
+    producer_id: int
+    limits: CopyLimits = CopyLimits()
+
+    def key(self) -> str:
+        return json.dumps([dict(self.source), dict(self.target), self.producer_id, vars(self.limits)], sort_keys=True)
+
+
+class _Worker:
+    def __init__(self, link: LinkConfig) -> None:
+        self.process_id = os.getpid()
+        self._net = NetworkSelector(client_id="tolerant-mirror")
+        self._source = RawCluster(link.source, self._net, name="source")
+        self._target = RawCluster(link.target, self._net, name="target")
+        self.copier = LinkCopier(self._source, self._target, link.producer_id, link.limits)
+        self._net.start()
+
+    @property
+    def is_usable(self) -> bool:
+        """False in a forked child, which must not touch its parent's sockets, and after a failed loop."""
+        return self.process_id == os.getpid() and self.copier.failure is None
+
+    def copy(self, until: Mapping[TopicPartition, int | None], hold_ms: int, lease_ms: int) -> dict[TopicPartition, Progress]:
+        async def copy() -> dict[TopicPartition, Progress]:
+            return await self.copier.copy(until, hold_ms=hold_ms, lease_ms=lease_ms)
+
+        progress: dict[TopicPartition, Progress] = self._net.run(copy)
+        return progress
+
+    def close(self) -> None:
+        self._source.close()
+        self._target.close()
+        self._net.stop(timeout_ms=2000)
+        self._net.close()
+
+
+_workers: dict[str, _Worker] = {}
+_lock = threading.Lock()
+
+
+def copy_ranges(
+    link: LinkConfig, until: Mapping[TopicPartition, int | None], *, hold_ms: int = 0, lease_ms: int = 0
+) -> dict[TopicPartition, Progress]:
+    """Copies partitions of a link at least up to the given offsets; see LinkCopier.copy.
+
+    Blocks the calling thread; several threads may call at once.
+    """
+    worker = _worker(link)
+    try:
+        return worker.copy(until, hold_ms, lease_ms)
+    except BaseException:
+        if not lease_ms or not worker.is_usable:
+            _discard(link, worker)
+        raise
+
+
+def close_workers() -> None:
+    """Closes every copier of this process; its partitions are left where they are."""
+    with _lock:
+        workers = list(_workers.values())
+        _workers.clear()
+    for worker in workers:
+        if worker.process_id == os.getpid():
+            worker.close()
+
+
+def _worker(link: LinkConfig) -> _Worker:
+    key = link.key()
+    with _lock:
+        worker = _workers.get(key)
+        if worker is None or not worker.is_usable:
+            worker = _workers[key] = _Worker(link)
+        return worker
+
+
+def _discard(link: LinkConfig, worker: _Worker) -> None:
+    with _lock:
+        if _workers.get(link.key()) is worker:
+            del _workers[link.key()]
+    if worker.process_id == os.getpid():
+        worker.close()

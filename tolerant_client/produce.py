@@ -1,0 +1,104 @@
+"""Produce of whole record batches, as slices of the buffer that they were received into.
+
+Wire facts: ProduceRequest.json and ProduceResponse.json of Apache Kafka,
+versions 3 to 7 (Kafka 0.11 to 4.x); zstd needs 7 (KIP-110).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from kafka.structs import TopicPartition
+
+PRODUCE_API_KEY = 0
+MIN_PRODUCE_VERSION = 3
+MAX_PRODUCE_VERSION = 7
+
+_ANSWER_V5 = struct.Struct(">ihqqq")
+_ANSWER_V3 = struct.Struct(">ihqq")
+
+
+class ProducedPartition(NamedTuple):
+    """One partition of a Produce answer; `base_offset` is -1 where the broker did not say it."""
+
+    partition: TopicPartition
+    error_code: int
+    base_offset: int
+
+
+class RawProduce:
+    """A Produce request (acks=all) of one record batch for each partition.
+
+    The batches are sent from where they are and must not be changed until the
+    request is settled.  A lost answer is handed up: the batches belong to an
+    idempotent producer, so the answer to a later batch of the partition proves
+    that this one was appended, and the target's log tells the rest.
+    """
+
+    API_KEY = PRODUCE_API_KEY
+    name = "Produce"
+    expected_ms = 0.0
+    order_keys = ()
+    resend_safe = False
+
+    __slots__ = ("API_VERSION", "batches", "timeout_ms")
+
+    def __init__(self, version: int, batches: Mapping[TopicPartition, memoryview], timeout_ms: int) -> None:
+        self.API_VERSION = version
+        self.batches = batches
+        self.timeout_ms = timeout_ms
+
+    def expect_response(self) -> bool:
+        return True
+
+    def frame_buffers(self, correlation_id: int, client_id: str) -> list[bytes | bytearray | memoryview]:
+        """The whole frame, length prefix included; batches appear as the views given."""
+        client = client_id.encode()
+        by_topic: dict[str, list[tuple[int, memoryview]]] = {}
+        for partition, batch in self.batches.items():
+            by_topic.setdefault(partition.topic, []).append((partition.partition, batch))
+        head = bytearray(4)
+        head += struct.pack(">hhih", PRODUCE_API_KEY, self.API_VERSION, correlation_id, len(client)) + client
+        head += struct.pack(">hhii", -1, -1, self.timeout_ms, len(by_topic))  # no transactional.id; acks=all
+        buffers: list[bytes | bytearray | memoryview] = []
+        size = 0
+        for topic, batches in by_topic.items():
+            name = topic.encode()
+            head += struct.pack(">h", len(name)) + name + struct.pack(">i", len(batches))
+            for index, batch in batches:
+                head += struct.pack(">ii", index, len(batch))
+                buffers += (head, batch)
+                size += len(head) + len(batch)
+                head = bytearray()
+        struct.pack_into(">i", buffers[0], 0, size - 4)
+        return buffers
+
+    def decode_response(self, body: memoryview) -> list[ProducedPartition]:
+        """Decodes an answer to this request's version.
+
+        Raises ValueError or struct.error when the body is cut, has bytes left
+        over, or does not speak of exactly the partitions of the request.
+        """
+        (topics,) = struct.unpack_from(">i", body)
+        at = 4
+        produced: list[ProducedPartition] = []
+        layout = _ANSWER_V5 if self.API_VERSION >= 5 else _ANSWER_V3
+        for _ in range(topics):
+            (length,) = struct.unpack_from(">h", body, at)
+            at += 2
+            topic = str(body[at : at + length], "utf-8")
+            at += length
+            (count,) = struct.unpack_from(">i", body, at)
+            at += 4
+            for _ in range(count):
+                index, error, base_offset = layout.unpack_from(body, at)[:3]
+                at += layout.size
+                produced.append(ProducedPartition(TopicPartition(topic, index), error, base_offset))
+        at += 4  # throttle_time_ms
+        if at != len(body):
+            raise ValueError(f"Produce answer has {len(body)} bytes, its fields {at}")
+        if {p.partition for p in produced} != self.batches.keys():
+            raise ValueError("Produce answer speaks of other partitions than its request")
+        return produced

@@ -1,0 +1,335 @@
+"""A Kafka cluster as the mirror and the Spark source see it: partitions, offsets, raw batches.
+
+Laws:
+- One event loop (kafka-python's NetworkSelector) may serve several clusters;
+  everything here runs on it, as coroutines.
+- Long-polling fetches have a connection of their own for each node, so that
+  nothing ever waits behind them.
+- An error code is believed when a broker repeats it; a single one is retried.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, TypeVar
+
+import kafka.errors as Errors
+from kafka.net.selector import NetworkSelector
+from kafka.protocol.consumer import ListOffsetsRequest
+from kafka.protocol.metadata import MetadataRequest
+from kafka.structs import TopicPartition
+
+from tolerant_client.errors import ClusterUnreachableError, OptionError, UnsupportedSourceError
+from tolerant_client.fetch import (
+    FETCH_API_KEY,
+    MAX_FETCH_VERSION,
+    MIN_FETCH_VERSION,
+    FetchAnswer,
+    FetchedPartition,
+    FetchSession,
+    RawFetch,
+)
+from tolerant_client.manager import TolerantConnectionManager
+from tolerant_client.produce import (
+    MAX_PRODUCE_VERSION,
+    MIN_PRODUCE_VERSION,
+    PRODUCE_API_KEY,
+    ProducedPartition,
+    RawProduce,
+)
+
+EARLIEST = -2
+LATEST = -1
+
+_T = TypeVar("_T")
+
+_DEFAULTS: Mapping[str, Any] = {
+    "client_id": "tolerant-client",
+    # A frame is as large as a fetch may be; anything above is no Kafka frame.
+    "receive_message_max_bytes": 128 << 20,
+    "max_in_flight_requests_per_connection": 256,
+    "reconnect_backoff_ms": 20,
+    "reconnect_backoff_max_ms": 1000,
+    "socket_connection_setup_timeout_ms": 5000,
+}
+
+
+class RawCluster:
+    """One Kafka cluster, addressed with kafka-python's configuration keys.
+
+    `name` appears in error messages ("source", "target").  `net` is the event
+    loop to share; without one the cluster makes its own and closes it.
+    """
+
+    def __init__(self, config: Mapping[str, Any], net: Any = None, *, name: str = "cluster", patience_ms: int = 60_000) -> None:
+        if not config.get("bootstrap_servers"):
+            raise OptionError(f"No bootstrap servers were given for the {name}; give HOST:PORT[,HOST:PORT...]")
+        self.name = name
+        self.bootstrap_servers = config["bootstrap_servers"]
+        self.patience_ms = patience_ms
+        self._owns_net = net is None
+        self.net = NetworkSelector() if net is None else net
+        try:
+            self.manager = TolerantConnectionManager(self.net, **{**_DEFAULTS, **config})
+        except ValueError as error:
+            raise OptionError(f"The {name}'s configuration is wrong: {error}") from error
+        self.manager.cluster.config["allow_auto_create_topics"] = False
+        self._fetch_version = 0
+        self._produce_version = 0
+
+    def __enter__(self) -> RawCluster:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes every connection; idempotent."""
+        if not self.manager.closed:
+            self.manager.close()
+            if self._owns_net:
+                self.net.drain()
+                self.net.close()
+
+    def run(self, function: Callable[..., Awaitable[_T]], *args: Any) -> _T:
+        """Drives the event loop until the coroutine is done; not from within the loop."""
+        result: _T = self.net.run(function, *args)
+        return result
+
+    # -- what the cluster has -------------------------------------------------
+
+    async def connect(self, timeout_ms: int = 10_000) -> None:
+        """Finds the brokers; raises ClusterUnreachableError naming the addresses tried."""
+        if self.manager.bootstrapped:
+            return
+        try:
+            await self.manager.bootstrap_async(timeout_ms=timeout_ms)
+        except Errors.KafkaTimeoutError as error:
+            raise self._unreachable(timeout_ms, error) from error
+        self._fetch_version = self._version("Fetch", FETCH_API_KEY, MIN_FETCH_VERSION, MAX_FETCH_VERSION)
+        self._produce_version = self._version("Produce", PRODUCE_API_KEY, MIN_PRODUCE_VERSION, MAX_PRODUCE_VERSION)
+
+    async def cluster_id(self) -> str | None:
+        """The cluster's own id, by which one cluster under two addresses is recognised."""
+        await self.connect()
+        cluster_id: str | None = self.manager.cluster.cluster_id
+        return cluster_id
+
+    async def partitions(self, topics: Iterable[str] | None = None) -> dict[str, list[int]]:
+        """Partition numbers by topic; all topics without internal ones, or those named that exist."""
+        wanted = None if topics is None else set(topics)
+        if wanted == set():
+            return {}
+
+        async def ask() -> dict[str, list[int]]:
+            names = MetadataRequest.ALL_TOPICS if wanted is None else [MetadataRequest.MetadataRequestTopic(name=t) for t in wanted]
+            answer = await self.send(MetadataRequest(topics=names, allow_auto_topic_creation=False))
+            found: dict[str, list[int]] = {}
+            for topic in answer.topics:
+                code = topic.error_code
+                if code and code != Errors.UnknownTopicOrPartitionError.errno:
+                    raise Errors.for_code(code)(f"topic {topic.name}")
+                if not code and (wanted is not None or not topic.is_internal):
+                    found[topic.name] = sorted(p.partition_index for p in topic.partitions)
+            if wanted is not None and wanted - found.keys():
+                # Said to be unknown: believed when it is said twice.
+                again = await self.send(MetadataRequest(topics=names, allow_auto_topic_creation=False))
+                for topic in again.topics:
+                    if not topic.error_code:
+                        found[topic.name] = sorted(p.partition_index for p in topic.partitions)
+            return found
+
+        return await self.insist("reading the topics", ask)
+
+    async def track(self, topics: Iterable[str]) -> None:
+        """Keeps leaders of these topics (and those tracked before) up to date."""
+        cluster = self.manager.cluster
+        missing = set(topics) - set(cluster.topics(exclude_internal_topics=False))
+        if missing:
+            cluster._topics |= missing
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Asks for the leaders anew; many callers share one request."""
+        await self.connect()
+        await self.insist("refreshing metadata", self.manager.cluster.refresh_metadata)
+
+    async def leader(self, partition: TopicPartition) -> int:
+        """The node that leads `partition`, waiting for an election if there is none."""
+        await self.track([partition.topic])
+
+        async def ask() -> int:
+            node: int | None = self.manager.cluster.leader_for_partition(partition)
+            if node is None or node == -1:
+                await self.manager.cluster.refresh_metadata()
+                raise Errors.LeaderNotAvailableError(f"{partition.topic}-{partition.partition}")
+            return node
+
+        known: int | None = self.manager.cluster.leader_for_partition(partition)
+        if known is not None and known != -1:
+            return known
+        return await self.insist(f"finding the leader of {partition.topic}-{partition.partition}", ask)
+
+    async def by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
+        """Groups partitions by the node that leads them."""
+        wanted = list(partitions)
+        await self.track({p.topic for p in wanted})
+        groups: dict[int, list[TopicPartition]] = {}
+        for partition in wanted:
+            groups.setdefault(await self.leader(partition), []).append(partition)
+        return groups
+
+    async def list_offsets(self, timestamps: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Offsets by timestamp in ms (EARLIEST, LATEST = high watermark, or a time; -1 where none).
+
+        One request for each leader; partitions whose answer is an error are asked again.
+        """
+        found: dict[TopicPartition, int] = {}
+
+        async def ask() -> None:
+            groups = await self.by_leader(p for p in timestamps if p not in found)
+            failure: Exception | None = None
+            for node, members in groups.items():
+                by_topic: dict[str, list[Any]] = {}
+                topic_type = ListOffsetsRequest.ListOffsetsTopic
+                for p in members:
+                    by_topic.setdefault(p.topic, []).append(
+                        topic_type.ListOffsetsPartition(
+                            partition_index=p.partition, timestamp=timestamps[p], current_leader_epoch=-1, max_num_offsets=1
+                        )
+                    )
+                request = ListOffsetsRequest(
+                    replica_id=-1,
+                    isolation_level=0,
+                    topics=[topic_type(name=topic, partitions=parts) for topic, parts in by_topic.items()],
+                    max_version=6,
+                )
+                answer = await self.send(request, node)
+                for topic in answer.topics:
+                    for part in topic.partitions:
+                        partition = TopicPartition(topic.name, part.partition_index)
+                        if part.error_code:
+                            failure = Errors.for_code(part.error_code)(f"{topic.name}-{part.partition_index}")
+                        elif partition in timestamps:
+                            found[partition] = part.offset
+            if failure is not None:
+                raise failure
+
+        if timestamps:
+            await self.insist("listing offsets", ask)
+        return found
+
+    # -- batches --------------------------------------------------------------
+
+    async def session(self, node_id: int) -> FetchSession:
+        """A new incremental fetch session for `node_id`."""
+        await self.connect()
+        return FetchSession(self._fetch_version)
+
+    async def send_fetch(self, node_id: int, request: RawFetch) -> FetchAnswer:
+        """Sends a fetch on the node's own fetch connection."""
+        answer: FetchAnswer = await self.send(request, self._fetch_lane(node_id))
+        return answer
+
+    async def fetch(
+        self,
+        node_id: int,
+        positions: Mapping[TopicPartition, int],
+        *,
+        max_wait_ms: int = 500,
+        max_bytes: int = 16 << 20,
+        partition_max_bytes: int = 4 << 20,
+        isolation_level: int = 0,
+    ) -> list[FetchedPartition]:
+        """One fetch without a session; errors of partitions are in their `error_code`.
+
+        With `max_wait_ms` 0 it shares the connection of ordinary requests.
+        """
+        await self.connect()
+        request = RawFetch(
+            self._fetch_version,
+            positions,
+            max_wait_ms=max_wait_ms,
+            max_bytes=max_bytes,
+            partition_max_bytes=partition_max_bytes,
+            isolation_level=isolation_level,
+        )
+        lane: int | str = self._fetch_lane(node_id) if max_wait_ms else node_id
+        answer: FetchAnswer = await self.send(request, lane)
+        if answer.error_code:
+            raise Errors.for_code(answer.error_code)(f"fetch from node {node_id} of the {self.name}")
+        return answer.partitions
+
+    def produce(self, node_id: int, batches: Mapping[TopicPartition, memoryview], timeout_ms: int = 30_000) -> Any:
+        """Sends one batch a partition; a kafka Future of list[ProducedPartition], for pipelining."""
+        return self.manager.send(RawProduce(self._produce_version, batches, timeout_ms), node_id)
+
+    async def produce_and_wait(self, node_id: int, batches: Mapping[TopicPartition, memoryview]) -> list[ProducedPartition]:
+        """Sends one batch a partition and waits for the answer."""
+        await self.connect()
+        produced: list[ProducedPartition] = await self.produce(node_id, batches)
+        return produced
+
+    # -- sending --------------------------------------------------------------
+
+    async def send(self, request: Any, node_id: int | str | None = None) -> Any:
+        """Sends one request once its connection is ready, and returns the decoded answer."""
+        await self.connect()
+        if node_id is None:
+            node_id = self.manager.least_loaded_node()
+        connection = await self.manager.get_connection(node_id)
+        return await connection.send_request(request)
+
+    async def insist(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
+        """Repeats `attempt` while it fails with what may heal, at most `patience_ms`.
+
+        An error that is not retriable is believed when it comes three times in a
+        row.  Raises ClusterUnreachableError (cause: the last error) in the end.
+        """
+        deadline = time.monotonic() + self.patience_ms / 1000
+        backoff, last, repeated = 0.02, "", 0
+        while True:
+            try:
+                return await attempt()
+            except (Errors.KafkaError, ValueError) as error:
+                if isinstance(error, (ClusterUnreachableError, Errors.SaslAuthenticationFailedError, UnsupportedSourceError)):
+                    raise
+                repeated = repeated + 1 if str(error) == last else 1
+                last = str(error)
+                if repeated >= 3 and not getattr(error, "retriable", False):
+                    raise
+                if time.monotonic() > deadline:
+                    raise self._unreachable(self.patience_ms, error, what) from error
+            await self.net.sleep(backoff * random.uniform(0.8, 1.2))
+            backoff = min(backoff * 2, 1.0)
+
+    def _version(self, name: str, api_key: int, lowest: int, highest: int) -> int:
+        broker_lowest, broker_highest = self.manager.broker_version_data.api_versions[api_key]
+        version: int = min(highest, broker_highest)
+        if version < max(lowest, broker_lowest):
+            raise UnsupportedSourceError(
+                f"The brokers of the {self.name} speak {name} versions {broker_lowest}-{broker_highest},"
+                f" tolerant-client {lowest}-{highest}; Kafka 0.11 or newer is needed"
+            )
+        return version
+
+    def _fetch_lane(self, node_id: int) -> str:
+        """A second address-book entry for a node: kafka-python keeps one connection an entry."""
+        cluster = self.manager.cluster
+        broker = cluster.broker_metadata(node_id)
+        if broker is None:
+            raise Errors.NodeNotReadyError(f"node {node_id} of the {self.name} is not in the metadata")
+        lane = f"fetch-{node_id}"
+        known = cluster._coordinator_brokers.get(lane)
+        if known is None or (known.host, known.port) != (broker.host, broker.port):
+            cluster._coordinator_brokers[lane] = type(broker)(lane, broker.host, broker.port, None)
+        return lane
+
+    def _unreachable(self, waited_ms: int, error: BaseException, what: str = "connecting") -> ClusterUnreachableError:
+        return ClusterUnreachableError(
+            f"The {self.name} at {self.bootstrap_servers} could not be reached: {what} failed for {waited_ms / 1000:.0f} s"
+            f" ({error}); check that its brokers run and that this address is right"
+        )

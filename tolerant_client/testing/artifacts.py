@@ -1,0 +1,211 @@
+"""The jars of Apache Kafka and the Java that runs them, found once per user and kept.
+
+- A cached set of jars is complete or absent: it is resolved beside its place and renamed into it.
+- Which registry is asked is the business of Maven's or Ivy's own settings, never of this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+from tolerant_client.errors import TolerantClientError
+
+BROKER_MODULES = ("kafka_2.13",)
+TOOLS_MODULES = ("kafka_2.13", "kafka-tools", "connect-runtime", "connect-mirror")
+MIN_JAVA = 17
+
+# Kafka's jars bring slf4j-api 1.7 and no binding; without one a broker that fails says nothing.
+_SLF4J_BINDING = ("org.slf4j", "slf4j-simple", "1.7.36")
+_RESOLVE_TIMEOUT_S = 900.0
+
+
+class ClusterStartError(TolerantClientError):
+    """A Kafka cluster for tests cannot start on this machine; the message says what would help."""
+
+
+def cache_dir() -> Path:
+    """The folder that keeps resolved jars: TOLERANT_KAFKA_CACHE, else below the user's cache folder."""
+    chosen = os.environ.get("TOLERANT_KAFKA_CACHE")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "tolerant-client" / "kafka"
+
+
+def java_executable() -> str:
+    """The `java` of JAVA_HOME, else of PATH.
+
+    Raises ClusterStartError if there is none or if it is older than Java 17.
+    """
+    home = os.environ.get("JAVA_HOME")
+    candidate = Path(home, "bin", "java") if home else None
+    found = str(candidate) if candidate is not None and candidate.exists() else shutil.which("java")
+    if found is None:
+        raise ClusterStartError(
+            f"Java {MIN_JAVA} or newer is needed to run Kafka brokers, but there is no `java` on PATH or in "
+            f"JAVA_HOME: install a Java {MIN_JAVA} runtime or set JAVA_HOME"
+        )
+    try:
+        asked = subprocess.run([found, "-version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ClusterStartError(
+            f"`{found} -version` does not run ({error}): install a Java {MIN_JAVA} runtime or set JAVA_HOME"
+        ) from error
+    major = java_major(asked.stderr + asked.stdout)
+    if major is None or major < MIN_JAVA:
+        said = (asked.stderr + asked.stdout).strip().partition("\n")[0]
+        raise ClusterStartError(
+            f"Java {MIN_JAVA} or newer is needed to run Kafka brokers, but {found} says {said!r}: "
+            f"install a Java {MIN_JAVA} runtime or set JAVA_HOME"
+        )
+    return found
+
+
+def java_major(text: str) -> int | None:
+    """The major version in what `java -version` printed, 8 for "1.8.0_392"; None if there is none."""
+    found = re.search(r'version "(?:1\.)?(\d+)', text)
+    return int(found.group(1)) if found else None
+
+
+def jars(version: str, modules: Sequence[str] = BROKER_MODULES) -> tuple[Path, ...]:
+    """The jars of `modules` of org.apache.kafka at `version`, all they need, and one slf4j binding.
+
+    The first call for a version resolves them with Maven, or with the Ivy jar that comes with pyspark,
+    which takes seconds to a minute; later calls only list a folder.
+    Raises ClusterStartError if they are not cached and cannot be resolved.
+    """
+    place = cache_dir() / version / "+".join(sorted(set(modules)))
+    if not place.is_dir():
+        java = java_executable()
+        with _locked(place):
+            # Another process may have resolved them while this one waited for the lock.
+            if not place.is_dir():
+                _resolve_into(place, version, sorted(set(modules)), java)
+    return tuple(sorted(place.glob("*.jar")))
+
+
+@contextlib.contextmanager
+def _locked(place: Path) -> Iterator[None]:
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(place.parent / f"{place.name}.lock", "w")
+    except OSError as error:
+        raise ClusterStartError(
+            f"The jars of Kafka cannot be kept in {place.parent} ({error.strerror}): set TOLERANT_KAFKA_CACHE to "
+            "a folder that can be written"
+        ) from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _resolve_into(place: Path, version: str, modules: Sequence[str], java: str) -> None:
+    wanted = [("org.apache.kafka", module, version) for module in modules] + [_SLF4J_BINDING]
+    mvn, ivy = shutil.which("mvn"), _ivy_jar()
+    if mvn is None and ivy is None:
+        raise ClusterStartError(
+            f"The jars of Kafka {version} cannot be resolved, because there is neither `mvn` on PATH nor pyspark "
+            "(its Ivy jar would do): install Maven, or `pip install pyspark`"
+        )
+    tried = []
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".resolving-", ignore_cleanup_errors=True) as temp:
+        attempts = []
+        if mvn is not None:
+            attempts.append(("mvn", _maven_command(Path(temp, "mvn"), mvn, wanted)))
+        if ivy is not None:
+            attempts.append(("the Ivy jar of pyspark", _ivy_command(Path(temp, "ivy"), java, ivy, wanted)))
+        for name, command in attempts:
+            lib = Path(command[0])
+            failure = _run(command[1:], lib.parent)
+            if failure is None and not any(lib.glob(f"{modules[0]}-{version}.jar")):
+                failure = f"{modules[0]}-{version}.jar is not among what it resolved"
+            if failure is None:
+                lib.rename(place)
+                return
+            tried.append(f"{name} ({failure})")
+    raise ClusterStartError(
+        f"The jars of Kafka {version} could not be resolved with {' nor with '.join(tried)}: check the version and "
+        f"that a Maven repository is reachable, or put the jars into {place}"
+    )
+
+
+def _maven_command(folder: Path, mvn: str, wanted: Sequence[tuple[str, str, str]]) -> list[str]:
+    """A folder with a pom that wants these jars; the result is the folder they go to, then the command."""
+    folder.mkdir()
+    dependencies = "".join(
+        f"<dependency><groupId>{group}</groupId><artifactId>{name}</artifactId>"
+        f"<version>{version}</version></dependency>"
+        for group, name, version in wanted
+    )
+    (folder / "pom.xml").write_text(
+        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+        "<groupId>tolerant-client</groupId><artifactId>jars</artifactId><version>1</version>"
+        f"<dependencies>{dependencies}</dependencies></project>\n"
+    )
+    lib = folder / "lib"
+    options = [f"-DoutputDirectory={lib}", "-DincludeScope=runtime", "-Dstyle.color=never"]
+    return [str(lib), mvn, "-q", "-B", "-f", str(folder / "pom.xml"), "dependency:copy-dependencies", *options]
+
+
+def _ivy_command(folder: Path, java: str, ivy: Path, wanted: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Like _maven_command, with an ivy.xml."""
+    folder.mkdir()
+    dependencies = "".join(
+        f"<dependency org={quoteattr(group)} name={quoteattr(name)} rev={quoteattr(version)} conf='default'/>"
+        for group, name, version in wanted
+    )
+    (folder / "ivy.xml").write_text(
+        "<ivy-module version='2.0'><info organisation='tolerant-client' module='jars'/>"
+        f"<configurations><conf name='default'/></configurations><dependencies>{dependencies}</dependencies>"
+        "</ivy-module>\n"
+    )
+    lib = folder / "lib"
+    # Some of Kafka's dependencies are published as OSGi bundles, which Ivy leaves out unless it is told.
+    types = ["-types", "jar", "bundle"]
+    return [
+        *(str(lib), java, "-jar", str(ivy), "-ivy", str(folder / "ivy.xml"), *types, "-confs", "default"),
+        *("-cache", str(folder / "cache"), "-retrieve", f"{lib}/[artifact]-[revision].[ext]"),
+    ]
+
+
+def _ivy_jar() -> Path | None:
+    # find_spec does not import pyspark; nothing in tolerant_client does.
+    spec = importlib.util.find_spec("pyspark")
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
+    for folder in folders:
+        for jar in sorted(Path(folder, "jars").glob("ivy-*.jar")):
+            return jar
+    return None
+
+
+def _run(command: Sequence[str], folder: Path) -> str | None:
+    """None if the command succeeded, else what it said about its failure, in one line."""
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=_RESOLVE_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode == 0:
+        return None
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    telling = [line for line in lines if re.search(r"ERROR|not found|[Ee]xception", line)] or lines
+    return telling[0][:300] if telling else f"exit code {done.returncode}"

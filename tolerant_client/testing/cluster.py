@@ -1,0 +1,398 @@
+"""A real Apache Kafka cluster for tests: KRaft, one or three nodes, nothing of it left behind.
+
+- A broker does not outlive the process that started it, however that process ends.
+- Each broker has two client listeners: PLAINTEXT, advertised as it is, and PROXIED, which tells its clients
+  to come back to a port that a FaultProxy listens on.
+- A failure to start is one ClusterStartError that ends with the last lines of the broker's log.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from tolerant_client.testing.artifacts import ClusterStartError, jars, java_executable
+from tolerant_client.testing.node import HOST, Node, free_ports, is_free, log_tail
+
+__all__ = ["ClusterStartError", "KafkaCluster"]
+
+_OLDEST = (3, 3)
+_STOP_TIMEOUT_S = 30.0
+_OURS = frozenset(
+    {
+        "process.roles",
+        "node.id",
+        "controller.quorum.voters",
+        "controller.listener.names",
+        "listeners",
+        "advertised.listeners",
+        "inter.broker.listener.name",
+        "log.dirs",
+    }
+)
+
+# PR_SET_PDEATHSIG would end the brokers when the *thread* that started them ends, and needs code between fork
+# and exec.  A shell that reads a pipe ends them when the last process that holds the pipe's other end is gone,
+# kill -9 included, on every POSIX system.  Each line is the whole list of processes to end.
+_WATCHDOG = """
+while read -r line; do pids=$line; done
+[ -z "$pids" ] || { kill -9 $pids; sleep 1; } 2>/dev/null
+[ -z "$1" ] || rm -rf -- "$1"
+"""
+
+
+class KafkaCluster:
+    """Brokers of one Kafka version on 127.0.0.1, as a context manager.
+
+    `nodes` is 1 or 3 (each is broker and controller, ids from 1).  `broker_config` overrides the settings for
+    tests.  `heap` is a JVM size per broker.  `work_dir` is kept and may be used again by the next cluster; without
+    it a temporary folder is used and removed.  `ports` are the PLAINTEXT ports, one a node; free ones otherwise.
+    Raises ClusterStartError from `start` and `restart`, ValueError for impossible arguments.
+    """
+
+    def __init__(
+        self,
+        version: str = "4.2.0",
+        nodes: int = 1,
+        broker_config: Mapping[str, str] | None = None,
+        heap: str = "512m",
+        work_dir: Path | None = None,
+        *,
+        ports: Sequence[int] = (),
+        java_options: Sequence[str] = (),
+        start_timeout: float = 90.0,
+    ) -> None:
+        if nodes not in (1, 3):
+            raise ValueError(f"nodes is {nodes}: a cluster for tests has 1 node or 3")
+        if ports and len(ports) != nodes:
+            raise ValueError(f"ports has {len(ports)} ports for {nodes} nodes: give one for each node, or none")
+        reserved = sorted(_OURS & set(broker_config or ()))
+        if reserved:
+            raise ValueError(f"broker_config sets {', '.join(reserved)}, which KafkaCluster decides: leave it out")
+        self.version = version
+        self.nodes = nodes
+        self._broker_config = {key: str(value) for key, value in (broker_config or {}).items()}
+        self._java_flags = [f"-Xmx{heap}", *java_options]
+        self._given_ports = tuple(ports)
+        self._given_work_dir = work_dir
+        self._start_timeout = start_timeout
+        self._nodes: dict[int, Node] = {}
+        self._command: list[str] = []
+        self._watchdog: subprocess.Popen[str] | None = None
+        self._work_dir: Path | None = None
+        self._owner = 0
+        # Held while processes are started and ended, never while one is waited for to become ready.
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> KafkaCluster:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = self.bootstrap_servers if self._nodes else "not started"
+        return f"<KafkaCluster {self.version} {state}>"
+
+    @property
+    def node_ids(self) -> tuple[int, ...]:
+        return tuple(range(1, self.nodes + 1))
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """host:port,... of the PLAINTEXT listeners, stopped nodes included."""
+        return ",".join(f"{HOST}:{node.port}" for node in self._started().values())
+
+    @property
+    def proxied(self) -> Mapping[int, tuple[int, int]]:
+        """node_id -> (port the PROXIED listener is on, port it advertises: a proxy's)."""
+        return {node.node_id: (node.proxied_port, node.advertised_port) for node in self._started().values()}
+
+    @property
+    def work_dir(self) -> Path:
+        """The folder with one folder a node: server.properties, broker.log, data."""
+        self._started()
+        assert self._work_dir is not None
+        return self._work_dir
+
+    def log_file(self, node_id: int) -> Path:
+        """What the broker wrote to stdout and stderr since the cluster was started."""
+        return self._node(node_id).log_file
+
+    def pid(self, node_id: int) -> int | None:
+        """The broker's process id, None if it does not run."""
+        return self._node(node_id).pid
+
+    def start(self) -> KafkaCluster:
+        """Start all nodes and wait until each of them serves; a cluster is started once."""
+        with self._lock:
+            if self._nodes:
+                raise ClusterStartError("This KafkaCluster runs already: make another one")
+            self._check_version()
+            for port in self._given_ports:
+                if not is_free(port):
+                    raise ClusterStartError(
+                        f"Port {port} is in use on {HOST}: stop what listens there or choose another"
+                    )
+            java = java_executable()
+            classpath = os.pathsep.join(str(jar) for jar in jars(self.version))
+            self._command = [java, "-cp", classpath]
+            ours = self._given_work_dir is None
+            self._work_dir = Path(tempfile.mkdtemp(prefix="tolerant-kafka-")) if ours else self._given_work_dir
+            assert self._work_dir is not None
+            self._owner = os.getpid()
+            self._nodes = self._make_nodes(self._work_dir)
+            atexit.register(self.close)
+        try:
+            with self._lock:
+                self._watchdog = self._start_watchdog(str(self._work_dir) if ours else "")
+                self._format()
+                for node in self._nodes.values():
+                    self._launch(node)
+            self.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def close(self) -> None:
+        """End every process and remove the temporary folder; later calls do nothing."""
+        # A forked child runs its parent's exit handlers, but the brokers are not its own.
+        if self._owner != os.getpid():
+            return
+        with self._lock:
+            # Not a clean stop: Kafka recovers from it if the folder is used again, and tests end sooner.
+            for node in self._nodes.values():
+                node.send(signal.SIGKILL)
+            for node in self._nodes.values():
+                node.kill()
+            self._nodes = {}
+            if self._watchdog is not None:
+                self._watchdog.kill()
+                self._watchdog.wait()
+                with contextlib.suppress(OSError):
+                    assert self._watchdog.stdin is not None
+                    self._watchdog.stdin.close()
+                self._watchdog = None
+            if self._given_work_dir is None and self._work_dir is not None:
+                shutil.rmtree(self._work_dir, ignore_errors=True)
+            self._work_dir = None
+            atexit.unregister(self.close)
+
+    def stop(self, node_id: int) -> None:
+        """Stop a node cleanly: it hands its partitions over first, if there is a quorum to hand them to."""
+        with self._lock:
+            node = self._node(node_id)
+            self.resume(node_id)
+            node.send(signal.SIGTERM)
+            if not node.wait(_STOP_TIMEOUT_S):
+                node.kill()
+            self._tell_watchdog()
+
+    def kill(self, node_id: int) -> None:
+        """kill -9 a node.
+
+        The others notice, and it may come back, after broker.session.timeout.ms: 4 s, unless broker_config says
+        otherwise.
+        """
+        with self._lock:
+            self._node(node_id).kill()
+            self._tell_watchdog()
+
+    def restart(self, node_id: int, wait: bool = True) -> None:
+        """Start a node again (stopping it first, if it runs) on the same ports and data.
+
+        With `wait` it returns when the node serves, which needs a majority of the controllers.
+        """
+        with self._lock:
+            node = self._node(node_id)
+            if node.is_running:
+                self.stop(node_id)
+            self._launch(node)
+        if wait:
+            self.wait_ready()
+
+    def pause(self, node_id: int) -> None:
+        """Freeze a node (SIGSTOP): its connections stay open and silent."""
+        with self._lock:
+            node = self._node(node_id)
+            node.send(signal.SIGSTOP)
+            node.is_paused = node.is_running
+
+    def resume(self, node_id: int) -> None:
+        """Let a paused node go on."""
+        with self._lock:
+            node = self._node(node_id)
+            node.send(signal.SIGCONT)
+            node.is_paused = False
+
+    def wait_ready(self, timeout: float | None = None) -> None:
+        """Wait until every node that runs and is not paused serves and knows of all the others.
+
+        Raises ClusterStartError if a node ends meanwhile or `timeout` seconds (default: start_timeout) pass.
+        """
+        timeout = self._start_timeout if timeout is None else timeout
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            nodes = self._started()
+            waiting = {node_id: node for node_id, node in nodes.items() if node.is_running and not node.is_paused}
+            for node in nodes.values():
+                # What stop() and kill() leave behind; any other code is an end that nobody asked for.
+                if node.exit_code() not in (None, 0, 143, -signal.SIGKILL, -signal.SIGTERM):
+                    raise self._start_error(node, f"has ended with exit code {node.exit_code()}")
+        expected = frozenset(waiting)
+        while waiting:
+            for node_id, node in list(waiting.items()):
+                if not node.is_running:
+                    raise self._start_error(node, f"has ended with exit code {node.exit_code()}")
+                if expected <= node.brokers_seen(timeout=2.0):
+                    del waiting[node_id]
+                elif time.monotonic() > deadline:
+                    raise self._start_error(node, f"does not serve after {timeout:.0f} s")
+            if waiting:
+                time.sleep(0.05)
+
+    def _started(self) -> dict[int, Node]:
+        if not self._nodes:
+            raise ClusterStartError("This KafkaCluster does not run: call start() or use it in a with statement")
+        return self._nodes
+
+    def _node(self, node_id: int) -> Node:
+        node = self._started().get(node_id)
+        if node is None:
+            raise ValueError(f"node_id is {node_id}: this cluster has {', '.join(map(str, self.node_ids))}")
+        return node
+
+    def _check_version(self) -> None:
+        found = re.match(r"(\d+)\.(\d+)\.", self.version)
+        if found is None:
+            raise ClusterStartError(f"{self.version!r} is no Kafka version: write it like 4.2.0")
+        if (int(found.group(1)), int(found.group(2))) < _OLDEST:
+            raise ClusterStartError(
+                f"Kafka {self.version} cannot run without ZooKeeper, which KafkaCluster does not start: "
+                "use 3.3.0 or newer"
+            )
+
+    def _make_nodes(self, work_dir: Path) -> dict[int, Node]:
+        random_ports = iter(free_ports(3 * self.nodes + (0 if self._given_ports else self.nodes)))
+        given = iter(self._given_ports or [next(random_ports) for _ in self.node_ids])
+        return {
+            node_id: Node(
+                node_id=node_id,
+                folder=work_dir / f"node-{node_id}",
+                port=next(given),
+                proxied_port=next(random_ports),
+                advertised_port=next(random_ports),
+                controller_port=next(random_ports),
+            )
+            for node_id in self.node_ids
+        }
+
+    def _properties(self, node: Node) -> dict[str, str]:
+        replication = str(min(self.nodes, 3))
+        min_isr = str(min(self.nodes, 2))
+        return {
+            "default.replication.factor": replication,
+            "auto.create.topics.enable": "false",
+            "offsets.topic.replication.factor": replication,
+            "offsets.topic.num.partitions": "4",
+            "transaction.state.log.replication.factor": replication,
+            "transaction.state.log.min.isr": min_isr,
+            "transaction.state.log.num.partitions": "4",
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+            "share.coordinator.state.topic.replication.factor": replication,
+            "share.coordinator.state.topic.min.isr": min_isr,
+            "share.coordinator.state.topic.num.partitions": "4",
+            "group.initial.rebalance.delay.ms": "0",
+            "group.min.session.timeout.ms": "1000",
+            # A killed broker may not come back before the end of its session; Kafka's default is 9 s.
+            "broker.session.timeout.ms": "4000",
+            "broker.heartbeat.interval.ms": "500",
+            "num.io.threads": "4",
+            # Records with the timestamps of years ago stay, unless the topic says otherwise.
+            "log.retention.ms": "-1",
+            "log.retention.check.interval.ms": "5000",
+            "log.initial.task.delay.ms": "1000",
+            # A quarter of a small heap otherwise.
+            "log.cleaner.dedupe.buffer.size": str(8 << 20),
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            **self._broker_config,
+            "process.roles": "broker,controller",
+            "node.id": str(node.node_id),
+            "controller.quorum.voters": ",".join(
+                f"{other.node_id}@{HOST}:{other.controller_port}" for other in self._nodes.values()
+            ),
+            "controller.listener.names": "CONTROLLER",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "listeners": (
+                f"PLAINTEXT://{HOST}:{node.port},PROXIED://{HOST}:{node.proxied_port},"
+                f"CONTROLLER://{HOST}:{node.controller_port}"
+            ),
+            "advertised.listeners": f"PLAINTEXT://{HOST}:{node.port},PROXIED://{HOST}:{node.advertised_port}",
+            "log.dirs": str(node.data_dir),
+        }
+
+    def _format(self) -> None:
+        """Write the configurations and format the folders that are new, all nodes at once."""
+        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        # Neither optimised code nor a big heap pays in a process that lives for half a second.
+        tool = [*self._command, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "-c"]
+        tool[1:1] = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+        running = []
+        for node in self._nodes.values():
+            node.write_properties(self._properties(node))
+            if not (node.data_dir / "meta.properties").exists():
+                log = node.folder / "format.log"
+                running.append((node, log, node.spawn([*tool, str(node.properties_file)], log)))
+        codes = [(node, log, process.wait()) for node, log, process in running]
+        for node, log, code in codes:
+            if code != 0:
+                raise ClusterStartError(f"The folder of node {node.node_id} cannot be formatted:\n{log_tail(log)}")
+
+    def _launch(self, node: Node) -> None:
+        flags = [
+            *self._java_flags,
+            "-Djava.awt.headless=true",
+            "-XX:+ExitOnOutOfMemoryError",
+            "-Dorg.slf4j.simpleLogger.showDateTime=true",
+            "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
+        ]
+        node.start([self._command[0], *flags, *self._command[1:], "kafka.Kafka", str(node.properties_file)])
+        self._tell_watchdog()
+
+    def _start_watchdog(self, folder: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            ["/bin/sh", "-c", _WATCHDOG, "tolerant-kafka-watchdog", folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+
+    def _tell_watchdog(self) -> None:
+        if self._watchdog is not None and self._watchdog.stdin is not None:
+            pids = [str(node.pid) for node in self._nodes.values() if node.pid is not None]
+            with contextlib.suppress(BrokenPipeError):
+                self._watchdog.stdin.write(" ".join(pids) + "\n")
+                self._watchdog.stdin.flush()
+
+    def _start_error(self, node: Node, what: str) -> ClusterStartError:
+        return ClusterStartError(
+            f"Node {node.node_id} of Kafka {self.version} {what}; its log ends with:\n{log_tail(node.log_file)}"
+        )

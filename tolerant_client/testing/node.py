@@ -1,0 +1,199 @@
+"""One broker process of a cluster for tests: its ports, its files, its signals, its answer to "who is up".
+
+A node belongs to one KafkaCluster, which serialises the calls and writes the configuration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import socket
+import struct
+import subprocess
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tolerant_client.testing.artifacts import ClusterStartError
+
+HOST = "127.0.0.1"
+_LOG_TAIL_LINES = 15
+_EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_handed_out: set[int] = set()
+
+
+def is_free(port: int) -> bool:
+    """Whether a listener could be opened on `port` now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True
+
+
+def free_ports(count: int) -> list[int]:
+    """`count` free ports, none of which this process has handed out before.
+
+    They are taken from below the ports that the system gives to outgoing connections: a port found by
+    binding to port 0 is soon somebody's client port, and a broker that comes back would find it taken.
+    """
+    end = 32768
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        end = int(_EPHEMERAL_RANGE.read_text().split()[0])
+    start = max(1024, min(15000, end - 10000))
+    found: list[int] = []
+    candidates = random.SystemRandom().sample(range(start, end), end - start) if end > start else []
+    for port in candidates:
+        if len(found) == count:
+            break
+        if port not in _handed_out and is_free(port):
+            _handed_out.add(port)
+            found.append(port)
+    if len(found) < count:
+        raise ClusterStartError(f"{count} free ports are needed between {start} and {end}: stop what listens there")
+    return found
+
+
+@dataclass
+class Node:
+    """One broker and controller; ports are on 127.0.0.1."""
+
+    node_id: int
+    folder: Path
+    port: int
+    proxied_port: int
+    advertised_port: int
+    controller_port: int
+    is_paused: bool = False
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def log_file(self) -> Path:
+        return self.folder / "broker.log"
+
+    @property
+    def properties_file(self) -> Path:
+        return self.folder / "server.properties"
+
+    @property
+    def data_dir(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of a broker that runs."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def write_properties(self, properties: Mapping[str, str]) -> None:
+        # Only here, so that a program that installs tolerant-client without the extra can import this package.
+        try:
+            import javaproperties
+        except ImportError as error:
+            raise ClusterStartError(
+                "A cluster for tests needs the package javaproperties: pip install 'tolerant-client[testing]'"
+            ) from error
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.properties_file, "w", encoding="latin-1") as out:
+            javaproperties.dump(dict(properties), out, timestamp=False)
+
+    def spawn(self, command: Sequence[str], log_file: Path | None = None) -> subprocess.Popen[bytes]:
+        """Start `command` with its output appended to a file, in a session of its own.
+
+        A Ctrl-C in the terminal would otherwise reach the brokers before the test that uses them.
+        """
+        with open(log_file or self.log_file, "ab") as log:
+            return subprocess.Popen(
+                command,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def start(self, command: Sequence[str]) -> None:
+        self._process = self.spawn(command)
+        self.is_paused = False
+
+    def send(self, signum: signal.Signals) -> None:
+        """Send a signal to a broker that runs; one that has gone is left alone."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signum)
+
+    def wait(self, timeout: float) -> bool:
+        """Whether the process has ended within `timeout` seconds."""
+        if self._process is None:
+            return True
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def kill(self) -> None:
+        """End the process at once, paused or not, and wait until it has gone."""
+        self.send(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+        self.is_paused = False
+
+    def exit_code(self) -> int | None:
+        return None if self._process is None else self._process.poll()
+
+    def brokers_seen(self, timeout: float) -> frozenset[int]:
+        """The node ids that this broker's Metadata answer names; empty if it does not answer."""
+        try:
+            with socket.create_connection((HOST, self.port), timeout=timeout) as connection:
+                connection.settimeout(timeout)
+                connection.sendall(_METADATA_REQUEST)
+                (size,) = struct.unpack(">i", _receive(connection, 4))
+                return _brokers_of(_receive(connection, size))
+        except (OSError, struct.error):
+            return frozenset()
+
+
+def log_tail(file: Path) -> str:
+    """The last lines of a log, for an error message."""
+    try:
+        with open(file, errors="replace") as log:
+            return "".join(deque(log, _LOG_TAIL_LINES)).rstrip()
+    except OSError as error:
+        return f"({file}: {error.strerror})"
+
+
+# Metadata v1 for no topic at all (an empty array; null would be all of them): every broker from 0.10 to 4.x
+# answers it, and only with brokers that the controller has unfenced.  Frame: length, api key 3, version 1,
+# correlation id 7, null client id, empty array.
+_METADATA_REQUEST = struct.pack(">ihhihi", 14, 3, 1, 7, -1, 0)
+
+
+def _brokers_of(answer: bytes) -> frozenset[int]:
+    """Layout: correlation id, then an array of node id int32, host string, port int32, rack nullable string."""
+    _, count = struct.unpack_from(">ii", answer, 0)
+    position = 8
+    node_ids = set()
+    for _ in range(count):
+        node_id, host_length = struct.unpack_from(">ih", answer, position)
+        node_ids.add(node_id)
+        position += 6 + host_length + 4
+        (rack_length,) = struct.unpack_from(">h", answer, position)
+        position += 2 + max(rack_length, 0)
+    return frozenset(node_ids)
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        part = connection.recv(size - len(parts))
+        if not part:
+            raise ConnectionResetError("the broker closed the connection")
+        parts += part
+    return bytes(parts)
