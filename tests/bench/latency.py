@@ -18,16 +18,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from peers import BenchError, Pair, Running
+from peers import BenchError, Pair, Running, Span
 
 try:
     import confluent_kafka
 except ImportError:
-    confluent_kafka = None
+    confluent_kafka = None  # type: ignore[assignment]
 
 PARTITIONS = 20
 _VALUE = struct.Struct(">qq84x")  # number (negative: not counted) and monotonic ns of the append; 100 bytes
-_FULL_RATE_WARM_UP_S = 3.0
 _READY_TIMEOUT_S = 120.0
 _LATE_TIMEOUT_S = 30.0
 _READ_ON_S = 1.0
@@ -47,6 +46,8 @@ class LatencyRun:
     p999_ms: float
     max_ms: float
     cpu_percent: float
+    brokers_cpu_percent: float
+    others_percent: float
     samples_ms: list[float]
 
 
@@ -67,7 +68,7 @@ class _Arrivals:
             self.latencies.setdefault(number, now - appended)
 
 
-def measure_latency(pair: Pair, name: str, repeat: int, rate: int, seconds: float) -> LatencyRun:
+def measure_latency(pair: Pair, name: str, repeat: int, rate: int, warm_up_s: float, seconds: float) -> LatencyRun:
     """Starts a peer in tail mode and measures it at `rate` records a second over 20 partitions.
 
     Raises BenchError if records do not arrive.
@@ -81,7 +82,7 @@ def measure_latency(pair: Pair, name: str, repeat: int, rate: int, seconds: floa
         with contextlib.ExitStack() as stack:
             peer, servers, read_topic = None, pair.source, topic
             if name != "direct":
-                launch = pair.launch(name, topic, 1_000_000 + repeat, tail_s=_READY_TIMEOUT_S + seconds + 60)
+                launch = pair.launch(name, topic, 1_000_000 + repeat, tail_s=_READY_TIMEOUT_S + warm_up_s + seconds + 60)
                 peer = stack.enter_context(Running(launch, pair.folder, 1_000_000 + repeat))
                 servers, read_topic = pair.target, launch.target_topic
                 _wait_for_topic(pair, read_topic, peer)
@@ -91,13 +92,14 @@ def measure_latency(pair: Pair, name: str, repeat: int, rate: int, seconds: floa
             stack.callback(stop.set)
             with _appender(pair.source, topic) as append:
                 _wait_until_live(append, arrivals, peer)
-                _append_at(append, rate, _FULL_RATE_WARM_UP_S, is_counted=False)
-                cpu, began = peer.cpu() if peer else 0.0, time.monotonic()
+                _append_at(append, rate, warm_up_s, is_counted=False)
+                cpu, span = peer.cpu() if peer else 0.0, Span(pair)
                 appended = _append_at(append, rate, seconds, is_counted=True)
             deadline = time.monotonic() + _LATE_TIMEOUT_S
             while len(arrivals.latencies) < appended and time.monotonic() < deadline:
                 time.sleep(0.01)
-            cpu_percent = (peer.cpu() - cpu) / (time.monotonic() - began) * 100 if peer else 0.0
+            cpu = peer.cpu() - cpu if peer else 0.0
+            wall, brokers_cpu, others = span.read(cpu)
             if len(arrivals.latencies) < appended:
                 raise BenchError(f"{name}: {len(arrivals.latencies):,} of {appended:,} records arrived")
             time.sleep(_READ_ON_S)  # a record that comes twice
@@ -108,7 +110,19 @@ def measure_latency(pair: Pair, name: str, repeat: int, rate: int, seconds: floa
     p50, p99, p999 = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.99, 0.999))
     clients = "kafka-python" if confluent_kafka is None else "confluent-kafka"
     return LatencyRun(
-        name, repeat, clients, appended, arrivals.duplicates, p50, p99, p999, ordered[-1], cpu_percent, samples
+        peer=name,
+        repeat=repeat,
+        clients=clients,
+        records=appended,
+        duplicates=arrivals.duplicates,
+        p50_ms=p50,
+        p99_ms=p99,
+        p999_ms=p999,
+        max_ms=ordered[-1],
+        cpu_percent=cpu / wall * 100,
+        brokers_cpu_percent=brokers_cpu / wall * 100,
+        others_percent=others * 100,
+        samples_ms=samples,
     )
 
 
@@ -191,5 +205,5 @@ def _read(servers: str, topic: str, stop: threading.Event, arrivals: _Arrivals) 
         while not stop.is_set():
             record = reader.poll(0.1)
             if record is not None and record.error() is None:
-                arrivals.add(record.partition(), record.value())
+                arrivals.add(record.partition() or 0, record.value() or b"")
     reader.close()

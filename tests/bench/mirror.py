@@ -25,13 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from latency import LatencyRun, measure_latency
-from peers import KAFKA_VERSION, NAMES, BenchError, Launch, LogEnd, Pair, Running, machine_cpu
+from peers import KAFKA_VERSION, NAMES, BenchError, Launch, LogEnd, Pair, Running, Span
 from rich.console import Console
 from rich.table import Table
 
 from tolerant_client.testing.artifacts import java_executable
 
 PARTITIONS = 4
+_LATENCY_COLUMNS = ("p50_ms", "p99_ms", "p999_ms", "max_ms", "cpu_percent", "brokers_cpu_percent", "others_percent")
 DISTURBED = 0.15  # of the machine's time for processes that are no part of the measurement
 
 
@@ -85,7 +86,7 @@ class CopyRun:
 def measure_copy(pair: Pair, launch: Launch, data: Data, repeat: int, topic: str, timeout_s: float) -> CopyRun:
     """Runs one peer until its copy is complete, checks the copy and deletes it."""
     os.sync()  # what the run before left to be written is not this one's
-    brokers, machine, own = pair.broker_cpu(), machine_cpu(), time.process_time()
+    span = Span(pair)
     with pair.clusters() as (_, target), Running(launch, pair.folder, repeat) as peer:
         log = LogEnd(target, launch.target_topic)
         first: tuple[float, float, int] | None = None
@@ -102,9 +103,7 @@ def measure_copy(pair: Pair, launch: Launch, data: Data, repeat: int, topic: str
         while launch.ends_itself and not peer.is_over():
             time.sleep(0.01)
         whole_s, whole_cpu = (time.monotonic(), peer.cpu()) if launch.ends_itself else (now, cpu)
-        brokers = pair.broker_cpu() - brokers
-        others = machine_cpu() - machine - brokers - peer.cpu() - (time.process_time() - own)
-        others /= (time.monotonic() - peer.started) * (os.cpu_count() or 1)
+        _, brokers_cpu, others = span.read(peer.cpu())
         if first[2] >= data.records:
             raise BenchError(f"{launch.name} had copied all {data.records:,} records when the first was seen: give more --records")
     if launch.is_ours:
@@ -128,8 +127,8 @@ def measure_copy(pair: Pair, launch: Launch, data: Data, repeat: int, topic: str
         steady_cpu=cpu - first[1],
         whole_s=whole_s - peer.started,
         whole_cpu=whole_cpu,
-        brokers_cpu=brokers,
-        others=max(0.0, others),
+        brokers_cpu=brokers_cpu,
+        others=others,
         output=peer.tail() if launch.is_ours else "",
     )
 
@@ -186,11 +185,11 @@ def copy_table(runs: Sequence[CopyRun], peers: Sequence[str]) -> Table:
 def latency_table(runs: Sequence[LatencyRun]) -> Table:
     """Milliseconds from append on the source to readable on the target."""
     table = Table(title="Append on the source to readable on the target, ms, median [min-max]")
-    for column in ("peer", "p50", "p99", "p99.9", "max", "CPU % of a core"):
+    for column in ("peer", "p50", "p99", "p99.9", "max", "CPU % of a core", "brokers %", "others %"):
         table.add_column(column, justify="left" if column == "peer" else "right")
     for peer in dict.fromkeys(run.peer for run in runs):
         own = [run for run in runs if run.peer == peer]
-        columns = [[getattr(run, name) for run in own] for name in ("p50_ms", "p99_ms", "p999_ms", "max_ms", "cpu_percent")]
+        columns = [[getattr(run, name) for run in own] for name in _LATENCY_COLUMNS]
         table.add_row(peer, *(_spread(values, ",.2f") for values in columns))
     return table
 
@@ -208,7 +207,7 @@ def surroundings() -> dict[str, Any]:
     """The machine and the versions, for the JSON file."""
     java = subprocess.run([java_executable(), "-version"], capture_output=True, text=True, check=False)
     cpus = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    versions = {}
+    versions: dict[str, str | None] = {}
     for package in ("tolerant-client", "kafka-python", "pyspark", "numpy", "pyarrow", "confluent-kafka"):
         try:
             versions[package] = importlib.metadata.version(package)
@@ -237,6 +236,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=Path(tempfile.gettempdir(), "bench-mirror.json"))
     parser.add_argument("--latency", action="store_true", help="measure latency instead of throughput")
     parser.add_argument("--rate", type=int, default=1000, help="with --latency: records a second")
+    parser.add_argument("--warm-up", type=float, default=10.0, help="with --latency: seconds at full rate before")
     parser.add_argument("--seconds", type=float, default=20.0, help="with --latency: how long")
     options = parser.parse_args(arguments)
     if unknown := set(options.peers) - set(NAMES):
@@ -260,7 +260,10 @@ def main() -> None:
 
     def keep_latency(run: LatencyRun) -> None:
         latencies.append(run)
-        console.print(f"{run.peer}: p50 {run.p50_ms:.2f} ms, p99 {run.p99_ms:.2f} ms, max {run.max_ms:.1f} ms", highlight=False)
+        console.print(
+            f"{run.peer}: p50 {run.p50_ms:.2f} ms, p99 {run.p99_ms:.2f} ms, max {run.max_ms:.1f} ms; others {run.others_percent:.0f} %",
+            highlight=False,
+        )
 
     try:
         with tempfile.TemporaryDirectory(prefix="bench-mirror-") as folder, Pair(Path(folder)) as pair:
@@ -268,7 +271,7 @@ def main() -> None:
                 for repeat in range(options.repeat):
                     turn = repeat % len(options.peers)
                     for name in ["direct", *options.peers[turn:], *options.peers[:turn]]:
-                        keep_latency(measure_latency(pair, name, repeat, options.rate, options.seconds))
+                        keep_latency(measure_latency(pair, name, repeat, options.rate, options.warm_up, options.seconds))
             else:
                 measure_copies(pair, options, keep_copy)
     finally:

@@ -275,10 +275,31 @@ class Running:
         return found
 
 
-def machine_cpu() -> float:
+class Span:
+    """From its making on: wall time, CPU of the brokers, and how much of the machine others took."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+        self._began = time.monotonic()
+        self._then = self._now()
+
+    def read(self, peer_cpu: float) -> tuple[float, float, float]:
+        """Wall seconds, CPU seconds of the brokers, and the share of the machine that was neither these,
+        nor the peer's `peer_cpu`, nor the benchmark's own.
+        """
+        brokers, machine, own = (now - then for now, then in zip(self._now(), self._then))
+        wall = time.monotonic() - self._began
+        others = (machine - brokers - own - peer_cpu) / (wall * (os.cpu_count() or 1))
+        return wall, brokers, max(0.0, others)
+
+    def _now(self) -> tuple[float, float, float]:
+        return self._pair.broker_cpu(), _machine_cpu(), time.process_time()
+
+
+def _machine_cpu() -> float:
     """CPU seconds that this machine has spent on anything."""
-    fields = Path("/proc/stat").read_text().partition("\n")[0].split()[1:]
-    return (sum(map(int, fields[:8])) - int(fields[3]) - int(fields[4])) / _TICK
+    fields = [int(field) for field in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
+    return (sum(fields) - fields[3] - fields[4]) / _TICK  # without idle and iowait
 
 
 def _cpu_clock(pid: int) -> float | None:

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-pyspark_sql = pytest.importorskip("pyspark.sql")
+from pyspark.sql import SparkSession
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -19,12 +18,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """local[2], without a web page, its files under the test run's own folder."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     folder: Path = tmp_path_factory.mktemp("spark")
     session = (
-        pyspark_sql.SparkSession.builder.master("local[2]")
+        SparkSession.builder.master("local[2]")
         .appName("tolerant-client tests")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))

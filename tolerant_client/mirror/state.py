@@ -8,8 +8,10 @@ reported, never overwritten.
 from __future__ import annotations
 
 import itertools
+import struct
 from collections.abc import Iterable, Mapping
 
+import crc32c
 import kafka.errors as Errors
 from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer import InitProducerIdRequest
@@ -29,6 +31,7 @@ from tolerant_client.record_batch import HEADER_SIZE, BatchHeader, iter_batches,
 _TRANSACTION_COORDINATOR = 1
 _PARTITIONS_PER_FETCH = 500
 _WHOLE_BATCH = 2 << 20
+_CHECKED_FIELDS = struct.Struct(">hiqqqhii")  # of a batch header, from its attributes on: what the CRC covers
 
 
 async def init_producer_id(target: RawCluster, link: str) -> int:
@@ -74,7 +77,7 @@ async def read_append_states(
         if p in comparable and p not in original:
             continue
         try:
-            await _check_last_batch(source, target, p, last.get(p), original.get(p), producer_id)
+            await _check_last_batch(source, target, p, last.get(p), original.get(p), producer_id, source_start[p], source_end[p])
             states[p] = next_append(p, source_start[p], source_end[p], target_end[p], last.get(p), producer_id)
         except TolerantClientError as error:
             states[p] = error
@@ -148,24 +151,49 @@ async def _check_last_batch(
     last: BatchHeader | None,
     original: BatchHeader | None,
     producer_id: int,
+    source_start: int,
+    source_end: int,
 ) -> None:
     if last is None:
         return
-    name = f"{partition.topic}-{partition.partition}"
-    diverged = TargetDivergedError(
-        f"The target log of {name} has a foreign record batch at offset {last.base_offset} (producer id {last.producer_id},"
-        f" the mirror's is {producer_id}) that is not the source's; stop that writer and mirror into a topic of its own"
-    )
-    if original is not None and _shape(last) != _shape(original):
-        raise diverged
-    if last.producer_id == producer_id:
+    is_ours = last.producer_id == producer_id
+    if original is not None and not is_copy(last, original) or is_ours and last.base_offset >= source_end:
+        # Behind a foreign batch even our own lie elsewhere: say which one was the first.
+        raise _diverged(partition, await _first_difference(source, target, partition, source_start, last), producer_id)
+    if is_ours:
         return
     # Another id: the link's own from before its transactional.id expired, or a foreign writer's.
     if last.producer_id < 0 or original is None:
-        raise diverged
+        raise _diverged(partition, last, producer_id)
     copies = [await _read_batch(cluster, partition, last.base_offset) for cluster in (source, target)]
     if payload_digest(copies[0]) != payload_digest(copies[1]):
-        raise diverged
+        raise _diverged(partition, last, producer_id)
+
+
+def _diverged(partition: TopicPartition, foreign: BatchHeader, producer_id: int) -> TargetDivergedError:
+    return TargetDivergedError(
+        f"The target log of {partition.topic}-{partition.partition} has a foreign record batch at offset"
+        f" {foreign.base_offset} (producer id {foreign.producer_id}, the mirror's is {producer_id}) that is not the"
+        " source's; stop that writer and mirror into a topic of its own"
+    )
+
+
+async def _first_difference(
+    source: RawCluster, target: RawCluster, partition: TopicPartition, source_start: int, last: BatchHeader
+) -> BatchHeader:
+    """The first batch of the target that is not the source's; by bisection, as one foreign batch shifts all behind it."""
+    found, low = last, source_start
+    while low < found.base_offset:
+        middle = {partition: (low + found.base_offset) // 2}
+        there = (await read_headers(target, middle)).get(partition)
+        if there is None:
+            break
+        original = (await read_headers(source, {partition: there.base_offset})).get(partition)
+        if original is not None and is_copy(there, original):
+            low = there.next_offset
+        else:
+            found = there
+    return found
 
 
 async def _read_batch(cluster: RawCluster, partition: TopicPartition, offset: int) -> memoryview:
@@ -178,6 +206,24 @@ async def _read_batch(cluster: RawCluster, partition: TopicPartition, offset: in
         raise RecordBatchError(f"no record batch came for {partition.topic}-{partition.partition}", offset)
 
     return await cluster.insist("reading a batch", ask)
+
+
+def is_copy(copied: BatchHeader, original: BatchHeader) -> bool:
+    """True when the headers say that two batches have the same offsets and the same records.
+
+    CRC-32C is linear: where the records are equal, the two checksums differ by
+    exactly what the headers' difference makes.  A target topic with another
+    compression.type has other bytes, so there offsets and times must do.
+    """
+    if _shape(copied) != _shape(original):
+        return False
+    if copied.codec != original.codec:
+        return True
+    if copied.size != original.size:
+        return False
+    ours, theirs = (_CHECKED_FIELDS.pack(h.attributes, *h[6:]) for h in (copied, original))
+    difference = bytes(a ^ b for a, b in zip(ours, theirs)) + bytes(copied.size - HEADER_SIZE)
+    return bool(copied.crc ^ original.crc == crc32c.crc32c(difference) ^ crc32c.crc32c(bytes(len(difference))))
 
 
 def _shape(header: BatchHeader) -> tuple[int, ...]:

@@ -1,0 +1,209 @@
+"""tolerant-kafka as an operator runs it: real clusters, a real Spark job, exit codes and JSON."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from kafka import KafkaConsumer, TopicPartition
+
+from tolerant_client.mirror.plan import TopicSpec
+from tolerant_client.mirror.sync import create_topics, describe_topics
+from tolerant_client.raw import LATEST, RawCluster
+from tolerant_client.record_batch import Record, encode_batch
+
+PARTITIONS = 2
+RECORDS = 2_000  # a topic
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def clusters(kafka_cluster: Any, kafka_cluster_factory: Callable[..., Any]) -> tuple[str, str]:
+    return kafka_cluster.bootstrap_servers, kafka_cluster_factory().bootstrap_servers
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "spark_integration.cli", *arguments]
+
+
+def run(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout)
+
+
+def link(clusters: tuple[str, str], topics: str) -> list[str]:
+    return ["--source", clusters[0], "--target", clusters[1], "--topics", topics]
+
+
+def fill(servers: str, topic: str, first: int = 0, count: int = RECORDS, config: dict[str, str] | None = None) -> None:
+    """Appends numbered records to every partition, creating the topic if need be."""
+
+    async def append(cluster: RawCluster) -> None:
+        await create_topics(cluster, [TopicSpec(topic, PARTITIONS, 1, config or {})])
+        for index in range(PARTITIONS):
+            partition = TopicPartition(topic, index)
+            batch = encode_batch([Record(0, 1_700_000_000_000 + n, b"k%d" % n, b"v%d" % n) for n in range(first, first + count)])
+
+            async def once(partition: TopicPartition = partition, batch: bytes = batch) -> None:
+                node = await cluster.leader(partition)
+                produced = await cluster.produce_and_wait(node, {partition: memoryview(bytearray(batch))})
+                assert produced[0].error_code == 0 or produced[0].error_code == 6
+                if produced[0].error_code:
+                    await cluster.refresh()
+                    raise ValueError("not the leader yet")
+
+            await cluster.insist("filling", once)
+
+    with RawCluster({"bootstrap_servers": servers}) as cluster:
+        cluster.run(append, cluster)
+
+
+def ends(servers: str, topic: str) -> list[int]:
+    with RawCluster({"bootstrap_servers": servers}) as cluster:
+        partitions = [TopicPartition(topic, index) for index in range(PARTITIONS)]
+        return list(cluster.run(cluster.list_offsets, dict.fromkeys(partitions, LATEST)).values())
+
+
+def topics(servers: str) -> dict[str, list[int]]:
+    with RawCluster({"bootstrap_servers": servers}) as cluster:
+        return cluster.run(cluster.partitions)
+
+
+@pytest.fixture(scope="module")
+def mirrored(clusters: tuple[str, str]) -> Iterator[dict[str, Any]]:
+    """Two topics, mirrored once by the command; what it printed."""
+    fill(clusters[0], "cmd-a", config={"retention.ms": "-1"})
+    fill(clusters[0], "cmd-b")
+    done = run("mirror", *link(clusters, "cmd-[ab]"), "--once", "--json")
+    assert done.returncode == 0, done.stderr
+    yield json.loads(done.stdout)
+
+
+def test_once_copies_up_to_the_ends_seen_at_the_start(clusters: tuple[str, str], mirrored: dict[str, Any]) -> None:
+    assert mirrored["records"] == 2 * PARTITIONS * RECORDS
+    assert mirrored["topics"] == ["cmd-a", "cmd-b"]
+    assert ends(clusters[1], "cmd-a") == [RECORDS, RECORDS]
+
+
+def test_missing_topics_get_the_partitions_and_configuration_of_the_source(
+    clusters: tuple[str, str], mirrored: dict[str, Any]
+) -> None:
+    with RawCluster({"bootstrap_servers": clusters[1]}) as target:
+        made = target.run(describe_topics, target, ["cmd-a"])["cmd-a"]
+    assert made.partitions == PARTITIONS
+    assert made.config == {"retention.ms": "-1"}
+
+
+def test_verify_says_identical_with_exit_code_0(clusters: tuple[str, str], mirrored: dict[str, Any]) -> None:
+    done = run("verify", *link(clusters, "cmd-[ab]"), "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert report["identical"] is True
+    assert len(report["partitions"]) == 2 * PARTITIONS
+    assert report["partitions"][0] == {
+        "topic": "cmd-a",
+        "partition": 0,
+        "source_start": 0,
+        "source_end": RECORDS,
+        "target_start": 0,
+        "target_end": RECORDS,
+        "identical_until": RECORDS,
+        "first_difference": None,
+    }
+
+
+def test_a_stock_consumer_finds_every_record_at_its_offset(clusters: tuple[str, str], mirrored: dict[str, Any]) -> None:
+    partition = TopicPartition("cmd-a", 1)
+    consumer = KafkaConsumer(bootstrap_servers=clusters[1], auto_offset_reset="earliest", group_id=None)
+    try:
+        consumer.assign([partition])
+        read: list[Any] = []
+        deadline = time.monotonic() + 30
+        while len(read) < RECORDS and time.monotonic() < deadline:
+            for records in consumer.poll(timeout_ms=500).values():
+                read += records
+    finally:
+        consumer.close()
+    assert [(r.offset, r.key, r.value) for r in read] == [(n, b"k%d" % n, b"v%d" % n) for n in range(RECORDS)]
+
+
+def test_verify_names_the_first_difference_with_exit_code_1(clusters: tuple[str, str]) -> None:
+    for servers, last in zip(clusters, (b"right", b"wrong")):
+        fill(servers, "cmd-different", count=5)
+        with RawCluster({"bootstrap_servers": servers}) as cluster:
+
+            async def append(last: bytes = last, cluster: RawCluster = cluster) -> None:
+                partition = TopicPartition("cmd-different", 1)
+                batch = memoryview(bytearray(encode_batch([Record(0, 1, b"k", last)])))
+                await cluster.produce_and_wait(await cluster.leader(partition), {partition: batch})
+
+            cluster.run(append)
+    done = run("verify", *link(clusters, "cmd-different"), "--json")
+    assert done.returncode == 1
+    by_partition = {p["partition"]: p for p in json.loads(done.stdout)["partitions"]}
+    assert by_partition[0]["first_difference"] is None
+    assert by_partition[1]["first_difference"] == {"offset": 5, "reason": "value differs"}
+
+
+def test_without_once_records_follow_within_a_second_until_it_is_told_to_stop(clusters: tuple[str, str]) -> None:
+    fill(clusters[0], "cmd-tail", count=10)
+    process = subprocess.Popen(command("mirror", *link(clusters, "cmd-tail")), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 90
+        while "cmd-tail" not in topics(clusters[1]) or ends(clusters[1], "cmd-tail") != [10, 10]:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.2)
+        for count in (20, 30, 40):
+            fill(clusters[0], "cmd-tail", first=count - 10, count=10)
+            appended = time.monotonic()
+            while ends(clusters[1], "cmd-tail") != [count, count]:
+                assert time.monotonic() < appended + 5
+            time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    assert run("verify", *link(clusters, "cmd-tail")).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--topics", "nothing-like-it"], "No topic of the source matches 'nothing-like-it'"),
+        (["--topics", "["], "is not a regular expression"),
+        (["--target", "SOURCE"], "are the same cluster"),
+        (["--target", "127.0.0.1:1"], "could not be reached"),
+    ],
+)
+def test_bad_input_gets_one_sentence_before_anything_is_written(
+    clusters: tuple[str, str], mirrored: dict[str, Any], arguments: list[str], sentence: str
+) -> None:
+    before = topics(clusters[1])
+    replaced = [clusters[0] if a == "SOURCE" else a for a in arguments]
+    done = run("mirror", *link(clusters, "cmd-.*"), *replaced, "--once")
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stdout == ""
+    assert topics(clusters[1]) == before
+
+
+def test_verify_that_cannot_compare_ends_with_2(clusters: tuple[str, str]) -> None:
+    done = run("verify", "--source", clusters[0], "--target", "127.0.0.1:1", "--topics", "cmd-a", "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_the_demo_proves_what_it_says() -> None:
+    done = run("demo", "--records", "30000", "--json", timeout=280)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["identical"] is True
+    assert (result["duplicates"], result["missing"]) == (0, 0)
+    assert result["faults_injected"] > 0
+    assert result["records"] >= 30000

@@ -1,0 +1,151 @@
+"""What the mirror's broker tests share: writing logs quickly, running one link, reading it back independently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import kafka
+from kafka.admin import NewTopic
+from kafka.structs import TopicPartition
+
+from tolerant_client.mirror.copy import CopyLimits, LinkCopier, Progress
+from tolerant_client.mirror.state import read_headers
+from tolerant_client.mirror.sync import PreparedLink, prepare_link
+from tolerant_client.mirror.verify import VerifyReport, verify
+from tolerant_client.raw import LATEST, RawCluster
+from tolerant_client.record_batch import BatchHeader, Record, encode_batch
+
+T0 = 1_700_000_000_000
+_PIPELINE = 8
+
+
+@contextmanager
+def both(source: str, target: str, patience_ms: int = 60_000, **config: Any) -> Iterator[tuple[RawCluster, RawCluster]]:
+    """Source and target on one event loop, as the mirror has them."""
+    with RawCluster({"bootstrap_servers": source, **config}, name="source", patience_ms=patience_ms) as origin:
+        copy = RawCluster({"bootstrap_servers": target, **config}, origin.net, name="target", patience_ms=patience_ms)
+        try:
+            yield origin, copy
+        finally:
+            copy.close()
+
+
+def create_topic(servers: str, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
+    """A topic with one replica, once every partition has a leader."""
+    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
+    try:
+        admin.create_topics([NewTopic(name, partitions, 1, topic_configs=dict(config or {}))])
+    finally:
+        admin.close()
+
+
+def topics_of(servers: str) -> set[str]:
+    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
+    try:
+        return {name for name in admin.list_topics() if not name.startswith("__")}
+    finally:
+        admin.close()
+
+
+def append_batches(servers: str, batches: Iterable[tuple[TopicPartition, bytes]]) -> None:
+    """Appends whole batches in their order, several requests in flight on one connection."""
+
+    async def run() -> None:
+        await cluster.connect()
+        pending: list[Any] = []
+        for partition, batch in batches:
+            pending.append(cluster.produce(await cluster.leader(partition), {partition: memoryview(batch)}))
+            if len(pending) >= _PIPELINE:
+                check(await pending.pop(0))
+        for future in pending:
+            check(await future)
+
+    def check(answer: Any) -> None:
+        assert [part.error_code for part in answer] == [0], answer
+
+    with RawCluster({"bootstrap_servers": servers}, name="writer") as cluster:
+        cluster.run(run)
+
+
+def append_records(
+    servers: str,
+    topic: str,
+    count: int,
+    *,
+    partitions: int = 1,
+    first: int = 0,
+    per_batch: int = 100,
+    size: int = 100,
+    codec: int = 0,
+    timestamp: int | None = None,
+) -> None:
+    """Numbered records, `count` in each partition; `timestamp` gives all of them the same one."""
+
+    def batches() -> Iterator[tuple[TopicPartition, bytes]]:
+        filler = b"." * max(0, size - 24)
+        for start in range(first, first + count, per_batch):
+            for partition in range(partitions):
+                records = [
+                    Record(0, T0 + n if timestamp is None else timestamp, b"%d" % n, b"%010d/%04d/" % (n, partition) + filler)
+                    for n in range(start, min(start + per_batch, first + count))
+                ]
+                yield TopicPartition(topic, partition), encode_batch(records, codec=codec)
+
+    append_batches(servers, batches())
+
+
+def mirror(
+    source: str, target: str, topics: str, link: str = "tests", *, limits: CopyLimits = CopyLimits(), **config: Any
+) -> dict[TopicPartition, Progress]:
+    """One run of a link up to the ends that the source has now."""
+    with both(source, target, **config) as (origin, copy):
+
+        async def run() -> dict[TopicPartition, Progress]:
+            prepared = await prepare_link(origin, copy, topics, link)
+            return await LinkCopier(origin, copy, prepared.producer_id, limits).copy(prepared.ends)
+
+        return origin.run(run)
+
+
+def prepare(source: str, target: str, topics: str, link: str = "tests") -> PreparedLink:
+    with both(source, target) as (origin, copy):
+        return origin.run(prepare_link, origin, copy, topics, link)
+
+
+def compare(source: str, target: str, topics: str) -> VerifyReport:
+    with both(source, target) as (origin, copy):
+        return origin.run(verify, origin, copy, topics)
+
+
+def ends(servers: str, topic: str, partitions: int = 1) -> list[int]:
+    """Log end offsets; -1 for a topic that is not there."""
+    with RawCluster({"bootstrap_servers": servers}, name="reader") as cluster:
+        if topic not in cluster.run(cluster.partitions, [topic]):
+            return [-1] * partitions
+        asked = {TopicPartition(topic, n): LATEST for n in range(partitions)}
+        found = cluster.run(cluster.list_offsets, asked)
+        return [found[partition] for partition in asked]
+
+
+def header_at(servers: str, partition: TopicPartition, offset: int) -> BatchHeader:
+    with RawCluster({"bootstrap_servers": servers}, name="reader") as cluster:
+        return cluster.run(read_headers, cluster, {partition: offset})[partition]
+
+
+def consume(servers: str, topic: str, partitions: int, count: int) -> dict[int, list[tuple[Any, ...]]]:
+    """Every record as stock kafka-python reads it."""
+    consumer = kafka.KafkaConsumer(
+        bootstrap_servers=servers, auto_offset_reset="earliest", enable_auto_commit=False, consumer_timeout_ms=5000
+    )
+    try:
+        consumer.assign([TopicPartition(topic, n) for n in range(partitions)])
+        found: dict[int, list[tuple[Any, ...]]] = {n: [] for n in range(partitions)}
+        for record in consumer:
+            found[record.partition].append((record.offset, record.timestamp, record.key, record.value, tuple(record.headers)))
+            if sum(map(len, found.values())) >= count:
+                break
+        return found
+    finally:
+        consumer.close()
