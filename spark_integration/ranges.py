@@ -68,6 +68,8 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._pattern:
             raise OptionError("payload=ranges needs subscribePattern, a regular expression over topic names")
         self._tasks = _number(lowered, "tasks", 1)
+        if self._tasks < 1:
+            raise OptionError(f"tasks must be at least 1, not {self._tasks}")
         self._is_tail = lowered.get("tail", "false").lower() == "true"
         self._refresh_s = _number(lowered, "refreshIntervalMs", 30_000) / 1000
         self._refreshed_at = float("-inf")

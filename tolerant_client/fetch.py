@@ -156,6 +156,8 @@ class RawFetch:
         for _ in range(topics):
             (length,) = struct.unpack_from(">h", body, at)
             at += 2
+            if length < 0:
+                raise ValueError(f"topic name of {length} bytes")  # would lead back to bytes that were read
             topic = str(body[at : at + length], "utf-8")
             at += length
             (count,) = struct.unpack_from(">i", body, at)

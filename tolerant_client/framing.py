@@ -14,6 +14,8 @@ Wire fact: a frame is a big-endian int32 length and that many bytes
 
 from __future__ import annotations
 
+import numpy as np
+
 from tolerant_client.errors import FrameError
 
 _PREFIX = 4
@@ -115,7 +117,8 @@ class FrameAssembler:
                 start = stop
                 continue
             if length + _PREFIX > len(chunk):
-                self._large = memoryview(bytearray(length))
+                # Not zeroed: a fresh buffer would be touched twice, page by page.
+                self._large = np.empty(length, np.uint8).data
                 self._filled = end - start - _PREFIX
                 self._large[: self._filled] = chunk[start + _PREFIX : end]
                 start = end

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import kafka.errors as Errors
+from kafka.future import Future
 from kafka.net.selector import NetworkSelector
 from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.protocol.metadata import MetadataRequest
@@ -265,7 +266,10 @@ class RawCluster:
 
     def produce(self, node_id: int, batches: Mapping[TopicPartition, memoryview], timeout_ms: int = 30_000) -> Any:
         """Sends one batch a partition; a kafka Future of list[ProducedPartition], for pipelining."""
-        return self.manager.send(RawProduce(self._produce_version, batches, timeout_ms), node_id)
+        try:
+            return self.manager.send(RawProduce(self._produce_version, batches, timeout_ms), node_id)
+        except Errors.KafkaError as error:  # the node is no longer known, or has refused our credentials
+            return Future().failure(error)
 
     async def produce_and_wait(self, node_id: int, batches: Mapping[TopicPartition, memoryview]) -> list[ProducedPartition]:
         """Sends one batch a partition and waits for the answer."""
@@ -303,6 +307,8 @@ class RawCluster:
                     raise
                 if time.monotonic() > deadline:
                     raise self._unreachable(self.patience_ms, error, what) from error
+                if getattr(error, "invalid_metadata", False):
+                    self.manager.cluster.request_update()  # the leader that we know may lead no longer
             await self.net.sleep(backoff * random.uniform(0.8, 1.2))
             backoff = min(backoff * 2, 1.0)
 

@@ -156,7 +156,7 @@ def measure_copies(pair: Pair, options: argparse.Namespace, keep: Callable[[Copy
 def copy_table(runs: Sequence[CopyRun], peers: Sequence[str]) -> Table:
     """Medians with [min-max] for every data and peer; ratios are those of the medians."""
     table = Table(title="Copying a topic of 4 partitions, median [min-max]")
-    for column in ("data", "peer", "rec/s", "rec per CPU-s", "MB/s", "start s", "whole s", "whole CPU-s", "wall : MM2", "CPU : MM2"):
+    for column in ("data", "peer", "k rec/s", "k rec per CPU-s", "MB/s", "start s", "whole s", "whole CPU-s", "wall : MM2", "CPU : MM2"):
         table.add_column(column, justify="left" if column in ("data", "peer") else "right")
     for data in dict.fromkeys(run.data for run in runs):
         base = [run for run in runs if run.data == data and run.peer == "mm2"]
@@ -168,8 +168,8 @@ def copy_table(runs: Sequence[CopyRun], peers: Sequence[str]) -> Table:
             table.add_row(
                 data,
                 peer + mark,
-                _spread([run.rate for run in own]),
-                _spread([run.rate_per_cpu for run in own]),
+                _spread([run.rate / 1e3 for run in own]),
+                _spread([run.rate_per_cpu / 1e3 for run in own]),
                 f"{statistics.median(run.rate * run.size / 1e6 for run in own):,.0f}",
                 _spread([run.startup_s for run in own], ",.1f"),
                 f"{statistics.median(run.whole_s for run in own):,.1f}",

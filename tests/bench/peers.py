@@ -3,7 +3,7 @@
 Laws:
 - A peer is one command in a session of its own; its CPU time is that of every
   process of the session, alive or gone.
-- Clusters and peers do not outlive a Pair and a Running.
+- Brokers do not outlive their Pair, nor a peer's processes their Running.
 """
 
 from __future__ import annotations
@@ -218,6 +218,8 @@ class Running:
             self._process = subprocess.Popen(
                 launch.command,
                 cwd=_REPOSITORY,
+                # Compiled modules are kept, as in any installation: Spark starts a dozen Python processes.
+                env={key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -168,6 +168,29 @@ def test_records_that_arrive_while_the_copy_is_held_are_copied_too(source: str, 
     assert compare(source, target, topic).identical
 
 
+def test_partition_left_alone_at_the_end_of_its_lease_is_taken_up_again(source: str, target: str) -> None:
+    topic = "mirror-lease"
+    create_topic(source, topic)
+    append_records(source, topic, 100)
+    partition = TopicPartition(topic, 0)
+    with both(source, target) as (origin, copy):
+
+        async def run() -> int:
+            link = await prepare_link(origin, copy, topic, "lease")
+            copier = LinkCopier(origin, copy, link.producer_id)
+            await copier.copy({partition: 100}, lease_ms=200)
+            await origin.net.sleep(0.3)
+            batch = encode_batch([Record(0, T0, None, b"after the lease")] * 50)
+            await origin.produce_and_wait(await origin.leader(partition), {partition: memoryview(batch)})
+            await origin.net.sleep(0.3)
+            again = origin.net.call_soon_with_future(lambda: copier.copy({partition: 150}, lease_ms=200))
+            await origin.net.sleep(3)
+            assert again.is_done, "nobody fetches the partition"
+            return (await again)[partition].acked
+
+        assert origin.run(run) == 150
+
+
 def test_memory_in_flight_stays_within_its_bound_and_small_bounds_still_copy_all(source: str, target: str) -> None:
     topic = "mirror-bounded"
     create_topic(source, topic, 4)
@@ -239,13 +262,10 @@ def test_three_racing_writers_with_one_killed_again_and_again_copy_every_record_
 
 def foreign_write(servers: str, topic: str, records: int = 1, *, idempotent: bool = True) -> int:
     """Appends as an ordinary client; returns the producer id that the log shows."""
-    partition = TopicPartition(topic, 0)
-    before = ends(servers, topic)[0]
     producer = kafka.KafkaProducer(bootstrap_servers=servers, enable_idempotence=idempotent)
-    for n in range(records):
-        producer.send(topic, b"foreign %d" % n, partition=0, timestamp_ms=T0)
+    sent = [producer.send(topic, b"foreign %d" % n, partition=0, timestamp_ms=T0) for n in range(records)]
     producer.close()
-    return header_at(servers, partition, before).producer_id
+    return header_at(servers, TopicPartition(topic, 0), sent[0].get().offset).producer_id
 
 
 def copy_with_foreign_write(source: str, target: str, topic: str, per_batch: int, timestamp: int | None) -> int:
@@ -361,7 +381,7 @@ def test_unknown_topic_is_refused_with_a_suggestion(source: str, target: str) ->
 
 
 @pytest.mark.usefixtures("untouched")
-def test_source_that_is_the_target_is_refused(source: str, target: str, kafka_cluster: KafkaCluster) -> None:
+def test_source_that_is_the_target_is_refused(source: str) -> None:
     create_topic(source, "mirror-itself")
     with pytest.raises(OptionError, match="are the same cluster"):
         mirror(source, source, "mirror-itself")
@@ -380,11 +400,9 @@ def test_unreachable_cluster_is_named_within_seconds(source: str, target: str, m
 
 
 @pytest.mark.usefixtures("untouched")
-def test_target_topic_with_fewer_partitions_is_refused(source: str, target: str, request: pytest.FixtureRequest) -> None:
+def test_target_topic_with_fewer_partitions_is_refused(source: str, target: str) -> None:
     create_topic(source, "mirror-narrow", 3)
     create_topic(source, "mirror-narrow-new", 1)
-    with both(source, target) as (_, copy):
-        assert "mirror-narrow-new" not in copy.run(copy.partitions)
     create_topic(target, "mirror-narrow", 2)
     try:
         with pytest.raises(OptionError, match="mirror-narrow has 2 partitions on the target and 3 on the source"):

@@ -55,7 +55,12 @@ def append_batches(servers: str, batches: Iterable[tuple[TopicPartition, bytes]]
     async def run() -> None:
         await cluster.connect()
         pending: list[Any] = []
+        known: set[TopicPartition] = set()
         for partition, batch in batches:
+            if partition not in known:
+                # A broker knows a new topic a little later than the controller.
+                await cluster.list_offsets({partition: LATEST})
+                known.add(partition)
             pending.append(cluster.produce(await cluster.leader(partition), {partition: memoryview(batch)}))
             if len(pending) >= _PIPELINE:
                 check(await pending.pop(0))
@@ -80,10 +85,12 @@ def append_records(
     size: int = 100,
     codec: int = 0,
     timestamp: int | None = None,
-) -> None:
-    """Numbered records, `count` in each partition; `timestamp` gives all of them the same one."""
+) -> int:
+    """Numbered records, `count` in each partition; `timestamp` gives all of them the same one.  Returns bytes."""
+    written = 0
 
     def batches() -> Iterator[tuple[TopicPartition, bytes]]:
+        nonlocal written
         filler = b"." * max(0, size - 24)
         for start in range(first, first + count, per_batch):
             for partition in range(partitions):
@@ -91,9 +98,12 @@ def append_records(
                     Record(0, T0 + n if timestamp is None else timestamp, b"%d" % n, b"%010d/%04d/" % (n, partition) + filler)
                     for n in range(start, min(start + per_batch, first + count))
                 ]
-                yield TopicPartition(topic, partition), encode_batch(records, codec=codec)
+                batch = encode_batch(records, codec=codec)
+                written += len(batch)
+                yield TopicPartition(topic, partition), batch
 
     append_batches(servers, batches())
+    return written
 
 
 def mirror(

@@ -211,6 +211,29 @@ def test_peer_that_answers_late_is_given_more_grace() -> None:
     assert kinds(store.response(older.correlation_id, OK, 3.6)) == ["reordered", "completed"]
 
 
+def test_order_is_that_of_the_wire_and_not_of_the_queue() -> None:
+    store = tracker()
+    queued_first = store.queue(FakeRequest(), 30.0)
+    sent_first = send(store, FakeRequest(apis.LIST_OFFSETS))
+    assert store.sent(queued_first, 0.1) == []
+    assert store.oldest is sent_first
+    assert kinds(store.response(sent_first.correlation_id, OK, 0.2)) == ["completed"]
+    assert of(Lost, store.expired(0.4)) == []
+    assert kinds(store.response(queued_first.correlation_id, OK, 0.5)) == ["completed"]
+
+
+def test_answer_that_comes_while_an_older_one_with_its_key_is_resent_waits() -> None:
+    store = tracker()
+    older = send(store, FakeRequest(apis.PRODUCE, keys=("t-0",), resend_safe=True))
+    other = send(store, FakeRequest(apis.LIST_OFFSETS))
+    later = send(store, FakeRequest(apis.PRODUCE, keys=("t-0",), resend_safe=True))
+    store.response(other.correlation_id, OK, 1.0)
+    resend(store, store.expired(1.1), 1.1)
+    assert store.response(later.correlation_id, OK, 1.2) == []
+    events = store.response(older.correlation_id, OK, 1.3)
+    assert [e.request for e in of(Completed, events)] == [older, later]
+
+
 # -- T3 -----------------------------------------------------------------------
 
 
@@ -273,6 +296,15 @@ def test_nothing_is_sent_again_after_its_deadline() -> None:
     events = store.expired(1.2)
     assert of(Requeued, events) == []
     assert of(Retired, events)[0].is_timeout
+
+
+def test_loss_that_is_certain_only_after_the_deadline_sends_nothing_again() -> None:
+    store = tracker()
+    send(store, FakeRequest(apis.LIST_OFFSETS), timeout=1.0)
+    later = send(store, FakeRequest(99))
+    store.response(5, OK, 0.9)  # explains the loss, so that it needs no grace
+    events = store.response(later.correlation_id, OK, 1.1)
+    assert kinds(events) == ["completed", "lost", "failed"]
 
 
 # -- T4 -----------------------------------------------------------------------

@@ -22,7 +22,7 @@ from kafka.future import Future
 from kafka.net.wakeup_notifier import WakeupNotifier
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import RecordBatchError, TolerantClientError
+from tolerant_client.errors import RecordBatchError, RecoveryExhaustedError, TolerantClientError
 from tolerant_client.fetch import FetchAnswer, FetchSession
 from tolerant_client.mirror.partition import PartitionCopy, Phase
 from tolerant_client.mirror.state import read_append_states
@@ -63,6 +63,7 @@ class _Fetcher:
         self.session = session
         self.round = 0
         self.is_behind = True  # the last answer left records on the source
+        self.failing_since: float | None = None
 
 
 class _Sender:
@@ -167,10 +168,15 @@ class LinkCopier:
         copy.until = until
         copy.hold_until = hold_until
         copy.lease_until = lease_until
+        if copy.phase is Phase.COPYING and not any(partition in f.session.positions for f in self._fetchers.values()):
+            # It had reached its former offset and was left alone since.
+            copy.phase = Phase.DRAINING
+            self._after_trouble(copy)
 
     def _release(self, partition: TopicPartition) -> None:
         copy = self._partitions.pop(partition, None)
         if copy is not None:
+            copy.phase = Phase.STOPPED  # what was accepted for it is not queued any more
             self._bytes_in_flight -= copy.drop_queue()
             self._leave(partition)
             self._to_sync.discard(partition)
@@ -216,8 +222,10 @@ class LinkCopier:
                         continue
                     state = states.get(partition)
                     if state is None:
-                        copy.not_before = self.clock() + 0.02
-                        self._to_sync.add(partition)
+                        copy.phase = Phase.SYNCING
+                        copy.trouble("the last record batch could not be read", self.clock())
+                        copy.not_before = max(copy.not_before, self.clock() + 0.02)
+                        self._after_trouble(copy)
                     elif isinstance(state, TolerantClientError):
                         copy.phase = Phase.SYNCING
                         copy.doubt(state, self.clock())
@@ -296,12 +304,19 @@ class LinkCopier:
             session.failed()
             await self._after_failed_fetch(fetcher, error)
             return None
-        return answer if session.answered(answer) else None
+        if not session.answered(answer):
+            await self._after_failed_fetch(fetcher, Errors.for_code(answer.error_code)())
+            return None
+        fetcher.failing_since = None
+        return answer
 
     async def _after_failed_fetch(self, fetcher: _Fetcher, error: Exception) -> None:
         """A node that does not answer may no longer lead: its partitions are placed anew."""
+        self._give_up_after(fetcher, error)
         await self._net.sleep(0.02 * random.uniform(0.2, 1.0))
-        if not isinstance(error, (Errors.KafkaConnectionError, Errors.NodeNotReadyError)):
+        if not isinstance(
+            error, (Errors.KafkaConnectionError, Errors.NodeNotReadyError, Errors.RequestTimedOutError, Errors.KafkaTimeoutError)
+        ):
             return
         await self.source.refresh()
         for partition in list(fetcher.session.positions):
@@ -310,6 +325,23 @@ class LinkCopier:
                 if copy is not None:
                     copy.trouble(f"node {fetcher.node_id} no longer leads", self.clock())
                     self._after_trouble(copy)
+
+    def _give_up_after(self, fetcher: _Fetcher, error: Exception) -> None:
+        """Stops the partitions of a node that answered no fetch for as long as the patience lasts."""
+        now, patience_s = self.clock(), self.limits.patience_ms / 1000
+        if fetcher.failing_since is None:
+            fetcher.failing_since = now
+        if now - fetcher.failing_since <= patience_s:
+            return
+        for copy in [c for p in fetcher.session.positions if (c := self._partitions.get(p)) is not None]:
+            copy.stop(
+                RecoveryExhaustedError(
+                    f"{copy}: node {fetcher.node_id} of the source answered no fetch for {patience_s:.0f} s at offset"
+                    f" {copy.acked}; check that broker",
+                    (f"{type(error).__name__}: {error}",),
+                )
+            )
+            self._after_trouble(copy)
 
     def _accept(self, fetcher: _Fetcher, answer: FetchAnswer) -> list[tuple[PartitionCopy, BatchHeader, memoryview]]:
         """Takes what each partition can append, and moves the session past it."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from tolerant_client.errors import OptionError
 
 TIMESTAMP_TYPE = "message.timestamp.type"
-_LOG_APPEND_TIME = "LogAppendTime"
+LOG_APPEND_TIME = "LogAppendTime"
 
 # What belongs to the brokers of one cluster, not to the topic.
 _NOT_COPIED = frozenset({"leader.replication.throttled.replicas", "follower.replication.throttled.replicas"})
@@ -61,9 +61,9 @@ def plan_topics(source: Mapping[str, TopicSpec], target: Mapping[str, TopicSpec]
     """
     create, existing = [], []
     for name, wanted in source.items():
-        if wanted.config.get(TIMESTAMP_TYPE) == _LOG_APPEND_TIME:
+        if wanted.config.get(TIMESTAMP_TYPE) == LOG_APPEND_TIME:
             raise OptionError(
-                f"Topic {name} of the source has {TIMESTAMP_TYPE}={_LOG_APPEND_TIME}; such topics are not mirrored yet, exclude it"
+                f"Topic {name} of the source has {TIMESTAMP_TYPE}={LOG_APPEND_TIME}; such topics are not mirrored yet, exclude it"
             )
         present = target.get(name)
         if present is None:
@@ -74,9 +74,9 @@ def plan_topics(source: Mapping[str, TopicSpec], target: Mapping[str, TopicSpec]
                 f"Topic {name} has {present.partitions} partitions on the target and {wanted.partitions} on the source;"
                 f" add partitions to it, or delete it and let the mirror create it"
             )
-        if present.config.get(TIMESTAMP_TYPE) == _LOG_APPEND_TIME:
+        if present.config.get(TIMESTAMP_TYPE) == LOG_APPEND_TIME:
             raise OptionError(
-                f"Topic {name} of the target has {TIMESTAMP_TYPE}={_LOG_APPEND_TIME}, which would rewrite timestamps;"
+                f"Topic {name} of the target has {TIMESTAMP_TYPE}={LOG_APPEND_TIME}, which would rewrite timestamps;"
                 f" set it to CreateTime"
             )
         existing.append(wanted)
@@ -88,4 +88,5 @@ def _as_created(wanted: TopicSpec, target_brokers: int) -> TopicSpec:
     config = {key: value for key, value in wanted.config.items() if key not in _NOT_COPIED}
     if int(config.get("min.insync.replicas", "1")) > replicas:
         config["min.insync.replicas"] = str(replicas)  # more than there are would refuse every append
+    config.setdefault(TIMESTAMP_TYPE, "CreateTime")  # the target's brokers may have another default
     return TopicSpec(wanted.name, wanted.partitions, replicas, config)

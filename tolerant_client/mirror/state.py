@@ -139,6 +139,8 @@ async def read_headers(cluster: RawCluster, offsets: Mapping[TopicPartition, int
                         header = read_header(part.records)
                         if header.magic == 2 and header.base_offset <= positions.get(part.partition, -1) <= header.last_offset:
                             headers[part.partition] = header
+                if any(part.error_code for part in fetched):
+                    await cluster.refresh()
 
             await cluster.insist("reading the last batches", ask)
     return headers
@@ -159,7 +161,9 @@ async def _check_last_batch(
     is_ours = last.producer_id == producer_id
     if original is not None and not is_copy(last, original) or is_ours and last.base_offset >= source_end:
         # Behind a foreign batch even our own lie elsewhere: say which one was the first.
-        raise _diverged(partition, await _first_difference(source, target, partition, source_start, last), producer_id)
+        first = await _first_difference(source, target, partition, source_start, last)
+        if original is not None or first.producer_id != producer_id:
+            raise _diverged(partition, first, producer_id)
     if is_ours:
         return
     # Another id: the link's own from before its transactional.id expired, or a foreign writer's.

@@ -15,7 +15,7 @@ from kafka.protocol.metadata import MetadataRequest
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError, TolerantClientError, UnsupportedSourceError
-from tolerant_client.mirror.plan import TopicSpec, TopicsPlan, plan_topics, select_topics
+from tolerant_client.mirror.plan import LOG_APPEND_TIME, TIMESTAMP_TYPE, TopicSpec, TopicsPlan, plan_topics, select_topics
 from tolerant_client.mirror.state import init_producer_id, raise_for, read_append_states
 from tolerant_client.raw import EARLIEST, LATEST, RawCluster
 
@@ -102,7 +102,9 @@ async def describe_topics(cluster: RawCluster, topics: Iterable[str]) -> dict[st
         for result in answer.results:
             raise_for(result.error_code, f"DescribeConfigs of {result.resource_name}")
             found[result.resource_name] = {
-                c.name: c.value for c in result.configs if c.config_source == _SET_FOR_THIS_TOPIC and c.value is not None
+                c.name: c.value
+                for c in result.configs
+                if c.value is not None and (c.config_source == _SET_FOR_THIS_TOPIC or _rewrites_timestamps(c))
             }
         return found
 
@@ -149,6 +151,11 @@ async def create_topics(target: RawCluster, topics: Iterable[TopicSpec]) -> None
     await target.insist("creating topics", create)
     target.manager.cluster._topics |= missing.keys()
     await target.insist("waiting for the new topics' leaders", ready)
+
+
+def _rewrites_timestamps(config: Any) -> bool:
+    """True for LogAppendTime, which matters even where it is only the brokers' default."""
+    return bool(config.name == TIMESTAMP_TYPE and config.value == LOG_APPEND_TIME)
 
 
 def _controller(cluster: RawCluster) -> Any:

@@ -125,8 +125,9 @@ class LogComparison:
             if self._records[side] and self._records[side][0].offset < self._ends[1 - side]:
                 self.difference = Difference(self._records[side][0].offset, f"missing on the {missing}")
                 return
-        if not any(self._records):
-            self.identical_until = max(self.identical_until, min(self._ends))
+        # A side that has no record left may still end before the other one's next record: a gap in both.
+        known = min(*self._ends, *(records[0].offset for records in self._records if records))
+        self.identical_until = max(self.identical_until, known)
 
     def _compare_records(self, source: Record, target: Record) -> None:
         if source.offset != target.offset:

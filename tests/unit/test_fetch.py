@@ -1,0 +1,267 @@
+"""Fetch requests and answers against kafka-python's own classes, and the rules of fetch sessions (KIP-227)."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.protocol.consumer import FetchRequest, FetchResponse
+from kafka.structs import TopicPartition
+
+from tolerant_client.fetch import MAX_FETCH_VERSION, MIN_FETCH_VERSION, FetchAnswer, FetchSession, RawFetch
+
+VERSIONS = range(MIN_FETCH_VERSION, MAX_FETCH_VERSION + 1)
+A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b-\u00fc", 0)
+
+
+def frame(request: RawFetch, correlation_id: int = 7) -> bytes:
+    return b"".join(request.frame_buffers(correlation_id, "me"))
+
+
+def fetch(version: int, **options: Any) -> RawFetch:
+    given = {"positions": {A0: 5, B0: 2**40, A1: 0}, "max_wait_ms": 250, "max_bytes": 1 << 24, "partition_max_bytes": 1 << 20}
+    return RawFetch(version, **{**given, **options})
+
+
+def theirs(version: int, request: RawFetch) -> bytes:
+    """The same request, encoded by kafka-python."""
+    topics: dict[str, list[Any]] = {}
+    for partition, offset in request.positions.items():
+        topics.setdefault(partition.topic, []).append(
+            FetchRequest.FetchTopic.FetchPartition(
+                partition=partition.partition,
+                current_leader_epoch=-1,
+                fetch_offset=offset,
+                log_start_offset=-1,
+                partition_max_bytes=request.partition_max_bytes,
+            )
+        )
+    forgotten: dict[str, list[int]] = {}
+    for partition in request.forgotten:
+        forgotten.setdefault(partition.topic, []).append(partition.partition)
+    encoded = FetchRequest[version](
+        replica_id=-1,
+        max_wait_ms=request.max_wait_ms,
+        min_bytes=1,
+        max_bytes=request.max_bytes,
+        isolation_level=request.isolation_level,
+        session_id=request.session_id,
+        session_epoch=request.session_epoch,
+        topics=[FetchRequest.FetchTopic(topic=name, partitions=parts) for name, parts in topics.items()],
+        forgotten_topics_data=[FetchRequest.ForgottenTopic(topic=name, partitions=parts) for name, parts in forgotten.items()],
+        rack_id="",
+    )
+    encoded.with_header(correlation_id=7, client_id="me")
+    return bytes(encoded.encode(framed=True, header=True))
+
+
+def answer(version: int, *, error_code: int = 0, session_id: int = 0, partitions: dict[TopicPartition, Any] | None = None) -> bytes:
+    """An answer's body, encoded by kafka-python."""
+    topics: dict[str, list[Any]] = {}
+    for partition, (code, records, aborted) in (partitions or {}).items():
+        topics.setdefault(partition.topic, []).append(
+            FetchResponse.FetchableTopicResponse.PartitionData(
+                partition_index=partition.partition,
+                error_code=code,
+                high_watermark=100,
+                last_stable_offset=90,
+                log_start_offset=3,
+                aborted_transactions=[
+                    FetchResponse.FetchableTopicResponse.PartitionData.AbortedTransaction(producer_id=pid, first_offset=first)
+                    for pid, first in aborted
+                ],
+                preferred_read_replica=-1,
+                records=records,
+            )
+        )
+    response = FetchResponse[version](
+        throttle_time_ms=12,
+        error_code=error_code,
+        session_id=session_id,
+        responses=[FetchResponse.FetchableTopicResponse(topic=name, partitions=parts) for name, parts in topics.items()],
+    )
+    return bytes(response.encode(header=False))
+
+
+SOME = {A0: (0, b"records of a0", [(9, 4), (10, 5)]), A1: (1, b"", []), B0: (0, b"x" * 300, [])}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_request_bytes_are_those_of_kafka_python(version: int) -> None:
+    request = fetch(version, isolation_level=1)
+    assert frame(request) == theirs(version, request)
+
+
+@pytest.mark.parametrize("version", range(7, MAX_FETCH_VERSION + 1))
+def test_session_request_bytes_are_those_of_kafka_python(version: int) -> None:
+    request = fetch(version, positions={A1: 8}, session_id=77, session_epoch=3, forgotten=[A0, B0])
+    assert frame(request) == theirs(version, request)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_answer_is_decoded_as_kafka_python_encodes_it(version: int) -> None:
+    body = memoryview(bytearray(answer(version, session_id=5, partitions=SOME)))
+    decoded = fetch(version).decode_response(body)
+    assert decoded.throttle_time_ms == 12
+    assert decoded.session_id == (5 if version >= 7 else 0)
+    parts = {part.partition: part for part in decoded.partitions}
+    assert list(parts) == [A0, A1, B0]
+    assert parts[A0].aborted == ((9, 4), (10, 5))
+    assert (parts[A0].high_watermark, parts[A0].last_stable_offset) == (100, 90)
+    assert parts[A0].log_start_offset == (3 if version >= 5 else -1)
+    assert parts[A1].error_code == 1
+    assert [bytes(part.records) for part in parts.values()] == [b"records of a0", b"", b"x" * 300]
+
+
+def test_records_are_views_of_the_frame_and_may_be_stamped_in_place() -> None:
+    buffer = bytearray(answer(11, partitions=SOME))
+    part = fetch(11).decode_response(memoryview(buffer)).partitions[0]
+    part.records[:7] = b"RECORDS"
+    assert b"RECORDS of a0" in buffer
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_cut_and_leftover_bytes_raise(version: int) -> None:
+    body = answer(version, partitions=SOME)
+    request = fetch(version)
+    for length in range(len(body)):
+        with pytest.raises((ValueError, struct.error)):
+            request.decode_response(memoryview(body)[:length])
+    with pytest.raises(ValueError, match="Fetch answer has"):
+        request.decode_response(memoryview(body + b"\0"))
+
+
+@given(st.binary(max_size=200), st.sampled_from(VERSIONS))
+def test_hostile_bytes_raise_nothing_but_decoding_errors(body: bytes, version: int) -> None:
+    try:
+        fetch(version).decode_response(memoryview(body))
+    except (ValueError, struct.error):
+        pass
+
+
+def test_negative_topic_name_length_cannot_lead_back_to_bytes_that_were_read() -> None:
+    # A name of -6 bytes and no partitions end where they began: read again 2**31 times.
+    body = struct.pack(">ihi", 0, 0, 0) + struct.pack(">i", 0x7FFFFFFF) + struct.pack(">hi", -6, 0)
+    with pytest.raises(ValueError):
+        fetch(11).decode_response(memoryview(body))
+
+
+def test_only_a_request_outside_any_session_is_sent_again_as_it_stands() -> None:
+    assert fetch(11).resend_safe
+    assert not fetch(11, session_id=0, session_epoch=0).resend_safe
+    assert not fetch(11, session_id=4, session_epoch=9).resend_safe
+
+
+class Session:
+    """A fetch session and the limits that do not matter here."""
+
+    def __init__(self, version: int = 11) -> None:
+        self.session = FetchSession(version)
+
+    def request(self) -> RawFetch:
+        return self.session.request(max_wait_ms=1, max_bytes=2, partition_max_bytes=3)
+
+    def answered(self, session_id: int = 9, error_code: int = 0) -> bool:
+        return self.session.answered(FetchAnswer(error_code, session_id, 0, []))
+
+
+@pytest.fixture
+def opened() -> Session:
+    """A session with A0 and B0 that the broker has opened as number 9."""
+    session = Session()
+    session.session.seek(A0, 1)
+    session.session.seek(B0, 2)
+    session.request()
+    assert session.answered()
+    return session
+
+
+def test_first_request_of_a_session_is_full_and_asks_for_a_new_one() -> None:
+    session = Session()
+    session.session.seek(A0, 1)
+    request = session.request()
+    assert (request.session_id, request.session_epoch) == (0, 0)
+    assert request.positions == {A0: 1}
+
+
+def test_later_requests_carry_only_what_changed_and_the_epoch_moves_on(opened: Session) -> None:
+    opened.session.seek(B0, 3)
+    request = opened.request()
+    assert (request.session_id, request.session_epoch) == (9, 1)
+    assert request.positions == {B0: 3}
+    assert opened.answered()
+    request = opened.request()
+    assert (request.session_epoch, request.positions) == (2, {})
+    assert opened.session.positions == {A0: 1, B0: 3}
+
+
+def test_forgotten_partition_is_named_once(opened: Session) -> None:
+    opened.session.forget(B0)
+    opened.session.forget(A1)
+    request = opened.request()
+    assert request.forgotten == (B0,)
+    assert opened.answered()
+    assert opened.request().forgotten == ()
+    assert opened.session.positions == {A0: 1}
+
+
+def test_partition_forgotten_and_sought_again_is_not_in_both_lists(opened: Session) -> None:
+    # A broker adds first and removes then: in both lists it would be gone.
+    opened.session.forget(B0)
+    opened.session.seek(B0, 7)
+    request = opened.request()
+    assert (request.positions, request.forgotten) == ({B0: 7}, ())
+    opened.session.seek(B0, 8)
+    opened.session.forget(B0)
+    assert opened.answered()
+    request = opened.request()
+    assert (request.positions, request.forgotten) == ({}, (B0,))
+
+
+@pytest.mark.parametrize("error_code", [70, 71])
+def test_session_that_the_broker_does_not_know_is_opened_anew_with_all_partitions(opened: Session, error_code: int) -> None:
+    opened.session.seek(A0, 5)
+    opened.session.forget(B0)
+    opened.request()
+    assert not opened.answered(error_code=error_code)
+    opened.session.seek(A1, 6)
+    request = opened.request()
+    assert (request.session_epoch, request.forgotten) == (0, ())
+    assert request.positions == {A0: 5, A1: 6}
+
+
+def test_lost_request_starts_a_new_session_with_what_it_carried(opened: Session) -> None:
+    opened.session.seek(A0, 5)
+    opened.request()
+    opened.session.failed()
+    request = opened.request()
+    assert (request.session_epoch, request.positions) == (0, {A0: 5, B0: 2})
+
+
+def test_broker_without_room_for_sessions_gets_full_requests() -> None:
+    session = Session()
+    session.session.seek(A0, 1)
+    for _ in range(3):
+        request = session.request()
+        assert (request.session_id, request.session_epoch, request.positions) == (0, 0, {A0: 1})
+        assert session.answered(session_id=0)
+
+
+def test_epoch_wraps_to_one_and_never_to_the_full_fetch_of_zero(opened: Session) -> None:
+    opened.session._epoch = 0x7FFFFFFF
+    assert opened.request().session_epoch == 0x7FFFFFFF
+    assert opened.answered()
+    assert opened.request().session_epoch == 1
+
+
+def test_version_without_sessions_sends_all_positions_each_time() -> None:
+    session = Session(6)
+    session.session.seek(A0, 1)
+    session.request()
+    session.answered(session_id=0)
+    request = session.request()
+    assert request.positions == {A0: 1}
+    assert request.resend_safe

@@ -1,0 +1,370 @@
+"""The state machine of one copied partition; the letters are the laws in its docstring."""
+
+from __future__ import annotations
+
+import kafka.errors as Errors
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.structs import TopicPartition
+
+from tolerant_client.errors import (
+    RecordBatchError,
+    RecoveryExhaustedError,
+    TargetDivergedError,
+    TolerantClientError,
+    UnsupportedSourceError,
+)
+from tolerant_client.mirror.partition import BELIEVED_AFTER, AppendState, PartitionCopy, Phase, add_sequence
+from tolerant_client.record_batch import BatchHeader, Record, encode_batch, iter_batches, read_header
+
+TP = TopicPartition("orders", 3)
+PRODUCER = 4711
+NOT_NEXT = [45, 46, 47, 59, 1]
+RETRIABLE = [3, 5, 6, 7, 19, 20, 56]
+FATAL = [10, 29, 32, 87]
+
+
+def batch(base_offset: int, count: int = 10, **options: object) -> tuple[BatchHeader, memoryview]:
+    view = memoryview(bytearray(encode_batch([Record(0, 1, None, b"x")] * count, base_offset=base_offset, **options)))  # type: ignore[arg-type]
+    return read_header(view), view
+
+
+def copying(log_end: int = 100, next_sequence: int = 100, until: int | None = 1000) -> PartitionCopy:
+    copy = PartitionCopy(TP, until, 0.0)
+    copy.resume(AppendState(log_end, PRODUCER, 0, next_sequence), 0.0)
+    return copy
+
+
+def send(copy: PartitionCopy, base_offset: int, count: int = 10) -> BatchHeader:
+    """Accepts and queues a batch and takes it as sent."""
+    header, view = batch(base_offset, count)
+    assert copy.accept(header)
+    copy.enqueue(header, view)
+    copy.queue.popleft()
+    copy.in_flight += 1
+    return header
+
+
+def answer(copy: PartitionCopy, header: BatchHeader, error_code: int = 0, base_offset: int | None = None, now: float = 1.0) -> None:
+    copy.in_flight -= 1
+    copy.appended(header, error_code, header.base_offset if base_offset is None else base_offset, now)
+
+
+# -- law A: only what starts exactly at the position --------------------------
+
+
+def test_law_a_batch_at_the_position_is_accepted_and_moves_it() -> None:
+    copy = copying()
+    assert copy.accept(batch(100)[0])
+    assert copy.accept(batch(110, 5)[0])
+    assert (copy.position, copy.acked) == (115, 100)
+
+
+def test_law_a_batch_that_the_target_has_is_passed_over() -> None:
+    copy = copying()
+    assert not copy.accept(batch(90)[0])
+    assert copy.position == 100
+
+
+@pytest.mark.parametrize("base_offset", [101, 95, 10**6])
+def test_law_a_batch_that_starts_elsewhere_is_refused(base_offset: int) -> None:
+    copy = copying()
+    with pytest.raises(UnsupportedSourceError, match="orders-3 has no record batch that starts at offset 100"):
+        copy.accept(batch(base_offset)[0])
+    assert copy.position == 100
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"is_transactional": True}, "orders-3 at offset 100 is transactional"),
+        ({"is_transactional": True, "is_control": True}, "is transactional"),
+        ({"last_offset_delta": 12}, "is a compacted batch"),
+    ],
+)
+def test_law_a_batch_that_cannot_keep_its_offsets_is_refused_by_name(options: dict[str, object], reason: str) -> None:
+    copy = copying()
+    with pytest.raises(UnsupportedSourceError, match=reason):
+        copy.accept(batch(100, **options)[0])
+    assert copy.position == 100
+
+
+# -- law B: sequences follow from the log -------------------------------------
+
+
+def test_law_b_batches_are_stamped_with_consecutive_sequences_of_the_links_producer() -> None:
+    copy = copying(next_sequence=7)
+    for base_offset, count in ((100, 10), (110, 1), (111, 5)):
+        header, view = batch(base_offset, count)
+        assert copy.accept(header)
+        copy.enqueue(header, view)
+    stamped = [next(iter_batches(view))[0] for _, view in copy.queue]
+    assert [(h.producer_id, h.producer_epoch, h.base_sequence) for h in stamped] == [
+        (PRODUCER, 0, 7), (PRODUCER, 0, 17), (PRODUCER, 0, 18)
+    ]
+
+
+def test_law_b_two_writers_give_the_same_batch_the_same_bytes() -> None:
+    first, second = copying(), copying(log_end=110, next_sequence=110)
+    for copy, start in ((first, 100), (second, 110)):
+        for base_offset in range(start, 140, 10):
+            header, view = batch(base_offset)
+            assert copy.accept(header)
+            copy.enqueue(header, view)
+    assert [bytes(view) for _, view in first.queue][1:] == [bytes(view) for _, view in second.queue]
+
+
+@pytest.mark.parametrize(
+    ("sequence", "delta", "following"),
+    [(0, 1, 1), (2**31 - 1, 1, 0), (2**31 - 1, 10, 9), (2**31 - 5, 5, 0), (2**31 - 6, 5, 2**31 - 1)],
+)
+def test_law_b_sequences_wrap_from_the_largest_to_zero(sequence: int, delta: int, following: int) -> None:
+    assert add_sequence(sequence, delta) == following
+
+
+@given(st.integers(0, 2**31 - 1), st.lists(st.integers(1, 10**6), max_size=20))
+def test_law_b_sequence_of_a_sum_is_the_sum_of_sequences(start: int, deltas: list[int]) -> None:
+    one_by_one = start
+    for delta in deltas:
+        one_by_one = add_sequence(one_by_one, delta)
+        assert 0 <= one_by_one < 2**31
+    assert one_by_one == add_sequence(start, sum(deltas))
+
+
+# -- law C: anything unexpected drains, and the log is read again -------------
+
+
+def test_law_c_expected_answer_moves_what_is_acknowledged() -> None:
+    copy = copying()
+    header = send(copy, 100)
+    answer(copy, header)
+    assert (copy.phase, copy.acked, copy.troubles, copy.bytes) == (Phase.COPYING, 110, 0, header.size)
+
+
+@pytest.mark.parametrize("error_code", NOT_NEXT + RETRIABLE)
+def test_law_c_refusal_that_may_heal_drains_without_a_doubt(error_code: int) -> None:
+    copy = copying()
+    headers = [send(copy, 100), send(copy, 110)]
+    for _ in range(5):
+        answer(copy, headers[0], error_code)
+        assert copy.phase is Phase.DRAINING and copy.error is None
+        assert not copy.is_drained
+        answer(copy, headers[1], error_code)
+        assert copy.is_drained
+        copy.resume(AppendState(100, PRODUCER, 0, 100), 2.0)
+        headers = [send(copy, 100), send(copy, 110)]
+
+
+def test_law_c_answer_at_another_offset_is_not_taken_for_an_append() -> None:
+    copy = copying()
+    header = send(copy, 100)
+    answer(copy, header, base_offset=101)
+    assert copy.phase is Phase.DRAINING
+    assert copy.acked == 100
+
+
+def test_law_c_good_answer_while_draining_does_not_move_the_position() -> None:
+    copy = copying()
+    first, second = send(copy, 100), send(copy, 110)
+    copy.in_flight -= 1
+    copy.lost(first, "append failed", 1.0)
+    answer(copy, second)
+    assert copy.is_drained
+    assert copy.acked == 100
+    copy.resume(AppendState(120, PRODUCER, 0, 120), 2.0)
+    assert (copy.position, copy.acked, copy.phase) == (120, 120, Phase.COPYING)
+
+
+def test_law_c_resuming_goes_where_the_log_says_back_or_ahead() -> None:
+    copy = copying()
+    send(copy, 100)
+    copy.trouble("something", 1.0)
+    copy.resume(AppendState(300, PRODUCER, 0, 55), 2.0)
+    header, view = batch(300)
+    assert copy.accept(header)
+    copy.enqueue(header, view)
+    assert next(iter_batches(view))[0].base_sequence == 55
+
+
+def test_law_c_queued_batches_are_dropped_with_their_bytes() -> None:
+    copy = copying()
+    sizes = 0
+    for base_offset in (100, 110, 120):
+        header, view = batch(base_offset)
+        copy.accept(header)
+        copy.enqueue(header, view)
+        sizes += header.size
+    assert copy.drop_queue() == sizes
+    assert not copy.queue
+    assert copy.drop_queue() == 0
+
+
+def test_law_c_first_troubles_are_looked_at_at_once_and_later_ones_with_growing_pauses() -> None:
+    copy = copying()
+    pauses = []
+    for n in range(12):
+        now = float(n * 10)
+        copy.trouble("again", now)
+        pauses.append(copy.not_before - now)
+        copy.resume(AppendState(100, PRODUCER, 0, 100), now)
+    assert pauses[0] <= 0 and pauses[1] <= 0
+    assert all(later >= earlier - 1e-6 for earlier, later in zip(pauses[2:], pauses[3:]))
+    assert 0 < pauses[2] < pauses[-1] <= 1.001
+
+
+# -- law D: a later batch proves the earlier ones -----------------------------
+
+
+def test_law_d_later_append_proves_an_earlier_one_whose_answer_is_lost() -> None:
+    copy = copying()
+    first, second = send(copy, 100), send(copy, 110)
+    answer(copy, second)
+    assert copy.acked == 120
+    copy.in_flight -= 1
+    copy.lost(first, "append failed", 1.0)
+    assert (copy.phase, copy.troubles) == (Phase.COPYING, 0)
+
+
+@pytest.mark.parametrize("error_code", NOT_NEXT + FATAL)
+def test_law_d_refusal_of_what_is_proved_means_nothing(error_code: int) -> None:
+    copy = copying()
+    first, second = send(copy, 100), send(copy, 110)
+    answer(copy, second)
+    answer(copy, first, error_code, -1)
+    assert (copy.phase, copy.troubles, copy.acked) == (Phase.COPYING, 0, 120)
+
+
+# -- law E: believed at the third time ----------------------------------------
+
+
+def doubts(copy: PartitionCopy, times: int) -> None:
+    for _ in range(times):
+        copy.doubt(TargetDivergedError("foreign"), 1.0)
+        if copy.phase is Phase.DRAINING:
+            copy.resume(AppendState(copy.acked, PRODUCER, 0, 0), 1.0)
+
+
+def test_law_e_finding_is_believed_at_the_third_time() -> None:
+    copy = copying()
+    doubts(copy, BELIEVED_AFTER - 1)
+    assert (copy.phase, copy.error) == (Phase.COPYING, None)
+    doubts(copy, 1)
+    assert copy.phase is Phase.STOPPED
+    assert isinstance(copy.error, TargetDivergedError)
+
+
+def test_law_e_progress_in_between_clears_doubts() -> None:
+    copy = copying()
+    for n in range(5):
+        doubts(copy, BELIEVED_AFTER - 1)
+        answer(copy, send(copy, 100 + 10 * n))
+    assert copy.phase is Phase.COPYING
+    doubts(copy, BELIEVED_AFTER - 1)
+    copy.resume(AppendState(500, PRODUCER, 0, 0), 1.0)
+    doubts(copy, BELIEVED_AFTER - 1)
+    assert copy.error is None
+
+
+@pytest.mark.parametrize("error_code", FATAL)
+def test_law_e_refusal_that_will_not_heal_stops_with_its_name_and_offset(error_code: int) -> None:
+    copy = copying()
+    for _ in range(BELIEVED_AFTER):
+        copy.resume(AppendState(100, PRODUCER, 0, 0), 1.0)
+        answer(copy, send(copy, 100), error_code, -1)
+    assert copy.phase is Phase.STOPPED
+    assert type(copy.error) is TolerantClientError
+    assert f"orders-3: append at offset 100 was refused with {Errors.for_code(error_code).__name__}" in str(copy.error)
+
+
+def test_law_e_damaged_batch_counts_as_a_doubt() -> None:
+    copy = copying()
+    for _ in range(BELIEVED_AFTER):
+        copy.resume(AppendState(100, PRODUCER, 0, 0), 1.0)
+        copy.doubt(RecordBatchError("CRC mismatch", 100), 1.0)
+    assert isinstance(copy.error, RecordBatchError)
+
+
+def test_stopped_partition_stays_stopped_and_keeps_its_first_error() -> None:
+    copy = copying()
+    copy.stop(TargetDivergedError("foreign"))
+    copy.trouble("late answer", 2.0)
+    copy.give_up_after(0.0, 1e9)
+    assert copy.phase is Phase.STOPPED
+    assert isinstance(copy.error, TargetDivergedError)
+    assert copy.troubles == 0
+
+
+# -- patience, lease, accounting ----------------------------------------------
+
+
+def test_patience_ends_with_an_error_that_tells_the_history() -> None:
+    copy = copying()
+    copy.trouble("append answered NotLeaderForPartitionError", 10.0)
+    copy.give_up_after(60.0, 69.0)
+    assert copy.error is None
+    copy.give_up_after(60.0, 71.0)
+    assert isinstance(copy.error, RecoveryExhaustedError)
+    assert "orders-3: no progress for 60 s at offset 100" in str(copy.error)
+    assert "NotLeaderForPartitionError" in str(copy.error)
+
+
+def test_patience_starts_anew_with_progress() -> None:
+    copy = copying()
+    copy.trouble("one", 10.0)
+    copy.resume(AppendState(101, PRODUCER, 0, 101), 20.0)
+    copy.give_up_after(60.0, 1000.0)
+    assert copy.error is None
+
+
+def test_lease_runs_from_the_last_look_at_the_log() -> None:
+    copy = copying()
+    assert not copy.is_lease_over(59.0, 60.0)
+    assert copy.is_lease_over(61.0, 60.0)
+    answer(copy, send(copy, 100), now=50.0)
+    assert not copy.is_lease_over(109.0, 60.0)
+
+
+def test_records_are_counted_from_the_first_look_by_whomever_they_were_written() -> None:
+    copy = copying(log_end=100)
+    answer(copy, send(copy, 100))
+    copy.trouble("overtaken", 1.0)
+    copy.resume(AppendState(200, PRODUCER, 0, 200), 1.0)
+    assert copy.records == 100
+
+
+def test_end_is_reached_by_what_is_acknowledged_and_not_by_what_is_sent() -> None:
+    copy = copying(until=110)
+    header = send(copy, 100)
+    assert not copy.has_reached
+    answer(copy, header)
+    assert copy.has_reached
+    assert copying(until=None).has_reached
+
+
+@given(st.data())
+def test_any_answers_in_any_order_leave_the_acknowledged_offset_true(data: st.DataObject) -> None:
+    """A broker that appends in order; answers are lost, wrong or late.  `acked` never exceeds what it appended."""
+    copy = copying(until=None)
+    log_end, in_flight = 100, []
+    for _ in range(data.draw(st.integers(1, 40))):
+        step = data.draw(st.sampled_from(["send", "answer", "lose", "refuse"]))
+        if step == "send" and copy.phase is Phase.COPYING:
+            header = send(copy, copy.position, data.draw(st.integers(1, 9)))
+            is_next = header.base_offset == log_end
+            log_end = header.next_offset if is_next else log_end
+            in_flight.append((header, is_next or header.next_offset <= log_end))
+        elif in_flight:
+            header, is_there = in_flight.pop(data.draw(st.integers(0, len(in_flight) - 1)))
+            if step == "lose":
+                copy.in_flight -= 1
+                copy.lost(header, "lost", 1.0)
+            elif step == "refuse" or not is_there:
+                answer(copy, header, 45, -1)
+            else:
+                answer(copy, header)
+        assert copy.acked <= log_end
+        assert copy.acked <= copy.position
+        if copy.is_drained:
+            copy.resume(AppendState(log_end, PRODUCER, 0, log_end), 1.0)
+            assert copy.position == copy.acked == log_end

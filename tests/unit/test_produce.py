@@ -1,0 +1,111 @@
+"""Produce requests and answers against kafka-python's own classes."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.protocol.producer import ProduceRequest, ProduceResponse
+from kafka.structs import TopicPartition
+
+from tolerant_client.apis import Action, action_for
+from tolerant_client.produce import MAX_PRODUCE_VERSION, MIN_PRODUCE_VERSION, ProducedPartition, RawProduce
+from tolerant_client.record_batch import Record, encode_batch
+
+VERSIONS = range(MIN_PRODUCE_VERSION, MAX_PRODUCE_VERSION + 1)
+A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b-\u00fc", 0)
+BATCHES = {
+    partition: encode_batch([Record(0, 5, None, b"value %d" % n)] * (n + 1), producer_id=4, producer_epoch=0, base_sequence=n)
+    for n, partition in enumerate((A0, B0, A1))
+}
+
+
+def produce(version: int, batches: dict[TopicPartition, bytes] = BATCHES) -> RawProduce:
+    return RawProduce(version, {p: memoryview(b) for p, b in batches.items()}, 30_000)
+
+
+def theirs(version: int) -> bytes:
+    topics: dict[str, list[Any]] = {}
+    for partition, batch in BATCHES.items():
+        topics.setdefault(partition.topic, []).append(
+            ProduceRequest.TopicProduceData.PartitionProduceData(index=partition.partition, records=batch)
+        )
+    encoded = ProduceRequest[version](
+        transactional_id=None,
+        acks=-1,
+        timeout_ms=30_000,
+        topic_data=[ProduceRequest.TopicProduceData(name=name, partition_data=parts) for name, parts in topics.items()],
+    )
+    encoded.with_header(correlation_id=7, client_id="me")
+    return bytes(encoded.encode(framed=True, header=True))
+
+
+def answer(version: int, partitions: dict[TopicPartition, tuple[int, int]]) -> bytes:
+    topics: dict[str, list[Any]] = {}
+    for partition, (code, offset) in partitions.items():
+        topics.setdefault(partition.topic, []).append(
+            ProduceResponse.TopicProduceResponse.PartitionProduceResponse(
+                index=partition.partition, error_code=code, base_offset=offset, log_append_time_ms=-1, log_start_offset=0
+            )
+        )
+    response = ProduceResponse[version](
+        responses=[ProduceResponse.TopicProduceResponse(name=name, partition_responses=parts) for name, parts in topics.items()],
+        throttle_time_ms=3,
+    )
+    return bytes(response.encode(header=False))
+
+
+GOOD = {A0: (0, 100), A1: (45, -1), B0: (0, 2**40)}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_request_bytes_are_those_of_kafka_python(version: int) -> None:
+    assert b"".join(produce(version).frame_buffers(7, "me")) == theirs(version)
+
+
+def test_batches_are_sent_from_where_they_are() -> None:
+    batch = bytearray(BATCHES[A0])
+    buffers = RawProduce(7, {A0: memoryview(batch)}, 1).frame_buffers(1, "me")
+    batch[-1] ^= 1
+    assert bytes(buffers[-1]) == batch
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_answer_is_decoded_as_kafka_python_encodes_it(version: int) -> None:
+    decoded = produce(version).decode_response(memoryview(answer(version, GOOD)))
+    assert decoded == [ProducedPartition(A0, 0, 100), ProducedPartition(A1, 45, -1), ProducedPartition(B0, 0, 2**40)]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_cut_and_leftover_bytes_raise(version: int) -> None:
+    body = answer(version, GOOD)
+    for length in range(len(body)):
+        with pytest.raises((ValueError, struct.error)):
+            produce(version).decode_response(memoryview(body)[:length])
+    with pytest.raises(ValueError, match="Produce answer has"):
+        produce(version).decode_response(memoryview(body + b"\0"))
+
+
+@pytest.mark.parametrize("partitions", [{A0: (0, 1)}, {**GOOD, TopicPartition("c", 0): (0, 1)}, {}])
+def test_answer_about_other_partitions_raises(partitions: dict[TopicPartition, tuple[int, int]]) -> None:
+    with pytest.raises(ValueError, match="other partitions"):
+        produce(7).decode_response(memoryview(answer(7, partitions)))
+
+
+@given(st.binary(max_size=150), st.sampled_from(VERSIONS))
+def test_hostile_bytes_raise_nothing_but_decoding_errors(body: bytes, version: int) -> None:
+    with pytest.raises((ValueError, struct.error)):
+        produce(version).decode_response(memoryview(body))
+
+
+def test_negative_topic_name_length_raises_at_once() -> None:
+    body = struct.pack(">ihi", 0x7FFFFFFF, -6, 0)
+    with pytest.raises(ValueError, match="topic name of -6 bytes"):
+        produce(7).decode_response(memoryview(body))
+
+
+def test_lost_answer_is_never_sent_again_below_the_mirror() -> None:
+    assert action_for(produce(7)) is not Action.RESEND
