@@ -28,6 +28,8 @@ from tolerant_client.raw import RawCluster
 
 # A failed task is cheap to repeat: it goes on from the target's log.
 _TASK_ATTEMPTS = 8
+# The JVM only plans here: starting soon is worth more to it than peak speed.
+_SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
@@ -47,7 +49,7 @@ class MirrorSettings:
     once: bool = False
     tasks: int = 1
     hold_ms: int = 10_000
-    lease_ms: int = 5_000
+    lease_ms: int = 30_000
 
 
 def prepare(settings: MirrorSettings) -> PreparedLink:
@@ -73,7 +75,7 @@ def spark_session(tasks: int) -> SparkSession:
             builder.master(f"local[{tasks},{_TASK_ATTEMPTS}]")
             .config("spark.ui.enabled", "false")
             .config("spark.ui.showConsoleProgress", "false")
-            .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={_LOG_SETTINGS}")
+            .config("spark.driver.extraJavaOptions", f"{_SHORT_LIVED} -Dlog4j2.configurationFile={_LOG_SETTINGS}")
             .config("spark.driver.bindAddress", "127.0.0.1")
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.memory", "512m")

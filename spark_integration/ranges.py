@@ -28,8 +28,6 @@ from tolerant_client.mirror.sync import create_topics, plan_link
 from tolerant_client.mirror.worker import LinkConfig, copy_ranges
 from tolerant_client.raw import EARLIEST, LATEST, RawCluster
 
-SCHEMA = "topic string, partition int, from_offset bigint, until_offset bigint"
-
 _Offsets = dict[str, dict[str, int]]
 
 

@@ -42,3 +42,5 @@ def records_schema(include_headers: bool) -> StructType:
     if include_headers:
         fields.append(StructField("headers", _HEADERS))
     return StructType(fields)
+
+RANGES_SCHEMA = "topic string, partition int, from_offset bigint, until_offset bigint"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceStreamWriter
 from pyspark.sql.types import StructType
 
-from spark_integration import ranges
-from spark_integration.options import ReadOptions, parse_read_options
-from spark_integration.reader import RecordsReader
-from spark_integration.schema import records_schema
-from tolerant_client.errors import OptionError
+from spark_integration.schema import RANGES_SCHEMA, records_schema
+
+# Spark makes a dozen short-lived Python workers for a query, and each imports this module: what reads and writes is
+# imported by the ones that do.
+if TYPE_CHECKING:
+    from spark_integration.options import ReadOptions
 
 
 class TolerantKafkaDataSource(DataSource):
@@ -40,20 +43,26 @@ class TolerantKafkaDataSource(DataSource):
 
     def schema(self) -> StructType | str:
         if self._is_ranges:
-            return ranges.SCHEMA
+            return RANGES_SCHEMA
         options = self._read_options()
         return records_schema(options.include_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        from spark_integration.reader import RecordsReader
+
         return RecordsReader(self._read_options())
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         self._need_ranges("a streaming read")
-        return ranges.RangesStreamReader(self.options)
+        from spark_integration.ranges import RangesStreamReader
+
+        return RangesStreamReader(self.options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         self._need_ranges("a streaming write")
-        return ranges.RangesStreamWriter(self.options)
+        from spark_integration.ranges import RangesStreamWriter
+
+        return RangesStreamWriter(self.options)
 
     @property
     def _is_ranges(self) -> bool:
@@ -61,9 +70,14 @@ class TolerantKafkaDataSource(DataSource):
 
     def _need_ranges(self, what: str) -> None:
         if not self._is_ranges:
+            from tolerant_client.errors import OptionError
+
             raise OptionError(f"{what} of tolerantkafka needs payload=ranges; records are read by a batch query so far")
 
     def _read_options(self) -> ReadOptions:
+        from spark_integration.options import parse_read_options
+        from tolerant_client.errors import OptionError
+
         options = parse_read_options(self.options)
         if options.payload != "records":
             raise OptionError(f"payload={options.payload} is for streams; a batch read has payload=records")

@@ -32,6 +32,9 @@ from tolerant_client.testing import (
     Truncate,
 )
 
+# kafka-python leaves the socket of a refused connection to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
 PARTITIONS = 4
 EACH = 5_000
 OUT_OF_RANGE, NOT_LEADER, TOPIC_AUTHORIZATION_FAILED = 1, 6, 29

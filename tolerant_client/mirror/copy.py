@@ -105,7 +105,9 @@ class LinkCopier:
         self._sync_wanted = WakeupNotifier(self._net)
         self._is_syncing = False
         self._waiters: set[Future] = set()
+        self._callers: dict[TopicPartition, Future] = {}  # resolved when the call that copies a partition is done
         self._next_drop = 0.0
+        self._moved_at = clock()  # when an append was last acknowledged
         self.failure: Exception | None = None  # what ended a loop; the copier is of no more use
 
     # -- what callers ask -----------------------------------------------------
@@ -118,7 +120,22 @@ class LinkCopier:
         For `lease_ms` after that the copying goes on in the background, until
         another writer shows up.  Raises the first partition's error when it
         stopped; the other partitions are brought to their end before.
+        Calls for the same partition wait for each other.
         """
+        while (busy := next((self._callers[p] for p in until if p in self._callers), None)) is not None:
+            await busy
+        done = Future()
+        self._callers.update(dict.fromkeys(until, done))
+        try:
+            return await self._copy(until, hold_ms, lease_ms)
+        finally:
+            for partition in until:
+                del self._callers[partition]
+            _resolve(done)
+
+    async def _copy(
+        self, until: Mapping[TopicPartition, int | None], hold_ms: int, lease_ms: int
+    ) -> dict[TopicPartition, Progress]:
         now = self.clock()
         before = {p: (c.records, c.bytes) for p, c in self._partitions.items() if p in until}
         for partition, offset in until.items():
@@ -156,15 +173,19 @@ class LinkCopier:
             finally:
                 self._waiters.discard(future)
                 self._net.cancel(timer)
+            patience_s, now = self.limits.patience_ms / 1000, self.clock()
             for copy in waiting:
                 if not copy.has_reached:
-                    copy.give_up_after(self.limits.patience_ms / 1000, self.clock())
+                    copy.give_up_after(patience_s, now)
+                    if now - max(self._moved_at, copy.adopted_at) > patience_s and copy.phase is not Phase.STOPPED:
+                        copy.stop(RecoveryExhaustedError(f"{copy}: the source sent nothing for {patience_s:.0f} s at offset {copy.acked}"))
 
     def _adopt(self, partition: TopicPartition, until: int | None, hold_until: float, lease_until: float) -> None:
         copy = self._partitions.get(partition)
         if copy is None:
             copy = self._partitions[partition] = PartitionCopy(partition, until, self.clock())
             self._want_sync(copy)
+        copy.adopted_at = self.clock()
         copy.until = until
         copy.hold_until = hold_until
         copy.lease_until = lease_until
@@ -287,7 +308,7 @@ class LinkCopier:
     async def _ask(self, fetcher: _Fetcher) -> FetchAnswer | None:
         """The next answer of a node, once there is room for it; None after a failure."""
         limits = self.limits
-        while self._bytes_in_flight + limits.fetch_max_bytes > limits.max_bytes_in_flight and self._bytes_in_flight:
+        while self._bytes_in_flight and self._bytes_in_flight + limits.fetch_max_bytes > limits.max_bytes_in_flight:
             self._room = self._room or Future()
             await self._room
         session = fetcher.session
@@ -460,6 +481,7 @@ class LinkCopier:
     def _settle(self, sender: _Sender, sent: list[tuple[PartitionCopy, BatchHeader]], size: int) -> None:
         sender.in_flight -= 1
         self._bytes_in_flight -= size
+        self._moved_at = self.clock()
         has_reached = False
         for copy, _ in sent:
             if self._partitions.get(copy.partition) is not copy:

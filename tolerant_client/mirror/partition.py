@@ -74,6 +74,7 @@ class PartitionCopy:
         self.queue: deque[tuple[BatchHeader, memoryview]] = deque()
         self.hold_until = now  # copies for its owner until then, and after it while nobody else writes
         self.lease_until = now
+        self.adopted_at = now
         self.not_before = now
         self.first_round = 0  # earlier fetch rounds asked for another position
         self.bytes = 0

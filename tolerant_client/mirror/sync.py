@@ -16,7 +16,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError, TolerantClientError, UnsupportedSourceError
 from tolerant_client.mirror.plan import LOG_APPEND_TIME, TIMESTAMP_TYPE, TopicSpec, TopicsPlan, plan_topics, select_topics
-from tolerant_client.mirror.state import init_producer_id, raise_for, read_append_states
+from tolerant_client.mirror.state import init_producer_id, raise_for, read_append_states, read_headers
 from tolerant_client.raw import EARLIEST, LATEST, RawCluster
 
 _TOPIC_RESOURCE = 2
@@ -56,7 +56,7 @@ async def plan_link(source: RawCluster, target: RawCluster, topics: str) -> Plan
     chosen = select_topics(topics, await source.partitions())
     wanted = await describe_topics(source, chosen)
     plan = plan_topics(wanted, await describe_topics(target, chosen), len(target.manager.cluster.brokers()))
-    await _refuse_late_starts(source, plan.create)
+    await _refuse_unsupported_logs(source, plan.create)
     ends = await source.list_offsets(dict.fromkeys(_partitions(wanted.values()), LATEST))
     return PlannedLink(plan, ends)
 
@@ -163,13 +163,23 @@ def _controller(cluster: RawCluster) -> Any:
     return None if controller is None else controller.node_id
 
 
-async def _refuse_late_starts(source: RawCluster, topics: Iterable[TopicSpec]) -> None:
-    starts = await source.list_offsets(dict.fromkeys(_partitions(topics), EARLIEST))
+async def _refuse_unsupported_logs(source: RawCluster, topics: Iterable[TopicSpec]) -> None:
+    """Looks at the first batch of each log; what comes later is refused when it is met."""
+    partitions = list(_partitions(topics))
+    starts = await source.list_offsets(dict.fromkeys(partitions, EARLIEST))
+    ends = await source.list_offsets(dict.fromkeys(partitions, LATEST))
     for partition, start in starts.items():
         if start > 0:
             raise UnsupportedSourceError(
                 f"The source log of {partition.topic}-{partition.partition} starts at offset {start}; logs that do not"
                 " start at 0 are not mirrored yet, exclude the topic"
+            )
+    first = await read_headers(source, {p: start for p, start in starts.items() if start < ends[p]})
+    for partition, header in first.items():
+        if header.is_transactional:
+            raise UnsupportedSourceError(
+                f"{partition.topic}-{partition.partition} at offset {header.base_offset} is transactional;"
+                " transactions are not mirrored yet, exclude the topic"
             )
 
 

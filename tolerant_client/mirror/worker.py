@@ -56,8 +56,11 @@ class _Worker:
         return progress
 
     def close(self) -> None:
-        self._source.close()
-        self._target.close()
+        async def close_clusters() -> None:  # on the loop's own thread
+            self._source.close()
+            self._target.close()
+
+        self._net.run(close_clusters)
         self._net.stop(timeout_ms=2000)
         self._net.close()
 
@@ -77,7 +80,7 @@ def copy_ranges(
     try:
         return worker.copy(until, hold_ms, lease_ms)
     except BaseException:
-        if not lease_ms or not worker.is_usable:
+        if not worker.is_usable:
             _discard(link, worker)
         raise
 
