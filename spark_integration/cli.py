@@ -12,22 +12,20 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import javaproperties
 import typer
 from kafka.errors import KafkaError
-from kafka.structs import TopicPartition
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from spark_integration.kafka_config import kafka_python_config
+from spark_integration.watch import LinkWatch
 from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError
 from tolerant_client.mirror.verify import VerifyReport, verify as verify_clusters
-from tolerant_client.raw import LATEST, RawCluster
+from tolerant_client.raw import RawCluster
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
@@ -45,8 +43,6 @@ _TargetProperties = Annotated[
 ]
 _LinkName = Annotated[str, typer.Option("--link", help="Name of the link; two links may not share a target topic.")]
 
-_REFRESH_S = 0.5
-
 
 @app.command()
 def mirror(
@@ -57,6 +53,7 @@ def mirror(
     as_json: _Json = False,
     link: _LinkName = "default",
     tasks: Annotated[int, typer.Option("--tasks", min=1, help="Spark tasks that share the partitions.")] = 1,
+    metrics: Annotated[str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics.")] = None,
     source_properties: _SourceProperties = None,
     target_properties: _TargetProperties = None,
 ) -> None:
@@ -71,8 +68,10 @@ def mirror(
         signal.signal(number, lambda *_: stopping.set())
     started = time.monotonic()
     prepared = mirror_job.prepare(settings)
-    watch = _Watch(settings.target, prepared.ends, is_shown=not as_json and sys.stderr.isatty())
-    with watch:
+    is_shown = not as_json and sys.stderr.isatty()
+    with LinkWatch(
+        settings.source, settings.target, prepared.ends, is_once=once, is_shown=is_shown, metrics=metrics
+    ) as watch:
         mirror_job.run(settings, prepared, stopping.is_set)
     seconds = time.monotonic() - started
     names = sorted({p.topic for p in prepared.ends})
@@ -136,73 +135,6 @@ def print_report(report: VerifyReport) -> None:
     Console().print(table)
     verdict = "identical" if report.identical else "DIFFERENT"
     typer.echo(f"{verdict}: {report.records:,} records compared in {report.seconds:.1f} s")
-
-
-class _Watch:
-    """A progress bar for each topic, drawn from the target's own log ends."""
-
-    def __init__(self, target: Mapping[str, str], ends: Mapping[TopicPartition, int], is_shown: bool) -> None:
-        self._target = target
-        self._ends = ends
-        self._stop = threading.Event()
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            disable=not is_shown,
-        )
-        self._thread = threading.Thread(target=self._run, name="tolerant-kafka-progress", daemon=True)
-        self._first: dict[str, int] | None = None
-        self._last: dict[str, int] = {}
-
-    @property
-    def copied(self) -> int:
-        """Offsets that the target's logs have gained since the start."""
-        return sum(self._last.values()) - sum((self._first or {}).values())
-
-    def __enter__(self) -> _Watch:
-        self._cluster = RawCluster(kafka_python_config(self._target), name="target")
-        self._first = self._last = self._read()
-        self._progress.start()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        try:
-            self._last = self._read()
-        except TolerantClientError:
-            pass  # the mirror's own error is the one to show
-        self._progress.stop()
-        self._cluster.close()
-
-    def _read(self) -> dict[str, int]:
-        ends = self._cluster.run(self._cluster.list_offsets, dict.fromkeys(self._ends, LATEST))
-        by_topic: dict[str, int] = {}
-        for partition, end in ends.items():
-            by_topic[partition.topic] = by_topic.get(partition.topic, 0) + end
-        return by_topic
-
-    def _run(self) -> None:
-        totals: dict[str, int] = {}
-        for partition, end in self._ends.items():
-            totals[partition.topic] = totals.get(partition.topic, 0) + end
-        bars = {topic: self._progress.add_task(topic, total=total, rate="") for topic, total in sorted(totals.items())}
-        before, at = dict(self._last), time.monotonic()
-        while not self._stop.wait(_REFRESH_S):
-            try:
-                self._last = self._read()
-            except TolerantClientError:
-                continue  # a target that is away for a moment shows no progress, nothing else
-            now = time.monotonic()
-            for topic, bar in bars.items():
-                rate = (self._last[topic] - before[topic]) / (now - at)
-                self._progress.update(bar, completed=min(self._last[topic], totals[topic]), rate=f"{rate:,.0f} rec/s")
-            before, at = dict(self._last), now
 
 
 def _properties(servers: str, path: Path | None) -> dict[str, str]:

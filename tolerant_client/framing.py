@@ -79,6 +79,11 @@ class FrameAssembler:
         """True when a frame has begun and not ended."""
         return self._large is not None or self._start != self._end
 
+    @property
+    def missing(self) -> int:
+        """Bytes that surely come before the next frame is whole; 1 where that is not known."""
+        return len(self._large) - self._filled if self._large is not None else 1
+
     def writable(self) -> memoryview:
         """Where the next bytes go; never empty.  Valid until the next `received`."""
         if self._large is not None:

@@ -14,6 +14,7 @@ import itertools
 import logging
 import socket
 import ssl
+import sys
 import time
 from typing import Any
 
@@ -25,6 +26,8 @@ from tolerant_client.framing import FrameAssembler
 log = logging.getLogger(__name__)
 
 _TURN_BYTES = 4 << 20
+_WAKE_BYTES = 1 << 20
+_HAS_LOW_WATER = sys.platform == "linux"  # where poll() heeds SO_RCVLOWAT, and buffers grow to it (tcp(7), socket(7))
 _MAX_BUFFERS = 512  # of one sendmsg; Linux and macOS allow 1024 (IOV_MAX)
 _AGAIN = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -54,15 +57,23 @@ class TolerantTCPTransport(KafkaTCPTransport):  # type: ignore[misc]  # kafka-py
 
     assembler: FrameAssembler
     _is_short_read_empty = True  # a read that fills less than it could has emptied the socket
+    _low_water = 1
 
     async def handshake(self, timeout_at: float | None = None) -> None:
         """Nothing to agree on in the clear."""
 
     async def _read_from_sock(self) -> None:
         while self._read and not self._closed:
+            self._sleep_through(min(self.assembler.missing, _WAKE_BYTES))
             await self._net.wait_read(self._sock)
             while self._read and not self._closed and self._take_turn():
                 await self._net.sleep(0)  # more is waiting where select() may not see it
+
+    def _sleep_through(self, size: int) -> None:
+        """Asks the kernel to wake us for `size` bytes at a time: a large frame is read in few turns."""
+        if size != self._low_water and _HAS_LOW_WATER:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+            self._low_water = size
 
     def _take_turn(self) -> bool:
         """Receives what is there; True when the turn ended before the socket was empty."""
@@ -163,6 +174,9 @@ class TolerantSSLTransport(TolerantTCPTransport, KafkaSSLTransport):  # type: ig
     """A TLS socket: OpenSSL sends one buffer at a time and hides what it has read ahead."""
 
     _is_short_read_empty = False
+
+    def _sleep_through(self, size: int) -> None:
+        """Never: part of what is missing may be inside OpenSSL, and would not come again."""
 
     async def handshake(self, timeout_at: float | None = None) -> None:
         """Agrees on TLS; raises KafkaTimeoutError at `timeout_at`, as a listener without TLS may just wait for more."""
