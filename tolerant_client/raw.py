@@ -299,7 +299,7 @@ class RawCluster:
             try:
                 return await attempt()
             except (Errors.KafkaError, ValueError) as error:
-                if isinstance(error, (ClusterUnreachableError, Errors.SaslAuthenticationFailedError, UnsupportedSourceError)):
+                if isinstance(error, (ClusterUnreachableError, Errors.SaslAuthenticationFailedError)):
                     raise
                 repeated = repeated + 1 if str(error) == last else 1
                 last = str(error)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import kafka
 import pytest
 from kafka.structs import TopicPartition
-from support.mirror_link import append_records, both, compare, create_topic, ends, mirror
+from support.mirror_link import append_records, both, compare, create_topic, ends, mirror, prepare
 
 from tolerant_client.errors import RecoveryExhaustedError, TolerantClientError
 from tolerant_client.mirror.copy import CopyLimits, LinkCopier, Progress
@@ -269,6 +269,7 @@ def test_source_that_never_answers_a_fetch_well_becomes_an_error(
 ) -> None:
     topic = f"mirror-no-fetch-{fault.name}"
     sources(topic)
+    prepare(kafka_cluster.bootstrap_servers, target_cluster.bootstrap_servers, topic)
     source = fault_proxy([fault], kafka_cluster)
     copying = InBackground(source.bootstrap_servers, target_cluster.bootstrap_servers, topic, IMPATIENT)
     with pytest.raises(RecoveryExhaustedError, match=f"{topic}-[0-3]: "):

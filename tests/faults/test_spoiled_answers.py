@@ -25,12 +25,13 @@ from tolerant_client.testing import (
 )
 
 RECORDS = 3_000
+PARTITIONS = 4  # an idempotent producer has one request in flight for each: several, that can change places
 PATIENCE = 40.0
 
 FAULTS = {
     "drop": lambda api: [Drop(api=api, every=7, after=1)],
     "duplicate": lambda api: [Duplicate(api=api, every=5)],
-    "reorder": lambda api: [Reorder(api=api, every=5)],
+    "reorder": lambda api: [Reorder(api=api)],
     "wrong id, later": lambda api: [RewriteCorrelationId(api=api, every=7, after=1)],
     "wrong id, earlier": lambda api: [RewriteCorrelationId(api=api, every=7, after=1, delta=-1)],
     "stale": lambda api: [Stale(api=api, every=5, after=2)],
@@ -54,16 +55,16 @@ def test_records_are_written_and_read_once_and_in_order(
     topic = "spoiled-" + name.replace(" ", "-").replace(",", "")
     faults: Callable[[str], list[Fault]] = FAULTS[name]
     admin = KafkaAdminClient(bootstrap_servers=kafka_cluster.bootstrap_servers)
-    admin.create_topics([NewTopic(topic, 1, 1)])
+    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])
     admin.close()
     proxy = fault_proxy(faults=faults("Produce"))
     start = time.monotonic()
 
     producer = KafkaProducer(bootstrap_servers=proxy.bootstrap_servers, linger_ms=0, batch_size=2_000)
-    sent = [producer.send(topic, b"%08d" % n + b"." * 92) for n in range(RECORDS)]
+    sent = [producer.send(topic, b"%08d" % n + b"." * 92, partition=n % PARTITIONS) for n in range(RECORDS)]
     producer.flush(timeout=PATIENCE)
     producer.close(timeout=5)
-    assert [f.value.offset for f in sent] == list(range(RECORDS))
+    assert [f.value.offset for f in sent] == [n // PARTITIONS for n in range(RECORDS)]
     produced = time.monotonic() - start
     produce_faults = proxy.injected_total
 
@@ -74,19 +75,19 @@ def test_records_are_written_and_read_once_and_in_order(
         max_partition_fetch_bytes=8_000,
         fetch_max_bytes=8_000,
     )
-    partition = TopicPartition(topic, 0)
-    consumer.assign([partition])
-    consumer.seek_to_beginning(partition)
-    values: list[int] = []
+    partitions = [TopicPartition(topic, index) for index in range(PARTITIONS)]
+    consumer.assign(partitions)
+    consumer.seek_to_beginning(*partitions)
+    values: dict[TopicPartition, list[int]] = {partition: [] for partition in partitions}
     deadline = time.monotonic() + PATIENCE
-    while len(values) < RECORDS and time.monotonic() < deadline:
-        for records in consumer.poll(timeout_ms=500).values():
-            values += [int(r.value[:8]) for r in records]
+    while sum(map(len, values.values())) < RECORDS and time.monotonic() < deadline:
+        for partition, records in consumer.poll(timeout_ms=500).items():
+            values[partition] += [int(r.value[:8]) for r in records]
     consumer.close()
     consumed = time.monotonic() - start - produced
 
     print(f"\n{name}: produced {produced:.1f} s ({produce_faults} faults), consumed {consumed:.1f} s, {proxy.injected}")
-    assert values == list(range(RECORDS))
+    assert values == {p: list(range(p.partition, RECORDS, PARTITIONS)) for p in partitions}
     assert produce_faults > 0
     # A consumer has one Fetch in flight, so there is nothing to change places with.
     assert proxy.injected_total > produce_faults or name == "reorder"

@@ -17,6 +17,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from kafka.protocol.schemas.fields.codecs import EncodeBufferPool
 from kafka.protocol.consumer import FetchRequest, FetchResponse, ListOffsetsRequest, ListOffsetsResponse
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 from kafka.protocol.producer import ProduceRequest, ProduceResponse
@@ -25,6 +26,8 @@ API_VERSIONS = {0: (0, 9), 1: (0, 11), 2: (0, 6), 3: (0, 9), 18: (0, 3)}
 _REQUESTS = {0: ProduceRequest, 1: FetchRequest, 2: ListOffsetsRequest, 3: MetadataRequest, 18: ApiVersionsRequest}
 
 Spoil = Callable[[str, bytes], list[bytes]]
+
+_LARGEST_ANSWER = 8 << 20
 
 
 def set_correlation_id(frame: bytes, correlation_id: int) -> bytes:
@@ -90,6 +93,8 @@ class FakeBroker:
         if response is None:
             return []
         response.with_header(correlation_id=correlation_id)
+        # kafka-python 3.0.0 does not make room for what follows a large field.
+        EncodeBufferPool._get().ensure(_LARGEST_ANSWER)
         return self.spoil(name, response.encode(header=True, framed=True))
 
     def _answer_ApiVersions(self, request: Any, version: int) -> Any:

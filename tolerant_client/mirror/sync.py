@@ -174,13 +174,16 @@ async def _refuse_unsupported_logs(source: RawCluster, topics: Iterable[TopicSpe
                 f"The source log of {partition.topic}-{partition.partition} starts at offset {start}; logs that do not"
                 " start at 0 are not mirrored yet, exclude the topic"
             )
-    first = await read_headers(source, {p: start for p, start in starts.items() if start < ends[p]})
-    for partition, header in first.items():
-        if header.is_transactional:
-            raise UnsupportedSourceError(
-                f"{partition.topic}-{partition.partition} at offset {header.base_offset} is transactional;"
-                " transactions are not mirrored yet, exclude the topic"
-            )
+
+    async def check() -> None:
+        for partition, header in (await read_headers(source, {p: s for p, s in starts.items() if s < ends[p]})).items():
+            if header.is_transactional:
+                raise UnsupportedSourceError(
+                    f"{partition.topic}-{partition.partition} at offset {header.base_offset} is transactional;"
+                    " transactions are not mirrored yet, exclude the topic"
+                )
+
+    await source.insist("looking at the first batches", check)
 
 
 async def _refuse_foreign_records(
