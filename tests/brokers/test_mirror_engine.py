@@ -35,7 +35,8 @@ from tolerant_client.errors import (
     TargetDivergedError,
     UnsupportedSourceError,
 )
-from tolerant_client.mirror.copy import CopyLimits, LinkCopier
+from tolerant_client.mirror.append import CopyLimits
+from tolerant_client.mirror.copy import LinkCopier
 from tolerant_client.mirror.sync import describe_topics, prepare_link
 from tolerant_client.record_batch import Record, encode_batch
 from tolerant_client.testing import KafkaCluster
@@ -228,13 +229,13 @@ def test_memory_in_flight_stays_within_its_bound_and_small_bounds_still_copy_all
             copier = LinkCopier(origin, copy, link.producer_id, limits)
             done = origin.net.call_soon_with_future(lambda: copier.copy(link.ends))
             while not done.is_done:
-                seen.append(copier._bytes_in_flight)
+                seen.append(copier._appender.bytes_in_flight)
                 await origin.net.sleep(0.001)
             await done
             return copier
 
         copier = origin.run(run)
-        assert copier._bytes_in_flight == 0
+        assert copier._appender.bytes_in_flight == 0
         assert 0 < max(seen) <= limits.max_bytes_in_flight
     assert compare(source, target, topic).identical
 

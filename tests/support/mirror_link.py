@@ -10,7 +10,8 @@ import kafka
 from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.copy import CopyLimits, LinkCopier, Progress
+from tolerant_client.mirror.append import CopyLimits
+from tolerant_client.mirror.copy import LinkCopier, Progress
 from tolerant_client.mirror.state import read_headers
 from tolerant_client.mirror.sync import PreparedLink, prepare_link
 from tolerant_client.mirror.verify import VerifyReport, verify

@@ -7,16 +7,14 @@ to stderr and gives exit code 1.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+from kafka.structs import TopicPartition
 
-from kafka.structs import TopicPartition  # noqa: E402
-
-from tolerant_client.errors import TolerantClientError  # noqa: E402
-from tolerant_client.mirror.copy import CopyLimits, LinkCopier, Progress  # noqa: E402
-from tolerant_client.mirror.sync import prepare_link  # noqa: E402
-from tolerant_client.raw import RawCluster  # noqa: E402
+from tolerant_client.errors import TolerantClientError
+from tolerant_client.mirror.append import CopyLimits
+from tolerant_client.mirror.copy import LinkCopier, Progress
+from tolerant_client.mirror.sync import prepare_link
+from tolerant_client.raw import RawCluster
 
 # Small fetches: a writer that is killed has always done a part only.
 LIMITS = CopyLimits(max_bytes_in_flight=4 << 20, fetch_max_bytes=1 << 20, partition_max_bytes=256 << 10)

@@ -28,7 +28,8 @@ ORDER = [
     {"raw"},
     {"mirror.partition", "mirror.plan"},
     {"mirror.state"},
-    {"mirror.sync", "mirror.copy", "mirror.verify"},
+    {"mirror.append", "mirror.sync", "mirror.verify"},
+    {"mirror.copy"},
     {"mirror.worker"},
 ]
 

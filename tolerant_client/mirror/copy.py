@@ -1,9 +1,8 @@
 """Copies partitions from source to target, many at once, on one event loop.
 
 The path of a batch: a fetch loop for each source node receives it, the
-partition accepts and stamps it in place, a sender for each target node sends
-the slice, one batch a partition and many requests in flight, and the answer
-moves `acked`.  Whatever goes wrong ends in one place: the partition drains,
+partition accepts and stamps it in place, the appender sends the slice, and the
+answer moves `acked`.  Whatever goes wrong ends in one place: the partition drains,
 and the sync loop reads its place from the target's log again.
 
 Memory is bounded by `max_bytes_in_flight`, whatever the number of partitions.
@@ -14,7 +13,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import kafka.errors as Errors
@@ -24,25 +22,11 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import RecordBatchError, RecoveryExhaustedError, TolerantClientError
 from tolerant_client.fetch import FetchAnswer, FetchSession
+from tolerant_client.mirror.append import Appender, CopyLimits, resolve
 from tolerant_client.mirror.partition import PartitionCopy, Phase
 from tolerant_client.mirror.state import read_append_states
-from tolerant_client.produce import ProducedPartition
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import BatchHeader, iter_batches
-
-
-@dataclass(frozen=True)
-class CopyLimits:
-    """Bounds of a copier; bytes, ms and requests."""
-
-    max_bytes_in_flight: int = 96 << 20
-    fetch_max_bytes: int = 24 << 20
-    partition_max_bytes: int = 6 << 20
-    fetch_max_wait_ms: int = 250
-    produce_max_bytes: int = 8 << 20
-    produce_max_requests: int = 64
-    append_lease_ms: int = 3_600_000
-    patience_ms: int = 120_000
 
 
 class Progress(NamedTuple):
@@ -64,15 +48,6 @@ class _Fetcher:
         self.round = 0
         self.is_behind = True  # the last answer left records on the source
         self.failing_since: float | None = None
-
-
-class _Sender:
-    """The pipeline to one target node; `ready` holds partitions with queued batches, in turn."""
-
-    def __init__(self, node_id: int) -> None:
-        self.node_id = node_id
-        self.in_flight = 0
-        self.ready: dict[TopicPartition, PartitionCopy] = {}
 
 
 class LinkCopier:
@@ -98,16 +73,13 @@ class LinkCopier:
         self._net = source.net
         self._partitions: dict[TopicPartition, PartitionCopy] = {}
         self._fetchers: dict[int, _Fetcher] = {}
-        self._senders: dict[int, _Sender] = {}
-        self._bytes_in_flight = 0
-        self._room: Future | None = None  # resolved when bytes in flight fall
+        self._appender = Appender(target, limits, clock, self._appended, self._no_leader)
         self._to_sync: set[TopicPartition] = set()
         self._sync_wanted = WakeupNotifier(self._net)
         self._is_syncing = False
         self._waiters: set[Future] = set()
         self._callers: dict[TopicPartition, Future] = {}  # resolved when the call that copies a partition is done
         self._next_drop = 0.0
-        self._moved_at = clock()  # when an append was last acknowledged
         self.failure: Exception | None = None  # what ended a loop; the copier is of no more use
 
     # -- what callers ask -----------------------------------------------------
@@ -131,7 +103,7 @@ class LinkCopier:
         finally:
             for partition in until:
                 del self._callers[partition]
-            _resolve(done)
+            resolve(done)
 
     async def _copy(
         self, until: Mapping[TopicPartition, int | None], hold_ms: int, lease_ms: int
@@ -167,7 +139,7 @@ class LinkCopier:
                 return
             future = Future()
             self._waiters.add(future)
-            timer = self._net.call_later(1.0 if now >= hold_until else min(1.0, hold_until - now), lambda: _resolve(future))
+            timer = self._net.call_later(1.0 if now >= hold_until else min(1.0, hold_until - now), lambda: resolve(future))
             try:
                 await future
             finally:
@@ -177,7 +149,7 @@ class LinkCopier:
             for copy in waiting:
                 if not copy.has_reached:
                     copy.give_up_after(patience_s, now)
-                    if now - max(self._moved_at, copy.adopted_at) > patience_s and copy.phase is not Phase.STOPPED:
+                    if now - max(self._appender.settled_at, copy.adopted_at) > patience_s and copy.phase is not Phase.STOPPED:
                         copy.stop(RecoveryExhaustedError(f"{copy}: the source sent nothing for {patience_s:.0f} s at offset {copy.acked}"))
 
     def _adopt(self, partition: TopicPartition, until: int | None, hold_until: float, lease_until: float) -> None:
@@ -198,15 +170,13 @@ class LinkCopier:
         copy = self._partitions.pop(partition, None)
         if copy is not None:
             copy.phase = Phase.STOPPED  # what was accepted for it is not queued any more
-            self._bytes_in_flight -= copy.drop_queue()
-            self._leave(partition)
+            self._leave(copy)
             self._to_sync.discard(partition)
 
-    def _leave(self, partition: TopicPartition) -> None:
+    def _leave(self, copy: PartitionCopy) -> None:
         for fetcher in self._fetchers.values():
-            fetcher.session.forget(partition)
-        for sender in self._senders.values():
-            sender.ready.pop(partition, None)
+            fetcher.session.forget(copy.partition)
+        self._appender.drop(copy)
 
     def _is_stopped(self, partition: TopicPartition) -> bool:
         copy = self._partitions.get(partition)
@@ -276,8 +246,7 @@ class LinkCopier:
 
     def _after_trouble(self, copy: PartitionCopy) -> None:
         """Takes a troubled partition out of the flow; once drained it goes to the sync loop."""
-        self._leave(copy.partition)
-        self._bytes_in_flight -= copy.drop_queue()
+        self._leave(copy)
         if self.clock() > copy.hold_until and copy.has_reached:
             # Only the lease is left: whoever else writes this partition is its owner now.
             self._release(copy.partition)
@@ -297,7 +266,7 @@ class LinkCopier:
                 accepted = self._accept(fetcher, answer) if answer is not None else []
                 self._drop_expired()
                 fetching = self._net.call_soon_with_future(self._ask, fetcher) if fetcher.session.positions else None
-                self._enqueue(accepted)
+                self._appender.enqueue(accepted)
                 if fetching is None:
                     break
                 answer = await fetching
@@ -308,9 +277,7 @@ class LinkCopier:
     async def _ask(self, fetcher: _Fetcher) -> FetchAnswer | None:
         """The next answer of a node, once there is room for it; None after a failure."""
         limits = self.limits
-        while self._bytes_in_flight and self._bytes_in_flight + limits.fetch_max_bytes > limits.max_bytes_in_flight:
-            self._room = self._room or Future()
-            await self._room
+        await self._appender.room(limits.fetch_max_bytes)
         session = fetcher.session
         fetcher.round += 1
         request = session.request(
@@ -412,90 +379,24 @@ class LinkCopier:
             if copy.has_reached and now > copy.lease_until > copy.hold_until:
                 self._release(partition)
 
-    # -- target side ----------------------------------------------------------
+    # -- what the appender tells ----------------------------------------------
 
-    def _enqueue(self, accepted: list[tuple[PartitionCopy, BatchHeader, memoryview]]) -> None:
-        senders: set[_Sender] = set()
-        for copy, header, batch in accepted:
-            if copy.phase is not Phase.COPYING:
-                continue
-            node_id = self.target.manager.cluster.leader_for_partition(copy.partition)
-            if node_id is None or node_id == -1:
-                copy.trouble("the target partition has no leader", self.clock())
-                self._spawn(self.target.refresh)
-                self._after_trouble(copy)
-                continue
-            copy.enqueue(header, batch)
-            self._bytes_in_flight += header.size
-            sender = self._senders.get(node_id)
-            if sender is None:
-                sender = self._senders[node_id] = _Sender(node_id)
-            sender.ready[copy.partition] = copy
-            senders.add(sender)
-        for sender in senders:
-            self._flush(sender)
-
-    def _flush(self, sender: _Sender) -> None:
-        """Sends what is queued: each request takes the next batch of every partition that has one."""
-        limits = self.limits
-        while sender.ready and sender.in_flight < limits.produce_max_requests:
-            batches: dict[TopicPartition, memoryview] = {}
-            sent: list[tuple[PartitionCopy, BatchHeader]] = []
-            size = 0
-            for partition, copy in list(sender.ready.items()):
-                del sender.ready[partition]
-                if not copy.queue:
-                    continue
-                header, batch = copy.queue.popleft()
-                batches[partition] = batch
-                sent.append((copy, header))
-                copy.in_flight += 1
-                size += header.size
-                if copy.queue:
-                    sender.ready[partition] = copy  # at the end: every partition has its turn
-                if size >= limits.produce_max_bytes:
-                    break
-            if not batches:
-                continue
-            sender.in_flight += 1
-            future = self.target.produce(sender.node_id, batches)
-            future.add_callback(self._produced, sender, sent, size)
-            future.add_errback(self._produce_failed, sender, sent, size)
-
-    def _produced(self, sender: _Sender, sent: list[tuple[PartitionCopy, BatchHeader]], size: int, answer: Any) -> None:
-        produced: dict[TopicPartition, ProducedPartition] = {part.partition: part for part in answer}
-        now = self.clock()
-        for copy, header in sent:
-            part = produced[copy.partition]
-            copy.in_flight -= 1
-            copy.appended(header, part.error_code, part.base_offset, now)
-        self._settle(sender, sent, size)
-
-    def _produce_failed(self, sender: _Sender, sent: list[tuple[PartitionCopy, BatchHeader]], size: int, error: Any) -> None:
-        now = self.clock()
-        for copy, header in sent:
-            copy.in_flight -= 1
-            copy.lost(header, f"append failed: {type(error).__name__}", now)
-        self._settle(sender, sent, size)
-
-    def _settle(self, sender: _Sender, sent: list[tuple[PartitionCopy, BatchHeader]], size: int) -> None:
-        sender.in_flight -= 1
-        self._bytes_in_flight -= size
-        self._moved_at = self.clock()
+    def _appended(self, copies: list[PartitionCopy]) -> None:
         has_reached = False
-        for copy, _ in sent:
+        for copy in copies:
             if self._partitions.get(copy.partition) is not copy:
                 continue
             if copy.phase is not Phase.COPYING:
                 self._after_trouble(copy)
-            elif copy.until is not None and copy.acked >= copy.until:
-                has_reached = True
-        self._flush(sender)
-        if self._room is not None:
-            room, self._room = self._room, None
-            _resolve(room)
+            else:
+                has_reached |= copy.until is not None and copy.acked >= copy.until
         if has_reached:
             self._notify()
+
+    def _no_leader(self, copy: PartitionCopy) -> None:
+        copy.trouble("the target partition has no leader", self.clock())
+        self._spawn(self.target.refresh)
+        self._after_trouble(copy)
 
     # -- loops ----------------------------------------------------------------
 
@@ -511,9 +412,4 @@ class LinkCopier:
 
     def _notify(self) -> None:
         for future in list(self._waiters):
-            _resolve(future)
-
-
-def _resolve(future: Future) -> None:
-    if not future.is_done:
-        future.success(None)
+            resolve(future)

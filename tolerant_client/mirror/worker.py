@@ -17,7 +17,8 @@ from typing import Any
 from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.copy import CopyLimits, LinkCopier, Progress
+from tolerant_client.mirror.append import CopyLimits
+from tolerant_client.mirror.copy import LinkCopier, Progress
 from tolerant_client.raw import RawCluster
 
 

@@ -1,0 +1,162 @@
+"""The target side of a copier: stamped batches go out as slices, many requests in flight.
+
+A request takes the next batch of every partition that has one (brokers accept
+one batch a partition and request).  Bytes count from queueing to the answer,
+and `room` holds the source side back while there are too many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kafka.future import Future
+from kafka.structs import TopicPartition
+
+from tolerant_client.mirror.partition import PartitionCopy, Phase
+from tolerant_client.produce import ProducedPartition
+from tolerant_client.raw import RawCluster
+from tolerant_client.record_batch import BatchHeader
+
+
+@dataclass(frozen=True)
+class CopyLimits:
+    """Bounds of a copier; bytes, ms and requests."""
+
+    max_bytes_in_flight: int = 96 << 20
+    fetch_max_bytes: int = 24 << 20
+    partition_max_bytes: int = 6 << 20
+    fetch_max_wait_ms: int = 250
+    produce_max_bytes: int = 8 << 20
+    produce_max_requests: int = 64
+    append_lease_ms: int = 3_600_000
+    patience_ms: int = 120_000
+
+
+class _Sender:
+    """The pipeline to one target node; `ready` holds partitions with queued batches, in turn."""
+
+    def __init__(self, node_id: int) -> None:
+        self.node_id = node_id
+        self.in_flight = 0
+        self.ready: dict[TopicPartition, PartitionCopy] = {}
+
+
+class Appender:
+    """Appends to the leaders of the target.
+
+    `on_answer` gets the partitions of every request that was settled, `on_no_leader`
+    one that cannot be sent to anybody.
+    """
+
+    def __init__(
+        self,
+        target: RawCluster,
+        limits: CopyLimits,
+        clock: Callable[[], float],
+        on_answer: Callable[[list[PartitionCopy]], None],
+        on_no_leader: Callable[[PartitionCopy], None],
+    ) -> None:
+        self.bytes_in_flight = 0
+        self.settled_at = clock()  # when a request was last settled
+        self._target = target
+        self._limits = limits
+        self._clock = clock
+        self._on_answer = on_answer
+        self._on_no_leader = on_no_leader
+        self._senders: dict[int, _Sender] = {}
+        self._room: Future | None = None  # resolved when bytes in flight fall
+
+    async def room(self, size: int) -> None:
+        """Waits until `size` bytes more may come; with nothing in flight there is always room."""
+        while self.bytes_in_flight and self.bytes_in_flight + size > self._limits.max_bytes_in_flight:
+            self._room = self._room or Future()
+            await self._room
+
+    def enqueue(self, accepted: list[tuple[PartitionCopy, BatchHeader, memoryview]]) -> None:
+        """Stamps and sends accepted batches; those of a partition in trouble are dropped."""
+        senders: set[_Sender] = set()
+        for copy, header, batch in accepted:
+            if copy.phase is not Phase.COPYING:
+                continue
+            node_id = self._target.manager.cluster.leader_for_partition(copy.partition)
+            if node_id is None or node_id == -1:
+                self._on_no_leader(copy)
+                continue
+            copy.enqueue(header, batch)
+            self.bytes_in_flight += header.size
+            sender = self._senders.get(node_id)
+            if sender is None:
+                sender = self._senders[node_id] = _Sender(node_id)
+            sender.ready[copy.partition] = copy
+            senders.add(sender)
+        for sender in senders:
+            self._flush(sender)
+
+    def drop(self, copy: PartitionCopy) -> None:
+        """Forgets what is queued for a partition; what is in flight is settled as ever."""
+        for sender in self._senders.values():
+            sender.ready.pop(copy.partition, None)
+        self._less(copy.drop_queue())
+
+    def _flush(self, sender: _Sender) -> None:
+        limits = self._limits
+        while sender.ready and sender.in_flight < limits.produce_max_requests:
+            batches: dict[TopicPartition, memoryview] = {}
+            sent: list[tuple[PartitionCopy, BatchHeader]] = []
+            size = 0
+            for partition, copy in list(sender.ready.items()):
+                del sender.ready[partition]
+                if not copy.queue:
+                    continue
+                header, batch = copy.queue.popleft()
+                batches[partition] = batch
+                sent.append((copy, header))
+                copy.in_flight += 1
+                size += header.size
+                if copy.queue:
+                    sender.ready[partition] = copy  # at the end: every partition has its turn
+                if size >= limits.produce_max_bytes:
+                    break
+            if not batches:
+                continue
+            sender.in_flight += 1
+            future = self._target.produce(sender.node_id, batches)
+            future.add_callback(self._produced, sender, sent, size)
+            future.add_errback(self._failed, sender, sent, size)
+
+    def _produced(self, sender: _Sender, sent: list[tuple[PartitionCopy, BatchHeader]], size: int, answer: Any) -> None:
+        produced: dict[TopicPartition, ProducedPartition] = {part.partition: part for part in answer}
+        now = self._clock()
+        for copy, header in sent:
+            part = produced[copy.partition]
+            copy.in_flight -= 1
+            copy.appended(header, part.error_code, part.base_offset, now)
+        self._settle(sender, sent, size)
+
+    def _failed(self, sender: _Sender, sent: list[tuple[PartitionCopy, BatchHeader]], size: int, error: Any) -> None:
+        now = self._clock()
+        for copy, header in sent:
+            copy.in_flight -= 1
+            copy.lost(header, f"append failed: {type(error).__name__}", now)
+        self._settle(sender, sent, size)
+
+    def _settle(self, sender: _Sender, sent: list[tuple[PartitionCopy, BatchHeader]], size: int) -> None:
+        sender.in_flight -= 1
+        self.settled_at = self._clock()
+        self._on_answer([copy for copy, _ in sent])
+        self._flush(sender)
+        self._less(size)
+
+    def _less(self, size: int) -> None:
+        self.bytes_in_flight -= size
+        if self._room is not None and size:
+            room, self._room = self._room, None
+            resolve(room)
+
+
+def resolve(future: Future) -> None:
+    """Wakes who waits for a future; one that is done is left alone."""
+    if not future.is_done:
+        future.success(None)
