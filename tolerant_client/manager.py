@@ -15,7 +15,7 @@ from typing import Any
 
 import kafka.errors as Errors
 from kafka.net.compat import KafkaNetClient
-from kafka.net.inet import create_connection
+from kafka.net.inet import KafkaNetSocket
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport
@@ -25,7 +25,7 @@ from tolerant_client.events import Listener, RecoveryCounters
 from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.transport import QuietSocket, TolerantSSLTransport, TolerantTCPTransport
 
-# kafka-python 3.0.0 hands its TLS transport a context, later versions the ssl_* options.
+# Older releases of kafka-python 3.0 hand their TLS transport a context, newer ones the ssl_* options.
 _TLS_TAKES_CONTEXT = "ssl_context" in inspect.signature(KafkaSSLTransport.__init__).parameters
 
 _SHORT_LIFE = 2.0  # seconds
@@ -58,15 +58,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         super().__init__(net, **configs)
 
     async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
-        config = self.config
-        sock = await create_connection(
-            self._net,
-            node.host,
-            node.port,
-            config["socket_options"],
-            proxy_url=config["proxy_url"],
-            timeout_at=timeout_at,
-        )
+        sock = await self._connected_socket(node, timeout_at)
         try:
             transport = self._wrap(sock, node.host)
         except Exception:
@@ -78,6 +70,28 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
             transport.abort(error)
             raise Errors.KafkaConnectionError(f"TLS handshake with {node.host}:{node.port} failed: {error}") from error
         return transport
+
+    async def _connected_socket(self, node: Any, timeout_at: float | None) -> Any:
+        """A socket to the first address of the node that accepts; one that does not is closed at once.
+
+        kafka-python leaves it to the garbage collector.
+        """
+        factory = KafkaNetSocket(self.config["proxy_url"])
+        failure = f"{node.host} has no address"
+        for family, kind, proto, _, address in factory.dns_lookup(node.host, node.port):
+            sock = factory.socket(family, kind, proto)
+            try:
+                sock.setblocking(False)
+                for option in self.config["socket_options"]:
+                    sock.setsockopt(*option)
+                return await factory.sock_connect(self._net, sock, address, timeout_at=timeout_at)
+            except (OSError, Errors.KafkaError) as error:
+                sock.close()
+                failure = str(error)
+            except BaseException:  # the task was cancelled
+                sock.close()
+                raise
+        raise Errors.KafkaConnectionError(f"unable to connect to {node.host}:{node.port}: {failure}")
 
     def _wrap(self, sock: Any, host: str) -> Any:
         if not self.ssl_enabled:

@@ -33,8 +33,6 @@ from tolerant_client.testing import (
     Truncate,
 )
 
-# kafka-python leaves the socket of a refused connection to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
 PARTITIONS = 4
 EACH = 5_000
