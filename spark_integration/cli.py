@@ -26,6 +26,7 @@ from spark_integration.watch import LinkWatch
 from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError
 from tolerant_client.mirror.verify import VerifyReport, verify as verify_clusters
 from tolerant_client.raw import RawCluster
+from tolerant_client.testing import ClusterStartError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
@@ -157,7 +158,7 @@ def main() -> None:
     except KafkaError as error:
         text = str(error).removeprefix(f"{type(error).__name__}: ")
         typer.echo(f"tolerant-kafka: {text}", err=True)
-        sys.exit(2 if isinstance(error, (OptionError, ClusterUnreachableError)) else 1)
+        sys.exit(2 if isinstance(error, (OptionError, ClusterStartError, ClusterUnreachableError)) else 1)
 
 
 if __name__ == "__main__":
