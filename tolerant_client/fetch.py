@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
+from tolerant_client.wire import encode_string, read_topic
+
 FETCH_API_KEY = 1
 MIN_FETCH_VERSION = 4
 MAX_FETCH_VERSION = 11
@@ -117,7 +119,7 @@ class RawFetch:
             by_topic.setdefault(partition.topic, []).append(partition)
         body += struct.pack(">i", len(by_topic))
         for topic, partitions in by_topic.items():
-            body += _string(topic) + struct.pack(">i", len(partitions))
+            body += encode_string(topic) + struct.pack(">i", len(partitions))
             for partition in partitions:
                 offset = self.positions[partition]
                 if version >= 9:
@@ -132,7 +134,7 @@ class RawFetch:
                 forgotten.setdefault(partition.topic, []).append(partition.partition)
             body += struct.pack(">i", len(forgotten))
             for topic, numbers in forgotten.items():
-                body += _string(topic) + struct.pack(f">i{len(numbers)}i", len(numbers), *numbers)
+                body += encode_string(topic) + struct.pack(f">i{len(numbers)}i", len(numbers), *numbers)
         if version >= 11:
             body += b"\0\0"  # rack_id
         head = struct.pack(">hhih", FETCH_API_KEY, version, correlation_id, len(client)) + client
@@ -141,8 +143,8 @@ class RawFetch:
     def decode_response(self, body: memoryview) -> FetchAnswer:
         """Decodes an answer to this request's version.
 
-        Raises ValueError or struct.error when the body is cut, has bytes left
-        over, or speaks of a partition that can not have been asked for.
+        Raises ValueError or struct.error when the body is cut or has bytes left
+        over.  Partitions that were not asked for are the caller's to ignore.
         """
         version = self.API_VERSION
         (throttle_time_ms,) = struct.unpack_from(">i", body)
@@ -154,14 +156,7 @@ class RawFetch:
         at += 4
         fetched: list[FetchedPartition] = []
         for _ in range(topics):
-            (length,) = struct.unpack_from(">h", body, at)
-            at += 2
-            if length < 0:
-                raise ValueError(f"topic name of {length} bytes")  # would lead back to bytes that were read
-            topic = str(body[at : at + length], "utf-8")
-            at += length
-            (count,) = struct.unpack_from(">i", body, at)
-            at += 4
+            topic, count, at = read_topic(body, at)
             for _ in range(count):
                 log_start = -1
                 if version >= 5:
@@ -255,8 +250,3 @@ class FetchSession:
         """Starts a new session: nobody knows which epoch the broker has seen."""
         self._id = self._epoch = 0
         self._forgotten.clear()
-
-
-def _string(text: str) -> bytes:
-    data = text.encode()
-    return struct.pack(">h", len(data)) + data

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
+from tolerant_client.wire import encode_string, read_topic
+
 PRODUCE_API_KEY = 0
 MIN_PRODUCE_VERSION = 3
 MAX_PRODUCE_VERSION = 7
@@ -65,8 +67,7 @@ class RawProduce:
         buffers: list[bytes | bytearray | memoryview] = []
         size = 0
         for topic, batches in by_topic.items():
-            name = topic.encode()
-            head += struct.pack(">h", len(name)) + name + struct.pack(">i", len(batches))
+            head += encode_string(topic) + struct.pack(">i", len(batches))
             for index, batch in batches:
                 head += struct.pack(">ii", index, len(batch))
                 buffers += (head, batch)
@@ -86,14 +87,7 @@ class RawProduce:
         produced: list[ProducedPartition] = []
         layout = _ANSWER_V5 if self.API_VERSION >= 5 else _ANSWER_V3
         for _ in range(topics):
-            (length,) = struct.unpack_from(">h", body, at)
-            at += 2
-            if length < 0:
-                raise ValueError(f"topic name of {length} bytes")  # would lead back to bytes that were read
-            topic = str(body[at : at + length], "utf-8")
-            at += length
-            (count,) = struct.unpack_from(">i", body, at)
-            at += 4
+            topic, count, at = read_topic(body, at)
             for _ in range(count):
                 index, error, base_offset = layout.unpack_from(body, at)[:3]
                 at += layout.size

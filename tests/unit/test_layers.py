@@ -24,6 +24,7 @@ ORDER = [
     {"codecs", "record_fields"},
     {"record_batch"},
     {"arrow", "committed"},
+    {"wire"},
     {"fetch", "produce"},
     {"raw"},
     {"mirror.partition", "mirror.plan"},

@@ -124,10 +124,6 @@ class LinkCopier:
                 raise done.error
         return progress
 
-    def progress(self) -> dict[TopicPartition, Progress]:
-        """Totals of every partition that is being copied."""
-        return {p: self._progress(p, (0, 0)) for p in self._partitions}
-
     async def _settled(self, partitions: Iterable[TopicPartition], hold_until: float) -> None:
         """Waits until all have reached their offset or stopped, and the hold is over."""
         while True:

@@ -56,8 +56,8 @@ async def plan_link(source: RawCluster, target: RawCluster, topics: str) -> Plan
     chosen = select_topics(topics, await source.partitions())
     wanted = await describe_topics(source, chosen)
     plan = plan_topics(wanted, await describe_topics(target, chosen), len(target.manager.cluster.brokers()))
-    await _refuse_unsupported_logs(source, plan.create)
     ends = await source.list_offsets(dict.fromkeys(_partitions(wanted.values()), LATEST))
+    await _refuse_unsupported_logs(source, plan.create, ends)
     return PlannedLink(plan, ends)
 
 
@@ -163,11 +163,11 @@ def _controller(cluster: RawCluster) -> Any:
     return None if controller is None else controller.node_id
 
 
-async def _refuse_unsupported_logs(source: RawCluster, topics: Iterable[TopicSpec]) -> None:
+async def _refuse_unsupported_logs(
+    source: RawCluster, topics: Iterable[TopicSpec], ends: Mapping[TopicPartition, int]
+) -> None:
     """Looks at the first batch of each log; what comes later is refused when it is met."""
-    partitions = list(_partitions(topics))
-    starts = await source.list_offsets(dict.fromkeys(partitions, EARLIEST))
-    ends = await source.list_offsets(dict.fromkeys(partitions, LATEST))
+    starts = await source.list_offsets(dict.fromkeys(_partitions(topics), EARLIEST))
     for partition, start in starts.items():
         if start > 0:
             raise UnsupportedSourceError(
