@@ -166,7 +166,7 @@ def spread(
     """Deals rows to at most `tasks` tasks, the largest first, each to the task that has least.  Pure."""
     dealt: list[list[tuple[str, int, int, int | None]]] = [[] for _ in range(min(tasks, len(size)))]
     load = [0] * len(dealt)
-    for row in sorted(size, key=lambda r: (-size[r], r[:2])):
+    for row in sorted(size, key=lambda r: (-size[r], r[:3], r[3] is None, r[3])):
         least = load.index(min(load))
         dealt[least].append(row)
         load[least] += size[row] + 1

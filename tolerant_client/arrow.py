@@ -7,23 +7,22 @@ Laws:
   lengths vary (one integer each) or that have very many headers.
 - Memory is bounded: iter_arrow holds at most `target_bytes` of decompressed
   records plus one batch, and a batch is bounded by codecs.decompress.
-
-Many batches are decoded together, since numpy's cost is per call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from tolerant_client import codecs
+from tolerant_client.batch_columns import HEADER, BatchColumns, join_sections, read_columns
 from tolerant_client.errors import RecordBatchError
-from tolerant_client.record_batch import BatchHeader, Record, decode_records, records_section
-from tolerant_client.record_fields import Doubt, Fields, HeaderFields, Int64s, find_ends, read_fields
+from tolerant_client.record_batch import HEADER_SIZE, BatchHeader, Record, decode_records, records_section
+from tolerant_client.record_fields import Doubt, HeaderFields, Int64s
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -125,81 +124,43 @@ def _decode(
     until_offset: int,
     include_headers: bool,
 ) -> pa.RecordBatch:
-    headers = [header for header, _, _ in sections]
-    joined: bytes | memoryview = (
-        sections[0][2] if len(sections) == 1 else b"".join([section for _, _, section in sections])
-    )
-    counts = np.array([header.record_count for header in headers], np.int64)
-    lengths = np.array([len(section) for _, _, section in sections], np.int64)
     try:
-        # A record takes at least seven bytes: refuse counts before anything is sized by them.
-        if len(joined) >= 2**31 or bool((counts * 7 > lengths).any()):
-            raise Doubt
-        data = np.frombuffer(joined, np.uint8)
-        ends = find_ends(joined, data, counts.tolist(), np.cumsum(lengths).tolist())
-        fields = read_fields(data, ends, include_headers)
-        offsets, timestamps, types = _offsets_and_timestamps(headers, counts, fields)
-        if fields.header_count.any() and fields.headers is None:
-            raise Doubt
+        headers = np.frombuffer(b"".join(batch[:HEADER_SIZE] for _, batch, _ in sections), HEADER)
+        columns = read_columns(join_sections(headers, [section for _, _, section in sections]), include_headers)
     except Doubt:
         return _decode_plainly(
             sections, topic, partition, from_offset, until_offset, include_headers
         )
-    kept = np.flatnonzero((offsets >= from_offset) & (offsets < until_offset))
+    kept = np.flatnonzero((columns.offsets >= from_offset) & (columns.offsets < until_offset))
+    return columns_to_arrow(columns, kept, topic, partition, include_headers)
+
+
+def columns_to_arrow(
+    columns: BatchColumns, kept: Int64s, topic: str, partition: int, include_headers: bool
+) -> pa.RecordBatch:
+    """The rows `kept` (ascending) of columns that were read with the same `include_headers`, or with headers."""
+    offsets, timestamps, types = columns.offsets, columns.timestamps, columns.types
     if len(kept) != len(offsets):
         offsets, timestamps, types = offsets[kept], timestamps[kept], types[kept]
     _check_micros(offsets, timestamps)
-    buffer = pa.py_buffer(joined)
-    columns = [
+    fields = columns.fields
+    buffer = pa.py_buffer(columns.joined)
+    arrays = [
         _gather(buffer, fields.key_start, fields.key_length, kept),
         _gather(buffer, fields.value_start, fields.value_length, kept),
         *_common_columns(topic, partition, offsets, timestamps, types),
     ]
     if include_headers:
         assert fields.headers is not None
-        columns.append(_header_column(buffer, fields.headers, fields.header_count, kept))
+        arrays.append(_header_column(buffer, fields.headers, fields.header_count, kept))
     return pa.RecordBatch.from_arrays(
-        columns, schema=SCHEMA_WITH_HEADERS if include_headers else SCHEMA
+        arrays, schema=SCHEMA_WITH_HEADERS if include_headers else SCHEMA
     )
 
 
-def _offsets_and_timestamps(
-    headers: Sequence[BatchHeader], counts: Int64s, fields: Fields
-) -> tuple[Int64s, Int64s, npt.NDArray[np.int32]]:
-    def each(values: list[int], dtype: Any = np.int64) -> Any:
-        column = np.array(values, dtype)
-        return column if len(column) == 1 else np.repeat(column, counts)
-
-    delta = fields.offset_delta
-    ascends = np.diff(delta) > 0
-    ascends[np.cumsum(counts)[:-1] - 1] = True  # from one batch to the next
-    if (
-        not ascends.all()
-        or bool((delta < 0).any())
-        or bool((delta > each([header.last_offset_delta for header in headers])).any())
-    ):
-        raise Doubt
-    offsets = each([header.base_offset for header in headers]) + delta
-    base = each([header.base_timestamp for header in headers])
-    timestamps = base + fields.timestamp_delta
-    is_stamped = [header.has_log_append_time for header in headers]
-    wrapped = ((base ^ timestamps) & (fields.timestamp_delta ^ timestamps)) < 0
-    if any(is_stamped):
-        stamped = np.broadcast_to(each([int(stamp) for stamp in is_stamped]), timestamps.shape) > 0
-        stamps = each([header.max_timestamp for header in headers])
-        timestamps = np.where(stamped, stamps, timestamps)
-        wrapped &= ~stamped
-        types = stamped.astype(np.int32)
-    else:
-        types = np.zeros(len(timestamps), np.int32)
-    if wrapped.any():
-        raise Doubt
-    return offsets, timestamps, types
-
-
 def _check_micros(offsets: Int64s, timestamps: Int64s) -> None:
-    beyond = (timestamps > _MAX_MICROS_MS) | (timestamps < -_MAX_MICROS_MS)
-    if beyond.any():
+    if len(timestamps) and (timestamps.max() > _MAX_MICROS_MS or timestamps.min() < -_MAX_MICROS_MS):
+        beyond = (timestamps > _MAX_MICROS_MS) | (timestamps < -_MAX_MICROS_MS)
         offset = int(offsets[int(beyond.argmax())])
         raise RecordBatchError(
             f"the timestamp of the record at offset {offset} does not fit into microseconds", offset
@@ -229,16 +190,16 @@ def _gather(buffer: Any, start: Int64s, length: Int64s, kept: Int64s) -> Any:
     The section itself, cut at every start and end, is a binary array whose
     even elements are the pieces: Arrow copies those, in native code.
     """
-    nulls = length < 0
-    if nulls.all():
+    if not len(length) or length.max() < 0:
         return pa.nulls(len(kept), pa.binary())
+    nulls = length < 0 if length.min() < 0 else None
     cuts = np.empty((len(start), 2), np.int32)
     cuts[:, 0] = start
-    cuts[:, 1] = start + np.maximum(length, 0)
+    cuts[:, 1] = start + (length if nulls is None else np.maximum(length, 0))
     pieces = pa.Array.from_buffers(
         pa.binary(), 2 * len(start) - 1, [None, pa.py_buffer(cuts), buffer]
     )
-    rows = pa.array(kept * 2, mask=nulls[kept] if nulls.any() else None)
+    rows = pa.array(kept * 2, mask=None if nulls is None else nulls[kept])
     return pieces.take(rows)
 
 
@@ -284,6 +245,13 @@ def _decode_plainly(
         ]
         records += found
         types += [int(header.has_log_append_time)] * len(found)
+    return records_to_batch(records, types, topic, partition, include_headers)
+
+
+def records_to_batch(
+    records: Sequence[Record], types: Sequence[int], topic: str, partition: int, include_headers: bool
+) -> pa.RecordBatch:
+    """Records that exist as Python objects, each with its timestamp type."""
     offsets = np.array([record.offset for record in records], np.int64)
     timestamps = np.array([record.timestamp for record in records], np.int64)
     _check_micros(offsets, timestamps)

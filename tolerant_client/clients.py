@@ -1,7 +1,7 @@
-"""Drop-ins for kafka-python's clients: same arguments, same behaviour, tolerant connections.
+"""Drop-ins for kafka-python's producer and admin client: same arguments, same behaviour, tolerant connections.
 
-    from tolerant_client import KafkaConsumer
-    consumer = KafkaConsumer("topic", bootstrap_servers="broker:9092")
+    from tolerant_client import KafkaProducer
+    producer = KafkaProducer(bootstrap_servers="broker:9092")
 
 Besides kafka-python's own options they take `recovery_policy` and
 `recovery_listener`; `recovery_counters` says what happened so far.
@@ -9,71 +9,109 @@ Besides kafka-python's own options they take `recovery_policy` and
 
 from __future__ import annotations
 
+import functools
+import inspect
+import sys
+from types import FunctionType
 from typing import Any
 
 import kafka
 
+from tolerant_client import forking, masking
 from tolerant_client.events import Listener, RecoveryCounters
 from tolerant_client.manager import TolerantNetClient
 from tolerant_client.policy import RecoveryPolicy
+from tolerant_client.transactions import TolerantTransactionManager
 
-_MAX_FRAME_BYTES = 100_000_000
+masking.attach()  # kafka-python logs before it makes a connection manager
 
 
-class _Recovering:
+def stock_init_with(client: Any, **replaced: Any) -> Any:
+    """The `__init__` of one of kafka-python's clients with other classes under some of the names that it looks up.
+
+    It builds its parts itself, under names of its module, and a second one built
+    afterwards would register metrics and listeners twice.
+    """
+    init = inspect.unwrap(client.__init__)
+    names = {**vars(sys.modules[client.__module__]), **replaced}
+    made = FunctionType(init.__code__, names, init.__name__, init.__defaults__, init.__closure__)
+    made.__kwdefaults__ = init.__kwdefaults__
+    return made
+
+
+def build(init: Any, client: Any, args: tuple[Any, ...], configs: dict[str, Any], make_client: Any) -> None:
+    """Runs kafka-python's `__init__` of a client; where that fails, the connections made for it are closed.
+
+    kafka-python leaves the thread and the descriptors behind for ever.  What a
+    `kafka_client` of the user's returned is theirs.
+    """
+    if "kafka_client" in configs:
+        init(client, *args, **configs)
+        return
+    made = []
+
+    def make_and_keep(*args: Any, **configs: Any) -> Any:
+        made.append(make_client(*args, **configs))
+        return made[-1]
+
+    try:
+        init(client, *args, kafka_client=make_and_keep, **configs)
+    except BaseException:
+        for net_client in made:
+            net_client.close()
+        raise
+    client.config["kafka_client"] = make_client
+
+
+class Recovering:
     """Takes our options out before kafka-python, which rejects those it does not know, sees them."""
 
     recovery_counters: RecoveryCounters
 
-    def _options(
-        self, configs: dict[str, Any], policy: RecoveryPolicy | None, listener: Listener | None
-    ) -> dict[str, Any]:
-        counters = self.recovery_counters = RecoveryCounters()
-        if "kafka_client" in configs:
-            return configs
-
-        def make_client(*args: Any, **client_configs: Any) -> TolerantNetClient:
-            return TolerantNetClient(
-                *args, recovery_policy=policy, recovery_listener=listener, recovery_counters=counters, **client_configs
-            )
-
-        return {**configs, "kafka_client": make_client}
-
-
-class KafkaConsumer(_Recovering, kafka.KafkaConsumer):  # type: ignore[misc]  # kafka-python is untyped
-    """kafka.KafkaConsumer that recovers from lost, late, doubled and misnumbered answers."""
-
-    def __init__(
+    def _build(
         self,
-        *topics: str,
-        recovery_policy: RecoveryPolicy | None = None,
-        recovery_listener: Listener | None = None,
-        **configs: Any,
+        init: Any,
+        args: tuple[Any, ...],
+        configs: dict[str, Any],
+        policy: RecoveryPolicy | None,
+        listener: Listener | None,
     ) -> None:
-        if super().DEFAULT_CONFIG.get("receive_message_max_bytes", 0) < _MAX_FRAME_BYTES:
-            # kafka-python up to 3.0.3 allows 1,000,000, less than an ordinary Fetch answer.
-            configs.setdefault("receive_message_max_bytes", _MAX_FRAME_BYTES)
-        super().__init__(*topics, **self._options(configs, recovery_policy, recovery_listener))
+        self.recovery_counters = RecoveryCounters()
+        make_client = functools.partial(
+            TolerantNetClient,
+            recovery_policy=policy,
+            recovery_listener=listener,
+            recovery_counters=self.recovery_counters,
+        )
+        build(init, self, args, configs, make_client)
 
 
-class KafkaProducer(_Recovering, kafka.KafkaProducer):  # type: ignore[misc]
+class KafkaProducer(Recovering, kafka.KafkaProducer):  # type: ignore[misc]
     """kafka.KafkaProducer that repeats what a broker de-duplicates, and nothing else.
 
     With `enable_idempotence=False` (or options that imply it) a record whose
     answer was lost fails with OutcomeUnknownError instead of being sent again;
     `RecoveryPolicy(resend_plain_produce=True)` sends it again.
+
+    In a forked child the first call builds it anew, with a producer id of its own.
+    Records sent before the fork are the parent's: their futures never complete in
+    the child, and its flush() does not wait for them.  With a `transactional_id`
+    calls raise IllegalStateError there.
     """
 
+    @forking.repeatable
     def __init__(
         self, recovery_policy: RecoveryPolicy | None = None, recovery_listener: Listener | None = None, **configs: Any
     ) -> None:
-        super().__init__(**self._options(configs, recovery_policy, recovery_listener))
+        init = stock_init_with(kafka.KafkaProducer, TransactionManager=TolerantTransactionManager)
+        self._build(init, (), configs, recovery_policy, recovery_listener)
 
 
-class KafkaAdminClient(_Recovering, kafka.KafkaAdminClient):  # type: ignore[misc]
-    """kafka.KafkaAdminClient on tolerant connections."""
+class KafkaAdminClient(Recovering, kafka.KafkaAdminClient):  # type: ignore[misc]
+    """kafka.KafkaAdminClient on tolerant connections; in a forked child the first call builds it anew."""
 
+    @forking.repeatable
     def __init__(
         self, recovery_policy: RecoveryPolicy | None = None, recovery_listener: Listener | None = None, **configs: Any
     ) -> None:
-        super().__init__(**self._options(configs, recovery_policy, recovery_listener))
+        self._build(stock_init_with(kafka.KafkaAdminClient), (), configs, recovery_policy, recovery_listener)

@@ -21,7 +21,7 @@ import kafka.errors as Errors
 from kafka.future import Future
 from kafka.net.connection import KafkaConnection
 
-from tolerant_client.apis import Buffer
+from tolerant_client.apis import SETUP, Buffer, row_for
 from tolerant_client.errors import CorrelationIdMismatchError, OutcomeUnknownError, RecoveryExhaustedError
 from tolerant_client.events import (
     Completed,
@@ -73,12 +73,14 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         recovery_policy: RecoveryPolicy | None = None,
         recovery_listener: Listener | None = None,
         recovery_counters: RecoveryCounters | None = None,
+        setup_timeout: float = NEVER,
         **configs: Any,
     ) -> None:
         super().__init__(net, node_id=node_id, broker_version_data=broker_version_data, **configs)
         self.recovery_policy = recovery_policy or _NO_POLICY
         self.recovery_counters = recovery_counters if recovery_counters is not None else RecoveryCounters()
         self._listener = recovery_listener
+        self._setup_timeout = setup_timeout  # seconds for one step of a re-authentication (KIP-368)
         self.in_flight_requests = InFlightRequests(
             self.recovery_policy, random.getrandbits(31), may_probe_setup=not self.sasl_enabled
         )
@@ -112,6 +114,13 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
 
     # -- sending --------------------------------------------------------------
 
+    def send_request(self, request: Any, request_timeout_ms: float | None = None) -> Any:
+        """Sends now, or once the connection is ready; the future ends by its deadline either way."""
+        future = super().send_request(request, request_timeout_ms)
+        if self._request_buffer:
+            self._arm(time.monotonic())
+        return future
+
     def _send_request(self, request: Any, future: Any = None, timeout_at: float | None = None) -> Any:
         future = Future() if future is None else future
         if self.closed:
@@ -126,6 +135,8 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         if deadline <= now:
             return future.failure(Errors.KafkaTimeoutError(f"{self._node_name}: the deadline passed before sending"))
         adapted = adapt(request)
+        if adapted.API_KEY in SETUP:
+            deadline = min(deadline, now + self._setup_timeout)
         if not adapted.expect_response():
             correlation_id = self.in_flight_requests.unanswered_id()
             self._write_bare(adapted.frame_buffers(correlation_id, self.config["client_id"]))
@@ -201,6 +212,19 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         """Notes that bytes are arriving: a large answer on its way is progress, not silence."""
         self.in_flight_requests.progress(now)
 
+    def data_received(self, data: Buffer) -> None:
+        """Takes bytes from a transport that is not ours, by kafka-python's own interface."""
+        waiting = memoryview(data)
+        while waiting and not self.closed:
+            room = self.transport.assembler.writable()
+            size = min(len(room), len(waiting))
+            room[:size] = waiting[:size]
+            waiting = waiting[size:]
+            now = time.monotonic()
+            frames = self.transport.assembler.received(size)
+            self.bytes_received(now)
+            self.frames_received(frames, now)
+
     def frames_received(self, frames: list[memoryview], now: float) -> None:
         """Takes whole frames from the transport, in the order of arrival."""
         tracker = self.in_flight_requests
@@ -263,6 +287,10 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
             entry.context.future.success(event.response)
 
     def _maybe_throttle(self, response: Any) -> None:
+        longest = self.recovery_policy.max_throttle_ms
+        if getattr(response, "throttle_time_ms", 0) > longest:
+            log.warning("%s: a throttle of %d ms is taken for %d ms", self._node_name, response.throttle_time_ms, longest)
+            response.throttle_time_ms = int(longest)
         super()._maybe_throttle(response)
         if self._throttle_time:
             # A throttling broker does not read our requests before that (KIP-219).
@@ -288,8 +316,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         what = f"{self._node_name}: {event.api} v{entry.request.API_VERSION} (correlation id {event.correlation_id})"
         if event.verdict is Verdict.OUTCOME_UNKNOWN:
             error: BaseException = OutcomeUnknownError(
-                f"{what}: {event.reason}; the records may have been written. Use enable_idempotence=True,"
-                " or RecoveryPolicy(resend_plain_produce=True) if doubled records are acceptable"
+                f"{what}: {event.reason}; it may have been carried out. {row_for(entry.request).check}"
             )
             error.__cause__ = event.error
         elif event.verdict is Verdict.EXHAUSTED:
@@ -340,6 +367,8 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
     def _arm(self, now: float) -> None:
         """Makes sure that `_on_timer` runs when the tracker next wants it; an early timer is left to run."""
         due = self.in_flight_requests.next_wakeup(now)
+        if self._request_buffer:
+            due = min(NEVER if due is None else due, *(deadline for _, _, deadline in self._request_buffer))
         if due is None or due >= self._timer_at or self.closed:
             return
         self._disarm()
@@ -352,8 +381,22 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
             return
         now = time.monotonic()
         self._act(self.in_flight_requests.expired(now), now)
+        self._expire_buffered(now)
+        if self.closed:
+            return
         self._resume()
+        self._reauth.on_response_processed()
         self._arm(now)
+
+    def _expire_buffered(self, now: float) -> None:
+        """Fails what waited too long for the connection to be ready."""
+        waiting = list(self._request_buffer)
+        self._request_buffer.clear()
+        self._request_buffer.extend(item for item in waiting if item[2] > now)
+        for request, future, deadline in waiting:
+            if deadline <= now:
+                what = f"{self._node_name}: {type(request).__name__}"
+                future.failure(Errors.KafkaTimeoutError(f"{what}: the connection was not ready before the deadline"))
 
     def _disarm(self) -> None:
         timer, self._timer, self._timer_at = self._timer, None, NEVER

@@ -3,7 +3,7 @@
     TolerantClientError(KafkaError)
       CorrelationIdMismatchError(+CorrelationIdError)   an answer that no request waits for
       FrameError(+InvalidReceiveError)                  bytes that are no Kafka frame
-      RecoveryExhaustedError(+RetriableError)           gave up after `history`
+      RecoveryExhaustedError(+KafkaConnectionError)     gave up after `history`
       OutcomeUnknownError                               may have been applied; never sent again by us
       RecordBatchError(+CorruptRecordError)             a record batch that cannot be trusted
       OptionError(+ValueError)                          a wrong option, found before anything is written
@@ -11,6 +11,8 @@
       TargetDivergedError                               the target log holds what the source does not
       DataLossError                                     the source no longer has what should be copied
       UnsupportedSourceError                            the source has something that is not copied yet
+      CoordinatorUnavailableError(+CoordinatorNotAvailableError)
+                                                        a group or transactional id has no coordinator
 
 A message names the thing, the place and the remedy.  All of them pickle, so
 that a Spark worker can raise them in the driver.
@@ -21,11 +23,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kafka.errors import (
+    CoordinatorNotAvailableError,
     CorrelationIdError,
     CorruptRecordError,
     InvalidReceiveError,
+    KafkaConnectionError,
     KafkaError,
-    RetriableError,
 )
 
 
@@ -49,7 +52,7 @@ class FrameError(TolerantClientError, InvalidReceiveError):  # type: ignore[misc
     """The bytes received are not a Kafka frame; the connection cannot go on."""
 
 
-class RecoveryExhaustedError(TolerantClientError, RetriableError):  # type: ignore[misc]
+class RecoveryExhaustedError(TolerantClientError, KafkaConnectionError):  # type: ignore[misc]
     """A request was lost more often than the policy allows; `history` lists each loss."""
 
     def __init__(self, message: str, history: Sequence[str] = ()) -> None:
@@ -93,3 +96,36 @@ class DataLossError(TolerantClientError):
 
 class UnsupportedSourceError(TolerantClientError):
     """The source log holds something that the mirror does not copy yet."""
+
+
+class CoordinatorUnavailableError(TolerantClientError, CoordinatorNotAvailableError):  # type: ignore[misc]
+    """No broker coordinates a group (or, with `topic` __transaction_state, a transactional id).
+
+    `partition` of `topic` is the one that `group` hashes to, -1 where the topic
+    could not be seen; `leader` is -1 where there is none; `replicas` and `isr`
+    are node ids; `waited_ms` says how long it was looked for.  Retriable: the
+    next call looks again, as long again.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        group: str = "",
+        topic: str = "",
+        partition: int = -1,
+        leader: int = -1,
+        replicas: Sequence[int] = (),
+        isr: Sequence[int] = (),
+        waited_ms: float = 0.0,
+    ) -> None:
+        super().__init__(message, group, topic, partition, leader, tuple(replicas), tuple(isr), waited_ms)
+        self.group = group
+        self.topic = topic
+        self.partition = partition
+        self.leader = leader
+        self.replicas = tuple(replicas)
+        self.isr = tuple(isr)
+        self.waited_ms = waited_ms
+
+    def __str__(self) -> str:
+        return str(self.args[0])

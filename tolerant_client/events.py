@@ -79,7 +79,8 @@ class Failed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Orphan(Event):
-    """An answer without a request: `late`, `duplicate`, `unasked` (acks=0) or `unknown` (never sent)."""
+    """An answer that is nobody's: `late`, `duplicate`, `unasked` (acks=0), `unknown` (an id never sent) or
+    `misfit` (the id of a request whose answer it cannot be)."""
 
     kind = "orphan"
     cause: str
@@ -101,6 +102,52 @@ class Retired(Event):
     kind = "retired"
     reason: str
     is_timeout: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Storm(Event):
+    """Leaders of many partitions moved at once: `partitions` of `known` within `window_ms`.
+
+    `nodes` lost leaders, the one that lost most first.  Of no API and no connection.
+    """
+
+    kind = "storm"
+    partitions: int
+    known: int
+    window_ms: float
+    nodes: tuple[int, ...]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StormOver(Storm):
+    """The end of a storm: no leader moved for `window_ms`; `partitions` moved in all of it."""
+
+    kind = "storm over"
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetOutOfRange(Event):
+    """A fetch at `offset` was refused, and `earliest` and `latest` asked for: a false alarm, or believed."""
+
+    kind = "out_of_range"
+    topic: str
+    partition: int
+    offset: int
+    earliest: int
+    latest: int
+    is_believed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CorruptRecords(Event):
+    """The records fetched at `offset` cannot be trusted: fetched again, or believed to be so in the log."""
+
+    kind = "corrupt"
+    topic: str
+    partition: int
+    offset: int
+    is_believed: bool
 
 
 Listener = Callable[[Event], None]
@@ -127,13 +174,17 @@ class RecoveryCounters:
         """How often `kind` happened, of all APIs and nodes or of those given."""
         return sum(
             n
-            for (k, a, node_id), n in self._counts.items()
+            for (k, a, node_id), n in self.as_dict().items()
             if k.split(":")[0] == kind.split(":")[0]
             and (":" not in kind or k == kind)
             and (api is None or a == api)
             and (node is None or node_id == node)
         )
 
+    def merge(self, other: RecoveryCounters) -> None:
+        """Adds all that `other` counted."""
+        self._counts.update(other.as_dict())
+
     def as_dict(self) -> dict[tuple[str, str, Any], int]:
-        """A copy of all counts, by (kind, api, node)."""
+        """A copy of all counts, by (kind, api, node); may be taken by any thread."""
         return dict(self._counts)

@@ -14,7 +14,6 @@ It reads no clock, opens no socket and writes no log: every method takes `now`
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,8 +32,12 @@ from tolerant_client.events import (
     Verdict,
 )
 from tolerant_client.lifecycle import NEVER, IllegalTransition, InFlightRequest, Input, State
+from tolerant_client.mismatches import Mismatches
+from tolerant_client.order import is_blocked, released
 from tolerant_client.policy import RecoveryPolicy
-from tolerant_client.roundtrips import RoundTrips
+from tolerant_client.silence import Silence
+
+_TRIAL = 0.5  # seconds: after a misfit, the least time in which an answer must decode
 
 
 class InFlightRequests:
@@ -48,21 +51,18 @@ class InFlightRequests:
     def __init__(self, policy: RecoveryPolicy, first_id: int, may_probe_setup: bool = True) -> None:
         self.policy = policy
         self.ids = CorrelationIds(first_id)
-        self.round_trips = RoundTrips(policy.probe_min_ms / 1000, policy.probe_max_ms / 1000)
+        self.silence = Silence(policy)
+        self.mismatches = Mismatches(policy)
         self.is_retired = False
-        self._waits = RoundTrips(policy.probe_min_ms / 1000, NEVER)  # of requests that may wait at the broker
         self._may_probe_setup = may_probe_setup
         self._requests: dict[int, InFlightRequest] = {}  # by id, in the order of sending
         self._next_order = 0
         self._probes = 0
         self._irregular = 0  # requests held or resent: while there are any, order needs a look
-        self._suspicion = 0  # orphans that no lost request explains yet
-        self._grace = policy.reorder_grace_ms / 1000
-        self._progress = -NEVER
-        self._probed_at = -NEVER
         self._deadline_from = NEVER  # lower bounds, made exact by expired()
         self._lost_from = NEVER
-        self._mismatches: deque[float] = deque()
+        self._trial_ends = NEVER  # after a misfit: by then an answer must have decoded
+        self._newest: dict[Any, int] = {}  # by order key: the newest request that older ones yield to
 
     def __len__(self) -> int:
         return len(self._requests) - self._probes
@@ -102,6 +102,8 @@ class InFlightRequests:
         entry.sent_at = now
         if entry.first_sent_at < 0:
             entry.first_sent_at = now
+            if getattr(entry.request, "yields_to_newer", False):
+                self._newest.update(dict.fromkeys(entry.request.order_keys, entry.order))
         if next(reversed(self._requests)) != entry.correlation_id:
             # Written behind others that were queued after it: the store's order is the wire's.
             self._requests[entry.correlation_id] = self._requests.pop(entry.correlation_id)
@@ -109,8 +111,7 @@ class InFlightRequests:
 
     def progress(self, now: float) -> None:
         """Notes that bytes are arriving (or, with a time ahead, that none can before it)."""
-        if now > self._progress:
-            self._progress = now
+        self.silence.progress(now)
 
     @property
     def oldest(self) -> InFlightRequest | None:
@@ -126,18 +127,23 @@ class InFlightRequests:
         """Takes one answer (T1, T2, T4, T6); `body` starts behind the correlation id."""
         if self.is_retired:
             return []
-        self._progress = max(self._progress, now)
+        self.silence.progress(now)
         entry = self._requests.get(correlation_id) or self._misnumbered(correlation_id)
         if entry is None:
             return self._orphan(correlation_id, now)
         if entry.state is not State.IN_FLIGHT:
             return self._retire(f"an answer to {entry.api} came before it was sent")
-        if entry.is_held:
-            return self._second_answer(entry, body, now)
+        if entry.is_held and entry.answer == body:
+            return self._mismatch(now, [Orphan(entry.api, entry.correlation_id, "duplicate")])
         try:
             response = entry.request.decode_response(body)
         except Exception as error:  # a decoder on hostile bytes may raise anything
-            return self._undecodable(entry, error, now)
+            return self._misfit(entry, error, now)
+        self._trial_ends = NEVER
+        if entry.is_held:
+            return self._second_answer(entry, now)
+        if self._irregular:
+            self._prove(entry)
         if entry is not self.oldest:
             return self._overtaking(entry, response, body, now)
         if self._irregular or entry.is_probe or entry.lost_at < NEVER:
@@ -147,28 +153,27 @@ class InFlightRequests:
         del self._requests[entry.correlation_id]
         return [self._complete(entry, response, now)]
 
+    def _prove(self, entry: InFlightRequest) -> None:
+        """An answer to `entry` says that no other one comes to what was sent before it."""
+        for older in self._requests.values():
+            if older is entry:
+                return
+            older.is_proven = older.is_held
+
     def _complete(self, entry: InFlightRequest, response: Any, now: float) -> Completed:
         entry.move(Input.ANSWERED)
-        took, expected = now - entry.sent_at, entry.expected
-        if not expected:
-            self.round_trips.sample(took)
-        else:
-            self._waits.sample(took)
-            if took > expected:
-                self.round_trips.sample(took - expected)
-        self.round_trips.unanswered = 0
+        self.silence.answered(entry, now)
         is_reordered = entry.overtaken_at < NEVER
         return Completed(entry.api, entry.correlation_id, entry, response, now - entry.first_sent_at, is_reordered)
 
     def _answered(self, entry: InFlightRequest, response: Any, body: memoryview, now: float) -> list[Event]:
         """Completes the request, or holds its answer behind older ones that it must not overtake."""
         if entry.is_probe:
-            self.round_trips.sample(now - entry.sent_at)
-            self.round_trips.unanswered = 0
-            self._suspicion = 0
+            self.silence.answered(entry, now)
+            self.mismatches.unexplained = 0
             self._drop_probe(entry)
             return []
-        if self._is_blocked(entry):
+        if is_blocked(entry, self._requests.values()):
             entry.move(Input.HELD)
             entry.is_held, entry.response, entry.answer = True, response, body
             self._irregular += 0 if entry.resends else 1
@@ -193,10 +198,12 @@ class InFlightRequests:
                 break
             if older.is_unanswered:
                 missing.append(older)
-        is_explained = self._suspicion >= sum(not m.is_probe for m in missing) > 0
+        is_explained = self.mismatches.explain(sum(not m.is_probe for m in missing))
+        round_trip = self.silence.round_trips.estimate
         for older in missing:
             older.overtaken_at = min(older.overtaken_at, now)
-            older.lost_at = min(older.lost_at, now if is_explained else now + self._grace)
+            grace = 0.0 if is_explained else self.mismatches.grace(older, round_trip)
+            older.lost_at = min(older.lost_at, now + grace)
             self._lost_from = min(self._lost_from, older.lost_at)
         events = self._answered(entry, response, body, now)
         if is_explained:
@@ -204,12 +211,9 @@ class InFlightRequests:
         self._release(events, now)
         return events
 
-    def _second_answer(self, entry: InFlightRequest, body: memoryview, now: float) -> list[Event]:
-        """A held request is answered again: the same bytes are a duplicate, others mean that one is a lie."""
-        if entry.answer == body:
-            return self._mismatch(now, [Orphan(entry.api, entry.correlation_id, "duplicate")])
-        entry.is_held, entry.response, entry.answer = False, None, None
-        self._irregular -= 0 if entry.resends else 1
+    def _second_answer(self, entry: InFlightRequest, now: float) -> list[Event]:
+        """A held request is answered again, otherwise: one of the two is a lie, so neither is believed."""
+        self._unhold(entry)
         suspects = [o for o in self._requests.values() if o.order <= entry.order and not o.is_probe and not o.is_held]
         events: list[Event] = []
         for suspect in suspects:
@@ -218,14 +222,24 @@ class InFlightRequests:
         self._release(events, now)
         return events
 
-    def _undecodable(self, entry: InFlightRequest, error: Exception, now: float) -> list[Event]:
-        """T6: the body is not what was asked for, so neither it nor what follows is trusted."""
-        reason = f"the answer to {entry.api} could not be decoded ({type(error).__name__}: {_first_line(error)})"
-        return [Lost(entry.api, entry.correlation_id, reason), *self._retire(reason)]
+    def _misfit(self, entry: InFlightRequest, error: Exception, now: float) -> list[Event]:
+        """T6: the body is not what was asked for: dropped, and the request goes on waiting.
+
+        This one may be an older request's under a wrong id, or our own spoiled on
+        its way: the next answer on the connection, or a probe's, will say.  If
+        none decodes in time, the stream itself is out of step.
+        """
+        reason = f"an answer to {entry.api} does not decode ({type(error).__name__}: {_first_line(error)})"
+        if self._is_authenticating():
+            return [Orphan(entry.api, entry.correlation_id, "misfit"), *self._retire(reason)]
+        entry.history.append(reason)
+        patience = max(_TRIAL, 4 * self.silence.round_trips.margin) + entry.expected
+        self._trial_ends = min(self._trial_ends, now + patience)
+        return self._suspect(Orphan(entry.api, entry.correlation_id, "misfit"), now)
 
     def _misnumbered(self, correlation_id: int) -> InFlightRequest | None:
         """Kafka 0.8.2 answers FindCoordinator version 0 with id 0 (both Python clients tolerate it)."""
-        oldest = self.oldest if correlation_id == 0 else None
+        oldest = None if correlation_id or self.ids.was_drawn(0) else self.oldest
         if oldest is None or oldest.request.API_KEY != FIND_COORDINATOR or oldest.request.API_VERSION != 0:
             return None
         return oldest
@@ -237,19 +251,24 @@ class InFlightRequests:
         was used before, so a duplicate is as suspicious as an id never sent.
         """
         cause, overtaken_at = self.ids.recall(correlation_id)
-        events: list[Event] = [Orphan("", correlation_id, cause)]
+        orphan = Orphan("", correlation_id, cause)
         if cause == "unasked":
-            return events
+            return [orphan]
         if self._is_authenticating():
-            return events + self._retire(f"an answer with a {cause} correlation id came while authenticating")
-        if overtaken_at is not None:
-            # This peer does answer late: give the next one the time that this one would have needed.
-            self._grace = min(self.policy.max_reorder_grace_ms / 1000, max(self._grace, 2 * (now - overtaken_at)))
-        else:
-            self._suspicion += 1
+            return [orphan, *self._retire(f"an answer with a {cause} correlation id came while authenticating")]
+        if overtaken_at is None:
+            return self._suspect(orphan, now)
+        # This peer does answer late: give the next one the time that this one would have needed.
+        self.mismatches.late(now - overtaken_at)
+        return self._mismatch(now, [orphan])
+
+    def _suspect(self, orphan: Orphan, now: float) -> list[Event]:
+        """The oldest request may have lost its answer to this orphan: a probe will tell."""
+        events: list[Event] = [orphan]
+        self.mismatches.unexplained += 1
         oldest = self.oldest
         if oldest is not None and not self._probes:
-            events.append(self._probe(f"an answer with a {cause} id came while {oldest.api} was waiting", now))
+            events.append(self._probe(f"a {orphan.cause} answer came while {oldest.api} was waiting", now))
         return self._mismatch(now, events)
 
     # -- time -----------------------------------------------------------------
@@ -258,7 +277,7 @@ class InFlightRequests:
         """When `expired` wants to be called; None when nothing can become due."""
         if self.is_retired or not self._requests:
             return None
-        due = min(self._deadline_from, self._lost_from, self._probe_due())
+        due = min(self._deadline_from, self._lost_from, self._trial_ends, self._probe_due())
         return None if due == NEVER else due
 
     def expired(self, now: float) -> list[Event]:
@@ -266,6 +285,8 @@ class InFlightRequests:
         if self.is_retired:
             return []
         events: list[Event] = []
+        if now >= self._trial_ends:
+            return self._retire("no answer decoded after one that did not")
         if now >= self._deadline_from:
             self._deadline_from = min((r.deadline for r in self._requests.values()), default=NEVER)
             if now >= self._deadline_from:
@@ -277,36 +298,24 @@ class InFlightRequests:
         if now >= self._probe_due() and not self.is_retired:
             oldest = self.oldest
             assert oldest is not None
-            self.round_trips.unanswered += 1 if self._probes else 0
             events.append(self._probe(f"{oldest.api} is silent for longer than it can be", now))
         return events
 
     def _probe_due(self) -> float:
-        """T5: when the oldest unanswered request is older than it can be, or than such requests are here.
-
-        The broker takes one request after the other, so its time starts when the
-        one before it was answered; bytes that are arriving are progress.  A probe
-        behind a fetch that rightly waits only waits with it, so where data is
-        flowing it need not be held back for the fetch's whole max_wait_ms.
-        """
+        """T5: when the oldest unanswered request is older than it can be."""
         oldest = self.oldest
         if oldest is None or oldest.lost_at < NEVER or len(self._requests) == self._probes:
             return NEVER
         if oldest.action is Action.CLOSE and not (self._may_probe_setup and oldest.request.API_KEY == API_VERSIONS):
             return NEVER
-        since = max(oldest.sent_at, self._progress)
-        if self._probes:
-            since = max(since, self._probed_at)
-            return since + self.round_trips.margin * 2
-        patience = oldest.expected + self.round_trips.margin
-        return since + (min(patience, self._waits.margin) if oldest.expected else patience)
+        return self.silence.due(oldest, self._probes > 0)
 
     def _probe(self, reason: str, now: float) -> Probe:
         entry = InFlightRequest(ProbeRequest(), self.ids.draw(), self._next_order, NEVER, Action.HAND_UP, None)
         self._next_order += 1
         entry.is_probe = True
+        self.silence.probed(now, is_repeated=self._probes > 0)
         self._probes += 1
-        self._probed_at = now
         self._requests[entry.correlation_id] = entry
         return Probe("Probe", entry.correlation_id, entry, reason)
 
@@ -337,13 +346,16 @@ class InFlightRequests:
         """T3: settles a lost request as its API allows."""
         events.append(Lost(entry.api, entry.correlation_id, reason))
         self.ids.lose(entry.correlation_id, min(entry.overtaken_at, now))
-        self._suspicion = max(0, self._suspicion - 1)
+        self.mismatches.settle()
         entry.history.append(reason)
+        self._doubt_later_answers(entry)
         if entry.action is Action.CLOSE:
             events += self._retire(f"the answer to {entry.api} is lost")
-        elif entry.action is Action.RESEND and self._may_resend(entry, now):
+        elif entry.action.is_resend and self._has_yielded(entry):
+            self._fail(entry, Verdict.HAND_UP, f"{reason}, and a newer {entry.api} was sent since", events)
+        elif entry.action.is_resend and self._may_resend(entry, now):
             self._requeue(entry, reason, events)
-        elif entry.action is Action.RESEND:
+        elif entry.action.is_resend:
             self._fail(entry, Verdict.EXHAUSTED, reason, events)
         elif entry.action is Action.OUTCOME_UNKNOWN:
             self._fail(entry, Verdict.OUTCOME_UNKNOWN, reason, events)
@@ -353,6 +365,20 @@ class InFlightRequests:
 
     def _may_resend(self, entry: InFlightRequest, now: float) -> bool:
         return entry.resends < self.policy.max_resends and now < entry.deadline
+
+    def _doubt_later_answers(self, lost: InFlightRequest) -> None:
+        """A held answer of the lost request's API may be that one's, under a wrong id."""
+        is_later = False
+        for entry in self._requests.values():
+            is_later = is_later or entry is lost
+            if is_later and entry.is_held and entry.request.API_KEY == lost.request.API_KEY:
+                entry.needs_proof = True
+
+    def _has_yielded(self, entry: InFlightRequest) -> bool:
+        """A repeat would undo a newer request of its kind (an OffsetCommit would rewind its group)."""
+        return getattr(entry.request, "yields_to_newer", False) and any(
+            self._newest.get(key, -1) > entry.order for key in entry.request.order_keys
+        )
 
     def _requeue(self, entry: InFlightRequest, reason: str, events: list[Event]) -> None:
         """The same bytes under a new id; `order` keeps its place among requests that share a key."""
@@ -385,59 +411,33 @@ class InFlightRequests:
 
     # -- order ----------------------------------------------------------------
 
-    def _is_blocked(self, entry: InFlightRequest) -> bool:
-        """True while an older request may not be overtaken by this one.
-
-        Besides shared order keys, an older request of the same API that was not
-        declared lost yet: its answer could be this one under a wrong id, which
-        the second answer for this id would show.
-        """
-        keys = set(entry.request.order_keys)
-        is_older = True
-        for other in self._requests.values():
-            if other is entry:
-                is_older = False
-            elif other.is_probe:
-                continue
-            elif is_older and other.is_unanswered and other.request.API_KEY == entry.request.API_KEY:
-                return True
-            elif other.order < entry.order and keys and not keys.isdisjoint(other.request.order_keys):
-                return True
-        return False
-
     def _release(self, events: list[Event], now: float) -> None:
         """Delivers held answers whose turn has come, oldest first."""
         if not self._irregular or self.is_retired:
             return
-        unanswered_apis: set[int] = set()
-        shadowed: set[int] = set()  # held behind an unanswered request of the same API
-        for entry in self._requests.values():
-            if entry.is_held and entry.request.API_KEY in unanswered_apis:
-                shadowed.add(entry.order)
-            elif entry.is_unanswered and not entry.is_probe:
-                unanswered_apis.add(entry.request.API_KEY)
-        waiting_keys: set[Any] = set()
-        for entry in sorted(self._requests.values(), key=_by_order):
-            keys = entry.request.order_keys
-            if not entry.is_held or entry.order in shadowed or not waiting_keys.isdisjoint(keys):
-                waiting_keys.update(keys)
-            elif self._is_out_of_turn(entry, now):
+        requests = list(self._requests.values())
+        for entry, out_of_turn in released(requests, lambda held: self._is_out_of_turn(held, now)):
+            if out_of_turn:
                 self._unhold(entry)
                 self._requeue(entry, "the broker had not seen the request before it", events)
-                waiting_keys.update(keys)
             else:
                 events += self._finish(entry, entry.response, now)
+        doubtful = next((r for r in self._requests.values() if r.needs_proof and not r.is_proven), None)
+        if doubtful is not None and not self._probes:
+            events.append(self._probe(f"an answer to {doubtful.api} may be that of one before it", now))
 
     def _is_out_of_turn(self, entry: InFlightRequest, now: float) -> bool:
         """A held answer says that the request before it, lost and resent since, had not been seen."""
         check = getattr(entry.request, "is_out_of_turn", None)
-        if check is None or entry.action is not Action.RESEND or not self._may_resend(entry, now):
+        may_resend = entry.action.is_resend and self._may_resend(entry, now) and not self._has_yielded(entry)
+        if check is None or not may_resend:
             return False
         return bool(check(entry.response))
 
     def _unhold(self, entry: InFlightRequest) -> None:
         self._irregular -= 0 if entry.resends else 1
-        entry.is_held, entry.response, entry.answer = False, None, None
+        entry.is_held = entry.is_proven = entry.needs_proof = False
+        entry.response = entry.answer = None
 
     # -- the end --------------------------------------------------------------
 
@@ -466,21 +466,13 @@ class InFlightRequests:
 
     def _mismatch(self, now: float, events: list[Event]) -> list[Event]:
         """T7: counts one mismatch; above the budget the connection is not worth its place."""
-        self._mismatches.append(now)
-        horizon = now - self.policy.mismatch_window_ms / 1000
-        while self._mismatches[0] < horizon:
-            self._mismatches.popleft()
-        if len(self._mismatches) > self.policy.max_mismatches:
-            window = self.policy.mismatch_window_ms / 1000
-            events += self._retire(f"{len(self._mismatches)} mismatches within {window:g} s")
+        verdict = self.mismatches.count(now)
+        if verdict is not None:
+            events += self._retire(verdict)
         return events
 
     def _is_authenticating(self) -> bool:
         return any(r.action is Action.CLOSE for r in self._requests.values())
-
-
-def _by_order(entry: InFlightRequest) -> int:
-    return entry.order
 
 
 def _first_line(error: Exception) -> str:

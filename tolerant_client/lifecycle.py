@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
-from tolerant_client.apis import Action
+from tolerant_client.apis import FETCH, Action
 
 NEVER = float("inf")
 
@@ -66,7 +66,10 @@ class InFlightRequest:
         "history",
         "is_held",
         "is_probe",
+        "is_proven",
+        "is_repeat_harmless",
         "lost_at",
+        "needs_proof",
         "order",
         "overtaken_at",
         "request",
@@ -86,10 +89,13 @@ class InFlightRequest:
         self.deadline = deadline
         self.action = action
         self.context = context
+        self.is_repeat_harmless = action is Action.SAME_BYTES or request.API_KEY == FETCH
         self.expected: float = request.expected_ms / 1000
         self.state = State.QUEUED
         self.is_probe = False
         self.is_held = False
+        self.is_proven = False  # while held: something sent later was answered
+        self.needs_proof = False  # while held: it may be the answer of an older request, lost since
         self.response: Any = None
         self.answer: memoryview | None = None
         self.first_sent_at = self.sent_at = -1.0

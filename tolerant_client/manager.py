@@ -10,6 +10,8 @@ Laws:
 from __future__ import annotations
 
 import inspect
+import logging
+import random
 import time
 from typing import Any
 
@@ -20,15 +22,26 @@ from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport
 
+from tolerant_client import forking, masking
+from tolerant_client.client_metrics import register
 from tolerant_client.connection import TolerantConnection
-from tolerant_client.events import Listener, RecoveryCounters
+from tolerant_client.events import Event, Listener, RecoveryCounters
+from tolerant_client.leaders import LeaderWatch
 from tolerant_client.policy import RecoveryPolicy
+from tolerant_client.roundtrips import RoundTrips
 from tolerant_client.transport import QuietSocket, TolerantSSLTransport, TolerantTCPTransport
+
+log = logging.getLogger(__name__)
 
 # Older releases of kafka-python 3.0 hand their TLS transport a context, newer ones the ssl_* options.
 _TLS_TAKES_CONTEXT = "ssl_context" in inspect.signature(KafkaSSLTransport.__init__).parameters
 
 _SHORT_LIFE = 2.0  # seconds
+
+# A lost answer while connecting or authenticating shows only by silence.  An attempt is given up after this many
+# seconds at least, or what the last ones took, twice as long each time, and never more than kafka-python gives it.
+_LEAST_SETUP, _MOST_SETUP = 2.0, 30.0
+
 _MAX_SHORT_LIVES = 5  # pauses stop growing here: 16 times reconnect_backoff_ms
 
 
@@ -55,7 +68,94 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         self.recovery_counters = recovery_counters if recovery_counters is not None else RecoveryCounters()
         self._recovery_listener = recovery_listener
         self._short_lives: dict[Any, int] = {}  # connections retired soon after they were made, by node
+        self._setup_failure: BaseException | None = None  # of the last connection that did not become ready
+        self._leader_watch: LeaderWatch | None = None
+        self._setups = RoundTrips(_LEAST_SETUP, _MOST_SETUP)  # from connecting to ready
+        masking.attach()  # again: modules imported since may log
         super().__init__(net, **configs)
+        if self.config["metrics"]:
+            register(self.config["metrics"], self.recovery_counters)
+        forking.watch(self)
+
+    def bootstrap_async(self, timeout_ms: float | None = None, refresh: bool = True) -> Any:
+        """Connects to the cluster for the first time, or anew."""
+        if self._leader_watch is None:
+            self._leader_watch = LeaderWatch(self)
+        return super().bootstrap_async(timeout_ms, refresh)
+
+    def update_backoff(self, node_id: Any) -> Any:
+        """Notes that connecting failed; milliseconds until it may be tried again."""
+        backoff_ms = super().update_backoff(node_id)
+        if self._leader_watch is not None:
+            self._leader_watch.unreachable(node_id)
+        return backoff_ms
+
+    def unreachable_nodes(self) -> list[Any]:
+        """The nodes that could not be connected to when it was last tried."""
+        return list(self._backoff)
+
+    def least_loaded_node(self) -> Any:
+        """The node for a request that any broker may answer; None where all are backing off.
+
+        Connected nodes come first, then those not tried, then those that failed
+        last.  kafka-python prefers a dead broker without a request in flight to a
+        living one that has some, and then waits for it to connect.
+        """
+        nodes = [broker.node_id for broker in self.cluster.brokers()]
+        random.shuffle(nodes)
+        best, best_rank = None, (3, 0)
+        for node_id in nodes:
+            connection = self._conns.get(node_id)
+            if (connection is not None and connection.paused) or self.connection_delay(node_id) > 0:
+                continue
+            in_flight = 0 if connection is None else len(connection.in_flight_requests)
+            is_connected = connection is not None and connection.connected
+            rank = (0 if is_connected else 2 if node_id in self._backoff else 1, in_flight)
+            if rank < best_rank:
+                best, best_rank = node_id, rank
+        return best
+
+    def recovery_event(self, event: Event) -> None:
+        """Counts, and tells the listener, what belongs to no connection."""
+        self.recovery_counters.add(event, None)
+        if self._recovery_listener is not None:
+            try:
+                self._recovery_listener(event)
+            except Exception:
+                log.exception("recovery_listener failed")
+
+    async def _do_bootstrap(self, deadline: float | None) -> Any:
+        try:
+            return await super()._do_bootstrap(deadline)
+        except Errors.KafkaTimeoutError as error:
+            if self._setup_failure is None:
+                raise
+            raise Errors.KafkaTimeoutError(f"{error}: {self._setup_failure}") from self._setup_failure
+
+    async def _connect(self, node: Any, connection: Any, *args: Any, **kwargs: Any) -> None:
+        """Connects and keeps why it failed; refused credentials are raised to callers at once for a while.
+
+        kafka-python means to do so, but takes every failure after the handshake for success.
+        """
+        began = time.monotonic()
+        await super()._connect(node, connection, *args, **kwargs)
+        took = time.monotonic() - began
+        failure = connection.init_future.exception
+        if failure is None:
+            self._setups.sample(took)
+            self._setups.unanswered = 0
+            return
+        if took >= self._setups.margin:
+            self._setups.unanswered += 1
+        self._setup_failure = failure
+        self.update_backoff(node.node_id)
+        if isinstance(failure, (Errors.SaslAuthenticationFailedError, Errors.AuthorizationError)):
+            self._auth_failures[node.node_id] = failure
+            self._net.call_later(self.config["reconnect_backoff_max_ms"] / 1000, self._forget_refusals)
+
+    def _forget_refusals(self) -> None:
+        """Lets connections be tried again: the credentials may be known by now."""
+        self._auth_failures.clear()
 
     async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
         sock = await self._connected_socket(node, timeout_at)
@@ -134,6 +234,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
             recovery_policy=self.recovery_policy,
             recovery_listener=self._recovery_listener,
             recovery_counters=self.recovery_counters,
+            setup_timeout=self._setups.margin,
             **self.config,
         )
         closed = connection.close_future
@@ -146,7 +247,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
             closed.add_errback(lambda _: self.cluster.request_update())
         self._conns[node_id] = connection
         setup_ms = self.socket_connection_setup_timeout_ms(node_id) if timeout_ms is None else timeout_ms
-        deadline = time.monotonic() + setup_ms / 1000
+        deadline = time.monotonic() + min(setup_ms / 1000, self._setups.margin)
 
         def connect() -> Any:
             return self._connect(node, connection, reset_backoff_on_connect, timeout_at=deadline)

@@ -1,12 +1,14 @@
 """How far recovery may go, as one immutable value.
 
-The defaults recover within a round trip or two, never send a plain Produce
-again, and give a connection up that is wrong all the time.
+The defaults (`balanced`) recover within a round trip or two, never send a plain
+Produce again, and give a connection up that is wrong all the time.  `strict`
+sends nothing again by itself and leaves a connection at its first wrong answer;
+`patient` is for peers that answer out of order or seconds late.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from tolerant_client.errors import OptionError
 
@@ -18,10 +20,13 @@ class RecoveryPolicy:
     reorder_grace_ms: float = 100.0
     """How long an older answer may come after a later one before it counts as lost."""
 
+    min_reorder_grace_ms: float = 5.0
+    """The grace shrinks to one generous round trip, down to this, for Fetch and idempotent Produce."""
+
     max_reorder_grace_ms: float = 1_000.0
     """The grace grows to twice the worst lateness seen on a connection, up to this."""
 
-    probe_min_ms: float = 50.0
+    probe_min_ms: float = 10.0
     """The smallest silence, beyond what a request may rightly take, before a probe is sent."""
 
     probe_max_ms: float = 5_000.0
@@ -39,9 +44,46 @@ class RecoveryPolicy:
     mismatch_window_ms: float = 30_000.0
     """The window of `max_mismatches`."""
 
+    max_throttle_ms: float = 30_000.0
+    """The longest throttle_time_ms of a broker that is obeyed: a flipped bit may say days.
+
+    Ending it early does no harm, because a broker does not read a connection that it throttles (KIP-219).
+    """
+
+    coordinator_timeout_ms: float = 30_000.0
+    """How long a group or transactional id may be without a coordinator before a call raises CoordinatorUnavailableError.
+
+    Long enough for a broker's restart or an election; float("inf") waits for ever, as kafka-python does.
+    """
+
     def __post_init__(self) -> None:
-        for name in ("reorder_grace_ms", "probe_min_ms", "max_resends", "max_mismatches", "mismatch_window_ms"):
-            if getattr(self, name) < 0:
-                raise OptionError(f"{name} is {getattr(self, name)}; it must not be negative")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not value >= 0:  # refuses a NaN too
+                raise OptionError(f"{field.name} is {value}; it must not be negative")
         if self.probe_max_ms < self.probe_min_ms:
             raise OptionError(f"probe_max_ms ({self.probe_max_ms}) is below probe_min_ms ({self.probe_min_ms})")
+
+    @classmethod
+    def strict(cls) -> RecoveryPolicy:
+        """Sends nothing again by itself; the first lost or wrong answer ends its connection."""
+        return cls(max_resends=0, max_mismatches=0)
+
+    @classmethod
+    def balanced(cls) -> RecoveryPolicy:
+        """The defaults."""
+        return cls()
+
+    @classmethod
+    def patient(cls) -> RecoveryPolicy:
+        """Waits longer before it believes a loss, and stays longer with a peer that is often wrong."""
+        return cls(
+            reorder_grace_ms=1_000.0,
+            min_reorder_grace_ms=100.0,
+            max_reorder_grace_ms=10_000.0,
+            probe_min_ms=500.0,
+            probe_max_ms=10_000.0,
+            max_resends=32,
+            max_mismatches=1_024,
+        )
+

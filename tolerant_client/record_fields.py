@@ -1,10 +1,13 @@
 """Finds the records and fields of decompressed batches with numpy; nothing is copied.
 
 How the records of a batch are found although each length leads to the next:
-if the record at p takes s bytes and the length prefix at p + s has the same
-bytes, the record there takes s bytes too, and so on by induction.  A run of
-records of one size is therefore checked in one numpy comparison; between runs
-a scalar loop reads nothing but the length prefixes.
+a batch that is as long as its first record times the number of records is taken
+to be even, and then the lengths of all batches are checked at once: what only
+looked even is looked at again.  In the others, if the record at p takes s bytes
+and the length prefix at p + s has the same bytes, the record there takes s bytes
+too, and so on by induction.  A run of records of one size is therefore checked in
+one numpy comparison; between runs a scalar loop reads nothing but the length
+prefixes.
 
 Whatever does not add up raises Doubt: the caller then decodes record by record.
 """
@@ -17,9 +20,18 @@ import numpy as np
 import numpy.typing as npt
 
 _RUN_MIN: Final = 8
+_RUN_WORTH: Final = 256  # records that must be left in a batch: looking for a run costs what scanning 100 of them does
 _RUN_WINDOW: Final = 64
 _SCALAR_STRETCH: Final = 64
+_LONGEST_STRETCH: Final = 4096
+_ONE_BYTE_DELTAS: Final = 64
 _MAX_HEADER_ROUNDS: Final = 64
+
+# What the first byte of a two-byte length adds, the two bytes themselves included.
+_LOW_BITS: Final = bytes(((byte & 0x7F) >> 1) + 2 for byte in range(256))
+
+# What a varint of one or two bytes means, by its 14 bits.
+_ZIGZAG: Final = np.array([(code >> 1) ^ -(code & 1) for code in range(1 << 14)], np.int64)
 
 Int64s = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -29,9 +41,18 @@ class Doubt(Exception):
     """The fast path met something odd; decode_records says what."""
 
 
+class Places(NamedTuple):
+    """Where records lie: `body` is behind the length prefix, `length` bytes before `end`."""
+
+    body: Int64s
+    length: Int64s
+    end: Int64s
+
+
 class Fields(NamedTuple):
     """Where the fields of a row of records lie; a length of -1 is null."""
 
+    length: Int64s  # of the record, without its length prefix
     timestamp_delta: Int64s
     offset_delta: Int64s
     key_start: Int64s
@@ -52,37 +73,91 @@ class HeaderFields(NamedTuple):
     value_length: Int64s
 
 
-def find_ends(
-    joined: bytes | memoryview, data: Bytes, counts: list[int], limits: list[int]
-) -> Int64s:
-    """The end of every record; ends[i] is where record i + 1 starts."""
-    ends = np.empty(sum(counts), np.int64)
-    done = position = 0
+def find_records(
+    joined: bytes | memoryview, data: Bytes, counts: Int64s, starts: Int64s, limits: Int64s
+) -> Places:
+    """All records, of which batch n has counts[n] > 0, between starts[n] and limits[n]; `data` is `joined` for numpy.
+
+    Raises Doubt.
+    """
+    heads = np.cumsum(counts) - counts  # the first row of each batch
+    ends, is_even = _guess_ends(data, counts, starts, limits, heads)
+    others = np.flatnonzero(~is_even)
+    begins = np.empty_like(ends)
+    while True:
+        for number in others.tolist():
+            head, count = int(heads[number]), int(counts[number])
+            _find_ends(joined, data, int(starts[number]), int(limits[number]), ends[head : head + count])
+        begins[1:] = ends[:-1]
+        begins[heads] = starts
+        length, body = _varints(data, begins)
+        wrong = np.flatnonzero(body + length != ends)
+        if not wrong.size:
+            break
+        others = np.unique(np.searchsorted(heads, wrong, "right") - 1)
+        if not is_even[others].all():
+            raise Doubt
+        is_even[others] = False
+    if length.min() < 0:
+        raise Doubt
+    return Places(body, length, ends)
+
+
+def _guess_ends(
+    data: Bytes, counts: Int64s, starts: Int64s, limits: Int64s, heads: Int64s
+) -> tuple[Int64s, npt.NDArray[np.bool_]]:
+    """The ends of records that have all the size of the first in their batch, and the batches where this may be so.
+
+    From the 65th record on an offset delta takes one byte more, and a timestamp delta may.
+    """
+    length, after = _varints(data, starts)
+    sizes = length + after - starts
+    wide = np.maximum(counts - _ONE_BYTE_DELTAS, 0)
+    spare = limits - starts - sizes * counts
+    growths = spare // np.maximum(wide, 1)
+    is_even = (growths * wide == spare) & (growths >= 0) & (growths <= 2) & (length > 0)
+    rows = int(counts.sum())
+    if not is_even.any():
+        return np.empty(rows, np.int64), is_even
+    place = np.arange(1, rows + 1) - np.repeat(heads, counts)
+    ends = np.repeat(sizes, counts)
+    ends *= place
+    ends += np.repeat(starts, counts)
+    if growths.any():
+        place -= _ONE_BYTE_DELTAS
+        np.maximum(place, 0, out=place)
+        place *= np.repeat(growths, counts)
+        ends += place
+    return ends, is_even
+
+
+def _find_ends(joined: bytes | memoryview, data: Bytes, position: int, limit: int, ends: Int64s) -> None:
+    """Writes the end of every record of one batch."""
+    stretch = _SCALAR_STRETCH  # records to scan until a run is looked for again: more after each failure
+    done, last = 0, len(ends)
     try:
-        for count, limit in zip(counts, limits, strict=True):
-            last = done + count
-            stretch = _SCALAR_STRETCH
-            while done < last:
-                if last - done >= _RUN_MIN:
-                    run, size = _run(joined, data, position, limit, last - done)
-                    if run:
-                        ends[done : done + run] = np.arange(1, run + 1) * size + position
-                        position += run * size
-                        done += run
-                    if run >= _RUN_MIN:
-                        stretch = _SCALAR_STRETCH
-                        continue
-                found = _scan(joined, position, min(stretch, last - done))
-                stretch *= 4
-                if found:
-                    ends[done : done + len(found)] = found
-                    position = found[-1]
-                    done += len(found)
-            if position != limit:
-                raise Doubt
+        while done < last:
+            room = last - done
+            if room >= _RUN_WORTH:
+                run, size = _run(joined, data, position, limit, room)
+                if run:
+                    ends[done : done + run] = np.arange(1, run + 1) * size + position
+                    position += run * size
+                    done += run
+                if run >= _RUN_MIN:
+                    stretch = _SCALAR_STRETCH
+                    continue
+                room = min(stretch, last - done)
+                stretch = min(4 * stretch, _LONGEST_STRETCH)
+            found = _scan(joined, position, room)
+            if found:
+                ends[done : done + len(found)] = found
+                position = found[-1]
+                done += len(found)
     except IndexError:
         raise Doubt from None
-    return ends
+    if position != limit:
+        raise Doubt
 
 
 def _run(
@@ -114,10 +189,11 @@ def _run(
 def _scan(joined: bytes | memoryview, position: int, count: int) -> list[int]:
     """The ends of the next `count` records, from their length prefixes alone.
 
-    Signs are ignored here: read_fields reads the lengths again and compares.
+    Signs are ignored here: find_records reads the lengths again and compares.
     """
     ends: list[int] = []
     append = ends.append
+    low_bits = _LOW_BITS
     for _ in range(count):
         byte = joined[position]
         if byte < 0x80:
@@ -125,7 +201,7 @@ def _scan(joined: bytes | memoryview, position: int, count: int) -> list[int]:
         else:
             second = joined[position + 1]
             if second < 0x80:
-                position += ((byte & 0x7F | second << 7) >> 1) + 2
+                position += low_bits[byte] + (second << 6)
             else:
                 value, shift, position = byte & 0x7F, 7, position + 1
                 while second >= 0x80:
@@ -143,6 +219,13 @@ def _scan(joined: bytes | memoryview, position: int, count: int) -> list[int]:
 def _varints(data: Bytes, positions: Int64s, widest: int = 5) -> tuple[Int64s, Int64s]:
     """The zigzag varints at `positions`, and the positions after them."""
     byte = data.take(positions, mode="clip")
+    if not byte.size or byte.max() < 0x80:
+        return _ZIGZAG.take(byte), positions + 1
+    second = data.take(positions + 1, mode="clip")
+    has_second = byte >> 7
+    second *= has_second
+    if second.max() < 0x80:
+        return _ZIGZAG.take((byte & 0x7F) | (second.astype(np.uint16) << 7)), positions + (has_second + np.uint8(1))
     values = (byte & 0x7F).astype(np.uint64)
     positions = positions + 1
     more = np.flatnonzero(byte & 0x80)
@@ -169,24 +252,24 @@ def _varints(data: Bytes, positions: Int64s, widest: int = 5) -> tuple[Int64s, I
     return signed, positions
 
 
-def read_fields(data: Bytes, ends: Int64s, include_headers: bool) -> Fields:
-    starts = np.empty_like(ends)
-    starts[0] = 0
-    starts[1:] = ends[:-1]
-    length, position = _varints(data, starts)
-    if not np.array_equal(position + length, ends) or bool((length < 0).any()):
-        raise Doubt
-    timestamp_delta, position = _varints(data, position + 1, 10)
+def read_fields(data: Bytes, places: Places, include_headers: bool) -> Fields:
+    """The fields of records from find_records; headers are left out unless wanted or there.
+
+    No length is below -1 and the last field ends with its record, so all of them lie inside.  Raises Doubt.
+    """
+    ends = places.end
+    timestamp_delta, position = _varints(data, places.body + 1, 10)
     offset_delta, position = _varints(data, position)
-    key_length, key_start, position = _data_fields(data, position, ends)
-    value_length, value_start, position = _data_fields(data, position, ends)
+    key_length, key_start, position = _data_fields(data, position)
+    value_length, value_start, position = _data_fields(data, position)
     header_count, position = _varints(data, position)
     headers = None
     if include_headers or header_count.any():
-        headers, position = _read_headers(data, position, ends, header_count)
+        headers, position = _read_headers(data, position, header_count)
     if not np.array_equal(position, ends):
         raise Doubt
     return Fields(
+        places.length,
         timestamp_delta,
         offset_delta,
         key_start,
@@ -198,31 +281,25 @@ def read_fields(data: Bytes, ends: Int64s, include_headers: bool) -> Fields:
     )
 
 
-def _data_fields(data: Bytes, position: Int64s, ends: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+def _data_fields(data: Bytes, position: Int64s) -> tuple[Int64s, Int64s, Int64s]:
     length, start = _varints(data, position)
-    if bool((length < -1).any()):
+    shortest = length.min()
+    if shortest < -1:
         raise Doubt
-    position = start + np.maximum(length, 0)
-    if bool((position > ends).any()):
-        raise Doubt
-    return length, start, position
+    return length, start, start + (np.maximum(length, 0) if shortest < 0 else length)
 
 
-def _read_headers(
-    data: Bytes, position: Int64s, ends: Int64s, counts: Int64s
-) -> tuple[HeaderFields, Int64s]:
+def _read_headers(data: Bytes, position: Int64s, counts: Int64s) -> tuple[HeaderFields, Int64s]:
     """All headers: in round j the j-th header of every record that has one."""
     most = int(counts.max())
-    if most > _MAX_HEADER_ROUNDS or bool((counts < 0).any()):
+    if most > _MAX_HEADER_ROUNDS or counts.min() < 0:
         raise Doubt
-    position = position.copy()
     rounds = []
     for number in range(most):
         record = np.flatnonzero(counts > number)
-        limit = ends[record]
-        key_length, key_start, after = _data_fields(data, position[record], limit)
-        value_length, value_start, after = _data_fields(data, after, limit)
-        if bool((key_length < 0).any()):
+        key_length, key_start, after = _data_fields(data, position[record])
+        value_length, value_start, after = _data_fields(data, after)
+        if key_length.min() < 0:
             raise Doubt
         position[record] = after
         rounds.append((record, key_start, key_length, value_start, value_length))

@@ -4,9 +4,7 @@ Laws:
 - A request is encoded once; a resend patches its correlation id in a copy of
   the first twelve bytes and shares all others.
 - An answer must consume its body exactly, and speak of what was asked for where
-  the request can tell.
-- What makes a request safe to send again is read from the request itself: a
-  producer id in the batch header (KIP-98), a fetch without session (KIP-227).
+  it names anything (identity.py).
 """
 
 from __future__ import annotations
@@ -17,17 +15,16 @@ from collections.abc import Callable
 from typing import Any
 
 from tolerant_client import apis
+from tolerant_client.api_rows import FETCH_IN_SESSION
 from tolerant_client.apis import Buffer
+from tolerant_client.identity import speaks_of
+from tolerant_client.request_facts import expected_ms, order_keys, partitions_of, row_of
 
 _ID_AT = 8  # length, api_key, api_version, correlation_id (RequestHeader.json)
 _ID_END = 12
 _LAST_FETCH_BY_NAME = 12  # later versions name topics by id (KIP-516)
 _OUT_OF_ORDER_SEQUENCE = 45
-
-# v2 record batch header: RecordBatch.java
-_MAGIC_AT = 16
-_PRODUCER_ID = struct.Struct(">q")
-_PRODUCER_ID_AT = 43
+_LARGEST_ERROR_CODE = 255  # Errors.java has 134 codes (Kafka 4.2) and gets some five a year
 
 _Decode = Callable[[memoryview, int], tuple[Any, int]]
 _decoders: dict[tuple[int, int], _Decode] = {}
@@ -46,43 +43,35 @@ def with_correlation_id(buffers: list[Buffer], correlation_id: int) -> list[Buff
 class KafkaRequest:
     """One of kafka-python's own requests."""
 
-    __slots__ = ("API_KEY", "API_VERSION", "_order_keys", "_request", "expected_ms", "name", "resend_safe")
+    __slots__ = ("API_KEY", "API_VERSION", "_order_keys", "_request", "expected_ms", "name", "row")
 
     is_raw = False
 
     def __init__(self, request: Any) -> None:
         self._request = request
-        self.API_KEY: int = request.API_KEY
+        key: int = request.API_KEY
+        self.API_KEY = key
         self.API_VERSION: int = request.API_VERSION
         kind = type(request)
         name = _names.get(kind)
         if name is None:
             name = _names[kind] = str(request.name).removesuffix("Request")
         self.name = name
-        self.expected_ms = 0.0
-        self.resend_safe: bool | None = None
+        self.row = row_of(key, request)
+        self.expected_ms = expected_ms(key, request)
         self._order_keys: tuple[Any, ...] | None = None
-        if self.API_KEY == apis.FETCH:
-            self.expected_ms = float(request.max_wait_ms)
-            self.resend_safe = self.API_VERSION < 7 or request.session_epoch == -1
-        elif self.API_KEY == apis.PRODUCE:
-            self.resend_safe = _is_idempotent(request) or None
-        elif self.API_KEY == apis.INIT_PRODUCER_ID:
-            self.resend_safe = request.transactional_id is None or None
-        elif self.API_KEY == apis.JOIN_GROUP:
-            self.expected_ms = float(max(request.session_timeout_ms, request.rebalance_timeout_ms))
 
     @property
     def order_keys(self) -> tuple[Any, ...]:
         """What this request shares with others that it must not overtake."""
         if self._order_keys is None:
-            if self.API_KEY == apis.PRODUCE:
-                self._order_keys = tuple(self._produced())
-            elif self.API_KEY == apis.OFFSET_COMMIT:
-                self._order_keys = (("group", self._request.group_id),)
-            else:
-                self._order_keys = ()
+            self._order_keys = order_keys(self.API_KEY, self._request)
         return self._order_keys
+
+    @property
+    def yields_to_newer(self) -> bool:
+        """True when a repeat could undo a newer request that shares an order key."""
+        return self.row.yields_to_newer
 
     def expect_response(self) -> bool:
         return bool(self._request.expect_response())
@@ -102,32 +91,40 @@ class KafkaRequest:
         response, end = decode(body, 0)
         if end != len(body):
             raise ValueError(f"{self.name} answer has {len(body)} bytes, its fields {end}")
-        self._check_partitions(response)
+        self._check_identity(response)
         return response
 
     def is_out_of_turn(self, response: Any) -> bool:
         """True when the broker refused a batch because it had not seen the one before it."""
         if self.API_KEY != apis.PRODUCE:
             return False
-        return any(p.error_code == _OUT_OF_ORDER_SEQUENCE for t in response.responses for p in t.partition_responses)
+        return _OUT_OF_ORDER_SEQUENCE in _codes(response)
 
-    def _produced(self) -> set[tuple[str, int]]:
-        return _partitions(self._request.topic_data, "name", "partition_data", "index")
-
-    def _check_partitions(self, response: Any) -> None:
-        """An answer that decodes may still be another request's: it must speak of our partitions."""
+    def _check_identity(self, response: Any) -> None:
+        """An answer that decodes may still be another request's: it must speak of what was asked for."""
+        request = self._request
         if self.API_KEY == apis.PRODUCE:
-            is_ours = self._produced() == _partitions(response.responses, "name", "partition_responses", "index")
-        elif self.API_KEY == apis.LIST_OFFSETS:
-            asked = _partitions(self._request.topics, "name", "partitions", "partition_index")
-            is_ours = asked == _partitions(response.topics, "name", "partitions", "partition_index")
-        elif self.API_KEY == apis.FETCH and self.resend_safe and self.API_VERSION <= _LAST_FETCH_BY_NAME:
-            asked = _partitions(self._request.topics, "topic", "partitions", "partition")
-            is_ours = asked >= _partitions(response.responses, "topic", "partitions", "partition_index")
+            speaks = set(self.order_keys) == partitions_of(response.responses, "name", "partition_responses", "index")
+            if not all(-1 <= code <= _LARGEST_ERROR_CODE for code in _codes(response)):
+                # For good: kafka-python fails a batch, and all later ones, on a code it does not know.
+                raise ValueError(f"{self.name} answer has an error code that no Kafka has")
+        elif self.API_KEY != apis.FETCH:
+            speaks = speaks_of(self.API_KEY, self.API_VERSION, request, response)
+        elif self.row is FETCH_IN_SESSION and request.session_epoch != 0:
+            session_id = response.session_id
+            speaks = session_id == request.session_id or session_id == 0
+        elif self.API_VERSION <= _LAST_FETCH_BY_NAME:
+            asked = partitions_of(request.topics, "topic", "partitions", "partition")
+            speaks = asked >= partitions_of(response.responses, "topic", "partitions", "partition_index")
         else:
             return
-        if not is_ours:
-            raise ValueError(f"{self.name} answer speaks of other partitions than its request")
+        if not speaks:
+            raise ValueError(f"{self.name} answer speaks of something else than its request")
+
+
+def _codes(response: Any) -> list[int]:
+    """The error codes of a Produce answer."""
+    return [part.error_code for topic in response.responses for part in topic.partition_responses]
 
 
 class SaslToken:
@@ -140,8 +137,8 @@ class SaslToken:
     name = "SaslToken"
     is_raw = True
     expected_ms = 0.0
-    resend_safe: bool | None = None
     order_keys: tuple[Any, ...] = ()
+    yields_to_newer = False
 
     def __init__(self, request: Any) -> None:
         self._request = request
@@ -166,27 +163,6 @@ def adapt(request: Any) -> Any:
     if not hasattr(request, "API_KEY"):
         return SaslToken(request)
     return KafkaRequest(request)
-
-
-def _partitions(topics: Any, topic: str, partitions: str, index: str) -> set[tuple[str, int]]:
-    """Topic and partition numbers; kafka-python builds requests of objects or of plain tuples, names first."""
-
-    def part(thing: Any, field: str, place: int) -> Any:
-        return thing[place] if isinstance(thing, (tuple, list)) else getattr(thing, field)
-
-    return {(part(t, topic, 0), part(p, index, 0)) for t in topics for p in part(t, partitions, 1)}
-
-
-def _is_idempotent(request: Any) -> bool:
-    """True when every batch carries a producer id, so that the broker drops a repeat."""
-    for topic in request.topic_data:
-        for partition in topic.partition_data:
-            records = partition.records
-            if records is None or len(records) < _PRODUCER_ID_AT + _PRODUCER_ID.size or records[_MAGIC_AT] != 2:
-                return False
-            if _PRODUCER_ID.unpack_from(records, _PRODUCER_ID_AT)[0] < 0:
-                return False
-    return True
 
 
 def _compile(header: Any, key: tuple[int, int]) -> _Decode:

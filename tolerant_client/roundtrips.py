@@ -1,6 +1,7 @@
 """How long an answer may take before silence is suspicious, from measured round trips.
 
-The estimate is TCP's (RFC 6298): smoothed round trip plus four deviations,
+The estimate is TCP's (RFC 6298): smoothed round trip plus four deviations.  To
+ask costs less than to send again, so a probe is due after two deviations,
 between a floor and a ceiling, doubled for every probe that stays unanswered.
 """
 
@@ -33,10 +34,15 @@ class RoundTrips:
         self._smoothed = smoothed + 0.125 * error
 
     @property
+    def estimate(self) -> float:
+        """A generous round trip (smoothed plus four deviations); negative before the first sample."""
+        return self._smoothed + 4 * self._deviation if self._smoothed >= 0.0 else -1.0
+
+    @property
     def margin(self) -> float:
         """How long silence is normal, beyond what the request itself may take."""
         if self._smoothed < 0.0:
-            margin = min(_FIRST_MARGIN, self._ceiling)
+            margin = max(self._floor, _FIRST_MARGIN)
         else:
-            margin = max(self._floor, self._smoothed + 4 * self._deviation)
+            margin = max(self._floor, self._smoothed + 2 * self._deviation)
         return float(min(self._ceiling, margin * 2**self.unanswered))

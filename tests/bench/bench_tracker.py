@@ -1,83 +1,73 @@
-"""What the tracker and its binding cost: our drop-ins beside stock kafka-python, same broker, in turns.
+"""What the tracker and its network layer cost without faults: stock clients on ours beside stock clients on stock's.
 
-    python tests/bench/bench_tracker.py [--records 1000000] [--rounds 3]
+    python tests/bench/bench_tracker.py [--pairs 10] [--records 500000]
 
-Prints wall and CPU seconds of this process for each round; the ratio of the CPU
-seconds is the one to quote, because the broker shares the machine.
+Everything above the network layer is stock kafka-python's in both, each run is a process of its own, and the ratio
+to quote is that of the CPU seconds, because the broker shares the machine.  "small" makes a request of every few
+records, so that what a request costs is not hidden by its records.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
-import warnings
-from collections.abc import Callable
+import sys
 from typing import Any
 
-warnings.filterwarnings("ignore", message="(read|open)_text is deprecated")
+from client_process import LAYER, Job
+from clients import PARTITIONS, Topics
+from pairs import run_pairs
+from rich.console import Console
+from rich.table import Table
 
-import kafka  # noqa: E402
-from kafka.admin import NewTopic  # noqa: E402
-from kafka.structs import TopicPartition  # noqa: E402
+from tolerant_client.testing import KafkaCluster
 
-from tolerant_client import KafkaAdminClient, KafkaConsumer, KafkaProducer  # noqa: E402
-from tolerant_client.testing import KafkaCluster  # noqa: E402
-
-PARTITIONS = 4
-PAYLOAD = b"x" * 100
-
-
-def produce(client: Callable[..., Any], servers: str, topic: str, records: int) -> None:
-    producer = client(bootstrap_servers=servers, batch_size=65_536, linger_ms=5)
-    for n in range(records):
-        producer.send(topic, PAYLOAD, partition=n % PARTITIONS)
-    producer.flush()
-    producer.close()
-
-
-def consume(client: Callable[..., Any], servers: str, topic: str, records: int) -> None:
-    consumer = client(bootstrap_servers=servers, group_id=None, auto_offset_reset="earliest", max_poll_records=5000)
-    consumer.assign([TopicPartition(topic, n) for n in range(PARTITIONS)])
-    seen = 0
-    while seen < records:
-        seen += sum(map(len, consumer.poll(timeout_ms=1000).values()))
-    consumer.close()
-
-
-def timed(what: Callable[..., None], *args: Any) -> tuple[float, float]:
-    wall, cpu = time.monotonic(), time.process_time()
-    what(*args)
-    return time.monotonic() - wall, time.process_time() - cpu
+CASES: dict[str, tuple[str, float, dict[str, Any]]] = {
+    "consume": ("consume", 1.0, {}),
+    "consume, small": ("consume", 0.1, {"max_partition_fetch_bytes": 2_000, "fetch_max_bytes": 2_000}),
+    "produce": ("produce", 0.3, {}),
+    "produce, small": ("produce", 0.1, {"batch_size": 500}),
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--records", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=int, default=500_000)
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--cases", type=lambda text: text.split("|"), default=list(CASES), help="|".join(CASES))
     options = parser.parse_args()
-    n = options.records
-    with KafkaCluster(heap="512m") as cluster:
-        servers = cluster.bootstrap_servers
-        admin = KafkaAdminClient(bootstrap_servers=servers)
-        admin.create_topics([NewTopic("read", PARTITIONS, 1), NewTopic("written", PARTITIONS, 1)])
-        admin.close()
-        produce(KafkaProducer, servers, "read", n)
-        for what, topic, ours, stock, count in (
-            (consume, "read", KafkaConsumer, kafka.KafkaConsumer, n),
-            (produce, "written", KafkaProducer, kafka.KafkaProducer, n // 4),
-        ):
-            ratios = []
-            for turn in range(options.rounds):
-                pair = [ours, stock] if turn % 2 else [stock, ours]
-                results = {client: timed(what, client, servers, topic, count) for client in pair}
-                (our_wall, our_cpu), (wall, cpu) = results[ours], results[stock]
-                ratios.append(our_cpu / cpu)
-                print(
-                    f"{what.__name__} {count} x 100 B: ours {our_wall:.2f} s wall {our_cpu:.2f} s CPU,"
-                    f" stock {wall:.2f} s wall {cpu:.2f} s CPU, CPU ratio {ratios[-1]:.3f}",
-                    flush=True,
-                )
-            print(f"{what.__name__}: median CPU ratio {sorted(ratios)[len(ratios) // 2]:.3f}", flush=True)
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    how = f"median (middle half) of {options.pairs} pairs"
+    table = Table(title=f"Our network layer : stock's under stock clients, {how}")
+    for column in ("what", "stock k rec/s", "stock CPU us/rec", "rate", "CPU per record"):
+        table.add_column(column)
+    with KafkaCluster(broker_config={"log.segment.delete.delay.ms": "1000"}, heap="1g") as cluster:
+        topics = Topics(cluster.bootstrap_servers)
+        for topic in ("read", "written"):
+            topics.create(topic)
+
+        def job(do: str, share: float, client_options: dict[str, Any]) -> Job:
+            records = int(options.records * share)
+            return Job(
+                client="",
+                do=do,
+                servers=cluster.bootstrap_servers,
+                topic="read" if do == "consume" else "written",
+                records=records,
+                held=options.records * 3 // 2 if do == "consume" else records,
+                partitions=PARTITIONS,
+                seconds=120.0,
+                sizes=(100, 100),
+                options=client_options,
+                is_bare=True,
+            )
+
+        topics.fill(job("consume", 1.0, {}))
+        for case in options.cases:
+            pairs = run_pairs(job(*CASES[case]), LAYER, "stock", options.pairs)
+            row = f"{pairs.base_rate / 1e3:,.1f}", f"{pairs.base_cpu:,.1f}", str(pairs.rate), str(pairs.cpu)
+            table.add_row(case, *row)
+            console.print(f"{case}: rate {pairs.rate}, CPU {pairs.cpu}", highlight=False)
+    console.print(table)
 
 
 if __name__ == "__main__":

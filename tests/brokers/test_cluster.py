@@ -176,6 +176,8 @@ def test_broken_configuration_shows_the_end_of_the_log(cluster: KafkaCluster, tm
         ({"nodes": 2}, "1 node or 3"),
         ({"ports": [1, 2]}, "2 ports for 1 nodes"),
         ({"broker_config": {"listeners": "x"}}, "sets listeners"),
+        ({"listeners": {"PLAINTEXT": "SSL"}}, "the name 'PLAINTEXT'"),
+        ({"listeners": {"TLS": "TLS"}}, "the protocol 'TLS': choose from PLAINTEXT, SSL"),
     ],
 )
 def test_impossible_arguments_are_refused(arguments: dict[str, object], sentence: str) -> None:

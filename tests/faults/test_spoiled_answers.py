@@ -25,7 +25,8 @@ from tolerant_client.testing import (
 )
 
 RECORDS = 3_000
-PARTITIONS = 4  # an idempotent producer has one request in flight for each: several, that can change places
+PARTITIONS = 4  # an idempotent producer has one batch in flight for each
+ONE_BATCH = 2_000  # and with no larger requests, four requests: several, that can change places
 PATIENCE = 40.0
 
 FAULTS = {
@@ -60,7 +61,9 @@ def test_records_are_written_and_read_once_and_in_order(
     proxy = fault_proxy(faults=faults("Produce"))
     start = time.monotonic()
 
-    producer = KafkaProducer(bootstrap_servers=proxy.bootstrap_servers, linger_ms=0, batch_size=2_000)
+    producer = KafkaProducer(
+        bootstrap_servers=proxy.bootstrap_servers, linger_ms=0, batch_size=ONE_BATCH, max_request_size=ONE_BATCH
+    )
     sent = [producer.send(topic, b"%08d" % n + b"." * 92, partition=n % PARTITIONS) for n in range(RECORDS)]
     producer.flush(timeout=PATIENCE)
     producer.close(timeout=5)

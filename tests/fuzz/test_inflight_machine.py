@@ -1,9 +1,15 @@
 """The tracker under any order of requests, answers, lies and time.
 
 Invariant A: every request is settled exactly once.
-Invariant B: whatever was requeued is what was sent, and only while the policy allows it.
+Invariant B: whatever was requeued is what was sent, under a new id, and only while the policy allows it.
 Invariant C: an answer completes a request only if it was made for it (its body carries a token),
 or if the liar used the id of a request of the same API before that one's own answer came.
+Invariant D: requests that share an order key are completed in the order of sending, resends included,
+and one that yields to newer ones is never sent again after a newer one.
+Invariant E: what may have run and cannot be repeated is called unknown, and nothing else is.
+Invariant F: while a connection is set up every mismatch ends it, and nothing is sent again.
+Invariant G: an id that was settled, lost or never asked about is named as such, and the budget of
+mismatches is kept.
 """
 
 from __future__ import annotations
@@ -11,32 +17,46 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tolerant_client import api_rows as rows
 from tolerant_client import apis
-from tolerant_client.events import Completed, Event, Failed, Probe, Requeued, Retired
+from tolerant_client.correlation import SPACE
+from tolerant_client.events import Completed, Event, Failed, Lost, Orphan, Probe, Requeued, Retired, Verdict
 from tolerant_client.inflight import InFlightRequests
 from tolerant_client.lifecycle import InFlightRequest
 from tolerant_client.policy import RecoveryPolicy
 
-API_KEYS = st.sampled_from([apis.PRODUCE, apis.FETCH, apis.METADATA, apis.LIST_OFFSETS, apis.OFFSET_COMMIT, 19])
-FIRST_IDS = st.sampled_from([0, 5, 2**31 - 12, 2**31 - 1])
+ROWS = {
+    "idempotent": (apis.PRODUCE, rows.PRODUCE_IDEMPOTENT),
+    "plain": (apis.PRODUCE, rows.PRODUCE_PLAIN),
+    "fetch": (apis.FETCH, rows.FETCH_ALONE),
+    "session": (apis.FETCH, rows.FETCH_IN_SESSION),
+    "metadata": (apis.METADATA, rows.METADATA_REFRESH),
+    "offsets": (apis.LIST_OFFSETS, rows.READ_ONLY),
+    "coordinator": (apis.FIND_COORDINATOR, rows.READ_ONLY),
+    "commit": (apis.OFFSET_COMMIT, rows.COMMIT),
+    "create": (apis.CREATE_TOPICS, rows.TOPIC_CREATE),
+}
+FIRST_IDS = st.sampled_from([0, 5, SPACE - 3, SPACE - 1, 2**31 - 1])
+ANY_ID = st.sampled_from([-1, -(2**31), 0, 3, 77, SPACE, 2**31 - 1])
+OUT_OF_TURN = 45
 
 
 class Request:
-    """A request that takes only an answer made for its own API."""
+    """A request that takes only an answer made for its own API; `tells` if only its very own."""
 
-    API_VERSION = 1
-
-    def __init__(self, token: int, api_key: int, keys: tuple[str, ...], resend_safe: bool | None) -> None:
+    def __init__(self, token: int, kind: str, keys: tuple[str, ...], tells: bool) -> None:
         self.token = token
-        self.API_KEY = api_key
-        self.name = f"Api{api_key}"
+        self.API_KEY, self.row = ROWS[kind]
+        self.API_VERSION = 0 if kind == "coordinator" else 1
+        self.name = kind
         self.order_keys = keys
-        self.resend_safe = resend_safe
-        self.expected_ms = 500.0 if api_key == apis.FETCH else 0.0
+        self.yields_to_newer = self.row.yields_to_newer
+        self.expected_ms = 500.0 if self.API_KEY == apis.FETCH else 0.0
+        self.tells = tells
 
     def expect_response(self) -> bool:
         return True
@@ -44,105 +64,274 @@ class Request:
     def frame_buffers(self, correlation_id: int, client_id: str) -> list[apis.Buffer]:
         return []
 
-    def decode_response(self, body: memoryview) -> int:
-        api_key, token = body[0], int.from_bytes(body[1:], "big")
-        if api_key != self.API_KEY:
+    def decode_response(self, body: memoryview) -> tuple[int, int]:
+        if len(body) != 6 or body[0] != self.API_KEY + 1:
             raise ValueError("another API's answer")
-        return token
+        token = int.from_bytes(body[1:5], "big")
+        if self.tells and token != self.token:
+            raise ValueError("another request's answer")
+        return token, body[5]
+
+    def is_out_of_turn(self, response: tuple[int, int]) -> bool:
+        return response[1] == OUT_OF_TURN
 
 
-def answer_of(entry: InFlightRequest) -> memoryview:
+class SetupRequest(Request):
+    """The connection's own: the first ApiVersions, or a SASL exchange."""
+
+    def __init__(self, token: int, is_sasl: bool) -> None:
+        super().__init__(token, "metadata", (), False)
+        self.API_KEY = apis.SASL_AUTHENTICATE if is_sasl else apis.API_VERSIONS
+        self.row = rows.AUTHENTICATION if is_sasl else rows.FIRST_REQUEST
+        self.name = "setup"
+
+
+def answer_of(entry: InFlightRequest, error: int = 0) -> memoryview:
     if entry.is_probe:
         return memoryview(b"\0\0\0\0\0\0")
-    return memoryview(bytes([entry.request.API_KEY]) + entry.request.token.to_bytes(4, "big"))
+    request = entry.request
+    return memoryview(bytes([request.API_KEY + 1]) + request.token.to_bytes(4, "big") + bytes([error]))
 
 
 class TrackerMachine(RuleBasedStateMachine):
-    """Sends, answers, drops, doubles, misnumbers, waits; then closes."""
+    """Sends, answers, drops, doubles, misnumbers, spoils, throttles, waits; then closes."""
 
-    sent_ids = Bundle("sent_ids")
-
-    @initialize(first_id=FIRST_IDS, max_mismatches=st.sampled_from([2, 64]), resend_plain=st.booleans())
-    def start(self, first_id: int, max_mismatches: int, resend_plain: bool) -> None:
-        self.policy = RecoveryPolicy(max_mismatches=max_mismatches, resend_plain_produce=resend_plain, max_resends=3)
-        self.store = InFlightRequests(self.policy, first_id)
+    @initialize(
+        first_id=FIRST_IDS,
+        max_mismatches=st.sampled_from([64, 64, 3, 0]),
+        max_resends=st.sampled_from([3, 3, 1, 0]),
+        resend_plain=st.booleans(),
+        may_probe_setup=st.booleans(),
+    )
+    def start(
+        self, first_id: int, max_mismatches: int, max_resends: int, resend_plain: bool, may_probe_setup: bool
+    ) -> None:
+        self.policy = RecoveryPolicy(
+            max_mismatches=max_mismatches, resend_plain_produce=resend_plain, max_resends=max_resends
+        )
+        self.first_id = first_id
+        self.may_probe_setup = may_probe_setup
         self.now = 100.0
+        self.connect()
+
+    def connect(self) -> None:
+        self.store = InFlightRequests(self.policy, self.first_id, self.may_probe_setup)
         self.requests: list[InFlightRequest] = []
         self.settled: Counter[int] = Counter()
         self.unsent: list[InFlightRequest] = []
         self.answered: dict[int, memoryview] = {}  # ids the "broker" has answered truthfully
         self.liars: set[int] = set()  # ids under which somebody lied
+        self.unasked: set[int] = set()
+        self.probe_ids: set[int] = set()
+        self.ids: dict[int, list[int]] = {}  # by token: every id it had
+        self.deadlines: dict[int, float] = {}
+        self.newest: dict[str, int] = {}  # by order key: the newest commit that was sent
+        self.mismatches: list[float] = []
         self.is_closed = False
 
-    def act(self, events: list[Event]) -> None:
+    # -- acting, as the binding does -------------------------------------------
+
+    def act(self, events: list[Event], cause: int | None = None) -> None:
+        is_setup = any(isinstance(entry.request, SetupRequest) for entry in self.store)
         for event in events:
             if isinstance(event, Completed):
-                self.settled[event.request.request.token] += 1
-                is_own = event.response == event.request.request.token
-                assert is_own or event.correlation_id in self.liars
-                assert event.request.sent_at >= 0
+                self.completed(event)
             elif isinstance(event, Failed):
-                self.settled[event.request.request.token] += 1
+                self.failed(event)
             elif isinstance(event, Requeued):
-                assert event.request.resends <= self.policy.max_resends
-                assert event.request.deadline > self.now
-                self.unsent.append(event.request)
+                assert not is_setup
+                self.requeued(event)
             elif isinstance(event, Probe):
+                assert event.request.is_probe
+                self.probe_ids.add(event.correlation_id)
                 self.unsent.append(event.request)
-        if any(isinstance(event, Retired) for event in events):
+            elif isinstance(event, Orphan):
+                self.orphan(event, cause)
+            elif isinstance(event, Lost):
+                self.mismatches.append(self.now)
+        recent = [at for at in self.mismatches if at >= self.now - self.policy.mismatch_window_ms / 1000]
+        is_retired = any(isinstance(event, Retired) for event in events)
+        if len(recent) > self.policy.max_mismatches:
+            assert is_retired or self.is_closed
+        assert is_retired <= self.store.is_retired
+        if is_retired:
+            assert sum(isinstance(event, Retired) for event in events) == 1
             self.close()
+
+    def completed(self, event: Completed) -> None:
+        entry = event.request
+        request = entry.request
+        self.settled[request.token] += 1
+        token, _ = event.response
+        is_zero = request.name == "coordinator" and 0 in self.liars
+        assert token == request.token or ((event.correlation_id in self.liars or is_zero) and not request.tells)
+        assert entry.sent_at >= 0
+        for other in self.store:
+            assert other.order > entry.order or not set(other.request.order_keys) & set(request.order_keys)
+
+    def failed(self, event: Failed) -> None:
+        entry = event.request
+        self.settled[entry.request.token] += 1
+        may_be_unknown = entry.request.row.action is apis.Action.OUTCOME_UNKNOWN and entry.first_sent_at >= 0
+        if entry.request.row is rows.PRODUCE_PLAIN and self.policy.resend_plain_produce:
+            may_be_unknown = False
+        assert (event.verdict is Verdict.OUTCOME_UNKNOWN) == may_be_unknown
+
+    def requeued(self, event: Requeued) -> None:
+        entry = event.request
+        request = entry.request
+        assert entry.resends <= self.policy.max_resends
+        assert self.deadlines[request.token] == entry.deadline > self.now
+        assert event.correlation_id == entry.correlation_id
+        assert entry.correlation_id not in self.ids[request.token]
+        self.ids[request.token].append(entry.correlation_id)
+        assert request.row.action.is_resend or (
+            request.row is rows.PRODUCE_PLAIN and self.policy.resend_plain_produce
+        )
+        if request.yields_to_newer:
+            assert all(self.newest.get(key, -1) <= request.token for key in request.order_keys)
+        self.unsent.append(entry)
+
+    def orphan(self, event: Orphan, cause: int | None) -> None:
+        assert cause is not None, "time alone makes no orphan"
+        if event.cause == "unasked":
+            assert cause in self.unasked
+            return
+        self.mismatches.append(self.now)
+        drawn = {n for ids in self.ids.values() for n in ids} | self.unasked | self.probe_ids
+        if event.cause == "unknown":
+            assert cause not in drawn
+        elif event.cause == "late":
+            assert cause in drawn
 
     def close(self) -> None:
         self.is_closed = True
+        self.unsent.clear()
         self.act(self.store.close(ConnectionError("closed"), self.now))
         assert all(self.settled[entry.request.token] == 1 for entry in self.requests)
         assert len(self.store) == 0
+        assert self.store.next_wakeup(self.now) is None
 
-    @precondition(lambda self: not self.is_closed)
-    @rule(api_key=API_KEYS, key=st.sampled_from(["", "a", "b"]), resend_safe=st.sampled_from([None, True, False]))
-    def send(self, api_key: int, key: str, resend_safe: bool | None) -> None:
-        request = Request(len(self.requests), api_key, (key,) if key else (), resend_safe)
-        entry = self.store.queue(request, self.now + 30.0)
+    # -- what a caller does -----------------------------------------------------
+
+    def queue(self, request: Request, timeout: float) -> None:
+        entry = self.store.queue(request, self.now + timeout)
+        self.deadlines[request.token] = self.now + timeout
+        self.ids[request.token] = [entry.correlation_id]
+        assert 0 <= entry.correlation_id < SPACE
         self.requests.append(entry)
         self.unsent.append(entry)
 
     @precondition(lambda self: not self.is_closed)
+    @rule(
+        kinds=st.lists(st.sampled_from(sorted(ROWS)), min_size=1, max_size=4),
+        key=st.sampled_from(["", "a", "b"]),
+        tells=st.booleans(),
+        timeout=st.sampled_from([30.0, 30.0, 30.0, 0.2]),
+        is_written=st.booleans(),
+    )
+    def send(self, kinds: list[str], key: str, tells: bool, timeout: float, is_written: bool) -> None:
+        for kind in kinds:
+            self.queue(Request(len(self.requests), kind, (key,) if key else (), tells), timeout)
+        if is_written:
+            self.put_on_the_wire()
+
+    @precondition(lambda self: not self.is_closed and not self.requests)
+    @rule(is_sasl=st.booleans())
+    def set_up(self, is_sasl: bool) -> None:
+        self.queue(SetupRequest(len(self.requests), is_sasl), 30.0)
+        self.put_on_the_wire()
+
+    @precondition(lambda self: not self.is_closed)
     @rule()
     def write(self) -> None:
+        self.put_on_the_wire()
+
+    def put_on_the_wire(self) -> None:
         waiting, self.unsent = self.unsent, []
         for entry in waiting:
+            if not entry.is_probe and entry.request.yields_to_newer:
+                for key in entry.request.order_keys:
+                    self.newest[key] = max(self.newest.get(key, -1), entry.request.token)
             self.act(self.store.sent(entry, self.now))
+
+    @precondition(lambda self: not self.is_closed and any(not e.is_probe and e.first_sent_at < 0 for e in self.unsent))
+    @rule()
+    def take_back(self) -> None:
+        """Its bytes could not be made: it was never sent."""
+        entry = next(e for e in self.unsent if not e.is_probe and e.first_sent_at < 0)
+        self.unsent.remove(entry)
+        self.store.withdraw(entry)
+        self.settled[entry.request.token] += 1
+
+    @precondition(lambda self: not self.is_closed)
+    @rule(is_answered=st.booleans())
+    def send_without_answer(self, is_answered: bool) -> None:
+        """acks=0; Event Hubs answers it all the same."""
+        correlation_id = self.store.unanswered_id()
+        self.unasked.add(correlation_id)
+        if is_answered:
+            before = len(self.store)
+            self.act(self.store.response(correlation_id, memoryview(b"answer"), self.now), correlation_id)
+            assert len(self.store) == before
+
+    # -- what a broker and the wire do ------------------------------------------
 
     def in_flight(self) -> list[InFlightRequest]:
         return [entry for entry in self.store._requests.values() if entry.is_unanswered]
 
-    def answer(self, entry: InFlightRequest) -> None:
-        body = answer_of(entry)
+    def held(self) -> list[InFlightRequest]:
+        return [entry for entry in self.store._requests.values() if entry.is_held]
+
+    def answer(self, entry: InFlightRequest, error: int = 0) -> None:
+        body = answer_of(entry, error)
         self.answered[entry.correlation_id] = body
-        self.act(self.store.response(entry.correlation_id, body, self.now))
+        self.act(self.store.response(entry.correlation_id, body, self.now), entry.correlation_id)
 
     @precondition(lambda self: not self.is_closed and self.in_flight())
     @rule()
     def answer_the_oldest(self) -> None:
-        self.answer(self.in_flight()[0])
+        oldest = self.in_flight()[0]
+        self.answer(oldest)
+        if not oldest.is_probe and not self.is_closed and not oldest.request.order_keys:
+            assert self.settled[oldest.request.token] == 1 or oldest.is_held
 
     @precondition(lambda self: not self.is_closed and self.in_flight())
-    @rule(data=st.data())
-    def answer_any(self, data: Any) -> None:
-        self.answer(data.draw(st.sampled_from(self.in_flight())))
+    @rule(data=st.data(), error=st.sampled_from([0, 0, OUT_OF_TURN]))
+    def answer_any(self, data: Any, error: int) -> None:
+        self.answer(data.draw(st.sampled_from(self.in_flight())), error)
 
     @precondition(lambda self: not self.is_closed and self.answered)
     @rule(data=st.data())
     def answer_again(self, data: Any) -> None:
         correlation_id = data.draw(st.sampled_from(sorted(self.answered)))
-        self.act(self.store.response(correlation_id, self.answered[correlation_id], self.now))
+        self.act(self.store.response(correlation_id, self.answered[correlation_id], self.now), correlation_id)
+
+    @precondition(lambda self: not self.is_closed and self.held())
+    @rule(data=st.data(), is_readable=st.booleans())
+    def answer_a_held_one_otherwise(self, data: Any, is_readable: bool) -> None:
+        entry = data.draw(st.sampled_from(self.held()))
+        body = answer_of(entry, 7) if is_readable else memoryview(b"spoiled")
+        is_setup = any(isinstance(other.request, SetupRequest) for other in self.store)
+        self.act(self.store.response(entry.correlation_id, body, self.now), entry.correlation_id)
+        if not is_readable and not is_setup and not self.is_closed:
+            assert entry.is_held, "what does not decode may not unseat an answer that did"
 
     @precondition(lambda self: not self.is_closed and self.in_flight())
-    @rule(data=st.data(), correlation_id=st.sampled_from([-1, 3, 77, 2**31 - 1]))
+    @rule(data=st.data(), body=st.sampled_from([b"", b"\0", b"spoiled"]))
+    def spoil_an_answer(self, data: Any, body: bytes) -> None:
+        """A body that does not decode never settles its request by itself."""
+        entry = data.draw(st.sampled_from(self.in_flight()))
+        self.act(self.store.response(entry.correlation_id, memoryview(body), self.now), entry.correlation_id)
+        if not self.is_closed and not entry.is_probe:
+            assert not self.settled[entry.request.token]
+
+    @precondition(lambda self: not self.is_closed and self.in_flight())
+    @rule(data=st.data(), correlation_id=ANY_ID)
     def answer_under_a_strange_id(self, data: Any, correlation_id: int) -> None:
         body = answer_of(data.draw(st.sampled_from(self.in_flight())))
         self.liars.add(correlation_id)
-        self.act(self.store.response(correlation_id, body, self.now))
+        self.act(self.store.response(correlation_id, body, self.now), correlation_id)
 
     @precondition(lambda self: not self.is_closed and len(self.in_flight()) > 1)
     @rule(data=st.data())
@@ -151,13 +340,24 @@ class TrackerMachine(RuleBasedStateMachine):
         body = answer_of(data.draw(st.sampled_from(entries)))
         correlation_id = data.draw(st.sampled_from(entries)).correlation_id
         self.liars.add(correlation_id)
-        self.act(self.store.response(correlation_id, body, self.now))
+        self.act(self.store.response(correlation_id, body, self.now), correlation_id)
 
     @precondition(lambda self: not self.is_closed)
-    @rule(seconds=st.sampled_from([0.001, 0.05, 0.12, 1.0, 6.0, 31.0]))
+    @rule(throttled=st.sampled_from([0.0, 0.5, 3.0]))
+    def make_progress(self, throttled: float) -> None:
+        """Bytes arrive, or the broker says that it does not read for a while: no probe before that."""
+        self.store.progress(self.now + throttled)
+        due = self.store._probe_due()
+        assert due > self.now + throttled
+
+    # -- time ---------------------------------------------------------------------
+
+    @precondition(lambda self: not self.is_closed)
+    @rule(seconds=st.sampled_from([0.001, 0.05, 0.12, 1.0, 6.0]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
         self.act(self.store.expired(self.now))
+        assert self.is_closed or all(self.deadlines[e.request.token] > self.now for e in self.store)
 
     @precondition(lambda self: not self.is_closed)
     @rule()
@@ -171,7 +371,7 @@ class TrackerMachine(RuleBasedStateMachine):
         # The binding arms one timer for this: due for ever would be a busy loop.
         assert again is None or again > self.now or self.store.expired(self.now) == []
 
-    @precondition(lambda self: not self.is_closed)
+    @precondition(lambda self: not self.is_closed and len(self.requests) > 12)
     @rule()
     def hang_up(self) -> None:
         self.close()
@@ -183,6 +383,11 @@ class TrackerMachine(RuleBasedStateMachine):
         assert self.store.response(1, memoryview(b"\0"), self.now) == []
         assert self.store.expired(self.now) == []
 
+    @precondition(lambda self: self.is_closed)
+    @rule()
+    def connect_again(self) -> None:
+        self.connect()
+
     @invariant()
     def each_request_is_settled_exactly_once(self) -> None:
         if not hasattr(self, "store"):
@@ -192,6 +397,14 @@ class TrackerMachine(RuleBasedStateMachine):
             token = entry.request.token
             assert self.settled[token] == (0 if token in waiting else 1)
         assert len(self.store) == len(waiting)
+
+    @invariant()
+    def somebody_looks_after_every_request(self) -> None:
+        """No request may wait without a time at which something happens to it."""
+        if hasattr(self, "store") and not self.is_closed and len(self.store):
+            due = self.store.next_wakeup(self.now)
+            assert due is not None
+            assert due <= max(self.now, max(self.deadlines[entry.request.token] for entry in self.store))
 
     @invariant()
     def bookkeeping_agrees_with_the_requests(self) -> None:
@@ -208,4 +421,7 @@ class TrackerMachine(RuleBasedStateMachine):
 
 
 TestTracker = TrackerMachine.TestCase
-TestTracker.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+# A loaded machine is slow; that says nothing about the tracker.
+TestTracker.settings = settings(
+    max_examples=300, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

@@ -153,14 +153,15 @@ class FakeBroker:
         for topic in request.topic_data:
             parts = []
             for p in topic.partition_data:
-                error_code, offset = self._append((topic.name, p.index), bytes(p.records))
+                error_code, offset = self.append((topic.name, p.index), bytes(p.records))
                 parts.append(part_class(index=p.index, error_code=error_code, base_offset=offset))
             topics.append(topic_class(name=topic.name, partition_responses=parts))
         if request.acks == 0:
             return None
         return ProduceResponse(version=version, responses=topics)
 
-    def _append(self, partition: tuple[str, int], records: bytes) -> tuple[int, int]:
+    def append(self, partition: tuple[str, int], records: bytes) -> tuple[int, int]:
+        """Appends a batch as a leader would; (error code, offset)."""
         log = self.logs[partition]
         (producer_id,) = struct.unpack_from(">q", records, 43)
         if producer_id < 0:

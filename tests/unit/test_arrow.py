@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tolerant_client import arrow, record_fields
@@ -59,6 +59,7 @@ def arrow_rows(piece: Any) -> list[tuple[Any, ...]]:
     ]
 
 
+@settings(deadline=None)
 @given(
     given=st.lists(st.tuples(batch_of_records, st.integers(0, 4), st.booleans()), min_size=1, max_size=4),
     cut=st.tuples(st.integers(0, 300), st.integers(0, 300)),
@@ -91,6 +92,7 @@ def test_arrow_equals_decode_records(given: Any, cut: tuple[int, int], target_by
     assert set(whole.column("partition").to_pylist()) <= {3}
 
 
+@settings(deadline=None)
 @given(position=st.integers(0, 10_000), byte=st.integers(0, 255), count=st.sampled_from([3, 40]))
 def test_damage_is_found_by_both_or_by_none(position: int, byte: int, count: int) -> None:
     sample = [Record(0, T0 + i, b"key", b"value %d" % i, (("h", b"x"),) * (i % 3)) for i in range(count)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import logging
 import socket
@@ -15,10 +14,11 @@ import kafka.net.connection
 import pytest
 from kafka.net.selector import NetworkSelector
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
-from kafka.protocol.metadata import MetadataRequest
+from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 from kafka.protocol.producer import ProduceRequest
 from kafka.protocol.sasl import SaslBytesRequest
 from support.fake_broker import FakeBroker, batch, correlation_id_of, set_correlation_id
+from support.simulated import Clock, SimulatedNet
 
 import tolerant_client.connection
 from tolerant_client.connection import TolerantConnection
@@ -27,41 +27,6 @@ from tolerant_client.events import Event
 from tolerant_client.framing import FrameAssembler
 from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.transport import TolerantTCPTransport
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-class SimulatedNet:
-    """An event loop whose time only the test moves."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-        self.timers: list[tuple[float, int, Callable[[], Any]]] = []
-        self._count = itertools.count()
-
-    def call_at(self, when: float, task: Callable[[], Any]) -> tuple[float, int, Callable[[], Any]]:
-        timer = (when, next(self._count), task)
-        heapq.heappush(self.timers, timer)
-        return timer
-
-    def cancel(self, timer: tuple[float, int, Callable[[], Any]]) -> None:
-        if timer in self.timers:
-            self.timers.remove(timer)
-            heapq.heapify(self.timers)
-
-    def advance(self, seconds: float) -> None:
-        until = self.clock.now + seconds
-        while self.timers and self.timers[0][0] <= until:
-            when, _, task = heapq.heappop(self.timers)
-            self.clock.now = max(self.clock.now, when)
-            task()
-        self.clock.now = until
 
 
 class MemoryTransport:
@@ -160,7 +125,7 @@ class Bench:
     def run(self, seconds: float, step: float = 0.01) -> None:
         """Lets time pass and answers arrive."""
         for _ in range(round(seconds / step)):
-            self.net.advance(step)
+            self.net.run(self.clock.now + step)
             self.transport.deliver()
 
 
@@ -312,6 +277,8 @@ def test_answer_that_belongs_to_another_partition_is_not_delivered(bench: Bench)
     frames: list[bytes] = []
 
     def swap(name: str, frame: bytes) -> list[bytes]:
+        if name != "Produce" or len(frames) == 2:
+            return [frame]
         frames.append(frame)
         if len(frames) < 2:
             return []
@@ -321,8 +288,10 @@ def test_answer_that_belongs_to_another_partition_is_not_delivered(bench: Bench)
     bench.broker.spoil = swap
     futures = [bench.connection.send_request(produce(batch(9, 0), partition=n)) for n in range(2)]
     bench.run(0.5)
-    assert not any(f.succeeded() for f in futures)
-    assert all(f.exception.retriable for f in futures)
+    assert [f.value.responses[0].partition_responses[0].index for f in futures] == [0, 1]
+    assert [len(log) for log in bench.broker.logs.values()] == [1, 1]
+    assert bench.kinds().count("requeued") == 2
+    assert not bench.connection.closed
 
 
 def test_request_whose_answers_never_come_fails_before_its_deadline_is_long_gone(clock: Clock) -> None:
@@ -334,6 +303,24 @@ def test_request_whose_answers_never_come_fails_before_its_deadline_is_long_gone
     assert len(future.exception.history) == 3
 
 
+def test_request_that_waits_for_the_connection_to_be_ready_ends_by_its_deadline(clock: Clock) -> None:
+    bench = Bench(clock)
+    future = bench.connection.send_request(list_offsets(), request_timeout_ms=2000)
+    bench.run(1.9)
+    assert not future.is_done
+    bench.run(0.2)
+    assert isinstance(future.exception, Errors.KafkaTimeoutError)
+    assert not bench.connection.closed
+
+
+def test_outcome_unknown_says_how_to_check(bench: Bench) -> None:
+    bench.broker.spoil = lambda name, frame: [] if name == "Produce" else [frame]
+    future = bench.connection.send_request(produce(batch(-1, -1)))
+    bench.run(3.0)
+    assert isinstance(future.exception, OutcomeUnknownError)
+    assert "enable_idempotence" in str(future.exception)
+
+
 def test_dead_connection_times_out_as_before(bench: Bench) -> None:
     bench.broker.ignore = lambda name, frame: True
     futures = [bench.connection.send_request(list_offsets(), request_timeout_ms=5000) for _ in range(3)]
@@ -342,7 +329,30 @@ def test_dead_connection_times_out_as_before(bench: Bench) -> None:
     bench.run(0.2)
     assert all(isinstance(f.exception, Errors.RequestTimedOutError) for f in futures)
     assert bench.connection.closed
-    assert bench.net.timers == []
+    assert bench.net.client_timers() == 0
+
+
+def test_throttle_that_no_broker_means_is_obeyed_for_a_bounded_time(clock: Clock) -> None:
+    bench = Bench(clock, recovery_policy=RecoveryPolicy(max_throttle_ms=2_000)).initialize()
+    bench.connection._maybe_throttle(MetadataResponse(version=9, throttle_time_ms=1 << 24))
+    assert bench.connection.paused == {"throttle"}
+    bench.run(1.9)
+    assert bench.connection.paused == {"throttle"}
+    bench.run(0.2)
+    assert not bench.connection.paused
+    future = bench.connection.send_request(list_offsets())
+    bench.run(0.1)
+    assert future.succeeded()
+
+
+def test_error_code_that_no_kafka_has_is_asked_about_again(bench: Bench) -> None:
+    answer = struct.Struct(">ihq")  # of the partition: index, error code, base offset
+    flip = SpoilOnce("Produce", lambda frame: [frame.replace(answer.pack(0, 0, 0), answer.pack(0, 256, 0))])
+    bench.broker.spoil = flip
+    future = bench.connection.send_request(produce(batch(9, 0)))
+    bench.run(0.3)
+    assert future.value.responses[0].partition_responses[0].error_code == 0
+    assert "no Kafka has" in next(e.request.history[0] for e in bench.events if e.kind == "requeued")
 
 
 def test_acks_0_is_not_tracked_and_an_answer_to_it_is_dropped(bench: Bench) -> None:
@@ -367,16 +377,17 @@ def test_good_frames_before_a_bad_one_reach_their_callers(bench: Bench) -> None:
     assert "secret" not in str(second.exception)
 
 
-def test_answer_with_bytes_left_over_retires_the_connection(bench: Bench) -> None:
-    first = bench.connection.send_request(MetadataRequest(topics=[]))
-    second = bench.connection.send_request(MetadataRequest(topics=[]))
+def test_answer_with_bytes_left_over_is_dropped_and_asked_for_again(bench: Bench) -> None:
+    first = bench.connection.send_request(list_offsets())
+    second = bench.connection.send_request(list_offsets())
     frame = bench.transport.answers[1]
     bench.transport.answers[1] = struct.pack(">i", len(frame) - 4 + 1) + frame[4:] + b"\0"
     bench.transport.deliver()
     assert first.succeeded()
-    assert isinstance(second.exception, CorrelationIdMismatchError)
-    assert "could not be decoded" in str(second.exception)
-    assert bench.connection.closed
+    assert not second.is_done
+    bench.run(0.1, step=0.001)
+    assert second.succeeded()
+    assert bench.kinds() == ["completed", "orphan", "probe", "lost", "requeued", "completed"]
 
 
 def test_wrong_id_while_connecting_retires_at_once(clock: Clock) -> None:

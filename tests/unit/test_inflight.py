@@ -16,6 +16,7 @@ from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.roundtrips import RoundTrips
 
 OK = memoryview(b"ok")
+HANDED_UP = 999  # an API without a row
 PROBE_ANSWER = memoryview(b"\0\0\0\0\0\0")
 
 
@@ -26,7 +27,7 @@ class FakeRequest:
 
     def __init__(
         self,
-        api_key: int = apis.METADATA,
+        api_key: int = HANDED_UP,
         *,
         keys: tuple[Any, ...] = (),
         resend_safe: bool | None = None,
@@ -151,7 +152,41 @@ def test_later_answer_of_the_same_api_waits_for_the_grace() -> None:
     later = send(store)
     assert store.response(later.correlation_id, OK, 1.0) == []
     assert len(store) == 2
-    assert kinds(store.expired(1.1)) == ["lost", "failed", "completed"]
+    assert kinds(store.expired(1.05)) == []
+
+
+def test_answer_that_may_be_a_lost_ones_waits_for_proof() -> None:
+    store = tracker()
+    send(store)
+    later = send(store)
+    assert store.response(later.correlation_id, OK, 1.0) == []
+    events = store.expired(1.1)
+    assert kinds(events) == ["lost", "failed", "probe"]
+    resend(store, events, 1.1)
+    events = store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.2)
+    assert [e.request for e in of(Completed, events)] == [later]
+
+
+def test_own_answer_of_a_slow_request_shows_that_the_one_before_was_a_lie() -> None:
+    store = tracker()
+    older, later = send(store), send(store)
+    store.response(later.correlation_id, memoryview(b"the older one's"), 1.0)
+    resend(store, store.expired(1.1), 1.1)
+    events = store.response(later.correlation_id, memoryview(b"its own"), 1.5)
+    assert of(Completed, events) == []
+    assert [e.request for e in of(Failed, events)] == [later]
+    assert older.state is State.FAILED
+
+
+def test_answer_to_something_sent_later_is_proof_enough() -> None:
+    store = tracker()
+    older, later = send(store), send(store)
+    other = send(store, FakeRequest(99))
+    store.response(later.correlation_id, OK, 1.0)
+    store.response(other.correlation_id, OK, 1.0)
+    events = store.expired(1.1)
+    assert kinds(events) == ["lost", "failed", "completed"]
+    assert [e.request for e in of(Failed, events) + of(Completed, events)] == [older, later]
 
 
 def test_requests_that_share_a_key_are_not_overtaken_even_across_a_resend() -> None:
@@ -234,7 +269,66 @@ def test_answer_that_comes_while_an_older_one_with_its_key_is_resent_waits() -> 
     assert [e.request for e in of(Completed, events)] == [older, later]
 
 
+def overtaken(store: InFlightRequests, request: FakeRequest, now: float = 1.0) -> float:
+    """Until when the answer of `request` may come after a later one came at `now`."""
+    send(store, request, now)
+    later = send(store, FakeRequest(99), now)
+    store.response(later.correlation_id, OK, now)
+    due = store.next_wakeup(now)
+    assert due is not None
+    return due - now
+
+
+def warm(rtt: float = 0.004, **policy: Any) -> InFlightRequests:
+    store = tracker(**policy)
+    for _ in range(20):
+        store.response(send(store).correlation_id, OK, rtt)
+    return store
+
+
+def test_grace_is_one_round_trip_where_giving_up_too_early_costs_one_repeat() -> None:
+    assert overtaken(warm(), FakeRequest(apis.FETCH, resend_safe=True)) == pytest.approx(0.005)
+    assert overtaken(warm(0.02), FakeRequest(apis.FETCH, resend_safe=True)) == pytest.approx(0.02, abs=0.002)
+    assert overtaken(warm(0.2), FakeRequest(apis.FETCH, resend_safe=True)) == pytest.approx(0.1)
+    assert overtaken(tracker(), FakeRequest(apis.FETCH, resend_safe=True)) == pytest.approx(0.1)
+
+
+def test_grace_is_whole_where_giving_up_too_early_is_told_to_the_caller() -> None:
+    assert overtaken(warm(), FakeRequest(apis.PRODUCE)) == pytest.approx(0.1)
+    assert overtaken(warm(), FakeRequest(apis.OFFSET_COMMIT, keys=("g",))) == pytest.approx(0.1)
+
+
 # -- T3 -----------------------------------------------------------------------
+
+
+class Yielding(FakeRequest):
+    yields_to_newer = True
+
+
+def test_commit_is_sent_again_unless_a_newer_one_of_its_group_was_sent() -> None:
+    def commit(group: str) -> FakeRequest:
+        return Yielding(apis.OFFSET_COMMIT, keys=(("group", group),), resend_safe=True)
+
+    events = lose(tracker(), commit("a"))
+    assert kinds(events) == ["lost", "requeued"]
+    store = tracker()
+    older, newer, other = send(store, commit("a")), send(store, commit("a")), send(store, commit("b"))
+    store.response(send(store, FakeRequest(99)).correlation_id, OK, 1.0)
+    events = store.expired(1.1)
+    assert [e.request for e in of(Requeued, events)] == [newer, other]
+    assert [(e.request, e.verdict) for e in of(Failed, events)] == [(older, Verdict.HAND_UP)]
+
+
+def test_commit_yields_to_a_newer_one_that_was_answered_already() -> None:
+    store = tracker()
+    older = send(store, Yielding(apis.OFFSET_COMMIT, keys=("g",), resend_safe=True))
+    newer = send(store, Yielding(apis.OFFSET_COMMIT, keys=("g",), resend_safe=True))
+    assert store.response(newer.correlation_id, OK, 1.0) == []
+    events = store.expired(1.1)
+    assert [e.request for e in of(Failed, events)] == [older]
+    resend(store, events, 1.1)
+    events = store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.2)
+    assert [e.request for e in of(Completed, events)] == [newer]
 
 
 def lose(store: InFlightRequests, request: FakeRequest, now: float = 1.0) -> list[Event]:
@@ -248,12 +342,13 @@ def lose(store: InFlightRequests, request: FakeRequest, now: float = 1.0) -> lis
 @pytest.mark.parametrize(
     ("request_", "verdict"),
     [
-        (FakeRequest(apis.METADATA), Verdict.HAND_UP),
+        (FakeRequest(HANDED_UP), Verdict.HAND_UP),
+        (FakeRequest(apis.METADATA), None),
         (FakeRequest(apis.FETCH), Verdict.HAND_UP),
         (FakeRequest(apis.PRODUCE), Verdict.OUTCOME_UNKNOWN),
-        (FakeRequest(apis.INIT_PRODUCER_ID), Verdict.HAND_UP),
+        (FakeRequest(apis.INIT_PRODUCER_ID), None),
         (FakeRequest(apis.JOIN_GROUP), Verdict.HAND_UP),
-        (FakeRequest(19), Verdict.HAND_UP),
+        (FakeRequest(apis.CREATE_TOPICS), Verdict.OUTCOME_UNKNOWN),
         (FakeRequest(apis.LIST_OFFSETS, resend_safe=False), Verdict.HAND_UP),
         (FakeRequest(apis.LIST_OFFSETS), None),
         (FakeRequest(apis.FIND_COORDINATOR), None),
@@ -343,13 +438,14 @@ def test_silent_request_is_probed_and_lost_by_the_probes_answer() -> None:
     store.response(warm.correlation_id, OK, 0.001)
     entry = send(store, FakeRequest(apis.FETCH, expected_ms=500), now=1.0)
     due = store.next_wakeup(1.0)
-    assert due == pytest.approx(1.55)
-    assert store.expired(1.54) == []
-    events = store.expired(1.551)
+    assert due == pytest.approx(1.51)
+    assert store.expired(1.505) == []
+    events = store.expired(1.511)
     assert kinds(events) == ["probe"]
-    resend(store, events, 1.551)
-    assert store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.553) == []
-    events = store.expired(1.66)
+    resend(store, events, 1.511)
+    assert store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.513) == []
+    assert store.next_wakeup(1.513) == pytest.approx(1.518, abs=0.002)
+    events = store.expired(1.53)
     assert [e.request for e in of(Failed, events)] == [entry]
 
 
@@ -417,11 +513,60 @@ def test_older_and_later_do_not_depend_on_the_numbers() -> None:
     assert kinds(store.expired(1.1)) == ["lost", "requeued"]
 
 
-def test_undecodable_answer_does_not_complete_its_request() -> None:
+BAD = memoryview(b"bad")
+
+
+def test_answer_that_does_not_decode_is_dropped_and_probed_for() -> None:
+    store = tracker()
+    entry = send(store, FakeRequest(apis.LIST_OFFSETS))
+    events = store.response(entry.correlation_id, BAD, 0.1)
+    assert [(e.cause, e.correlation_id) for e in of(Orphan, events)] == [("misfit", entry.correlation_id)]
+    resend(store, events, 0.1)
+    events = store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 0.101)
+    assert kinds(events) == ["lost", "requeued"]
+    assert "does not decode" in entry.history[0]
+
+
+def test_own_answer_after_one_that_did_not_decode_completes_the_request() -> None:
+    store = tracker()
+    older, later = send(store, FakeRequest(apis.LIST_OFFSETS)), send(store, FakeRequest(apis.METADATA))
+    resend(store, store.response(later.correlation_id, BAD, 0.1), 0.1)
+    events = store.response(later.correlation_id, OK, 0.101)
+    assert kinds(events) == ["completed", "lost", "requeued"]
+    assert of(Lost, events)[0].correlation_id != later.correlation_id
+    assert older.state is State.REQUEUED
+
+
+def test_connection_on_which_nothing_decodes_any_more_is_retired() -> None:
     store = tracker()
     entry = send(store)
-    assert kinds(store.response(entry.correlation_id, memoryview(b"bad"), 0.1)) == ["lost", "retired"]
-    assert [e.request for e in of(Failed, store.close(None, 0.1))] == [entry]
+    resend(store, store.response(entry.correlation_id, BAD, 0.1), 0.1)
+    assert of(Retired, store.expired(4.0)) == []
+    assert "decode" in of(Retired, store.expired(4.11))[0].reason
+
+
+def test_good_answer_ends_the_trial_of_a_connection() -> None:
+    store = tracker()
+    entry, later = send(store, FakeRequest(apis.LIST_OFFSETS)), send(store, FakeRequest(apis.METADATA))
+    resend(store, store.response(entry.correlation_id, BAD, 0.1), 0.1)
+    resend(store, store.response(later.correlation_id, OK, 0.2), 0.2)
+    assert of(Retired, store.expired(4.2)) == []
+
+
+def test_second_answer_that_does_not_decode_leaves_a_held_one_alone() -> None:
+    store = tracker()
+    older, later = (send(store, FakeRequest(apis.PRODUCE, keys=("t-0",), resend_safe=True)) for _ in "ab")
+    store.response(later.correlation_id, OK, 1.0)
+    assert of(Lost, store.response(later.correlation_id, BAD, 1.0)) == []
+    events = store.response(older.correlation_id, OK, 1.01)
+    assert [e.request for e in of(Completed, events)] == [older, later]
+
+
+def test_answer_that_does_not_decode_retires_while_authenticating() -> None:
+    store = tracker()
+    send(store, FakeRequest(apis.SASL_AUTHENTICATE))
+    other = send(store)
+    assert kinds(store.response(other.correlation_id, BAD, 0.1)) == ["orphan", "retired"]
 
 
 # -- T7 -----------------------------------------------------------------------
@@ -476,7 +621,8 @@ def test_round_trips_follow_rfc_6298() -> None:
     trips = RoundTrips(0.05, 5.0)
     assert trips.margin == 1.0
     trips.sample(0.1)
-    assert trips.margin == pytest.approx(0.3)
+    assert trips.margin == pytest.approx(0.2)
+    assert trips.estimate == pytest.approx(0.3)
     for _ in range(200):
         trips.sample(0.001)
     assert trips.margin == 0.05

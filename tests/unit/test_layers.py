@@ -9,21 +9,51 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "tolerant_client"
 IMPURE = {"asyncio", "kafka", "logging", "select", "selectors", "socket", "ssl", "threading", "time"}
-SANS_IO = ("apis", "correlation", "events", "framing", "inflight", "lifecycle", "policy", "requests", "roundtrips")
+SANS_IO = (
+    "api_rows",
+    "apis",
+    "coordinator_partition",
+    "correlation",
+    "events",
+    "framing",
+    "identity",
+    "inflight",
+    "lifecycle",
+    "mismatches",
+    "order",
+    "policy",
+    "request_facts",
+    "requests",
+    "roundtrips",
+    "silence",
+    "storm",
+)
 
 # The lower ones may not import the upper ones.
 ORDER = [
-    {"errors"},
+    {"resubscribing"},
+    {"errors", "api_rows", "masking", "forking"},
     {"policy", "roundtrips", "correlation"},
     {"framing", "apis", "events"},
-    {"lifecycle"},
-    {"inflight", "requests"},
+    {"lifecycle", "coordinator_partition", "storm"},
+    {"mismatches", "silence", "order", "identity"},
+    {"inflight", "request_facts"},
+    {"requests"},
     {"transport", "connection"},
-    {"manager"},
+    {"leaders", "client_metrics"},
+    {"manager", "metrics"},
+    {"coordinator"},
+    {"transactions"},
     {"clients"},
     {"codecs", "record_fields"},
     {"record_batch"},
+    {"batch_columns"},
     {"arrow", "committed"},
+    {"record_pieces"},
+    {"consumer_records", "out_of_range"},
+    {"fetcher"},
+    {"consumer"},
+    {"installation"},
     {"wire"},
     {"fetch", "produce"},
     {"raw"},
@@ -60,6 +90,12 @@ def imported(path: Path) -> set[str]:
 def test_sans_io_modules_know_no_clock_socket_thread_or_log(module: str) -> None:
     roots = {name.split(".")[0] for name in imported(PACKAGE / f"{module}.py")}
     assert not roots & IMPURE
+
+
+def test_every_module_has_its_layer() -> None:
+    modules = {str(path.relative_to(PACKAGE).with_suffix("")).replace("/", ".") for path in PACKAGE.rglob("*.py")}
+    at_home_anywhere = {m for m in modules if m.startswith("testing.") or m.split(".")[-1] in ("__init__", "__main__")}
+    assert modules - at_home_anywhere == set().union(*ORDER)
 
 
 def test_nothing_below_imports_what_is_above() -> None:

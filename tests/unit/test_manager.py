@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import ssl
 import struct
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +13,7 @@ import kafka.errors as Errors
 import pytest
 from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
+from support.certificate import self_signed
 from support.fake_broker import FakeBroker, batch, correlation_id_of, serve, set_correlation_id
 
 from tolerant_client import KafkaConsumer, KafkaProducer, RecoveryPolicy
@@ -34,18 +33,7 @@ def net() -> Iterator[NetworkSelector]:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl, which makes the test's certificate, is not installed")
-    folder = tmp_path_factory.mktemp("tls")
-    pem = folder / "both.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
-        + ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", folder / "key.pem", "-out", folder / "cert.pem"],
-        check=True,
-        capture_output=True,
-    )
-    pem.write_text((folder / "key.pem").read_text() + (folder / "cert.pem").read_text())
-    return pem
+    return self_signed(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["clear", "tls"])

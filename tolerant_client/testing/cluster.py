@@ -31,6 +31,7 @@ __all__ = ["ClusterStartError", "KafkaCluster"]
 
 _OLDEST = (3, 3)
 _STOP_TIMEOUT_S = 30.0
+_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _OURS = frozenset(
     {
         "process.roles",
@@ -40,6 +41,7 @@ _OURS = frozenset(
         "listeners",
         "advertised.listeners",
         "inter.broker.listener.name",
+        "listener.security.protocol.map",
         "log.dirs",
     }
 )
@@ -60,6 +62,9 @@ class KafkaCluster:
     `nodes` is 1 or 3 (each is broker and controller, ids from 1).  `broker_config` overrides the settings for
     tests.  `heap` is a JVM size per broker.  `work_dir` is kept and may be used again by the next cluster; without
     it a temporary folder is used and removed.  `ports` are the PLAINTEXT ports, one a node; free ones otherwise.
+    `listeners` are more client listeners, name -> security protocol (letters in capitals: {"TLS": "SSL"}), reached
+    at `servers_of(name)`; "PROXIED" among them gives that listener a protocol of its own.  What a listener needs
+    beside its protocol goes into `broker_config` with Kafka's prefix: "listener.name.tls.ssl.keystore.location".
     Raises ClusterStartError from `start` and `restart`, ValueError for impossible arguments.
     """
 
@@ -72,6 +77,7 @@ class KafkaCluster:
         work_dir: Path | None = None,
         *,
         ports: Sequence[int] = (),
+        listeners: Mapping[str, str] | None = None,
         java_options: Sequence[str] = (),
         start_timeout: float = 90.0,
     ) -> None:
@@ -82,6 +88,14 @@ class KafkaCluster:
         reserved = sorted(_OURS & set(broker_config or ()))
         if reserved:
             raise ValueError(f"broker_config sets {', '.join(reserved)}, which KafkaCluster decides: leave it out")
+        self._protocols = {"PLAINTEXT": "PLAINTEXT", "PROXIED": "PLAINTEXT", "CONTROLLER": "PLAINTEXT"}
+        for name, protocol in (listeners or {}).items():
+            if not re.fullmatch("[A-Z][A-Z0-9_]*", name) or name in ("PLAINTEXT", "CONTROLLER"):
+                raise ValueError(f"listeners has the name {name!r}: choose another one, of capital letters")
+            if protocol not in _PROTOCOLS:
+                known = ", ".join(_PROTOCOLS)
+                raise ValueError(f"listeners gives {name} the protocol {protocol!r}: choose from {known}")
+            self._protocols[name] = protocol
         self.version = version
         self.nodes = nodes
         self._broker_config = {key: str(value) for key, value in (broker_config or {}).items()}
@@ -117,6 +131,14 @@ class KafkaCluster:
     def bootstrap_servers(self) -> str:
         """host:port,... of the PLAINTEXT listeners, stopped nodes included."""
         return ",".join(f"{HOST}:{node.port}" for node in self._started().values())
+
+    def servers_of(self, listener: str) -> str:
+        """host:port,... of one of the listeners that the cluster was given.
+
+        That of PROXIED leads around the proxy, but the brokers' own addresses lead back to it.
+        """
+        ports = [node.port_of(listener) for node in self._started().values()]
+        return ",".join(f"{HOST}:{port}" for port in ports)
 
     @property
     def proxied(self) -> Mapping[int, tuple[int, int]]:
@@ -289,7 +311,9 @@ class KafkaCluster:
             )
 
     def _make_nodes(self, work_dir: Path) -> dict[int, Node]:
-        random_ports = iter(free_ports(3 * self.nodes + (0 if self._given_ports else self.nodes)))
+        more = [name for name in self._protocols if name not in ("PLAINTEXT", "PROXIED", "CONTROLLER")]
+        each = 3 + len(more) + (0 if self._given_ports else 1)
+        random_ports = iter(free_ports(each * self.nodes))
         given = iter(self._given_ports or [next(random_ports) for _ in self.node_ids])
         return {
             node_id: Node(
@@ -299,11 +323,14 @@ class KafkaCluster:
                 proxied_port=next(random_ports),
                 advertised_port=next(random_ports),
                 controller_port=next(random_ports),
+                more_ports={name: next(random_ports) for name in more},
             )
             for node_id in self.node_ids
         }
 
     def _properties(self, node: Node) -> dict[str, str]:
+        clients = {"PLAINTEXT": node.port, "PROXIED": node.proxied_port, **node.more_ports}
+        advertised = {**clients, "PROXIED": node.advertised_port}
         replication = str(min(self.nodes, 3))
         min_isr = str(min(self.nodes, 2))
         return {
@@ -330,8 +357,8 @@ class KafkaCluster:
             "log.initial.task.delay.ms": "1000",
             # A quarter of a small heap otherwise.
             "log.cleaner.dedupe.buffer.size": str(8 << 20),
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT,CONTROLLER:PLAINTEXT",
             **self._broker_config,
+            "listener.security.protocol.map": ",".join(f"{name}:{how}" for name, how in self._protocols.items()),
             "process.roles": "broker,controller",
             "node.id": str(node.node_id),
             "controller.quorum.voters": ",".join(
@@ -339,11 +366,8 @@ class KafkaCluster:
             ),
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "PLAINTEXT",
-            "listeners": (
-                f"PLAINTEXT://{HOST}:{node.port},PROXIED://{HOST}:{node.proxied_port},"
-                f"CONTROLLER://{HOST}:{node.controller_port}"
-            ),
-            "advertised.listeners": f"PLAINTEXT://{HOST}:{node.port},PROXIED://{HOST}:{node.advertised_port}",
+            "listeners": _addresses({**clients, "CONTROLLER": node.controller_port}),
+            "advertised.listeners": _addresses(advertised),
             "log.dirs": str(node.data_dir),
         }
 
@@ -396,3 +420,8 @@ class KafkaCluster:
         return ClusterStartError(
             f"Node {node.node_id} of Kafka {self.version} {what}; its log ends with:\n{log_tail(node.log_file)}"
         )
+
+
+def _addresses(ports: Mapping[str, int]) -> str:
+    """Listeners as server.properties has them."""
+    return ",".join(f"{name}://{HOST}:{port}" for name, port in ports.items())

@@ -68,6 +68,7 @@ class Node:
     proxied_port: int
     advertised_port: int
     controller_port: int
+    more_ports: Mapping[str, int] = field(default_factory=dict)
     is_paused: bool = False
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
@@ -82,6 +83,13 @@ class Node:
     @property
     def data_dir(self) -> Path:
         return self.folder / "data"
+
+    def port_of(self, listener: str) -> int:
+        """Where a client listener is; ValueError for one that there is not."""
+        ports = {"PLAINTEXT": self.port, "PROXIED": self.proxied_port, **self.more_ports}
+        if listener not in ports:
+            raise ValueError(f"There is no listener {listener!r}: the cluster has {', '.join(ports)}")
+        return ports[listener]
 
     @property
     def is_running(self) -> bool:

@@ -1,0 +1,49 @@
+"""What the tests of repeated requests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from support.repeats import Wire, commit, create, find_coordinator, new, partition_code, wait_for_leader
+
+from tolerant_client.testing import KafkaCluster
+
+
+@pytest.fixture(scope="session")
+def authorized_cluster(kafka_cluster_factory: Callable[..., KafkaCluster]) -> KafkaCluster:
+    """One node with an authorizer, on which everybody may do everything."""
+    return kafka_cluster_factory(
+        heap="320m",
+        java_options=["-XX:TieredStopAtLevel=1"],
+        broker_config={
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:ANONYMOUS",
+        },
+    )
+
+
+@pytest.fixture(scope="session")
+def wire(authorized_cluster: KafkaCluster) -> Iterator[Wire]:
+    """A plain connection to it."""
+    wire = Wire(authorized_cluster.bootstrap_servers)
+    yield wire
+    wire.socket.close()
+
+
+@pytest.fixture(scope="session")
+def topic(wire: Wire) -> str:
+    """A topic of two partitions that all tests share."""
+    name = new("topic")
+    wire.ask(create(name, partitions=2))
+    wait_for_leader(wire, name)
+    return name
+
+
+@pytest.fixture
+def group(wire: Wire, topic: str) -> str:
+    """A group whose coordinator serves, without members."""
+    name = new("group")
+    find_coordinator(wire, 0, name)
+    wire.ready(lambda: commit(name, topic, 1), partition_code, 8)
+    return name

@@ -1,0 +1,289 @@
+"""SASL, TLS and re-authentication (KIP-368) on a real broker, with our three clients.
+
+Whatever happens to an answer while authenticating, its connection is given up and
+another one authenticates anew; nothing is sent again on it, nothing is lost or doubled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import subprocess
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import kafka.errors as Errors
+import pytest
+from kafka.admin import NewTopic, ScramMechanism, UserScramCredentialUpsertion
+from kafka.structs import TopicPartition
+
+from tolerant_client import KafkaAdminClient, KafkaConsumer, KafkaProducer
+from tolerant_client.testing import (
+    Drop,
+    Duplicate,
+    Fault,
+    FaultProxy,
+    KafkaCluster,
+    Reset,
+    RewriteCorrelationId,
+    Truncate,
+)
+from tolerant_client.testing.artifacts import java_executable
+
+pytestmark = pytest.mark.broker
+
+USER, PASSWORD, WRONG = "alice", "alice-canary-secret", "wrong-canary-secret"
+STORE_PASSWORD = "store-secret"
+REAUTH_MS = 2_500
+PATIENCE = 40.0  # for a CI machine; nothing here takes a tenth of it when it works
+
+
+class Certificate:
+    """A self-signed certificate for 127.0.0.1, made by keytool: a key store for the broker, PEM for clients."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.store, self.pem = folder / f"{name}.p12", folder / f"{name}.pem"
+        self._keytool = str(Path(java_executable()).resolve().with_name("keytool"))
+        subject = ["-dname", "CN=127.0.0.1", "-ext", "san=ip:127.0.0.1", "-ext", "bc:c", "-validity", "2"]
+        self._run("-genkeypair", "-keyalg", "EC", "-storetype", "PKCS12", *subject)
+        self._run("-exportcert", "-rfc", "-file", str(self.pem))
+
+    def _run(self, command: str, *arguments: str) -> None:
+        common = ["-alias", "broker", "-keystore", str(self.store), "-storepass", STORE_PASSWORD]
+        subprocess.run([self._keytool, command, *common, *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return Certificate(tmp_path_factory.mktemp("tls"), "broker")
+
+
+@pytest.fixture(scope="module")
+def cluster(kafka_cluster_factory: Callable[..., KafkaCluster], certificate: Certificate) -> KafkaCluster:
+    """PROXIED and SASL speak SASL in the clear; a PLAIN session of PROXIED lives for REAUTH_MS."""
+    login = "org.apache.kafka.common.security"
+    config = {"listener.name.proxied.plain.connections.max.reauth.ms": str(REAUTH_MS)}
+    for name in ("proxied", "sasl", "sasl_tls"):
+        config[f"listener.name.{name}.sasl.enabled.mechanisms"] = "PLAIN,SCRAM-SHA-256"
+        plain = f'{login}.plain.PlainLoginModule required user_{USER}="{PASSWORD}";'
+        config[f"listener.name.{name}.plain.sasl.jaas.config"] = plain
+        config[f"listener.name.{name}.scram-sha-256.sasl.jaas.config"] = f"{login}.scram.ScramLoginModule required;"
+    for name in ("tls", "sasl_tls"):
+        config[f"listener.name.{name}.ssl.keystore.location"] = str(certificate.store)
+        config[f"listener.name.{name}.ssl.keystore.type"] = "PKCS12"
+        config[f"listener.name.{name}.ssl.keystore.password"] = STORE_PASSWORD
+    listeners = {"PROXIED": "SASL_PLAINTEXT", "SASL": "SASL_PLAINTEXT", "TLS": "SSL", "SASL_TLS": "SASL_SSL"}
+    cluster = kafka_cluster_factory(broker_config=config, listeners=listeners, heap="256m")
+    admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
+    user = UserScramCredentialUpsertion(USER, ScramMechanism.SCRAM_SHA_256, PASSWORD, 4096)
+    admin.alter_user_scram_credentials([user])
+    admin.close()
+    return cluster
+
+
+def login(mechanism: str, password: str = PASSWORD) -> dict[str, Any]:
+    return {"sasl_mechanism": mechanism, "sasl_plain_username": USER, "sasl_plain_password": password}
+
+
+PLAIN = {"security_protocol": "SASL_PLAINTEXT", **login("PLAIN")}
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "SASL PLAIN": ("SASL", PLAIN),
+    "SASL SCRAM-SHA-256": ("SASL", {"security_protocol": "SASL_PLAINTEXT", **login("SCRAM-SHA-256")}),
+    "TLS": ("TLS", {"security_protocol": "SSL"}),
+    "TLS and SASL PLAIN": ("SASL_TLS", {"security_protocol": "SASL_SSL", **login("PLAIN")}),
+    "TLS and SASL SCRAM-SHA-256": ("SASL_TLS", {"security_protocol": "SASL_SSL", **login("SCRAM-SHA-256")}),
+}
+
+
+class Traffic:
+    """A producer and a consumer of one topic, and whether every record came once and in order."""
+
+    def __init__(self, topic: str, **options: Any) -> None:
+        admin = KafkaAdminClient(**options)
+        admin.create_topics([NewTopic(topic, 1, 1)])
+        admin.close()
+        self._topic = topic
+        self._futures: list[Any] = []
+        self.values: list[int] = []
+        self.producer = KafkaProducer(**options)
+        self.consumer = KafkaConsumer(group_id=None, auto_offset_reset="earliest", **options)
+        self.consumer.assign([TopicPartition(topic, 0)])
+
+    def __enter__(self) -> Traffic:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.consumer.close()
+        self.producer.close(timeout=5)
+
+    def send(self, count: int) -> None:
+        for _ in range(count):
+            value = b"%d" % len(self._futures)
+            self._futures.append(self.producer.send(self._topic, value, partition=0))
+
+    def receive(self, timeout_ms: int = 100) -> None:
+        for records in self.consumer.poll(timeout_ms=timeout_ms).values():
+            self.values += [int(r.value) for r in records]
+
+    def settle(self) -> None:
+        """Waits until all that was sent is written and read, and checks it."""
+        deadline = time.monotonic() + PATIENCE
+        self.producer.flush(timeout=PATIENCE)
+        while len(self.values) < len(self._futures) and time.monotonic() < deadline:
+            self.receive(timeout_ms=500)
+        self.receive()  # what came twice would be there now
+        assert [f.value.offset for f in self._futures] == list(range(len(self._futures)))
+        assert self.values == list(range(len(self._futures)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known_user(cluster: KafkaCluster) -> None:
+    """Waits until the broker has taken the SCRAM user from the metadata log."""
+    servers, options = cluster.servers_of("SASL"), WAYS["SASL SCRAM-SHA-256"][1]
+    deadline = time.monotonic() + PATIENCE
+    logging.disable()  # pytest keeps the records, and they the sockets
+    with uncollected_sockets():
+        while time.monotonic() < deadline:
+            try:
+                KafkaAdminClient(bootstrap_servers=servers, **options).close()
+                break
+            except Errors.SaslAuthenticationFailedError:
+                time.sleep(0.1)
+    logging.disable(logging.NOTSET)
+
+
+@contextlib.contextmanager
+def uncollected_sockets() -> Iterator[None]:
+    """A client of kafka-python 3.0 that cannot be made leaves its event loop's own sockets to the garbage collector."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        yield
+        gc.collect()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_records_are_written_and_read(cluster: KafkaCluster, certificate: Certificate, way: str) -> None:
+    listener, options = WAYS[way]
+    if listener.endswith("TLS"):
+        options = {**options, "ssl_cafile": str(certificate.pem)}
+    with Traffic(way.replace(" ", "-"), bootstrap_servers=cluster.servers_of(listener), **options) as traffic:
+        traffic.send(50)
+        traffic.settle()
+        assert traffic.consumer.recovery_counters.of("retired") == 0
+
+
+@pytest.mark.usefixtures("collected")
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+@pytest.mark.parametrize("client", [KafkaConsumer, KafkaProducer, KafkaAdminClient])
+@pytest.mark.parametrize(("mechanism", "answers"), [("PLAIN", 1), ("SCRAM-SHA-256", 2)])
+def test_wrong_password_is_said_at_once_and_nowhere_repeated(
+    cluster: KafkaCluster,
+    fault_proxy: Callable[..., FaultProxy],
+    caplog: pytest.LogCaptureFixture,
+    client: Callable[..., Any],
+    mechanism: str,
+    answers: int,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    proxy = fault_proxy(cluster=cluster)
+    options = {"security_protocol": "SASL_PLAINTEXT", **login(mechanism, WRONG)}
+    with pytest.raises(Errors.SaslAuthenticationFailedError) as raised:
+        client(bootstrap_servers=proxy.bootstrap_servers, **options)
+    assert proxy.answers["SaslAuthenticate"] == answers  # one attempt
+    logged = [record.getMessage() for record in caplog.records]
+    assert logged
+    assert not [text for text in (str(raised.value), repr(raised.value), *logged) if WRONG in text]
+
+
+@pytest.mark.usefixtures("collected")
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+def test_certificate_of_somebody_else_is_refused(
+    cluster: KafkaCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = Certificate(tmp_path, "other")
+    options = {"security_protocol": "SSL", "ssl_cafile": str(other.pem), "bootstrap_timeout_ms": 1000}
+    with pytest.raises(Errors.KafkaError):
+        KafkaProducer(bootstrap_servers=cluster.servers_of("TLS"), **options)
+    assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
+
+
+@pytest.mark.usefixtures("collected")
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+@pytest.mark.parametrize(("listener", "protocol"), [("TLS", "PLAINTEXT"), ("SASL", "PLAINTEXT"), ("PLAINTEXT", "SSL")])
+def test_listener_of_another_protocol_is_named_in_the_error(
+    cluster: KafkaCluster, listener: str, protocol: str
+) -> None:
+    servers = cluster.servers_of(listener)
+    with pytest.raises(Errors.KafkaError) as raised:
+        KafkaProducer(bootstrap_servers=servers, security_protocol=protocol, bootstrap_timeout_ms=1000)
+    assert servers in str(raised.value)
+
+
+def test_sessions_are_renewed_under_faults_without_loss(
+    cluster: KafkaCluster, fault_proxy: Callable[..., FaultProxy]
+) -> None:
+    faults = [
+        fault(api=api, every=every, after=after)
+        for api in ("Fetch", "Produce")
+        for fault, every, after in ((Drop, 29, 5), (RewriteCorrelationId, 23, 9), (Duplicate, 19, 2), (Reset, 71, 40))
+    ]
+    proxy = fault_proxy(faults=faults, cluster=cluster)
+    with Traffic("renewed", bootstrap_servers=proxy.bootstrap_servers, **PLAIN) as traffic:
+        before = proxy.answers["SaslAuthenticate"]
+        end = time.monotonic() + 3 * REAUTH_MS / 1000
+        while time.monotonic() < end:
+            traffic.send(5)
+            traffic.receive(timeout_ms=20)
+        renewed = proxy.answers["SaslAuthenticate"] - before
+        traffic.settle()
+    assert renewed >= 4  # two clients, twice at least: by renewal, or by connecting after a reset
+    assert len({name.partition("/")[2] for name in proxy.injected}) >= 3
+
+
+AUTHENTICATION = ("ApiVersions", "SaslHandshake", "SaslAuthenticate")
+SPOILED: dict[str, Callable[..., Fault]] = {
+    "drop": Drop,
+    "wrong id": RewriteCorrelationId,
+    "truncate": Truncate,
+    "duplicate": Duplicate,
+}
+
+
+@pytest.mark.parametrize("api", AUTHENTICATION)
+@pytest.mark.parametrize("fault", SPOILED)
+def test_spoiled_authentication_ends_its_connection_and_nothing_else(
+    cluster: KafkaCluster, fault_proxy: Callable[..., FaultProxy], api: str, fault: str
+) -> None:
+    proxy = fault_proxy(faults=[SPOILED[fault](api=api, every=4, count=2)], cluster=cluster)
+    began = time.monotonic()
+    with Traffic(f"{api}-{fault}".replace(" ", "-"), bootstrap_servers=proxy.bootstrap_servers, **PLAIN) as traffic:
+        traffic.send(20)
+        traffic.settle()
+    print(f"{api} {fault}: {time.monotonic() - began:.1f} s, {proxy.injected}")
+    assert proxy.injected_total >= 2
+
+
+@pytest.mark.parametrize("name", ["lost", "wrong"])
+def test_spoiled_renewal_of_a_session_ends_its_connection_and_nothing_else(
+    cluster: KafkaCluster, fault_proxy: Callable[..., FaultProxy], name: str
+) -> None:
+    kinds = [Drop] if name == "lost" else [RewriteCorrelationId, Truncate, Duplicate]
+    faults = [kind(api=api, after=n, count=1) for api in AUTHENTICATION[1:] for n, kind in enumerate(kinds)]
+    proxy = fault_proxy(cluster=cluster)
+    with Traffic(f"renewal-{name}", bootstrap_servers=proxy.bootstrap_servers, **PLAIN) as traffic:
+        traffic.send(5)
+        traffic.settle()
+        proxy.faults = tuple(faults)  # all connections are authenticated: the next time is a renewal
+        deadline = time.monotonic() + PATIENCE
+        while proxy.injected_total < len(faults) and time.monotonic() < deadline:
+            traffic.send(2)
+            traffic.receive(timeout_ms=50)
+        traffic.settle()
+        counters = (traffic.producer.recovery_counters, traffic.consumer.recovery_counters)
+    assert proxy.injected_total == len(faults)
+    # A duplicate that comes when its request is settled and no other one waits is only dropped.
+    assert sum(c.of("retired") for c in counters) >= sum(not isinstance(fault, Duplicate) for fault in faults)

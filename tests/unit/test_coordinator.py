@@ -1,0 +1,425 @@
+"""coordinator_partition.py and coordinator.py: the hash, the diagnosis, and when it is given; on a fake broker."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import kafka.errors as Errors
+import pytest
+from kafka.consumer.subscription_state import SubscriptionState
+from kafka.net.selector import NetworkSelector
+from kafka.protocol.consumer import OffsetFetchRequest, OffsetFetchResponse
+from kafka.protocol.metadata import FindCoordinatorRequest, FindCoordinatorResponse, MetadataResponse
+from kafka.structs import TopicPartition
+from support import fake_broker
+from support.fake_broker import FakeBroker, serve
+
+from tolerant_client.coordinator import Absence, TolerantCoordinator
+from tolerant_client.coordinator_partition import (
+    OFFSETS_TOPIC,
+    TRANSACTIONS_TOPIC,
+    CoordinatorPartition,
+    java_hash,
+    partition_of,
+)
+from tolerant_client.errors import CoordinatorUnavailableError, TolerantClientError
+from tolerant_client.manager import TolerantConnectionManager, TolerantNetClient
+from tolerant_client.policy import RecoveryPolicy
+
+NOT_AVAILABLE, NOT_COORDINATOR = 15, 16
+GROUP = "hello"  # belongs to partition 22 of 50
+
+
+# -- the hash ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("", 0),
+        ("a", 97),
+        ("hello", 99162322),
+        ("polygenelubricants", -(1 << 31)),
+        ("\u00e9", 233),
+        ("\U0001f600", 31 * 0xD83D + 0xDE00),
+    ],
+)
+def test_hash_is_that_of_java(text: str, value: int) -> None:
+    assert java_hash(text) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "partition"),
+    [("hello", 50, 22), ("polygenelubricants", 50, 0), ("", 50, 0), ("hello", 1, 0), ("zzzzzzzz", 50, None)],
+)
+def test_partition_is_the_absolute_hash_modulo_the_count(name: str, count: int, partition: int | None) -> None:
+    assert partition_of(name, count) == (abs(java_hash(name)) % count if partition is None else partition)
+
+
+# -- the diagnosis -----------------------------------------------------------
+
+
+def metadata(leader: int, replicas: list[int], isr: list[int], brokers: list[int], topic: str = OFFSETS_TOPIC) -> Any:
+    """An answer in which every partition of the internal topic is in the same state."""
+    partitions = [
+        SimpleNamespace(partition_index=n, leader_id=leader, replica_nodes=replicas, isr_nodes=isr) for n in range(50)
+    ]
+    return SimpleNamespace(
+        brokers=[SimpleNamespace(node_id=n, host="b", port=9090 + n) for n in brokers],
+        topics=[SimpleNamespace(name=topic, error_code=0, partitions=partitions)],
+    )
+
+
+def diagnosed(answer: Any, topic: str = OFFSETS_TOPIC) -> CoordinatorUnavailableError:
+    return CoordinatorPartition.read(GROUP, topic, answer).error(31_000.0, "COORDINATOR_NOT_AVAILABLE")
+
+
+def test_error_names_group_partition_leader_replicas_isr_time_and_the_broker_to_start() -> None:
+    error = diagnosed(metadata(-1, [2, 3], [2], [1, 3]))
+    assert (error.group, error.topic, error.partition) == (GROUP, OFFSETS_TOPIC, 22)
+    assert (error.leader, error.replicas, error.isr, error.waited_ms) == (-1, (2, 3), (2,), 31_000.0)
+    message = str(error)
+    assert "Group 'hello' has had no coordinator for 31.0 s" in message
+    assert "__consumer_offsets-22 (of 50 partitions), replicas 2, 3, in sync 2, and that partition has no" in message
+    assert "Start broker 2, or if that cannot be, reassign partition __consumer_offsets-22" in message
+    assert "unclean election of broker 3 would lose" in message
+    assert message.endswith("Last failure: COORDINATOR_NOT_AVAILABLE")
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (metadata(-1, [2, 3], [], [1]), "Start one of the brokers 2, 3"),
+        (metadata(-1, [2, 3], [2, 3], [1, 2, 3]), "look for an offline log directory"),
+        (metadata(2, [2, 3], [2, 3], [2, 3]), "its leader, broker 2 at b:9092, does not serve it"),
+        (metadata(2, [2, 3], [2, 3], [2, 3]), "move the leadership of __consumer_offsets-22 to broker 3"),
+        (metadata(2, [2, 3], [2, 3], [3]), "broker 2 at an address that is not in the metadata"),
+    ],
+)
+def test_remedy_fits_what_metadata_shows(answer: Any, says: str) -> None:
+    assert says in str(diagnosed(answer))
+
+
+@pytest.mark.parametrize(
+    ("error_code", "says"),
+    [
+        (3, "offsets.topic.replication.factor is above the number of brokers (2 registered)"),
+        (29, "DESCRIBE"),
+        (5, "error 5"),
+    ],
+)
+def test_internal_topic_that_cannot_be_seen_is_said_to_be_so(error_code: int, says: str) -> None:
+    answer = metadata(1, [1], [1], [1, 2])
+    answer.topics = [SimpleNamespace(name=OFFSETS_TOPIC, error_code=error_code, partitions=[])]
+    error = diagnosed(answer)
+    assert says in str(error)
+    assert error.partition == -1
+
+
+def test_transactional_id_belongs_to_the_other_topic() -> None:
+    message = str(diagnosed(metadata(-1, [2], [2], [1], TRANSACTIONS_TOPIC), TRANSACTIONS_TOPIC))
+    assert "Transactional id 'hello'" in message
+    assert "__transaction_state-22" in message
+    assert "transactional ids that belong to them" in message
+
+
+def test_error_is_retriable_belongs_to_both_trees_and_pickles() -> None:
+    error = diagnosed(metadata(-1, [2, 3], [2], [1, 3]))
+    assert isinstance(error, TolerantClientError)
+    assert isinstance(error, Errors.CoordinatorNotAvailableError)
+    assert error.retriable
+    assert not isinstance(error, Errors.KafkaTimeoutError)  # which kafka-python's poll() swallows
+    copy = pickle.loads(pickle.dumps(error))
+    assert str(copy) == str(error)
+    assert vars(copy) == vars(error)
+
+
+# -- how long ----------------------------------------------------------------
+
+
+def test_absence_is_due_after_its_time_and_three_failures() -> None:
+    absence = Absence(30.0)
+    absence.failed("first", 0.0)
+    absence.failed("second", 31.0)
+    assert not absence.is_due(False)
+    absence.failed("third", 32.0)
+    assert absence.is_due(False)
+    assert absence.waited_ms(32.0) == 32_000.0
+    assert absence.last_failure == "third"
+
+
+def test_absence_of_less_than_its_time_is_not_due_and_an_answer_ends_it() -> None:
+    absence = Absence(30.0)
+    for now in range(30):
+        absence.failed("", float(now))
+    assert not absence.is_due(False)
+    assert absence.left(29.0) == 1.0
+    absence.answered()
+    absence.failed("", 30.0)
+    assert not absence.is_due(False)
+    assert absence.left(30.0) == 30.0
+
+
+def test_absence_that_was_told_is_due_again_after_as_long_and_counts_from_the_first_failure() -> None:
+    absence = Absence(30.0)
+    for now in range(31):
+        absence.failed("", float(now))
+    assert absence.is_due(False)
+    absence.told(30.0)
+    assert not absence.is_due(False)
+    for now in range(31, 61):
+        absence.failed("", float(now))
+    assert absence.is_due(False)
+    assert absence.waited_ms(60.0) == 60_000.0
+
+
+def test_failures_far_apart_are_two_absences() -> None:
+    absence = Absence(30.0)
+    for now in (0.0, 1.0, 100.0, 101.0):
+        absence.failed("", now)
+    assert not absence.is_due(False)
+    assert absence.waited_ms(101.0) == 1_000.0
+
+
+def test_coordinator_that_was_just_named_gets_its_chance_unless_it_failed_last() -> None:
+    absence = Absence(1.0)
+    for now in (0.0, 1.0, 2.0):
+        absence.failed("", now)
+    assert absence.is_due(is_known=False)
+    assert not absence.is_due(is_known=True)
+    absence.failed("NOT_COORDINATOR", 2.5, is_known=True)
+    assert absence.is_due(is_known=True)
+
+
+# -- on a fake broker --------------------------------------------------------
+
+
+class GroupBroker(FakeBroker):
+    """Names itself as every group's coordinator, unless told otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lookup_error: Callable[[], int] = lambda: 0
+        self.fetch_error: Callable[[], int] = lambda: 0
+        self.coordinator_port: int | None = None
+        self.offsets_leader = -1
+        self.committed: dict[tuple[str, int], tuple[int, int]] = {}
+
+    def _answer_FindCoordinator(self, request: Any, version: int) -> Any:
+        port = self.port if self.coordinator_port is None else self.coordinator_port
+        code = self.lookup_error()
+        one = FindCoordinatorResponse.Coordinator(
+            key=GROUP, node_id=-1 if code else 1, host=self.host, port=port, error_code=code, error_message=None
+        )
+        return FindCoordinatorResponse(version=version, coordinators=[one], throttle_time_ms=0)
+
+    def _answer_OffsetFetch(self, request: Any, version: int) -> Any:
+        group_class = OffsetFetchResponse.OffsetFetchResponseGroup
+        topic_class = group_class.OffsetFetchResponseTopics
+        part_class = topic_class.OffsetFetchResponsePartitions
+        topics = [
+            topic_class(
+                name=topic,
+                partitions=[
+                    part_class(
+                        partition_index=index,
+                        committed_offset=offset,
+                        committed_leader_epoch=epoch,
+                        metadata="m",
+                        error_code=0,
+                    )
+                ],
+            )
+            for (topic, index), (offset, epoch) in self.committed.items()
+        ]
+        group = group_class(group_id=GROUP, topics=topics, error_code=self.fetch_error())
+        return OffsetFetchResponse(version=version, throttle_time_ms=0, groups=[group])
+
+    def _answer_Metadata(self, request: Any, version: int) -> Any:
+        broker = MetadataResponse.MetadataResponseBroker(node_id=1, host=self.host, port=self.port, rack=None)
+        topic_class = MetadataResponse.MetadataResponseTopic
+        part_class = topic_class.MetadataResponsePartition
+        topics = []
+        if any(topic.name == OFFSETS_TOPIC for topic in request.topics or []):
+            partitions = [
+                part_class(
+                    error_code=0, partition_index=n, leader_id=self.offsets_leader, leader_epoch=3,
+                    replica_nodes=[2, 3], isr_nodes=[2], offline_replicas=[],
+                )  # fmt: skip
+                for n in range(50)
+            ]
+            topics = [topic_class(error_code=0, name=OFFSETS_TOPIC, is_internal=True, partitions=partitions)]
+        return MetadataResponse(version=version, brokers=[broker], cluster_id="fake", controller_id=1, topics=topics)
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> GroupBroker:
+    monkeypatch.setitem(fake_broker.API_VERSIONS, 10, (4, 4))
+    monkeypatch.setitem(fake_broker.API_VERSIONS, 9, (8, 8))
+    monkeypatch.setitem(fake_broker._REQUESTS, 10, FindCoordinatorRequest)
+    monkeypatch.setitem(fake_broker._REQUESTS, 9, OffsetFetchRequest)
+    return GroupBroker()
+
+
+@pytest.fixture
+def make(broker: GroupBroker) -> Iterator[Callable[..., TolerantCoordinator]]:
+    """Makes a coordinator on the served broker; `limit_ms` as the policy would say it."""
+    net = NetworkSelector()
+    made: list[TolerantConnectionManager] = []
+
+    def coordinator(address: str, limit_ms: float) -> TolerantCoordinator:
+        policy = RecoveryPolicy(coordinator_timeout_ms=limit_ms)
+        manager = TolerantConnectionManager(
+            net, bootstrap_servers=address, reconnect_backoff_max_ms=200, recovery_policy=policy
+        )
+        made.append(manager)
+        manager.bootstrap(10_000)
+        client = TolerantNetClient(net=net, manager=manager)
+        return TolerantCoordinator(
+            client,
+            SubscriptionState(),
+            group_id=GROUP,
+            enable_auto_commit=False,
+            api_version=manager.broker_version,
+            retry_backoff_ms=20,
+            request_timeout_ms=5_000,
+        )
+
+    yield coordinator
+    for manager in made:
+        manager.close()
+    net.drain()
+    net.close()
+
+
+PARTITIONS = [TopicPartition("t", 0)]
+
+
+def test_no_coordinator_for_ever_raises_what_is_wrong_and_the_next_call_looks_again(
+    broker: GroupBroker, make: Callable[..., TolerantCoordinator]
+) -> None:
+    broker.lookup_error = lambda: NOT_AVAILABLE
+    with serve(broker) as address:
+        coordinator = make(address, limit_ms=300)
+        with pytest.raises(CoordinatorUnavailableError, match="no leader.*COORDINATOR_NOT_AVAILABLE") as first:
+            coordinator.poll(timeout_ms=None)
+        before = broker.names().count("FindCoordinator")
+        with pytest.raises(CoordinatorUnavailableError) as second:
+            coordinator.poll(timeout_ms=None)
+        assert broker.names().count("FindCoordinator") >= before + 1
+        broker.lookup_error = lambda: 0
+        assert coordinator.poll(timeout_ms=10_000)
+        assert coordinator.fetch_committed_offsets(PARTITIONS) == {}
+    assert (first.value.partition, first.value.replicas, first.value.isr) == (22, (2, 3), (2,))
+    assert first.value.waited_ms >= 300
+    assert second.value.waited_ms >= first.value.waited_ms + 300
+
+
+def test_short_polls_add_up_and_each_is_as_silent_as_before(
+    broker: GroupBroker, make: Callable[..., TolerantCoordinator]
+) -> None:
+    broker.lookup_error = lambda: NOT_AVAILABLE
+    silent = 0
+    with serve(broker) as address:
+        coordinator = make(address, limit_ms=400)
+        with pytest.raises(CoordinatorUnavailableError):
+            while silent < 10_000:
+                assert coordinator.poll(timeout_ms=10) is False
+                silent += 1
+    assert silent >= 5
+
+
+def test_unavailability_shorter_than_the_policy_allows_is_not_told(
+    broker: GroupBroker, make: Callable[..., TolerantCoordinator]
+) -> None:
+    errors = iter([NOT_AVAILABLE] * 6)
+    broker.lookup_error = lambda: next(errors, 0)
+    with serve(broker) as address:
+        coordinator = make(address, limit_ms=60_000)
+        assert coordinator.poll(timeout_ms=None)
+        assert coordinator.fetch_committed_offsets(PARTITIONS) == {}
+    assert coordinator._absence.failures == 0
+
+
+def test_lookups_come_further_and_further_apart(
+    broker: GroupBroker, make: Callable[..., TolerantCoordinator]
+) -> None:
+    broker.lookup_error = lambda: NOT_AVAILABLE
+    with serve(broker) as address:
+        coordinator = make(address, limit_ms=60_000)
+        assert coordinator.poll(timeout_ms=1_500) is False
+    # Every 20 ms at first, as configured: 75 in this time without the growing pauses.
+    assert 3 <= broker.names().count("FindCoordinator") <= 12
+
+
+def test_coordinator_whose_node_cannot_be_reached_is_told(
+    broker: GroupBroker, make: Callable[..., TolerantCoordinator]
+) -> None:
+    closed = socket.create_server(("127.0.0.1", 0))
+    broker.coordinator_port = closed.getsockname()[1]
+    closed.close()
+    broker.offsets_leader = 1
+    with serve(broker) as address:
+        coordinator = make(address, limit_ms=500)
+        with pytest.raises(CoordinatorUnavailableError, match="leader, broker 1 .* does not serve it") as caught:
+            coordinator.fetch_committed_offsets(PARTITIONS, timeout_ms=20_000)
+    assert "coordinator-1" in str(caught.value)
+    assert caught.value.leader == 1
+    # kafka-python alone asks again at once, more than a thousand times a second.
+    assert broker.names().count("FindCoordinator") < 40
+
+
+def test_coordinator_that_denies_it_for_ever_is_told(
+    broker: GroupBroker, make: Callable[..., TolerantCoordinator]
+) -> None:
+    broker.fetch_error = lambda: NOT_COORDINATOR
+    broker.offsets_leader = 1
+    with serve(broker) as address:
+        coordinator = make(address, limit_ms=400)
+        with pytest.raises(CoordinatorUnavailableError, match="NOT_COORDINATOR"):
+            coordinator.fetch_committed_offsets(PARTITIONS, timeout_ms=20_000)
+
+
+def test_call_that_times_out_first_raises_the_cause_instead_of_a_timeout(
+    broker: GroupBroker, make: Callable[..., TolerantCoordinator]
+) -> None:
+    broker.lookup_error = lambda: NOT_AVAILABLE
+    with serve(broker) as address:
+        coordinator = make(address, limit_ms=60_000)
+        with pytest.raises(CoordinatorUnavailableError) as caught:
+            coordinator.fetch_committed_offsets(PARTITIONS, timeout_ms=800)
+    assert isinstance(caught.value.__cause__, Errors.KafkaTimeoutError)
+
+
+def test_cluster_that_is_away_altogether_is_survived_in_silence(
+    broker: GroupBroker, make: Callable[..., TolerantCoordinator], caplog: pytest.LogCaptureFixture
+) -> None:
+    with serve(broker) as address:
+        coordinator = make(address, limit_ms=300)
+    began = time.monotonic()
+    assert coordinator.poll(timeout_ms=3_000) is False
+    assert time.monotonic() - began >= 2.9
+    assert any("no broker has answered" in record.getMessage() for record in caplog.records)
+
+
+def test_position_taken_from_a_commit_keeps_its_leader_epoch_so_that_truncation_shows(
+    broker: GroupBroker, make: Callable[..., TolerantCoordinator]
+) -> None:
+    broker.committed = {("t", 0): (5, 2)}
+    with serve(broker) as address:
+        coordinator = make(address, limit_ms=60_000)
+        coordinator._subscription.assign_from_user(PARTITIONS)
+        assert coordinator.refresh_committed_offsets_if_needed(timeout_ms=10_000)
+    state = coordinator._subscription.assignment[PARTITIONS[0]]
+    assert state.position.offset == 5
+    if not hasattr(state, "_current_leader_epoch"):  # an older kafka-python, which would validate for ever
+        assert state.position.leader_epoch == -1
+        return
+    assert state.position.leader_epoch == 2
+    assert coordinator._subscription.maybe_validate_position_for_current_leader(PARTITIONS[0], 3)
+    assert coordinator._subscription.partitions_needing_validation()

@@ -1,0 +1,355 @@
+"""TolerantFetcher without a network: what it asks for, what it holds back, and when it believes a refusal."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import kafka.errors as Errors
+import pytest
+from kafka.consumer.fetcher import CompletedFetch
+from kafka.consumer.subscription_state import SubscriptionState
+from kafka.record import MemoryRecordsBuilder
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+from tolerant_client.events import OffsetOutOfRange, RecoveryCounters
+from tolerant_client.fetcher import TolerantFetcher
+from tolerant_client.out_of_range import Doubts
+from tolerant_client.record_batch import Record, encode_batch
+
+A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
+T0 = 1_700_000_000_000
+
+
+def drive(work: Coroutine[Any, Any, Any]) -> None:
+    """Runs a coroutine that never has to wait."""
+    with pytest.raises(StopIteration):
+        work.send(None)
+
+
+class Manager:
+    """Of kafka-python's connection manager, what a fetcher asks; `answers` are what `send` gives or raises."""
+
+    def __init__(self, answers: Callable[[Any], Any] = lambda request: None) -> None:
+        self._net = SimpleNamespace(sleep=self._sleep)
+        self.broker_version = (4, 2)
+        self.recovery_counters = RecoveryCounters()
+        self.told: list[OffsetOutOfRange] = []
+        self._recovery_listener = self.told.append
+        self.cluster = SimpleNamespace(
+            leader_for_partition=lambda tp: 1,
+            leader_epoch_for_partition=lambda tp: 7,
+            is_replica_node=lambda tp, node_id: True,
+            request_update=lambda: None,
+        )
+        self.scheduled: list[Any] = []
+        self.naps: list[float] = []
+        self._answers = answers
+
+    def call_soon(self, work: Any) -> None:
+        self.scheduled.append(work)
+
+    def connection_delay(self, node_id: int) -> float:
+        return 0
+
+    def send(self, request: Any, node_id: int) -> Any:
+        return request
+
+    async def wait_for(self, request: Any, timeout_ms: float) -> Any:
+        answer = self._answers(request)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def _sleep(self, seconds: float) -> None:
+        self.naps.append(seconds)
+
+
+def batch(first: int, count: int = 30, epoch: int = 5) -> bytes:
+    records = [Record(0, T0, None, b"%d" % n) for n in range(first, first + count)]
+    return encode_batch(records, base_offset=first, partition_leader_epoch=epoch)
+
+
+def answer(tp: TopicPartition, offset: int, data: bytes, error_code: int = 0) -> CompletedFetch:
+    part = SimpleNamespace(
+        error_code=error_code, high_watermark=1_000, records=memoryview(data), aborted_transactions=None,
+        diverging_epoch=None, preferred_read_replica=-1, current_leader=None,
+    )  # fmt: skip
+    return CompletedFetch(tp, offset, 12, part, None)
+
+
+@pytest.fixture
+def fetcher() -> TolerantFetcher:
+    manager = Manager()
+    client = SimpleNamespace(_manager=manager, throttle_delay=lambda node_id: 0)
+    subscriptions = SubscriptionState()
+    subscriptions.assign_from_user([A, B])
+    for tp in (A, B):
+        subscriptions.seek(tp, OffsetAndMetadata(0, "", -1))
+    return TolerantFetcher(client, subscriptions)
+
+
+def asked(fetcher: TolerantFetcher) -> dict[TopicPartition, tuple[int, int, int]]:
+    """{partition: (fetch offset, last fetched epoch, current leader epoch)} of the requests that may leave now."""
+    return {
+        TopicPartition(topic.topic, part.partition): (
+            part.fetch_offset, part.last_fetched_epoch, part.current_leader_epoch
+        )  # fmt: skip
+        for request, _ in fetcher._create_fetch_requests().values()
+        for topic in request.topics
+        for part in topic.partitions
+    }
+
+
+def test_what_follows_the_buffered_answer_is_asked_for_once_it_is_begun(fetcher: TolerantFetcher) -> None:
+    fetcher._completed_fetches.append(answer(A, 0, batch(0) + batch(30, epoch=6)))
+    assert asked(fetcher) == {B: (0, -1, 7)}
+    fetcher.fetched_records(max_records=10)
+    assert asked(fetcher) == {A: (60, 6, 7), B: (0, -1, 7)}
+    _, offsets = fetcher._create_fetch_requests()[1]
+    assert offsets == {A: 60, B: 0}
+    fetcher._completed_fetches.append(answer(A, 60, batch(60)))
+    assert asked(fetcher) == {B: (0, -1, 7)}
+    records, _ = fetcher.fetched_records()
+    assert [record.offset for record in records[A]] == list(range(10, 90))
+
+
+def test_nothing_is_fetched_ahead_of_a_paused_or_moved_position_or_of_an_old_format(fetcher: TolerantFetcher) -> None:
+    fetcher._completed_fetches.append(answer(A, 0, batch(0)))
+    fetcher.fetched_records(max_records=10)
+    fetcher._subscriptions.pause(A)
+    assert A not in asked(fetcher)
+    fetcher._subscriptions.resume(A)
+    fetcher._subscriptions.seek(A, 500)
+    assert A not in asked(fetcher)  # not before the old records are let go
+    assert fetcher.fetched_records() == ({}, False)
+    assert asked(fetcher)[A] == (500, -1, 7)
+    old = MemoryRecordsBuilder(magic=1, compression_type=0, batch_size=9_000, offset=500)
+    for n in range(5):
+        old.append(timestamp=T0, key=None, value=b"%d" % n)
+    old.close()
+    fetcher._completed_fetches.append(answer(A, 500, bytes(old.buffer())))
+    assert len(fetcher.fetched_records(max_records=2)[0][A]) == 2
+    assert A not in asked(fetcher)
+
+
+def test_an_answer_fetched_ahead_is_dropped_after_a_seek(fetcher: TolerantFetcher) -> None:
+    fetcher._completed_fetches.extend([answer(A, 0, batch(0)), answer(A, 30, batch(30))])
+    assert len(fetcher.fetched_records(max_records=10)[0][A]) == 10
+    fetcher._subscriptions.seek(A, 3)
+    assert fetcher.fetched_records()[0] == {}
+    assert asked(fetcher)[A][0] == 3
+
+
+def test_the_next_fetch_leaves_without_waiting_and_only_when_nothing_else_is_buffered(fetcher: TolerantFetcher) -> None:
+    scheduled = fetcher._manager.scheduled
+    fetcher._completed_fetches.extend([answer(A, 0, batch(0)), answer(B, 0, batch(0))])
+    assert fetcher.fetch_records(max_records=10)[0]
+    assert scheduled == []
+    fetcher.fetch_records(max_records=25)
+    fetcher.fetch_records(max_records=1)
+    assert scheduled == [fetcher._send_fetches_async]
+
+
+def test_the_event_loop_is_not_asked_to_fetch_what_is_in_flight_already(fetcher: TolerantFetcher) -> None:
+    runs: list[Any] = []
+    fetcher._manager.run = lambda work: runs.append(work) or []  # type: ignore[func-returns-value]
+    fetcher.send_fetches()
+    assert len(runs) == 1  # nothing is in flight
+    fetcher._nodes_with_pending_fetch_requests.add(1)
+    fetch = SimpleNamespace(is_done=False)
+    fetcher._fetch_futures.append(fetch)
+    assert fetcher.send_fetches() == [fetch]
+    assert len(runs) == 1
+    fetch.is_done = True  # it has to be let go, or every wait for records ends at once
+    fetcher.send_fetches()
+    assert len(runs) == 2
+    fetch.is_done = False
+    fetcher._is_fetch_due = True  # the one that is due may not be among the futures yet: wait behind it
+    fetcher.send_fetches()
+    assert len(runs) == 3
+    fetcher._is_fetch_due = False
+    fetcher._nodes_with_pending_fetch_requests.clear()
+    fetcher.send_fetches()
+    assert len(runs) == 4
+
+
+def test_a_resumed_partition_comes_back_although_another_one_was_drained(fetcher: TolerantFetcher) -> None:
+    fetcher._completed_fetches.append(answer(A, 0, batch(0)))
+    fetcher.fetched_records(max_records=10)
+    fetcher._subscriptions.pause(A)
+    fetcher._completed_fetches.append(answer(B, 0, batch(0)))
+    records, _ = fetcher.fetched_records()
+    assert set(records) == {B}
+    fetcher._subscriptions.resume(A)
+    records, _ = fetcher.fetched_records()
+    assert [record.offset for record in records[A]] == list(range(10, 30))
+
+
+def test_arrow_stops_at_fetch_max_bytes_and_records_go_on_behind_it(fetcher: TolerantFetcher) -> None:
+    big = [b"".join(encode_batch([Record(0, T0, None, b"." * 10_000)] * 100, base_offset=100 * n) for n in range(8))]
+    fetcher._completed_fetches.append(answer(A, 0, big[0]))
+    fetcher.config["fetch_max_bytes"] = 1_500_000
+    with fetcher.arrow(include_headers=False):
+        found, _ = fetcher.fetched_records(max_records=10**9)
+    rows = sum(piece.num_rows for piece in found[A])
+    assert 100 <= rows <= 300
+    assert fetcher._subscriptions.position(A).offset == rows
+    records, _ = fetcher.fetched_records(max_records=10)
+    assert [record.offset for record in records[A]] == list(range(rows, rows + 10))
+
+
+def test_a_batch_spoiled_on_its_way_is_fetched_again_in_silence(fetcher: TolerantFetcher) -> None:
+    bad = bytearray(batch(30))
+    bad[-1] ^= 1
+    fetcher._completed_fetches.append(answer(A, 0, batch(0) + bad))
+    records, _ = fetcher.fetched_records()
+    assert [record.offset for record in records[A]] == list(range(30))
+    assert fetcher.fetched_records() == ({}, False)
+    assert asked(fetcher)[A] == (30, 5, 7)
+    fetcher._completed_fetches.append(answer(A, 30, batch(30)))
+    records, _ = fetcher.fetched_records()
+    assert [record.offset for record in records[A]] == list(range(30, 60))
+
+
+def test_two_threads_in_one_consumer_are_refused(fetcher: TolerantFetcher) -> None:
+    refused: list[BaseException] = []
+
+    def poll() -> None:
+        with pytest.raises(Errors.IllegalStateError, match="not safe for multi-threaded access") as raised:
+            fetcher.fetch_records()
+        refused.append(raised.value)
+
+    with fetcher._taking:  # as the thread that polls does
+        other = threading.Thread(target=poll)
+        other.start()
+        other.join()
+    assert len(refused) == 1
+
+
+def test_a_batch_found_corrupt_three_times_is_raised_and_fetched_again(fetcher: TolerantFetcher) -> None:
+    bad = bytearray(batch(30))
+    bad[-1] ^= 1
+    fetcher._completed_fetches.append(answer(A, 0, batch(0) + bad))
+    records, _ = fetcher.fetched_records()
+    assert [record.offset for record in records[A]] == list(range(30))
+    for _ in range(2):
+        assert fetcher.fetched_records() == ({}, False)
+        fetcher._completed_fetches.append(answer(A, 30, bytes(bad)))
+    for _ in range(2):
+        with pytest.raises(Errors.CorruptRecordError, match="orders.*CRC.*30"):
+            fetcher.fetched_records()
+        assert fetcher.fetched_records() == ({}, False)
+        assert asked(fetcher)[A] == (30, 5, 7)
+        fetcher._completed_fetches.append(answer(A, 30, bytes(bad)))
+    fetcher._completed_fetches.clear()
+    fetcher._completed_fetches.append(answer(A, 30, batch(30)))
+    records, _ = fetcher.fetched_records()
+    assert [record.offset for record in records[A]] == list(range(30, 60))
+
+
+def test_a_refused_position_rests_and_its_refusal_is_not_believed_yet(fetcher: TolerantFetcher) -> None:
+    refusal = answer(A, 0, b"", error_code=1)
+    fetcher._completed_fetches.append(refusal)
+    assert fetcher.fetched_records() == ({}, False)
+    assert A not in asked(fetcher) and B in asked(fetcher)
+    assert fetcher._subscriptions.position(A).offset == 0
+    fetcher._completed_fetches.append(answer(A, 55, b"", error_code=1))  # of a fetch that a seek made obsolete
+    fetcher._doubts.clear()
+    fetcher.fetched_records()
+    assert A in asked(fetcher)
+
+
+# -- doubts --------------------------------------------------------------------
+
+
+class Looking:
+    """Doubts about one partition at offset 100, with a leader that answers what `looks` says, look by look."""
+
+    def __init__(self, *looks: Any, epoch: int = -1, epoch_end: int = -1) -> None:
+        self.looks = deque(looks)
+        self.epoch_requests = 0
+        self.epoch_end = epoch_end
+        self.manager = Manager(self._answer)
+        self.subscriptions = SubscriptionState("earliest")
+        self.subscriptions.assign_from_user([A])
+        self.subscriptions.seek(A, OffsetAndMetadata(100, "", epoch))
+        fetcher = SimpleNamespace(
+            _manager=self.manager, _subscriptions=self.subscriptions, _completed_fetches=deque(),
+            _handle_list_offsets_response=lambda answer: answer,
+            config={"retry_backoff_ms": 50, "request_timeout_ms": 1_000},
+        )  # fmt: skip
+        self.given_back = fetcher._completed_fetches
+        self.doubts = Doubts(fetcher)
+        self.refusal = answer(A, 100, b"", error_code=1)
+        self.doubts.look_into(self.refusal)
+        assert A in self.doubts
+        drive(self.manager.scheduled.pop()())
+
+    def _answer(self, request: Any) -> Any:
+        if type(request).__name__.startswith("OffsetForLeaderEpoch"):
+            self.epoch_requests += 1
+            part = SimpleNamespace(partition=0, error_code=0, end_offset=self.epoch_end)
+            return SimpleNamespace(topics=[SimpleNamespace(topic="orders", partitions=[part])])
+        look = self.looks[0]
+        if isinstance(look, Exception):
+            return self.looks.popleft()
+        is_earliest = request.topics[0][1][0].timestamp == -2
+        offset = look[0] if is_earliest else self.looks.popleft()[1]
+        return {A: SimpleNamespace(offset=offset)}, set()
+
+
+@pytest.mark.parametrize("look", [(0, 100), (100, 200), (50, 150)])
+def test_a_position_within_the_range_is_a_false_alarm_after_one_look(look: tuple[int, int]) -> None:
+    looking = Looking(look)
+    assert A not in looking.doubts
+    assert not looking.given_back
+    assert looking.manager.told == [OffsetOutOfRange("Fetch", -1, "orders", 0, 100, *look, False)]
+    assert looking.manager.recovery_counters.of("out_of_range", "Fetch", 1) == 1
+    assert looking.manager.naps == [0.05]
+
+
+@pytest.mark.parametrize("look", [(101, 200), (0, 99)])
+def test_a_position_outside_the_range_is_believed_after_two_looks(look: tuple[int, int]) -> None:
+    looking = Looking(look, look)
+    assert list(looking.given_back) == [looking.refusal]
+    assert looking.doubts.is_believed(looking.refusal) and not looking.doubts.is_believed(looking.refusal)
+    assert looking.manager.told == [OffsetOutOfRange("Fetch", -1, "orders", 0, 100, *look, True)]
+    assert len(looking.manager.naps) == 2
+
+
+def test_one_look_that_is_not_confirmed_moves_nothing() -> None:
+    looking = Looking((0, 99), (0, 100))
+    assert not looking.given_back
+    assert [event.is_believed for event in looking.manager.told] == [False]
+
+
+def test_the_leader_epoch_speaks_for_a_position_above_a_lagging_high_watermark() -> None:
+    assert not Looking((0, 90), epoch=3, epoch_end=100).given_back
+    truncated = Looking((0, 90), (0, 90), epoch=3, epoch_end=90)
+    assert truncated.given_back and truncated.epoch_requests == 2
+    assert Looking((0, 90), (0, 90)).epoch_requests == 0
+
+
+def test_where_nobody_answers_nothing_is_decided_and_looking_goes_on() -> None:
+    looking = Looking(Errors.KafkaConnectionError("gone"), Errors.KafkaTimeoutError("late"), (0, 100))
+    assert len(looking.manager.naps) == 3
+    assert [event.is_believed for event in looking.manager.told] == [False]
+
+
+def test_a_leader_that_may_not_tell_leaves_it_to_the_next_fetch() -> None:
+    looking = Looking(Errors.TopicAuthorizationFailedError({"orders"}))
+    assert A not in looking.doubts
+    assert not looking.given_back and not looking.manager.told
+
+
+def test_a_position_that_moved_meanwhile_is_forgotten_without_a_word() -> None:
+    looking = Looking((0, 100))
+    looking.doubts.look_into(looking.refusal)
+    looking.subscriptions.seek(A, 7)
+    drive(looking.manager.scheduled.pop()())
+    assert A not in looking.doubts
+    assert len(looking.manager.told) == 1 and not looking.given_back

@@ -1,0 +1,66 @@
+"""Recovery counters for Prometheus, in one line:
+
+    from prometheus_client import REGISTRY
+    from tolerant_client.metrics import RecoveryCollector
+
+    REGISTRY.register(RecoveryCollector(consumer, producer))
+
+kafka-python's own metrics have them by themselves (client_metrics.py).
+
+Laws:
+- RecoveryCounters is the one store; a scrape reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from tolerant_client.events import RecoveryCounters
+
+
+class RecoveryCollector(Collector):
+    """A Prometheus collector: tolerant_client_recovery_events_total{kind,api,node,client_id}.
+
+    `source` is a client of tolerant_client, RecoveryCounters, or a function that
+    returns them (installation.recovery_counters for all stock clients); a node
+    that no broker id is known of is the empty label.  A registry takes one
+    collector of this metric, so several clients go into one:
+    RecoveryCollector(consumer, producer).  Without `client_id` it is the client's own.
+    """
+
+    def __init__(self, *sources: Any, client_id: str | None = None) -> None:
+        self._sources = sources
+        self._client_id = client_id
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """The counts of this moment, summed where two sources share all labels."""
+        family = CounterMetricFamily(
+            "tolerant_client_recovery_events",
+            "What recovery did about answers that were missing, late or wrong",
+            labels=["kind", "api", "node", "client_id"],
+        )
+        sums: dict[tuple[str, str, str, str], int] = {}
+        for source in self._sources:
+            client_id = _client_id_of(source) if self._client_id is None else self._client_id
+            for (kind, api, node), count in _counters_of(source).as_dict().items():
+                labels = kind, api, "" if node is None else str(node), client_id
+                sums[labels] = sums.get(labels, 0) + count
+        for labels, count in sums.items():
+            family.add_metric(labels, count)
+        yield family
+
+
+def _counters_of(source: Any) -> RecoveryCounters:
+    if isinstance(source, RecoveryCounters):
+        return source
+    counters: RecoveryCounters = source() if callable(source) else source.recovery_counters
+    return counters
+
+
+def _client_id_of(source: Any) -> str:
+    config = getattr(source, "config", None) or {}
+    return str(config.get("client_id", ""))
