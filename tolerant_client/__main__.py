@@ -57,7 +57,7 @@ def _run_script(path: str) -> None:
     module.__loader__ = SourceFileLoader("__main__", path)
     vars(module).update(__builtins__=sys.modules["builtins"], __cached__=None)
     with io.open_code(path) as file:
-        code = compile(file.read(), path, "exec")
+        code = compile(file.read(), path, "exec", dont_inherit=True)
     sys.modules["__main__"] = module
     exec(code, vars(module))
 

@@ -3,7 +3,7 @@
 Laws:
 - What a batch decompresses to is bounded before it is written anywhere: never
   more than `max_bytes`, and never more than 1000 times its compressed size
-  (small batches are allowed RATIO_FLOOR, since zeros compress better than that).
+  (batches up to RATIO_FLOOR may be any ratio: zeros compress better than that).
 - Truncated, damaged or over-long data raises CodecError; it never yields a part.
 - No message contains payload.
 
@@ -32,9 +32,9 @@ ZSTD: Final = 4
 
 CODEC_NAMES: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 
-MAX_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024
+MAX_DECOMPRESSED_BYTES: Final = 256 * 1024 * 1024
 MAX_RATIO: Final = 1000
-RATIO_FLOOR: Final = 16 * 1024 * 1024
+RATIO_FLOOR: Final = 64 * 1024 * 1024
 
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)

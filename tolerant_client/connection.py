@@ -136,7 +136,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
             return future.failure(Errors.KafkaTimeoutError(f"{self._node_name}: the deadline passed before sending"))
         adapted = adapt(request)
         if adapted.API_KEY in SETUP:
-            deadline = min(deadline, now + self._setup_timeout)
+            deadline = min(deadline, max(now, self._throttle_time) + self._setup_timeout)
         if not adapted.expect_response():
             correlation_id = self.in_flight_requests.unanswered_id()
             self._write_bare(adapted.frame_buffers(correlation_id, self.config["client_id"]))

@@ -48,7 +48,8 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         self._corrupt: dict[TopicPartition, tuple[int, int]] = {}  # offset, and how often it was found so
         self._taking = threading.Lock()
         self._is_fetch_due = False  # asked for on the event loop, not begun yet
-        self._arrow: _ArrowBudget | None = None
+        self._handed_out: set[TopicPartition] = set()  # to an iterator, which moves the position record by record
+        self._arrow = threading.local()  # its `budget` is that of the thread in poll_arrow
 
     # -- giving out -----------------------------------------------------------
 
@@ -73,13 +74,25 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         self, max_records: int | None, update_offsets: bool, timeout_ms: float | None
     ) -> tuple[dict[TopicPartition, list[Any]], bool]:
         is_idle = False
+        self._handed_out.clear()
         records, _ = self.fetched_records(max_records, update_offsets=update_offsets)
         if not records:
             records, is_idle = super().fetch_records(max_records, update_offsets=update_offsets, timeout_ms=timeout_ms)
-        if records and not self._completed_fetches and not self._is_fetch_due and any(self._to_fetch()):
+        if records:
+            self._ask_ahead()
+        return records, is_idle
+
+    def _ask_ahead(self) -> None:
+        """Has the next fetch leave, if there is one to send; the records at hand are given out either way."""
+        if self._completed_fetches or self._is_fetch_due:
+            return
+        try:
+            is_wanted = any(self._to_fetch())
+        except (KeyError, RuntimeError):
+            return  # the event loop changes the assignment just now: the next poll asks
+        if is_wanted:
             self._is_fetch_due = True
             self._manager.call_soon(self._send_fetches_async)
-        return records, is_idle
 
     def fetched_records(self, max_records: int | None = None, update_offsets: bool = True) -> Any:
         """As kafka-python's, which forgets a resumed partition as long as a drained one is in its place."""
@@ -90,11 +103,11 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
     @contextmanager
     def arrow(self, include_headers: bool) -> Iterator[None]:
         """Inside it records are given out as Arrow batches, whose size together fetch_max_bytes bounds."""
-        self._arrow = _ArrowBudget(include_headers, self.config["fetch_max_bytes"])
+        self._arrow.budget = _ArrowBudget(include_headers, self.config["fetch_max_bytes"])
         try:
             yield
         finally:
-            self._arrow = None
+            self._arrow.budget = None
 
     def _append(self, drained: Any, part: Any, max_records: int, update_offsets: bool) -> int:
         tp = part.topic_partition
@@ -118,10 +131,14 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         return is_believed
 
     def _give_out(self, drained: Any, part: Any, max_records: int, update_offsets: bool) -> int:
-        budget = self._arrow
+        budget: _ArrowBudget | None = getattr(self._arrow, "budget", None)
         tp = part.topic_partition
         if budget is None or not part or not self._is_next(part):
             count: int = super()._append(drained, part, max_records, update_offsets)
+            if count and not update_offsets:
+                # An answer behind these records is of use only when the iterator has come there.
+                self._handed_out.add(tp)
+                return max_records
             return count
         if budget.left <= 0:
             return max_records  # ends kafka-python's loop: the table is large enough
@@ -161,7 +178,8 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
             self._is_fetch_due = False
 
     def _fetchable_partitions(self) -> list[TopicPartition]:
-        return [tp for tp in super()._fetchable_partitions() if tp not in self._doubts]
+        resting = self._handed_out
+        return [tp for tp in super()._fetchable_partitions() if tp not in self._doubts and tp not in resting]
 
     def _to_fetch(self) -> Iterator[tuple[Any, TopicPartition, int, int]]:
         """(node id, partition, offset, epoch of the record before it) for every fetch that may leave now."""

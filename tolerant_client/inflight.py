@@ -75,6 +75,8 @@ class InFlightRequests:
     def queue(self, request: Any, deadline: float, context: Any = None) -> InFlightRequest:
         """Takes a request in and draws its correlation id; the caller sends it and says `sent`."""
         action = action_for(request, self.policy.resend_plain_produce)
+        if not self._requests:
+            self._newest.clear()  # nothing older is left that would have to yield
         entry = InFlightRequest(request, self.ids.draw(), self._next_order, deadline, action, context)
         self._next_order += 1
         self._requests[entry.correlation_id] = entry
@@ -212,12 +214,16 @@ class InFlightRequests:
         return events
 
     def _second_answer(self, entry: InFlightRequest, now: float) -> list[Event]:
-        """A held request is answered again, otherwise: one of the two is a lie, so neither is believed."""
-        self._unhold(entry)
-        suspects = [o for o in self._requests.values() if o.order <= entry.order and not o.is_probe and not o.is_held]
+        """A held request is answered again, otherwise: one of the two is a lie, so neither is believed.
+
+        Nor is what is held of its API before it: the first answer may have been its only proof.
+        """
         events: list[Event] = []
-        for suspect in suspects:
-            if suspect is entry or (suspect.is_unanswered and suspect.api == entry.api):
+        for suspect in list(self._requests.values()):
+            is_kin = suspect.request.API_KEY == entry.request.API_KEY and not suspect.is_probe
+            if suspect.order <= entry.order and is_kin and (suspect.is_held or suspect.is_unanswered):
+                if suspect.is_held:
+                    self._unhold(suspect)
                 self._lose(suspect, "two different answers came for one request", now, events)
         self._release(events, now)
         return events
@@ -233,8 +239,9 @@ class InFlightRequests:
         if self._is_authenticating():
             return [Orphan(entry.api, entry.correlation_id, "misfit"), *self._retire(reason)]
         entry.history.append(reason)
-        patience = max(_TRIAL, 4 * self.silence.round_trips.margin) + entry.expected
-        self._trial_ends = min(self._trial_ends, now + patience)
+        waits = sum(r.expected for r in self._requests.values() if r.is_unanswered)
+        patience = max(_TRIAL, 4 * self.silence.round_trips.margin) + waits
+        self._trial_ends = min(self._trial_ends, self.silence.since(now) + patience)
         return self._suspect(Orphan(entry.api, entry.correlation_id, "misfit"), now)
 
     def _misnumbered(self, correlation_id: int) -> InFlightRequest | None:
@@ -305,6 +312,8 @@ class InFlightRequests:
         """T5: when the oldest unanswered request is older than it can be."""
         oldest = self.oldest
         if oldest is None or oldest.lost_at < NEVER or len(self._requests) == self._probes:
+            return NEVER
+        if oldest.is_probe and not self._may_probe_setup and self._is_authenticating():
             return NEVER
         if oldest.action is Action.CLOSE and not (self._may_probe_setup and oldest.request.API_KEY == API_VERSIONS):
             return NEVER

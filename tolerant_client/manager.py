@@ -39,8 +39,10 @@ _TLS_TAKES_CONTEXT = "ssl_context" in inspect.signature(KafkaSSLTransport.__init
 _SHORT_LIFE = 2.0  # seconds
 
 # A lost answer while connecting or authenticating shows only by silence.  An attempt is given up after this many
-# seconds at least, or what the last ones took, twice as long each time, and never more than kafka-python gives it.
-_LEAST_SETUP, _MOST_SETUP = 2.0, 30.0
+# seconds at least, or what the node's last ones took, twice as long each time, and never more than kafka-python
+# gives it.  Eight round trips of 300 ms (TLS 1.2 and SCRAM) fit into the least.
+_LEAST_SETUP, _MOST_SETUP = 3.0, 30.0
+_LEAST_RENEWAL = 10.0  # for one step of a re-authentication
 
 _MAX_SHORT_LIVES = 5  # pauses stop growing here: 16 times reconnect_backoff_ms
 
@@ -70,7 +72,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         self._short_lives: dict[Any, int] = {}  # connections retired soon after they were made, by node
         self._setup_failure: BaseException | None = None  # of the last connection that did not become ready
         self._leader_watch: LeaderWatch | None = None
-        self._setups = RoundTrips(_LEAST_SETUP, _MOST_SETUP)  # from connecting to ready
+        self._setups: dict[Any, RoundTrips] = {}  # from connecting to ready, by node
         masking.attach()  # again: modules imported since may log
         super().__init__(net, **configs)
         if self.config["metrics"]:
@@ -137,25 +139,33 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
 
         kafka-python means to do so, but takes every failure after the handshake for success.
         """
+        setups, backoff = self._setups_of(node.node_id), self._backoff.get(node.node_id)
         began = time.monotonic()
         await super()._connect(node, connection, *args, **kwargs)
         took = time.monotonic() - began
-        failure = connection.init_future.exception
+        self._setup_failure = failure = connection.init_future.exception
         if failure is None:
-            self._setups.sample(took)
-            self._setups.unanswered = 0
+            setups.sample(took)
+            setups.unanswered = 0
             return
-        if took >= self._setups.margin:
-            self._setups.unanswered += 1
-        self._setup_failure = failure
+        if took >= setups.margin:
+            setups.unanswered += 1
+        # kafka-python counts a failure before the handshake, and forgets all of them after one behind it.
+        self._backoff.pop(node.node_id, None)
+        if backoff is not None:
+            self._backoff[node.node_id] = backoff
         self.update_backoff(node.node_id)
         if isinstance(failure, (Errors.SaslAuthenticationFailedError, Errors.AuthorizationError)):
             self._auth_failures[node.node_id] = failure
-            self._net.call_later(self.config["reconnect_backoff_max_ms"] / 1000, self._forget_refusals)
 
-    def _forget_refusals(self) -> None:
-        """Lets connections be tried again: the credentials may be known by now."""
-        self._auth_failures.clear()
+            def forget() -> None:
+                """Lets it be tried again: the credentials may be known by now."""
+                self._auth_failures.pop(node.node_id, None)
+
+            self._net.call_later(self.config["reconnect_backoff_max_ms"] / 1000, forget)
+
+    def _setups_of(self, node_id: Any) -> RoundTrips:
+        return self._setups.setdefault(node_id, RoundTrips(_LEAST_SETUP, _MOST_SETUP))
 
     async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
         sock = await self._connected_socket(node, timeout_at)
@@ -227,6 +237,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         node = self.cluster.broker_metadata(node_id)
         if node is None:
             raise Errors.UnknownBrokerIdError(node_id)
+        patience = self._setups_of(node_id).margin
         connection = TolerantConnection(
             self._net,
             node_id=node_id,
@@ -234,7 +245,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
             recovery_policy=self.recovery_policy,
             recovery_listener=self._recovery_listener,
             recovery_counters=self.recovery_counters,
-            setup_timeout=self._setups.margin,
+            setup_timeout=max(_LEAST_RENEWAL, patience),
             **self.config,
         )
         closed = connection.close_future
@@ -247,7 +258,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
             closed.add_errback(lambda _: self.cluster.request_update())
         self._conns[node_id] = connection
         setup_ms = self.socket_connection_setup_timeout_ms(node_id) if timeout_ms is None else timeout_ms
-        deadline = time.monotonic() + min(setup_ms / 1000, self._setups.margin)
+        deadline = time.monotonic() + min(setup_ms / 1000, patience)
 
         def connect() -> Any:
             return self._connect(node, connection, reset_backoff_on_connect, timeout_at=deadline)

@@ -57,7 +57,13 @@ class RecoveryCollector(Collector):
 def _counters_of(source: Any) -> RecoveryCounters:
     if isinstance(source, RecoveryCounters):
         return source
-    counters: RecoveryCounters = source() if callable(source) else source.recovery_counters
+    counters: RecoveryCounters
+    if callable(source):
+        counters = source()
+        return counters
+    # A stock client made tolerant by install() has them in its connection manager only.
+    owner = source if hasattr(source, "recovery_counters") else source._client._manager
+    counters = owner.recovery_counters
     return counters
 
 

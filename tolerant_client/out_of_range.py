@@ -88,10 +88,6 @@ class Doubts:
                 doubts = {tp: doubt for tp, doubt in self._open.copy().items() if self._is_current(tp, doubt)}
                 try:
                     found = await self._ranges(doubts)
-                except (Errors.RetriableError, Errors.KafkaTimeoutError) as error:
-                    log.info("Cannot look up the offsets of %s yet: %s", ", ".join(map(_name, doubts)), error)
-                    self._manager.cluster.request_update()
-                    continue
                 except Errors.KafkaError as error:
                     # Such as a missing permission: the next fetch meets it too, and raises it.
                     log.warning("Cannot look up the offsets of %s: %s", ", ".join(map(_name, doubts)), error)
@@ -166,14 +162,22 @@ class Doubts:
                 by_node.setdefault(node_id, {})[tp] = doubt
         found = {}
         for node_id, asked in by_node.items():
-            earliest = await self._list_offsets(node_id, asked, OffsetSpec.EARLIEST)
-            latest = await self._list_offsets(node_id, asked, OffsetSpec.LATEST)
-            above = {tp: d for tp, d in asked.items() if d.leader_epoch >= 0 and d.offset > latest.get(tp, d.offset)}
-            ends = await self._epoch_ends(node_id, above)
-            for tp in asked:
-                if tp in earliest and tp in latest:
-                    found[tp] = earliest[tp], latest[tp], ends.get(tp)
+            try:
+                found.update(await self._ranges_of(node_id, asked))
+            except (Errors.RetriableError, Errors.KafkaTimeoutError) as error:
+                # One dead leader does not hold up the others.
+                log.info("Cannot look up the offsets of %s yet: %s", ", ".join(map(_name, asked)), error)
+                self._manager.cluster.request_update()
         return found
+
+    async def _ranges_of(
+        self, node_id: Any, asked: dict[TopicPartition, _Doubt]
+    ) -> dict[TopicPartition, tuple[int, int, int | None]]:
+        earliest = await self._list_offsets(node_id, asked, OffsetSpec.EARLIEST)
+        latest = await self._list_offsets(node_id, asked, OffsetSpec.LATEST)
+        above = {tp: d for tp, d in asked.items() if d.leader_epoch >= 0 and d.offset > latest.get(tp, d.offset)}
+        ends = await self._epoch_ends(node_id, above)
+        return {tp: (earliest[tp], latest[tp], ends.get(tp)) for tp in asked if tp in earliest and tp in latest}
 
     async def _list_offsets(self, node_id: Any, asked: Any, spec: Any) -> dict[TopicPartition, int]:
         """Offsets as read_uncommitted sees them: a position may lie behind the last stable offset."""

@@ -7,6 +7,7 @@ between a floor and a ceiling, doubled for every probe that stays unanswered.
 
 from __future__ import annotations
 
+_MOST_DOUBLINGS = 16  # far above any ceiling, far below what a float holds
 _FIRST_MARGIN = 1.0  # RFC 6298, section 2.1: before the first sample
 
 
@@ -45,4 +46,4 @@ class RoundTrips:
             margin = max(self._floor, _FIRST_MARGIN)
         else:
             margin = max(self._floor, self._smoothed + 2 * self._deviation)
-        return float(min(self._ceiling, margin * 2**self.unanswered))
+        return float(min(self._ceiling, margin * 2 ** min(self.unanswered, _MOST_DOUBLINGS)))

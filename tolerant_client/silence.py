@@ -31,6 +31,10 @@ class Silence:
         if now > self._progress:
             self._progress = now
 
+    def since(self, now: float) -> float:
+        """From when silence counts: now, or the end of a throttle."""
+        return max(now, self._progress)
+
     def answered(self, entry: InFlightRequest, now: float) -> None:
         """Learns from the answer of a request."""
         took, expected = now - entry.sent_at, entry.expected

@@ -116,6 +116,19 @@ class TolerantTCPTransport(KafkaTCPTransport):  # type: ignore[misc]  # kafka-py
                 log.exception("%s: handling an answer failed", self)
                 self.abort(Errors.KafkaConnectionError(f"handling an answer failed: {type(error).__name__}"))
 
+    def writelines(self, list_of_data: Any) -> None:
+        """Writes buffers from where they are; a closing transport only flushes what it has."""
+        if not self._closed:
+            super().writelines(list_of_data)
+
+    def abort(self, error: Exception | None = None) -> None:
+        """Closes at once, also a transport that is closing and whose last bytes nobody reads."""
+        if self._closed and self._sock is not None:
+            self._write_buffer.clear()
+            self._close(error)
+        else:
+            super().abort(error)
+
     async def _write_to_sock(self) -> None:
         try:
             while self._write_buffer:

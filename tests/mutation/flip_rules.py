@@ -120,7 +120,7 @@ FLIPS = (
         "T2 held",
         "only one of two doubtful requests is lost",
         "inflight",
-        "if suspect is entry or (suspect.is_unanswered and suspect.api == entry.api):",
+        "if suspect.order <= entry.order and is_kin and (suspect.is_held or suspect.is_unanswered):",
         "if suspect is entry:",
     ),
     Flip(
@@ -304,7 +304,7 @@ FLIPS = (
         "T6 misfit",
         "a stream out of step is kept",
         "inflight",
-        "self._trial_ends = min(self._trial_ends, now + patience)",
+        "self._trial_ends = min(self._trial_ends, self.silence.since(now) + patience)",
         "pass",
     ),
     Flip("T6 ids", "Java's reserved ids are drawn", "correlation", "SPACE = 2**31 - 8", "SPACE = 2**31"),

@@ -6,6 +6,7 @@ import itertools
 import logging
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -330,6 +331,31 @@ def test_dead_connection_times_out_as_before(bench: Bench) -> None:
     assert all(isinstance(f.exception, Errors.RequestTimedOutError) for f in futures)
     assert bench.connection.closed
     assert bench.net.client_timers() == 0
+
+
+def test_closing_connection_whose_last_bytes_nobody_reads_ends_by_the_deadline() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(listener.getsockname())
+    peer, _ = listener.accept()
+    client.setblocking(False)
+    net = NetworkSelector()
+    connection = TolerantConnection(net, node_id=1, client_id="test", receive_message_max_bytes=1 << 20)
+    transport = TolerantTCPTransport(net, client, host="fake")
+    try:
+        connection.connection_made(transport)
+        connection._init_complete()
+        request = produce(batch(9, 0, payload=b"x" * (32 << 20)))
+        request.API_VERSION = 9
+        future = connection._send_request(request, timeout_at=time.monotonic() + 1.5)
+        net.run(net.sleep, 0.1)
+        connection.close()
+        assert not connection.closed  # it waits for its bytes to be read
+        net.run(net.sleep, 3.0)
+        assert connection.closed and future.is_done
+    finally:
+        for sock in (client, peer, listener):
+            sock.close()
+        net.close()
 
 
 def test_throttle_that_no_broker_means_is_obeyed_for_a_bounded_time(clock: Clock) -> None:

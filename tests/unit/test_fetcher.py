@@ -215,6 +215,17 @@ def test_a_batch_spoiled_on_its_way_is_fetched_again_in_silence(fetcher: Toleran
     assert [record.offset for record in records[A]] == list(range(30, 60))
 
 
+def test_an_iterator_finds_the_answer_fetched_ahead_when_it_comes_there(fetcher: TolerantFetcher) -> None:
+    fetcher._completed_fetches.extend([answer(A, 0, batch(0)), answer(A, 30, batch(30))])
+    for start in (0, 30):
+        fetcher._handed_out.clear()  # as each poll does
+        records, _ = fetcher.fetched_records(max_records=500, update_offsets=False)
+        assert [record.offset for record in records[A]] == list(range(start, start + 30))
+        assert len(fetcher._completed_fetches) == (1 if start == 0 else 0)
+        assert A not in asked(fetcher)  # what was handed out is not fetched again
+        fetcher._subscriptions.assignment[A].position = OffsetAndMetadata(start + 30, "", 5)  # the iterator went on
+
+
 def test_two_threads_in_one_consumer_are_refused(fetcher: TolerantFetcher) -> None:
     refused: list[BaseException] = []
 

@@ -195,7 +195,9 @@ def test_drop_ins_keep_their_own_options_while_installed(broker: FakeBroker) -> 
 SHOW = """\
 import json, sys
 from kafka.net.manager import KafkaConnectionManager
+def annotated(argument: int): pass
 print(json.dumps({
+    "annotation": repr(annotated.__annotations__["argument"]),
     "argv": sys.argv, "path": sys.path[0], "name": __name__, "file": __file__,
     "main": sys.modules["__main__"].__file__,
     "installed": "tolerant" in KafkaConnectionManager.__init__.__code__.co_filename,
