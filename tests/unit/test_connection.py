@@ -335,7 +335,9 @@ def test_dead_connection_times_out_as_before(bench: Bench) -> None:
 
 def test_closing_connection_whose_last_bytes_nobody_reads_ends_by_the_deadline() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client = socket.create_connection(listener.getsockname())
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     peer, _ = listener.accept()
     client.setblocking(False)
     net = NetworkSelector()
@@ -344,7 +346,7 @@ def test_closing_connection_whose_last_bytes_nobody_reads_ends_by_the_deadline()
     try:
         connection.connection_made(transport)
         connection._init_complete()
-        request = produce(batch(9, 0, payload=b"x" * (32 << 20)))
+        request = produce(batch(9, 0, payload=b"x" * 500_000))
         request.API_VERSION = 9
         future = connection._send_request(request, timeout_at=time.monotonic() + 1.5)
         net.run(net.sleep, 0.1)
