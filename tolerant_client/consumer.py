@@ -25,8 +25,6 @@ from tolerant_client.events import Listener
 from tolerant_client.fetcher import TolerantFetcher
 from tolerant_client.policy import RecoveryPolicy
 
-_MAX_FRAME_BYTES = 100_000_000
-
 
 class KafkaConsumer(Recovering, kafka.KafkaConsumer):  # type: ignore[misc]  # kafka-python is untyped
     """kafka.KafkaConsumer that recovers from lost, late, doubled and misnumbered answers, decodes in bulk,
@@ -48,9 +46,6 @@ class KafkaConsumer(Recovering, kafka.KafkaConsumer):  # type: ignore[misc]  # k
         recovery_listener: Listener | None = None,
         **configs: Any,
     ) -> None:
-        if super().DEFAULT_CONFIG.get("receive_message_max_bytes", 0) < _MAX_FRAME_BYTES:
-            # kafka-python up to 3.0.3 allows 1,000,000, less than an ordinary Fetch answer.
-            configs.setdefault("receive_message_max_bytes", _MAX_FRAME_BYTES)
         init = stock_init_with(
             kafka.KafkaConsumer, Fetcher=TolerantFetcher, ConsumerCoordinator=TolerantCoordinator
         )

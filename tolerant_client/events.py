@@ -154,7 +154,7 @@ Listener = Callable[[Event], None]
 
 
 class RecoveryCounters:
-    """Counts events by (kind, api, node); `kinds()` and `of()` sum over the rest."""
+    """Counts events by (kind, api, node); `of()` sums over what is not given."""
 
     __slots__ = ("_counts",)
 

@@ -26,7 +26,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from tolerant_client.consumer_records import PartitionRecords
 from tolerant_client.events import CorruptRecords
-from tolerant_client.out_of_range import Doubts
+from tolerant_client.out_of_range import Doubts, report
 
 _CORRUPT_AFTER = 3  # fetches of the same offset
 
@@ -125,9 +125,7 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         times = times + 1 if known == offset else 1
         self._corrupt[tp] = offset, times
         is_believed = times >= _CORRUPT_AFTER
-        tell = getattr(self._manager, "recovery_event", None)
-        if tell is not None:
-            tell(CorruptRecords("Fetch", -1, tp.topic, tp.partition, offset, is_believed))
+        report(self._manager, CorruptRecords("Fetch", -1, tp.topic, tp.partition, offset, is_believed))
         return is_believed
 
     def _give_out(self, drained: Any, part: Any, max_records: int, update_offsets: bool) -> int:

@@ -117,9 +117,9 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
                 best, best_rank = node_id, rank
         return best
 
-    def recovery_event(self, event: Event) -> None:
+    def recovery_event(self, event: Event, node_id: Any = None) -> None:
         """Counts, and tells the listener, what belongs to no connection."""
-        self.recovery_counters.add(event, None)
+        self.recovery_counters.add(event, node_id)
         if self._recovery_listener is not None:
             try:
                 self._recovery_listener(event)

@@ -23,7 +23,7 @@ import kafka.errors as Errors
 from kafka.protocol.consumer import IsolationLevel, ListOffsetsRequest, OffsetForLeaderEpochRequest, OffsetSpec
 from kafka.structs import TopicPartition
 
-from tolerant_client.events import OffsetOutOfRange, RecoveryCounters
+from tolerant_client.events import Event, OffsetOutOfRange
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,13 @@ BELIEVED_AFTER: Final = 2  # looks in a row
 
 _ListOffsets = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition
 _LeaderEpoch = OffsetForLeaderEpochRequest.OffsetForLeaderTopic.OffsetForLeaderPartition
+
+
+def report(manager: Any, event: Event, node_id: Any = None) -> None:
+    """Has a tolerant connection manager count and tell an event; one of the user's own is told nothing."""
+    tell = getattr(manager, "recovery_event", None)
+    if tell is not None:
+        tell(event, node_id)
 
 
 @dataclass
@@ -124,7 +131,7 @@ class Doubts:
             self._believed[tp] = doubt.refusal
             self._fetcher._completed_fetches.append(doubt.refusal)
         del self._open[tp]
-        self._tell(event)
+        report(self._manager, event, self._manager.cluster.leader_for_partition(tp))
 
     def _loss(self, event: OffsetOutOfRange) -> str:
         span = f"[{event.earliest}, {event.latest}]"
@@ -136,18 +143,6 @@ class Doubts:
         if self._subscriptions.has_default_offset_reset_policy():
             return f"{where}: {lost}; auto_offset_reset decides where to go on"
         return f"{where}: {lost}; there is no auto_offset_reset, so poll() raises: seek() to go on"
-
-    def _tell(self, event: OffsetOutOfRange) -> None:
-        counters: RecoveryCounters | None = getattr(self._manager, "recovery_counters", None)
-        if counters is not None:
-            tp = TopicPartition(event.topic, event.partition)
-            counters.add(event, self._manager.cluster.leader_for_partition(tp))
-        listener = getattr(self._manager, "_recovery_listener", None)
-        if listener is not None:
-            try:
-                listener(event)
-            except Exception:
-                log.exception("recovery_listener failed")
 
     # -- asking the leaders ---------------------------------------------------
 

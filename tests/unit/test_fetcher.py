@@ -15,7 +15,7 @@ from kafka.consumer.subscription_state import SubscriptionState
 from kafka.record import MemoryRecordsBuilder
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from tolerant_client.events import OffsetOutOfRange, RecoveryCounters
+from tolerant_client.events import Event, OffsetOutOfRange, RecoveryCounters
 from tolerant_client.fetcher import TolerantFetcher
 from tolerant_client.out_of_range import Doubts
 from tolerant_client.record_batch import Record, encode_batch
@@ -37,8 +37,7 @@ class Manager:
         self._net = SimpleNamespace(sleep=self._sleep)
         self.broker_version = (4, 2)
         self.recovery_counters = RecoveryCounters()
-        self.told: list[OffsetOutOfRange] = []
-        self._recovery_listener = self.told.append
+        self.told: list[Event] = []
         self.cluster = SimpleNamespace(
             leader_for_partition=lambda tp: 1,
             leader_epoch_for_partition=lambda tp: 7,
@@ -63,6 +62,10 @@ class Manager:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    def recovery_event(self, event: Event, node_id: Any = None) -> None:
+        self.recovery_counters.add(event, node_id)
+        self.told.append(event)
 
     async def _sleep(self, seconds: float) -> None:
         self.naps.append(seconds)
