@@ -1,4 +1,4 @@
-"""The command tolerant-kafka: mirror, verify, demo.
+"""The command tolerant-kafka: mirror, verify, offsets, demo.
 
 Exit codes: 0 done (verify: identical), 1 failed on the way (verify: different),
 2 could not start (verify: could not compare), 130 interrupted.
@@ -103,6 +103,29 @@ def verify(
     else:
         print_report(report)
     raise typer.Exit(0 if report.identical else 1)
+
+
+@app.command()
+def offsets(
+    checkpoint: Annotated[str, typer.Argument(help="checkpointLocation of a query: a path, hdfs://..., s3://...")],
+    source: Annotated[str | None, typer.Option("--source", help="Place (0, 1, ...) or name of the source, if several read Kafka.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=0, help="Another batch than the last committed one.")] = None,
+) -> None:
+    """Print a streaming query's offsets as startingOffsets takes them, to start another query there.
+
+    They are those of the last committed batch.  A batch that was planned after it is read again by the new query:
+    what it may have written already is written once more, and nothing is skipped.  A query that keeps its checkpoint
+    needs none of this: change its format from kafka to tolerantkafka, or back, and start it.
+    """
+    from spark_integration.checkpoint import read_checkpoint, starting_offsets
+
+    found = read_checkpoint(checkpoint)
+    chosen = found.choose(batch)
+    typer.echo(starting_offsets(found.read(chosen), source, f"Batch {chosen} of {checkpoint}"))
+    state = "committed" if chosen in found.committed else "planned, not committed"
+    typer.echo(f"tolerant-kafka: the end of batch {chosen} of {checkpoint}, {state}", err=True)
+    if after := [number for number in found.planned if number > chosen and number not in found.committed]:
+        typer.echo(f"tolerant-kafka: batch {after[0]} was planned and not committed; it will be read again", err=True)
 
 
 @app.command()

@@ -1,152 +1,217 @@
-"""Kafka's Java configuration names to kafka-python's: what can be mapped, and a clear no to the rest.
+"""Java clients' configuration names to kafka-python's: what is used, what has no effect here, what is refused.
 
 Laws:
-- A property that would be silently without effect on security is refused.
-- No message contains a password; values of sasl.* and ssl.*password are never shown.
+- A property that Java's client understands never fails a query for being there: it is used, it is without effect
+  (documented), or it is refused by name because going on without it would change what is read or who is trusted.
+- A name that Java's client does not know either is a warning, as there; the nearest known name stands beside it.
+- No message contains a password; the values of sasl.jaas.config, ssl.*password and ssl.*key are never shown.
+- The result can be pickled: stores are read and logins made by the process that connects (RawCluster's `credentials`).
+
+The lists are those of ConsumerConfig and ProducerConfig of Kafka 4.2; what Spark itself refuses, with its reasons, is
+in KafkaSourceProvider.scala (connector/kafka-0-10-sql).
 """
 
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+from spark_integration.keystores import tls_settings
 from tolerant_client.errors import OptionError
 
+_log = logging.getLogger(__name__)
+
 FORBIDDEN: Final[Mapping[str, str]] = {
-    "auto.offset.reset": "use startingOffsets and failOnDataLoss",
-    "key.deserializer": "keys are always binary",
-    "value.deserializer": "values are always binary",
-    "key.serializer": "keys are always binary",
-    "value.serializer": "values are always binary",
-    "enable.auto.commit": "no offsets are committed",
-    "interceptor.classes": "no Java classes are loaded",
+    "auto.offset.reset": "set startingOffsets to say where a query starts; it applies to a new query only, a restarted"
+    " one goes on where it left off, and failOnDataLoss says what happens when records are gone",
+    "key.deserializer": "keys are always binary; deserialize them with DataFrame operations",
+    "value.deserializer": "values are always binary; deserialize them with DataFrame operations",
+    "enable.auto.commit": "offsets are in the query's checkpoint; commitOffsets=true writes them to a group as well",
+    "interceptor.classes": "no Java classes are loaded, and interceptors could change the records",
+}
+FORBIDDEN_IN_WRITES: Final[Mapping[str, str]] = {
+    "key.serializer": "keys are always binary; serialize them with DataFrame operations",
+    "value.serializer": "values are always binary; serialize them with DataFrame operations",
+    "interceptor.classes": "no Java classes are loaded, and interceptors could change the records",
 }
 
-_INTEGERS: Final = (
-    "request.timeout.ms", "reconnect.backoff.ms", "reconnect.backoff.max.ms",
-    "metadata.max.age.ms", "connections.max.idle.ms",
+# Of these kafka-python has its own, with _ for dots.
+NUMBERS: Final = (
+    "request.timeout.ms", "reconnect.backoff.ms", "reconnect.backoff.max.ms", "metadata.max.age.ms",
+    "connections.max.idle.ms", "socket.connection.setup.timeout.ms", "socket.connection.setup.timeout.max.ms",
 )  # fmt: skip
-# These tune a consumer group or Java's client; a read here has neither.
-_WITHOUT_EFFECT: Final = (
-    "group.id", "group.instance.id", "session.timeout.ms", "heartbeat.interval.ms",
-    "max.poll.records", "max.poll.interval.ms", "fetch.min.bytes", "fetch.max.wait.ms",
-    "fetch.max.bytes", "max.partition.fetch.bytes", "default.api.timeout.ms",
-    "partition.assignment.strategy", "allow.auto.create.topics", "check.crcs", "client.dns.lookup",
-    "retry.backoff.ms", "receive.buffer.bytes", "send.buffer.bytes",
+_TEXTS: Final = ("bootstrap.servers", "client.id", "client.dns.lookup", "security.protocol")
+# librdkafka's: brokers before 0.10 do not say which versions they speak.
+OURS: Final = ("broker.version.fallback",)
+# Read by options.py and by the writer.
+READ_ELSEWHERE: Final = ("isolation.level", "group.id")
+PRODUCING: Final = (
+    "acks", "batch.size", "buffer.memory", "compression.gzip.level", "compression.lz4.level", "compression.type",
+    "compression.zstd.level", "delivery.timeout.ms", "enable.idempotence", "linger.ms", "max.block.ms",
+    "max.in.flight.requests.per.connection", "max.request.size", "metadata.max.idle.ms",
+    "partitioner.adaptive.partitioning.enable", "partitioner.availability.timeout.ms", "partitioner.class",
+    "partitioner.ignore.keys", "retries", "transaction.timeout.ms", "transaction.two.phase.commit.enable",
+    "transactional.id", "key.serializer", "value.serializer",
 )  # fmt: skip
-_SECURITY: Final = (
-    "bootstrap.servers", "client.id", "security.protocol", "sasl.mechanism", "sasl.jaas.config",
-    "ssl.truststore.type", "ssl.truststore.location", "ssl.keystore.type", "ssl.keystore.location",
-    "ssl.key.password", "ssl.endpoint.identification.algorithm",
+# These tune a consumer group, Java's client, its JVM or its metrics; nothing here has them.
+WITHOUT_EFFECT: Final = (
+    "allow.auto.create.topics", "auto.commit.interval.ms", "check.crcs", "client.rack", "default.api.timeout.ms",
+    "enable.metrics.push", "exclude.internal.topics", "fetch.max.bytes", "fetch.max.wait.ms", "fetch.min.bytes",
+    "group.instance.id", "group.protocol", "group.remote.assignor", "heartbeat.interval.ms",
+    "internal.throw.on.fetch.stable.offset.unsupported", "max.partition.fetch.bytes", "max.poll.interval.ms",
+    "max.poll.records", "metadata.recovery.rebootstrap.trigger.ms", "metadata.recovery.strategy", "metric.reporters",
+    "metrics.num.samples", "metrics.recording.level", "metrics.sample.window.ms", "partition.assignment.strategy",
+    "receive.buffer.bytes", "retry.backoff.max.ms", "retry.backoff.ms", "send.buffer.bytes", "session.timeout.ms",
+    "share.acknowledgement.mode", "share.acquire.mode",
 )  # fmt: skip
+SECURITY: Final = (
+    "ssl.cipher.suites", "ssl.enabled.protocols", "ssl.endpoint.identification.algorithm", "ssl.key.password",
+    "ssl.keystore.certificate.chain", "ssl.keystore.key", "ssl.keystore.location", "ssl.keystore.password",
+    "ssl.keystore.type", "ssl.truststore.certificates", "ssl.truststore.location", "ssl.truststore.password",
+    "ssl.truststore.type",
+    "sasl.mechanism", "sasl.jaas.config", "sasl.kerberos.service.name", "sasl.client.callback.handler.class",
+    "sasl.login.callback.handler.class", "sasl.login.class", "sasl.login.connect.timeout.ms",
+    "sasl.login.read.timeout.ms", "sasl.oauthbearer.client.credentials.client.id",
+    "sasl.oauthbearer.client.credentials.client.secret", "sasl.oauthbearer.header.urlencode",
+    "sasl.oauthbearer.jwt.retriever.class", "sasl.oauthbearer.scope", "sasl.oauthbearer.token.endpoint.url",
+    "sasl.oauthbearer.assertion.algorithm", "sasl.oauthbearer.assertion.claim.aud",
+    "sasl.oauthbearer.assertion.claim.exp.seconds", "sasl.oauthbearer.assertion.claim.iss",
+    "sasl.oauthbearer.assertion.claim.jti.include", "sasl.oauthbearer.assertion.claim.nbf.seconds",
+    "sasl.oauthbearer.assertion.claim.sub", "sasl.oauthbearer.assertion.file",
+    "sasl.oauthbearer.assertion.private.key.file", "sasl.oauthbearer.assertion.private.key.passphrase",
+    "sasl.oauthbearer.assertion.template.file",
+)  # fmt: skip
+# Parts of the JVM, or what a broker or a background thread of Java's client does with tickets and tokens.
+SECURITY_WITHOUT_EFFECT: Final = (
+    "ssl.keymanager.algorithm", "ssl.protocol", "ssl.secure.random.implementation",
+    "sasl.kerberos.kinit.cmd", "sasl.kerberos.min.time.before.relogin", "sasl.kerberos.ticket.renew.jitter",
+    "sasl.kerberos.ticket.renew.window.factor", "sasl.login.refresh.buffer.seconds",
+    "sasl.login.refresh.min.period.seconds", "sasl.login.refresh.window.factor", "sasl.login.refresh.window.jitter",
+    "sasl.login.retry.backoff.max.ms", "sasl.login.retry.backoff.ms", "sasl.oauthbearer.clock.skew.seconds",
+    "sasl.oauthbearer.expected.audience", "sasl.oauthbearer.expected.issuer",
+    "sasl.oauthbearer.jwks.endpoint.refresh.ms", "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms",
+    "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms", "sasl.oauthbearer.jwks.endpoint.url",
+    "sasl.oauthbearer.jwt.validator.class", "sasl.oauthbearer.scope.claim.name", "sasl.oauthbearer.sub.claim.name",
+)  # fmt: skip
+# Going on without these would send what should be looked up, or trust whom the user's class does not.
+REFUSED: Final[Mapping[str, str]] = {
+    "config.providers": "values such as ${file:path:key} are not looked up; give the value itself",
+    "security.providers": "no Java classes are loaded; TLS is Python's (OpenSSL)",
+    "ssl.engine.factory.class": "no Java classes are loaded; TLS is Python's (OpenSSL)",
+    "ssl.provider": "it names a provider of the JVM; TLS is Python's (OpenSSL)",
+    "ssl.trustmanager.algorithm": "only PKIX can be had: a chain of certificates that ends in the truststore",
+}
 
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-_LOGIN_MODULES: Final = {
-    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
-    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
-    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
-}
-_JAAS: Final = re.compile(r"\s*([\w.]+)\s+(?:required|requisite|sufficient|optional)\s+(.*?)\s*;\s*", re.DOTALL)
-_JAAS_OPTION: Final = re.compile(r"""\s*(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^\s"';]+))""")
+_TRUST_ALGORITHMS: Final = ("PKIX", "SUNX509", "SUNPKIX", "X509", "X.509")
+# Wrong values are refused where Java's client refuses them, even where right ones have no effect.
+_NUMERIC: Final = (".ms", ".bytes", ".records", ".samples")
+_BOOLEAN: Final = ("allow.auto.create.topics", "check.crcs", "enable.metrics.push", "exclude.internal.topics")
+# Utils.java of Kafka; a listener's name may stand before it, as in PLAINTEXT://host:9092.
+_ADDRESS: Final = re.compile(r"(?:[\w.%-]*://)?((?:\[[0-9a-zA-Z%._:-]*\]|[0-9a-zA-Z%._-]+):[0-9]{1,5})")
+_KNOWN: Final = frozenset(
+    (*NUMBERS, *_TEXTS, *READ_ELSEWHERE, *PRODUCING, *WITHOUT_EFFECT, *SECURITY, *SECURITY_WITHOUT_EFFECT, *OURS)
+    + (*REFUSED, *FORBIDDEN, *FORBIDDEN_IN_WRITES)
+)
+_FOR_EVER_MS: Final = 10 * 365 * 86_400_000
+_warned: set[str] = set()
 
 
-def kafka_python_config(java: Mapping[str, str]) -> dict[str, Any]:
-    """kafka-python's keys for Java properties (without the prefix `kafka.`).
+def kafka_python_config(java: Mapping[str, str], use: Literal["read", "write"] = "read") -> dict[str, Any]:
+    """RawCluster's configuration for Java properties (without the prefix `kafka.`).
 
-    Raises OptionError naming the property that is forbidden, unknown or wrong.
+    Raises OptionError naming the property that is forbidden, refused or wrong.
     """
-    for name in java:
-        if name in FORBIDDEN:
-            raise OptionError(f"kafka.{name} is not supported: {FORBIDDEN[name]}")
-        if name not in (*_SECURITY, *_INTEGERS, *_WITHOUT_EFFECT):
-            raise OptionError(f"Unknown or unsupported option 'kafka.{name}'{_nearest(name)}")
-    servers = [server.strip() for server in java.get("bootstrap.servers", "").split(",") if server.strip()]
-    if not servers:
-        raise OptionError("kafka.bootstrap.servers is required: HOST:PORT[,HOST:PORT...]")
-    config: dict[str, Any] = {"bootstrap_servers": servers}
-    if "client.id" in java:
-        config["client_id"] = java["client.id"]
-    for name in _INTEGERS:
+    for name, reason in (FORBIDDEN if use == "read" else FORBIDDEN_IN_WRITES).items():
         if name in java:
-            if not java[name].strip().isdigit():
-                raise OptionError(f"kafka.{name} is {java[name]!r}; it must be a whole number")
-            config[name.replace(".", "_")] = int(java[name])
+            raise OptionError(f"kafka.{name} is not supported: {reason}")
+    servers = _servers(java.get("bootstrap.servers", ""))
     protocol = java.get("security.protocol", "PLAINTEXT").strip().upper()
     if protocol not in _PROTOCOLS:
         raise OptionError(f"kafka.security.protocol must be one of {', '.join(_PROTOCOLS)}")
-    config["security_protocol"] = protocol
+    _check_names(java, protocol)
+    if use == "read":
+        _check_values(java)
+    config: dict[str, Any] = {"bootstrap_servers": servers, "security_protocol": protocol}
+    for name in ("client.id", "client.dns.lookup"):
+        if java.get(name):
+            config[name.replace(".", "_")] = java[name]
+    for name in NUMBERS:
+        if name in java:
+            config[name.replace(".", "_")] = _number(java, name)
+    if version := java.get("broker.version.fallback", "").strip():
+        if not re.fullmatch(r"[0-9]+(\.[0-9]+){1,3}", version):
+            raise OptionError(f"kafka.broker.version.fallback is {version!r}; it must be a version such as 0.9.0.1")
+        config["api_version"] = tuple(int(part) for part in version.split("."))
+    credentials: tuple[Any, ...] = ()
     if protocol.startswith("SASL_"):
-        config.update(_sasl(java))
+        from spark_integration.sasl import sasl_config  # Spark's short-lived Python workers seldom need it
+
+        config.update(sasl_config(java))
+        credentials = config.pop("credentials", ())
     if protocol.endswith("SSL"):
-        config.update(_ssl(java))
-    unused = [
-        name
-        for name in java
-        if (name.startswith("sasl.") and not protocol.startswith("SASL_"))
-        or (name.startswith("ssl.") and not protocol.endswith("SSL"))
-    ]
-    if unused:
-        raise OptionError(f"kafka.{unused[0]} has no effect with kafka.security.protocol {protocol}")
+        tls = tls_settings(java)
+        config["ssl_check_hostname"] = tls.is_host_checked
+        credentials = (*credentials, tls)
+    if credentials:
+        config["credentials"] = credentials
     return config
 
 
-def _sasl(java: Mapping[str, str]) -> dict[str, Any]:
-    mechanism = java.get("sasl.mechanism", "").strip()
-    if mechanism not in _LOGIN_MODULES:
-        raise OptionError(f"kafka.sasl.mechanism must be one of {', '.join(_LOGIN_MODULES)}")
-    match = _JAAS.fullmatch(java.get("sasl.jaas.config", ""))
-    wanted = _LOGIN_MODULES[mechanism]
-    example = f'{wanted} required username="..." password="...";'
-    if match is None:
-        raise OptionError(f"kafka.sasl.jaas.config is missing or not of the form: {example}")
-    # Distributions that shade Kafka rename the package, not the class.
-    if match[1].rpartition(".")[2] != wanted.rpartition(".")[2]:
-        raise OptionError(f"kafka.sasl.jaas.config names another login module; {mechanism} needs: {example}")
-    given = {}
-    position = 0
-    while position < len(match[2]):
-        option = _JAAS_OPTION.match(match[2], position)
-        if option is None:
-            raise OptionError(f"kafka.sasl.jaas.config cannot be read; expected: {example}")
-        value = next(text for text in option.groups()[1:] if text is not None)
-        given[option[1]] = re.sub(r"\\(.)", r"\1", value)
-        position = option.end()
-    if not given.get("username") or "password" not in given:
-        raise OptionError(f"kafka.sasl.jaas.config lacks username or password; expected: {example}")
-    return {
-        "sasl_mechanism": mechanism,
-        "sasl_plain_username": given["username"],
-        "sasl_plain_password": given["password"],
-    }
+def _check_names(java: Mapping[str, str], protocol: str) -> None:
+    for name in java:
+        is_off = (name.startswith("sasl.") and not protocol.startswith("SASL_")) or (
+            name.startswith("ssl.") and not protocol.endswith("SSL")
+        )
+        if is_off:
+            _warn(f"kafka.{name} has no effect with kafka.security.protocol {protocol}")
+        elif name in REFUSED and not (
+            name == "ssl.trustmanager.algorithm" and java[name].strip().upper() in _TRUST_ALGORITHMS
+        ):
+            raise OptionError(f"kafka.{name} is not supported: {REFUSED[name]}")
+        elif name not in _KNOWN:
+            _warn(f"kafka.{name} is no property of a Kafka client, and has no effect{_nearest(name)}")
 
 
-def _ssl(java: Mapping[str, str]) -> dict[str, Any]:
-    config: dict[str, Any] = {}
-    for store, keys in (
-        ("truststore", ("ssl_cafile",)),
-        ("keystore", ("ssl_certfile", "ssl_keyfile")),
-    ):
-        kind = java.get(f"ssl.{store}.type", "PEM").strip().upper()
-        location = java.get(f"ssl.{store}.location")
-        if kind != "PEM" or (location or "").lower().endswith((".jks", ".p12", ".pfx")):
-            raise OptionError(
-                f"kafka.ssl.{store}.location must be a PEM file here: Python reads no Java keystores"
-            )
-        if location:
-            config.update(dict.fromkeys(keys, location))
-    if "ssl.key.password" in java:
-        config["ssl_password"] = java["ssl.key.password"]
-    algorithm = java.get("ssl.endpoint.identification.algorithm", "https").strip().lower()
-    if algorithm not in ("https", ""):
-        raise OptionError("kafka.ssl.endpoint.identification.algorithm must be https, or empty")
-    config["ssl_check_hostname"] = algorithm == "https"
-    return config
+def _check_values(java: Mapping[str, str]) -> None:
+    for name in WITHOUT_EFFECT:
+        value = java.get(name, "").strip()
+        if name in java and name.endswith(_NUMERIC) and not re.fullmatch(r"-?[0-9]+", value):
+            raise OptionError(f"kafka.{name} is {java[name]!r}; it must be a whole number")
+        if name in java and name in _BOOLEAN and value.lower() not in ("true", "false"):
+            raise OptionError(f"kafka.{name} is {java[name]!r}; it must be true or false")
+
+
+def _servers(text: str) -> list[str]:
+    given = [server.strip() for server in text.split(",") if server.strip()]
+    found = [_ADDRESS.fullmatch(server) for server in given]
+    wrong = [server for server, match in zip(given, found, strict=True) if match is None]
+    if wrong or not given:
+        what = f"has the address {wrong[0]!r}" if wrong else "is required"
+        raise OptionError(f"kafka.bootstrap.servers {what}: HOST:PORT[,HOST:PORT...]")
+    return [match[1] for match in found if match is not None]
+
+
+def _number(java: Mapping[str, str], name: str) -> int:
+    text = java[name].strip()
+    if name == "connections.max.idle.ms" and text == "-1":
+        return _FOR_EVER_MS
+    if not text.isdecimal():
+        raise OptionError(f"kafka.{name} is {java[name]!r}; it must be a whole number")
+    return int(text)
+
+
+def _warn(text: str) -> None:
+    """Once a process: Spark asks for the same options many times."""
+    if text not in _warned:
+        _warned.add(text)
+        _log.warning("%s", text)
 
 
 def _nearest(name: str) -> str:
-    known = (*_SECURITY, *_INTEGERS, *_WITHOUT_EFFECT)
-    for close in difflib.get_close_matches(name, known, n=1, cutoff=0.6):
+    for close in difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.6):
         return f"; did you mean 'kafka.{close}'?"
     return ""

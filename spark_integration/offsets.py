@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,6 +21,11 @@ from tolerant_client.errors import OptionError
 
 EARLIEST: Final = -2
 LATEST: Final = -1
+EARLIEST_LOCAL: Final = -4  # the first offset that is not in remote storage only (KIP-405)
+_INT32_MAX: Final = 2**31 - 1
+_INT64_MAX: Final = 2**63 - 1
+
+NestedOffsets = dict[str, dict[str, int]]  # {"topic": {"0": 23}}
 
 
 @dataclass(frozen=True)
@@ -71,20 +77,34 @@ def parse_partition_numbers(text: str, option: str) -> dict[TopicPartition, int]
         if not isinstance(partitions, dict):
             raise OptionError(f"{option}: topic {topic} needs an object of partitions")
         for partition, number in partitions.items():
-            if not partition.isascii() or not partition.isdigit():
+            if not re.fullmatch("0|[1-9][0-9]{0,9}", partition) or int(partition) > _INT32_MAX:
                 raise OptionError(f"{option}: topic {topic} has the partition {partition!r}, which is no number")
-            if not isinstance(number, int) or isinstance(number, bool):
+            if not isinstance(number, int) or isinstance(number, bool) or abs(number) > _INT64_MAX:
                 raise OptionError(f"{option}: {topic}-{partition} needs an integer, not {number!r}")
             numbers[TopicPartition(topic, int(partition))] = number
     return numbers
 
 
-def format_offsets(offsets: Mapping[TopicPartition, int]) -> str:
-    """The JSON that parse_partition_numbers reads, in a stable order."""
-    by_topic: dict[str, dict[str, int]] = {}
+def nested_offsets(offsets: Mapping[TopicPartition, int]) -> NestedOffsets:
+    """Offsets by topic and partition, in a stable order: what a checkpoint of Spark's Kafka source holds."""
+    by_topic: NestedOffsets = {}
     for partition in sorted(offsets):
         by_topic.setdefault(partition.topic, {})[str(partition.partition)] = offsets[partition]
-    return json.dumps(by_topic, separators=(",", ":"))
+    return by_topic
+
+
+def flat_offsets(nested: NestedOffsets) -> dict[TopicPartition, int]:
+    """What nested_offsets came from."""
+    return {
+        TopicPartition(topic, int(partition)): offset
+        for topic, offsets in nested.items()
+        for partition, offset in offsets.items()
+    }
+
+
+def format_offsets(offsets: Mapping[TopicPartition, int]) -> str:
+    """The JSON that parse_partition_numbers reads, in a stable order."""
+    return json.dumps(nested_offsets(offsets), separators=(",", ":"))
 
 
 def parse_assignment(text: str, option: str) -> tuple[TopicPartition, ...]:
@@ -94,23 +114,51 @@ def parse_assignment(text: str, option: str) -> tuple[TopicPartition, ...]:
         if not isinstance(partitions, list) or not partitions:
             raise OptionError(f"{option}: topic {topic} needs a list of partitions such as [0,1]")
         for partition in partitions:
-            if not isinstance(partition, int) or isinstance(partition, bool) or partition < 0:
+            if not isinstance(partition, int) or isinstance(partition, bool) or not 0 <= partition <= _INT32_MAX:
                 raise OptionError(f"{option}: topic {topic} has the partition {partition!r}, which is no number")
             found.append(TopicPartition(topic, partition))
-    if len(set(found)) != len(found):
-        raise OptionError(f"{option} names a partition twice")
-    return tuple(sorted(found))
+    return tuple(sorted(set(found)))
 
 
-def check_same_partitions(
-    given: Collection[TopicPartition], wanted: Collection[TopicPartition], option: str
-) -> None:
-    """Raises OptionError unless the option speaks of exactly the partitions that are read."""
+def check_same_partitions(spec: OffsetSpec, wanted: Collection[TopicPartition]) -> None:
+    """Raises OptionError unless the option speaks of exactly the partitions that are read, or of all."""
+    if isinstance(spec, SpecificOffsets):
+        given, condition = spec.offsets.keys(), "KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED"
+    elif isinstance(spec, AtTimestamp) and not isinstance(spec.timestamp, int):
+        given, condition = spec.timestamp.keys(), "KAFKA_TIMESTAMP_OFFSET_DOES_NOT_MATCH_ASSIGNED"
+    else:
+        return
     missing, extra = sorted(set(wanted) - set(given)), sorted(set(given) - set(wanted))
     if missing:
-        raise OptionError(f"{option} must name every partition that is read; missing: {_names(missing)}")
+        raise OptionError(
+            f"[{condition}] {spec.option} must name every partition that is read; missing: {partition_names(missing)}"
+        )
     if extra:
-        raise OptionError(f"{option} names partitions that are not read: {_names(extra)}")
+        raise OptionError(f"[{condition}] {spec.option} names partitions that are not read: {partition_names(extra)}")
+
+
+def check_start_before_end(start: OffsetSpec, end: OffsetSpec) -> None:
+    """Raises OptionError where two options of the same kind contradict each other."""
+    if isinstance(start, SpecificOffsets) and isinstance(end, SpecificOffsets):
+        starts, ends = start.offsets, end.offsets
+    elif isinstance(start, AtTimestamp) and isinstance(end, AtTimestamp):
+        if isinstance(start.timestamp, int) or isinstance(end.timestamp, int):
+            return  # times that records do not keep to: what they come to is compared
+        starts, ends = start.timestamp, end.timestamp
+    else:
+        return
+    if starts.keys() != ends.keys():
+        odd = sorted(starts.keys() ^ ends.keys())
+        raise OptionError(
+            f"[MISMATCHED_TOPIC_PARTITIONS_BETWEEN_START_OFFSET_AND_END_OFFSET] {start.option} and {end.option}"
+            f" must name the same partitions; only one names {partition_names(odd)}"
+        )
+    for partition, first in sorted(starts.items()):
+        if first > ends[partition] >= 0:
+            raise OptionError(
+                f"[UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] {partition.topic}-{partition.partition}:"
+                f" {start.option} is {first}, {end.option} is {ends[partition]}"
+            )
 
 
 def plan_ranges(
@@ -154,12 +202,14 @@ def _parse_object(text: str, option: str, example: str) -> dict[str, Any]:
 
     try:
         parsed = json.loads(text, object_pairs_hook=without_repeats)
-    except json.JSONDecodeError as error:
+    except OptionError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise OptionError(f"{option} is no JSON ({error}); expected something like {example}") from None
     if not isinstance(parsed, dict) or not parsed:
         raise OptionError(f"{option} needs a JSON object such as {example}")
     return parsed
 
 
-def _names(partitions: Iterable[TopicPartition]) -> str:
+def partition_names(partitions: Iterable[TopicPartition]) -> str:
     return ", ".join(f"{p.topic}-{p.partition}" for p in partitions)

@@ -5,15 +5,18 @@ Laws:
   option, and the nearest known one if it is unknown.
 - Names are case-insensitive, as everywhere in Spark; values are not.
 - No message and no repr contains a password.
+
+Names, defaults and precedence: KafkaSourceProvider.scala of Apache Spark.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from kafka.structs import TopicPartition
 
@@ -25,32 +28,40 @@ from spark_integration.offsets import (
     Everywhere,
     OffsetSpec,
     SpecificOffsets,
+    check_start_before_end,
     parse_assignment,
     parse_partition_numbers,
 )
+from spark_integration.option_values import boolean, choice, duration_ms, positive, whole_number
 from tolerant_client.errors import OptionError
 
-# Names as Spark writes them.  The second group matters to streams or to Spark's
-# own consumers only: accepted, so that a query can change its format alone.
-KNOWN: Final = (
+# Those of Spark's own source.
+SPARK: Final = (
     "assign", "subscribe", "subscribePattern",
     "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy",
     "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp",
     "failOnDataLoss", "minPartitions", "maxRecordsPerPartition", "includeHeaders",
-    "kafkaConsumer.pollTimeoutMs", "isolation.level", "payload",
-)  # fmt: skip
-WITHOUT_EFFECT: Final = (
-    "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "groupIdPrefix",
     "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay",
+    "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "kafkaConsumer.pollTimeoutMs",
+    "groupIdPrefix",
+)  # fmt: skip
+# Beyond it.
+OURS: Final = (
+    "isolation.level", "payload", "maxBytesInFlight", "commitOffsets", "includeLeaderEpoch", "schemaRegistryFraming",
 )  # fmt: skip
 
-_PAYLOADS: Final = ("records", "ranges")
-_ISOLATION_LEVELS: Final = {"read_uncommitted": 0, "read_committed": 1}
-_NAMES: Final = {name.lower(): name for name in (*KNOWN, *WITHOUT_EFFECT)}
-_KAFKA_PREFIX: Final = "kafka."
+PAYLOADS: Final = ("records", "batches")  # and ranges, which has options of its own
+# Which columns carry the five bytes of a schema registry: magic 0 and a schema id.
+FRAMINGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "none": (), "key": ("key",), "value": ("value",), "both": ("key", "value"),
+}  # fmt: skip
 
-_V = TypeVar("_V")
+_ISOLATION_LEVELS: Final = {"read_uncommitted": 0, "read_committed": 1}
+_NAMES: Final = {name.lower(): name for name in (*SPARK, *OURS)}
+_KAFKA_PREFIX: Final = "kafka."
+_MIN_BYTES_IN_FLIGHT: Final = 1 << 20
+_ENDING: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 
 
 @dataclass(frozen=True)
@@ -72,24 +83,41 @@ Selection = Assign | Subscribe | SubscribePattern
 
 
 @dataclass(frozen=True)
+class TriggerLimits:
+    """What a micro-batch may hold; offsets and ms."""
+
+    max_offsets: int | None = None
+    min_offsets: int | None = None
+    max_delay_ms: int = 15 * 60_000
+
+
+@dataclass(frozen=True)
 class ReadOptions:
-    """A checked read; `kafka` holds kafka-python's configuration keys."""
+    """A checked read; `kafka` holds what RawCluster is opened with."""
 
     kafka: Mapping[str, Any] = field(repr=False)
     selection: Selection
     start: OffsetSpec
-    end: OffsetSpec
+    end: OffsetSpec = Everywhere(LATEST)
     fail_on_data_loss: bool = True
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
     include_headers: bool = False
+    include_leader_epoch: bool = False
+    framed: tuple[str, ...] = ()
+    limits: TriggerLimits = TriggerLimits()
+    group_id: str | None = None
+    commits_offsets: bool = False
+    fetch_offset_retries: int = 3
+    fetch_offset_retry_ms: int = 1000
     poll_timeout_ms: int = 120_000
+    max_bytes_in_flight: int = 64 << 20
     isolation_level: int = 0
     payload: str = "records"
 
 
-def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
-    """The options of a batch read.
+def parse_read_options(options: Mapping[str, str], *, is_stream: bool | None = False) -> ReadOptions:
+    """The options of a batch read, of a stream, or (None) of what may become either.
 
     Raises OptionError naming the first option that is wrong.
     """
@@ -105,20 +133,34 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
             raise OptionError(f"Unknown option {given!r}{_nearest(name)}")
     # Spark's own source takes it as a Kafka property only; both spellings mean one thing.
     isolation = java.pop("isolation.level", None)
-    if isolation is not None:
-        own.setdefault("isolation.level", isolation)
+    if isolation is not None and own.setdefault("isolation.level", isolation).strip().lower() != isolation.strip().lower():
+        raise OptionError(f"isolation.level is {own['isolation.level']!r} and kafka.isolation.level is {isolation!r}; give one")
+    if is_stream and (ending := next((name for name in _ENDING if name in own), None)):
+        raise OptionError(f"{ending} is not valid in a streaming query: a stream has no end")
+    start = _start(own, is_stream is not False)
+    end = _end(own)
+    check_start_before_end(start, end)
     return ReadOptions(
         kafka=kafka_python_config(java),
         selection=_selection(own),
-        start=_start(own),
-        end=_end(own),
-        fail_on_data_loss=_boolean(own, "failOnDataLoss", True),
-        min_partitions=_positive(own, "minPartitions"),
-        max_records_per_partition=_positive(own, "maxRecordsPerPartition"),
-        include_headers=_boolean(own, "includeHeaders", False),
-        poll_timeout_ms=_positive(own, "kafkaConsumer.pollTimeoutMs") or 120_000,
-        isolation_level=_choice(own, "isolation.level", _ISOLATION_LEVELS, 0),
-        payload=_choice(own, "payload", {name: name for name in _PAYLOADS}, "records"),
+        start=start,
+        end=end,
+        fail_on_data_loss=boolean(own, "failOnDataLoss", True),
+        min_partitions=positive(own, "minPartitions"),
+        max_records_per_partition=positive(own, "maxRecordsPerPartition"),
+        include_headers=boolean(own, "includeHeaders", False),
+        include_leader_epoch=boolean(own, "includeLeaderEpoch", False),
+        framed=choice(own, "schemaRegistryFraming", FRAMINGS, ()),
+        limits=_limits(own),
+        group_id=java.get("group.id"),
+        commits_offsets=_commits_offsets(own, java),
+        fetch_offset_retries=whole_number(own.get("fetchOffset.numRetries", "3"), "fetchOffset.numRetries"),
+        # The guide says 10 ms; KafkaOffsetReaderAdmin.scala has 1000.
+        fetch_offset_retry_ms=whole_number(own.get("fetchOffset.retryIntervalMs", "1000"), "fetchOffset.retryIntervalMs"),
+        poll_timeout_ms=positive(own, "kafkaConsumer.pollTimeoutMs") or 120_000,
+        max_bytes_in_flight=_max_bytes_in_flight(own),
+        isolation_level=choice(own, "isolation.level", _ISOLATION_LEVELS, 0),
+        payload=choice(own, "payload", {name: name for name in PAYLOADS}, "records"),
     )
 
 
@@ -136,20 +178,24 @@ def _selection(own: Mapping[str, str]) -> Selection:
             raise OptionError("subscribe needs topic names, separated by commas")
         return Subscribe(topics)
     try:
-        re.compile(value)
-    except re.error as error:
-        raise OptionError(f"subscribePattern {value!r} is no regular expression: {error}") from None
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # what Java reads as set operations compiles here, with a warning
+            re.compile(value)
+    except (re.error, Warning) as error:
+        raise OptionError(f"subscribePattern {value!r} is no regular expression of Python: {error}") from None
     if not value:
         raise OptionError("subscribePattern needs a regular expression")
     return SubscribePattern(value)
 
 
-def _start(own: Mapping[str, str]) -> OffsetSpec:
-    strategy = _choice(
-        own, "startingOffsetsByTimestampStrategy", {"error": "error", "latest": "latest"}, "error"
-    )
+def _start(own: Mapping[str, str], is_stream: bool) -> OffsetSpec:
+    strategy = choice(own, "startingOffsetsByTimestampStrategy", {"error": "error", "latest": "latest"}, "error")
     spec = _by_timestamp(own, "startingTimestamp", "startingOffsetsByTimestamp", strategy)
-    return spec or _by_offset(own, "startingOffsets", Everywhere(EARLIEST), refused=LATEST)
+    if spec is not None:
+        return spec
+    if is_stream:
+        return _by_offset(own, "startingOffsets", Everywhere(LATEST))
+    return _by_offset(own, "startingOffsets", Everywhere(EARLIEST), refused=LATEST)
 
 
 def _end(own: Mapping[str, str]) -> OffsetSpec:
@@ -160,7 +206,7 @@ def _end(own: Mapping[str, str]) -> OffsetSpec:
 
 def _by_timestamp(own: Mapping[str, str], one: str, each: str, if_none: str) -> OffsetSpec | None:
     if one in own:
-        return AtTimestamp(_whole_number(own[one], one), one, if_none)
+        return AtTimestamp(whole_number(own[one], one), one, if_none)
     if each in own:
         times = parse_partition_numbers(own[each], each)
         for partition, time in times.items():
@@ -170,56 +216,49 @@ def _by_timestamp(own: Mapping[str, str], one: str, each: str, if_none: str) -> 
     return None
 
 
-def _by_offset(own: Mapping[str, str], name: str, default: OffsetSpec, refused: int) -> OffsetSpec:
+def _by_offset(own: Mapping[str, str], name: str, default: OffsetSpec, refused: int | None = None) -> OffsetSpec:
     if name not in own:
         return default
     text = own[name].strip()
-    word = {EARLIEST: "earliest", LATEST: "latest"}[refused]
     named = {"earliest": EARLIEST, "latest": LATEST}.get(text.lower())
     if named is not None:
         if named == refused:
-            raise OptionError(f"{name} of a batch read cannot be {word!r}")
+            raise OptionError(f"{name} of a batch read cannot be {text.lower()!r}")
         return Everywhere(named)
     offsets = parse_partition_numbers(text, name)
     for partition, offset in offsets.items():
         where = f"{name}: {partition.topic}-{partition.partition}"
         if offset == refused:
-            raise OptionError(f"{where} cannot be {refused} ({word}) in a batch read")
+            word = {EARLIEST: "earliest", LATEST: "latest"}[offset]
+            raise OptionError(f"{where} cannot be {offset} ({word}) in a batch read")
         if offset < EARLIEST:
             raise OptionError(f"{where} has the offset {offset}; only -2 (earliest) and -1 (latest) may be negative")
     return SpecificOffsets(offsets, name)
 
 
-def _boolean(own: Mapping[str, str], name: str, default: bool) -> bool:
-    return _choice(own, name, {"true": True, "false": False}, default)
+def _limits(own: Mapping[str, str]) -> TriggerLimits:
+    most, least = positive(own, "maxOffsetsPerTrigger"), positive(own, "minOffsetsPerTrigger")
+    if most is not None and least is not None and least > most:
+        raise OptionError(f"minOffsetsPerTrigger ({least}) is higher than maxOffsetsPerTrigger ({most})")
+    return TriggerLimits(most, least, duration_ms(own, "maxTriggerDelay", TriggerLimits.max_delay_ms))
 
 
-def _choice(own: Mapping[str, str], name: str, values: Mapping[str, _V], default: _V) -> _V:
-    if name not in own:
-        return default
-    text = own[name].strip().lower()
-    if text not in values:
-        raise OptionError(f"{name} is {own[name]!r}; it must be one of {', '.join(values)}")
-    return values[text]
+def _commits_offsets(own: Mapping[str, str], java: Mapping[str, str]) -> bool:
+    commits = boolean(own, "commitOffsets", False)
+    if commits and not java.get("group.id"):
+        raise OptionError("commitOffsets=true needs kafka.group.id, the group whose offsets are written")
+    return commits
 
 
-def _positive(own: Mapping[str, str], name: str) -> int | None:
-    if name not in own:
-        return None
-    number = _whole_number(own[name], name)
-    if number == 0:
-        raise OptionError(f"{name} must be greater than 0")
-    return number
-
-
-def _whole_number(text: str, name: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,18}", text.strip()):
-        raise OptionError(f"{name} is {text!r}; it must be a whole number")
-    return int(text)
+def _max_bytes_in_flight(own: Mapping[str, str]) -> int:
+    most = positive(own, "maxBytesInFlight")
+    if most is not None and most < _MIN_BYTES_IN_FLIGHT:
+        raise OptionError(f"maxBytesInFlight is {most}; a task needs at least {_MIN_BYTES_IN_FLIGHT} (1 MiB)")
+    return most or ReadOptions.max_bytes_in_flight
 
 
 def _nearest(name: str) -> str:
     # A Kafka property without its prefix is the commonest slip.
     for close in difflib.get_close_matches(name, [*_NAMES, "kafka.bootstrap.servers"], n=1, cutoff=0.6):
         return f"; did you mean {_NAMES.get(close, close)!r}?"
-    return f"; known are {', '.join(KNOWN)} and kafka.*"
+    return f"; known are {', '.join((*SPARK, *OURS))} and kafka.*"

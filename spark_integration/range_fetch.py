@@ -1,6 +1,7 @@
 """One range of one partition, fetched as record batches until its end, whatever happens meanwhile.
 
 Laws:
+- While the caller works on one answer the next one is on its way, and no more than that one.
 - The position only moves over what was received and checked, or over what two
   answers of the broker agree is gone (INCIDENTS.md 2).
 - OFFSET_OUT_OF_RANGE is never believed by itself: ListOffsets decides.
@@ -13,9 +14,10 @@ import time
 from typing import Final, NoReturn
 
 from kafka import errors as kafka_errors
+from kafka.future import Future
 from kafka.structs import TopicPartition
 
-from spark_integration.offsets import EARLIEST, LATEST, OffsetRange
+from spark_integration.offsets import EARLIEST, EARLIEST_LOCAL, LATEST, OffsetRange
 from spark_integration.options import ReadOptions
 from tolerant_client.committed import skip_aborted
 from tolerant_client.errors import (
@@ -26,11 +28,19 @@ from tolerant_client.errors import (
     UnsupportedSourceError,
 )
 from tolerant_client.fetch import FetchedPartition
+from tolerant_client.legacy_records import iter_record_sets
 from tolerant_client.raw import RawCluster
-from tolerant_client.record_batch import BatchHeader, iter_batches
+from tolerant_client.record_batch import BatchHeader
 
 MAX_BYTES: Final = 8 * 1024 * 1024
-MAX_WAIT_MS: Final = 500
+# Shares of maxBytesInFlight: the answer at hand, the next one, and both again as decoded records.
+BYTES_SHARES: Final = 4
+# What is asked for exists, so an answer comes at once, and a lost one is missed the sooner;
+# what a broker has to bring from remote storage takes longer (KIP-405).
+MAX_WAIT_MS: Final = 10
+REMOTE_WAIT_MS: Final = 500
+# How long the caller may take for one answer: the next one would wait for it until it is overdue.
+SLOW: Final = 5.0
 
 _OUT_OF_RANGE: Final = 1
 # Believed when said this often in a row, without anything else between.
@@ -51,7 +61,14 @@ class RangeFetch:
         self._options = options
         self._last_doubt = ""
         self._doubts = 0
+        self._why = ""  # what the last attempt found instead of records
+        self._is_stale = False  # an attempt failed since the leader was looked up
+        self._max_wait_ms = MAX_WAIT_MS
+        self._max_bytes = min(MAX_BYTES, options.max_bytes_in_flight // BYTES_SHARES)
+        self._ahead: Future | None = None  # the answer for `position`, if it was asked for already
+        self._given_at = time.monotonic()
         self.position = wanted.from_offset
+        self.first_wanted = wanted.from_offset  # batches may hold records before it, also where the log starts later now
 
     @property
     def is_done(self) -> bool:
@@ -62,71 +79,103 @@ class RangeFetch:
 
         The views belong to the caller.  Control batches are among them.
         """
-        deadline = time.monotonic() + self._options.poll_timeout_ms / 1000
+        started = time.monotonic()
+        is_slow = started - self._given_at > SLOW
         backoff = _BACKOFF
         while not self.is_done:
+            before = self.position
             try:
-                before = self.position
                 batches = await self._attempt()
-                if self.position > before:
-                    self._doubts = 0
-                    return batches
-                reason = f"no records at offset {self.position}"
-            except (DataLossError, OptionError, UnsupportedSourceError, ClusterUnreachableError):
+            except (DataLossError, OptionError, UnsupportedSourceError):
                 raise
             except (kafka_errors.KafkaError, ValueError) as error:
-                reason = f"{type(error).__name__}: {error}"
-                if self._is_believed(reason) and not getattr(error, "retriable", False):
-                    raise
-            if time.monotonic() > deadline:
+                self._give_up_if_lasting(error)
+            else:
+                if self.position > before:
+                    self._doubts, self._max_wait_ms = 0, MAX_WAIT_MS
+                    if not is_slow:
+                        await self._ask_ahead()
+                    self._given_at = time.monotonic()
+                    return batches
+            if time.monotonic() > started + self._options.poll_timeout_ms / 1000:
                 raise ClusterUnreachableError(
                     f"{self._name} could not be read from offset {self.position} for"
-                    f" {self._options.poll_timeout_ms} ms ({reason});"
+                    f" {self._options.poll_timeout_ms} ms ({self._why});"
                     " kafkaConsumer.pollTimeoutMs is how long to try"
                 )
             await self._cluster.net.sleep(backoff)
             backoff = min(backoff * 2, _MAX_BACKOFF)
         return []
 
+    def _give_up_if_lasting(self, error: Exception) -> None:
+        self._is_stale = True
+        self._why = f"{type(error).__name__}: {error}"
+        is_lasting = self._is_believed(self._why) and not getattr(error, "retriable", False)
+        if not is_lasting or isinstance(error, ClusterUnreachableError):
+            return
+        if isinstance(error, RecordBatchError):
+            raise damaged(self._partition, error) from error
+        raise error
+
     @property
     def _name(self) -> str:
         return f"{self._partition.topic}-{self._partition.partition}"
 
     async def _attempt(self) -> Batches:
+        if self._is_stale and not await self._is_there():
+            return []
+        ahead, self._ahead = self._ahead, None
+        answer: FetchedPartition | None = await (ahead if ahead is not None else self._fetch())
+        if answer is None:
+            self._why = "answers without this partition, as a broker gives them under a quota"
+        elif answer.error_code == _OUT_OF_RANGE:
+            await self._out_of_range()
+        elif answer.error_code:
+            raise kafka_errors.for_code(answer.error_code)(self._name)
+        elif len(answer.records):
+            return self._accept(answer)
+        else:
+            await self._nothing(answer)
+        return []
+
+    async def _is_there(self) -> bool:
+        """Looks the leader up again; a partition that is gone three times in a row is lost."""
+        topic, number = self._partition
+        if number in (await self._cluster.partitions([topic])).get(topic, ()):
+            await self._cluster.refresh()
+            self._is_stale = False
+            return True
+        self._why = "it does not exist any more"
+        if self._is_believed(self._why):
+            self._lost(self._range.until_offset, self._why)
+        return False
+
+    async def _fetch(self) -> FetchedPartition | None:
         await self._cluster.connect()
         node = await self._cluster.leader(self._partition)
-        try:
-            answers = await self._cluster.fetch(
-                node,
-                {self._partition: self.position},
-                max_wait_ms=MAX_WAIT_MS,
-                max_bytes=MAX_BYTES,
-                partition_max_bytes=MAX_BYTES,
-                isolation_level=self._options.isolation_level,
-            )
-        except kafka_errors.KafkaError:
-            await self._cluster.refresh()
-            raise
-        for answer in answers:
+        for answer in await self._cluster.fetch(
+            node,
+            {self._partition: self.position},
+            max_wait_ms=self._max_wait_ms,
+            max_bytes=self._max_bytes,
+            partition_max_bytes=self._max_bytes,
+            isolation_level=self._options.isolation_level,
+        ):
             if answer.partition == self._partition:
-                break
-        else:
-            raise kafka_errors.UnknownError(f"an answer to a fetch of {self._name} without it")
-        if answer.error_code == _OUT_OF_RANGE:
-            await self._out_of_range()
-            return []
-        if answer.error_code:
-            await self._cluster.refresh()
-            raise kafka_errors.for_code(answer.error_code)(self._name)
-        if len(answer.records):
-            return self._accept(answer)
-        await self._nothing(answer)
-        return []
+                return answer
+        return None
+
+    async def _ask_ahead(self) -> None:
+        """Sends the next fetch; its answer waits in the socket until it is asked for."""
+        if not self.is_done:
+            net = self._cluster.net
+            self._ahead = net.call_soon_with_future(self._fetch)
+            await net.sleep(0)  # lets it reach the socket
 
     def _accept(self, answer: FetchedPartition) -> Batches:
         batches: Batches = []
         position = self.position
-        for header, batch in iter_batches(answer.records):
+        for header, batch in iter_record_sets(answer.records, from_offset=position):
             # A fetch starts with the batch that contains the position, so the first
             # one may start before it, and compaction may have left a gap before it.
             if header.next_offset <= position:
@@ -136,10 +185,10 @@ class RangeFetch:
                 break
             batches.append((header, batch))
             position = header.next_offset
+            if position >= self._range.until_offset:
+                break  # what lies behind is not even checked
         if position == self.position:
-            raise RecordBatchError(
-                f"{len(answer.records)} bytes of {self._name} without a whole batch", self.position
-            )
+            raise RecordBatchError(f"{len(answer.records)} bytes without a whole batch", self.position)
         if self._options.isolation_level:
             batches = list(skip_aborted(batches, answer.aborted))
         self.position = position
@@ -147,17 +196,28 @@ class RangeFetch:
 
     async def _nothing(self, answer: FetchedPartition) -> None:
         end = answer.last_stable_offset if self._options.isolation_level else answer.high_watermark
-        if end >= self._range.until_offset:
+        self._max_wait_ms = REMOTE_WAIT_MS
+        self._why = f"no records at offset {self.position}, and the log ends at {end}"
+        if end < self._range.until_offset:
+            if self._is_believed(self._why):
+                await self._log_ends_before()
+        elif self._is_believed(self._why) and await self._is_local():
             # The broker knows offsets up there but has no record from here on: compacted away.
-            if self._is_believed(f"nothing from {self.position}"):
-                self.position = self._range.until_offset
-        elif self._is_believed(f"end {end} at {self.position}"):
-            await self._log_ends_before()
+            self.position = self._range.until_offset
+
+    async def _is_local(self) -> bool:
+        """Whether the broker has the position on its own disks: if not, "nothing" may mean "not yet" (KIP-405)."""
+        if not self._cluster.has_tiers or await self._offset(EARLIEST_LOCAL) <= self.position:
+            return True
+        self._why = f"no records at offset {self.position}, which is in remote storage"
+        return False
 
     async def _log_ends_before(self) -> None:
         # A new leader knows its high watermark late, so only the log's end counts.
         latest = await self._offset(LATEST)
-        if self._options.isolation_level == 0 and latest < self._range.until_offset:
+        if latest > self.position:
+            self._doubts = 0  # there is more meanwhile
+        elif latest < self._range.until_offset:
             self._lost(latest, f"the log ends at {latest}")
 
     async def _out_of_range(self) -> None:
@@ -178,11 +238,12 @@ class RangeFetch:
             self._refuse(reason)
         # What is left of the range begins at the log's start, or nothing is left of it.
         self.position = min(offset, until) if offset > self.position else until
+        self.first_wanted = self.position
 
     def _refuse(self, reason: str) -> NoReturn:
         raise DataLossError(
-            f"{self._name} was to be read from offset {self.position} to {self._range.until_offset},"
-            f" but {reason}; failOnDataLoss=false reads what is left"
+            f"[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] {self._name} was to be read from offset"
+            f" {self.position} to {self._range.until_offset}, but {reason}; failOnDataLoss=false reads what is left"
         )
 
     async def _offset(self, which: int) -> int:
@@ -192,3 +253,11 @@ class RangeFetch:
         self._doubts = self._doubts + 1 if doubt == self._last_doubt else 1
         self._last_doubt = doubt
         return self._doubts >= _BELIEVED_AFTER
+
+
+def damaged(partition: TopicPartition, error: RecordBatchError) -> RecordBatchError:
+    """The error with the place where it is and what can be done."""
+    return RecordBatchError(
+        f"{partition.topic}-{partition.partition}: {error.args[0]}; startingOffsets and endingOffsets can read around it",
+        error.offset,
+    )

@@ -1,15 +1,19 @@
-"""From options to ranges, on the driver: which partitions, from which offset to which.
+"""From options to offsets and ranges, on the driver: which partitions, from which offset to which.
 
 Laws:
 - Every offset that a user wrote down is compared with the log before a task starts.
 - What is missing raises DataLossError, or is left out if failOnDataLoss is false.
 - All partitions are asked in one request for each leader.
+
+Error conditions in brackets are those of Spark's kafka-error-conditions.json.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from kafka.structs import TopicPartition
 
@@ -22,33 +26,45 @@ from spark_integration.offsets import (
     OffsetSpec,
     SpecificOffsets,
     check_same_partitions,
+    partition_names,
     plan_ranges,
 )
 from spark_integration.options import Assign, ReadOptions, Subscribe
-from tolerant_client.errors import DataLossError, OptionError
+from spark_integration.pushdown import Bounds
+from tolerant_client.errors import DataLossError, OptionError, UnsupportedSourceError
 from tolerant_client.raw import RawCluster
 
+log = logging.getLogger(__name__)
 
-async def resolve_ranges(cluster: RawCluster, options: ReadOptions) -> list[OffsetRange]:
+Offsets = Mapping[TopicPartition, int]
+
+REMEDY: Final = "failOnDataLoss=false reads what is left"
+
+
+async def resolve_ranges(cluster: RawCluster, options: ReadOptions, bounds: Bounds = Bounds()) -> list[OffsetRange]:
     """The planned ranges of a batch read.
 
     Raises OptionError for what does not exist, DataLossError for what no longer does.
     """
-    partitions = await find_partitions(cluster, options)
+    everything = await find_partitions(cluster, options)
     for spec in (options.start, options.end):
-        _check_partitions(spec, partitions)
+        check_same_partitions(spec, everything)
+    partitions = [partition for partition in everything if bounds.holds(partition)]
     earliest = await cluster.list_offsets(dict.fromkeys(partitions, EARLIEST))
-    latest = await _latest(cluster, partitions, options.isolation_level)
-    starts = await _resolve(cluster, options.start, partitions, earliest, latest)
-    ends = await _resolve(cluster, options.end, partitions, earliest, latest)
+    latest = await _latest(cluster, partitions, options)
+    starts = await _resolve(cluster, options, options.start, partitions, earliest, latest)
+    ends = await _resolve(cluster, options, options.end, partitions, earliest, latest)
+    first = await _first_in_time(cluster, partitions, bounds)
     ranges = []
     for partition in partitions:
-        log = (earliest[partition], latest[partition])
+        log_range = (earliest[partition], latest[partition])
         start, end = starts[partition], ends[partition]
+        _check_order(options, partition, start, end)
         if options.fail_on_data_loss:
-            _check_in_log(options.start, partition, start, log)
-            _check_in_log(options.end, partition, end, log)
-        ranges.append(OffsetRange(partition.topic, partition.partition, max(start, log[0]), min(end, log[1])))
+            _check_in_log(options.start, partition, start, log_range)
+            _check_in_log(options.end, partition, end, log_range)
+        start, end = max(start, log_range[0], first.get(partition, 0)), min(end, log_range[1])
+        ranges.append(bounds.clip(OffsetRange(partition.topic, partition.partition, start, end)))
     return plan_ranges(ranges, options.min_partitions, options.max_records_per_partition)
 
 
@@ -70,10 +86,90 @@ async def find_partitions(cluster: RawCluster, options: ReadOptions) -> list[Top
         found = await cluster.partitions(selection.topics)
         _check_topics(set(selection.topics), found, cluster)
     else:
-        pattern = re.compile(selection.pattern)
+        pattern = re.compile(selection.pattern)  # found anywhere in a name, as by Spark's own source
         everything = await cluster.partitions(None)
-        found = {topic: numbers for topic, numbers in everything.items() if pattern.fullmatch(topic)}
+        found = {topic: numbers for topic, numbers in everything.items() if pattern.search(topic)}
     return sorted(TopicPartition(topic, number) for topic, numbers in found.items() for number in numbers)
+
+
+async def initial_offsets(cluster: RawCluster, options: ReadOptions) -> dict[TopicPartition, int]:
+    """Where a new stream starts."""
+    partitions = await find_partitions(cluster, options)
+    check_same_partitions(options.start, partitions)
+    earliest = await cluster.list_offsets(dict.fromkeys(partitions, EARLIEST))
+    latest = await _latest(cluster, partitions, options)
+    return await _resolve(cluster, options, options.start, partitions, earliest, latest)
+
+
+async def latest_offsets(cluster: RawCluster, options: ReadOptions, known: Offsets) -> dict[TopicPartition, int]:
+    """The ends of the logs now.
+
+    Asked again, fetchOffset.numRetries times in all, while a partition that is known is
+    missing, or ends below an offset that is known: a broker that has just started
+    may say so (KAFKA-7703).
+    """
+    attempts = max(options.fetch_offset_retries, 1)
+    for attempt in range(1, attempts + 1):
+        is_last = attempt == attempts
+        try:
+            latest = await _latest(cluster, await find_partitions(cluster, options), options)
+        except OptionError:
+            if is_last:
+                raise
+        else:
+            if is_last or all(latest.get(partition, -1) >= offset for partition, offset in known.items()):
+                break
+        await cluster.net.sleep(options.fetch_offset_retry_ms / 1000)
+    return latest
+
+
+async def earliest_offsets(cluster: RawCluster, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+    """The first offsets of those partitions that exist."""
+    existing = await cluster.partitions({partition.topic for partition in partitions})
+    return await cluster.list_offsets(
+        dict.fromkeys((p for p in partitions if p.partition in existing.get(p.topic, ())), EARLIEST)
+    )
+
+
+async def micro_batch_ranges(
+    cluster: RawCluster, options: ReadOptions, start: Offsets, end: Offsets
+) -> list[OffsetRange]:
+    """The planned ranges between two offsets of a stream; partitions that are new start at their beginning.
+
+    Raises DataLossError for partitions that are gone, were added late, or whose log became shorter.
+    """
+    new = sorted(end.keys() - start.keys())
+    first = await earliest_offsets(cluster, new) if new else {}
+    if lost := [partition for partition in new if partition not in first]:
+        _report(options, "INITIAL_OFFSET_NOT_FOUND_FOR_PARTITIONS", f"{partition_names(lost)} may have been deleted")
+    for partition, offset in sorted(first.items()):
+        if offset:
+            where = f"{partition.topic}-{partition.partition}"
+            _report(
+                options,
+                "ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO",
+                f"the added partition {where} starts from {offset} instead of 0",
+            )
+    if gone := sorted(start.keys() - end.keys()):
+        condition = "PARTITIONS_DELETED_AND_GROUP_ID_CONFIG_PRESENT" if options.group_id else "PARTITIONS_DELETED"
+        _report(options, condition, f"{partition_names(gone)} have been deleted")
+    ranges = []
+    for partition, until in sorted(end.items()):
+        known = start.get(partition, first.get(partition))
+        if known is None:
+            continue
+        if until < known:
+            where = f"{partition.topic}-{partition.partition}"
+            _report(options, "PARTITION_OFFSET_CHANGED", f"the end of {where} was {known} and is {until} now")
+        ranges.append(OffsetRange(partition.topic, partition.partition, known, until))
+    return plan_ranges(ranges, options.min_partitions, options.max_records_per_partition)
+
+
+def _report(options: ReadOptions, condition: str, what: str) -> None:
+    message = f"[KAFKA_DATA_LOSS.{condition}] Records may have been lost: {what}"
+    if options.fail_on_data_loss:
+        raise DataLossError(f"{message}; {REMEDY}")
+    log.warning("%s", message)
 
 
 def _check_topics(wanted: set[str], found: Mapping[str, object], cluster: RawCluster) -> None:
@@ -85,40 +181,37 @@ def _check_topics(wanted: set[str], found: Mapping[str, object], cluster: RawClu
         )
 
 
-def _check_partitions(spec: OffsetSpec, partitions: Sequence[TopicPartition]) -> None:
-    if isinstance(spec, SpecificOffsets):
-        check_same_partitions(spec.offsets.keys(), partitions, spec.option)
-    elif isinstance(spec, AtTimestamp) and not isinstance(spec.timestamp, int):
-        check_same_partitions(spec.timestamp.keys(), partitions, spec.option)
-
-
 async def _latest(
-    cluster: RawCluster, partitions: Sequence[TopicPartition], isolation_level: int
+    cluster: RawCluster, partitions: Sequence[TopicPartition], options: ReadOptions
 ) -> dict[TopicPartition, int]:
-    latest = await cluster.list_offsets(dict.fromkeys(partitions, LATEST))
-    if isolation_level:
-        # ListOffsets is asked for high watermarks; a Fetch answer tells the last stable offset.
-        for node, led in (await cluster.by_leader(partitions)).items():
-            for answer in await cluster.fetch(
-                node, {p: latest[p] for p in led}, max_wait_ms=0, isolation_level=1
-            ):
-                if not answer.error_code and answer.last_stable_offset >= 0:
-                    stable = min(latest[answer.partition], answer.last_stable_offset)
-                    latest[answer.partition] = stable
-    return latest
+    return await cluster.list_offsets(dict.fromkeys(partitions, LATEST), isolation_level=options.isolation_level)
+
+
+async def _first_in_time(
+    cluster: RawCluster, partitions: Sequence[TopicPartition], bounds: Bounds
+) -> dict[TopicPartition, int]:
+    """The first offsets at or after the time that bounds rows; where there is none, the end of time."""
+    if bounds.from_ms < 0:
+        return {}
+    try:
+        found = await cluster.list_offsets(dict.fromkeys(partitions, bounds.from_ms))
+    except UnsupportedSourceError:
+        return {}  # brokers before 0.10.1 find no offsets by time, so all is fetched
+    return {partition: offset if offset >= 0 else 2**63 - 1 for partition, offset in found.items()}
 
 
 async def _resolve(
     cluster: RawCluster,
+    options: ReadOptions,
     spec: OffsetSpec,
     partitions: Sequence[TopicPartition],
-    earliest: Mapping[TopicPartition, int],
-    latest: Mapping[TopicPartition, int],
+    earliest: Offsets,
+    latest: Offsets,
 ) -> dict[TopicPartition, int]:
     if isinstance(spec, AtTimestamp):
         each = spec.timestamp
-        times = dict.fromkeys(partitions, each) if isinstance(each, int) else dict(each)
-        found = await cluster.list_offsets(times)
+        times = {p: each if isinstance(each, int) else each[p] for p in partitions}
+        found = await cluster.list_offsets(times, isolation_level=options.isolation_level)
         for partition, offset in found.items():
             if offset < 0 and spec.if_none == "error":
                 raise OptionError(
@@ -126,24 +219,31 @@ async def _resolve(
                     f" {times[partition]}; startingOffsetsByTimestampStrategy=latest starts at its end"
                 )
         return {p: offset if offset >= 0 else latest[p] for p, offset in found.items()}
-    wanted = dict.fromkeys(partitions, spec.offset) if isinstance(spec, Everywhere) else spec.offsets
+    wanted = {p: spec.offset if isinstance(spec, Everywhere) else spec.offsets[p] for p in partitions}
     named = {EARLIEST: earliest, LATEST: latest}
     return {p: named[offset][p] if offset in named else offset for p, offset in wanted.items()}
 
 
-def _check_in_log(
-    spec: OffsetSpec, partition: TopicPartition, offset: int, log: tuple[int, int]
-) -> None:
-    if not isinstance(spec, SpecificOffsets) or log[0] <= offset <= log[1]:
+def _check_order(options: ReadOptions, partition: TopicPartition, start: int, end: int) -> None:
+    if start > end:
+        given = getattr(options.start, "option", "startingOffsets")
+        raise OptionError(
+            f"[RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] {partition.topic}-{partition.partition}:"
+            f" {given} comes to {start}, behind the end {end}"
+        )
+
+
+def _check_in_log(spec: OffsetSpec, partition: TopicPartition, offset: int, log_range: tuple[int, int]) -> None:
+    if not isinstance(spec, SpecificOffsets) or log_range[0] <= offset <= log_range[1]:
         return
-    where = f"{spec.option}: {partition.topic}-{partition.partition}"
-    if offset < log[0]:
+    where = f"[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] {spec.option}: {partition.topic}-{partition.partition}"
+    if offset < log_range[0]:
         if spec.option.startswith("ending"):
             return  # nothing is read, and nothing was to be
         raise DataLossError(
-            f"{where} starts at {offset}, but the log starts at {log[0]}:"
-            f" {log[0] - offset} offsets are gone; failOnDataLoss=false reads what is left"
+            f"{where} starts at {offset}, but the log starts at {log_range[0]}:"
+            f" {log_range[0] - offset} offsets are gone; {REMEDY}"
         )
     raise DataLossError(
-        f"{where} is {offset}, but the log ends at {log[1]}; failOnDataLoss=false reads to its end"
+        f"{where} is {offset}, but the log ends at {log_range[1]}; failOnDataLoss=false reads to its end"
     )

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceStreamWriter
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
-
-from spark_integration.schema import RANGES_SCHEMA, records_schema
 
 # Spark makes a dozen short-lived Python workers for a query, and each imports this module: what reads and writes is
 # imported by the ones that do.
@@ -18,20 +22,32 @@ if TYPE_CHECKING:
 class TolerantKafkaDataSource(DataSource):
     """Kafka topics as a DataFrame, with the options and columns of Spark's own `kafka` source.
 
-    | option | meaning | default |
+    | option of a read | meaning | default |
     |---|---|---|
-    | kafka.bootstrap.servers | HOST:PORT[,HOST:PORT...] | required |
+    | kafka.bootstrap.servers | HOST:PORT[,HOST:PORT...]; other `kafka.*` are Java's client properties | required |
     | assign, subscribe, subscribePattern | exactly one: `{"t":[0,1]}`, topics, a regular expression | required |
-    | startingOffsets | `earliest` or `{"t":{"0":23,"1":-2}}` | earliest |
+    | startingOffsets | `earliest`, `latest` (streams only) or `{"t":{"0":23,"1":-2}}` | batch earliest, stream latest |
     | startingTimestamp, startingOffsetsByTimestamp | ms since the epoch, for all or by partition | |
     | startingOffsetsByTimestampStrategy | `error` or `latest`, where no record is that young | error |
-    | endingOffsets, endingTimestamp, endingOffsetsByTimestamp | as above, exclusive; -1 is latest | latest |
+    | endingOffsets, endingTimestamp, endingOffsetsByTimestamp | as above, exclusive, batch only; -1 is latest | latest |
     | failOnDataLoss | fail when records are gone that should be read | true |
     | minPartitions, maxRecordsPerPartition | how the ranges are split into tasks | one each |
+    | maxOffsetsPerTrigger, minOffsetsPerTrigger, maxTriggerDelay | the size of micro-batches | none, none, 15m |
     | includeHeaders | adds the column `headers` | false |
-    | isolation.level | `read_uncommitted` or `read_committed` | read_uncommitted |
     | kafkaConsumer.pollTimeoutMs | how long a task goes on without progress | 120000 |
-    | payload | `records`, or `ranges` for mirroring | records |
+    | fetchOffset.numRetries, fetchOffset.retryIntervalMs | for offsets that a broker says wrong | 3, 1000 |
+    | kafka.group.id, groupIdPrefix | the group of commitOffsets; reads join no group, so the prefix has no effect | |
+
+    | beyond Spark's own source | meaning | default |
+    |---|---|---|
+    | isolation.level | `read_uncommitted` or `read_committed` | read_uncommitted |
+    | commitOffsets | streams write their progress to the group kafka.group.id | false |
+    | maxBytesInFlight | memory that a task may use for fetched and decoded records, bytes | 67108864 |
+    | includeLeaderEpoch | adds the column `leaderEpoch` | false |
+    | schemaRegistryFraming | `key`, `value` or `both`: splits their 5-byte prefix into `keySchemaId`, `valueSchemaId` | none |
+    | payload | `records`, `batches` (one row for each record batch), or `ranges` for mirroring | records |
+
+    The options of a write are those of spark_integration.write_options.
 
     >>> spark.read.format("tolerantkafka").option("kafka.bootstrap.servers", "localhost:9092") \\
     ...     .option("subscribe", "clicks").load()  # doctest: +SKIP
@@ -42,43 +58,54 @@ class TolerantKafkaDataSource(DataSource):
         return "tolerantkafka"
 
     def schema(self) -> StructType | str:
+        from spark_integration.schema import RANGES, full_schema
+
         if self._is_ranges:
-            return RANGES_SCHEMA
-        options = self._read_options()
-        return records_schema(options.include_headers)
+            return RANGES
+        # Spark asks for the schema before it says whether a batch or a stream is wanted: what only
+        # one of them may have is refused by its reader.
+        return full_schema(self._read_options(is_stream=None))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from spark_integration.reader import RecordsReader
+        from spark_integration.reader import batch_reader
+        from spark_integration.schema import chosen_columns
+        from tolerant_client.errors import OptionError
 
-        return RecordsReader(self._read_options())
+        if self._is_ranges:
+            raise OptionError("payload=ranges is for streams; a batch read has payload=records or batches")
+        options = self._read_options(is_stream=False)
+        return batch_reader(options, chosen_columns(schema, options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        self._need_ranges("a streaming read")
-        from spark_integration.ranges import RangesStreamReader
+        if self._is_ranges:
+            from spark_integration.ranges import RangesStreamReader
 
-        return RangesStreamReader(self.options)
+            return RangesStreamReader(self.options)
+        from spark_integration.schema import chosen_columns
+        from spark_integration.stream_reader import KafkaStreamReader
+
+        options = self._read_options(is_stream=True)
+        return KafkaStreamReader(options, chosen_columns(schema, options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from spark_integration.writer import RecordsWriter
+
+        return RecordsWriter(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        self._need_ranges("a streaming write")
-        from spark_integration.ranges import RangesStreamWriter
+        if self._is_ranges:
+            from spark_integration.ranges import RangesStreamWriter
 
-        return RangesStreamWriter(self.options)
+            return RangesStreamWriter(self.options)
+        from spark_integration.writer import RecordsStreamWriter
+
+        return RecordsStreamWriter(self.options, schema, overwrite)
 
     @property
     def _is_ranges(self) -> bool:
-        return str(self.options.get("payload", "records")) == "ranges"
+        return str(self.options.get("payload", "records")).strip().lower() == "ranges"
 
-    def _need_ranges(self, what: str) -> None:
-        if not self._is_ranges:
-            from tolerant_client.errors import OptionError
-
-            raise OptionError(f"{what} of tolerantkafka needs payload=ranges; records are read by a batch query so far")
-
-    def _read_options(self) -> ReadOptions:
+    def _read_options(self, *, is_stream: bool | None) -> ReadOptions:
         from spark_integration.options import parse_read_options
-        from tolerant_client.errors import OptionError
 
-        options = parse_read_options(self.options)
-        if options.payload != "records":
-            raise OptionError(f"payload={options.payload} is for streams; a batch read has payload=records")
-        return options
+        return parse_read_options(self.options, is_stream=is_stream)

@@ -21,6 +21,7 @@ import pyarrow as pa
 from tolerant_client import codecs
 from tolerant_client.batch_columns import HEADER, BatchColumns, join_sections, read_columns
 from tolerant_client.errors import RecordBatchError
+from tolerant_client.legacy_records import decode_messages, message_columns, unfold
 from tolerant_client.record_batch import HEADER_SIZE, BatchHeader, Record, decode_records, records_section
 from tolerant_client.record_fields import Doubt, HeaderFields, Int64s
 
@@ -38,6 +39,9 @@ SCHEMA: Final = pa.schema(
     ]
 )
 SCHEMA_WITH_HEADERS: Final = SCHEMA.append(pa.field("headers", HEADERS))
+LEADER_EPOCH: Final = pa.field("leaderEpoch", pa.int32())
+# Every column that can be asked for; a schema with some of these fields, in any order, is a selection.
+ALL_COLUMNS: Final = SCHEMA_WITH_HEADERS.append(LEADER_EPOCH)
 
 TARGET_BYTES: Final = 8 * 1024 * 1024
 
@@ -45,11 +49,11 @@ _MAX_MICROS_MS: Final = (2**63 - 1) // 1000
 
 
 def batch_to_arrow(
-    header: BatchHeader, batch: memoryview, topic: str, partition: int, include_headers: bool = False
+    header: BatchHeader, batch: memoryview, topic: str, partition: int, schema: pa.Schema = SCHEMA
 ) -> pa.RecordBatch:
     """All records of one batch."""
     return records_to_arrow(
-        [(header, batch)], topic, partition, 0, 2**63 - 1, include_headers
+        [(header, batch)], topic, partition, 0, 2**63 - 1, schema
     )
 
 
@@ -59,7 +63,7 @@ def iter_arrow(
     partition: int,
     from_offset: int,
     until_offset: int,
-    include_headers: bool = False,
+    schema: pa.Schema = SCHEMA,
     *,
     target_bytes: int = TARGET_BYTES,
 ) -> Iterator[pa.RecordBatch]:
@@ -77,16 +81,16 @@ def iter_arrow(
             or header.base_offset >= until_offset
         ):
             continue
-        section = records_section(header, batch)
-        if sections and size + len(section) > target_bytes:
-            piece = _decode(sections, topic, partition, from_offset, until_offset, include_headers)
+        section = unfold(header, batch) if header.magic < 2 else records_section(header, batch)
+        if sections and (size + len(section) > target_bytes or header.magic != sections[0][0].magic):
+            piece = _decode(sections, topic, partition, from_offset, until_offset, schema)
             sections, size = [], 0
             if piece.num_rows:
                 yield piece
         sections.append((header, batch, section))
         size += len(section)
     if sections:
-        piece = _decode(sections, topic, partition, from_offset, until_offset, include_headers)
+        piece = _decode(sections, topic, partition, from_offset, until_offset, schema)
         if piece.num_rows:
             yield piece
 
@@ -97,15 +101,14 @@ def records_to_arrow(
     partition: int,
     from_offset: int,
     until_offset: int,
-    include_headers: bool = False,
+    schema: pa.Schema = SCHEMA,
 ) -> pa.RecordBatch:
     """As iter_arrow, in one piece: for input that is known to be small."""
     pieces = list(
-        iter_arrow(batches, topic, partition, from_offset, until_offset, include_headers)
+        iter_arrow(batches, topic, partition, from_offset, until_offset, schema)
     )
     if len(pieces) == 1:
         return pieces[0]
-    schema = SCHEMA_WITH_HEADERS if include_headers else SCHEMA
     if not pieces:
         return _empty(schema)
     table = pa.Table.from_batches(pieces, schema).combine_chunks()
@@ -122,69 +125,75 @@ def _decode(
     partition: int,
     from_offset: int,
     until_offset: int,
-    include_headers: bool,
+    schema: pa.Schema,
 ) -> pa.RecordBatch:
     try:
-        headers = np.frombuffer(b"".join(batch[:HEADER_SIZE] for _, batch, _ in sections), HEADER)
-        columns = read_columns(join_sections(headers, [section for _, _, section in sections]), include_headers)
+        if sections[0][0].magic < 2:
+            columns = message_columns([(header, section) for header, _, section in sections])
+        else:
+            headers = np.frombuffer(b"".join(batch[:HEADER_SIZE] for _, batch, _ in sections), HEADER)
+            joined = join_sections(headers, [section for _, _, section in sections])
+            columns = read_columns(joined, "headers" in schema.names)
     except Doubt:
         return _decode_plainly(
-            sections, topic, partition, from_offset, until_offset, include_headers
+            sections, topic, partition, from_offset, until_offset, schema
         )
     kept = np.flatnonzero((columns.offsets >= from_offset) & (columns.offsets < until_offset))
-    return columns_to_arrow(columns, kept, topic, partition, include_headers)
+    return columns_to_arrow(columns, kept, topic, partition, schema)
 
 
 def columns_to_arrow(
-    columns: BatchColumns, kept: Int64s, topic: str, partition: int, include_headers: bool
+    columns: BatchColumns, kept: Int64s, topic: str, partition: int, schema: pa.Schema = SCHEMA
 ) -> pa.RecordBatch:
-    """The rows `kept` (ascending) of columns that were read with the same `include_headers`, or with headers."""
-    offsets, timestamps, types = columns.offsets, columns.timestamps, columns.types
-    if len(kept) != len(offsets):
-        offsets, timestamps, types = offsets[kept], timestamps[kept], types[kept]
-    _check_micros(offsets, timestamps)
-    fields = columns.fields
+    """The rows `kept` (ascending), as the fields of `schema`; `columns` must have been read with headers if it has them."""
+    is_whole = len(kept) == len(columns.offsets)
     buffer = pa.py_buffer(columns.joined)
-    arrays = [
-        _gather(buffer, fields.key_start, fields.key_length, kept),
-        _gather(buffer, fields.value_start, fields.value_length, kept),
-        *_common_columns(topic, partition, offsets, timestamps, types),
-    ]
-    if include_headers:
-        assert fields.headers is not None
-        arrays.append(_header_column(buffer, fields.headers, fields.header_count, kept))
-    return pa.RecordBatch.from_arrays(
-        arrays, schema=SCHEMA_WITH_HEADERS if include_headers else SCHEMA
-    )
+    fields = columns.fields
+
+    def rows(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return values if is_whole else values[kept]
+
+    def array(name: str) -> Any:
+        if name == "key":
+            return gather(buffer, fields.key_start, fields.key_length, kept)
+        if name == "value":
+            return gather(buffer, fields.value_start, fields.value_length, kept)
+        if name == "offset":
+            return pa.array(rows(columns.offsets))
+        if name == "timestamp":
+            return timestamps_to_arrow(rows(columns.offsets), rows(columns.timestamps))
+        if name == "timestampType":
+            return pa.array(rows(columns.types))
+        if name == "headers":
+            assert fields.headers is not None
+            return _header_column(buffer, fields.headers, fields.header_count, kept)
+        if name == "leaderEpoch":
+            return pa.array(rows(np.repeat(columns.headers["partition_leader_epoch"].astype(np.int32), columns.counts)))
+        return _constant(name, topic, partition, len(kept))
+
+    return pa.RecordBatch.from_arrays([array(field.name) for field in schema], schema=schema)
 
 
-def _check_micros(offsets: Int64s, timestamps: Int64s) -> None:
+def timestamps_to_arrow(offsets: Int64s, timestamps: Int64s) -> Any:
+    """Milliseconds as TIMESTAMP; raises RecordBatchError, naming the offset, for what does not fit into microseconds."""
     if len(timestamps) and (timestamps.max() > _MAX_MICROS_MS or timestamps.min() < -_MAX_MICROS_MS):
         beyond = (timestamps > _MAX_MICROS_MS) | (timestamps < -_MAX_MICROS_MS)
         offset = int(offsets[int(beyond.argmax())])
         raise RecordBatchError(
             f"the timestamp of the record at offset {offset} does not fit into microseconds", offset
         )
+    return pa.array(timestamps * 1000).view(TIMESTAMP)
 
 
-def _common_columns(
-    topic: str,
-    partition: int,
-    offsets: Int64s,
-    timestamps: Int64s,
-    types: npt.NDArray[np.int32],
-) -> list[Any]:
-    rows = len(offsets)
-    return [
-        pa.repeat(pa.scalar(topic, pa.string()), rows),
-        pa.array(np.full(rows, partition, np.int32)),
-        pa.array(offsets),
-        pa.array(timestamps * 1000).view(TIMESTAMP),
-        pa.array(types),
-    ]
+def _constant(name: str, topic: str, partition: int, rows: int) -> Any:
+    if name == "topic":
+        return pa.repeat(pa.scalar(topic, pa.string()), rows)
+    if name == "partition":
+        return pa.array(np.full(rows, partition, np.int32))
+    raise ValueError(f"there is no column {name!r}; known are {', '.join(ALL_COLUMNS.names)}")
 
 
-def _gather(buffer: Any, start: Int64s, length: Int64s, kept: Int64s) -> Any:
+def gather(buffer: Any, start: Int64s, length: Int64s, kept: Int64s) -> Any:
     """A binary column of the pieces at `start`, for the rows `kept`.
 
     The section itself, cut at every start and end, is a binary array whose
@@ -209,8 +218,8 @@ def _header_column(buffer: Any, headers: HeaderFields, counts: Int64s, kept: Int
     rows = np.flatnonzero(chosen[headers.record])
     offsets = np.zeros(len(kept) + 1, np.int32)
     np.cumsum(counts[kept], out=offsets[1:])
-    keys = _gather(buffer, headers.key_start, headers.key_length, rows) if len(rows) else None
-    values = _gather(buffer, headers.value_start, headers.value_length, rows) if len(rows) else None
+    keys = gather(buffer, headers.key_start, headers.key_length, rows) if len(rows) else None
+    values = gather(buffer, headers.value_start, headers.value_length, rows) if len(rows) else None
     return _list_column(offsets, keys, values)
 
 
@@ -223,7 +232,8 @@ def _list_column(offsets: npt.NDArray[np.int32], keys: Any, values: Any) -> Any:
         # Java's String(bytes, UTF_8) replaces what is no UTF-8, and so does Spark's own source.
         names = pa.array([key.decode("utf-8", "replace") for key in keys.to_pylist()], pa.string())
     entries = pa.StructArray.from_arrays([names, values], fields=list(HEADERS.value_type))
-    return pa.ListArray.from_arrays(pa.array(offsets), entries, type=HEADERS)
+    # A record without headers has none, as in Spark's own source (KafkaRecordToRowConverter.scala).
+    return pa.ListArray.from_arrays(pa.array(offsets), entries, type=HEADERS, mask=pa.array(offsets[1:] == offsets[:-1]))
 
 
 def _decode_plainly(
@@ -232,46 +242,61 @@ def _decode_plainly(
     partition: int,
     from_offset: int,
     until_offset: int,
-    include_headers: bool,
+    schema: pa.Schema,
 ) -> pa.RecordBatch:
-    """By decode_records: what the fast path leaves, and where it raises, the error to raise."""
+    """By decode_records and decode_messages: what the fast path leaves, and where it raises, the error to raise."""
     records: list[Record] = []
     types: list[int] = []
+    epochs: list[int] = []
     for header, batch, _ in sections:
-        found = [
-            record
-            for record in decode_records(batch, max_bytes=codecs.MAX_DECOMPRESSED_BYTES)
-            if from_offset <= record.offset < until_offset
-        ]
-        records += found
-        types += [int(header.has_log_append_time)] * len(found)
-    return records_to_batch(records, types, topic, partition, include_headers)
+        rows: Iterable[tuple[Record, int]]
+        if header.magic < 2:
+            rows = decode_messages(header, batch)
+        else:
+            stamp = int(header.has_log_append_time)
+            rows = ((record, stamp) for record in decode_records(batch, max_bytes=codecs.MAX_DECOMPRESSED_BYTES))
+        for record, kind in rows:
+            if from_offset <= record.offset < until_offset:
+                records.append(record)
+                types.append(kind)
+                epochs.append(header.partition_leader_epoch)
+    return records_to_batch(records, types, epochs, topic, partition, schema)
 
 
 def records_to_batch(
-    records: Sequence[Record], types: Sequence[int], topic: str, partition: int, include_headers: bool
+    records: Sequence[Record],
+    types: Sequence[int],
+    epochs: Sequence[int],
+    topic: str,
+    partition: int,
+    schema: pa.Schema = SCHEMA,
 ) -> pa.RecordBatch:
-    """Records that exist as Python objects, each with its timestamp type."""
+    """Records that exist as Python objects, each with its timestamp type and its leader epoch."""
     offsets = np.array([record.offset for record in records], np.int64)
-    timestamps = np.array([record.timestamp for record in records], np.int64)
-    _check_micros(offsets, timestamps)
-    columns = [
-        pa.array([record.key for record in records], pa.binary()),
-        pa.array([record.value for record in records], pa.binary()),
-        *_common_columns(topic, partition, offsets, timestamps, np.array(types, np.int32)),
-    ]
-    if include_headers:
-        pairs = [pair for record in records for pair in record.headers]
-        keys = [key.encode("utf-8", "surrogateescape") for key, _ in pairs]
-        ends = np.zeros(len(records) + 1, np.int32)
-        np.cumsum([len(record.headers) for record in records], out=ends[1:])
-        columns.append(
-            _list_column(
-                ends,
-                pa.array(keys, pa.binary()),
-                pa.array([value for _, value in pairs], pa.binary()),
-            )
-        )
-    return pa.RecordBatch.from_arrays(
-        columns, schema=SCHEMA_WITH_HEADERS if include_headers else SCHEMA
-    )
+
+    def array(name: str) -> Any:
+        if name == "key":
+            return pa.array([record.key for record in records], pa.binary())
+        if name == "value":
+            return pa.array([record.value for record in records], pa.binary())
+        if name == "offset":
+            return pa.array(offsets)
+        if name == "timestamp":
+            return timestamps_to_arrow(offsets, np.array([record.timestamp for record in records], np.int64))
+        if name == "timestampType":
+            return pa.array(types, pa.int32())
+        if name == "headers":
+            return _record_headers(records)
+        if name == "leaderEpoch":
+            return pa.array(epochs, pa.int32())
+        return _constant(name, topic, partition, len(records))
+
+    return pa.RecordBatch.from_arrays([array(field.name) for field in schema], schema=schema)
+
+
+def _record_headers(records: Sequence[Record]) -> Any:
+    pairs = [pair for record in records for pair in record.headers]
+    keys = [key.encode("utf-8", "surrogateescape") for key, _ in pairs]
+    ends = np.zeros(len(records) + 1, np.int32)
+    np.cumsum([len(record.headers) for record in records], out=ends[1:])
+    return _list_column(ends, pa.array(keys, pa.binary()), pa.array([value for _, value in pairs], pa.binary()))

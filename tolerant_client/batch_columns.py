@@ -66,6 +66,7 @@ class BatchColumns(NamedTuple):
     """One row for each record; positions are those in `joined`."""
 
     joined: bytes | memoryview
+    headers: Headers
     fields: Fields
     counts: Int64s  # rows of each batch
     offsets: Int64s
@@ -154,7 +155,7 @@ def read_columns(sections: Sections, include_headers: bool) -> BatchColumns:
         raise Doubt
     data = np.frombuffer(joined, np.uint8)
     fields = read_fields(data, find_records(joined, data, counts, starts, ends), include_headers)
-    return BatchColumns(joined, fields, counts, *_offsets_and_timestamps(headers, counts, fields))
+    return BatchColumns(joined, headers, fields, counts, *_offsets_and_timestamps(headers, counts, fields))
 
 
 def _offsets_and_timestamps(

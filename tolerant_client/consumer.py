@@ -72,7 +72,8 @@ def poll_arrow(
 ) -> pa.Table:
     """KafkaConsumer.poll_arrow for any kafka-python consumer whose fetcher is a TolerantFetcher."""
     consumer._iterator = None
-    with consumer._fetcher.arrow(include_headers):
+    schema = SCHEMA_WITH_HEADERS if include_headers else SCHEMA
+    with consumer._fetcher.arrow(schema):
         found = consumer.poll(timeout_ms, sys.maxsize if max_records is None else max_records)
     batches = [batch for batches in found.values() for batch in batches]
-    return pa.Table.from_batches(batches, SCHEMA_WITH_HEADERS if include_headers else SCHEMA)
+    return pa.Table.from_batches(batches, schema)

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import kafka.errors as Errors
 import numpy as np
+import pyarrow as pa
 from kafka.consumer.fetcher import ConsumerRecord, Fetcher
 from kafka.protocol.consumer import IsolationLevel
 from kafka.record.legacy_records import LegacyRecordBatch
@@ -119,7 +120,7 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
             self._keep(error, bool(records))
         return records
 
-    def take_arrow(self, n: int, max_bytes: int, include_headers: bool) -> tuple[list[Any], int]:
+    def take_arrow(self, n: int, max_bytes: int, schema: pa.Schema) -> tuple[list[Any], int]:
         """At most `n` records as Arrow batches, and their bytes: no more than one piece above `max_bytes`.
 
         Deserializers are not applied.  Raises CorruptRecordError.
@@ -131,7 +132,7 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
         try:
             while n > 0 and size < max_bytes and (piece := self._current()) is not None:
                 start, stop = piece.position, min(piece.rows, piece.position + n)
-                batches.append(piece.arrow(topic, partition, include_headers).slice(start, stop - start))
+                batches.append(piece.arrow(topic, partition, schema).slice(start, stop - start))
                 self._took(piece, stop)
                 n -= stop - start
                 size += piece.size(start, stop)

@@ -13,6 +13,11 @@
       UnsupportedSourceError                            the source has something that is not copied yet
       CoordinatorUnavailableError(+CoordinatorNotAvailableError)
                                                         a group or transactional id has no coordinator
+      DeliveryTimeoutError(+KafkaTimeoutError)          records were not acknowledged in time; may have been written
+      RecordRefusedError                                a record that the broker, or the topic, does not take
+        RecordTooLargeError                             ... because of its size
+      ProducerFencedError                               another producer has taken over the transactional.id
+      RepeatDiffersError                                a repeated write has other rows than the one that was committed
 
 A message names the thing, the place and the remedy.  All of them pickle, so
 that a Spark worker can raise them in the driver.
@@ -29,6 +34,7 @@ from kafka.errors import (
     InvalidReceiveError,
     KafkaConnectionError,
     KafkaError,
+    KafkaTimeoutError,
 )
 
 
@@ -129,3 +135,36 @@ class CoordinatorUnavailableError(TolerantClientError, CoordinatorNotAvailableEr
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class DeliveryTimeoutError(TolerantClientError, KafkaTimeoutError):  # type: ignore[misc]
+    """Records were not acknowledged within delivery.timeout.ms; some of them may have been written."""
+
+
+class RecordRefusedError(TolerantClientError):
+    """A record that cannot be written where it should go, however often it is tried.
+
+    `row` counts the rows of the task that wrote it from 0, -1 where it is not
+    known; `partition` is -1 where none was chosen.
+    """
+
+    def __init__(self, message: str, topic: str = "", partition: int = -1, row: int = -1) -> None:
+        super().__init__(message, topic, partition, row)
+        self.topic = topic
+        self.partition = partition
+        self.row = row
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class RecordTooLargeError(RecordRefusedError):
+    """A record that is larger than its topic, or max.request.size, allows."""
+
+
+class ProducerFencedError(TolerantClientError):
+    """Another producer has taken over the transactional.id, or the transaction has timed out: nothing was committed."""
+
+
+class RepeatDiffersError(TolerantClientError):
+    """A write that is repeated has other rows than the one that was committed: it is not deterministic."""

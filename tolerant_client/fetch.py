@@ -1,7 +1,8 @@
 """Fetch as whole record batches: requests, answers as views, and fetch sessions (KIP-227).
 
 Wire facts: FetchRequest.json and FetchResponse.json of Apache Kafka, versions
-4 to 11 (Kafka 0.11 to 4.x; 12 and later change the encoding, not the meaning).
+0 to 11 (Kafka 0.8 to 4.x; 12 and later change the encoding, not the meaning; 0
+to 3 as Kafka 3.9 has them, the last release that answers them).
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from kafka.structs import TopicPartition
 from tolerant_client.wire import encode_string, read_topic
 
 FETCH_API_KEY = 1
-MIN_FETCH_VERSION = 4
+MIN_FETCH_VERSION = 0
 MAX_FETCH_VERSION = 11
+FIRST_BATCH_FETCH_VERSION = 4  # answers to older ones hold message sets of v0 and v1
 
 _FINAL_EPOCH = -1  # a request with this session epoch neither uses nor opens a session
 _PARTITION_V11 = struct.Struct(">iiqqi")
@@ -24,6 +26,7 @@ _PARTITION_V5 = struct.Struct(">iqqi")
 _PARTITION_V4 = struct.Struct(">iqi")
 _ANSWER_V5 = struct.Struct(">ihqqqi")
 _ANSWER_V4 = struct.Struct(">ihqqi")
+_ANSWER_V0 = struct.Struct(">ihq")
 
 
 class FetchedPartition(NamedTuple):
@@ -31,7 +34,8 @@ class FetchedPartition(NamedTuple):
 
     `records` is a view of whole and, at its end, perhaps one cut record batch;
     it keeps the received frame alive and belongs to the receiver.  Offsets are
-    -1 where the broker does not know them.
+    -1 where the broker does not know them; brokers before 0.11 know nothing of
+    transactions, so their last stable offset is the high watermark.
     """
 
     partition: TopicPartition
@@ -111,7 +115,11 @@ class RawFetch:
         """The whole frame, length prefix included."""
         client = client_id.encode()
         version = self.API_VERSION
-        body = bytearray(struct.pack(">iiiib", -1, self.max_wait_ms, 1, self.max_bytes, self.isolation_level))
+        body = bytearray(struct.pack(">iii", -1, self.max_wait_ms, 1))
+        if version >= 3:
+            body += struct.pack(">i", self.max_bytes)
+        if version >= 4:
+            body += struct.pack(">b", self.isolation_level)
         if version >= 7:
             body += struct.pack(">ii", self.session_id, self.session_epoch)
         by_topic: dict[str, list[TopicPartition]] = {}
@@ -147,8 +155,10 @@ class RawFetch:
         over.  Partitions that were not asked for are the caller's to ignore.
         """
         version = self.API_VERSION
-        (throttle_time_ms,) = struct.unpack_from(">i", body)
-        at, error_code, session_id = 4, 0, 0
+        at, throttle_time_ms, error_code, session_id = 0, 0, 0, 0
+        if version >= 1:
+            (throttle_time_ms,) = struct.unpack_from(">i", body)
+            at = 4
         if version >= 7:
             error_code, session_id = struct.unpack_from(">hi", body, at)
             at += 6
@@ -158,13 +168,17 @@ class RawFetch:
         for _ in range(topics):
             topic, count, at = read_topic(body, at)
             for _ in range(count):
-                log_start = -1
+                log_start, n_aborted = -1, 0
                 if version >= 5:
                     index, error, high, stable, log_start, n_aborted = _ANSWER_V5.unpack_from(body, at)
                     at += _ANSWER_V5.size
-                else:
+                elif version == 4:
                     index, error, high, stable, n_aborted = _ANSWER_V4.unpack_from(body, at)
                     at += _ANSWER_V4.size
+                else:
+                    index, error, high = _ANSWER_V0.unpack_from(body, at)
+                    stable = high
+                    at += _ANSWER_V0.size
                 aborted: tuple[tuple[int, int], ...] = ()
                 if n_aborted > 0:
                     flat = struct.unpack_from(f">{2 * n_aborted}q", body, at)

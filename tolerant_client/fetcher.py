@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import kafka.errors as Errors
+import pyarrow as pa
 from kafka.consumer.fetcher import FetchMetadata, FetchRequestData, FetchSessionHandler, Fetcher
 from kafka.protocol.consumer import FetchRequest
 from kafka.structs import OffsetAndMetadata, TopicPartition
@@ -101,9 +102,9 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         return super().fetched_records(max_records, update_offsets=update_offsets)
 
     @contextmanager
-    def arrow(self, include_headers: bool) -> Iterator[None]:
+    def arrow(self, schema: pa.Schema) -> Iterator[None]:
         """Inside it records are given out as Arrow batches, whose size together fetch_max_bytes bounds."""
-        self._arrow.budget = _ArrowBudget(include_headers, self.config["fetch_max_bytes"])
+        self._arrow.budget = _ArrowBudget(schema, self.config["fetch_max_bytes"])
         try:
             yield
         finally:
@@ -141,7 +142,7 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         if budget.left <= 0:
             return max_records  # ends kafka-python's loop: the table is large enough
         state = self._subscriptions.assignment[tp]
-        batches, size = part.take_arrow(max_records, budget.left, budget.include_headers)
+        batches, size = part.take_arrow(max_records, budget.left, budget.schema)
         budget.left -= size
         if batches:
             drained[tp].extend(batches)
@@ -279,8 +280,8 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
 class _ArrowBudget:
     """How the records of one poll_arrow are given out, and how many bytes of them still may be."""
 
-    __slots__ = ("include_headers", "left")
+    __slots__ = ("schema", "left")
 
-    def __init__(self, include_headers: bool, left: int) -> None:
-        self.include_headers = include_headers
+    def __init__(self, schema: pa.Schema, left: int) -> None:
+        self.schema = schema
         self.left = left

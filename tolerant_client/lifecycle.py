@@ -89,7 +89,9 @@ class InFlightRequest:
         self.deadline = deadline
         self.action = action
         self.context = context
-        self.is_repeat_harmless = action is Action.SAME_BYTES or request.API_KEY == FETCH
+        self.is_repeat_harmless = (
+            action is Action.SAME_BYTES or request.API_KEY == FETCH or getattr(request, "is_repeat_harmless", False)
+        )
         self.expected: float = request.expected_ms / 1000
         self.state = State.QUEUED
         self.is_probe = False

@@ -7,7 +7,7 @@ versions 3 to 7 (Kafka 0.11 to 4.x); zstd needs 7 (KIP-110).
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from kafka.structs import TopicPartition
@@ -22,6 +22,14 @@ _ANSWER_V5 = struct.Struct(">ihqqq")
 _ANSWER_V3 = struct.Struct(">ihqq")
 
 
+_SEQUENCE_MODULUS = 1 << 31
+
+
+def add_sequence(sequence: int, delta: int) -> int:
+    """Sequence numbers wrap from 2**31 - 1 to 0 (DefaultRecordBatch.incrementSequence)."""
+    return (sequence + delta) % _SEQUENCE_MODULUS
+
+
 class ProducedPartition(NamedTuple):
     """One partition of a Produce answer; `base_offset` is -1 where the broker did not say it."""
 
@@ -30,13 +38,24 @@ class ProducedPartition(NamedTuple):
     base_offset: int
 
 
+class ProduceAnswer(list[ProducedPartition]):
+    """The partitions of one answer; `throttle_time_ms` is how long the broker asks to be left alone (KIP-219)."""
+
+    __slots__ = ("throttle_time_ms",)
+
+    def __init__(self, partitions: Iterable[ProducedPartition], throttle_time_ms: int) -> None:
+        super().__init__(partitions)
+        self.throttle_time_ms = throttle_time_ms
+
+
 class RawProduce:
-    """A Produce request (acks=all) of one record batch for each partition.
+    """A Produce request of one record batch for each partition.
 
     The batches are sent from where they are and must not be changed until the
-    request is settled.  A lost answer is handed up: the batches belong to an
-    idempotent producer, so the answer to a later batch of the partition proves
-    that this one was appended, and the target's log tells the rest.
+    request is settled.  `acks` is -1 (all), 1, or 0: then there is no answer.
+    A lost answer is handed up: the batches belong to an idempotent producer, so
+    the answer to a later batch of the partition proves that this one was
+    appended, and whoever made them knows what to do about the rest.
     """
 
     API_KEY = PRODUCE_API_KEY
@@ -44,16 +63,27 @@ class RawProduce:
     expected_ms = 0.0
     order_keys = ()
     resend_safe = False
+    is_repeat_harmless = True  # to whoever made the batches: nothing is sent again here
 
-    __slots__ = ("API_VERSION", "batches", "timeout_ms")
+    __slots__ = ("API_VERSION", "acks", "batches", "timeout_ms", "transactional_id")
 
-    def __init__(self, version: int, batches: Mapping[TopicPartition, memoryview], timeout_ms: int) -> None:
+    def __init__(
+        self,
+        version: int,
+        batches: Mapping[TopicPartition, memoryview],
+        timeout_ms: int,
+        *,
+        acks: int = -1,
+        transactional_id: str | None = None,
+    ) -> None:
         self.API_VERSION = version
         self.batches = batches
         self.timeout_ms = timeout_ms
+        self.acks = acks
+        self.transactional_id = transactional_id
 
     def expect_response(self) -> bool:
-        return True
+        return self.acks != 0
 
     def frame_buffers(self, correlation_id: int, client_id: str) -> list[bytes | bytearray | memoryview]:
         """The whole frame, length prefix included; batches appear as the views given."""
@@ -63,7 +93,8 @@ class RawProduce:
             by_topic.setdefault(partition.topic, []).append((partition.partition, batch))
         head = bytearray(4)
         head += struct.pack(">hhih", PRODUCE_API_KEY, self.API_VERSION, correlation_id, len(client)) + client
-        head += struct.pack(">hhii", -1, -1, self.timeout_ms, len(by_topic))  # no transactional.id; acks=all
+        head += struct.pack(">h", -1) if self.transactional_id is None else encode_string(self.transactional_id)
+        head += struct.pack(">hii", self.acks, self.timeout_ms, len(by_topic))
         buffers: list[bytes | bytearray | memoryview] = []
         size = 0
         for topic, batches in by_topic.items():
@@ -76,7 +107,7 @@ class RawProduce:
         struct.pack_into(">i", buffers[0], 0, size - 4)
         return buffers
 
-    def decode_response(self, body: memoryview) -> list[ProducedPartition]:
+    def decode_response(self, body: memoryview) -> ProduceAnswer:
         """Decodes an answer to this request's version.
 
         Raises ValueError or struct.error when the body is cut, has bytes left
@@ -92,9 +123,10 @@ class RawProduce:
                 index, error, base_offset = layout.unpack_from(body, at)[:3]
                 at += layout.size
                 produced.append(ProducedPartition(TopicPartition(topic, index), error, base_offset))
-        at += 4  # throttle_time_ms
+        (throttle_time_ms,) = struct.unpack_from(">i", body, at)
+        at += 4
         if at != len(body):
             raise ValueError(f"Produce answer has {len(body)} bytes, its fields {at}")
         if {p.partition for p in produced} != self.batches.keys():
             raise ValueError("Produce answer speaks of other partitions than its request")
-        return produced
+        return ProduceAnswer(produced, throttle_time_ms)

@@ -26,6 +26,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.errors import ClusterUnreachableError, OptionError, UnsupportedSourceError
 from tolerant_client.fetch import (
     FETCH_API_KEY,
+    FIRST_BATCH_FETCH_VERSION,
     MAX_FETCH_VERSION,
     MIN_FETCH_VERSION,
     FetchAnswer,
@@ -44,6 +45,12 @@ from tolerant_client.produce import (
 
 EARLIEST = -2
 LATEST = -1
+EARLIEST_LOCAL = -4
+
+_METADATA_WITHOUT_CREATION = 4  # naming a topic in an older request creates it, unless the broker forbids that
+_GROUP_OFFSETS_TOPIC = "__consumer_offsets"  # brokers before 0.10 do not say that it is internal
+_LIST_LOCAL_OFFSETS = 8  # KIP-405
+_LIST_OFFSETS_BY_TIME = 1  # version 0 knows when segments were written, not records
 
 _T = TypeVar("_T")
 
@@ -61,6 +68,7 @@ _DEFAULTS: Mapping[str, Any] = {
 class RawCluster:
     """One Kafka cluster, addressed with kafka-python's configuration keys.
 
+    `credentials` in it are functions without arguments, each called here for more of those keys.
     `name` appears in error messages ("source", "target").  `net` is the event
     loop to share; without one the cluster makes its own and closes it.
     """
@@ -68,6 +76,10 @@ class RawCluster:
     def __init__(self, config: Mapping[str, Any], net: Any = None, *, name: str = "cluster", patience_ms: int = 60_000) -> None:
         if not config.get("bootstrap_servers"):
             raise OptionError(f"No bootstrap servers were given for the {name}; give HOST:PORT[,HOST:PORT...]")
+        # What cannot be pickled (a TLS context, a ticket) is made by the process that connects.
+        config = dict(config)
+        for made in config.pop("credentials", ()):
+            config.update(made())
         self.name = name
         self.bootstrap_servers = config["bootstrap_servers"]
         self.patience_ms = patience_ms
@@ -79,7 +91,6 @@ class RawCluster:
             raise OptionError(f"The {name}'s configuration is wrong: {error}") from error
         self.manager.cluster.config["allow_auto_create_topics"] = False
         self._fetch_version = 0
-        self._produce_version = 0
 
     def __enter__(self) -> RawCluster:
         return self
@@ -111,7 +122,12 @@ class RawCluster:
         except Errors.KafkaTimeoutError as error:
             raise self._unreachable(timeout_ms, error) from error
         self._fetch_version = self._version("Fetch", FETCH_API_KEY, MIN_FETCH_VERSION, MAX_FETCH_VERSION)
-        self._produce_version = self._version("Produce", PRODUCE_API_KEY, MIN_PRODUCE_VERSION, MAX_PRODUCE_VERSION)
+
+    async def require_record_batches(self) -> None:
+        """Raises UnsupportedSourceError for brokers before 0.11, which know no record batches."""
+        await self.connect()
+        self._version("Fetch", FETCH_API_KEY, FIRST_BATCH_FETCH_VERSION, MAX_FETCH_VERSION)
+        self._version("Produce", PRODUCE_API_KEY, MIN_PRODUCE_VERSION, MAX_PRODUCE_VERSION)
 
     async def cluster_id(self) -> str | None:
         """The cluster's own id, by which one cluster under two addresses is recognised."""
@@ -125,20 +141,28 @@ class RawCluster:
         if wanted == set():
             return {}
 
+        def is_meant(topic: Any) -> bool:
+            if wanted is not None:
+                return topic.name in wanted
+            return not topic.is_internal and topic.name != _GROUP_OFFSETS_TOPIC
+
         async def ask() -> dict[str, list[int]]:
-            names = MetadataRequest.ALL_TOPICS if wanted is None else [MetadataRequest.MetadataRequestTopic(name=t) for t in wanted]
+            await self.connect()
+            names = MetadataRequest.ALL_TOPICS
+            if wanted is not None and self._highest(MetadataRequest.API_KEY) >= _METADATA_WITHOUT_CREATION:
+                names = [MetadataRequest.MetadataRequestTopic(name=t) for t in wanted]
             answer = await self.send(MetadataRequest(topics=names, allow_auto_topic_creation=False))
             found: dict[str, list[int]] = {}
-            for topic in answer.topics:
+            for topic in filter(is_meant, answer.topics):
                 code = topic.error_code
                 if code and code != Errors.UnknownTopicOrPartitionError.errno:
                     raise Errors.for_code(code)(f"topic {topic.name}")
-                if not code and (wanted is not None or not topic.is_internal):
+                if not code:
                     found[topic.name] = sorted(p.partition_index for p in topic.partitions)
             if wanted is not None and wanted - found.keys():
                 # Said to be unknown: believed when it is said twice.
                 again = await self.send(MetadataRequest(topics=names, allow_auto_topic_creation=False))
-                for topic in again.topics:
+                for topic in filter(is_meant, again.topics):
                     if not topic.error_code:
                         found[topic.name] = sorted(p.partition_index for p in topic.partitions)
             return found
@@ -183,12 +207,25 @@ class RawCluster:
             groups.setdefault(await self.leader(partition), []).append(partition)
         return groups
 
-    async def list_offsets(self, timestamps: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    async def list_offsets(
+        self, timestamps: Mapping[TopicPartition, int], *, isolation_level: int = 0
+    ) -> dict[TopicPartition, int]:
         """Offsets by timestamp in ms (EARLIEST, LATEST = high watermark, or a time; -1 where none).
 
+        With isolation level 1 LATEST is the last stable offset.
+
         One request for each leader; partitions whose answer is an error are asked again.
+        Raises UnsupportedSourceError for a time if the brokers are older than 0.10.1.
         """
         found: dict[TopicPartition, int] = {}
+        without_times: set[TopicPartition] = set()
+        if any(timestamp >= 0 for timestamp in timestamps.values()):
+            await self.connect()
+            if self._highest(ListOffsetsRequest.API_KEY) < _LIST_OFFSETS_BY_TIME:
+                raise UnsupportedSourceError(
+                    f"The brokers of the {self.name} find no offsets by time;"
+                    " give offsets, or use Kafka 0.10.1 or newer"
+                )
 
         async def ask() -> None:
             groups = await self.by_leader(p for p in timestamps if p not in found)
@@ -204,26 +241,39 @@ class RawCluster:
                     )
                 request = ListOffsetsRequest(
                     replica_id=-1,
-                    isolation_level=0,
+                    isolation_level=isolation_level,
                     topics=[topic_type(name=topic, partitions=parts) for topic, parts in by_topic.items()],
-                    max_version=6,
+                    max_version=_LIST_LOCAL_OFFSETS if EARLIEST_LOCAL in timestamps.values() else 6,
                 )
                 answer = await self.send(request, node)
                 for topic in answer.topics:
                     for part in topic.partitions:
                         partition = TopicPartition(topic.name, part.partition_index)
-                        if part.error_code:
+                        has_no_times = part.error_code == Errors.UnsupportedForMessageFormatError.errno
+                        if has_no_times and partition in without_times:
+                            found[partition] = -1  # messages of v0: none is at or after a time
+                        elif part.error_code:
+                            if has_no_times:
+                                without_times.add(partition)
                             failure = Errors.for_code(part.error_code)(f"{topic.name}-{part.partition_index}")
                         elif partition in timestamps:
-                            found[partition] = part.offset
+                            old = part.old_style_offsets  # of version 0
+                            found[partition] = old[0] if old else part.offset
             if failure is not None:
                 raise failure
+            if missing := [p for p in timestamps if p not in found]:
+                raise Errors.UnknownTopicOrPartitionError(f"{missing[0].topic}-{missing[0].partition}: an answer without it")
 
         if timestamps:
             await self.insist("listing offsets", ask)
         return found
 
     # -- batches --------------------------------------------------------------
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether the brokers may keep records in remote storage only (KIP-405); true only once connected."""
+        return self._highest(ListOffsetsRequest.API_KEY) >= _LIST_LOCAL_OFFSETS
 
     async def session(self, node_id: int) -> FetchSession:
         """A new incremental fetch session for `node_id`."""
@@ -264,11 +314,21 @@ class RawCluster:
             raise Errors.for_code(answer.error_code)(f"fetch from node {node_id} of the {self.name}")
         return answer.partitions
 
-    def produce(self, node_id: int, batches: Mapping[TopicPartition, memoryview], timeout_ms: int = 30_000) -> Any:
-        """Sends one batch a partition; a kafka Future of list[ProducedPartition], for pipelining."""
+    def produce(
+        self,
+        node_id: int,
+        batches: Mapping[TopicPartition, memoryview],
+        timeout_ms: int = 30_000,
+        *,
+        acks: int = -1,
+        transactional_id: str | None = None,
+    ) -> Any:
+        """Sends one batch a partition; a kafka Future of ProduceAnswer (None with acks=0), for pipelining."""
         try:
-            return self.manager.send(RawProduce(self._produce_version, batches, timeout_ms), node_id)
-        except Errors.KafkaError as error:  # the node is no longer known, or has refused our credentials
+            version = self._version("Produce", PRODUCE_API_KEY, MIN_PRODUCE_VERSION, MAX_PRODUCE_VERSION)
+            request = RawProduce(version, batches, timeout_ms, acks=acks, transactional_id=transactional_id)
+            return self.manager.send(request, node_id)
+        except Errors.KafkaError as error:  # the node is not known, has refused our credentials, or is too old
             return Future().failure(error)
 
     async def produce_and_wait(self, node_id: int, batches: Mapping[TopicPartition, memoryview]) -> list[ProducedPartition]:
@@ -287,13 +347,14 @@ class RawCluster:
         connection = await self.manager.get_connection(node_id)
         return await connection.send_request(request)
 
-    async def insist(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        """Repeats `attempt` while it fails with what may heal, at most `patience_ms`.
+    async def insist(self, what: str, attempt: Callable[[], Awaitable[_T]], patience_ms: int | None = None) -> _T:
+        """Repeats `attempt` while it fails with what may heal, at most `patience_ms` (or the cluster's own).
 
         An error that is not retriable is believed when it comes three times in a
         row.  Raises ClusterUnreachableError (cause: the last error) in the end.
         """
-        deadline = time.monotonic() + self.patience_ms / 1000
+        patience_ms = self.patience_ms if patience_ms is None else patience_ms
+        deadline = time.monotonic() + patience_ms / 1000
         backoff, last, repeated = 0.02, "", 0
         while True:
             try:
@@ -306,11 +367,15 @@ class RawCluster:
                 if repeated >= 3 and not getattr(error, "retriable", False):
                     raise
                 if time.monotonic() > deadline:
-                    raise self._unreachable(self.patience_ms, error, what) from error
+                    raise self._unreachable(patience_ms, error, what) from error
                 if getattr(error, "invalid_metadata", False):
                     self.manager.cluster.request_update()  # the leader that we know may lead no longer
             await self.net.sleep(backoff * random.uniform(0.8, 1.2))
             backoff = min(backoff * 2, 1.0)
+
+    def _highest(self, api_key: int) -> int:
+        highest: int = self.manager.broker_version_data.api_versions[api_key][1]
+        return highest
 
     def _version(self, name: str, api_key: int, lowest: int, highest: int) -> int:
         broker_lowest, broker_highest = self.manager.broker_version_data.api_versions[api_key]
@@ -318,7 +383,7 @@ class RawCluster:
         if version < max(lowest, broker_lowest):
             raise UnsupportedSourceError(
                 f"The brokers of the {self.name} speak {name} versions {broker_lowest}-{broker_highest},"
-                f" tolerant-client {lowest}-{highest}; Kafka 0.11 or newer is needed"
+                f" tolerant-client {lowest}-{highest} here; Kafka 0.11 or newer is needed"
             )
         return version
 

@@ -16,6 +16,7 @@ from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from kafka.errors import CorruptRecordError
 from kafka.record.default_records import DefaultRecordBatch
@@ -63,7 +64,7 @@ class Piece:
         """Rows `start` to `stop`, at least one, as Python objects; raises Doubt when only `plainly` can read them."""
         raise NotImplementedError
 
-    def arrow(self, topic: str, partition: int, include_headers: bool) -> Any:
+    def arrow(self, topic: str, partition: int, schema: pa.Schema) -> Any:
         """All rows as one Arrow batch; made once.  Raises RecordBatchError for a timestamp beyond microseconds."""
         raise NotImplementedError
 
@@ -101,7 +102,7 @@ class ColumnsPiece(Piece):
         self._blob: bytes | None = joined if isinstance(joined, bytes) else None
         self._sections = sections
         self._names = _Names()
-        self._arrow: tuple[bool, Any] | None = None
+        self._arrow: tuple[pa.Schema, Any] | None = None
 
     def read(self, start: int, stop: int) -> Rows:
         columns, part = self._columns, slice(start, stop)
@@ -127,12 +128,12 @@ class ColumnsPiece(Piece):
             header_sizes,
         )
 
-    def arrow(self, topic: str, partition: int, include_headers: bool) -> Any:
-        if self._arrow is None or self._arrow[0] != include_headers:
+    def arrow(self, topic: str, partition: int, schema: pa.Schema) -> Any:
+        if self._arrow is None or self._arrow[0] is not schema:
             everything = np.arange(self.rows)
             self._arrow = (
-                include_headers,
-                columns_to_arrow(self._columns, everything, topic, partition, include_headers),
+                schema,
+                columns_to_arrow(self._columns, everything, topic, partition, schema),
             )
         return self._arrow[1]
 
@@ -194,7 +195,7 @@ class RecordsPiece(Piece):
         super().__init__(len(records))
         self._records = records
         self._epochs = epochs
-        self._arrow: tuple[bool, Any] | None = None
+        self._arrow: tuple[pa.Schema, Any] | None = None
         self.error = error
 
     def read(self, start: int, stop: int) -> Rows:
@@ -216,8 +217,8 @@ class RecordsPiece(Piece):
             [_header_size(pairs) for pairs in headers],
         )
 
-    def arrow(self, topic: str, partition: int, include_headers: bool) -> Any:
-        if self._arrow is None or self._arrow[0] != include_headers:
+    def arrow(self, topic: str, partition: int, schema: pa.Schema) -> Any:
+        if self._arrow is None or self._arrow[0] is not schema:
             # Format v0 has no timestamps: -1 and type -1, as in Spark's source and Java's TimestampType.
             rows = [
                 Record(
@@ -230,7 +231,7 @@ class RecordsPiece(Piece):
                 for record in self._records
             ]
             types = [-1 if record.timestamp_type is None else record.timestamp_type for record in self._records]
-            self._arrow = include_headers, records_to_batch(rows, types, topic, partition, include_headers)
+            self._arrow = schema, records_to_batch(rows, types, self._epochs, topic, partition, schema)
         return self._arrow[1]
 
     def last(self, stop: int) -> tuple[int, int]:

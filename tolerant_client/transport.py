@@ -89,6 +89,8 @@ class TolerantTCPTransport(KafkaTCPTransport):  # type: ignore[misc]  # kafka-py
                 self.abort(Errors.KafkaConnectionError(f"receiving failed: {error}"))
                 return False
             if size == 0:
+                if taken:
+                    return True  # a last answer, such as why a login failed, is heard before the end
                 self.abort(Errors.KafkaConnectionError("the broker closed the connection"))
                 return False
             taken += size

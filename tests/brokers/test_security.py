@@ -182,6 +182,7 @@ def test_records_are_written_and_read(cluster: KafkaCluster, certificate: Certif
 @pytest.mark.parametrize(("mechanism", "answers"), [("PLAIN", 1), ("SCRAM-SHA-256", 2)])
 def test_wrong_password_is_said_at_once_and_nowhere_repeated(
     cluster: KafkaCluster,
+    certificate: Certificate,
     fault_proxy: Callable[..., FaultProxy],
     caplog: pytest.LogCaptureFixture,
     client: Callable[..., Any],
@@ -194,6 +195,9 @@ def test_wrong_password_is_said_at_once_and_nowhere_repeated(
     with pytest.raises(Errors.SaslAuthenticationFailedError) as raised:
         client(bootstrap_servers=proxy.bootstrap_servers, **options)
     assert proxy.answers["SaslAuthenticate"] == answers  # one attempt
+    options = {"security_protocol": "SASL_SSL", "ssl_cafile": str(certificate.pem), **login(mechanism, WRONG)}
+    with pytest.raises(Errors.SaslAuthenticationFailedError):
+        client(bootstrap_servers=cluster.servers_of("SASL_TLS"), **options)
     logged = [record.getMessage() for record in caplog.records]
     assert logged
     assert not [text for text in (str(raised.value), repr(raised.value), *logged) if WRONG in text]

@@ -53,7 +53,7 @@ def rows(frame: Any) -> list[Record]:
             None if row.value is None else bytes(row.value),
             tuple(
                 (header.key, None if header.value is None else bytes(header.value))
-                for header in (row.headers if "headers" in row else ())
+                for header in ((row.headers if "headers" in row else None) or ())
             ),
         )
         for row in sorted(frame.collect(), key=lambda row: (row.partition, row.offset))

@@ -37,7 +37,7 @@ batch_of_records = st.lists(run | one_record.map(lambda record: [record]), min_s
 
 def rows(records: Any) -> list[tuple[Any, ...]]:
     return [
-        (r.offset, r.timestamp, r.key, r.value, [(shown(key), value) for key, value in r.headers])
+        (r.offset, r.timestamp, r.key, r.value, [(shown(key), value) for key, value in r.headers] or None)
         for r in records
     ]
 
@@ -53,7 +53,7 @@ def arrow_rows(piece: Any) -> list[tuple[Any, ...]]:
             (row["timestamp"] - EPOCH) // timedelta(milliseconds=1),
             row["key"],
             row["value"],
-            [(header["key"].encode(), header["value"]) for header in row["headers"]],
+            row["headers"] and [(header["key"].encode(), header["value"]) for header in row["headers"]],
         )
         for row in piece.to_pylist()
     ]
@@ -77,7 +77,7 @@ def test_arrow_equals_decode_records(given: Any, cut: tuple[int, int], target_by
     ]
     expected = [pair for pair in expected if cut[0] <= pair[1].offset < cut[1]]
     pieces = list(
-        iter_arrow(iter_batches(data), "topic", 3, *cut, include_headers=True, target_bytes=target_bytes)
+        iter_arrow(iter_batches(data), "topic", 3, *cut, schema=arrow.SCHEMA_WITH_HEADERS, target_bytes=target_bytes)
     )
     for piece in pieces:
         piece.validate(full=True)
@@ -103,10 +103,10 @@ def test_damage_is_found_by_both_or_by_none(position: int, byte: int, count: int
         expected = rows(decode_records(view))
     except RecordBatchError as error:
         with pytest.raises(RecordBatchError) as caught:
-            batch_to_arrow(read_header(view), view, "t", 0, True)
+            batch_to_arrow(read_header(view), view, "t", 0, arrow.SCHEMA_WITH_HEADERS)
         assert str(caught.value) == str(error)
     else:
-        assert arrow_rows(batch_to_arrow(read_header(view), view, "t", 0, True)) == expected
+        assert arrow_rows(batch_to_arrow(read_header(view), view, "t", 0, arrow.SCHEMA_WITH_HEADERS)) == expected
 
 
 @pytest.mark.parametrize("cut", [1, 7, 30])
@@ -132,21 +132,21 @@ def test_control_batches_are_skipped() -> None:
 
 
 def test_nothing_makes_an_empty_batch_of_the_schema() -> None:
-    assert records_to_arrow([], "t", 0, 0, 9, True).schema.equals(arrow.SCHEMA_WITH_HEADERS)
+    assert records_to_arrow([], "t", 0, 0, 9, arrow.SCHEMA_WITH_HEADERS).schema.equals(arrow.SCHEMA_WITH_HEADERS)
 
 
 def test_header_keys_that_are_no_utf8_are_replaced_as_java_does() -> None:
     key = b"\xff!".decode("utf-8", "surrogateescape")
     for count in (1, record_fields._MAX_HEADER_ROUNDS + 1):
         view = memoryview(encode_batch([Record(0, T0, None, None, ((key, b"v"),) * count)]))
-        (headers,) = batch_to_arrow(read_header(view), view, "t", 0, True).column("headers").to_pylist()
+        (headers,) = batch_to_arrow(read_header(view), view, "t", 0, arrow.SCHEMA_WITH_HEADERS).column("headers").to_pylist()
         assert headers == [{"key": "\ufffd!", "value": b"v"}] * count
 
 
 def test_very_many_headers_are_read_plainly() -> None:
     sample = [Record(0, T0, b"k", None, tuple((str(i), b"%d" % i) for i in range(500)))] * 2
     view = memoryview(encode_batch(sample))
-    piece = batch_to_arrow(read_header(view), view, "t", 0, True)
+    piece = batch_to_arrow(read_header(view), view, "t", 0, arrow.SCHEMA_WITH_HEADERS)
     assert arrow_rows(piece) == rows(decode_records(view))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import struct
 
 import cramjam
@@ -99,6 +100,23 @@ def test_lz4_frames_have_independent_blocks() -> None:
     frame = codecs.compress(codecs.LZ4, b"KafkaLZ4BlockInputStream reads no linked blocks" * 9000)
     assert frame[:4] == b"\x04\x22\x4d\x18"
     assert frame[4] & 0x20
+
+
+def test_an_lz4_block_that_does_not_pack_lies_in_its_frame_as_it_is() -> None:
+    noise = random.Random(0).randbytes(600_000)
+    for data in (noise, noise + bytes(300_000), bytes(262_144), noise[:262_144], noise[:262_145]):
+        frame = codecs.compress(codecs.LZ4, data)
+        assert len(frame) < len(data) + 40
+        assert bytes(codecs.decompress(codecs.LZ4, frame)) == data
+
+
+@pytest.mark.parametrize(("codec", "levels"), [(codecs.GZIP, (1, 9)), (codecs.LZ4, (1, 12)), (codecs.ZSTD, (1, 19))])
+def test_levels_change_how_close_data_is_packed(codec: int, levels: tuple[int, int]) -> None:
+    words = [random.Random(number).randbytes(6).hex().encode() for number in range(200)]
+    data = b" ".join(random.Random(0).choices(words, k=20_000))
+    fast, small = (codecs.compress(codec, data, level) for level in levels)
+    assert len(small) < len(fast)
+    assert bytes(codecs.decompress(codec, fast)) == bytes(codecs.decompress(codec, small)) == data
 
 
 def test_gzip_is_what_python_reads() -> None:

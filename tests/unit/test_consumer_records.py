@@ -203,7 +203,7 @@ def test_records_and_arrow_taken_in_turn_are_all_records_once(
         if how == "p":
             found += [(r.offset, r.timestamp, r.timestamp_type, r.key, r.value) for r in ours.take(n)]
         else:
-            batches, _ = ours.take_arrow(n, 1 << 30, how == "h")
+            batches, _ = ours.take_arrow(n, 1 << 30, arrow.SCHEMA_WITH_HEADERS if how == "h" else arrow.SCHEMA)
             for batch in batches:
                 assert batch.schema == (arrow.SCHEMA_WITH_HEADERS if how == "h" else arrow.SCHEMA)
                 for row in batch.to_pylist():
@@ -225,7 +225,7 @@ def test_old_message_formats_are_read_as_kafka_python_reads_them(magic: int, cod
     data = old + encode_batch(new, base_offset=35, partition_leader_epoch=2)
     stock, ours = both(data, 12)
     assert len(assert_same(stock, ours, [1, 7, 9, 20])) == 63
-    batches, _ = both(old, 12)[1].take_arrow(100, 1 << 30, True)
+    batches, _ = both(old, 12)[1].take_arrow(100, 1 << 30, arrow.SCHEMA_WITH_HEADERS)
     rows = [row for batch in batches for row in batch.to_pylist()]
     assert [row["offset"] for row in rows] == list(range(12, 35))
     assert {row["timestampType"] for row in rows} == ({-1} if magic == 0 else {0})
@@ -326,7 +326,7 @@ def test_a_header_key_that_is_no_utf8_is_corrupt_as_in_kafka_python_and_replaced
     for part in (stock, ours):
         with pytest.raises(CorruptRecordError):
             part.take(None)
-    batches, _ = both(data)[1].take_arrow(100, 1 << 30, True)
+    batches, _ = both(data)[1].take_arrow(100, 1 << 30, arrow.SCHEMA_WITH_HEADERS)
     assert batches[0].to_pylist()[39]["headers"] == [{"key": "h\ufffd", "value": b"1"}]
 
 
@@ -344,7 +344,7 @@ def test_a_fetch_is_decoded_in_pieces_and_not_at_once(monkeypatch: pytest.Monkey
     _, ours = both(data)
     assert len(ours.take(150)) == 150
     assert len(sizes) == 1 and sizes[0] <= consumer_records.PIECE_BYTES
-    batches, size = ours.take_arrow(10**6, 2_000_000, False)
+    batches, size = ours.take_arrow(10**6, 2_000_000, arrow.SCHEMA)
     assert 2_000_000 <= size <= 2_000_000 + consumer_records.PIECE_BYTES + 100_000
     assert len(sizes) == 3 and sum(batch.num_rows for batch in batches) < 4000
 

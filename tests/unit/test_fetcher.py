@@ -15,6 +15,7 @@ from kafka.consumer.subscription_state import SubscriptionState
 from kafka.record import MemoryRecordsBuilder
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
+from tolerant_client.arrow import SCHEMA
 from tolerant_client.events import Event, OffsetOutOfRange, RecoveryCounters
 from tolerant_client.fetcher import TolerantFetcher
 from tolerant_client.out_of_range import Doubts
@@ -196,7 +197,7 @@ def test_arrow_stops_at_fetch_max_bytes_and_records_go_on_behind_it(fetcher: Tol
     big = [b"".join(encode_batch([Record(0, T0, None, b"." * 10_000)] * 100, base_offset=100 * n) for n in range(8))]
     fetcher._completed_fetches.append(answer(A, 0, big[0]))
     fetcher.config["fetch_max_bytes"] = 1_500_000
-    with fetcher.arrow(include_headers=False):
+    with fetcher.arrow(SCHEMA):
         found, _ = fetcher.fetched_records(max_records=10**9)
     rows = sum(piece.num_rows for piece in found[A])
     assert 100 <= rows <= 300

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
 from spark_integration.offsets import (
+    EARLIEST,
+    AtTimestamp,
+    Everywhere,
     OffsetRange,
+    SpecificOffsets,
     check_same_partitions,
+    flat_offsets,
     format_offsets,
+    nested_offsets,
     parse_assignment,
     parse_partition_numbers,
     plan_ranges,
@@ -63,11 +71,11 @@ def test_wrong_offsets_are_refused_by_name(text: str, reason: str) -> None:
 
 
 def test_assignments_are_lists_of_partitions() -> None:
-    assert parse_assignment('{"b":[0],"a":[1,0]}', "assign") == (A0, A1, B0)
+    assert parse_assignment('{"b":[0],"a":[1,0,1]}', "assign") == (A0, A1, B0)
 
 
 @pytest.mark.parametrize(
-    "text", ['{"a":0}', '{"a":[]}', '{"a":["0"]}', '{"a":[-1]}', '{"a":[0,0]}', "a"]
+    "text", ['{"a":0}', '{"a":[]}', '{"a":["0"]}', '{"a":[-1]}', "a"]
 )
 def test_wrong_assignments_are_refused(text: str) -> None:
     with pytest.raises(OptionError, match="assign"):
@@ -75,11 +83,18 @@ def test_wrong_assignments_are_refused(text: str) -> None:
 
 
 def test_missing_and_extra_partitions_are_named() -> None:
-    check_same_partitions([A0, A1], [A1, A0], "startingOffsets")
-    with pytest.raises(OptionError, match=r"startingOffsets.*missing: a-1"):
-        check_same_partitions([A0], [A0, A1], "startingOffsets")
-    with pytest.raises(OptionError, match=r"not read: b-0"):
-        check_same_partitions([A0, B0], [A0], "startingOffsets")
+    check_same_partitions(SpecificOffsets({A0: 1, A1: 2}, "startingOffsets"), [A1, A0])
+    check_same_partitions(Everywhere(EARLIEST), [A1, A0])
+    with pytest.raises(OptionError, match=r"KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED.*startingOffsets.*missing: a-1"):
+        check_same_partitions(SpecificOffsets({A0: 1}, "startingOffsets"), [A0, A1])
+    with pytest.raises(OptionError, match=r"KAFKA_TIMESTAMP_OFFSET_DOES_NOT_MATCH_ASSIGNED.*not read: b-0"):
+        check_same_partitions(AtTimestamp({A0: 1, B0: 1}, "endingOffsetsByTimestamp"), [A0])
+
+
+def test_nested_offsets_are_in_order_and_come_back() -> None:
+    nested = nested_offsets({B0: 3, A1: 2, A0: 1})
+    assert json.dumps(nested) == '{"a": {"0": 1, "1": 2}, "b": {"0": 3}}'
+    assert flat_offsets(nested) == {A0: 1, A1: 2, B0: 3}
 
 
 @given(

@@ -10,19 +10,16 @@ from kafka.structs import TopicPartition
 from spark_integration.kafka_config import FORBIDDEN
 from spark_integration.offsets import EARLIEST, LATEST, AtTimestamp, Everywhere, SpecificOffsets
 from spark_integration.options import (
-    KNOWN,
-    WITHOUT_EFFECT,
     Assign,
     ReadOptions,
     Subscribe,
     SubscribePattern,
+    TriggerLimits,
     parse_read_options,
 )
 from tolerant_client.errors import OptionError
 
 T0 = TopicPartition("t", 0)
-JAAS = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="u" password="s3\\"cret";'
-CANARY = "canary-4711"
 
 
 def parse(**options: str) -> ReadOptions:
@@ -104,11 +101,12 @@ def test_a_timestamp_for_all_wins_over_others() -> None:
         ("startingOffsetsByTimestamp", '{"t":{"0":-5}}', "negative time"),
         ("startingOffsetsByTimestampStrategy", "guess", "error, latest"),
         ("failOnDataLoss", "yes", "true, false"),
-        ("minPartitions", "0", "greater than 0"),
+        ("minPartitions", "0", "must be positive"),
         ("maxRecordsPerPartition", "many", "whole number"),
         ("isolation__level", "serializable", "read_uncommitted, read_committed"),
-        ("payload", "bytes", "records, ranges"),
+        ("payload", "bytes", "records, batches"),
         ("subscribePattern", "(", "no regular expression"),
+        ("subscribePattern", "t[a&&[^b]]", "no regular expression of Python"),
         ("subscribePattern", "", "needs a regular expression"),
         ("subscribe", " , ", "needs topic names"),
     ],
@@ -126,7 +124,6 @@ def test_a_wrong_value_is_refused_by_name(name: str, value: str, reason: str) ->
         ("startingOfsets", "startingOffsets"),
         ("subscribed", "subscribe"),
         ("bootstrap.servers", "kafka.bootstrap.servers"),
-        ("kafka.security.protocl", "kafka.security.protocol"),
     ],
 )
 def test_an_unknown_option_gets_the_nearest_name(name: str, near: str) -> None:
@@ -139,9 +136,71 @@ def test_an_unknown_option_far_from_all_gets_the_list() -> None:
         parse(zzz="x")
 
 
-def test_options_of_streams_are_taken_without_effect() -> None:
-    assert parse(maxOffsetsPerTrigger="10", groupIdPrefix="x", kafka__group__id="g") == parse()
-    assert not set(KNOWN) & set(WITHOUT_EFFECT)
+def test_limits_of_a_trigger_are_offsets_and_a_duration() -> None:
+    assert parse().limits == TriggerLimits(None, None, 900_000)
+    limits = parse(maxOffsetsPerTrigger="10", minOffsetsPerTrigger="10", maxTriggerDelay="2m").limits
+    assert limits == TriggerLimits(10, 10, 120_000)
+    with pytest.raises(OptionError, match=r"minOffsetsPerTrigger \(11\) is higher than maxOffsetsPerTrigger \(10\)"):
+        parse(maxOffsetsPerTrigger="10", minOffsetsPerTrigger="11")
+
+
+@pytest.mark.parametrize(("text", "ms"), [("15m", 900_000), ("30 S", 30_000), ("500ms", 500), ("7", 7), ("1d", 86_400_000)])
+def test_durations_are_sparks(text: str, ms: int) -> None:
+    assert parse(maxTriggerDelay=text).limits.max_delay_ms == ms
+
+
+@pytest.mark.parametrize("text", ["", "soon", "5 weeks", "-1s", "1.5m"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="maxTriggerDelay is"):
+        parse(maxTriggerDelay=text)
+
+
+def test_a_stream_starts_at_the_end_and_may_be_told_to() -> None:
+    base = {"kafka.bootstrap.servers": "h:1", "subscribe": "t"}
+    assert parse_read_options(base, is_stream=True).start == Everywhere(LATEST)
+    told = parse_read_options({**base, "startingOffsets": '{"t":{"0":-1}}'}, is_stream=True)
+    assert told.start == SpecificOffsets({T0: -1}, "startingOffsets")
+
+
+@pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"])
+def test_a_stream_has_no_end(name: str) -> None:
+    with pytest.raises(OptionError, match=f"{name} is not valid in a streaming query"):
+        parse_read_options({"kafka.bootstrap.servers": "h:1", "subscribe": "t", name: "1"}, is_stream=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "condition"),
+    [
+        (
+            {"startingOffsets": '{"t":{"0":5}}', "endingOffsets": '{"t":{"0":4}}'},
+            "UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET",
+        ),
+        (
+            {"startingOffsetsByTimestamp": '{"t":{"0":5}}', "endingOffsetsByTimestamp": '{"t":{"0":4}}'},
+            "UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET",
+        ),
+        (
+            {"startingOffsets": '{"t":{"0":5}}', "endingOffsets": '{"t":{"1":4}}'},
+            "MISMATCHED_TOPIC_PARTITIONS_BETWEEN_START_OFFSET_AND_END_OFFSET",
+        ),
+    ],
+)
+def test_a_start_behind_its_end_is_refused_with_sparks_condition(options: dict[str, str], condition: str) -> None:
+    with pytest.raises(OptionError, match=condition):
+        parse(**options)
+
+
+def test_committing_offsets_needs_a_group() -> None:
+    with pytest.raises(OptionError, match="commitOffsets=true needs kafka.group.id"):
+        parse(commitOffsets="true")
+    options = parse(commitOffsets="true", kafka__group__id="g")
+    assert (options.commits_offsets, options.group_id) == (True, "g")
+
+
+def test_memory_is_bounded_from_below_too() -> None:
+    assert parse(maxBytesInFlight="1048576").max_bytes_in_flight == 1 << 20
+    with pytest.raises(OptionError, match="maxBytesInFlight is 1000; a task needs at least"):
+        parse(maxBytesInFlight="1000")
 
 
 @pytest.mark.parametrize("name", FORBIDDEN)
@@ -161,92 +220,22 @@ def test_isolation_level_may_have_kafkas_prefix() -> None:
     assert parse(isolation__level="read_committed").isolation_level == 1
 
 
-def test_numbers_and_names_are_passed_on() -> None:
-    config = parse(kafka__client__id="c", kafka__request__timeout__ms="5").kafka
-    assert (config["client_id"], config["request_timeout_ms"]) == ("c", 5)
-    with pytest.raises(OptionError, match="whole number"):
-        parse(kafka__request__timeout__ms="soon")
+def test_contradicting_isolation_levels_are_refused() -> None:
+    with pytest.raises(OptionError, match="isolation.level is 'read_uncommitted' and kafka.isolation.level is 'read_committed'"):
+        parse(isolation__level="read_uncommitted", kafka__isolation__level="read_committed")
 
 
-def sasl(**options: str) -> ReadOptions:
-    return parse(
-        **{
-            "kafka__security__protocol": "SASL_SSL",
-            "kafka__sasl__mechanism": "SCRAM-SHA-512",
-            "kafka__sasl__jaas__config": JAAS,
-            **options,
-        }
-    )
-
-
-def test_scram_credentials_are_taken_from_jaas() -> None:
-    config = sasl().kafka
-    assert config["security_protocol"] == "SASL_SSL"
-    assert config["sasl_mechanism"] == "SCRAM-SHA-512"
-    assert (config["sasl_plain_username"], config["sasl_plain_password"]) == ("u", 's3"cret')
+def test_no_limit_may_be_said_by_the_largest_long() -> None:
+    assert parse(maxOffsetsPerTrigger=str(2**63 - 1)).limits.max_offsets == 2**63 - 1
+    with pytest.raises(OptionError, match="maxOffsetsPerTrigger is"):
+        parse(maxOffsetsPerTrigger=str(2**63))
 
 
 @pytest.mark.parametrize(
-    "jaas",
-    [
-        f"org.apache.kafka.common.security.plain.PlainLoginModule required password='{CANARY}' username=u ;",
-        f'kafkashaded.org.apache.kafka.common.security.plain.PlainLoginModule required\n username="u"\n password="{CANARY}";',
-    ],
+    "text",
+    ['{"t":{"0":' + "1" * 30 + "}}", '{"t":{"0":1,"00":2}}', '{"t":{"4294967296":1}}', "[" * 100_000, '{"t":{"0":' + "9" * 5000 + "}}"],
+    ids=["beyond a long", "twice", "beyond an int", "nested", "digits"],
 )
-def test_plain_credentials_are_taken_from_jaas(jaas: str) -> None:
-    options = sasl(kafka__sasl__mechanism="PLAIN", kafka__sasl__jaas__config=jaas)
-    assert options.kafka["sasl_plain_password"] == CANARY
-    assert CANARY not in repr(options)
-
-
-@pytest.mark.parametrize(
-    "jaas",
-    [
-        "",
-        CANARY,
-        f'org.example.Other required username="u" password="{CANARY}";',
-        f'org.apache.kafka.common.security.scram.ScramLoginModule required username="u" password="{CANARY}"',
-        f'org.apache.kafka.common.security.scram.ScramLoginModule required password="{CANARY}";',
-        f'org.apache.kafka.common.security.scram.ScramLoginModule required username="u" "{CANARY}";',
-    ],
-)
-def test_a_wrong_jaas_configuration_is_refused_without_showing_it(jaas: str) -> None:
-    with pytest.raises(OptionError, match="ScramLoginModule required") as caught:
-        sasl(kafka__sasl__jaas__config=jaas)
-    assert CANARY not in str(caught.value)
-
-
-def test_a_mechanism_is_needed_and_must_be_known() -> None:
-    with pytest.raises(OptionError, match="one of PLAIN, SCRAM"):
-        sasl(kafka__sasl__mechanism="GSSAPI")
-
-
-def test_pem_files_are_passed_on() -> None:
-    config = parse(
-        kafka__security__protocol="ssl",
-        kafka__ssl__truststore__location="/ca.pem",
-        kafka__ssl__truststore__type="PEM",
-        kafka__ssl__keystore__location="/me.pem",
-        kafka__ssl__key__password=CANARY,
-    ).kafka
-    assert config["security_protocol"] == "SSL"
-    assert (config["ssl_cafile"], config["ssl_certfile"], config["ssl_keyfile"]) == ("/ca.pem", "/me.pem", "/me.pem")
-    assert config["ssl_password"] == CANARY and config["ssl_check_hostname"]
-
-
-def test_java_keystores_are_refused() -> None:
-    for options in (
-        {"kafka__ssl__truststore__location": "/ca.jks"},
-        {"kafka__ssl__truststore__location": "/ca", "kafka__ssl__truststore__type": "JKS"},
-    ):
-        with pytest.raises(OptionError, match="must be a PEM file"):
-            parse(kafka__security__protocol="SSL", **options)
-
-
-def test_security_without_effect_is_refused() -> None:
-    with pytest.raises(OptionError, match="kafka.sasl.mechanism has no effect"):
-        parse(kafka__sasl__mechanism="PLAIN")
-    with pytest.raises(OptionError, match="security.protocol must be"):
-        parse(kafka__security__protocol="TLS")
-    with pytest.raises(OptionError, match="https, or empty"):
-        parse(kafka__security__protocol="SSL", kafka__ssl__endpoint__identification__algorithm="no")
+def test_json_beyond_all_bounds_is_refused_by_name(text: str) -> None:
+    with pytest.raises(OptionError, match="startingOffsets"):
+        parse(startingOffsets=text)

@@ -15,7 +15,8 @@ from tolerant_client.errors import (
     TolerantClientError,
     UnsupportedSourceError,
 )
-from tolerant_client.mirror.partition import BELIEVED_AFTER, AppendState, PartitionCopy, Phase, add_sequence
+from tolerant_client.mirror.partition import BELIEVED_AFTER, AppendState, PartitionCopy, Phase
+from tolerant_client.produce import add_sequence
 from tolerant_client.record_batch import BatchHeader, Record, encode_batch, iter_batches, read_header
 
 TP = TopicPartition("orders", 3)

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from kafka import errors as kafka_errors
+from kafka.future import Future
 from kafka.structs import TopicPartition
 
-from spark_integration.offsets import EARLIEST, OffsetRange
+from spark_integration import range_fetch
+from spark_integration.offsets import EARLIEST, EARLIEST_LOCAL, LATEST, OffsetRange
 from spark_integration.options import parse_read_options
 from spark_integration.range_fetch import RangeFetch
 from tolerant_client.committed import skip_aborted
@@ -31,6 +33,9 @@ def answer(records: bytes = b"", error_code: int = 0, end: int = 100) -> Fetched
     return FetchedPartition(TP, error_code, end, end, 0, (), memoryview(records))
 
 
+THROTTLED = answer()
+
+
 class ScriptedCluster:
     """Gives the answers of a script, the last one for ever; keeps what it was asked."""
 
@@ -42,10 +47,25 @@ class ScriptedCluster:
         self.asked: list[int] = []
         self.refreshed = 0
         self.net = self
+        self.has_tiers = True
+        self.first_local = 0  # what lies before is in remote storage
+        self.topics = {"t": [0]}
+        self.waits: list[int] = []
 
     async def connect(self) -> None: ...
 
     async def sleep(self, seconds: float) -> None: ...
+
+    def call_soon_with_future(self, function: Any, *args: Any) -> Future:
+        """Runs what never waits here at once."""
+        future = Future()
+        try:
+            function(*args).send(None)
+        except StopIteration as done:
+            return future.success(done.value)
+        except Exception as error:
+            return future.failure(error)
+        raise AssertionError("a scripted cluster answers at once")
 
     async def refresh(self) -> None:
         self.refreshed += 1
@@ -53,15 +73,22 @@ class ScriptedCluster:
     async def leader(self, partition: TopicPartition) -> int:
         return 1
 
-    async def list_offsets(self, timestamps: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
-        return {p: self.log[0] if which == EARLIEST else self.log[1] for p, which in timestamps.items()}
+    async def partitions(self, topics: Sequence[str]) -> dict[str, list[int]]:
+        return self.topics
 
-    async def fetch(self, node: int, positions: dict[TopicPartition, int], **_: Any) -> list[FetchedPartition]:
+    async def list_offsets(self, timestamps: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+        named = {EARLIEST: self.log[0], EARLIEST_LOCAL: self.first_local, LATEST: self.log[1]}
+        return {p: named[which] for p, which in timestamps.items()}
+
+    async def fetch(
+        self, node: int, positions: dict[TopicPartition, int], max_wait_ms: int = 0, **_: Any
+    ) -> list[FetchedPartition]:
         self.asked.append(positions[TP])
+        self.waits.append(max_wait_ms)
         step = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         if isinstance(step, Exception):
             raise step
-        return [step]
+        return [] if step is THROTTLED else [step]
 
 
 def read(cluster: ScriptedCluster, start: int = 0, until: int = 20, **options: str) -> list[int]:
@@ -100,6 +127,17 @@ def test_what_is_left_is_read_without_fail_on_data_loss() -> None:
     assert read(cluster, failOnDataLoss="false") == [10]
     cluster = ScriptedCluster([gone], log=(50, 100))
     assert read(cluster, failOnDataLoss="false") == []
+
+
+def test_records_before_a_log_start_inside_a_batch_are_not_wanted() -> None:
+    gone = answer(error_code=OUT_OF_RANGE)
+    cluster = ScriptedCluster([gone, gone, gone, answer(batch(0, 20))], log=(15, 100))
+    options = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "failOnDataLoss": "false"}
+    fetch = RangeFetch(cluster, OffsetRange("t", 0, 5, 20), parse_read_options(options))  # type: ignore[arg-type]
+    assert fetch.first_wanted == 5
+    while not fetch.is_done:
+        batches = asyncio.run(fetch.next_batches())
+    assert len(batches) == 1 and fetch.first_wanted == 15
 
 
 def test_a_log_that_ends_before_the_range_is_data_loss() -> None:
@@ -160,3 +198,72 @@ def test_aborted_transactions_are_skipped_until_their_marker() -> None:
     )
     kept = skip_aborted(iter_batches(memoryview(data)), [(1, 0)])
     assert [header.base_offset for header, _ in kept] == [10, 20, 30, 31]
+
+
+def test_nothing_from_remote_storage_is_not_believed() -> None:
+    """DelayedRemoteFetch of Kafka answers without records when the remote read is late."""
+    nothing = answer()
+    cluster = ScriptedCluster([answer(batch(0)), *[nothing] * 5, answer(batch(10))])
+    cluster.first_local = 50
+    assert read(cluster) == [0, 10]
+    assert cluster.waits[1] < cluster.waits[2]
+
+
+def test_brokers_without_tiers_are_not_asked_for_local_offsets() -> None:
+    cluster = ScriptedCluster([answer(batch(0)), answer()])
+    cluster.has_tiers, cluster.first_local = False, 50
+    assert read(cluster) == [0]
+
+
+def test_a_log_that_grows_again_is_read_on() -> None:
+    cluster = ScriptedCluster([*[answer(end=10)] * 3, answer(batch(10))], log=(0, 15))
+    assert read(cluster, start=10) == [10]
+
+
+def test_answers_under_a_quota_are_waited_out() -> None:
+    cluster = ScriptedCluster([*[THROTTLED] * 6, answer(batch(0) + batch(10))])
+    assert read(cluster) == [0, 10]
+    with pytest.raises(ClusterUnreachableError, match="under a quota"):
+        read(ScriptedCluster([THROTTLED]), **{"kafkaConsumer.pollTimeoutMs": "1"})
+
+
+def test_damage_behind_the_range_is_nobodys_concern() -> None:
+    bad = bytearray(batch(20))
+    bad[-1] ^= 1
+    assert read(ScriptedCluster([answer(batch(0) + batch(10) + bytes(bad))])) == [0, 10]
+
+
+def test_damage_names_its_place_and_what_to_do() -> None:
+    bad = bytearray(batch(0))
+    bad[-1] ^= 1
+    with pytest.raises(RecordBatchError, match=r"^t-0: .*startingOffsets and endingOffsets can read around it"):
+        read(ScriptedCluster([answer(bytes(bad))]))
+
+
+def test_a_partition_that_is_gone_is_a_loss() -> None:
+    gone = ScriptedCluster([kafka_errors.UnknownTopicOrPartitionError()])
+    gone.topics = {}
+    with pytest.raises(DataLossError, match="it does not exist any more"):
+        read(gone)
+    assert read(gone, failOnDataLoss="false") == []
+
+
+def test_an_unreachable_cluster_is_waited_for_until_the_poll_timeout() -> None:
+    away = ClusterUnreachableError("away")
+    assert read(ScriptedCluster([*[away] * 8, answer(batch(0) + batch(10))])) == [0, 10]
+
+
+def test_an_answer_that_was_asked_for_ahead_may_fail() -> None:
+    cluster = ScriptedCluster([answer(batch(0)), kafka_errors.KafkaConnectionError(), answer(batch(10))])
+    assert read(cluster) == [0, 10]
+    assert (cluster.asked, cluster.refreshed) == ([0, 10, 10], 1)
+
+
+def test_nothing_is_asked_ahead_for_a_slow_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer would be overdue before it is read."""
+    monkeypatch.setattr(range_fetch, "SLOW", -1.0)
+    cluster = ScriptedCluster([answer(batch(0)), answer(batch(10))])
+    options = parse_read_options({"kafka.bootstrap.servers": "h:1", "subscribe": "t"})
+    fetch = RangeFetch(cluster, OffsetRange("t", 0, 0, 20), options)  # type: ignore[arg-type]
+    asyncio.run(fetch.next_batches())
+    assert cluster.asked == [0]

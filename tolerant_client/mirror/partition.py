@@ -23,10 +23,10 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import RecoveryExhaustedError, TolerantClientError, UnsupportedSourceError
+from tolerant_client.produce import add_sequence
 from tolerant_client.record_batch import BatchHeader, restamp
 
 BELIEVED_AFTER = 3
-_SEQUENCE_MODULUS = 1 << 31
 
 # Refusals that only say "this is not the next batch": somebody else appended it
 # (45, 46), or the broker's state of the producer is not what we read (47, 59).
@@ -53,11 +53,6 @@ class Phase(enum.Enum):
     COPYING = "copying"
     DRAINING = "draining"
     STOPPED = "stopped"
-
-
-def add_sequence(sequence: int, delta: int) -> int:
-    """Sequence numbers wrap from 2**31 - 1 to 0 (DefaultRecordBatch.incrementSequence)."""
-    return (sequence + delta) % _SEQUENCE_MODULUS
 
 
 class PartitionCopy:

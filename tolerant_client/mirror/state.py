@@ -24,7 +24,8 @@ from tolerant_client.errors import (
     TolerantClientError,
     UnsupportedSourceError,
 )
-from tolerant_client.mirror.partition import AppendState, add_sequence
+from tolerant_client.mirror.partition import AppendState
+from tolerant_client.produce import add_sequence
 from tolerant_client.raw import EARLIEST, LATEST, RawCluster
 from tolerant_client.record_batch import HEADER_SIZE, BatchHeader, iter_batches, payload_digest, read_header
 

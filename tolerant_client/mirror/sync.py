@@ -46,8 +46,8 @@ async def plan_link(source: RawCluster, target: RawCluster, topics: str) -> Plan
 
     Raises OptionError, UnsupportedSourceError or ClusterUnreachableError.
     """
-    await source.connect()
-    await target.connect()
+    await source.require_record_batches()
+    await target.require_record_batches()
     if await source.cluster_id() == await target.cluster_id() is not None:
         raise OptionError(
             f"Source {source.bootstrap_servers} and target {target.bootstrap_servers} are the same cluster"

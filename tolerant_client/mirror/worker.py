@@ -24,7 +24,7 @@ from tolerant_client.raw import RawCluster
 
 @dataclass(frozen=True)
 class LinkConfig:
-    """A link as a task gets it; both configurations in kafka-python's keys, JSON-able."""
+    """A link as a task gets it; both configurations are RawCluster's, and can be pickled."""
 
     source: Mapping[str, Any]
     target: Mapping[str, Any]
@@ -32,7 +32,9 @@ class LinkConfig:
     limits: CopyLimits = CopyLimits()
 
     def key(self) -> str:
-        return json.dumps([dict(self.source), dict(self.target), self.producer_id, vars(self.limits)], sort_keys=True)
+        """The same for equal links; `credentials` count by what they hold."""
+        parts = [dict(self.source), dict(self.target), self.producer_id, vars(self.limits)]
+        return json.dumps(parts, sort_keys=True, default=vars)
 
 
 class _Worker:

@@ -24,8 +24,20 @@ BROKER_MODULES = ("kafka_2.13",)
 TOOLS_MODULES = ("kafka_2.13", "kafka-tools", "connect-runtime", "connect-mirror")
 MIN_JAVA = 17
 
+# Spark's own Kafka source and the versions of what it needs that work together on Spark 4.2 and 4.3; pyspark
+# brings everything else, so nothing that these depend on is resolved.
+SPARK_KAFKA = (
+    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
+    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
+    ("org.apache.kafka", "kafka-clients", "3.9.1"),
+    ("org.apache.commons", "commons-pool2", "2.12.1"),
+)
+
 # Kafka's jars bring slf4j-api 1.7 and no binding; without one a broker that fails says nothing.
 _SLF4J_BINDING = ("org.slf4j", "slf4j-simple", "1.7.36")
+# These brokers use what Java took out with version 11.
+_JAXB = ("javax.xml.bind", "jaxb-api", "2.3.1")
+_WANT_JAXB = ("0.10.", "0.11.", "1.0.")
 _RESOLVE_TIMEOUT_S = 900.0
 
 
@@ -84,13 +96,35 @@ def jars(version: str, modules: Sequence[str] = BROKER_MODULES) -> tuple[Path, .
     which takes seconds to a minute; later calls only list a folder.
     Raises ClusterStartError if they are not cached and cannot be resolved.
     """
-    place = cache_dir() / version / "+".join(sorted(set(modules)))
+    names = sorted(set(modules))
+    place = cache_dir() / version / "+".join(names)
+    wanted = [*(("org.apache.kafka", name, version) for name in names), _SLF4J_BINDING]
+    if version.startswith(_WANT_JAXB):
+        wanted.append(_JAXB)
+    return _kept(place, wanted, f"Kafka {version}")
+
+
+def spark_kafka_jars() -> tuple[Path, ...]:
+    """The jars of Spark's own Kafka source and sink, for `spark.jars`: SPARK_KAFKA and nothing else.
+
+    The first call resolves them, as for jars().
+    Raises ClusterStartError if they are not cached and cannot be resolved.
+    """
+    version = SPARK_KAFKA[0][2]
+    place = cache_dir() / f"spark-{version}" / SPARK_KAFKA[0][1]
+    return _kept(place, SPARK_KAFKA, f"Spark's Kafka source {version}", is_transitive=False)
+
+
+def _kept(
+    place: Path, wanted: Sequence[tuple[str, str, str]], what: str, is_transitive: bool = True
+) -> tuple[Path, ...]:
+    """The jars in `place`, resolved into it if it is not there yet."""
     if not place.is_dir():
         java = java_executable()
         with _locked(place):
             # Another process may have resolved them while this one waited for the lock.
             if not place.is_dir():
-                _resolve_into(place, version, sorted(set(modules)), java)
+                _resolve_into(place, wanted, what, is_transitive, java)
     return tuple(sorted(place.glob("*.jar")))
 
 
@@ -109,42 +143,47 @@ def _locked(place: Path) -> Iterator[None]:
         yield
 
 
-def _resolve_into(place: Path, version: str, modules: Sequence[str], java: str) -> None:
-    wanted = [("org.apache.kafka", module, version) for module in modules] + [_SLF4J_BINDING]
+def _resolve_into(
+    place: Path, wanted: Sequence[tuple[str, str, str]], what: str, is_transitive: bool, java: str
+) -> None:
+    first = f"{wanted[0][1]}-{wanted[0][2]}.jar"
     mvn, ivy = shutil.which("mvn"), _ivy_jar()
     if mvn is None and ivy is None:
         raise ClusterStartError(
-            f"The jars of Kafka {version} cannot be resolved, because there is neither `mvn` on PATH nor pyspark "
+            f"The jars of {what} cannot be resolved, because there is neither `mvn` on PATH nor pyspark "
             "(its Ivy jar would do): install Maven, or `pip install pyspark`"
         )
     tried = []
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".resolving-", ignore_cleanup_errors=True) as temp:
         attempts = []
         if mvn is not None:
-            attempts.append(("mvn", _maven_command(Path(temp, "mvn"), mvn, wanted)))
+            attempts.append(("mvn", _maven_command(Path(temp, "mvn"), mvn, wanted, is_transitive)))
         if ivy is not None:
-            attempts.append(("the Ivy jar of pyspark", _ivy_command(Path(temp, "ivy"), java, ivy, wanted)))
+            attempts.append(("the Ivy jar of pyspark", _ivy_command(Path(temp, "ivy"), java, ivy, wanted, is_transitive)))
         for name, command in attempts:
             lib = Path(command[0])
             failure = _run(command[1:], lib.parent)
-            if failure is None and not any(lib.glob(f"{modules[0]}-{version}.jar")):
-                failure = f"{modules[0]}-{version}.jar is not among what it resolved"
+            if failure is None and not (lib / first).exists():
+                failure = f"{first} is not among what it resolved"
             if failure is None:
                 lib.rename(place)
                 return
             tried.append(f"{name} ({failure})")
     raise ClusterStartError(
-        f"The jars of Kafka {version} could not be resolved with {' nor with '.join(tried)}: check the version and "
+        f"The jars of {what} could not be resolved with {' nor with '.join(tried)}: check the version and "
         f"that a Maven repository is reachable, or put the jars into {place}"
     )
 
 
-def _maven_command(folder: Path, mvn: str, wanted: Sequence[tuple[str, str, str]]) -> list[str]:
+def _maven_command(
+    folder: Path, mvn: str, wanted: Sequence[tuple[str, str, str]], is_transitive: bool
+) -> list[str]:
     """A folder with a pom that wants these jars; the result is the folder they go to, then the command."""
     folder.mkdir()
+    alone = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
     dependencies = "".join(
         f"<dependency><groupId>{group}</groupId><artifactId>{name}</artifactId>"
-        f"<version>{version}</version></dependency>"
+        f"<version>{version}</version>{'' if is_transitive else alone}</dependency>"
         for group, name, version in wanted
     )
     (folder / "pom.xml").write_text(
@@ -157,11 +196,14 @@ def _maven_command(folder: Path, mvn: str, wanted: Sequence[tuple[str, str, str]
     return [str(lib), mvn, "-q", "-B", "-f", str(folder / "pom.xml"), "dependency:copy-dependencies", *options]
 
 
-def _ivy_command(folder: Path, java: str, ivy: Path, wanted: Sequence[tuple[str, str, str]]) -> list[str]:
+def _ivy_command(
+    folder: Path, java: str, ivy: Path, wanted: Sequence[tuple[str, str, str]], is_transitive: bool
+) -> list[str]:
     """Like _maven_command, with an ivy.xml."""
     folder.mkdir()
     dependencies = "".join(
-        f"<dependency org={quoteattr(group)} name={quoteattr(name)} rev={quoteattr(version)} conf='default'/>"
+        f"<dependency org={quoteattr(group)} name={quoteattr(name)} rev={quoteattr(version)} conf='default'"
+        f" transitive='{str(is_transitive).lower()}'/>"
         for group, name, version in wanted
     )
     (folder / "ivy.xml").write_text(

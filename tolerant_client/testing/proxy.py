@@ -121,6 +121,16 @@ class FaultProxy:
         return self._state.answers.copy()
 
     @property
+    def connected(self) -> int:
+        """How many connections clients have made since the start."""
+        return 0 if self._loop is None else self._loop.accepted
+
+    @property
+    def open_connections(self) -> int:
+        """How many of them are open now."""
+        return 0 if self._loop is None else len(self._loop.links)
+
+    @property
     def injected(self) -> Counter[str]:
         """How many faults were done since the start, by "Fetch/Drop"; a copy."""
         return self._state.injected.copy()
@@ -231,10 +241,11 @@ class _Loop:
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
         self._listening = listening
-        self._links: set[_Link] = set()
+        self.links: set[_Link] = set()
         self._interests: dict[socket.socket, int] = {}
         self._timers: list[tuple[float, int, _Link]] = []
         self._order = itertools.count()
+        self.accepted = 0
         self.failure: Exception | None = None
         self._selector.register(self._woken, selectors.EVENT_READ, None)
         for listener, broker in listening:
@@ -250,7 +261,7 @@ class _Loop:
         except Exception as error:
             self.failure = self.failure or error
         finally:
-            for link in list(self._links):
+            for link in list(self.links):
                 self._close(link)
             for listener, _ in self._listening:
                 listener.close()
@@ -280,7 +291,8 @@ class _Loop:
                 end.setblocking(False)
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             link = _Link(client, broker, self._state)
-            self._links.add(link)
+            self.links.add(link)
+            self.accepted += 1
             broker.connect_ex(address)
             self._watch(link)
 
@@ -358,7 +370,7 @@ class _Loop:
 
     def _close(self, link: _Link, reset: bool = False) -> None:
         link.is_closed = True
-        self._links.discard(link)
+        self.links.discard(link)
         for end in (link.client, link.broker):
             if self._interests.pop(end, 0):
                 self._selector.unregister(end)

@@ -1,0 +1,66 @@
+"""How much of what there is goes into one micro-batch: pure; offsets by partition, time an argument.
+
+The rules, to the digit, are those of KafkaMicroBatchStream.scala (rateLimit,
+delayBatch), so that a query's batches are the same after a move.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from kafka.structs import TopicPartition
+
+from spark_integration.options import TriggerLimits
+
+_INT64_MAX = 2**63 - 1
+
+
+class Admission:
+    """Decides for one stream; remembers when it last let a batch through."""
+
+    def __init__(self, limits: TriggerLimits) -> None:
+        self._limits = limits
+        self._last_ms = float("-inf")
+
+    def end(
+        self,
+        start: Mapping[TopicPartition, int],
+        latest: Mapping[TopicPartition, int],
+        first: Mapping[TopicPartition, int],
+        now_ms: float,
+    ) -> dict[TopicPartition, int]:
+        """Where the next batch ends; `start` itself if it should wait.
+
+        `first` has the first offsets of partitions that `start` does not know.
+        """
+        if self._limits.min_offsets is not None and self._is_too_early(start, latest, now_ms):
+            return dict(start)
+        if self._limits.max_offsets is None:
+            return dict(latest)
+        return share_out(self._limits.max_offsets, {**first, **start}, latest)
+
+    def _is_too_early(
+        self, start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int], now_ms: float
+    ) -> bool:
+        fresh = sum(offset - start.get(partition, 0) for partition, offset in latest.items())
+        if now_ms - self._last_ms < self._limits.max_delay_ms and fresh < (self._limits.min_offsets or 0):
+            return True
+        self._last_ms = now_ms
+        return False
+
+
+def share_out(
+    limit: int, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int]:
+    """Ends at most about `limit` offsets in all behind `starts`, in proportion, at least one for each partition."""
+    sizes = {p: end - starts[p] for p, end in ends.items() if p in starts and end > starts[p]}
+    total = float(sum(sizes.values()))
+    if total < 1:
+        return dict(ends)
+    shared = dict(ends)
+    for partition, size in sizes.items():
+        share = limit * (size / total)
+        whole = math.ceil(share) if share < 1 else math.floor(share)
+        shared[partition] = min(ends[partition], starts[partition] + min(whole, _INT64_MAX - starts[partition]))
+    return shared

@@ -1,0 +1,70 @@
+"""Clusters and producers that a Python worker process keeps between tasks, so that a micro-batch connects to nobody.
+
+Laws:
+- Each serves one borrower at a time; it is closed instead of kept after an error.
+- What a parent process opened is never used in a child.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import os
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Final, Protocol, TypeVar
+
+from tolerant_client.raw import RawCluster
+
+POOL_SIZE: Final = 4  # clusters and producers; Spark reuses a worker process for tasks of any query
+_pool: dict[tuple[int, bytes], Closable] = {}
+
+_Kept = TypeVar("_Kept", bound="Closable")
+
+
+class Closable(Protocol):
+    """What is kept: it is closed when its place is needed, or the process ends."""
+
+    def close(self) -> None: ...
+
+
+def open_cluster(config: Mapping[str, Any], *, name: str = "cluster", patience_ms: int = 60_000) -> RawCluster:
+    """A cluster for what kafka_python_config made of a user's properties; the caller closes it."""
+    return RawCluster(config, name=name, patience_ms=patience_ms)
+
+
+def borrowed_cluster(config: Mapping[str, Any], *, patience_ms: int = 60_000) -> AbstractContextManager[RawCluster]:
+    """A cluster of this process's pool, for as long as the block lasts; its patience is RawCluster's."""
+    return borrowed(
+        ("cluster", patience_ms, sorted(config.items())), lambda: open_cluster(config, patience_ms=patience_ms)
+    )
+
+
+@contextlib.contextmanager
+def borrowed(what: Any, make: Callable[[], _Kept]) -> Iterator[_Kept]:
+    """Whatever was kept under `what` (a value that pickles), or else a new one, for as long as the block lasts."""
+    # By digest: what hides a secret from its repr looks alike whatever the secret is.
+    key = (os.getpid(), hashlib.sha256(pickle.dumps(what)).digest())
+    kept: Any = _pool.pop(key, None) or make()
+    try:
+        yield kept
+    except BaseException:
+        kept.close()
+        raise
+    for inherited in [known for known in _pool if known[0] != os.getpid()]:
+        _pool.pop(inherited)  # its parent's: not even closed
+    while len(_pool) >= POOL_SIZE:
+        _pool.pop(next(iter(_pool))).close()
+    replaced = _pool.get(key)
+    _pool[key] = kept
+    if replaced is not None:
+        replaced.close()
+
+
+@atexit.register
+def close_pool() -> None:
+    """Closes what this process keeps; what is borrowed is its borrowers'."""
+    for key in [key for key in _pool if key[0] == os.getpid()]:
+        _pool.pop(key).close()

@@ -1,0 +1,75 @@
+"""deadLetterTopic: records that cannot be written where they should go, and why; pure.
+
+A dead letter has the key, the value and the headers of its record, and behind them these headers (UTF-8):
+
+| header | meaning |
+|---|---|
+| tolerant.reason | why it was refused |
+| tolerant.topic | where it should have gone, empty where the column `topic` is null |
+| tolerant.row | its number among the rows of its task, from 0 |
+| tolerant.task | the number of the task |
+| tolerant.trimmed | only where the record is too large for the dead letter topic as well: the bytes of key and value that were left out |
+
+Refused are: a record that is larger than its topic or max.request.size allows, one that its topic does not take (a
+null key where the topic is compacted, a timestamp that is too far away), a partition that its topic does not have, a
+topic that is null, does not exist or may not be created.  All else, and a dead letter topic that is wrong itself,
+fails the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from spark_integration.write_columns import WriteRows
+from tolerant_client.record_batch import Headers, Record
+
+REASON: Final = "tolerant.reason"
+TOPIC: Final = "tolerant.topic"
+ROW: Final = "tolerant.row"
+TASK: Final = "tolerant.task"
+TRIMMED: Final = "tolerant.trimmed"
+_MAX_REASON: Final = 1000  # characters
+
+
+def dead_letter(record: Record, reason: str, topic: str, row: int, task: int) -> Record:
+    """The record as a dead letter."""
+    why: Headers = (
+        (REASON, reason[:_MAX_REASON].encode()),
+        (TOPIC, topic.encode()),
+        (ROW, b"%d" % row),
+        (TASK, b"%d" % task),
+    )
+    return record._replace(headers=(*record.headers, *why))
+
+
+def trimmed(letter: Record) -> Record | None:
+    """The letter without what makes it large, None if that was left out before."""
+    if any(name == TRIMMED for name, _ in letter.headers):
+        return None
+    size = len(letter.key or b"") + len(letter.value or b"")
+    ours = tuple(header for header in letter.headers if header[0] in (REASON, TOPIC, ROW, TASK))
+    return letter._replace(key=None, value=None, headers=(*ours, (TRIMMED, b"%d" % size)))
+
+
+def records_of(rows: WriteRows, numbers: Iterable[int], timestamp: int) -> list[Record]:
+    """Rows as records; `numbers` count from the first row."""
+    return [
+        Record(
+            0,
+            timestamp,
+            None if rows.keys is None else _data(rows.keys[number]),
+            _data(rows.values[number]),
+            () if rows.headers is None else _headers(rows.headers[number].as_py()),
+        )
+        for number in numbers
+    ]
+
+
+def _data(scalar: Any) -> bytes | None:
+    value = scalar.as_py()
+    return value.encode() if isinstance(value, str) else value
+
+
+def _headers(headers: list[dict[str, Any]] | None) -> Headers:
+    return tuple((header["key"], header["value"]) for header in headers or ())

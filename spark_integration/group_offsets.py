@@ -1,0 +1,66 @@
+"""A query's progress as the committed offsets of a consumer group, for tools that show lag.
+
+The group has no members: generation -1 and no member id, as a consumer that
+assigns partitions by itself commits (KafkaApis.scala, handleOffsetCommitRequest).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import kafka.errors as Errors
+from kafka.protocol.consumer import OffsetCommitRequest
+from kafka.protocol.metadata import FindCoordinatorRequest
+from kafka.structs import TopicPartition
+
+from tolerant_client.raw import RawCluster
+
+_GROUP = 0
+_PATIENCE_MS = 5_000  # the next batch commits again anyway
+
+
+async def commit_group_offsets(cluster: RawCluster, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    """Commits the next offset to read of each partition; negative ones are left out.
+
+    Raises a kafka error for what a broker refuses, or where none answers.
+    """
+    by_topic: dict[str, list[Any]] = {}
+    topic_type = OffsetCommitRequest.OffsetCommitRequestTopic
+    for partition, offset in offsets.items():
+        if offset >= 0:
+            by_topic.setdefault(partition.topic, []).append(
+                topic_type.OffsetCommitRequestPartition(
+                    partition_index=partition.partition,
+                    committed_offset=offset,
+                    committed_leader_epoch=-1,
+                    committed_metadata="",
+                )
+            )
+    request = OffsetCommitRequest(
+        max_version=8,
+        group_id=group,
+        generation_id_or_member_epoch=-1,
+        member_id="",
+        group_instance_id=None,
+        topics=[topic_type(name=topic, partitions=parts) for topic, parts in by_topic.items()],
+    )
+
+    async def ask() -> None:
+        answer = await cluster.send(request, await _coordinator(cluster, group))
+        for topic in answer.topics:
+            for part in topic.partitions:
+                if part.error_code:
+                    raise Errors.for_code(part.error_code)(f"{topic.name}-{part.partition_index} of group {group}")
+
+    if by_topic:
+        await cluster.insist(f"committing offsets of group {group}", ask, _PATIENCE_MS)
+
+
+async def _coordinator(cluster: RawCluster, group: str) -> int:
+    answer = await cluster.send(FindCoordinatorRequest(key=group, key_type=_GROUP, coordinator_keys=[group]))
+    found = (answer.coordinators or [answer])[0]
+    if found.error_code:
+        raise Errors.for_code(found.error_code)(f"coordinator of group {group}")
+    node: int = found.node_id
+    return node

@@ -1,0 +1,216 @@
+"""What SASL mechanisms need at the moment of connecting: tickets, tokens, packages that are not always there.
+
+Laws:
+- Each login can be pickled and shows no secret; calling it acts in the process that connects (RawCluster's
+  `credentials`) and returns kafka-python's keys.
+- A token is asked for once and used until four fifths of its life are over, as Kafka's clients do.
+
+Facts: KIP-255 and KIP-768 (OAUTHBEARER, client credentials), KIP-342 (extensions), RFC 6749 section 4.4.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import os
+import re
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from kafka.net.sasl.oauth import AbstractTokenProvider
+
+from spark_integration.keystores import TlsSettings
+from tolerant_client.errors import ClusterUnreachableError, OptionError
+
+_TOKEN: Final = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # RFC 6750
+_LARGEST_ANSWER: Final = 1 << 20
+_DEFAULT_TIMEOUT_S: Final = 10.0
+_LIFE_USED: Final = 0.8
+
+
+@dataclass(frozen=True)
+class KerberosLogin:
+    """GSSAPI with a keytab, a ticket cache, or what this user's environment has.
+
+    MIT Kerberos takes its defaults from the environment of the process, so the last login of a process is the one
+    that holds.
+    """
+
+    service_name: str
+    principal: str | None = None
+    keytab: str | None = None
+    ticket_cache: str | None = None
+
+    def __call__(self) -> dict[str, Any]:
+        _need_package("gssapi", "sasl.mechanism GSSAPI", "tolerant-client[kerberos]")
+        if self.keytab is not None:
+            if not os.access(self.keytab, os.R_OK):
+                raise OptionError(
+                    f"kafka.sasl.jaas.config: keyTab {self.keytab!r} cannot be read; it must be on the driver and on"
+                    " every executor at that path"
+                )
+            self._log_in(self.keytab)
+        elif self.ticket_cache is not None:
+            os.environ["KRB5CCNAME"] = f"FILE:{self.ticket_cache}"
+        return {"sasl_kerberos_service_name": self.service_name}
+
+    def _log_in(self, keytab: str) -> None:
+        import gssapi
+        from gssapi.raw.misc import GSSError
+
+        cache = f"MEMORY:tolerant-{self.principal or 'default'}"
+        os.environ["KRB5_CLIENT_KTNAME"], os.environ["KRB5CCNAME"] = f"FILE:{keytab}", cache
+        name = self.principal and gssapi.Name(self.principal, gssapi.NameType.kerberos_principal)
+        try:
+            # Takes the first ticket into the cache; the library renews it from the same keytab.
+            gssapi.Credentials(
+                name=name or None, usage="initiate", store={"client_keytab": keytab, "ccache": cache}
+            ).inquire()
+        except GSSError as error:
+            raise OptionError(
+                f"Kerberos gave no ticket to {self.principal or 'the first principal'} of keyTab {keytab!r}: {error}"
+            ) from None
+
+
+@dataclass(frozen=True)
+class MskIamLogin:
+    """AWS_MSK_IAM: kafka-python signs with the AWS credentials that botocore finds."""
+
+    def __call__(self) -> dict[str, Any]:
+        _need_package("botocore", "sasl.mechanism AWS_MSK_IAM", "tolerant-client[msk]")
+        return {}
+
+
+@dataclass(frozen=True)
+class TokenLogin:
+    """OAUTHBEARER: a token of an OAuth server for an id and a secret, or one that lies in a file."""
+
+    url: str
+    client_id: str = ""
+    client_secret: str = field(default="", repr=False)
+    scope: str = ""
+    extensions: Mapping[str, str] = field(default_factory=dict)
+    connect_timeout_s: float = _DEFAULT_TIMEOUT_S
+    is_urlencoded: bool = False
+    tls: TlsSettings = TlsSettings()
+
+    def __call__(self) -> dict[str, Any]:
+        provider = TokenProvider(self)
+        provider.token()  # what is wrong shows now, not as a connection that fails again and again
+        return {"sasl_oauth_token_provider": provider}
+
+    def ask(self) -> tuple[str, float]:
+        """A token and its life in seconds.
+
+        Raises OptionError when it is refused, ClusterUnreachableError when nobody answers.
+        """
+        if self.url.startswith("file:"):
+            return self._checked(_read_token(urllib.parse.unquote(urllib.parse.urlsplit(self.url).path))), 0.0
+        body = {"grant_type": "client_credentials", **({"scope": self.scope} if self.scope else {})}
+        pair = (self.client_id, self.client_secret)
+        if self.is_urlencoded:
+            pair = (urllib.parse.quote_plus(pair[0]), urllib.parse.quote_plus(pair[1]))
+        request = urllib.request.Request(
+            self.url,
+            urllib.parse.urlencode(body).encode(),
+            {
+                "Authorization": "Basic " + base64.b64encode(":".join(pair).encode()).decode(),
+                "Accept": "application/json",
+                "Content-Type": "application/x-www-form-urlencoded",
+            },
+        )
+        try:
+            with self._opener().open(request, timeout=self.connect_timeout_s) as answer:
+                return self._parsed(answer.read(_LARGEST_ANSWER))
+        except urllib.error.HTTPError as error:
+            with error:
+                reason = _error_code(error.read(_LARGEST_ANSWER))
+            kind = OptionError if 400 <= error.code < 500 else ClusterUnreachableError
+            raise kind(
+                f"{self._named()} answered {error.code} {reason}; check the client's id, secret and scope"
+            ) from None
+        except OSError as error:  # URLError and time-outs are among them
+            raise ClusterUnreachableError(f"{self._named()} gave no token: {getattr(error, 'reason', error)}") from None
+
+    def _opener(self) -> urllib.request.OpenerDirector:
+        opener = urllib.request.OpenerDirector()
+        # No redirects: they would carry the secret to another host.
+        for handler in (
+            urllib.request.ProxyHandler(),
+            urllib.request.HTTPHandler(),
+            urllib.request.HTTPSHandler(context=self.tls.context()),
+            urllib.request.HTTPDefaultErrorHandler(),
+            urllib.request.HTTPErrorProcessor(),
+            urllib.request.UnknownHandler(),
+        ):
+            opener.add_handler(handler)
+        return opener
+
+    def _parsed(self, answer: bytes) -> tuple[str, float]:
+        try:
+            fields = json.loads(answer)
+            token, life = fields["access_token"], float(fields.get("expires_in", 0))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise OptionError(f"{self._named()} answered without an access_token in JSON") from None
+        return self._checked(token), life
+
+    def _checked(self, token: Any) -> str:
+        if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+            raise OptionError(f"{self._named()} holds no bearer token")
+        return token
+
+    def _named(self) -> str:
+        parts = urllib.parse.urlsplit(self.url)
+        host = parts.netloc.rpartition("@")[2]  # never a password in the address
+        return f"sasl.oauthbearer.token.endpoint.url {parts.scheme}://{host}{parts.path}"
+
+
+class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python is untyped
+    """A login's token, asked for again when most of its life is over."""
+
+    def __init__(self, login: TokenLogin) -> None:
+        super().__init__()
+        self._login = login
+        self._lock = threading.Lock()
+        self._token = ""
+        self._fresh_until = float("-inf")
+
+    def token(self) -> str:
+        with self._lock:
+            if time.monotonic() >= self._fresh_until:
+                self._token, life = self._login.ask()
+                self._fresh_until = time.monotonic() + life * _LIFE_USED
+            return self._token
+
+    def extensions(self) -> dict[str, str]:
+        return dict(self._login.extensions)
+
+
+def _read_token(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        raise OptionError(f"sasl.oauthbearer.token.endpoint.url: {path!r} cannot be read ({error})") from None
+
+
+def _error_code(answer: bytes) -> str:
+    """RFC 6749's word for what is wrong, of a body that is not to be shown whole."""
+    try:
+        return str(json.loads(answer)["error"])[:80]
+    except (ValueError, KeyError, TypeError):
+        return "without a reason"
+
+
+def _need_package(module: str, what: str, extra: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        raise OptionError(
+            f"{what} needs the Python package {module} on the driver and on every executor: pip install '{extra}'"
+        )

@@ -1,0 +1,63 @@
+"""Values of options, read as Spark reads them: every refusal names the option; no I/O.
+
+`own` is a mapping from an option's name, as documented, to the text that was given.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final, TypeVar
+
+from tolerant_client.errors import OptionError
+
+_V = TypeVar("_V")
+
+# JavaUtils.timeStringAs of Spark: a number without a unit is in ms here.
+_DURATION: Final = re.compile(r"\s*([0-9]{1,12})\s*([a-z]*)\s*", re.IGNORECASE)
+_UNITS_US: Final = {
+    "": 1000, "us": 1, "ms": 1000, "s": 10**6, "m": 60 * 10**6, "min": 60 * 10**6, "h": 3600 * 10**6, "d": 86400 * 10**6,
+}  # fmt: skip
+_INT64_MAX: Final = 2**63 - 1
+
+
+def boolean(own: Mapping[str, str], name: str, default: bool) -> bool:
+    return choice(own, name, {"true": True, "false": False}, default)
+
+
+def choice(own: Mapping[str, str], name: str, values: Mapping[str, _V], default: _V) -> _V:
+    """One of `values`, whose names are lower case; the text's case does not matter."""
+    if name not in own:
+        return default
+    text = own[name].strip().lower()
+    if text not in values:
+        raise OptionError(f"{name} is {own[name]!r}; it must be one of {', '.join(values)}")
+    return values[text]
+
+
+def positive(own: Mapping[str, str], name: str) -> int | None:
+    """A whole number above 0, or None where it was not given."""
+    if name not in own:
+        return None
+    number = whole_number(own[name], name)
+    if number == 0:
+        raise OptionError(f"{name} must be positive")
+    return number
+
+
+def whole_number(text: str, name: str) -> int:
+    """Not negative, and at most what fits into Java's Long."""
+    if not re.fullmatch(r"\+?[0-9]{1,19}", text.strip()) or int(text) > _INT64_MAX:
+        raise OptionError(f"{name} is {text!r}; it must be a whole number from 0 to {_INT64_MAX}")
+    return int(text)
+
+
+def duration_ms(own: Mapping[str, str], name: str, default: int) -> int:
+    """A duration such as 15m, 30s, 500ms or 500, in ms."""
+    if name not in own:
+        return default
+    match = _DURATION.fullmatch(own[name])
+    unit = _UNITS_US.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise OptionError(f"{name} is {own[name]!r}; it must be a duration such as 15m, 30s or 500ms")
+    return int(match[1]) * unit // 1000

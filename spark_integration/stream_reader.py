@@ -1,0 +1,121 @@
+"""The streaming reader behind spark.readStream.format("tolerantkafka").
+
+An offset is {"topic": {"0": 23}}, the first offset of each partition that was
+not read yet: what Spark's own Kafka source writes into a checkpoint, so either
+source goes on where the other one stopped.
+
+Laws:
+- Where a query starts is settled by its first batch, which Spark runs and logs
+  even where there is nothing to read; a restart before that settles it anew.
+- Micro-batches end where Spark's own source would end them (admission.py).
+- What is read decides what is committed to a group, never the other way round.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from kafka.errors import KafkaError
+from kafka.structs import TopicPartition
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from spark_integration.admission import Admission
+from spark_integration.available_now import check_end
+from spark_integration.connections import open_cluster
+from spark_integration.group_offsets import commit_group_offsets
+from spark_integration.offsets import NestedOffsets, flat_offsets, nested_offsets
+from spark_integration.options import ReadOptions
+from spark_integration.reader import RangePartition, read_range
+from spark_integration.resolve import earliest_offsets, initial_offsets, latest_offsets, micro_batch_ranges
+from tolerant_client.raw import RawCluster
+
+log = logging.getLogger(__name__)
+
+
+class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans micro-batches on the driver; `read` is what executors do with a range."""
+
+    def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
+        self.options = options
+        self.schema = schema
+        self._admission = Admission(options.limits)
+        self._cluster: RawCluster | None = None
+        self._latest: dict[TopicPartition, int] | None = None
+        self._is_available_now = False
+        self._available_now: dict[TopicPartition, int] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_cluster": None}  # executors get the reader for `read` alone
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        # Spark only hands it back, or ReadAllAvailable for Trigger.Once; latestOffset knows both limits.
+        limits = self.options.limits
+        if limits.max_offsets is not None:
+            return ReadMaxRows(limits.max_offsets)
+        return ReadAllAvailable() if limits.min_offsets is None else ReadMinRows(limits.min_offsets)
+
+    def initialOffset(self) -> NestedOffsets:
+        cluster = self._connected()
+        return nested_offsets(cluster.run(initial_offsets, cluster, self.options))
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._is_available_now = True
+
+    def latestOffset(self, start: NestedOffsets, limit: ReadLimit) -> NestedOffsets:
+        cluster, given = self._connected(), flat_offsets(start)
+        if self._available_now is not None:
+            latest = self._available_now
+        else:
+            latest = cluster.run(latest_offsets, cluster, self.options, given)
+        if self._is_available_now:
+            self._available_now = latest
+        self._latest = latest
+        if isinstance(limit, ReadAllAvailable):
+            return nested_offsets(latest)
+        new = sorted(latest.keys() - given.keys())
+        first = cluster.run(earliest_offsets, cluster, new) if new else {}
+        return nested_offsets(self._admission.end(given, latest, first, time.monotonic() * 1000))
+
+    def reportLatestOffset(self) -> NestedOffsets | None:
+        return nested_offsets(self._latest) if self._latest else None
+
+    def partitions(self, start: NestedOffsets, end: NestedOffsets) -> Sequence[InputPartition]:
+        cluster = self._connected()
+        until = flat_offsets(end)
+        if self._available_now is not None:
+            check_end(until, self._available_now, cluster.run(latest_offsets, cluster, self.options, until))
+        ranges = cluster.run(micro_batch_ranges, cluster, self.options, flat_offsets(start), until)
+        return [RangePartition(wanted) for wanted in ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, RangePartition)
+        return read_range(self.options, partition.range, self.schema)
+
+    def commit(self, end: NestedOffsets) -> None:
+        if self.options.commits_offsets and self.options.group_id:
+            cluster = self._connected()
+            try:
+                cluster.run(commit_group_offsets, cluster, self.options.group_id, flat_offsets(end))
+            except KafkaError as error:
+                # Nothing is read from there: the next batch says it again.
+                log.warning("The offsets of group %s were not committed: %s", self.options.group_id, error)
+
+    def stop(self) -> None:
+        if self._cluster is not None:
+            self._cluster.close()
+
+    def _connected(self) -> RawCluster:
+        if self._cluster is None:
+            self._cluster = open_cluster(self.options.kafka)
+        return self._cluster

@@ -1,0 +1,124 @@
+"""The columns of a frame that is written: what becomes topic, key, value, headers and partition.
+
+Laws, those of Spark's own sink (KafkaWriter.scala and KafkaWriteTask.scala of Apache Spark 4.2):
+- A column is found by its exact name, the first one if there are several; other columns are left out.
+- The option `topic` wins over the column, which then is not even looked at.
+- Headers are written wherever the column is there: includeHeaders is an option of reading.
+- A wrong schema is refused before anything is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructField, StructType
+
+from tolerant_client.batch_encoding import row_without_header_key
+from tolerant_client.errors import OptionError
+
+_HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+_WANTED: Final[dict[str, tuple[DataType, ...]]] = {
+    "topic": (StringType(),),
+    "key": (StringType(), BinaryType()),
+    "value": (StringType(), BinaryType()),
+    "headers": (_HEADERS,),
+    "partition": (IntegerType(),),
+}
+
+
+class WriteRows(NamedTuple):
+    """The rows of one Arrow batch, as batch_encoding and partitioner take them; `topics` is one for all or a column."""
+
+    topics: str | pa.Array
+    keys: pa.Array | None
+    values: pa.Array
+    headers: pa.Array | None
+    partitions: pa.Array | None
+
+
+@dataclass(frozen=True)
+class WriteColumns:
+    """Where the columns lie in a frame; `topic` is a number of a column or the option's topic."""
+
+    topic: int | str
+    key: int | None
+    value: int
+    headers: int | None
+    partition: int | None
+
+    def rows(self, batch: pa.RecordBatch) -> WriteRows:
+        """The columns of one batch of the frame, not copied.
+
+        Raises ValueError, naming the row of the batch, for a topic that is
+        null and for a header without a key.
+        """
+        topics: Any = self.topic
+        if isinstance(topics, int):
+            topics = batch.column(topics)
+            if topics.null_count:
+                row = topics.is_null().index(True).as_py()
+                raise ValueError(
+                    f"[KAFKA_NULL_TOPIC_IN_DATA] null topic present in the data, in row {row} of {batch.num_rows}."
+                    " Use the topic option for setting a default topic."
+                )
+        headers = _column(batch, self.headers)
+        if headers is not None:
+            row = row_without_header_key(headers)
+            if row is not None:
+                raise ValueError(
+                    f"null key of a header present in the data, in row {row} of {batch.num_rows};"
+                    " Kafka's headers need a key, only their value may be null"
+                )
+        return WriteRows(
+            topics, _column(batch, self.key), batch.column(self.value), headers, _column(batch, self.partition)
+        )
+
+
+def _column(batch: Any, number: int | None) -> Any:
+    return None if number is None else batch.column(number)
+
+
+def choose_columns(schema: StructType, topic: str | None) -> WriteColumns:
+    """The columns of a frame with this schema; `topic` is the option, None if it is not set.
+
+    Raises OptionError, with the sentences of Spark's own sink, for a column
+    that is missing or of another type.
+    """
+    source = _find(schema, "topic") if topic is None else topic
+    if source is None:
+        raise OptionError(
+            "topic option required when no 'topic' attribute is present. Use the topic option for setting a topic."
+        )
+    key, value = _find(schema, "key"), _find(schema, "value")
+    if value is None:
+        raise OptionError("Required attribute 'value' not found")
+    return WriteColumns(source, key, value, _find(schema, "headers"), _find(schema, "partition"))
+
+
+def _find(schema: StructType, name: str) -> int | None:
+    """The number of the first column of this name; raises OptionError if it has a type that it may not have."""
+    names = schema.fieldNames()
+    if name not in names:
+        return None
+    number = names.index(name)
+    found, wanted = schema[number].dataType, _WANTED[name]
+    if not any(_is_same(found, kind) for kind in wanted):
+        raise OptionError(
+            f"{name} attribute unsupported type {found.simpleString()}."
+            f" {name} must be a(n) {' or '.join(kind.simpleString() for kind in wanted)}"
+        )
+    return number
+
+
+def _is_same(found: DataType, wanted: DataType) -> bool:
+    """Whether two types differ in nothing but nullability and the case of names, as DataTypeUtils.sameType has it."""
+    if isinstance(found, ArrayType) and isinstance(wanted, ArrayType):
+        return _is_same(found.elementType, wanted.elementType)
+    if isinstance(found, StructType) and isinstance(wanted, StructType):
+        return len(found) == len(wanted) and all(
+            one.name.lower() == other.name.lower() and _is_same(one.dataType, other.dataType)
+            for one, other in zip(found, wanted, strict=True)
+        )
+    return found == wanted

@@ -1,0 +1,188 @@
+"""The options of a write, spelled as those of Spark's own Kafka sink and Java's producer: parsed and checked, no I/O.
+
+| option | meaning | default |
+|---|---|---|
+| kafka.bootstrap.servers | HOST:PORT[,HOST:PORT...] | required |
+| topic | where all rows go; without it the column `topic` says it | |
+| includeHeaders | accepted; as in Spark's sink, the column `headers` is written wherever it is there | |
+| kafka.* | properties of Java's producer | |
+
+| beyond Spark's own sink | meaning | default |
+|---|---|---|
+| exactlyOnce | a repeated task or a restarted query writes nothing twice (spark_integration.exactly_once) | false |
+| exactlyOnceId | the sink's name for that, one for each query | the query's id; for a batch a new one |
+| deadLetterTopic | takes records that cannot be written where they should go (spark_integration.dead_letters) | they fail the task |
+
+Of Java's producer: acks, batch.size, buffer.memory, compression.type and its levels, delivery.timeout.ms,
+enable.idempotence, max.block.ms, max.in.flight.requests.per.connection, max.request.size, partitioner.ignore.keys,
+request.timeout.ms, retries and transaction.timeout.ms mean what they mean there.  Where they are not given, batches
+are up to 1 MB, a record may be as large as its topic allows, transaction.timeout.ms is 15 minutes, and enable.idempotence
+is true.  linger.ms has no effect: batches are full.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from spark_integration.kafka_config import kafka_python_config
+from spark_integration.option_values import boolean, choice, positive, whole_number
+from tolerant_client import codecs
+from tolerant_client.errors import OptionError
+from tolerant_client.producer_settings import ProducerSettings
+
+SPARK: Final = ("topic", "includeHeaders")
+OURS: Final = ("exactlyOnce", "exactlyOnceId", "deadLetterTopic")
+MAX_BATCH_BYTES: Final = 1_000_000  # below the brokers' message.max.bytes, 1048588
+TRANSACTION_TIMEOUT_MS: Final = 900_000  # the brokers' transaction.max.timeout.ms
+
+_KAFKA_PREFIX: Final = "kafka."
+_NAMES: Final = {name.lower(): name for name in (*SPARK, *OURS)}
+_ACKS: Final = {"all": -1, "-1": -1, "0": 0, "1": 1}
+_CODECS: Final = {name: number for number, name in enumerate(codecs.CODEC_NAMES)}
+# KIP-390; the lz4 levels of Java are those of its high compressor.
+_LEVELS: Final = {"gzip": (1, 9), "lz4": (1, 17), "zstd": (-131072, 22)}
+_PARTITIONERS: Final = ("DefaultPartitioner", "UniformStickyPartitioner", "RoundRobinPartitioner")
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """A checked write; `kafka` holds what RawCluster is opened with, `codec` is the wire's number."""
+
+    kafka: Mapping[str, Any] = field(repr=False)
+    topic: str | None = None
+    producer: ProducerSettings = ProducerSettings()
+    codec: int = codecs.NONE
+    level: int | None = None
+    max_batch_bytes: int = MAX_BATCH_BYTES
+    ignores_keys: bool = False
+    is_exactly_once: bool = False
+    exactly_once_id: str | None = None
+    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
+    dead_letter_topic: str | None = None
+
+
+def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
+    """The options of a batch write, or of a stream.
+
+    Raises OptionError naming the first option that is wrong.  As Spark's own
+    sink does, it passes over options that it does not know, unless one looks
+    like a slip in one that it knows.
+    """
+    own: dict[str, str] = {}
+    java: dict[str, str] = {}
+    for given, value in options.items():
+        name = given.lower()
+        if name.startswith(_KAFKA_PREFIX):
+            java[name.removeprefix(_KAFKA_PREFIX)] = str(value)
+        elif name in _NAMES:
+            own[_NAMES[name]] = str(value)
+        else:
+            for close in difflib.get_close_matches(name, _NAMES, n=1, cutoff=0.85):
+                raise OptionError(f"Unknown option {given!r}; did you mean {_NAMES[close]!r}?")
+    is_exactly_once = boolean(own, "exactlyOnce", False)
+    sink = own.get("exactlyOnceId", "").strip() or None
+    if sink is not None and not is_exactly_once:
+        raise OptionError("exactlyOnceId has no effect without exactlyOnce=true")
+    if "transactional.id" in java:
+        raise OptionError(
+            "kafka.transactional.id is not supported: every task needs one of its own; exactlyOnce=true makes them,"
+            " exactlyOnceId names the sink in them"
+        )
+    producer = _producer(java)
+    if is_exactly_once and not producer.is_idempotent:
+        raise OptionError("exactlyOnce needs the idempotent producer: leave kafka.enable.idempotence, acks and retries alone")
+    boolean(own, "includeHeaders", False)
+    codec = _choice(java, "compression.type", _CODECS, codecs.NONE)
+    limit = producer.max_record_bytes or MAX_BATCH_BYTES
+    batch_size = whole_number(java["batch.size"], "kafka.batch.size") if "batch.size" in java else MAX_BATCH_BYTES
+    return WriteOptions(
+        kafka=kafka_python_config(java, "write"),
+        topic=own["topic"].strip() if "topic" in own else None,
+        producer=producer,
+        codec=codec,
+        level=_level(java, codecs.codec_name(codec)),
+        max_batch_bytes=max(1, min(batch_size, limit)),
+        ignores_keys=_partitioner(java),
+        is_exactly_once=is_exactly_once,
+        exactly_once_id=sink,
+        transaction_timeout_ms=_positive(java, "transaction.timeout.ms") or TRANSACTION_TIMEOUT_MS,
+        dead_letter_topic=own.get("deadLetterTopic", "").strip() or None,
+    )
+
+
+def _producer(java: Mapping[str, str]) -> ProducerSettings:
+    """As ProducerConfig.java has it: idempotence that nobody asked for gives way to what does not go with it."""
+    default = ProducerSettings()
+    acks = _choice(java, "acks", _ACKS, -1)
+    in_flight = _positive(java, "max.in.flight.requests.per.connection")
+    retries = whole_number(java["retries"], "kafka.retries") if "retries" in java else default.retries
+    is_asked_for = "enable.idempotence" in java
+    is_idempotent = _choice(java, "enable.idempotence", {"true": True, "false": False}, True)
+    for is_against, what in (
+        (acks != -1, "acks=all"),
+        (retries == 0, "retries above 0"),
+        ((in_flight or 5) > 5, "max.in.flight.requests.per.connection of at most 5"),
+    ):
+        if is_idempotent and is_against:
+            if is_asked_for:
+                raise OptionError(f"kafka.enable.idempotence=true needs {what}")
+            is_idempotent = False
+    max_request = _positive(java, "max.request.size")
+    request_timeout = _positive(java, "request.timeout.ms") or default.request_timeout_ms
+    delivery = _positive(java, "delivery.timeout.ms")
+    linger = whole_number(java["linger.ms"], "kafka.linger.ms") if "linger.ms" in java else 0
+    if delivery is not None and delivery < linger + request_timeout:
+        raise OptionError("kafka.delivery.timeout.ms should be equal to or larger than linger.ms + request.timeout.ms")
+    return ProducerSettings(
+        acks=acks,
+        is_idempotent=is_idempotent,
+        max_in_flight=in_flight or default.max_in_flight,
+        max_requests=in_flight or default.max_requests,
+        max_request_bytes=max_request or default.max_request_bytes,
+        max_record_bytes=max_request,
+        max_bytes_in_flight=_positive(java, "buffer.memory") or default.max_bytes_in_flight,
+        request_timeout_ms=request_timeout,
+        delivery_timeout_ms=delivery or max(default.delivery_timeout_ms, request_timeout),
+        max_block_ms=_positive(java, "max.block.ms") or default.max_block_ms,
+        retries=retries,
+    )
+
+
+def _level(java: Mapping[str, str], codec: str) -> int | None:
+    chosen = None
+    for name, (lowest, highest) in _LEVELS.items():
+        key = f"compression.{name}.level"
+        if key not in java:
+            continue
+        text = java[key].strip()
+        if not text.lstrip("-").isdecimal() or not (lowest <= int(text) <= highest or (name, text) == ("gzip", "-1")):
+            raise OptionError(f"kafka.{key} is {java[key]!r}; it must be a whole number from {lowest} to {highest}")
+        if name == codec and text != "-1":
+            chosen = int(text)
+    return chosen
+
+
+def _partitioner(java: Mapping[str, str]) -> bool:
+    """Whether keys are passed over; a partitioner of the user's own is refused."""
+    kind = java.get("partitioner.class", "").strip()
+    name = kind.rpartition(".")[2]
+    if kind and name not in _PARTITIONERS:
+        raise OptionError(f"kafka.partitioner.class {kind} is not supported: no Java classes are loaded; give a column `partition`")
+    ignores = _choice(java, "partitioner.ignore.keys", {"true": True, "false": False}, False)
+    return ignores or name in _PARTITIONERS[1:]
+
+
+def _positive(java: Mapping[str, str], name: str) -> int | None:
+    return positive(_renamed(java, name), f"kafka.{name}")
+
+
+def _choice(java: Mapping[str, str], name: str, values: Mapping[str, Any], default: Any) -> Any:
+    return choice(_renamed(java, name), f"kafka.{name}", values, default)
+
+
+def _renamed(java: Mapping[str, str], name: str) -> dict[str, str]:
+    """So that a refusal names the property as it was given."""
+    return {f"kafka.{name}": java[name]} if name in java else {}

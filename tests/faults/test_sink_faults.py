@@ -1,0 +1,374 @@
+"""The sink under faults: answers that are lost or wrong, brokers that go, tasks, workers and drivers that are killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import kafka
+import kafka.errors as Errors
+import pyarrow as pa
+import pytest
+from kafka.structs import TopicPartition
+from support.mirror_link import create_topic
+from support.sink_process import ROWS, TASKS
+
+from tolerant_client.batch_encoding import encode_batches
+from tolerant_client.batch_producer import BatchProducer
+from tolerant_client.errors import DeliveryTimeoutError, ProducerFencedError
+from tolerant_client.events import Completed, Probe
+from tolerant_client.producer_settings import ProducerSettings
+from tolerant_client.producer_transaction import CommittedOffset, ProducerTransaction
+from tolerant_client.raw import LATEST, RawCluster
+from tolerant_client.testing import (
+    Drop,
+    Duplicate,
+    ErrorCode,
+    Fault,
+    FaultProxy,
+    KafkaCluster,
+    Reorder,
+    Reset,
+    RewriteCorrelationId,
+    Stale,
+    Stall,
+    Truncate,
+)
+
+PARTITIONS = 3
+BATCHES = 300
+PER_BATCH = 10
+IS_LONG = bool(os.environ.get("TOLERANT_LONG"))
+NOT_LEADER, NOT_ENOUGH_REPLICAS, TOPIC_AUTHORIZATION_FAILED = 6, 19, 29
+
+# One answer in 20, over all kinds.
+KINDS = (Drop, Duplicate, Reorder, RewriteCorrelationId, Stale, Truncate)
+ONE_IN_20: tuple[Fault, ...] = tuple(kind(probability=1 / 20 / len(KINDS)) for kind in KINDS)
+
+Proxies = Callable[..., FaultProxy]
+
+
+def values(servers: str, topic: str, isolation_level: str = "read_committed") -> dict[int, list[bytes]]:
+    """The values of each partition, in their order, as a stock consumer sees them."""
+    consumer = kafka.KafkaConsumer(
+        bootstrap_servers=servers, auto_offset_reset="earliest", group_id=None, isolation_level=isolation_level
+    )
+    try:
+        wanted = [TopicPartition(topic, index) for index in range(PARTITIONS)]
+        consumer.assign(wanted)
+        ends = consumer.end_offsets(wanted)
+        found: dict[int, list[bytes]] = {index: [] for index in range(PARTITIONS)}
+        while any(consumer.position(partition) < ends[partition] for partition in wanted):
+            for partition, records in consumer.poll(timeout_ms=500).items():
+                found[partition.partition] += [record.value for record in records]
+        return found
+    finally:
+        consumer.close()
+
+
+def value(batch: int, number: int) -> bytes:
+    return b"%06d-%02d" % (batch, number)
+
+
+def written(batches: int = BATCHES) -> dict[int, list[bytes]]:
+    """What `produce` writes."""
+    found: dict[int, list[bytes]] = {index: [] for index in range(PARTITIONS)}
+    for batch in range(batches):
+        found[batch % PARTITIONS] += [value(batch, number) for number in range(PER_BATCH)]
+    return found
+
+
+def enqueue(producer: BatchProducer, topic: str, batches: range) -> None:
+    for batch in batches:
+        column = pa.array([value(batch, number) for number in range(PER_BATCH)], pa.binary())
+        for encoded in encode_batches(None, column, None, 1_700_000_000_000):
+            producer.enqueue(TopicPartition(topic, batch % PARTITIONS), encoded, range(PER_BATCH))
+        producer.pump()
+
+
+def produce(servers: str, topic: str, settings: ProducerSettings = ProducerSettings(), batches: int = BATCHES) -> None:
+    with BatchProducer(RawCluster({"bootstrap_servers": servers}, patience_ms=30_000), settings) as producer:
+        producer.cluster.run(producer.start)
+        producer.cluster.run(producer.partition_count, topic)
+        enqueue(producer, topic, range(batches))
+        producer.cluster.run(producer.flush)
+        assert producer.records_appended == batches * PER_BATCH
+
+
+@pytest.mark.parametrize("seed", range(20 if IS_LONG else 3))
+def test_every_record_is_written_once_and_in_order_when_one_answer_in_20_is_wrong(
+    fault_proxy: Proxies, kafka_cluster: KafkaCluster, seed: int
+) -> None:
+    topic = f"sink-one-in-20-{seed}"
+    create_topic(kafka_cluster.bootstrap_servers, topic, PARTITIONS)
+    proxy = fault_proxy(ONE_IN_20, seed=seed)
+    produce(proxy.bootstrap_servers, topic)
+    assert proxy.injected_total >= 3
+    assert values(kafka_cluster.bootstrap_servers, topic) == written()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Drop(api="Produce", every=5),
+        Reset(api="Produce", every=15),
+        ErrorCode(NOT_LEADER, api="Produce", every=5),
+        ErrorCode(NOT_ENOUGH_REPLICAS, api="Produce", every=5),
+        Truncate(api="Produce", every=5),
+        Reorder(api="Produce", every=3),
+    ],
+    ids=lambda fault: f"{fault.name}{getattr(fault, 'error_code', '')}",
+)
+def test_every_record_is_written_once_and_in_order_with_one_fault_again_and_again(
+    fault_proxy: Proxies, kafka_cluster: KafkaCluster, fault: Fault
+) -> None:
+    topic = f"sink-{fault.name}{getattr(fault, 'error_code', '')}"
+    create_topic(kafka_cluster.bootstrap_servers, topic, PARTITIONS)
+    proxy = fault_proxy([fault])
+    produce(proxy.bootstrap_servers, topic)
+    assert proxy.injected_total >= 3
+    assert values(kafka_cluster.bootstrap_servers, topic) == written()
+
+
+def test_a_broker_that_never_answers_becomes_an_error_that_names_the_partition(
+    fault_proxy: Proxies, kafka_cluster: KafkaCluster
+) -> None:
+    create_topic(kafka_cluster.bootstrap_servers, "sink-never", PARTITIONS)
+    proxy = fault_proxy([Drop(api="Produce")])
+    settings = ProducerSettings(delivery_timeout_ms=1_500, request_timeout_ms=1_000)
+    with pytest.raises(DeliveryTimeoutError, match="sink-never-[0-2]: .* delivery.timeout.ms, 1500"):
+        produce(proxy.bootstrap_servers, "sink-never", settings)
+
+
+def test_a_topic_that_may_not_be_written_to_is_named(fault_proxy: Proxies, kafka_cluster: KafkaCluster) -> None:
+    create_topic(kafka_cluster.bootstrap_servers, "sink-not-allowed", PARTITIONS)
+    proxy = fault_proxy([ErrorCode(TOPIC_AUTHORIZATION_FAILED, api="Produce")])
+    with pytest.raises(Errors.TopicAuthorizationFailedError, match="sink-not-allowed-[0-2] refuses what is written"):
+        produce(proxy.bootstrap_servers, "sink-not-allowed")
+
+
+def test_answers_that_wait_while_nobody_looks_are_no_losses(kafka_cluster: KafkaCluster) -> None:
+    """A slow query gives its next rows long after the request's timeout."""
+    create_topic(kafka_cluster.bootstrap_servers, "sink-slow", PARTITIONS)
+    events: list[Any] = []
+    config = {"bootstrap_servers": kafka_cluster.bootstrap_servers, "request_timeout_ms": 3_000, "recovery_listener": events.append}
+    with BatchProducer(RawCluster(config), ProducerSettings()) as producer:
+        producer.cluster.run(producer.start)
+        producer.cluster.run(producer.partition_count, "sink-slow")
+        enqueue(producer, "sink-slow", range(30))
+        producer.cluster.run(producer.flush)
+        events.clear()
+        enqueue(producer, "sink-slow", range(30, 90))
+        time.sleep(4)
+        producer.cluster.run(producer.flush)
+    assert {type(event) for event in events} <= {Completed, Probe}
+    assert values(kafka_cluster.bootstrap_servers, "sink-slow") == written(90)
+
+
+def test_a_killed_broker_is_waited_for(kafka_cluster_factory: Callable[..., KafkaCluster]) -> None:
+    cluster = kafka_cluster_factory(heap="320m")
+    create_topic(cluster.bootstrap_servers, "sink-killed", PARTITIONS)
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            with BatchProducer(RawCluster({"bootstrap_servers": cluster.bootstrap_servers}), ProducerSettings()) as producer:
+                producer.cluster.run(producer.start)
+                producer.cluster.run(producer.partition_count, "sink-killed")
+                for first in range(0, BATCHES, 10):
+                    enqueue(producer, "sink-killed", range(first, first + 10))
+                    time.sleep(0.03)
+                producer.cluster.run(producer.flush)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    with RawCluster({"bootstrap_servers": cluster.bootstrap_servers}) as reader:
+        partition = TopicPartition("sink-killed", 0)
+        deadline = time.monotonic() + 60
+        while reader.run(reader.list_offsets, {partition: LATEST})[partition] < 5 * PER_BATCH:
+            assert thread.is_alive() and time.monotonic() < deadline, errors
+    cluster.kill(1)
+    cluster.restart(1)
+    thread.join(120)
+    assert not thread.is_alive() and not errors
+    assert values(cluster.bootstrap_servers, "sink-killed") == written()
+
+
+# -- transactions ----------------------------------------------------------------
+
+
+def transact(servers: str, topic: str, transactional_id: str, first: int, count: int, *, is_commit: bool = True) -> None:
+    """`count` batches from number `first` on in one transaction, which also commits `first + count` for the group."""
+    with BatchProducer(RawCluster({"bootstrap_servers": servers}, patience_ms=30_000), ProducerSettings()) as producer:
+        run = producer.cluster.run
+        transaction = ProducerTransaction(producer.cluster, transactional_id, 60_000)
+        run(transaction.begin)
+        producer.start_transaction(transaction, transaction.producer_id, transaction.producer_epoch)
+        run(producer.partition_count, topic)
+        enqueue(producer, topic, range(first, first + count))
+        run(producer.flush)
+        run(transaction.commit_offset, transactional_id, TopicPartition(topic, 0), CommittedOffset(first + count, "m"))
+        run(transaction.commit if is_commit else transaction.abort)
+        found = run(transaction.committed, transactional_id, [TopicPartition(topic, 0)])
+        assert found == ({TopicPartition(topic, 0): CommittedOffset(first + count, "m")} if is_commit else found)
+
+
+def test_transactions_are_written_whole_and_once_when_one_answer_in_20_is_wrong(
+    fault_proxy: Proxies, kafka_cluster: KafkaCluster
+) -> None:
+    topic, size = "sink-transactions", BATCHES // 10
+    create_topic(kafka_cluster.bootstrap_servers, topic, PARTITIONS)
+    proxy = fault_proxy(ONE_IN_20, seed=7)
+    for number in range(10):
+        if number % 3 == 1:
+            transact(proxy.bootstrap_servers, topic, "sink-t", number * size, size, is_commit=False)
+        transact(proxy.bootstrap_servers, topic, "sink-t", number * size, size)
+    assert proxy.injected_total >= 10
+    assert values(kafka_cluster.bootstrap_servers, topic) == written()
+
+
+def test_a_producer_whose_id_was_taken_over_is_fenced_and_writes_nothing(kafka_cluster: KafkaCluster) -> None:
+    servers, topic = kafka_cluster.bootstrap_servers, "sink-fenced"
+    create_topic(servers, topic, PARTITIONS)
+    with BatchProducer(RawCluster({"bootstrap_servers": servers}), ProducerSettings()) as zombie:
+        run = zombie.cluster.run
+        transaction = ProducerTransaction(zombie.cluster, "sink-z", 60_000)
+        run(transaction.begin)
+        zombie.start_transaction(transaction, transaction.producer_id, transaction.producer_epoch)
+        run(zombie.partition_count, topic)
+        enqueue(zombie, topic, range(100, 110))
+        run(zombie.flush)
+        transact(servers, topic, "sink-z", 0, 30)
+        with pytest.raises(ProducerFencedError):
+            enqueue(zombie, topic, range(110, 120))
+            run(zombie.flush)
+        with pytest.raises(ProducerFencedError):
+            run(transaction.commit)
+    assert values(servers, topic) == written(30)
+
+
+# -- Spark -----------------------------------------------------------------------
+
+
+def children(pid: int) -> list[int]:
+    """All processes below one, parents first."""
+    below: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            below.setdefault(parent, []).append(int(entry.name))
+    found, waiting = [], [pid]
+    while waiting:
+        mine = below.get(waiting.pop(), [])
+        found += mine
+        waiting += mine
+    return found
+
+
+def python_workers(pid: int) -> list[int]:
+    """The Python workers of a driver's executors: children of pyspark's daemons."""
+    workers = []
+    for child in children(pid):
+        try:
+            parent = int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1])
+            if "pyspark/daemon" in Path(f"/proc/{parent}/cmdline").read_text().replace(".", "/"):
+                workers.append(child)
+        except OSError:
+            continue
+    return workers
+
+
+@pytest.fixture
+def sink_process(tmp_path: Path, kafka_cluster: KafkaCluster) -> Iterator[Callable[[str, int], subprocess.Popen[bytes]]]:
+    """Starts support.sink_process on one checkpoint; what is left of it is ended after the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(topic: str, batches: int) -> subprocess.Popen[bytes]:
+        arguments = [kafka_cluster.bootstrap_servers, topic, str(tmp_path / "checkpoint"), str(batches)]
+        with open(tmp_path / "log", "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "support.sink_process", *arguments],
+                cwd=Path(__file__).parents[1],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        kill_driver(process)
+
+
+def kill_driver(process: subprocess.Popen[bytes]) -> None:
+    """kill -9 for the driver's Python and its JVM at once; Python workers find out by themselves."""
+    with_jvm = [process.pid, *children(process.pid)] if process.poll() is None else []
+    for pid in with_jvm:
+        try:
+            if "pyspark/daemon" not in Path(f"/proc/{pid}/cmdline").read_text().replace(".", "/"):
+                os.kill(pid, signal.SIGKILL)
+        except OSError:
+            continue
+    process.wait()
+
+
+def wait_for_records(reader: RawCluster, topic: str, above: int, process: subprocess.Popen[bytes]) -> int:
+    """The records in the logs, committed or not, once there are more than `above`."""
+    partitions = [TopicPartition(topic, index) for index in range(PARTITIONS)]
+    deadline = time.monotonic() + 120
+    while True:
+        found = sum(reader.run(reader.list_offsets, dict.fromkeys(partitions, LATEST)).values())
+        if found > above:
+            return found
+        assert time.monotonic() < deadline
+        assert process.poll() is None, "the query ended"
+        time.sleep(0.02)
+
+
+def assert_written_once(servers: str, topic: str, batches: int) -> None:
+    count = Counter(int(v) for partition in values(servers, topic).values() for v in partition)
+    assert [n for n, times in count.items() if times > 1] == []
+    assert [n for n in range(batches * TASKS * ROWS) if n not in count] == []
+
+
+def test_killed_workers_and_drivers_lose_and_double_nothing(
+    kafka_cluster: KafkaCluster, sink_process: Callable[[str, int], subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    topic, servers, dice = "sink-killed-drivers", kafka_cluster.bootstrap_servers, random.Random(5)
+    create_topic(servers, topic, PARTITIONS)
+    kills, batches = (8, 12) if IS_LONG else (2, 4)
+    killed_workers = 0
+    with RawCluster({"bootstrap_servers": servers}, name="reader") as reader:
+        seen = 0
+        for _ in range(kills):
+            process = sink_process(topic, 1_000_000)
+            seen = wait_for_records(reader, topic, seen, process)
+            time.sleep(dice.random())
+            for worker in python_workers(process.pid)[:1]:
+                os.kill(worker, signal.SIGKILL)
+                killed_workers += 1
+            seen = wait_for_records(reader, topic, seen, process)
+            time.sleep(dice.random())
+            assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
+            kill_driver(process)
+            partitions = [TopicPartition(topic, index) for index in range(PARTITIONS)]
+            seen = sum(reader.run(reader.list_offsets, dict.fromkeys(partitions, LATEST)).values())
+    assert killed_workers == kills
+    process = sink_process(topic, batches)
+    assert process.wait(180) == 0, (tmp_path / "log").read_text()[-3000:]
+    assert_written_once(servers, topic, batches)

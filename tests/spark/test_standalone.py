@@ -1,0 +1,67 @@
+"""A standalone cluster of two worker processes: rows, connections kept between micro-batches, a clean end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka import KafkaAdminClient, KafkaProducer
+from kafka.admin import NewTopic
+from support.spark_processes import PATIENCE, Driver, standalone_cluster
+
+from tolerant_client.testing import FaultProxy
+
+pytestmark = pytest.mark.spark
+
+PARTITIONS = 2
+FIRST, EACH, ROUNDS = 20, 4, 8
+SOURCE, TARGET = "standalone-source", "standalone-target"
+
+
+def test_executors_read_write_and_keep_their_connections(
+    kafka_cluster: Any, fault_proxy: Callable[..., FaultProxy], tmp_path: Path
+) -> None:
+    admin = KafkaAdminClient(bootstrap_servers=kafka_cluster.bootstrap_servers)
+    admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in (SOURCE, TARGET)])
+    admin.close()
+    producer = KafkaProducer(bootstrap_servers=kafka_cluster.bootstrap_servers)
+    sent: list[list[Any]] = []
+
+    def send(count: int) -> None:
+        for number in range(len(sent), len(sent) + count):
+            producer.send(SOURCE, b"%d" % number, partition=number % PARTITIONS)
+            sent.append([number % PARTITIONS, number // PARTITIONS, str(number)])
+        producer.flush()
+
+    proxy = fault_proxy()
+    send(FIRST)
+    with standalone_cluster(tmp_path, workers=2) as address:
+        arguments = ("master", address, proxy.bootstrap_servers, SOURCE, TARGET, str(ROUNDS))
+        with Driver(*arguments, folder=tmp_path) as driver:
+            assert driver.step("session")["kind"] == "pyspark.sql.session"
+            read = driver.step("read")
+            assert read["rows"] == sorted(sent)
+            assert read["chosen"] == sorted(row for row in sent if row[0] == 1 and row[1] >= 2)
+            assert len(read["executors"]) == 2
+            assert driver.step("written")["rows"] == sorted(sent)
+            driver.step("streaming")
+            connected = []
+            for _ in range(ROUNDS):
+                send(EACH)
+                driver.go()
+                driver.step("round")
+                connected.append(proxy.connected)
+            # Two tasks a round, each reading and writing: without kept connections at least four a round.
+            assert connected[-1] - connected[0] < ROUNDS, connected
+            driver.go()
+            assert driver.step("copied")["rows"] == sorted(sent)
+            driver.step("stopped")
+            assert driver.child.wait(PATIENCE) == 0
+        deadline = time.monotonic() + PATIENCE
+        while proxy.open_connections and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert proxy.open_connections == 0
+    producer.close()

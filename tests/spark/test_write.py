@@ -1,0 +1,275 @@
+"""df.write / writeStream.format("tolerantkafka") against a real broker: what was written is what the rows say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import kafka
+import pytest
+from kafka import KafkaAdminClient
+from kafka.admin import NewTopic
+from kafka.partitioner.default import murmur2
+from kafka.structs import TopicPartition
+from pyspark.sql import functions as F
+
+PARTITIONS = 3
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+
+
+def read(servers: str, topic: str, partitions: int = PARTITIONS) -> list[Any]:
+    """Every committed record, by partition and offset, as a stock consumer sees it."""
+    consumer = kafka.KafkaConsumer(
+        bootstrap_servers=servers, auto_offset_reset="earliest", group_id=None, isolation_level="read_committed"
+    )
+    try:
+        wanted = [TopicPartition(topic, index) for index in range(partitions)]
+        consumer.assign(wanted)
+        ends = consumer.end_offsets(wanted)
+        records: list[Any] = []
+        while any(consumer.position(partition) < ends[partition] for partition in wanted):
+            for some in consumer.poll(timeout_ms=500).values():
+                records += some
+        return sorted(records, key=lambda record: (record.partition, record.offset))
+    finally:
+        consumer.close()
+
+
+@pytest.fixture(scope="module")
+def servers(kafka_cluster: Any) -> str:
+    return str(kafka_cluster.bootstrap_servers)
+
+
+@pytest.fixture(scope="module")
+def admin(servers: str) -> Iterator[KafkaAdminClient]:
+    client = KafkaAdminClient(bootstrap_servers=servers)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest, admin: KafkaAdminClient) -> str:
+    """A topic named after the test."""
+    name = "".join(c if c.isalnum() else "-" for c in request.node.name)[:200]
+    admin.create_topics([NewTopic(name, PARTITIONS, 1)])
+    return name
+
+
+@pytest.fixture
+def write(servers: str) -> Callable[..., None]:
+    def write(frame: Any, **options: Any) -> None:
+        writer = frame.write.format("tolerantkafka").mode("append").option("kafka.bootstrap.servers", servers)
+        for name, value in options.items():
+            writer = writer.option(name.replace("__", "."), value)
+        writer.save()
+
+    return write
+
+
+def numbered(spark: Any, count: int, tasks: int = 2) -> Any:
+    """Rows key0 ... with values that say their number."""
+    return spark.range(0, count, 1, tasks).select(
+        F.concat(F.lit("key"), F.col("id").cast("string")).alias("key"),
+        F.concat(F.lit("value"), F.col("id").cast("string")).alias("value"),
+    )
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_rows_arrive_with_key_value_and_headers(
+    spark: Any, servers: str, topic: str, write: Callable[..., None], codec: str
+) -> None:
+    rows = [
+        (None if n % 3 == 0 else b"k%d" % n, None if n % 7 == 0 else b"v" * n, [("n", b"%d" % n), ("none", None)] if n % 2 else None)
+        for n in range(300)
+    ]
+    frame = spark.createDataFrame(rows, "key binary, value binary, headers array<struct<key:string,value:binary>>")
+    write(frame, topic=topic, kafka__compression__type=codec)
+    found = {(r.key, r.value, tuple(r.headers)) for r in read(servers, topic)}
+    assert found == {(key, value, tuple(headers or ())) for key, value, headers in rows}
+    assert len(read(servers, topic)) == len(rows)
+
+
+def test_strings_are_utf_8(spark: Any, servers: str, topic: str, write: Callable[..., None]) -> None:
+    write(spark.createDataFrame([("clé", "naïve ☃")], "key string, value string"), topic=topic)
+    (record,) = read(servers, topic)
+    assert (record.key.decode(), record.value.decode()) == ("clé", "naïve ☃")
+
+
+def test_keys_go_where_javas_producer_sends_them(
+    spark: Any, servers: str, topic: str, write: Callable[..., None]
+) -> None:
+    write(numbered(spark, 500), topic=topic)
+    wanted = {key: (murmur2(key) & 0x7FFFFFFF) % PARTITIONS for key in (b"key%d" % n for n in range(500))}
+    assert {record.key: record.partition for record in read(servers, topic)} == wanted
+
+
+def test_partition_and_topic_columns_decide(
+    spark: Any, servers: str, topic: str, write: Callable[..., None], admin: KafkaAdminClient
+) -> None:
+    other = topic + "-other"
+    admin.create_topics([NewTopic(other, PARTITIONS, 1)])
+    frame = spark.range(0, 60, 1, 2).select(
+        F.col("id").cast("string").alias("value"),
+        F.when(F.col("id") % 2 == 0, topic).otherwise(other).alias("topic"),
+        (F.col("id") % PARTITIONS).cast("int").alias("partition"),
+    )
+    write(frame)
+    for name, remainder in ((topic, 0), (other, 1)):
+        found = {(int(r.value), r.partition) for r in read(servers, name)}
+        assert found == {(n, n % PARTITIONS) for n in range(60) if n % 2 == remainder}
+
+
+def test_the_topic_option_wins_over_the_column(
+    spark: Any, servers: str, topic: str, write: Callable[..., None]
+) -> None:
+    write(spark.createDataFrame([("v", "nowhere")], "value string, topic string"), topic=f"  {topic} ")
+    assert [record.value for record in read(servers, topic)] == [b"v"]
+
+
+def test_rows_without_keys_keep_their_order_and_their_number(
+    spark: Any, servers: str, topic: str, write: Callable[..., None]
+) -> None:
+    write(spark.range(0, 20_000, 1, 2).selectExpr("cast(id as string) value"), topic=topic)
+    records = read(servers, topic)
+    assert sorted(int(record.value) for record in records) == list(range(20_000))
+    assert {record.partition for record in records} == set(range(PARTITIONS))
+
+
+@pytest.mark.parametrize(
+    ("frame", "options", "reason"),
+    [
+        ("select 'k' as key", {"topic": "T"}, "Required attribute 'value' not found"),
+        ("select 1 as value", {"topic": "T"}, "value attribute unsupported type int"),
+        ("select 'v' as value", {}, "topic option required when no 'topic' attribute is present"),
+        ("select 'v' as value, cast(null as string) as topic", {}, "null topic present in the data"),
+        ("select 'v' as value", {"topic": "no-such-topic", "kafka__max__block__ms": "500"}, "Topic no-such-topic does not exist"),
+        ("select 'v' as value, 7 as partition", {"topic": "T"}, "has partition 7, but topic T has 3 partitions"),
+        ("select repeat('v', 2000000) as value", {"topic": "T"}, "T-[0-2]: the record in row 0 of 20000.. bytes is larger than"),
+        ("select repeat('v', 2000) as value", {"topic": "T", "kafka__max__request__size": "1000"}, "larger than max.request.size, 1000"),
+        ("select 'v' as value", {"topic": "T", "kafka__transactional__id": "mine"}, "kafka.transactional.id is not supported"),
+        ("select 'v' as value", {"topic": "T", "kafka__key__serializer": "x"}, "kafka.key.serializer is not supported"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(
+    spark: Any, topic: str, write: Callable[..., None], frame: str, options: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(Exception, match=reason.replace("T", topic) if "T-" in reason or "topic T" in reason else reason):
+        write(spark.sql(frame), **{k: topic if v == "T" else v for k, v in options.items()})
+
+
+def test_overwriting_is_refused(spark: Any, servers: str, topic: str) -> None:
+    writer = numbered(spark, 1).write.format("tolerantkafka").option("kafka.bootstrap.servers", servers)
+    with pytest.raises(Exception, match="Save mode Overwrite not allowed"):
+        writer.option("topic", topic).mode("overwrite").save()
+
+
+# -- streams ---------------------------------------------------------------------
+
+
+def stream(spark: Any, folder: Path) -> Any:
+    """A stream of the text files that are put into a folder."""
+    return spark.readStream.text(str(folder))
+
+
+def run_once(frame: Any, servers: str, topic: str, checkpoint: Path, mode: str = "append", **options: str) -> None:
+    writer = frame.writeStream.format("tolerantkafka").option("kafka.bootstrap.servers", servers).option("topic", topic)
+    for name, value in options.items():
+        writer = writer.option(name.replace("__", "."), value)
+    query = writer.outputMode(mode).option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query.awaitTermination()
+
+
+@pytest.mark.parametrize("exactly_once", ["false", "true"])
+def test_a_stream_goes_on_where_its_checkpoint_ends(
+    spark: Any, servers: str, topic: str, tmp_path: Path, exactly_once: str
+) -> None:
+    folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+    folder.mkdir()
+    for batch in range(3):
+        (folder / f"{batch}.txt").write_text("".join(f"{batch}-{n}\n" for n in range(50)))
+        run_once(stream(spark, folder), servers, topic, checkpoint, exactlyOnce=exactly_once)
+    found = sorted(record.value.decode() for record in read(servers, topic))
+    assert found == sorted(f"{batch}-{n}" for batch in range(3) for n in range(50))
+
+
+def test_complete_mode_appends_all_rows_again(spark: Any, servers: str, topic: str, tmp_path: Path) -> None:
+    folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+    folder.mkdir()
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    for text in ("a\na\nb\n", "a\n"):
+        (folder / f"{len(text)}.txt").write_text(text)
+        counts = stream(spark, folder).groupBy("value").count()
+        frame = counts.selectExpr("value key", "cast(count as string) value")
+        run_once(frame, servers, topic, checkpoint, "complete")
+    found = sorted((record.key, record.value) for record in read(servers, topic))
+    assert found == [(b"a", b"2"), (b"a", b"3"), (b"b", b"1"), (b"b", b"1")]
+
+
+def test_spark_itself_refuses_what_python_data_sources_cannot_have(
+    spark: Any, servers: str, topic: str, tmp_path: Path
+) -> None:
+    """Save mode errorIfExists and output mode update work with Spark's own sink; the JVM never asks ours."""
+    frame = numbered(spark, 1)
+    writer = frame.write.format("tolerantkafka").option("kafka.bootstrap.servers", servers).option("topic", topic)
+    with pytest.raises(Exception, match="ErrorIfExists|errorifexists"):
+        writer.save()
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "0.txt").write_text("a\n")
+    with pytest.raises(Exception, match="does not support Update mode"):
+        run_once(stream(spark, tmp_path / "in"), servers, topic, tmp_path / "checkpoint", "update")
+
+
+# -- dead letters ----------------------------------------------------------------
+
+
+def test_records_that_cannot_be_written_become_dead_letters(
+    spark: Any, servers: str, topic: str, write: Callable[..., None], admin: KafkaAdminClient
+) -> None:
+    dead, small = topic + "-dead", topic + "-small"
+    admin.create_topics([NewTopic(dead, 1, 1), NewTopic(small, 1, 1, topic_configs={"max.message.bytes": "1000"})])
+    frame = spark.range(0, 40, 1, 1).selectExpr(
+        "cast(id as string) as key",
+        "case when id = 5 then repeat('x', 5000) when id = 7 then repeat('y', 2000000) else 'v' end as value",
+        f"case when id = 9 then null when id = 11 then 'no-such' when id in (5, 7) then '{small}'"
+        f" when id % 2 = 0 then '{small}' else '{topic}' end as topic",
+        "case when id = 13 then 99 when id = 15 then 2 else null end as partition",
+    )
+    for _ in range(2):  # what was dead remains dead when the write is repeated
+        write(frame, deadLetterTopic=dead, kafka__max__block__ms="500", exactlyOnce="true", exactlyOnceId=topic)
+    letters = {}
+    for letter in read(servers, dead, 1):
+        headers = {name: value.decode() for name, value in letter.headers}
+        letters[int(headers["tolerant.row"])] = (letter, headers)
+    assert sorted(letters) == [5, 7, 9, 11, 13]
+    assert letters[5][0].value == b"x" * 5000
+    assert letters[7][0].value is None and letters[7][1]["tolerant.trimmed"] == "2000001"
+    assert [letters[n][1]["tolerant.topic"] for n in sorted(letters)] == [small, small, "", "no-such", topic]
+    assert "larger than the topic's max.message.bytes" in letters[5][1]["tolerant.reason"]
+    written = [int(r.key) for name, n in ((topic, PARTITIONS), (small, 1)) for r in read(servers, name, n)]
+    assert sorted(written) == [n for n in range(40) if n not in letters]
+    assert len(read(servers, dead, 1)) == len(letters)
+
+
+# -- exactly once ----------------------------------------------------------------
+
+
+def test_a_batch_write_with_an_id_is_written_once(
+    spark: Any, servers: str, topic: str, write: Callable[..., None]
+) -> None:
+    for _ in range(3):
+        write(numbered(spark, 200), topic=topic, exactlyOnce="true", exactlyOnceId=topic)
+    assert len(read(servers, topic)) == 200
+    with pytest.raises(Exception, match="RepeatDiffersError"):
+        write(numbered(spark, 201), topic=topic, exactlyOnce="true", exactlyOnceId=topic)
+    assert len(read(servers, topic)) == 200
+
+
+def test_a_repeat_with_fewer_tasks_is_named(
+    spark: Any, servers: str, topic: str, write: Callable[..., None]
+) -> None:
+    """Two tasks have the rows that they had; the third one of the first run is not there to be compared."""
+    write(spark.range(0, 30, 1, 3).selectExpr("cast(id as string) value"), topic=topic, exactlyOnce="true", exactlyOnceId=topic)
+    with pytest.raises(Exception, match="committed by task 2 of an earlier run, and this run has 2 tasks"):
+        write(spark.range(0, 20, 1, 2).selectExpr("cast(id as string) value"), topic=topic, exactlyOnce="true", exactlyOnceId=topic)
+    assert len(read(servers, topic)) == 30

@@ -1,0 +1,147 @@
+"""Spark as processes of their own: a standalone cluster, and drivers that tests speak with line by line."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from queue import Empty, Queue
+from types import TracebackType
+from typing import Any
+
+import pyspark
+
+from tolerant_client.testing.artifacts import java_executable
+
+PATIENCE = 120.0  # for a slow CI machine that starts five JVMs on two cores
+_DRIVER = Path(__file__).with_name("spark_driver.py")
+_MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
+_REGISTERED = re.compile(r"Successfully registered with master")
+
+
+class Process:
+    """A child whose lines are collected by a thread; the whole process group ends with it."""
+
+    def __init__(
+        self, command: list[str], log: Path, environment: dict[str, str], *, is_spoken_with: bool = False
+    ) -> None:
+        self._log = log
+        self._lines: Queue[str] = Queue()
+        with log.open("wb") as file:
+            self.child = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE if is_spoken_with else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=file if is_spoken_with else subprocess.STDOUT,
+                text=True,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+        self._reader = threading.Thread(target=self._collect)
+        self._reader.start()
+
+    def _collect(self) -> None:
+        assert self.child.stdout is not None
+        for line in self.child.stdout:
+            self._lines.put(line)
+        self._lines.put("")
+
+    def line(self) -> str:
+        """The next line; raises AssertionError with the end of the log if none comes."""
+        with contextlib.suppress(Empty):
+            if line := self._lines.get(timeout=PATIENCE):
+                return line
+        raise AssertionError(f"{self.child.args!r} said nothing more:\n{self._log.read_text(errors='replace')[-6000:]}")
+
+    def wait_for(self, pattern: re.Pattern[str]) -> str:
+        seen = []
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            seen.append(self.line())
+            if found := pattern.search(seen[-1]):
+                return found[found.re.groups]
+        raise AssertionError(f"no {pattern.pattern!r} in:\n{''.join(seen)[-6000:]}")
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.child.pid, signal.SIGKILL)
+        self.child.wait()
+        self._reader.join()
+        for pipe in (self.child.stdin, self.child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+
+class Driver(Process):
+    """spark_driver.py: `step` is what it tells, `go` lets it do the next one."""
+
+    def __init__(self, *arguments: str, folder: Path, environment: dict[str, str] | None = None) -> None:
+        python = {
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
+        # Spark finds data sources by listing folders: an editable installation has none that it could list.
+        found = importlib.util.find_spec("pyspark_tolerantkafka")
+        assert found is not None and found.origin is not None
+        python["PYTHONPATH"] = os.pathsep.join(
+            filter(None, (str(Path(found.origin).parent), os.environ.get("PYTHONPATH")))
+        )
+        command = [sys.executable, str(_DRIVER), *arguments, str(folder)]
+        super().__init__(command, folder / "driver.log", {**python, **(environment or {})}, is_spoken_with=True)
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def step(self, name: str) -> dict[str, Any]:
+        told: dict[str, Any] = json.loads(self.line())
+        assert told["step"] == name, told
+        return told
+
+    def go(self) -> None:
+        assert self.child.stdin is not None
+        self.child.stdin.write("go\n")
+        self.child.stdin.flush()
+
+
+@contextlib.contextmanager
+def standalone_cluster(folder: Path, workers: int) -> Iterator[str]:
+    """A master and workers of one core each; the value is the master's address."""
+    home = Path(pyspark.__file__).parent
+    (core,) = home.glob("jars/spark-core_*.jar")
+    scala = core.name.removeprefix("spark-core_").partition("-")[0]  # what Spark's own scripts find out for workers
+    environment = {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_SCALA_VERSION": scala}
+    java = [java_executable(), "-Xmx256m", "-cp", f"{home}/jars/*"]
+
+    def start(name: str, *arguments: str) -> Process:
+        return Process(
+            [*java, f"org.apache.spark.deploy.{name}", *arguments, "--webui-port", "0"],
+            folder / f"{name}.log",
+            environment,
+        )
+
+    with contextlib.ExitStack() as running:
+        master = start("master.Master", "--host", "127.0.0.1", "--port", "0")
+        running.callback(master.close)
+        address = master.wait_for(_MASTER)
+        for number in range(workers):
+            place = ("--work-dir", str(folder / f"worker-{number}"), "--host", "127.0.0.1")
+            worker = start("worker.Worker", "--cores", "1", "--memory", "512m", *place, address)
+            running.callback(worker.close)
+            worker.wait_for(_REGISTERED)
+        yield address

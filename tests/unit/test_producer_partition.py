@@ -1,0 +1,237 @@
+"""One partition of a batch producer, against a log that behaves as a broker's (ProducerStateManager)."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.structs import TopicPartition
+
+from tolerant_client.producer_partition import BELIEVED_AFTER, LOST, ProducerBatch, ProducerPartition, Verdict
+from tolerant_client.record_batch import Record, encode_batch, read_header
+
+TP = TopicPartition("t", 0)
+PID, EPOCH = 4711, 3
+OUT_OF_ORDER, DUPLICATE, TOO_LARGE, NOT_LEADER, NOT_AUTHORIZED = 45, 46, 10, 6, 29
+
+
+def batch(number: int, count: int = 2) -> ProducerBatch:
+    data = memoryview(bytearray(encode_batch([Record(0, 1, None, b"%d" % number)] * count)))
+    return ProducerBatch(data, count, range(count), deadline=100.0)
+
+
+def partition(batches: int = 0, max_in_flight: int = 5) -> ProducerPartition:
+    made = ProducerPartition(TP, PID, EPOCH, max_in_flight)
+    for number in range(batches):
+        made.add(batch(number))
+    return made
+
+
+def send_all(state: ProducerPartition, now: float = 0.0) -> list[ProducerBatch]:
+    sent = []
+    while state.may_send(now):
+        sent.append(state.send())
+    return sent
+
+
+def known(batches: int) -> tuple[ProducerPartition, list[ProducerBatch]]:
+    """A partition whose first batch was appended at offset 0, and the next ones, in flight."""
+    state = partition(batches + 1)
+    (first,) = send_all(state)
+    state.appended(first, 0, 0.0)
+    return state, send_all(state)
+
+
+def test_until_the_broker_knows_the_producer_one_batch_is_in_flight() -> None:
+    """Law B: it would accept any sequence."""
+    state = partition(7)
+    (first,) = send_all(state)
+    proven, verdict = state.appended(first, 100, 0.0)
+    assert (proven, verdict) == ([first], Verdict.NOTHING)
+    assert len(send_all(state)) == 5
+
+
+def test_batches_are_stamped_with_one_sequence_after_the_other() -> None:
+    state, sent = known(3)
+    headers = [read_header(b.data) for b in sent]
+    assert [(h.producer_id, h.producer_epoch, h.base_sequence) for h in headers] == [(PID, EPOCH, 2), (PID, EPOCH, 4), (PID, EPOCH, 6)]
+
+
+def test_without_idempotence_no_batch_has_a_sequence_and_none_proves_another() -> None:
+    state = ProducerPartition(TP, -1, -1, 3)
+    for number in range(3):
+        state.add(batch(number))
+    first, second, third = send_all(state)
+    assert {read_header(b.data).base_sequence for b in (first, second, third)} == {-1}
+    assert state.failed(first, LOST, 0.0) is Verdict.NOTHING
+    assert state.appended(third, 10, 0.0)[0] == [third]
+    assert state.appended(second, 12, 0.0) == ([second], Verdict.AGAIN)
+    assert send_all(state) == [first]
+
+
+def test_a_later_answer_proves_a_lost_one() -> None:
+    """Law A."""
+    state, (first, second, third) = known(3)
+    assert state.failed(first, LOST, 0.0) is Verdict.NOTHING
+    assert state.failed(second, LOST, 0.0) is Verdict.NOTHING
+    assert state.appended(third, 6, 0.0) == ([first, second, third], Verdict.NOTHING)
+    assert state.is_idle and first.sends == second.sends == 1
+
+
+def test_what_no_later_answer_proves_goes_again_with_the_same_bytes() -> None:
+    state, sent = known(2)
+    bytes_before = [bytes(b.data) for b in sent]
+    state.failed(sent[0], LOST, 0.0)
+    assert state.failed(sent[1], LOST, 0.0) is Verdict.AGAIN
+    (again,) = send_all(state)
+    assert again is sent[0]
+    state.appended(again, 2, 0.0)
+    assert send_all(state) == [sent[1]]
+    assert [bytes(b.data) for b in sent] == bytes_before
+
+
+def test_after_a_refusal_nothing_is_sent_until_all_is_settled() -> None:
+    """Law C."""
+    state, sent = known(3)
+    state.add(batch(9))
+    assert state.failed(sent[0], NOT_LEADER, 0.0) is Verdict.NOTHING
+    assert send_all(state) == []
+    assert state.failed(sent[1], OUT_OF_ORDER, 0.0) is Verdict.NOTHING
+    assert state.failed(sent[2], OUT_OF_ORDER, 0.0) is Verdict.AGAIN
+    assert state.last_code == NOT_LEADER and state.retry_at > 0
+    assert send_all(state, state.retry_at - 0.001) == []
+    assert send_all(state, state.retry_at) == [sent[0]]
+
+
+def test_a_refused_batch_that_a_later_one_proves_was_refused_by_mistake() -> None:
+    """A spoiled answer: a broker does not append out of order."""
+    state, (first, second) = known(2)
+    state.failed(first, NOT_LEADER, 0.0)
+    assert state.appended(second, 4, 0.0) == ([first, second], Verdict.NOTHING)
+    assert state.is_idle
+
+
+def test_an_offset_that_contradicts_the_proof_is_no_proof() -> None:
+    """A topic that was created again knows no producer, and takes whatever comes first."""
+    state, (first, second) = known(2)
+    state.failed(first, NOT_LEADER, 0.0)
+    assert state.appended(second, 0, 0.0)[1] is Verdict.DIVERGED
+
+
+@pytest.mark.parametrize(("code", "verdict"), [(NOT_AUTHORIZED, Verdict.FAILED), (TOO_LARGE, Verdict.RECORDS), (OUT_OF_ORDER, Verdict.FAILED)])
+def test_what_would_end_it_is_believed_the_third_time(code: int, verdict: Verdict) -> None:
+    """Law E."""
+    state = partition(1)
+    now = 0.0
+    for attempt in range(1, BELIEVED_AFTER + 1):
+        (sent,) = send_all(state, now)
+        assert state.failed(sent, code, now) is (verdict if attempt == BELIEVED_AFTER else Verdict.AGAIN)
+        now = state.retry_at
+
+
+def test_batches_behind_one_that_is_in_no_log_get_its_sequences() -> None:
+    """Law D."""
+    state, sent = known(2)
+    for _ in range(BELIEVED_AFTER):
+        state.failed(sent[0], TOO_LARGE, 0.0)
+        if state.in_flight:
+            state.failed(sent[1], OUT_OF_ORDER, 0.0)
+        sent = [state.send(), *sent[1:]] if state.may_send(state.retry_at) else sent
+    assert state.first is sent[0]
+    state.failed(sent[0], TOO_LARGE, 0.0)
+    halves = [batch(10, 1), batch(11, 1)]
+    state.replace_first(halves)
+    (first,) = send_all(state, 1e9)
+    state.appended(first, 2, 1e9)
+    rest = send_all(state, 1e9)
+    assert [first, *rest] == [*halves, sent[1]]
+    assert [b.sequence for b in (first, *rest)] == [2, 3, 4]
+    state.appended(rest[0], 3, 1e9)
+    state.appended(rest[1], 4, 1e9)
+    assert state.is_idle
+
+
+def test_batches_behind_one_that_is_left_out_move_up() -> None:
+    """Law D: the broker waits for the sequence that was never appended."""
+    state, sent = known(2)
+    state.failed(sent[0], TOO_LARGE, 0.0)
+    state.failed(sent[1], OUT_OF_ORDER, 0.0)
+    state.replace_first([])
+    assert send_all(state, 1e9) == [sent[1]]
+    assert read_header(sent[1].data).base_sequence == sent[1].sequence == 2
+
+
+def test_doubts_end_with_progress() -> None:
+    state, now = partition(), 0.0
+    for number in range(3):
+        state.add(batch(number))
+        for _ in range(BELIEVED_AFTER - 1):
+            assert state.failed(state.send(), NOT_AUTHORIZED, now) is Verdict.AGAIN
+            now = state.retry_at
+        state.appended(state.send(), -1, now)
+    assert state.is_idle
+
+
+def test_nothing_is_sent_before_the_partition_is_in_its_transaction() -> None:
+    state = partition(1)
+    state.is_enrolled = False
+    assert not state.may_send(0.0)
+    state.is_enrolled = True
+    assert state.may_send(0.0)
+
+
+class Broker:
+    """A log that knows the last five batches of a producer."""
+
+    def __init__(self) -> None:
+        self.log: list[bytes] = []
+        self.end = 0
+        self._recent: deque[tuple[int, int, int]] = deque(maxlen=5)  # sequence, count, base offset
+
+    def append(self, data: bytes) -> tuple[int, int]:
+        header = read_header(data)
+        for sequence, count, offset in self._recent:
+            if (sequence, count) == (header.base_sequence, header.record_count):
+                return 0, offset
+        expected = sum(self._recent[-1][:2]) if self._recent else None
+        if expected is not None and header.base_sequence != expected:
+            return OUT_OF_ORDER, -1
+        self._recent.append((header.base_sequence, header.record_count, self.end))
+        self.log.append(bytes(data[61:]))
+        offset, self.end = self.end, self.end + header.record_count
+        return 0, offset
+
+
+@given(st.integers(0, 2**32), st.integers(1, 40), st.floats(0, 0.6))
+def test_whatever_is_lost_or_refused_every_batch_is_appended_once_and_in_order(seed: int, count: int, rate: float) -> None:
+    dice, broker, state, now = random.Random(seed), Broker(), partition(), 0.0
+    batches = [batch(number, dice.randint(1, 3)) for number in range(count)]
+    waiting = list(batches)
+    wire: list[ProducerBatch] = []  # requests on their way; a broker takes one after the other
+    settled: list[ProducerBatch] = []
+    for _ in range(20_000):
+        if waiting and dice.random() < 0.5:
+            state.add(waiting.pop(0))
+        while state.may_send(now):
+            wire.append(state.send())
+        if wire:
+            sent = wire.pop(0)
+            fault = dice.random() < rate
+            kind = dice.choice(["never arrives", "answer lost", "refused", "false code"])
+            code, offset = (LOST, -1) if fault and kind in ("never arrives", "refused") else broker.append(bytes(sent.data))
+            if fault:
+                code = LOST if kind in ("never arrives", "answer lost") else NOT_LEADER
+            if code == 0:
+                proven, verdict = state.appended(sent, offset, now)
+                settled += proven
+            else:
+                verdict = state.failed(sent, code, now)
+            assert verdict in (Verdict.NOTHING, Verdict.AGAIN)
+        elif not waiting and state.is_idle:
+            break
+        now += 0.01
+    assert settled == batches
+    assert broker.log == [bytes(b.data[61:]) for b in batches]

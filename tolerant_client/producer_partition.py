@@ -1,0 +1,201 @@
+"""One partition that is being produced to: what is sent next, and what an answer means.  No I/O and no clock.
+
+Laws:
+A. A broker that knows a producer appends its batches in the order of their
+   sequences and no other, so a batch that was appended proves all before it:
+   a lost answer costs nothing when a later one comes.
+B. Where it does not know the producer yet it accepts any sequence
+   (ProducerAppendInfo.java), so until the first answer, and after any trouble,
+   one batch at a time is in flight.
+C. After a refusal nothing is sent until all in flight is settled; then the
+   batches go again from the first one that is not proven, the same bytes under
+   the same sequences.
+D. A batch gets another sequence only when one before it is known to be in no
+   log, and so it is in none itself.
+E. What would end the partition is believed when it was answered three times in
+   a row; a base offset that contradicts A ends it at once.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Sequence
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.produce import add_sequence
+from tolerant_client.record_batch import restamp
+
+LOST = -2  # no answer: a code that no broker has
+
+BELIEVED_AFTER = 3
+_BACKOFF = 0.02
+_MAX_BACKOFF = 1.0
+
+_TOO_LARGE = {Errors.MessageSizeTooLargeError.errno, Errors.RecordListTooLargeError.errno}
+# Refused because of what is in it; of a batch with several records nothing says which.
+_FOR_ITS_RECORDS = _TOO_LARGE | {Errors.InvalidRecordError.errno, Errors.InvalidTimestampError.errno}
+_TRANSIENT = {
+    LOST,
+    Errors.UnknownError.errno,
+    Errors.CorruptRecordError.errno,
+    Errors.BrokerNotAvailableError.errno,
+    Errors.ReplicaNotAvailableError.errno,
+}
+
+
+def may_heal(code: int) -> bool:
+    """True where the same batch may be accepted later."""
+    return code in _TRANSIENT or issubclass(Errors.for_code(code), Errors.RetriableError)
+
+
+def is_too_large(code: int) -> bool:
+    """True where a smaller batch may be accepted."""
+    return code in _TOO_LARGE
+
+
+class ProducerBatch:
+    """A record batch on its way; `rows` are the caller's numbers of its records, `deadline` monotonic seconds."""
+
+    __slots__ = ("code", "data", "deadline", "is_appended", "record_count", "rows", "sends", "sequence")
+
+    def __init__(self, data: memoryview, record_count: int, rows: Sequence[int], deadline: float) -> None:
+        self.data = data
+        self.record_count = record_count
+        self.rows = rows
+        self.deadline = deadline
+        self.sequence = -1
+        self.sends = 0
+        self.code = 0  # of the last answer
+        self.is_appended = False
+
+
+class Verdict(enum.Enum):
+    """What the caller has to do once everything in flight is settled."""
+
+    NOTHING = "goes on, or waits for what is in flight"
+    AGAIN = "is sent again, at `retry_at`"
+    RECORDS = "the first batch was refused for its records: split or give up"
+    FAILED = "the first batch cannot be written"
+    DIVERGED = "the log does not hold what was acknowledged"
+
+
+class ProducerPartition:
+    """State of one partition; a producer id and epoch of -1 are those of a producer without idempotence."""
+
+    def __init__(self, partition: TopicPartition, producer_id: int, producer_epoch: int, max_in_flight: int) -> None:
+        self.partition = partition
+        self.in_flight = 0  # requests
+        self.retry_at = 0.0
+        self.is_enrolled = True  # False: not in its transaction yet
+        self.last_code = 0  # of the first batch that was not appended, when it was last settled
+        self._producer = (producer_id, producer_epoch)
+        self._max_in_flight = max_in_flight
+        self._waiting: deque[ProducerBatch] = deque()
+        self._window: deque[ProducerBatch] = deque()  # sent and not proven
+        self._next_sequence = 0
+        self._is_known = False  # to the leader, as this producer
+        self._is_draining = False
+        self._doubts = 0
+        self._end = -1  # after the last record whose offset was told
+
+    @property
+    def is_idle(self) -> bool:
+        """True when every batch was appended or taken out."""
+        return not self._waiting and not self._window
+
+    @property
+    def first(self) -> ProducerBatch | None:
+        """The oldest batch that is not appended."""
+        return self._window[0] if self._window else self._waiting[0] if self._waiting else None
+
+    def add(self, batch: ProducerBatch) -> None:
+        """Queues a batch behind the others."""
+        self._waiting.append(batch)
+
+    def may_send(self, now: float) -> bool:
+        """Whether a batch may be sent now."""
+        if not self._waiting or self._is_draining or not self.is_enrolled or now < self.retry_at:
+            return False
+        is_one_by_one = not self._is_known and self._producer[0] >= 0
+        return len(self._window) < (1 if is_one_by_one else self._max_in_flight)
+
+    def send(self, is_transactional: bool = False) -> ProducerBatch:
+        """The next batch, stamped with its sequence; it is in flight from now on."""
+        batch = self._waiting.popleft()
+        if batch.sequence < 0:
+            batch.sequence = self._next_sequence
+            self._next_sequence = add_sequence(self._next_sequence, batch.record_count)
+            sequence = batch.sequence if self._producer[0] >= 0 else -1
+            restamp(batch.data, *self._producer, sequence, is_transactional=is_transactional)
+        batch.sends += 1
+        self._window.append(batch)
+        self.in_flight += 1
+        return batch
+
+    def appended(self, batch: ProducerBatch, base_offset: int, now: float) -> tuple[list[ProducerBatch], Verdict]:
+        """Takes the answer that `batch` was appended (or had been before); the batches that are now proven."""
+        self.in_flight -= 1
+        proven: list[ProducerBatch] = []
+        if not batch.is_appended:
+            if self._producer[0] < 0:
+                self._window.remove(batch)
+                proven.append(batch)
+            else:
+                while proven[-1:] != [batch]:
+                    proven.append(self._window.popleft())
+            least = self._end + sum(b.record_count for b in proven[:-1])
+            if base_offset >= 0:
+                if self._producer[0] >= 0 and base_offset < least:
+                    return proven, Verdict.DIVERGED
+                self._end = base_offset + batch.record_count
+            for each in proven:
+                each.is_appended = True
+            self._doubts = 0
+            self._is_known = self._is_known or not self._is_draining
+        return proven, self._settle(now)
+
+    def failed(self, batch: ProducerBatch, code: int, now: float) -> Verdict:
+        """Takes an error code, or LOST where no answer came."""
+        self.in_flight -= 1
+        if not batch.is_appended:
+            batch.code = code
+            self._is_draining = self._is_draining or code != LOST or self._producer[0] < 0
+        return self._settle(now)
+
+    def no_leader(self, now: float) -> None:
+        """Notes that nobody leads the partition: it is tried again after a pause."""
+        self._doubts += 1
+        self.retry_at = now + self._pause()
+
+    def _settle(self, now: float) -> Verdict:
+        """Law C, once nothing is in flight any more."""
+        if self.in_flight or not self._window:
+            if not self.in_flight:
+                self._is_draining = False
+            return Verdict.NOTHING
+        code = self._window[0].code
+        self._doubts = self._doubts + 1 if code == self.last_code else 1
+        self.last_code = code
+        self._waiting.extendleft(reversed(self._window))
+        self._window.clear()
+        self._is_draining = self._is_known = False
+        self.retry_at = now if code == LOST and self._doubts == 1 else now + self._pause()
+        if may_heal(code) or self._doubts < BELIEVED_AFTER:
+            return Verdict.AGAIN
+        return Verdict.RECORDS if code in _FOR_ITS_RECORDS else Verdict.FAILED
+
+    def _pause(self) -> float:
+        return min(_BACKOFF * 2.0 ** min(self._doubts - 1, 16), _MAX_BACKOFF)
+
+    def replace_first(self, parts: Sequence[ProducerBatch]) -> None:
+        """Puts batches, perhaps none, in the place of the first one, which is in no log (law D)."""
+        assert not self._window
+        first = self._waiting.popleft()
+        self._next_sequence = first.sequence
+        for later in self._waiting:
+            later.sequence = -1
+        self._waiting.extendleft(reversed(parts))
+        self._doubts = 0

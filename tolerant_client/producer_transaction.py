@@ -1,0 +1,277 @@
+"""One transaction of a batch producer, and the offsets that were committed in such ones.
+
+Laws:
+- A transaction has an epoch of its own: `begin` bumps it, which ends or fences
+  whoever had the transactional.id before.  So every request here may be sent
+  again, EndTxn too: there is no next transaction of its epoch that a repeat
+  could end (KAFKA-17754).
+- After `commit` returned, the transaction is committed; where it
+  raises, it may be, and only the committed offsets tell (KIP-98, KIP-447).
+
+Versions before transactions v2 (KIP-890) are used throughout: with them an
+epoch lasts for the whole transaction, on brokers since 2.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import kafka.errors as Errors
+from kafka.protocol.admin import ListGroupsRequest
+from kafka.protocol.consumer import OffsetFetchRequest
+from kafka.protocol.metadata import FindCoordinatorRequest
+from kafka.protocol.producer import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    TxnOffsetCommitRequest,
+)
+from kafka.structs import TopicPartition
+
+from tolerant_client.errors import OptionError, ProducerFencedError
+from tolerant_client.raw import RawCluster
+
+_GROUP, _TRANSACTION = 0, 1
+_STABLE_OFFSETS = 7  # OffsetFetch that waits for pending transactions (KIP-447, Kafka 2.5)
+_MOVED = (Errors.NotCoordinatorError.errno, Errors.CoordinatorNotAvailableError.errno)
+_AWAY = (Errors.KafkaConnectionError, Errors.NodeNotReadyError)
+_FENCED = (Errors.InvalidProducerEpochError.errno, Errors.ProducerFencedError.errno)
+
+_T = TypeVar("_T")
+
+
+class CommittedOffset(NamedTuple):
+    """An offset and what was written beside it."""
+
+    offset: int
+    metadata: str
+
+
+class Coordinators:
+    """Finds the coordinator of groups and transactional ids, and asks it until it answers."""
+
+    def __init__(self, cluster: RawCluster) -> None:
+        self._cluster = cluster
+        self._nodes: dict[tuple[int, str], int] = {}
+
+    async def ask(self, kind: int, key: str, what: str, request: Callable[[], Any], read: Callable[[Any], _T]) -> _T:
+        """Sends `request()` to the coordinator until `read(answer)`, which raises for error codes, succeeds."""
+
+        async def attempt() -> _T:
+            node_id = self._nodes.get((kind, key))
+            if node_id is None:
+                found = await self._cluster.send(FindCoordinatorRequest(key=key, key_type=kind, max_version=3))
+                raise_for_code(found.error_code, f"finding the coordinator of {key!r}")
+                node_id = self._nodes[kind, key] = found.node_id
+            try:
+                return read(await self._cluster.send(request(), node_id))
+            except Errors.UnknownBrokerIdError as error:  # a broker that is away; insist would believe it
+                self._nodes.pop((kind, key), None)
+                self._cluster.manager.cluster.request_update()
+                raise Errors.CoordinatorNotAvailableError(f"coordinator {node_id} of {key!r}") from error
+            except Errors.KafkaError as error:
+                if getattr(error, "errno", None) in _MOVED or isinstance(error, _AWAY):
+                    self._nodes.pop((kind, key), None)
+                raise
+
+        return await self._cluster.insist(what, attempt)
+
+
+def raise_for_code(code: int, what: str) -> None:
+    """Raises Kafka's error of a code, if it is one."""
+    if code in _FENCED:
+        raise ProducerFencedError(
+            f"{what}: another producer with the same transactional.id has taken over, or the transaction took longer"
+            " than transaction.timeout.ms"
+        )
+    if code:
+        raise Errors.for_code(code)(what)
+
+
+class ProducerTransaction:
+    """A transaction of `transactional_id`, which a broker ends by itself after `timeout_ms`."""
+
+    def __init__(self, cluster: RawCluster, transactional_id: str, timeout_ms: int) -> None:
+        self.transactional_id = transactional_id
+        self.producer_id = -1
+        self.producer_epoch = -1
+        self._timeout_ms = timeout_ms
+        self._coordinators = Coordinators(cluster)
+
+    async def begin(self) -> None:
+        """Gets a producer id and a new epoch; a transaction that was open is aborted, one that was ending is ended.
+
+        Raises OptionError where the brokers allow no transaction as long as `timeout_ms`.
+        """
+
+        def read(answer: Any) -> tuple[int, int]:
+            if answer.error_code == Errors.InvalidTransactionTimeoutError.errno:
+                raise OptionError(
+                    f"kafka.transaction.timeout.ms is {self._timeout_ms}, more than the brokers' transaction.max.timeout.ms"
+                )
+            raise_for_code(answer.error_code, f"InitProducerId of {self.transactional_id!r}")
+            return answer.producer_id, answer.producer_epoch
+
+        self.producer_id, self.producer_epoch = await self._ask(
+            "beginning a transaction",
+            lambda: InitProducerIdRequest(
+                transactional_id=self.transactional_id,
+                transaction_timeout_ms=self._timeout_ms,
+                producer_id=-1,
+                producer_epoch=-1,
+                max_version=4,
+            ),
+            read,
+        )
+
+    async def add_partitions(self, partitions: Sequence[TopicPartition]) -> None:
+        """Adds partitions: the transaction is open from the first one on."""
+        by_topic: dict[str, list[int]] = {}
+        for partition in partitions:
+            by_topic.setdefault(partition.topic, []).append(partition.partition)
+        topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
+
+        def read(answer: Any) -> None:
+            codes = [p.partition_error_code for t in answer.results_by_topic_v3_and_below for p in t.results_by_partition]
+            # One that is not allowed has the others refused as OPERATION_NOT_ATTEMPTED.
+            codes.sort(key=lambda code: code == Errors.OperationNotAttemptedError.errno)
+            raise_for_code(next(filter(None, codes), 0), f"adding {', '.join(by_topic)} to {self.transactional_id!r}")
+
+        await self._ask(
+            "adding partitions to a transaction",
+            lambda: AddPartitionsToTxnRequest(
+                v3_and_below_transactional_id=self.transactional_id,
+                v3_and_below_producer_id=self.producer_id,
+                v3_and_below_producer_epoch=self.producer_epoch,
+                v3_and_below_topics=[topic(name=name, partitions=numbers) for name, numbers in by_topic.items()],
+                max_version=3,
+            ),
+            read,
+        )
+
+    async def commit_offset(self, group: str, partition: TopicPartition, committed: CommittedOffset) -> None:
+        """Makes an offset of a group part of the transaction: it is committed with it, or not at all."""
+        await self._ask(
+            "adding offsets to a transaction",
+            lambda: AddOffsetsToTxnRequest(
+                transactional_id=self.transactional_id,
+                producer_id=self.producer_id,
+                producer_epoch=self.producer_epoch,
+                group_id=group,
+                max_version=3,
+            ),
+            lambda answer: raise_for_code(answer.error_code, f"adding group {group!r} to {self.transactional_id!r}"),
+        )
+        topic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+        offset = topic.TxnOffsetCommitRequestPartition(
+            partition_index=partition.partition,
+            committed_offset=committed.offset,
+            committed_leader_epoch=-1,
+            committed_metadata=committed.metadata,
+        )
+
+        def read(answer: Any) -> None:
+            (answered,) = (p for t in answer.topics for p in t.partitions)
+            raise_for_code(answered.error_code, f"committing an offset of {partition.topic} for group {group!r}")
+
+        await self._coordinators.ask(
+            _GROUP,
+            group,
+            "committing offsets in a transaction",
+            lambda: TxnOffsetCommitRequest(
+                transactional_id=self.transactional_id,
+                group_id=group,
+                producer_id=self.producer_id,
+                producer_epoch=self.producer_epoch,
+                generation_id=-1,
+                member_id="",
+                group_instance_id=None,
+                topics=[topic(name=partition.topic, partitions=[offset])],
+                max_version=3,
+            ),
+            read,
+        )
+
+    async def commit(self) -> None:
+        """Commits; everything produced must have been acknowledged before."""
+        await self._end(is_commit=True)
+
+    async def abort(self) -> None:
+        """Aborts; nobody with read_committed ever sees what was produced."""
+        await self._end(is_commit=False)
+
+    async def _end(self, is_commit: bool) -> None:
+        await self._ask(
+            f"{'committing' if is_commit else 'aborting'} a transaction",
+            lambda: EndTxnRequest(
+                transactional_id=self.transactional_id,
+                producer_id=self.producer_id,
+                producer_epoch=self.producer_epoch,
+                committed=is_commit,
+                max_version=3,
+            ),
+            lambda answer: raise_for_code(answer.error_code, f"ending a transaction of {self.transactional_id!r}"),
+        )
+
+    async def committed(self, group: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, CommittedOffset]:
+        """What a group has committed for these partitions; waits for transactions that are being ended.
+
+        The partitions are named because a broker that is asked for all of them
+        passes over those of which nothing but a pending commit is there.
+        Raises OptionError on brokers before Kafka 2.5, which cannot wait.
+        """
+        wanted: dict[str, list[int]] = {}
+        for partition in partitions:
+            wanted.setdefault(partition.topic, []).append(partition.partition)
+        topic_type = OffsetFetchRequest.OffsetFetchRequestTopic
+
+        def read(answer: Any) -> dict[TopicPartition, CommittedOffset]:
+            raise_for_code(answer.error_code, f"reading the offsets of group {group!r}")
+            found: dict[TopicPartition, CommittedOffset] = {}
+            for topic in answer.topics:
+                for part in topic.partitions:
+                    if part.error_code == Errors.UnknownTopicOrPartitionError.errno:
+                        continue  # nothing can be committed for it
+                    raise_for_code(part.error_code, f"reading the offset of {topic.name} for group {group!r}")
+                    if part.committed_offset >= 0:
+                        found[TopicPartition(topic.name, part.partition_index)] = CommittedOffset(
+                            part.committed_offset, part.metadata or ""
+                        )
+            return found
+
+        try:
+            return await self._coordinators.ask(
+                _GROUP,
+                group,
+                "reading committed offsets",
+                lambda: OffsetFetchRequest(
+                    group_id=group,
+                    topics=[topic_type(name=name, partition_indexes=numbers) for name, numbers in wanted.items()],
+                    require_stable=True,
+                    min_version=_STABLE_OFFSETS,
+                    max_version=_STABLE_OFFSETS,
+                ),
+                read,
+            )
+        except Errors.UnsupportedVersionError as error:
+            raise OptionError("exactlyOnce needs brokers of Kafka 2.5 or newer (KIP-447)") from error
+
+    def _ask(self, what: str, request: Callable[[], Any], read: Callable[[Any], _T]) -> Awaitable[_T]:
+        return self._coordinators.ask(_TRANSACTION, self.transactional_id, what, request, read)
+
+
+async def groups_named(cluster: RawCluster, prefix: str) -> list[str]:
+    """The groups whose names begin so, as far as this client may see them."""
+
+    async def ask() -> list[str]:
+        await cluster.refresh()
+        found: list[str] = []
+        for broker in cluster.manager.cluster.brokers():
+            answer = await cluster.send(ListGroupsRequest(max_version=3), broker.node_id)
+            raise_for_code(answer.error_code, f"listing the groups of node {broker.node_id}")
+            found += [group.group_id for group in answer.groups if group.group_id.startswith(prefix)]
+        return found
+
+    return await cluster.insist("listing groups", ask)
