@@ -8,6 +8,8 @@ startingOffsets takes.
 Laws:
 - The last committed batch is what counts: starting there repeats a batch that was planned and not committed, and
   starting behind that batch might skip it.
+- A file that was not written to its end is refused: a source would be missing.
+- No password of an address (s3://KEY:SECRET@bucket) is shown.
 - Parsing is pure; only read_checkpoint and Checkpoint.read look at files, through pyarrow.fs.
 """
 
@@ -25,13 +27,14 @@ from pyarrow import ArrowException, fs
 from tolerant_client.errors import OptionError
 
 _NO_OFFSET: Final = "-"
+_DAMAGED: Final = "it is damaged; choose another batch with --batch"
 # Hadoop's names of what pyarrow knows by another one.
 _SCHEMES: Final = {"s3a": "s3", "s3n": "s3", "viewfs": "hdfs"}
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The batches of a checkpoint, in order."""
+    """The batches of a checkpoint, in order; `location` is for messages."""
 
     location: str
     planned: tuple[int, ...]
@@ -63,7 +66,7 @@ class Checkpoint:
             with self.filesystem.open_input_stream(path) as stream:
                 text = stream.read().decode("utf-8")
         except (OSError, ValueError) as error:
-            raise OptionError(f"{self.location}/offsets/{batch} cannot be read: {error}") from None
+            raise OptionError(f"{self.location}/offsets/{batch} cannot be read: {_shown(str(error))}") from None
         return parse_offset_log(text, f"{self.location}/offsets/{batch}")
 
 
@@ -76,17 +79,17 @@ def read_checkpoint(location: str) -> Checkpoint:
         filesystem, path = _open(location)
         planned, committed = (_numbers(filesystem, f"{path}/{name}") for name in ("offsets", "commits"))
     except (OSError, ArrowException) as error:
-        reason = str(error).partition("\n")[0]
+        reason = _shown(str(error).partition("\n")[0])
         raise OptionError(
-            f"The checkpoint {location} cannot be read: {reason}; for hdfs:// pyarrow needs the Hadoop client's"
+            f"The checkpoint {_shown(location)} cannot be read: {reason}; for hdfs:// pyarrow needs the Hadoop client's"
             " CLASSPATH, for object stores their credentials in the environment, or copy the folder here"
         ) from None
     if not planned:
         raise OptionError(
-            f"{location} is no checkpoint of a streaming query: it has no files in a folder named offsets;"
+            f"{_shown(location)} is no checkpoint of a streaming query: it has no files in a folder named offsets;"
             " give what the query has as its option checkpointLocation"
         )
-    return Checkpoint(location, planned, committed, filesystem, path)
+    return Checkpoint(_shown(location), planned, committed, filesystem, path)
 
 
 def parse_offset_log(text: str, name: str) -> dict[str, str | None]:
@@ -104,13 +107,15 @@ def parse_offset_log(text: str, name: str) -> dict[str, str | None]:
     for place, line in enumerate(rest.rstrip("\n").split("\n")):
         source, colon, offset = line.partition(":") if version.strip() == "v2" else (str(place), ":", line)
         if not colon:
-            raise OptionError(f"{name} has a line without a source's name: it is damaged")
+            raise OptionError(f"{name} has a line without a source's name: {_DAMAGED}")
+        if offset.lstrip().startswith(("{", "[")) and not _is_json(offset):
+            raise OptionError(f"{name} ends within the offset of source {source}: {_DAMAGED}")
         offsets[source] = None if offset.strip() == _NO_OFFSET else offset
     return offsets
 
 
-def starting_offsets(offsets: Mapping[str, str | None], source: str | None, name: str) -> str:
-    """The JSON for startingOffsets, of the one source that reads Kafka or of the one that is asked for.
+def starting_offsets(offsets: Mapping[str, str | None], source: str | None, name: str) -> tuple[str, str]:
+    """The source and its JSON for startingOffsets: the only one that reads Kafka, or the one that is asked for.
 
     Raises OptionError if that leaves none, or several.
     """
@@ -120,14 +125,14 @@ def starting_offsets(offsets: Mapping[str, str | None], source: str | None, name
         found = _kafka_offsets(offsets[source])
         if found is None:
             raise OptionError(f"{name}: source {source} is no Kafka source that has begun")
-        return found
+        return source, found
     kafka = {source: found for source, line in offsets.items() if (found := _kafka_offsets(line)) is not None}
     if not kafka:
         raise OptionError(f"{name} has no Kafka source that has begun, among {len(offsets)} sources")
     if len(kafka) > 1:
         topics = "; ".join(f"{source} reads {', '.join(json.loads(found))}" for source, found in kafka.items())
         raise OptionError(f"{name} has several Kafka sources: choose one with --source ({topics})")
-    return next(iter(kafka.values()))
+    return next(iter(kafka.items()))
 
 
 def _kafka_offsets(line: str | None) -> str | None:
@@ -142,6 +147,18 @@ def _kafka_offsets(line: str | None) -> str | None:
         for partitions in topics.values()
     )
     return json.dumps(topics, separators=(",", ":")) if is_kafka and topics else None
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _shown(text: str) -> str:
+    return re.sub(r"(?<=://)[^@\s]*:[^@\s]*(?=@)", "***", text)
 
 
 def _open(location: str) -> tuple[Any, str]:

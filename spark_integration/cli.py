@@ -121,9 +121,13 @@ def offsets(
 
     found = read_checkpoint(checkpoint)
     chosen = found.choose(batch)
-    typer.echo(starting_offsets(found.read(chosen), source, f"Batch {chosen} of {checkpoint}"))
+    held = found.read(chosen)
+    taken, text = starting_offsets(held, source, f"Batch {chosen} of {found.location}")
+    typer.echo(text)
     state = "committed" if chosen in found.committed else "planned, not committed"
-    typer.echo(f"tolerant-kafka: the end of batch {chosen} of {checkpoint}, {state}", err=True)
+    others = ", ".join(name for name in held if name != taken)
+    sources = f"source {taken}" + (f", without {others}" if others else "")
+    typer.echo(f"tolerant-kafka: the end of batch {chosen} of {found.location}, {state}, {sources}", err=True)
     if after := [number for number in found.planned if number > chosen and number not in found.committed]:
         typer.echo(f"tolerant-kafka: batch {after[0]} was planned and not committed; it will be read again", err=True)
 

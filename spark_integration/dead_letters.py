@@ -8,7 +8,7 @@ A dead letter has the key, the value and the headers of its record, and behind t
 | tolerant.topic | where it should have gone, empty where the column `topic` is null |
 | tolerant.row | its number among the rows of its task, from 0 |
 | tolerant.task | the number of the task |
-| tolerant.trimmed | only where the record is too large for the dead letter topic as well: the bytes of key and value that were left out |
+| tolerant.trimmed | where the record is too large for the dead letter topic too: bytes of key and value left out |
 
 Refused are: a record that is larger than its topic or max.request.size allows, one that its topic does not take (a
 null key where the topic is compacted, a timestamp that is too far away), a partition that its topic does not have, a
@@ -45,10 +45,10 @@ def dead_letter(record: Record, reason: str, topic: str, row: int, task: int) ->
 
 def trimmed(letter: Record) -> Record | None:
     """The letter without what makes it large, None if that was left out before."""
-    if any(name == TRIMMED for name, _ in letter.headers):
+    if letter.headers[-1][0] == TRIMMED:
         return None
     size = len(letter.key or b"") + len(letter.value or b"")
-    ours = tuple(header for header in letter.headers if header[0] in (REASON, TOPIC, ROW, TASK))
+    ours = letter.headers[-4:]  # those of `dead_letter`; the record may have had some of these names
     return letter._replace(key=None, value=None, headers=(*ours, (TRIMMED, b"%d" % size)))
 
 

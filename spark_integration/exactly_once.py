@@ -19,6 +19,8 @@ Not guaranteed:
   tasks that are there in both runs compare their rows, and a task of the former run that is not there any more makes
   the commit of the micro-batch fail; but what other tasks wrote until then is written.  Keep the number of tasks
   while a micro-batch is unfinished, or let it finish first.
+- A topic or deadLetterTopic that is changed in the middle of a micro-batch changes nothing about what was committed: it
+  is found beside the former one, unless the principal may not read that one any more.
 - Brokers forget the offsets of a group after offsets.retention.minutes (7 days): a query that stood still for longer
   in the middle of a micro-batch writes that one again.
 - A task that takes longer than transaction.timeout.ms (15 minutes here, the most that brokers allow by default) is
@@ -109,12 +111,13 @@ class TaskPlace:
             owner, written = metadata["query"], Written(int(metadata["rows"]), int(metadata["digest"], 16))
         except (ValueError, KeyError, TypeError):
             raise OptionError(
-                f"The group {self.transactional_id!r} has an offset that no sink has written; choose another exactlyOnceId"
+                f"The group {self.transactional_id!r} has an offset that no sink has written;"
+                " choose another exactlyOnceId"
             ) from None
         if owner != self.owner:
             raise OptionError(
-                f"exactlyOnceId {self.sink!r} belongs to {_who(owner)}, and this is {_who(self.owner)}: its rows would be"
-                " taken for written; choose another exactlyOnceId"
+                f"exactlyOnceId {self.sink!r} belongs to {_who(owner)}, and this is {_who(self.owner)}: its rows"
+                " would be taken for written; choose another exactlyOnceId"
             )
         if newest.offset > self.batch + 1:
             raise OptionError(
@@ -124,7 +127,7 @@ class TaskPlace:
         return written if newest.offset == self.batch + 1 else None
 
     def check_absent(self, committed: Mapping[Any, CommittedOffset], tasks: int) -> None:
-        """Raises RepeatDiffersError if this task, which the repeated write with `tasks` tasks has not, was committed."""
+        """Raises RepeatDiffersError if this task was committed: the repeated write has only `tasks` tasks."""
         if self.find(committed) is not None:
             raise RepeatDiffersError(
                 f"Micro-batch {self.batch} was committed by task {self.task} of an earlier run, and this run has {tasks}"
@@ -165,7 +168,8 @@ class RowDigest:
         for column in (rows.keys, rows.values):
             hashes = _mixed(hashes, np.full(count, _NULL, np.uint64) if column is None else _of_bytes(column))
         if rows.partitions is not None:
-            hashes = _mixed(hashes, rows.partitions.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64).view(np.uint64))
+            numbers = rows.partitions.fill_null(-1).to_numpy(zero_copy_only=False)
+            hashes = _mixed(hashes, numbers.astype(np.int64).view(np.uint64))
         if rows.headers is not None:
             texts = [repr(headers).encode() for headers in rows.headers.to_pylist()]
             hashes = _mixed(hashes, _of_bytes(pa.array(texts, pa.binary())))

@@ -4,6 +4,7 @@ Laws:
 - A property that Java's client understands never fails a query for being there: it is used, it is without effect
   (documented), or it is refused by name because going on without it would change what is read or who is trusted.
 - A name that Java's client does not know either is a warning, as there; the nearest known name stands beside it.
+  One that looks like a property of security is refused: without it data might go in the clear, or to anybody.
 - No message contains a password; the values of sasl.jaas.config, ssl.*password and ssl.*key are never shown.
 - The result can be pickled: stores are read and logins made by the process that connects (RawCluster's `credentials`).
 
@@ -19,7 +20,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from spark_integration.keystores import tls_settings
+from spark_integration import keystores
 from tolerant_client.errors import OptionError
 
 _log = logging.getLogger(__name__)
@@ -68,10 +69,7 @@ WITHOUT_EFFECT: Final = (
     "share.acknowledgement.mode", "share.acquire.mode",
 )  # fmt: skip
 SECURITY: Final = (
-    "ssl.cipher.suites", "ssl.enabled.protocols", "ssl.endpoint.identification.algorithm", "ssl.key.password",
-    "ssl.keystore.certificate.chain", "ssl.keystore.key", "ssl.keystore.location", "ssl.keystore.password",
-    "ssl.keystore.type", "ssl.truststore.certificates", "ssl.truststore.location", "ssl.truststore.password",
-    "ssl.truststore.type",
+    *keystores.PROPERTIES,
     "sasl.mechanism", "sasl.jaas.config", "sasl.kerberos.service.name", "sasl.client.callback.handler.class",
     "sasl.login.callback.handler.class", "sasl.login.class", "sasl.login.connect.timeout.ms",
     "sasl.login.read.timeout.ms", "sasl.oauthbearer.client.credentials.client.id",
@@ -84,9 +82,9 @@ SECURITY: Final = (
     "sasl.oauthbearer.assertion.private.key.file", "sasl.oauthbearer.assertion.private.key.passphrase",
     "sasl.oauthbearer.assertion.template.file",
 )  # fmt: skip
-# Parts of the JVM, or what a broker or a background thread of Java's client does with tickets and tokens.
+# Also what a broker or a background thread of Java's client does with tickets and tokens.
 SECURITY_WITHOUT_EFFECT: Final = (
-    "ssl.keymanager.algorithm", "ssl.protocol", "ssl.secure.random.implementation",
+    *keystores.WITHOUT_EFFECT,
     "sasl.kerberos.kinit.cmd", "sasl.kerberos.min.time.before.relogin", "sasl.kerberos.ticket.renew.jitter",
     "sasl.kerberos.ticket.renew.window.factor", "sasl.login.refresh.buffer.seconds",
     "sasl.login.refresh.min.period.seconds", "sasl.login.refresh.window.factor", "sasl.login.refresh.window.jitter",
@@ -153,7 +151,7 @@ def kafka_python_config(java: Mapping[str, str], use: Literal["read", "write"] =
         config.update(sasl_config(java))
         credentials = config.pop("credentials", ())
     if protocol.endswith("SSL"):
-        tls = tls_settings(java)
+        tls = keystores.tls_settings(java)
         config["ssl_check_hostname"] = tls.is_host_checked
         credentials = (*credentials, tls)
     if credentials:
@@ -173,6 +171,8 @@ def _check_names(java: Mapping[str, str], protocol: str) -> None:
         ):
             raise OptionError(f"kafka.{name} is not supported: {REFUSED[name]}")
         elif name not in _KNOWN:
+            if _is_security(name):
+                raise OptionError(f"kafka.{name} is no property of a Kafka client{_nearest(name)}")
             _warn(f"kafka.{name} is no property of a Kafka client, and has no effect{_nearest(name)}")
 
 
@@ -209,6 +209,11 @@ def _warn(text: str) -> None:
     if text not in _warned:
         _warned.add(text)
         _log.warning("%s", text)
+
+
+def _is_security(name: str) -> bool:
+    close = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.75)
+    return name.startswith(("ssl.", "sasl.", "security.")) or bool({*close} & {"security.protocol", *SECURITY})
 
 
 def _nearest(name: str) -> str:

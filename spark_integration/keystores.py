@@ -16,11 +16,12 @@ import re
 import secrets
 import ssl
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from spark_integration.cipher_suites import restrict
 from spark_integration.java_keystore import MAGIC, KeystoreError, open_private_key, read_java_keystore
 from tolerant_client.errors import OptionError
 
@@ -28,11 +29,21 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
 TYPES: Final = ("JKS", "PKCS12", "PEM")
+PROPERTIES: Final = (
+    "ssl.cipher.suites", "ssl.enabled.protocols", "ssl.endpoint.identification.algorithm", "ssl.key.password",
+    "ssl.keystore.certificate.chain", "ssl.keystore.key", "ssl.keystore.location", "ssl.keystore.password",
+    "ssl.keystore.type", "ssl.truststore.certificates", "ssl.truststore.location", "ssl.truststore.password",
+    "ssl.truststore.type",
+)  # fmt: skip
+# Parts of the JVM.
+WITHOUT_EFFECT: Final = ("ssl.keymanager.algorithm", "ssl.protocol", "ssl.secure.random.implementation")
 _JCEKS_MAGIC: Final = b"\xce\xce\xce\xce"
 _BROKEN_VERSIONS: Final = ("SSLV2HELLO", "SSLV3", "TLSV1", "TLSV1.1")
 _VERSIONS: Final = {"TLSV1.2": ssl.TLSVersion.TLSv1_2, "TLSV1.3": ssl.TLSVersion.TLSv1_3}
 _PEM_BLOCK: Final = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----(.*?)-----END \1-----", re.DOTALL)
 _CONVERT: Final = "keytool -importkeystore -srckeystore OLD -destkeystore NEW -deststoretype PKCS12"
+# What marks a private key in PKCS12 (pkcs8ShroudedKeyBag of RFC 7292, in DER); it stands outside what is encrypted.
+_KEY_BAG: Final = bytes.fromhex("060b2a864886f70d010c0a0102")
 
 
 @dataclass(frozen=True)
@@ -69,13 +80,13 @@ class TlsSettings:
         context.check_hostname = self.is_host_checked
         context.minimum_version, context.maximum_version = self.lowest, self.highest
         if self.cipher_suites:
-            _restrict(context, self.cipher_suites)
+            restrict(context, self.cipher_suites)
         if self.truststore is None:
             context.load_default_certs()
         else:
-            _trust(context, self.truststore)
+            _load(_trust, context, self.truststore)
         if self.keystore is not None:
-            _identify(context, self.keystore)
+            _load(_identify, context, self.keystore)
         return context
 
 
@@ -129,40 +140,22 @@ def _versions(text: str, prefix: str) -> tuple[ssl.TLSVersion, ssl.TLSVersion]:
     return usable[0], usable[-1]
 
 
-def _restrict(context: ssl.SSLContext, suites: Sequence[str]) -> None:
-    """Allows exactly `suites` (IANA's names, as Java writes them).
+def _load(use: Callable[[ssl.SSLContext, Store], None], context: ssl.SSLContext, store: Store) -> None:
+    """Gives every error that a store's content raises the store's name."""
+    from cryptography.exceptions import UnsupportedAlgorithm
 
-    Python chooses among the suites of TLS 1.3 only as a whole, so a part of them leaves TLS 1.2.
-    """
-    of_13 = {suite for suite in suites if "_WITH_" not in suite}
-    of_12 = [suite for suite in suites if "_WITH_" in suite]
-    offered = {cipher["name"] for cipher in context.get_ciphers() if cipher["name"].startswith("TLS_")}
-    if not offered <= of_13:
-        if context.minimum_version == ssl.TLSVersion.TLSv1_3 or not of_12:
-            raise OptionError(
-                "kafka.ssl.cipher.suites: Python allows the suites of TLS 1.3 only together;"
-                f" name all of {', '.join(sorted(offered))}, or suites of TLS 1.2"
-            )
-        context.maximum_version = ssl.TLSVersion.TLSv1_2
-    if not of_12:
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        return
     try:
-        context.set_ciphers(":".join(openssl_name(suite) for suite in of_12))
-    except ssl.SSLError:
-        raise OptionError(f"kafka.ssl.cipher.suites: OpenSSL knows none of {', '.join(of_12)}") from None
-
-
-def openssl_name(suite: str) -> str:
-    """OpenSSL's name of a cipher suite of TLS 1.2, whose name at IANA Java uses (RFC 5289, 7905)."""
-    exchange, _, cipher = suite.removeprefix("TLS_").removeprefix("SSL_").partition("_WITH_")
-    cipher = (
-        re.sub(r"AES_(\d+)_", r"AES\1-", cipher)
-        .replace("CBC_", "")
-        .replace("CHACHA20_POLY1305_SHA256", "CHACHA20-POLY1305")
-    )
-    prefix = "" if exchange == "RSA" else exchange.replace("_", "-") + "-"
-    return prefix + cipher.replace("_", "-")
+        use(context, store)
+    except OptionError:
+        raise
+    except KeystoreError as error:
+        raise OptionError(f"{_named(store)}: {error}") from None
+    except ssl.SSLError as error:
+        raise OptionError(f"{_named(store)}: OpenSSL refuses it ({error.reason})") from None
+    except UnsupportedAlgorithm as error:
+        raise OptionError(f"{_named(store)}: its algorithm is not supported ({error})") from None
+    except (ValueError, TypeError):  # what `cryptography` raises; its words may hold content
+        raise OptionError(f"{_named(store)}: it cannot be opened, or is damaged") from None
 
 
 def _trust(context: ssl.SSLContext, store: Store) -> None:
@@ -170,7 +163,7 @@ def _trust(context: ssl.SSLContext, store: Store) -> None:
 
     _, certificates = _read(store, with_key=False)
     if not certificates:
-        raise OptionError(f"{_named(store)} holds no certificate{_unopened(store)}")
+        raise OptionError(f"{_named(store)} holds no certificate")
     context.load_verify_locations(cadata=b"".join(c.public_bytes(Encoding.DER) for c in certificates))
     # Java trusts every certificate in the store as it is, an intermediate one too.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -193,9 +186,14 @@ def _identify(context: ssl.SSLContext, store: Store) -> None:
 
 def _chain(key: Any, certificates: Sequence[Certificate], store: Store) -> list[Certificate]:
     """The key's own certificate and those that signed it, in that order."""
-    chain = [c for c in certificates if c.public_key() == key.public_key()][:1]
-    if not chain:
-        raise OptionError(f"{_named(store)} holds no certificate of its private key")
+    for certificate in certificates:
+        if certificate.public_key() == key.public_key():
+            return _path(certificate, certificates)
+    raise OptionError(f"{_named(store)} holds no certificate of its private key")
+
+
+def _path(certificate: Certificate, certificates: Sequence[Certificate]) -> list[Certificate]:
+    chain = [certificate]
     while chain[-1].issuer != chain[-1].subject:
         above = [c for c in certificates if c.subject == chain[-1].issuer and c not in chain]
         if not above:
@@ -207,16 +205,12 @@ def _chain(key: Any, certificates: Sequence[Certificate], store: Store) -> list[
 def _read(store: Store, *, with_key: bool) -> tuple[Any, list[Certificate]]:
     """The private key, if it is asked for and there is one, and all certificates."""
     data = store.pem.encode() if store.pem is not None else _file(store)
-    try:
-        if data.startswith(MAGIC):
-            return _read_jks(data, store, with_key)
-        if b"-----BEGIN " in data:
-            return _read_pem(data, store, with_key)
-        if data.startswith(b"\x30"):
-            return _read_pkcs12(data, store)
-    except ValueError as error:  # also what `cryptography` raises, and KeystoreError
-        reason = str(error) if isinstance(error, KeystoreError) else f"it cannot be opened{_unopened(store)}"
-        raise OptionError(f"{_named(store)}: {reason}") from None
+    if data.startswith(MAGIC):
+        return _read_jks(data, store, with_key)
+    if b"-----BEGIN " in data:
+        return _read_pem(data, store, with_key)
+    if data.startswith(b"\x30"):
+        return _read_pkcs12(data, store, with_key)
     if data.startswith(_JCEKS_MAGIC):
         raise OptionError(f"{_named(store)} is a JCEKS keystore; convert it: {_CONVERT}")
     raise OptionError(f"{_named(store)} is neither JKS nor PKCS12 nor PEM")
@@ -242,12 +236,34 @@ def _read_jks(data: bytes, store: Store, with_key: bool) -> tuple[Any, list[Cert
     return key, [load_der_x509_certificate(der) for der in certificates]
 
 
-def _read_pkcs12(data: bytes, store: Store) -> tuple[Any, list[Certificate]]:
+def _read_pkcs12(data: bytes, store: Store, with_key: bool) -> tuple[Any, list[Certificate]]:
     from cryptography.hazmat.primitives.serialization.pkcs12 import load_pkcs12
 
-    held = load_pkcs12(data, None if store.password is None else store.password.encode())
-    certificates = [held.cert, *held.additional_certs]
-    return held.key, [named.certificate for named in certificates if named is not None]
+    has_several = data.count(_KEY_BAG) > 1
+    if with_key and has_several:
+        raise KeystoreError(f"it holds several private keys; copy one: {_CONVERT} -srcalias ALIAS")
+    try:
+        held = load_pkcs12(data, None if store.password is None else store.password.encode())
+    except ValueError:
+        raise KeystoreError(f"it cannot be opened{_unopened(store)}") from None
+    named = [held.cert, *held.additional_certs]
+    certificates = [entry.certificate for entry in named if entry is not None]
+    if not with_key and held.key is not None and certificates:
+        owners = [c for c in certificates if not _is_authority(c)] if has_several else certificates[:1]
+        # As in JKS, the rest of a key's chain is not trusted; keytool writes a trusted entry of the same beside it.
+        for above in [c for owner in owners for c in _path(owner, certificates)[1:]]:
+            if above in certificates:
+                certificates.remove(above)
+    return held.key, certificates
+
+
+def _is_authority(certificate: Certificate) -> bool:
+    from cryptography.x509 import BasicConstraints, ExtensionNotFound
+
+    try:
+        return bool(certificate.extensions.get_extension_for_class(BasicConstraints).value.ca)
+    except ExtensionNotFound:
+        return False
 
 
 def _read_pem(data: bytes, store: Store, with_key: bool) -> tuple[Any, list[Certificate]]:
@@ -263,9 +279,13 @@ def _read_pem(data: bytes, store: Store, with_key: bool) -> tuple[Any, list[Cert
             if "Proc-Type" in body:
                 raise KeystoreError("its private key has an old form of encryption; rewrite it: openssl pkcs8 -topk8")
             password = store.key_password if kind.startswith("ENCRYPTED") else None
-            if kind.startswith("ENCRYPTED") and password is None:
+            if kind.startswith("ENCRYPTED") and not password:
                 raise KeystoreError("its private key is encrypted and needs kafka.ssl.key.password")
-            key = load_pem_private_key(_rewrapped(kind, body), None if password is None else password.encode())
+            try:
+                key = load_pem_private_key(_rewrapped(kind, body), None if password is None else password.encode())
+            except ValueError:
+                hint = "" if password is None else "; is kafka.ssl.key.password right?"
+                raise KeystoreError(f"its private key cannot be opened{hint}") from None
     return key, certificates
 
 
@@ -280,9 +300,10 @@ def _file(store: Store) -> bytes:
     assert store.location is not None
     try:
         return Path(store.location).read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        reason = error.strerror if isinstance(error, OSError) else error
         raise OptionError(
-            f"{store.option}.location: {store.location!r} cannot be read ({error.strerror}); the file must be on the"
+            f"{store.option}.location: {store.location!r} cannot be read ({reason}); the file must be on the"
             " driver and on every executor at that path (spark.files puts it into their working directories)"
         ) from None
 

@@ -3,16 +3,21 @@
 Laws:
 - Each login can be pickled and shows no secret; calling it acts in the process that connects (RawCluster's
   `credentials`) and returns kafka-python's keys.
-- A token is asked for once and used until four fifths of its life are over, as Kafka's clients do.
+- A token is asked for once and used until four fifths of its life are over, as Kafka's clients do; to its end while
+  the server gives no new one.
+- One process has one Kerberos login.
 
-Facts: KIP-255 and KIP-768 (OAUTHBEARER, client credentials), KIP-342 (extensions), RFC 6749 section 4.4.
+Facts: KIP-255 and KIP-768 (OAUTHBEARER, client credentials), KIP-342 (extensions), RFC 6749 section 4.4, RFC 7519
+(exp).
 """
 
 from __future__ import annotations
 
 import base64
+import http.client
 import importlib.util
 import json
+import math
 import os
 import re
 import threading
@@ -34,14 +39,19 @@ _TOKEN: Final = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # RFC 6750
 _LARGEST_ANSWER: Final = 1 << 20
 _DEFAULT_TIMEOUT_S: Final = 10.0
 _LIFE_USED: Final = 0.8
+_LIFE_UNTOLD_S: Final = 60.0  # RFC 6749 only recommends expires_in
+_BACKOFFS_S: Final = (0.2, 1.0)  # between requests for a token, when nobody or only an error of the server answers
+_PAUSE_S: Final = 5.0  # before the next request while a token still counts; what is slower is not repeated at once
+_kerberos_lock = threading.Lock()
+_kerberos_login: KerberosLogin | None = None  # of this process
 
 
 @dataclass(frozen=True)
 class KerberosLogin:
     """GSSAPI with a keytab, a ticket cache, or what this user's environment has.
 
-    MIT Kerberos takes its defaults from the environment of the process, so the last login of a process is the one
-    that holds.
+    MIT Kerberos takes its defaults from the environment of the process, so a process has one login: calling another
+    one raises OptionError.
     """
 
     service_name: str
@@ -50,7 +60,28 @@ class KerberosLogin:
     ticket_cache: str | None = None
 
     def __call__(self) -> dict[str, Any]:
+        global _kerberos_login
         _need_package("gssapi", "sasl.mechanism GSSAPI", "tolerant-client[kerberos]")
+        with _kerberos_lock:
+            if _kerberos_login is not None and _kerberos_login._is_other(self):
+                raise OptionError(
+                    f"kafka.sasl.jaas.config: this process is logged in to Kerberos as {_kerberos_login._who()} and"
+                    f" cannot be {self._who()} too; use one principal, or spark.python.worker.reuse=false if other"
+                    " queries use the other one"
+                )
+            self._take()
+            _kerberos_login = self
+        return {"sasl_kerberos_service_name": self.service_name}
+
+    def _is_other(self, login: KerberosLogin) -> bool:
+        ours, theirs = ((each.principal, each.keytab, each.ticket_cache) for each in (self, login))
+        return ours != theirs
+
+    def _who(self) -> str:
+        place = self.keytab or self.ticket_cache
+        return f"{self.principal or 'the default principal'} of {place or 'the environment'}"
+
+    def _take(self) -> None:
         if self.keytab is not None:
             if not os.access(self.keytab, os.R_OK):
                 raise OptionError(
@@ -60,7 +91,6 @@ class KerberosLogin:
             self._log_in(self.keytab)
         elif self.ticket_cache is not None:
             os.environ["KRB5CCNAME"] = f"FILE:{self.ticket_cache}"
-        return {"sasl_kerberos_service_name": self.service_name}
 
     def _log_in(self, keytab: str) -> None:
         import gssapi
@@ -93,7 +123,7 @@ class MskIamLogin:
 class TokenLogin:
     """OAUTHBEARER: a token of an OAuth server for an id and a secret, or one that lies in a file."""
 
-    url: str
+    url: str = field(repr=False)
     client_id: str = ""
     client_secret: str = field(default="", repr=False)
     scope: str = ""
@@ -127,18 +157,34 @@ class TokenLogin:
                 "Content-Type": "application/x-www-form-urlencoded",
             },
         )
+        opener = self._opener()
         try:
-            with self._opener().open(request, timeout=self.connect_timeout_s) as answer:
-                return self._parsed(answer.read(_LARGEST_ANSWER))
+            with opener.open(request, timeout=self.connect_timeout_s) as answer:
+                text = self._read(answer)
         except urllib.error.HTTPError as error:
             with error:
                 reason = _error_code(error.read(_LARGEST_ANSWER))
-            kind = OptionError if 400 <= error.code < 500 else ClusterUnreachableError
+            is_passing = error.code >= 500 or error.code in (408, 429)
+            kind = ClusterUnreachableError if is_passing else OptionError
             raise kind(
                 f"{self._named()} answered {error.code} {reason}; check the client's id, secret and scope"
             ) from None
         except OSError as error:  # URLError and time-outs are among them
             raise ClusterUnreachableError(f"{self._named()} gave no token: {getattr(error, 'reason', error)}") from None
+        except (http.client.HTTPException, ValueError) as error:  # their words may hold what was received
+            raise ClusterUnreachableError(
+                f"{self._named()} gave no token: {type(error).__name__}; does it speak HTTP there, or HTTPS?"
+            ) from None
+        return self._parsed(text)
+
+    def _read(self, answer: http.client.HTTPResponse) -> bytes:
+        """Within the time-out, also if the answer comes in drops: nothing else is read meanwhile."""
+        until, text = time.monotonic() + self.connect_timeout_s, b""
+        while len(text) < _LARGEST_ANSWER and (piece := answer.read1(_LARGEST_ANSWER)):
+            text += piece
+            if time.monotonic() > until:
+                raise TimeoutError("timed out")
+        return text
 
     def _opener(self) -> urllib.request.OpenerDirector:
         opener = urllib.request.OpenerDirector()
@@ -157,10 +203,10 @@ class TokenLogin:
     def _parsed(self, answer: bytes) -> tuple[str, float]:
         try:
             fields = json.loads(answer)
-            token, life = fields["access_token"], float(fields.get("expires_in", 0))
-        except (ValueError, KeyError, TypeError, AttributeError):
+            token, told = fields["access_token"], fields.get("expires_in")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise OptionError(f"{self._named()} answered without an access_token in JSON") from None
-        return self._checked(token), life
+        return self._checked(token), _life_s(token, told)
 
     def _checked(self, token: Any) -> str:
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
@@ -181,14 +227,31 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-pytho
         self._login = login
         self._lock = threading.Lock()
         self._token = ""
-        self._fresh_until = float("-inf")
+        self._fresh_until = self._ends_at = float("-inf")
 
     def token(self) -> str:
         with self._lock:
-            if time.monotonic() >= self._fresh_until:
-                self._token, life = self._login.ask()
-                self._fresh_until = time.monotonic() + life * _LIFE_USED
+            if (now := time.monotonic()) >= self._fresh_until:
+                has_token = now < self._ends_at
+                try:
+                    self._token, life = self._login.ask() if has_token else self._insist()
+                    self._fresh_until, self._ends_at = now + life * _LIFE_USED, now + life
+                except ClusterUnreachableError:
+                    if not has_token:
+                        raise
+                    self._fresh_until = min(time.monotonic() + _PAUSE_S, self._ends_at)
             return self._token
+
+    def _insist(self) -> tuple[str, float]:
+        until = time.monotonic() + _PAUSE_S  # the event loop waits meanwhile
+        for pause in _BACKOFFS_S:
+            try:
+                return self._login.ask()
+            except ClusterUnreachableError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(pause)
+        return self._login.ask()
 
     def extensions(self) -> dict[str, str]:
         return dict(self._login.extensions)
@@ -199,6 +262,18 @@ def _read_token(path: str) -> str:
         return Path(path).read_text(encoding="ascii").strip()
     except (OSError, ValueError) as error:
         raise OptionError(f"sasl.oauthbearer.token.endpoint.url: {path!r} cannot be read ({error})") from None
+
+
+def _life_s(token: str, told: Any) -> float:
+    """What the server told, or what the token says of itself (the claim exp of a JWT), or a fixed time."""
+    try:
+        if told is None:
+            claims = token.split(".")[1]
+            told = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["exp"] - time.time()
+        life = float(told)
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError, RecursionError):
+        return _LIFE_UNTOLD_S
+    return life if math.isfinite(life) else _LIFE_UNTOLD_S
 
 
 def _error_code(answer: bytes) -> str:

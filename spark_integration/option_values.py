@@ -5,13 +5,17 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, TypeVar
 
 from tolerant_client.errors import OptionError
 
 _V = TypeVar("_V")
+
+_KAFKA_PREFIX: Final = "kafka."
+_SERVERS: Final = "kafka.bootstrap.servers"
 
 # JavaUtils.timeStringAs of Spark: a number without a unit is in ms here.
 _DURATION: Final = re.compile(r"\s*([0-9]{1,12})\s*([a-z]*)\s*", re.IGNORECASE)
@@ -19,6 +23,28 @@ _UNITS_US: Final = {
     "": 1000, "us": 1, "ms": 1000, "s": 10**6, "m": 60 * 10**6, "min": 60 * 10**6, "h": 3600 * 10**6, "d": 86400 * 10**6,
 }  # fmt: skip
 _INT64_MAX: Final = 2**63 - 1
+
+
+def split_options(options: Mapping[str, str], names: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The options that are known, under `names`, and the `kafka.*` ones without their prefix, in lower case.
+
+    Others are passed over, as by Spark's own source: a query may share its options
+    between readers and writers.  Raises OptionError for what looks like a slip in a known one.
+    """
+    known = {name.lower(): name for name in names}
+    own: dict[str, str] = {}
+    java: dict[str, str] = {}
+    for given, value in options.items():
+        name = given.lower()
+        if name.startswith(_KAFKA_PREFIX):
+            java[name.removeprefix(_KAFKA_PREFIX)] = str(value)
+        elif name in known:
+            own[known[name]] = str(value)
+        else:
+            # A Kafka property without its prefix is the commonest slip.
+            for close in difflib.get_close_matches(name, [*known, _SERVERS], n=1, cutoff=0.85):
+                raise OptionError(f"Unknown option {given!r}; did you mean {known.get(close, close)!r}?")
+    return own, java
 
 
 def boolean(own: Mapping[str, str], name: str, default: bool) -> bool:

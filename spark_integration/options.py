@@ -1,8 +1,8 @@
 """The options of a read, spelled as those of Spark's own Kafka source: parsed and checked, no I/O.
 
 Laws:
-- A wrong option is refused before any broker is asked; the message names the
-  option, and the nearest known one if it is unknown.
+- A wrong option is refused before any broker is asked, by name; so is an unknown
+  one that looks like a slip.
 - Names are case-insensitive, as everywhere in Spark; values are not.
 - No message and no repr contains a password.
 
@@ -11,7 +11,6 @@ Names, defaults and precedence: KafkaSourceProvider.scala of Apache Spark.
 
 from __future__ import annotations
 
-import difflib
 import re
 import warnings
 from collections.abc import Mapping
@@ -32,7 +31,7 @@ from spark_integration.offsets import (
     parse_assignment,
     parse_partition_numbers,
 )
-from spark_integration.option_values import boolean, choice, duration_ms, positive, whole_number
+from spark_integration.option_values import boolean, choice, duration_ms, positive, split_options, whole_number
 from tolerant_client.errors import OptionError
 
 # Those of Spark's own source.
@@ -58,8 +57,6 @@ FRAMINGS: Final[Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 _ISOLATION_LEVELS: Final = {"read_uncommitted": 0, "read_committed": 1}
-_NAMES: Final = {name.lower(): name for name in (*SPARK, *OURS)}
-_KAFKA_PREFIX: Final = "kafka."
 _MIN_BYTES_IN_FLIGHT: Final = 1 << 20
 _ENDING: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 
@@ -121,16 +118,7 @@ def parse_read_options(options: Mapping[str, str], *, is_stream: bool | None = F
 
     Raises OptionError naming the first option that is wrong.
     """
-    own: dict[str, str] = {}
-    java: dict[str, str] = {}
-    for given, value in options.items():
-        name = given.lower()
-        if name.startswith(_KAFKA_PREFIX):
-            java[name.removeprefix(_KAFKA_PREFIX)] = str(value)
-        elif name in _NAMES:
-            own[_NAMES[name]] = str(value)
-        else:
-            raise OptionError(f"Unknown option {given!r}{_nearest(name)}")
+    own, java = split_options(options, (*SPARK, *OURS))
     # Spark's own source takes it as a Kafka property only; both spellings mean one thing.
     isolation = java.pop("isolation.level", None)
     if isolation is not None and own.setdefault("isolation.level", isolation).strip().lower() != isolation.strip().lower():
@@ -255,10 +243,3 @@ def _max_bytes_in_flight(own: Mapping[str, str]) -> int:
     if most is not None and most < _MIN_BYTES_IN_FLIGHT:
         raise OptionError(f"maxBytesInFlight is {most}; a task needs at least {_MIN_BYTES_IN_FLIGHT} (1 MiB)")
     return most or ReadOptions.max_bytes_in_flight
-
-
-def _nearest(name: str) -> str:
-    # A Kafka property without its prefix is the commonest slip.
-    for close in difflib.get_close_matches(name, [*_NAMES, "kafka.bootstrap.servers"], n=1, cutoff=0.6):
-        return f"; did you mean {_NAMES.get(close, close)!r}?"
-    return f"; known are {', '.join((*SPARK, *OURS))} and kafka.*"

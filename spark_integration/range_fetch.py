@@ -180,6 +180,8 @@ class RangeFetch:
             # one may start before it, and compaction may have left a gap before it.
             if header.next_offset <= position:
                 continue
+            if batches and header.base_offset < position:
+                raise RecordBatchError(f"a batch from {header.base_offset} after one that ends at {position}", header.base_offset)
             if header.base_offset >= self._range.until_offset:
                 position = self._range.until_offset
                 break

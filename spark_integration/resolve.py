@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from kafka.errors import InvalidTopicError
 from kafka.structs import TopicPartition
 
 from spark_integration.offsets import (
@@ -72,7 +73,7 @@ async def find_partitions(cluster: RawCluster, options: ReadOptions) -> list[Top
     """The partitions that the options select, sorted; a pattern may select none."""
     selection = options.selection
     if isinstance(selection, Assign):
-        found = await cluster.partitions({p.topic for p in selection.partitions})
+        found = await _partitions_of(cluster, {p.topic for p in selection.partitions})
         _check_topics({p.topic for p in selection.partitions}, found, cluster)
         missing = [p for p in selection.partitions if p.partition not in found[p.topic]]
         if missing:
@@ -83,13 +84,20 @@ async def find_partitions(cluster: RawCluster, options: ReadOptions) -> list[Top
             )
         return list(selection.partitions)
     if isinstance(selection, Subscribe):
-        found = await cluster.partitions(selection.topics)
+        found = await _partitions_of(cluster, set(selection.topics))
         _check_topics(set(selection.topics), found, cluster)
     else:
         pattern = re.compile(selection.pattern)  # found anywhere in a name, as by Spark's own source
         everything = await cluster.partitions(None)
         found = {topic: numbers for topic, numbers in everything.items() if pattern.search(topic)}
     return sorted(TopicPartition(topic, number) for topic, numbers in found.items() for number in numbers)
+
+
+async def _partitions_of(cluster: RawCluster, topics: set[str]) -> dict[str, list[int]]:
+    try:
+        return await cluster.partitions(topics)
+    except InvalidTopicError:
+        raise OptionError(f"There is a name that no topic can have among {', '.join(sorted(topics))}") from None
 
 
 async def initial_offsets(cluster: RawCluster, options: ReadOptions) -> dict[TopicPartition, int]:

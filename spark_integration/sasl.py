@@ -10,10 +10,11 @@ Facts: SaslConfigs.java and JaasConfig.java of Kafka; Krb5LoginModule of the JDK
 from __future__ import annotations
 
 import re
+import urllib.parse
 from collections.abc import Mapping
 from typing import Any, Final
 
-from spark_integration.keystores import tls_settings
+from spark_integration.keystores import PROPERTIES, WITHOUT_EFFECT, tls_settings
 from spark_integration.logins import KerberosLogin, MskIamLogin, TokenLogin
 from tolerant_client.errors import OptionError
 
@@ -106,10 +107,10 @@ def _token_login(java: Mapping[str, str], options: Mapping[str, str]) -> TokenLo
         name = asserted[0] if asserted else "sasl.oauthbearer.jwt.retriever.class"
         raise OptionError(f"kafka.{name} is not supported: tokens come by client credentials or from a file")
     url = java.get("sasl.oauthbearer.token.endpoint.url", "").strip()
-    if not re.match(r"(https?|file):", url):
-        raise OptionError(
-            "kafka.sasl.oauthbearer.token.endpoint.url is required: https://..., or file:/... for a token in a file"
-        )
+    _check_address(url)
+    for name in options:
+        if name.startswith("ssl.") and name not in (*PROPERTIES, *WITHOUT_EFFECT):
+            raise OptionError(f"kafka.sasl.jaas.config: {name} is not supported; known are {', '.join(PROPERTIES)}")
     client_id = java.get("sasl.oauthbearer.client.credentials.client.id", options.get("clientId", ""))
     client_secret = java.get("sasl.oauthbearer.client.credentials.client.secret", options.get("clientSecret", ""))
     if not url.startswith("file:") and not (client_id and client_secret):
@@ -136,6 +137,24 @@ def _token_login(java: Mapping[str, str], options: Mapping[str, str]) -> TokenLo
             {name: value for name, value in options.items() if name.startswith("ssl.")}, "kafka.sasl.jaas.config: "
         ),
     )
+
+
+def _check_address(url: str) -> None:
+    """Refuses what no token server can be asked at; the address may hold a secret and is not shown."""
+    option = "kafka.sasl.oauthbearer.token.endpoint.url"
+    if not re.match(r"(https?|file):", url):
+        raise OptionError(f"{option} is required: https://..., or file:/... for a token in a file")
+    if url.startswith("file:"):
+        return
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host, has_login, _port = parts.hostname, "@" in parts.netloc, parts.port
+    except ValueError:
+        host, has_login = None, False
+    if has_login:
+        raise OptionError(f"{option} has a name or a password before its host; give clientId and clientSecret instead")
+    if not host or not re.fullmatch(r"[\x21-\x7e]+", url):
+        raise OptionError(f"{option} must have the form https://HOST[:PORT]/PATH, without blanks")
 
 
 def _timeout_s(java: Mapping[str, str]) -> float:

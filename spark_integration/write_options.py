@@ -11,24 +11,24 @@
 |---|---|---|
 | exactlyOnce | a repeated task or a restarted query writes nothing twice (spark_integration.exactly_once) | false |
 | exactlyOnceId | the sink's name for that, one for each query | the query's id; for a batch a new one |
-| deadLetterTopic | takes records that cannot be written where they should go (spark_integration.dead_letters) | they fail the task |
+| deadLetterTopic | takes records that cannot be written (spark_integration.dead_letters) | they fail the task |
 
 Of Java's producer: acks, batch.size, buffer.memory, compression.type and its levels, delivery.timeout.ms,
 enable.idempotence, max.block.ms, max.in.flight.requests.per.connection, max.request.size, partitioner.ignore.keys,
 request.timeout.ms, retries and transaction.timeout.ms mean what they mean there.  Where they are not given, batches
-are up to 1 MB, a record may be as large as its topic allows, transaction.timeout.ms is 15 minutes, and enable.idempotence
-is true.  linger.ms has no effect: batches are full.
+are up to 1 MB, a record may be as large as its topic allows, transaction.timeout.ms is 15 minutes, and
+enable.idempotence is true.  linger.ms has no effect: batches are full.  Of max.block.ms at most 10 s go to connecting,
+and as many to a topic that the brokers are to create.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from spark_integration.kafka_config import kafka_python_config
-from spark_integration.option_values import boolean, choice, positive, whole_number
+from spark_integration.option_values import boolean, choice, positive, split_options, whole_number
 from tolerant_client import codecs
 from tolerant_client.errors import OptionError
 from tolerant_client.producer_settings import ProducerSettings
@@ -38,8 +38,6 @@ OURS: Final = ("exactlyOnce", "exactlyOnceId", "deadLetterTopic")
 MAX_BATCH_BYTES: Final = 1_000_000  # below the brokers' message.max.bytes, 1048588
 TRANSACTION_TIMEOUT_MS: Final = 900_000  # the brokers' transaction.max.timeout.ms
 
-_KAFKA_PREFIX: Final = "kafka."
-_NAMES: Final = {name.lower(): name for name in (*SPARK, *OURS)}
 _ACKS: Final = {"all": -1, "-1": -1, "0": 0, "1": 1}
 _CODECS: Final = {name: number for number, name in enumerate(codecs.CODEC_NAMES)}
 # KIP-390; the lz4 levels of Java are those of its high compressor.
@@ -71,17 +69,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     sink does, it passes over options that it does not know, unless one looks
     like a slip in one that it knows.
     """
-    own: dict[str, str] = {}
-    java: dict[str, str] = {}
-    for given, value in options.items():
-        name = given.lower()
-        if name.startswith(_KAFKA_PREFIX):
-            java[name.removeprefix(_KAFKA_PREFIX)] = str(value)
-        elif name in _NAMES:
-            own[_NAMES[name]] = str(value)
-        else:
-            for close in difflib.get_close_matches(name, _NAMES, n=1, cutoff=0.85):
-                raise OptionError(f"Unknown option {given!r}; did you mean {_NAMES[close]!r}?")
+    own, java = split_options(options, (*SPARK, *OURS))
     is_exactly_once = boolean(own, "exactlyOnce", False)
     sink = own.get("exactlyOnceId", "").strip() or None
     if sink is not None and not is_exactly_once:
@@ -93,14 +81,20 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
         )
     producer = _producer(java)
     if is_exactly_once and not producer.is_idempotent:
-        raise OptionError("exactlyOnce needs the idempotent producer: leave kafka.enable.idempotence, acks and retries alone")
+        raise OptionError(
+            "exactlyOnce needs the idempotent producer: leave kafka.enable.idempotence, acks and retries alone"
+        )
     boolean(own, "includeHeaders", False)
+    topic = own["topic"].strip() if "topic" in own else None
+    dead_letter_topic = own.get("deadLetterTopic", "").strip() or None
+    if dead_letter_topic is not None and dead_letter_topic == topic:
+        raise OptionError(f"deadLetterTopic is {topic!r}, the topic itself, which has refused them; choose another one")
     codec = _choice(java, "compression.type", _CODECS, codecs.NONE)
     limit = producer.max_record_bytes or MAX_BATCH_BYTES
     batch_size = whole_number(java["batch.size"], "kafka.batch.size") if "batch.size" in java else MAX_BATCH_BYTES
     return WriteOptions(
         kafka=kafka_python_config(java, "write"),
-        topic=own["topic"].strip() if "topic" in own else None,
+        topic=topic,
         producer=producer,
         codec=codec,
         level=_level(java, codecs.codec_name(codec)),
@@ -109,7 +103,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
         is_exactly_once=is_exactly_once,
         exactly_once_id=sink,
         transaction_timeout_ms=_positive(java, "transaction.timeout.ms") or TRANSACTION_TIMEOUT_MS,
-        dead_letter_topic=own.get("deadLetterTopic", "").strip() or None,
+        dead_letter_topic=dead_letter_topic,
     )
 
 
@@ -170,7 +164,9 @@ def _partitioner(java: Mapping[str, str]) -> bool:
     kind = java.get("partitioner.class", "").strip()
     name = kind.rpartition(".")[2]
     if kind and name not in _PARTITIONERS:
-        raise OptionError(f"kafka.partitioner.class {kind} is not supported: no Java classes are loaded; give a column `partition`")
+        raise OptionError(
+            f"kafka.partitioner.class {kind} is not supported: no Java classes are loaded; give a column `partition`"
+        )
     ignores = _choice(java, "partitioner.ignore.keys", {"true": True, "false": False}, False)
     return ignores or name in _PARTITIONERS[1:]
 

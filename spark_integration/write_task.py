@@ -31,6 +31,7 @@ PIECE_BYTES: Final = 8 << 20
 PIECE_SECONDS: Final = 0.2  # rows do not lie about while a slow query makes the next ones
 _PUMP_BYTES: Final = 512 << 10
 _RUN_ROWS: Final = 1024
+_NO_ROW: Final = -1  # of a dead letter, which is no row of the task's
 
 
 def pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -129,12 +130,14 @@ class WriteTask:
             self._bury(lost, "the topic is null", "", every[is_orphan])
         if isinstance(rows.topics, str):
             self._write_topic(rows.topics, rows, numbers, now)
-            return
-        coded = rows.topics.dictionary_encode()
-        codes = coded.indices.to_numpy(zero_copy_only=False)
-        for code, topic in enumerate(coded.dictionary.to_pylist()):
-            chosen = np.flatnonzero(codes == code)
-            self._write_topic(topic, _take(rows, chosen), numbers[chosen], now)
+        else:
+            coded = rows.topics.dictionary_encode()
+            codes = coded.indices.to_numpy(zero_copy_only=False)
+            for code, topic in enumerate(coded.dictionary.to_pylist()):
+                chosen = np.flatnonzero(codes == code)
+                self._write_topic(topic, _take(rows, chosen), numbers[chosen], now)
+        if self._letters:
+            self._write_letters()  # a task of which no row can be written keeps no more than a piece of them
 
     def _write_topic(self, topic: str, rows: WriteRows, numbers: Any, now: int) -> None:
         try:
@@ -148,20 +151,24 @@ class WriteTask:
             self._bury(records_of(rows, range(len(numbers)), now), str(error), topic, numbers)
             return
         if _is_beyond(rows.partitions, count).any():
-            count = self._producer.cluster.run(self._producer.partition_count, topic, True)  # partitions may have been added
+            # Partitions may have been added since.
+            count = self._producer.cluster.run(self._producer.partition_count, topic, True)
             rows, numbers = self._without_wrong_partitions(topic, count, rows, numbers, now)
         if not len(numbers):
             return
         self.topics.add(topic)
         keys = None if self._options.ignores_keys else rows.keys
         run_rows = max(_RUN_ROWS, -(-len(numbers) // count))
-        partitions = partition_rows(keys, rows.partitions, count, self._first, row_count=len(numbers), run_rows=run_rows)
+        partitions = partition_rows(
+            keys, rows.partitions, count, self._first, row_count=len(numbers), run_rows=run_rows
+        )
         self._first += -(-len(numbers) // run_rows)
         order, present, counts = sort_by_partition(partitions)
         if len(present) > 1:
             rows, numbers = _take(rows, order), numbers[order]
         names = [TopicPartition(topic, number) for number in present.tolist()]
         options = self._options
+        largest = self._producer.largest_batch(topic) or options.max_batch_bytes
         for group, batch in encode_groups(
             rows.keys,
             rows.values,
@@ -170,7 +177,7 @@ class WriteTask:
             counts,
             codec=options.codec,
             level=options.level,
-            max_batch_bytes=options.max_batch_bytes,
+            max_batch_bytes=min(options.max_batch_bytes, largest),
         ):
             self._enqueue(names[group], batch, numbers[batch.first_row : batch.first_row + batch.record_count])
 
@@ -218,12 +225,12 @@ class WriteTask:
     def _bury(self, records: Sequence[Record], reason: str, topic: str, numbers: Sequence[int]) -> None:
         for record, number in zip(records, numbers, strict=True):
             self._letters.append(dead_letter(record, reason, topic, int(number), self._task))
+        self.dead += len(records)
 
     def _on_refused(self, refused: Refused) -> None:
         """Called on the event loop: the letter is written at the next turn."""
-        topic = refused.partition.topic
-        if topic != self._options.dead_letter_topic:
-            self._bury([refused.record], str(refused.error), topic, [refused.row])
+        if refused.row != _NO_ROW:
+            self._bury([refused.record], str(refused.error), refused.partition.topic, [refused.row])
             return
         letter = trimmed(refused.record)
         if letter is None:
@@ -240,11 +247,10 @@ class WriteTask:
             raise OptionError(f"deadLetterTopic: {error}") from error
         self.topics.add(topic)
         for letter in letters:
-            self.dead += not any(name == "tolerant.trimmed" for name, _ in letter.headers)
             data = encode_batch([letter])
             self._first += 1
             partition = TopicPartition(topic, self._first % count)
-            self._producer.enqueue(partition, EncodedBatch(memoryview(bytearray(data)), 1, 0, len(data)), [-1])
+            self._producer.enqueue(partition, EncodedBatch(memoryview(bytearray(data)), 1, 0, len(data)), [_NO_ROW])
             if self._producer.bytes_in_flight >= self._options.producer.max_bytes_in_flight:
                 self._producer.cluster.run(self._producer.room)
 

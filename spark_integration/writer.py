@@ -7,8 +7,9 @@ Laws:
 - exactlyOnce=true: spark_integration.exactly_once says what is guaranteed and what is not.
 - Producers belong to the Python worker process, which Spark reuses.
 
-Save modes are those of Spark's own sink: append, and errorIfExists where Spark lets it through (a Python data source
-is refused by Spark itself without a mode); streams have append, update and complete, which all append.
+Save mode append; streams have the output modes append and complete, and both append.  Spark itself lets no Python
+data source have what its own sink has beside: a write without a mode (errorIfExists), and output mode update.  For
+update, write from foreachBatch, with exactlyOnceId naming sink and micro-batch.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class RecordsStreamWriter(DataSourceStreamArrowWriter):
         if self._options.is_exactly_once:
             query, batch = _local_property(_QUERY), _local_property(_BATCH)
             if query is None or batch is None:
-                raise OptionError("exactlyOnce needs the ids of query and micro-batch, and Spark has not given them to this task")
+                raise OptionError("exactlyOnce needs the ids of query and micro-batch, and Spark has not told this task")
             place = TaskPlace(self._options.exactly_once_id or query, query, int(batch), place.task)
         return write_task(self._options, self._columns, place, iterator)
 
@@ -118,7 +119,8 @@ def write_task(
         return BatchProducer(open_cluster(options.kafka, name="sink"), options.producer)
 
     # Transactions have producer ids of their own; the plain one goes on from task to task.
-    with borrowed(("producer", options.is_exactly_once, sorted(options.kafka.items()), options.producer), make) as producer:
+    what = ("producer", options.is_exactly_once, sorted(options.kafka.items()), options.producer)
+    with borrowed(what, make) as producer:
         if options.is_exactly_once:
             return _write_once(producer, options, columns, place, iterator)
         producer.cluster.run(producer.start)
@@ -136,6 +138,7 @@ def _write_once(
 ) -> WrittenTask:
     run = producer.cluster.run
     transaction = ProducerTransaction(producer.cluster, place.transactional_id, options.transaction_timeout_ms)
+    run(producer.connect)
     run(transaction.begin)
     told = (place, tuple(run(_siblings, producer, place))) if place.task == 0 else (None, ())
     markers = run(_markers, producer, options)
@@ -152,7 +155,8 @@ def _write_once(
         if task.topics:
             marker = TopicPartition(options.topic if options.topic in task.topics else min(task.topics), 0)
             run(_commit, transaction, marker, place.committed(digest.result()))
-    except Exception:
+    except Exception as error:
+        producer.stop(error)  # nothing more is sent, whatever answers come while the transaction is being ended
         with contextlib.suppress(Exception):  # the next attempt ends it, if this does not
             run(_abort, producer, transaction)
         raise
@@ -170,8 +174,9 @@ def check_siblings(options: WriteOptions, messages: Sequence[WriterCommitMessage
         markers = producer.cluster.run(_markers, producer, options)
         for sibling in told.siblings:
             if sibling.task >= len(messages):
-                transaction = ProducerTransaction(producer.cluster, sibling.transactional_id, options.transaction_timeout_ms)
-                committed = producer.cluster.run(transaction.committed, sibling.transactional_id, markers)
+                name = sibling.transactional_id
+                transaction = ProducerTransaction(producer.cluster, name, options.transaction_timeout_ms)
+                committed = producer.cluster.run(transaction.committed, name, markers)
                 sibling.check_absent(committed, len(messages))
 
 

@@ -16,6 +16,7 @@ kgo's sink.go (one batch in flight until the broker knows the producer).
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -29,11 +30,13 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import (
     DeliveryTimeoutError,
+    OptionError,
     OutcomeUnknownError,
     ProducerFencedError,
     RecordRefusedError,
     RecordTooLargeError,
     TolerantClientError,
+    UnsupportedSourceError,
 )
 from tolerant_client.produce import ProducedPartition
 from tolerant_client.producer_partition import LOST, ProducerBatch, ProducerPartition, Verdict, is_too_large
@@ -47,6 +50,8 @@ _FENCED = (Errors.InvalidProducerEpochError.errno, Errors.ProducerFencedError.er
 _UNKNOWN_TOPIC = Errors.UnknownTopicOrPartitionError.errno
 _REFRESH_EVERY = 0.1  # seconds
 _PID_LEASE = 3600.0  # seconds idle after which another producer id is used: brokers forget them after a day
+_MAX_CONNECTING_MS = 10_000
+_MAX_SENT_BYTES = (100 << 20) - (64 << 10)  # the brokers' socket.request.max.bytes, less what is around a batch
 
 
 class Encoded(Protocol):
@@ -101,6 +106,7 @@ class BatchProducer:
         self.records_appended = 0
         self._partitions: dict[TopicPartition, ProducerPartition] = {}
         self._ready: dict[TopicPartition, ProducerPartition] = {}
+        self._limits: dict[str, int] = {}  # bytes of a batch, by topic; outlives the producer id
         self._senders: dict[int, _Sender] = {}
         self._identity = (-1, -1)
         self._transaction: Enrolment | None = None
@@ -118,7 +124,9 @@ class BatchProducer:
     def __enter__(self) -> BatchProducer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -128,15 +136,32 @@ class BatchProducer:
 
     # -- who produces ----------------------------------------------------------
 
+    async def connect(self) -> None:
+        """Connects, within max.block.ms or 10 s.
+
+        Raises ClusterUnreachableError, and OptionError for brokers that know no record batches.
+        """
+        self._check()
+        await self.cluster.connect(min(self.settings.max_block_ms, _MAX_CONNECTING_MS))
+        try:
+            await self.cluster.require_record_batches()
+        except UnsupportedSourceError as error:
+            raise OptionError(
+                "Writing needs brokers of Kafka 0.11 or newer (KIP-98): older ones know no record batches"
+            ) from error
+
     async def start(self) -> None:
         """Connects, and gets a producer id if there is none; the same one goes on from task to task."""
-        self._check()
-        await self.cluster.connect()
+        await self.connect()
+        self._senders.clear()
+        for state in self._partitions.values():
+            state.forget()
         now = time.monotonic()
         is_stale = self._identity[0] < 0 or now - self._used_at > _PID_LEASE or self._transaction is not None
         self._used_at, self._transaction = now, None
         if self.settings.is_idempotent and is_stale:
-            self._become(*await self.cluster.insist("getting a producer id", self._init_producer_id))
+            what = "getting a producer id"
+            self._become(*await self.cluster.insist(what, self._init_producer_id, self.settings.max_block_ms))
 
     def start_transaction(self, transaction: Enrolment, producer_id: int, producer_epoch: int) -> None:
         """Produces from now on in a transaction, as the producer that it was begun by."""
@@ -144,9 +169,13 @@ class BatchProducer:
         self._become(producer_id, producer_epoch)
         self._transaction = transaction
 
+    def stop(self, error: BaseException) -> None:
+        """Sends nothing more: `error` is what every later call raises, unless there was one before."""
+        self._fail(error)
+
     def _become(self, producer_id: int, producer_epoch: int) -> None:
         if any(not state.is_idle for state in self._partitions.values()):
-            raise Errors.IllegalStateError("A producer with batches in flight cannot become another one; flush it first")
+            raise Errors.IllegalStateError("A producer with batches in flight cannot become another one: flush first")
         self._identity = (producer_id, producer_epoch)
         self._partitions.clear()
         self._ready.clear()
@@ -174,6 +203,10 @@ class BatchProducer:
             await self.cluster.refresh()
         return await partition_count(self.cluster, topic, self.settings.max_block_ms)
 
+    def largest_batch(self, topic: str) -> int | None:
+        """The bytes that a batch should not exceed, where the topic has refused larger ones."""
+        return self._limits.get(topic)
+
     # -- batches ---------------------------------------------------------------
 
     def enqueue(self, partition: TopicPartition, batch: Encoded, rows: Sequence[int]) -> None:
@@ -182,15 +215,31 @@ class BatchProducer:
         The bytes are the producer's from here on: it stamps them.
         """
         self._check()
-        deadline = time.monotonic() + self.settings.delivery_timeout_ms / 1000
-        made = ProducerBatch(batch.data, batch.record_count, rows, deadline)
-        limit = self.settings.max_record_bytes
-        if limit is not None and batch.record_count == 1 and batch.uncompressed_size > limit:
-            reason = f"of {batch.uncompressed_size} bytes is larger than max.request.size, {limit}"
+        made = ProducerBatch(batch.data, batch.record_count, rows, self._deadline())
+        reason = self._excess(batch) if batch.record_count == 1 else None
+        if reason is not None:
             self._refuse(partition, made, RecordTooLargeError, reason)
             self._check()
             return
         self._add(partition, [made])
+
+    def _excess(self, batch: Encoded) -> str | None:
+        """Why a record is too large to be sent at all, None if it is not."""
+        limit = self.settings.max_record_bytes
+        if limit is not None:
+            size = batch.uncompressed_size
+            return f"of {size} bytes is larger than max.request.size, {limit}" if size > limit else None
+        size = len(batch.data)
+        if size <= _MAX_SENT_BYTES:
+            return None
+        # The broker would close the connection, again and again, on the batches of other partitions too.
+        return (
+            f"of {size} bytes is larger than brokers take by default (socket.request.max.bytes), {_MAX_SENT_BYTES};"
+            " where they take more, give kafka.max.request.size"
+        )
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self.settings.delivery_timeout_ms / 1000
 
     def _add(self, partition: TopicPartition, batches: list[ProducerBatch]) -> None:
         state = self._partitions.get(partition)
@@ -222,7 +271,8 @@ class BatchProducer:
         if self.settings.acks == 0:
             # Nothing is acknowledged, but an answer on the same connection says that what came before was taken.
             for node_id in self._senders:
-                await self.cluster.send(MetadataRequest(topics=[], allow_auto_topic_creation=False), node_id)
+                with contextlib.suppress(Errors.KafkaError):  # a node that has left says nothing
+                    await self.cluster.send(MetadataRequest(topics=[], allow_auto_topic_creation=False), node_id)
         self._used_at = time.monotonic()
 
     async def _wait(self, is_over: Callable[[], bool]) -> None:
@@ -337,7 +387,9 @@ class BatchProducer:
     def _lost(self, sender: _Sender, sent: list[tuple[ProducerPartition, ProducerBatch]], error: BaseException) -> None:
         sender.in_flight -= 1
         now = time.monotonic()
-        if isinstance(error, (Errors.SaslAuthenticationFailedError, Errors.UnsupportedVersionError)):
+        if isinstance(
+            error, (Errors.SaslAuthenticationFailedError, Errors.UnsupportedVersionError, UnsupportedSourceError)
+        ):
             self._fail(error)
         if not isinstance(error, OutcomeUnknownError):
             self._refresh(now)  # a connection that ended: its broker may lead no longer
@@ -375,7 +427,7 @@ class BatchProducer:
         reason = "no answer came" if code == LOST else Errors.for_code(code).__name__
         if verdict is Verdict.RECORDS:
             self._split(state, batch, code)
-        elif code in _FENCED:
+        elif verdict is Verdict.FAILED and code in _FENCED and self._transaction is not None:
             self._fail(
                 ProducerFencedError(
                     f"{name}: another producer with the same transactional.id has taken over, or the transaction took"
@@ -385,7 +437,7 @@ class BatchProducer:
         elif verdict is Verdict.FAILED:
             self._fail(Errors.for_code(code)(f"{name} refuses what is written, again and again"))
         elif batch.sends > self.settings.retries:
-            self._fail(DeliveryTimeoutError(f"{name}: a batch was sent {batch.sends} times, as retries allows ({reason})"))
+            self._fail(DeliveryTimeoutError(f"{name}: a batch was sent {batch.sends} times, as retries says ({reason})"))
         elif now > batch.deadline:
             self._timed_out(state, batch, reason)
         else:
@@ -394,28 +446,35 @@ class BatchProducer:
             self._arm(state.retry_at)
 
     def _timed_out(self, state: ProducerPartition, batch: ProducerBatch, reason: str) -> None:
+        name = f"{state.partition.topic}-{state.partition.partition}"
         self._fail(
             DeliveryTimeoutError(
-                f"{state.partition.topic}-{state.partition.partition}: {batch.record_count} records were not acknowledged"
-                f" within delivery.timeout.ms, {self.settings.delivery_timeout_ms} ({reason}); they may have been written"
+                f"{name}: {batch.record_count} records were not acknowledged within delivery.timeout.ms,"
+                f" {self.settings.delivery_timeout_ms} ({reason}); they may have been written"
             )
         )
 
     def _split(self, state: ProducerPartition, batch: ProducerBatch, code: int) -> None:
-        """A batch that was refused for its records goes again as two, until one record alone is refused."""
+        """A batch that was refused for its records goes again in parts, until one record alone is refused."""
         parts: list[ProducerBatch] = []
+        size, count = len(batch.data), 2
+        topic = state.partition.topic
+        if is_too_large(code) and batch.record_count > 1:
+            self._limits[topic] = min(self._limits.get(topic, size), size // 2)
+            count = -(-size // self._limits[topic])
         if batch.record_count > 1:
             codec, records = read_header(batch.data).codec, list(decode_records(batch.data))
-            half = len(records) // 2
-            for part, rows in ((records[:half], batch.rows[:half]), (records[half:], batch.rows[half:])):
+            each = -(-len(records) // count)
+            for first in range(0, len(records), each):
+                part = records[first : first + each]
                 data = memoryview(bytearray(encode_batch(part, codec=codec)))
-                parts.append(ProducerBatch(data, len(part), rows, batch.deadline))
-        state.replace_first(parts)
-        self.bytes_in_flight += sum(len(part.data) for part in parts) - len(batch.data)
+                parts.append(ProducerBatch(data, len(part), batch.rows[first : first + each], batch.deadline))
+        state.replace_first(parts, self._deadline())
+        self.bytes_in_flight += sum(len(part.data) for part in parts) - size
         if parts:
             return
         if is_too_large(code):
-            reason = f"of {len(batch.data)} bytes is larger than the topic's max.message.bytes"
+            reason = f"of {size} bytes is larger than the topic's max.message.bytes"
             self._refuse(state.partition, batch, RecordTooLargeError, reason)
         else:
             self._refuse(state.partition, batch, RecordRefusedError, f"is refused ({Errors.for_code(code).__name__})")

@@ -96,6 +96,18 @@ def iter_record_sets(
     record count and size; the rest is -1.  What is cut short at the end is not yielded.
     Raises RecordBatchError at the first set that cannot be trusted.
     """
+    next_offset = 0
+    for header, view in _iter_checked(records, from_offset, verify_crc):
+        if header.base_offset < next_offset:
+            raise RecordBatchError("set that begins before the last one ended", header.base_offset)
+        next_offset = header.next_offset
+        yield header, view
+
+
+def _iter_checked(
+    records: memoryview, from_offset: int, verify_crc: bool
+) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """The sets of iter_record_sets, each of them checked, but not their order."""
     position = 0
     while len(records) - position > _MAGIC_AT:
         if records[position + _MAGIC_AT] > 1:

@@ -4,16 +4,18 @@ Laws:
 A. A broker that knows a producer appends its batches in the order of their
    sequences and no other, so a batch that was appended proves all before it:
    a lost answer costs nothing when a later one comes.
-B. Where it does not know the producer yet it accepts any sequence
-   (ProducerAppendInfo.java), so until the first answer, and after any trouble,
-   one batch at a time is in flight.
+B. Where it does not know the producer yet, or does not know it any more
+   (producer.id.expiration.ms, KIP-854), it accepts any sequence
+   (ProducerAppendInfo.java), so until the first answer, after any trouble, and
+   where the last answer is a minute old, one batch at a time is in flight.
 C. After a refusal nothing is sent until all in flight is settled; then the
    batches go again from the first one that is not proven, the same bytes under
    the same sequences.
 D. A batch gets another sequence only when one before it is known to be in no
    log, and so it is in none itself.
-E. What would end the partition is believed when it was answered three times in
-   a row; a base offset that contradicts A ends it at once.
+E. What would end the partition, or give a record up, is believed when it was
+   answered three times in a row; a base offset that contradicts A ends it at
+   once.  That a batch of several records should be split is believed at once.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from tolerant_client.record_batch import restamp
 LOST = -2  # no answer: a code that no broker has
 
 BELIEVED_AFTER = 3
+KNOWN_FOR = 60.0  # seconds after an answer: brokers forget producers one partition at a time
 _BACKOFF = 0.02
 _MAX_BACKOFF = 1.0
 
@@ -96,7 +99,7 @@ class ProducerPartition:
         self._waiting: deque[ProducerBatch] = deque()
         self._window: deque[ProducerBatch] = deque()  # sent and not proven
         self._next_sequence = 0
-        self._is_known = False  # to the leader, as this producer
+        self._known_until = float("-inf")  # to the leader, as this producer
         self._is_draining = False
         self._doubts = 0
         self._end = -1  # after the last record whose offset was told
@@ -111,6 +114,10 @@ class ProducerPartition:
         """The oldest batch that is not appended."""
         return self._window[0] if self._window else self._waiting[0] if self._waiting else None
 
+    def forget(self) -> None:
+        """Expects nothing of the log from here on: what was appended is settled, and the topic may be another."""
+        self._end, self._known_until = -1, float("-inf")
+
     def add(self, batch: ProducerBatch) -> None:
         """Queues a batch behind the others."""
         self._waiting.append(batch)
@@ -119,7 +126,7 @@ class ProducerPartition:
         """Whether a batch may be sent now."""
         if not self._waiting or self._is_draining or not self.is_enrolled or now < self.retry_at:
             return False
-        is_one_by_one = not self._is_known and self._producer[0] >= 0
+        is_one_by_one = now >= self._known_until and self._producer[0] >= 0
         return len(self._window) < (1 if is_one_by_one else self._max_in_flight)
 
     def send(self, is_transactional: bool = False) -> ProducerBatch:
@@ -154,7 +161,8 @@ class ProducerPartition:
             for each in proven:
                 each.is_appended = True
             self._doubts = 0
-            self._is_known = self._is_known or not self._is_draining
+            if not self._is_draining:
+                self._known_until = now + KNOWN_FOR
         return proven, self._settle(now)
 
     def failed(self, batch: ProducerBatch, code: int, now: float) -> Verdict:
@@ -176,26 +184,35 @@ class ProducerPartition:
             if not self.in_flight:
                 self._is_draining = False
             return Verdict.NOTHING
-        code = self._window[0].code
+        first = self._window[0]
+        code = first.code
         self._doubts = self._doubts + 1 if code == self.last_code else 1
         self.last_code = code
         self._waiting.extendleft(reversed(self._window))
         self._window.clear()
-        self._is_draining = self._is_known = False
-        self.retry_at = now if code == LOST and self._doubts == 1 else now + self._pause()
-        if may_heal(code) or self._doubts < BELIEVED_AFTER:
+        self._is_draining, self._known_until = False, float("-inf")
+        may_split = code in _FOR_ITS_RECORDS and first.record_count > 1
+        # A batch that is refused for its records burdens nobody, and hundreds may follow one another.
+        is_at_once = code in _FOR_ITS_RECORDS or (code == LOST and self._doubts == 1)
+        self.retry_at = now if is_at_once else now + self._pause()
+        if not may_split and (may_heal(code) or self._doubts < BELIEVED_AFTER):
             return Verdict.AGAIN
         return Verdict.RECORDS if code in _FOR_ITS_RECORDS else Verdict.FAILED
 
     def _pause(self) -> float:
         return min(_BACKOFF * 2.0 ** min(self._doubts - 1, 16), _MAX_BACKOFF)
 
-    def replace_first(self, parts: Sequence[ProducerBatch]) -> None:
-        """Puts batches, perhaps none, in the place of the first one, which is in no log (law D)."""
+    def replace_first(self, parts: Sequence[ProducerBatch], deadline: float) -> None:
+        """Puts batches, perhaps none, in the place of the first one, which is in no log (law D).
+
+        All that wait get the new deadline: they waited for this one, and not for the broker.
+        """
         assert not self._window
         first = self._waiting.popleft()
         self._next_sequence = first.sequence
         for later in self._waiting:
             later.sequence = -1
         self._waiting.extendleft(reversed(parts))
+        for each in self._waiting:
+            each.deadline = deadline
         self._doubts = 0

@@ -7,6 +7,10 @@ Laws:
   could end (KAFKA-17754).
 - After `commit` returned, the transaction is committed; where it
   raises, it may be, and only the committed offsets tell (KIP-98, KIP-447).
+- An aborted transaction is ended with a marker of the next epoch, never by
+  EndTxn with its own: brokers without transactions v2 append a Produce that
+  comes behind such a marker, and the next transaction's commit takes it for
+  its own (KIP-890).
 
 Versions before transactions v2 (KIP-890) are used throughout: with them an
 epoch lasts for the whole transaction, on brokers since 2.5.
@@ -105,17 +109,20 @@ class ProducerTransaction:
 
         Raises OptionError where the brokers allow no transaction as long as `timeout_ms`.
         """
+        self.producer_id, self.producer_epoch = await self._next_epoch("beginning a transaction")
 
+    async def _next_epoch(self, what: str) -> tuple[int, int]:
         def read(answer: Any) -> tuple[int, int]:
             if answer.error_code == Errors.InvalidTransactionTimeoutError.errno:
                 raise OptionError(
-                    f"kafka.transaction.timeout.ms is {self._timeout_ms}, more than the brokers' transaction.max.timeout.ms"
+                    f"kafka.transaction.timeout.ms is {self._timeout_ms},"
+                    " more than the brokers' transaction.max.timeout.ms"
                 )
             raise_for_code(answer.error_code, f"InitProducerId of {self.transactional_id!r}")
             return answer.producer_id, answer.producer_epoch
 
-        self.producer_id, self.producer_epoch = await self._ask(
-            "beginning a transaction",
+        return await self._ask(
+            what,
             lambda: InitProducerIdRequest(
                 transactional_id=self.transactional_id,
                 transaction_timeout_ms=self._timeout_ms,
@@ -134,7 +141,8 @@ class ProducerTransaction:
         topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
 
         def read(answer: Any) -> None:
-            codes = [p.partition_error_code for t in answer.results_by_topic_v3_and_below for p in t.results_by_partition]
+            topics = answer.results_by_topic_v3_and_below
+            codes = [part.partition_error_code for topic in topics for part in topic.results_by_partition]
             # One that is not allowed has the others refused as OPERATION_NOT_ATTEMPTED.
             codes.sort(key=lambda code: code == Errors.OperationNotAttemptedError.errno)
             raise_for_code(next(filter(None, codes), 0), f"adding {', '.join(by_topic)} to {self.transactional_id!r}")
@@ -153,17 +161,7 @@ class ProducerTransaction:
 
     async def commit_offset(self, group: str, partition: TopicPartition, committed: CommittedOffset) -> None:
         """Makes an offset of a group part of the transaction: it is committed with it, or not at all."""
-        await self._ask(
-            "adding offsets to a transaction",
-            lambda: AddOffsetsToTxnRequest(
-                transactional_id=self.transactional_id,
-                producer_id=self.producer_id,
-                producer_epoch=self.producer_epoch,
-                group_id=group,
-                max_version=3,
-            ),
-            lambda answer: raise_for_code(answer.error_code, f"adding group {group!r} to {self.transactional_id!r}"),
-        )
+        await self._add_offsets(group)
         topic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
         offset = topic.TxnOffsetCommitRequestPartition(
             partition_index=partition.partition,
@@ -196,30 +194,51 @@ class ProducerTransaction:
 
     async def commit(self) -> None:
         """Commits; everything produced must have been acknowledged before."""
-        await self._end(is_commit=True)
-
-    async def abort(self) -> None:
-        """Aborts; nobody with read_committed ever sees what was produced."""
-        await self._end(is_commit=False)
-
-    async def _end(self, is_commit: bool) -> None:
         await self._ask(
-            f"{'committing' if is_commit else 'aborting'} a transaction",
+            "committing a transaction",
             lambda: EndTxnRequest(
                 transactional_id=self.transactional_id,
                 producer_id=self.producer_id,
                 producer_epoch=self.producer_epoch,
-                committed=is_commit,
+                committed=True,
                 max_version=3,
             ),
             lambda answer: raise_for_code(answer.error_code, f"ending a transaction of {self.transactional_id!r}"),
         )
 
-    async def committed(self, group: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, CommittedOffset]:
-        """What a group has committed for these partitions; waits for transactions that are being ended.
+    async def abort(self) -> None:
+        """Aborts; nobody with read_committed ever sees what was produced, even what is still on its way.
 
-        The partitions are named because a broker that is asked for all of them
-        passes over those of which nothing but a pending commit is there.
+        This object keeps its epoch, which is fenced from then on.  Raises
+        ProducerFencedError, and leaves the transaction of the other producer
+        alone, where one has taken over.
+        """
+        # InitProducerId would abort anybody's transaction: it looks at no epoch (TransactionCoordinator.scala).  This
+        # one does; after a commit that was done it begins an empty transaction, which is aborted at once.
+        await self._add_offsets(self.transactional_id)
+        await self._next_epoch("aborting a transaction")
+
+    async def _add_offsets(self, group: str) -> None:
+        await self._ask(
+            "adding offsets to a transaction",
+            lambda: AddOffsetsToTxnRequest(
+                transactional_id=self.transactional_id,
+                producer_id=self.producer_id,
+                producer_epoch=self.producer_epoch,
+                group_id=group,
+                max_version=3,
+            ),
+            lambda answer: raise_for_code(answer.error_code, f"adding group {group!r} to {self.transactional_id!r}"),
+        )
+
+    async def committed(
+        self, group: str, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, CommittedOffset]:
+        """What a group has committed, for these partitions or any; waits for transactions that are being ended.
+
+        It is asked for all, too, for what was committed beside a topic that is
+        written to no more.  That alone would not do: a broker that is asked for
+        all passes over those of which nothing but a pending commit is there.
         Raises OptionError on brokers before Kafka 2.5, which cannot wait.
         """
         wanted: dict[str, list[int]] = {}
@@ -241,20 +260,24 @@ class ProducerTransaction:
                         )
             return found
 
-        try:
+        async def ask(topics: list[Any] | None) -> dict[TopicPartition, CommittedOffset]:
             return await self._coordinators.ask(
                 _GROUP,
                 group,
                 "reading committed offsets",
                 lambda: OffsetFetchRequest(
                     group_id=group,
-                    topics=[topic_type(name=name, partition_indexes=numbers) for name, numbers in wanted.items()],
+                    topics=topics,
                     require_stable=True,
                     min_version=_STABLE_OFFSETS,
                     max_version=_STABLE_OFFSETS,
                 ),
                 read,
             )
+
+        try:
+            named = [topic_type(name=name, partition_indexes=numbers) for name, numbers in wanted.items()]
+            return {**await ask(None), **await ask(named)}
         except Errors.UnsupportedVersionError as error:
             raise OptionError("exactlyOnce needs brokers of Kafka 2.5 or newer (KIP-447)") from error
 

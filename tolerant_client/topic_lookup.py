@@ -18,7 +18,7 @@ async def partition_count(cluster: RawCluster, topic: str, max_block_ms: int) ->
     """How many partitions a topic has; where the brokers create topics by themselves, it is created.
 
     Its leaders are tracked from then on.  Raises RecordRefusedError naming a
-    topic that does not exist, after `max_block_ms` or 10 s.
+    topic that does not exist, after `max_block_ms` or 10 s, or whose name none can have.
     """
     known = cluster.manager.cluster.partitions_for_topic(topic)
     if known:
@@ -26,12 +26,10 @@ async def partition_count(cluster: RawCluster, topic: str, max_block_ms: int) ->
     patience = min(max_block_ms / 1000, _MAX_CREATING)
     deadline, pause = time.monotonic() + patience, 0.02
     while True:
-        code, count = await cluster.insist(f"looking for topic {topic}", lambda: _ask(cluster, topic))
+        count = await cluster.insist(f"looking for topic {topic}", lambda: _ask(cluster, topic), max_block_ms)
         if count:
             await cluster.track([topic])
             return count
-        if code == Errors.InvalidTopicError.errno:
-            raise RecordRefusedError(f"{topic!r} is not a name that a topic can have", topic)
         if time.monotonic() > deadline:
             raise RecordRefusedError(
                 f"Topic {topic} does not exist, and the brokers have not created it within {patience:g} s"
@@ -42,12 +40,14 @@ async def partition_count(cluster: RawCluster, topic: str, max_block_ms: int) ->
         pause = min(pause * 2, _MAX_PAUSE)
 
 
-async def _ask(cluster: RawCluster, topic: str) -> tuple[int, int]:
-    """The topic's error code and partition count."""
+async def _ask(cluster: RawCluster, topic: str) -> int:
+    """The topic's partition count, 0 where it cannot be told yet."""
     # Java's producer always allows it; auto.create.topics.enable of the brokers decides.
     wanted = [MetadataRequest.MetadataRequestTopic(name=topic)]
     answer = await cluster.send(MetadataRequest(topics=wanted, allow_auto_topic_creation=True))
     (found,) = answer.topics
     if found.error_code == Errors.TopicAuthorizationFailedError.errno:
         raise Errors.TopicAuthorizationFailedError(f"topic {topic}")
-    return found.error_code, 0 if found.error_code else len(found.partitions)
+    if found.error_code == Errors.InvalidTopicError.errno:
+        raise RecordRefusedError(f"{topic!r} is not a name that a topic can have", topic)
+    return 0 if found.error_code else len(found.partitions)

@@ -5,6 +5,7 @@
 Laws:
 - Both run in the same warm session, local[2], Python workers reused; a first run of each does not count.
 - They take turns on the same topic; what is quoted is the median of the rounds, as a ratio in the same rounds.
+- Beside the rate stands the cost: CPU seconds of session, Python workers and broker together.
 - Reading goes to the noop sink, with all columns; what is written comes from a cached frame.
 - With faults, one answer in --one-in of the API is spoiled by a proxy in another process; rows are compared.
 """
@@ -63,10 +64,11 @@ CASES = (
 
 @dataclass
 class Runs:
-    """Records per second of every counted run, by source; a text where a run failed."""
+    """Records per second, and per CPU-second, of every counted run, by source; a text where a run failed."""
 
     what: str
     rates: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in SOURCES})
+    cpu_rates: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in SOURCES})
     failures: dict[str, str] = field(default_factory=dict)
     note: str = ""
 
@@ -76,8 +78,11 @@ class Runs:
 
     @property
     def ratio(self) -> float | None:
-        pairs = [ours / theirs for theirs, ours in zip(self.rates["kafka"], self.rates["tolerantkafka"])]
-        return statistics.median(pairs) if pairs else None
+        return _ratio(self.rates)
+
+    @property
+    def cpu_ratio(self) -> float | None:
+        return _ratio(self.cpu_rates)
 
 
 class Bench:
@@ -129,7 +134,7 @@ class Bench:
             for source in SOURCES if number % 2 else SOURCES[::-1]:
                 if source in runs.failures:
                     continue
-                started = time.monotonic()
+                started, cpu = time.monotonic(), tree_cpu(os.getpid())
                 try:
                     records = run(source)
                 except Exception as error:  # what a fault does to a job is a result
@@ -137,8 +142,9 @@ class Bench:
                     continue
                 if number >= 0:
                     runs.rates[source].append(records / (time.monotonic() - started))
+                    runs.cpu_rates[source].append(records / (tree_cpu(os.getpid()) - cpu))
         self.results.append(runs)
-        print(what, {name: f"{runs.median(name) or 0:,.0f}" for name in SOURCES}, runs.ratio, runs.failures, flush=True)
+        print(what, {name: f"{runs.median(name) or 0:,.0f}" for name in SOURCES}, runs.ratio, runs.cpu_ratio, runs.failures, flush=True)
         return runs
 
     # -- what is measured -----------------------------------------------------
@@ -198,6 +204,27 @@ class Bench:
         self.delete(topic)
 
 
+def _ratio(rates: dict[str, list[float]]) -> float | None:
+    pairs = [ours / theirs for theirs, ours in zip(rates["kafka"], rates["tolerantkafka"])]
+    return statistics.median(pairs) if pairs else None
+
+
+def tree_cpu(root: int) -> float:
+    """CPU seconds of a process, of all that live below it, and of those below it that have ended (proc(5), stat)."""
+    ticks: dict[int, tuple[int, int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            ticks[int(path.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
+    below = {root}
+    for _ in ticks:
+        more = {pid for pid, (parent, _) in ticks.items() if parent in below} | below
+        if more == below:
+            break
+        below = more
+    return sum(ticks[pid][1] for pid in below if pid in ticks) / os.sysconf("SC_CLK_TCK")
+
+
 def _reason(error: Exception) -> str:
     text = str(error)
     for line in text.splitlines():
@@ -207,13 +234,13 @@ def _reason(error: Exception) -> str:
 
 
 def table(results: list[Runs]) -> Table:
-    shown = Table("", "Spark's own kafka, records/s", "tolerantkafka, records/s", "ratio")
+    shown = Table("", "Spark's own kafka, records/s", "tolerantkafka, records/s", "ratio", "ratio per CPU-second")
     for runs in results:
         cells = []
         for name in SOURCES:
             median = runs.median(name)
             cells.append(f"FAILED: {runs.failures[name]}" if name in runs.failures else f"{median or 0:,.0f}")
-        shown.add_row(runs.what, *cells, f"{runs.ratio:.2f}" if runs.ratio else "")
+        shown.add_row(runs.what, *cells, *(f"{ratio:.2f}" if ratio else "" for ratio in (runs.ratio, runs.cpu_ratio)))
     return shown
 
 

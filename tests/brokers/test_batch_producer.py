@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -114,6 +115,8 @@ def test_a_batch_that_is_too_large_for_its_topic_is_split(
     enqueue(producer, topic + "-small", values)
     flush(producer)
     assert read(servers, topic + "-small") == values * 2
+    limit = producer.largest_batch(topic + "-small")
+    assert limit is not None and limit <= 5_000 and producer.largest_batch(topic) is None
 
 
 def test_a_record_that_is_too_large_is_named_or_handed_over(
@@ -154,6 +157,65 @@ def test_a_record_that_its_topic_does_not_take_is_found_among_others(
     assert sorted(r.row for r in refused) == [1, 4]
     assert all("InvalidRecordError" in str(r.error) for r in refused)
     assert len(read(servers, name)) == 3
+
+
+def test_hundreds_of_refused_records_are_handed_over_one_by_one(
+    producer_of: Callable[..., BatchProducer], servers: str, topic: str
+) -> None:
+    """Each of them is progress, however long all take: no batch behind them runs out of time."""
+    name = topic + "-compacted"
+    create_topic(servers, name, 1, {"cleanup.policy": "compact"})
+    refused: list[Refused] = []
+    producer = producer_of(delivery_timeout_ms=2_000, request_timeout_ms=2_000)
+    producer.on_refused = refused.append
+    enqueue(producer, name, [b"%d" % n for n in range(400)])
+    flush(producer)
+    assert sorted(r.row for r in refused) == list(range(400))
+    assert read(servers, name) == []
+
+
+def test_a_record_that_brokers_would_close_the_connection_for_is_not_sent(
+    producer_of: Callable[..., BatchProducer], topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tolerant_client.batch_producer._MAX_SENT_BYTES", 5_000)
+    refused: list[Refused] = []
+    producer = producer_of()
+    producer.on_refused = refused.append
+    enqueue(producer, topic, [b"x" * 6_000])
+    (found,) = refused
+    assert isinstance(found.error, RecordTooLargeError) and "socket.request.max.bytes" in str(found.error)
+    assert producer.bytes_in_flight == 0
+
+
+def test_a_topic_that_is_created_again_between_two_tasks_is_written_on(
+    producer_of: Callable[..., BatchProducer], servers: str, topic: str
+) -> None:
+    name = topic + "-again"
+    producer = producer_of()
+    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
+    try:
+        for count in (100, 50):
+            create_topic(servers, name, 1)
+            producer.cluster.run(producer.start)
+            enqueue(producer, name, [b"x"] * count)
+            flush(producer)
+            assert len(read(servers, name)) == count
+            admin.delete_topics([name])
+            while name in admin.list_topics():
+                time.sleep(0.05)
+    finally:
+        admin.close()
+
+
+def test_what_is_enqueued_is_not_sent_after_a_stop(
+    producer_of: Callable[..., BatchProducer], servers: str, topic: str
+) -> None:
+    producer = producer_of()
+    enqueue(producer, topic, [b"x"] * 10)
+    producer.stop(RuntimeError("upstream failed"))
+    with pytest.raises(RuntimeError, match="upstream failed"):
+        flush(producer)
+    assert read(servers, topic) == []
 
 
 def test_memory_is_bounded(producer_of: Callable[..., BatchProducer], servers: str, topic: str) -> None:

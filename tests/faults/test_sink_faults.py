@@ -22,6 +22,11 @@ from kafka.structs import TopicPartition
 from support.mirror_link import create_topic
 from support.sink_process import ROWS, TASKS
 
+from spark_integration.connections import close_pool
+from spark_integration.exactly_once import TaskPlace
+from spark_integration.write_columns import WriteColumns
+from spark_integration.write_options import parse_write_options
+from spark_integration.writer import write_task
 from tolerant_client.batch_encoding import encode_batches
 from tolerant_client.batch_producer import BatchProducer
 from tolerant_client.errors import DeliveryTimeoutError, ProducerFencedError
@@ -29,6 +34,7 @@ from tolerant_client.events import Completed, Probe
 from tolerant_client.producer_settings import ProducerSettings
 from tolerant_client.producer_transaction import CommittedOffset, ProducerTransaction
 from tolerant_client.raw import LATEST, RawCluster
+from tolerant_client.record_batch import restamp
 from tolerant_client.testing import (
     Drop,
     Duplicate,
@@ -47,8 +53,9 @@ from tolerant_client.testing import (
 PARTITIONS = 3
 BATCHES = 300
 PER_BATCH = 10
+long_only = pytest.mark.skipif(not os.environ.get("TOLERANT_LONG"), reason="starts more brokers: TOLERANT_LONG=1")
 IS_LONG = bool(os.environ.get("TOLERANT_LONG"))
-NOT_LEADER, NOT_ENOUGH_REPLICAS, TOPIC_AUTHORIZATION_FAILED = 6, 19, 29
+NOT_LEADER, NOT_ENOUGH_REPLICAS, TOPIC_AUTHORIZATION_FAILED, INVALID_PRODUCER_EPOCH = 6, 19, 29, 47
 
 # One answer in 20, over all kinds.
 KINDS = (Drop, Duplicate, Reorder, RewriteCorrelationId, Stale, Truncate)
@@ -90,7 +97,8 @@ def written(batches: int = BATCHES) -> dict[int, list[bytes]]:
 def enqueue(producer: BatchProducer, topic: str, batches: range) -> None:
     for batch in batches:
         column = pa.array([value(batch, number) for number in range(PER_BATCH)], pa.binary())
-        for encoded in encode_batches(None, column, None, 1_700_000_000_000):
+        # A broker that starts again takes a producer for as old as its records, and may forget it.
+        for encoded in encode_batches(None, column, None, time.time_ns() // 1_000_000):
             producer.enqueue(TopicPartition(topic, batch % PARTITIONS), encoded, range(PER_BATCH))
         producer.pump()
 
@@ -154,6 +162,15 @@ def test_a_topic_that_may_not_be_written_to_is_named(fault_proxy: Proxies, kafka
     proxy = fault_proxy([ErrorCode(TOPIC_AUTHORIZATION_FAILED, api="Produce")])
     with pytest.raises(Errors.TopicAuthorizationFailedError, match="sink-not-allowed-[0-2] refuses what is written"):
         produce(proxy.bootstrap_servers, "sink-not-allowed")
+
+
+def test_without_a_transaction_nobody_is_said_to_have_taken_it_over(
+    fault_proxy: Proxies, kafka_cluster: KafkaCluster
+) -> None:
+    create_topic(kafka_cluster.bootstrap_servers, "sink-epoch", PARTITIONS)
+    proxy = fault_proxy([ErrorCode(INVALID_PRODUCER_EPOCH, api="Produce")])
+    with pytest.raises(Errors.InvalidProducerEpochError, match="sink-epoch-[0-2] refuses what is written"):
+        produce(proxy.bootstrap_servers, "sink-epoch")
 
 
 def test_answers_that_wait_while_nobody_looks_are_no_losses(kafka_cluster: KafkaCluster) -> None:
@@ -236,6 +253,100 @@ def test_transactions_are_written_whole_and_once_when_one_answer_in_20_is_wrong(
         transact(proxy.bootstrap_servers, topic, "sink-t", number * size, size)
     assert proxy.injected_total >= 10
     assert values(kafka_cluster.bootstrap_servers, topic) == written()
+
+
+@pytest.fixture(params=["as given", pytest.param("3.3.2", marks=long_only)])
+def aborting(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The addresses of brokers, and of ones without KIP-890, which starts with 3.6."""
+    if request.param == "as given":
+        yield str(request.getfixturevalue("kafka_cluster").bootstrap_servers)
+    else:
+        with KafkaCluster(request.param, heap="320m") as cluster:
+            yield cluster.bootstrap_servers
+    close_pool()
+
+
+def test_an_aborted_transaction_leaves_nothing_that_the_next_one_could_commit(aborting: str) -> None:
+    """Brokers without transactions v2 (KIP-890) append what comes behind an abort marker of its own epoch.
+
+    1. A Produce is on its way, held up.  2. The transaction is aborted.  3. The Produce arrives.  4. The next
+    transaction of the same id is committed.
+    """
+    topic, wanted = "sink-aborted", TopicPartition("sink-aborted", 0)
+    create_topic(aborting, topic, PARTITIONS)
+    with BatchProducer(RawCluster({"bootstrap_servers": aborting}), ProducerSettings()) as producer:
+        run = producer.cluster.run
+        run(producer.partition_count, topic)
+        transaction = ProducerTransaction(producer.cluster, "sink-a", 60_000)
+        run(transaction.begin)
+        producer.start_transaction(transaction, transaction.producer_id, transaction.producer_epoch)
+        enqueue(producer, topic, range(0, 6))
+        run(producer.flush)
+        (late,) = encode_batches(None, pa.array([b"late"], pa.binary()), None, 1_700_000_000_000)
+        sequence = 2 * PER_BATCH  # of partition 0, after two batches
+        restamp(late.data, transaction.producer_id, transaction.producer_epoch, sequence, is_transactional=True)
+        run(transaction.abort)
+
+        async def arrive() -> int:
+            node_id = await producer.cluster.leader(wanted)
+            (answer,) = await producer.cluster.produce(node_id, {wanted: late.data}, transactional_id="sink-a")
+            return int(answer.error_code)
+
+        assert run(arrive) == Errors.InvalidProducerEpochError.errno
+    transact(aborting, topic, "sink-a", 0, 30)
+    assert values(aborting, topic) == written(30)
+
+
+def test_a_task_that_failed_with_requests_in_flight_is_written_once_by_its_next_attempt(aborting: str) -> None:
+    topic = "sink-failed-task"
+    create_topic(aborting, topic, PARTITIONS)
+    given = {"kafka.bootstrap.servers": aborting, "topic": topic, "exactlyOnce": "true"}
+    options, columns = parse_write_options(given), WriteColumns(topic, None, 0, None, None)
+
+    def rows(is_failing: bool) -> Iterator[pa.RecordBatch]:
+        for first in range(0, 27_000, 9_000):
+            column = pa.array([b"%06d" % n + b"x" * 1_000 for n in range(first, first + 9_000)])
+            yield pa.record_batch([column], names=["value"])
+        if is_failing:
+            raise RuntimeError("upstream failed")
+
+    for trial in range(4 if IS_LONG else 1):
+        place = TaskPlace(f"{topic}-{trial}", "", 0, 1)
+        with pytest.raises(RuntimeError, match="upstream failed"):
+            write_task(options, columns, place, rows(True))
+        assert write_task(options, columns, place, rows(False)).rows == 27_000
+        count = Counter(int(v[:6]) for partition in values(aborting, topic).values() for v in partition)
+        assert (len(count), set(count.values())) == (27_000, {trial + 1})
+
+
+def test_an_abort_leaves_the_transaction_of_whoever_has_taken_over_alone(kafka_cluster: KafkaCluster) -> None:
+    """A task that lost against its speculative copy."""
+    servers, topic = kafka_cluster.bootstrap_servers, "sink-taken-over"
+    create_topic(servers, topic, PARTITIONS)
+    with BatchProducer(RawCluster({"bootstrap_servers": servers}), ProducerSettings()) as producer:
+        run = producer.cluster.run
+        loser, winner = (ProducerTransaction(producer.cluster, "sink-o", 60_000) for _ in range(2))
+        run(producer.partition_count, topic)
+        run(loser.begin)
+        run(winner.begin)
+        producer.start_transaction(winner, winner.producer_id, winner.producer_epoch)
+        enqueue(producer, topic, range(30))
+        run(producer.flush)
+        with pytest.raises(ProducerFencedError):
+            run(loser.abort)
+        run(winner.commit)
+    assert values(servers, topic) == written(30)
+
+
+def test_what_was_committed_beside_a_topic_that_is_not_named_is_found(kafka_cluster: KafkaCluster) -> None:
+    servers, topic = kafka_cluster.bootstrap_servers, "sink-renamed"
+    create_topic(servers, topic, PARTITIONS)
+    transact(servers, topic, "sink-r", 0, 3)
+    with RawCluster({"bootstrap_servers": servers}) as cluster:
+        found = cluster.run(
+            ProducerTransaction(cluster, "sink-r", 60_000).committed, "sink-r", [TopicPartition("another", 0)]
+        )
+    assert found == {TopicPartition(topic, 0): CommittedOffset(3, "m")}
 
 
 def test_a_producer_whose_id_was_taken_over_is_fenced_and_writes_nothing(kafka_cluster: KafkaCluster) -> None:
@@ -351,7 +462,7 @@ def test_killed_workers_and_drivers_lose_and_double_nothing(
 ) -> None:
     topic, servers, dice = "sink-killed-drivers", kafka_cluster.bootstrap_servers, random.Random(5)
     create_topic(servers, topic, PARTITIONS)
-    kills, batches = (8, 12) if IS_LONG else (2, 4)
+    kills, batches = (8, 12) if IS_LONG else (1, 3)
     killed_workers = 0
     with RawCluster({"bootstrap_servers": servers}, name="reader") as reader:
         seen = 0

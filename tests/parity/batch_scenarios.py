@@ -1,16 +1,13 @@
-"""Batch reads that succeed: which rows, with which columns, in how many Spark partitions."""
+"""Batch reads that succeed: what is selected, what a log can hold, and where a read starts and ends."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any
 
 from parity.scenario import Scenario
 from parity.topics import CODECS, SECOND, STEPS, T0
 
 BOTH_STEPS = {"subscribe": "steps"}
-COLUMNS = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
 
 
 def offsets(topic: str, *numbers: int) -> str:
@@ -23,14 +20,6 @@ def at(seconds: float) -> str:
 
 def times(topic: str, *seconds: float) -> str:
     return offsets(topic, *(int(T0 + second * SECOND) for second in seconds))
-
-
-def where(condition: str) -> Callable[[Any], Any]:
-    return lambda frame: frame.where(condition)
-
-
-def columns(*names: str) -> Callable[[Any], Any]:
-    return lambda frame: frame.select(*names)
 
 
 SELECTION = (
@@ -57,27 +46,51 @@ SELECTION = (
     Scenario("a pattern with an intersection of Java's", {"subscribePattern": "pattern[.X&&[^X]]one"}),
     Scenario("a pattern that matches nothing", {"subscribePattern": "nothing-like-this"}),
     Scenario("spaces around a pattern", {"subscribePattern": " pattern.one "}),
-    Scenario("names of options in capitals", {"SUBSCRIBE": "steps", "STARTINGOFFSETS": "earliest", "INCLUDEHEADERS": "TRUE"}),
-    Scenario("names of options in small letters", {"subscribe": "steps", "endingoffsets": "latest", "minpartitions": "5"}),
+    Scenario(
+        "names of options in capitals",
+        {"SUBSCRIBE": "steps", "STARTINGOFFSETS": "earliest", "INCLUDEHEADERS": "TRUE"},
+    ),
+    Scenario(
+        "names of options in small letters",
+        {"subscribe": "steps", "endingoffsets": "latest", "minpartitions": "5"},
+    ),
     Scenario("an option that nobody knows", {"subscribe": "steps", "somethingElse": "1"}),
+    Scenario("a slip in the name of an option", {"subscribe": "steps", "startingOfsets": "earliest"}),
     Scenario("an option that belongs to streams", {"subscribe": "steps", "maxOffsetsPerTrigger": "1"}),
-    Scenario("other options that belong to streams", {"subscribe": "steps", "minOffsetsPerTrigger": "5", "maxTriggerDelay": "1s"}),
+    Scenario(
+        "other options that belong to streams",
+        {"subscribe": "steps", "minOffsetsPerTrigger": "5", "maxTriggerDelay": "1s"},
+    ),
 )
 
 CONTENTS = (
-    *(Scenario(f"records in codec {codec}", {"subscribe": f"codec-{codec}", "includeHeaders": "true"}) for codec in CODECS),
+    *(
+        Scenario(f"records in codec {codec}", {"subscribe": f"codec-{codec}", "includeHeaders": "true"})
+        for codec in CODECS
+    ),
     Scenario("null and empty keys and values", {"subscribe": "mixed"}),
     Scenario("headers of every kind", {"subscribe": "mixed", "includeHeaders": "true"}),
     Scenario("no column of headers unless asked", {"subscribe": "mixed", "includeHeaders": "false"}),
     Scenario("times of the broker", {"subscribe": "append-time"}),
     Scenario("times of the broker with headers", {"subscribe": "append-time", "includeHeaders": "true"}),
     Scenario("times that go back, are equal, are none or far away", {"subscribe": "restless-times"}),
-    Scenario("records of several MB", {"subscribe": "big"}, lambda frame: frame.selectExpr("offset", "key", "length(value)", "md5(value)")),
+    Scenario(
+        "records of several MB",
+        {"subscribe": "big"},
+        lambda frame: frame.selectExpr("offset", "key", "length(value)", "md5(value)"),
+    ),
     Scenario("records larger than a fetch", {"subscribe": "big", "kafka.max.partition.fetch.bytes": "1000"},
              lambda frame: frame.selectExpr("offset", "length(value)")),
     Scenario("a log that starts above 0", {"subscribe": "shortened"}),
     Scenario("a compacted log with holes", {"subscribe": "compacted"}),
-    Scenario("a part of a compacted log", {"subscribe": "compacted", "startingOffsets": offsets("compacted", 3), "endingOffsets": offsets("compacted", 180)}),
+    Scenario(
+        "a part of a compacted log",
+        {
+            "subscribe": "compacted",
+            "startingOffsets": offsets("compacted", 3),
+            "endingOffsets": offsets("compacted", 180),
+        },
+    ),
     Scenario("transactions read uncommitted", {"subscribe": "transactional"}),
     Scenario("transactions read committed", {"subscribe": "transactional", "kafka.isolation.level": "read_committed"}),
     Scenario("read uncommitted by name", {"subscribe": "transactional", "kafka.isolation.level": "read_uncommitted"}),
@@ -89,25 +102,64 @@ CONTENTS = (
 )  # fmt: skip
 
 OFFSETS = (
-    Scenario("from earliest to latest by name", {**BOTH_STEPS, "startingOffsets": "earliest", "endingOffsets": "latest"}),
+    Scenario(
+        "from earliest to latest by name",
+        {**BOTH_STEPS, "startingOffsets": "earliest", "endingOffsets": "latest"},
+    ),
     Scenario("names of offsets in capitals", {**BOTH_STEPS, "startingOffsets": "EARLIEST", "endingOffsets": "Latest"}),
-    Scenario("spaces around names of offsets", {**BOTH_STEPS, "startingOffsets": " earliest ", "endingOffsets": " latest"}),
+    Scenario(
+        "spaces around names of offsets",
+        {**BOTH_STEPS, "startingOffsets": " earliest ", "endingOffsets": " latest"},
+    ),
     Scenario("from given offsets", {**BOTH_STEPS, "startingOffsets": offsets("steps", 10, 59)}),
     Scenario("up to given offsets", {**BOTH_STEPS, "endingOffsets": offsets("steps", 10, 0)}),
-    Scenario("between given offsets", {**BOTH_STEPS, "startingOffsets": offsets("steps", 5, 7), "endingOffsets": offsets("steps", 6, 50)}),
-    Scenario("a start and an end that are equal", {**BOTH_STEPS, "startingOffsets": offsets("steps", 5, 7), "endingOffsets": offsets("steps", 5, 7)}),
+    Scenario(
+        "between given offsets",
+        {**BOTH_STEPS, "startingOffsets": offsets("steps", 5, 7), "endingOffsets": offsets("steps", 6, 50)},
+    ),
+    Scenario(
+        "a start and an end that are equal",
+        {**BOTH_STEPS, "startingOffsets": offsets("steps", 5, 7), "endingOffsets": offsets("steps", 5, 7)},
+    ),
     Scenario("earliest of one partition", {**BOTH_STEPS, "startingOffsets": offsets("steps", -2, 58)}),
     Scenario("latest of one partition", {**BOTH_STEPS, "endingOffsets": offsets("steps", -1, 2)}),
     Scenario("from the end of the log", {**BOTH_STEPS, "startingOffsets": offsets("steps", STEPS, 58)}),
-    Scenario("up to the start of a log that starts above 0", {"subscribe": "shortened", "endingOffsets": offsets("shortened", 20, 50, 3)}),
+    Scenario(
+        "up to the start of a log that starts above 0",
+        {"subscribe": "shortened", "endingOffsets": offsets("shortened", 20, 50, 3)},
+    ),
     Scenario("spaces in offsets", {**BOTH_STEPS, "startingOffsets": ' { "steps" : { "0" : 55 , "1" : -2 } } '}),
-    Scenario("a start before the log without failing", {"subscribe": "shortened", "startingOffsets": offsets("shortened", 3, 0, 0), "failOnDataLoss": "false"}),
-    Scenario("an end beyond the log without failing", {**BOTH_STEPS, "endingOffsets": offsets("steps", STEPS + 40, 5), "failOnDataLoss": "false",
-                                                       "kafkaConsumer.pollTimeoutMs": "2000"}),
-    Scenario("a start beyond the log without failing", {**BOTH_STEPS, "startingOffsets": offsets("steps", STEPS + 40, 50), "endingOffsets": offsets("steps", STEPS + 50, 55),
-                                                        "failOnDataLoss": "false", "kafkaConsumer.pollTimeoutMs": "2000"}),
-    Scenario("a pattern with given offsets", {"subscribePattern": "step.", "startingOffsets": offsets("steps", 50, 50)}),
-    Scenario("assigned partitions with given offsets", {"assign": '{"steps":[1]}', "startingOffsets": '{"steps":{"1":20}}', "endingOffsets": '{"steps":{"1":30}}'}),
+    Scenario(
+        "a start before the log without failing",
+        {"subscribe": "shortened", "startingOffsets": offsets("shortened", 3, 0, 0), "failOnDataLoss": "false"},
+    ),
+    Scenario(
+        "an end beyond the log without failing",
+        {
+            **BOTH_STEPS,
+            "endingOffsets": offsets("steps", STEPS + 40, 5),
+            "failOnDataLoss": "false",
+            "kafkaConsumer.pollTimeoutMs": "2000",
+        },
+    ),
+    Scenario(
+        "a start beyond the log without failing",
+        {
+            **BOTH_STEPS,
+            "startingOffsets": offsets("steps", STEPS + 40, 50),
+            "endingOffsets": offsets("steps", STEPS + 50, 55),
+            "failOnDataLoss": "false",
+            "kafkaConsumer.pollTimeoutMs": "2000",
+        },
+    ),
+    Scenario(
+        "a pattern with given offsets",
+        {"subscribePattern": "step.", "startingOffsets": offsets("steps", 50, 50)},
+    ),
+    Scenario(
+        "assigned partitions with given offsets",
+        {"assign": '{"steps":[1]}', "startingOffsets": '{"steps":{"1":20}}', "endingOffsets": '{"steps":{"1":30}}'},
+    ),
 )  # fmt: skip
 
 TIMES = (
@@ -118,114 +170,84 @@ TIMES = (
     Scenario("up to a time after the last record", {**BOTH_STEPS, "endingTimestamp": at(9_999)}),
     Scenario("up to a time before the first record", {**BOTH_STEPS, "endingTimestamp": "1"}),
     Scenario("between times", {**BOTH_STEPS, "startingTimestamp": at(10), "endingTimestamp": at(20)}),
-    Scenario("times by partition", {**BOTH_STEPS, "startingOffsetsByTimestamp": times("steps", 5, 50), "endingOffsetsByTimestamp": times("steps", 10, 70)}),
-    Scenario("latest where no record is that young", {**BOTH_STEPS, "startingTimestamp": at(9_999), "startingOffsetsByTimestampStrategy": "latest"}),
-    Scenario("latest where one partition has no record that young", {
-        **BOTH_STEPS, "startingOffsetsByTimestamp": times("steps", 55, 9_999), "startingOffsetsByTimestampStrategy": "LATEST",
-    }),
-    Scenario("strategy error where there are records", {**BOTH_STEPS, "startingTimestamp": at(58), "startingOffsetsByTimestampStrategy": "error"}),
+    Scenario(
+        "times by partition",
+        {
+            **BOTH_STEPS,
+            "startingOffsetsByTimestamp": times("steps", 5, 50),
+            "endingOffsetsByTimestamp": times("steps", 10, 70),
+        },
+    ),
+    Scenario(
+        "latest where no record is that young",
+        {**BOTH_STEPS, "startingTimestamp": at(9_999), "startingOffsetsByTimestampStrategy": "latest"},
+    ),
+    Scenario(
+        "latest where one partition has no record that young",
+        {
+            **BOTH_STEPS,
+            "startingOffsetsByTimestamp": times("steps", 55, 9_999),
+            "startingOffsetsByTimestampStrategy": "LATEST",
+        },
+    ),
+    Scenario(
+        "strategy error where there are records",
+        {**BOTH_STEPS, "startingTimestamp": at(58), "startingOffsetsByTimestampStrategy": "error"},
+    ),
     Scenario("spaces around a time", {**BOTH_STEPS, "startingTimestamp": f" {at(50)} "}),
-    Scenario("times that go back and forth", {"subscribe": "restless-times", "startingTimestamp": at(20), "endingTimestamp": at(97)}),
-    Scenario("a time in a log that starts above 0", {"subscribe": "shortened", "startingTimestamp": at(1), "startingOffsetsByTimestampStrategy": "latest"}),
-    Scenario("a time in a compacted log", {"subscribe": "compacted", "startingTimestamp": at(101), "endingTimestamp": at(180)}),
-    Scenario("a time as the start, an offset as the end", {**BOTH_STEPS, "startingTimestamp": at(10), "endingOffsets": offsets("steps", 20, -1)}),
-    Scenario("an offset as the start, a time as the end", {**BOTH_STEPS, "startingOffsets": offsets("steps", 20, -2), "endingTimestamp": at(30)}),
-    Scenario("a time goes before times by partition", {**BOTH_STEPS, "startingTimestamp": at(50), "startingOffsetsByTimestamp": times("steps", 1, 1)}),
+    Scenario(
+        "times that go back and forth",
+        {"subscribe": "restless-times", "startingTimestamp": at(20), "endingTimestamp": at(97)},
+    ),
+    Scenario(
+        "a time in a log that starts above 0",
+        {"subscribe": "shortened", "startingTimestamp": at(1), "startingOffsetsByTimestampStrategy": "latest"},
+    ),
+    Scenario(
+        "a time in a compacted log",
+        {"subscribe": "compacted", "startingTimestamp": at(101), "endingTimestamp": at(180)},
+    ),
+    Scenario(
+        "a time as the start, an offset as the end",
+        {**BOTH_STEPS, "startingTimestamp": at(10), "endingOffsets": offsets("steps", 20, -1)},
+    ),
+    Scenario(
+        "an offset as the start, a time as the end",
+        {**BOTH_STEPS, "startingOffsets": offsets("steps", 20, -2), "endingTimestamp": at(30)},
+    ),
+    Scenario(
+        "a time goes before times by partition",
+        {**BOTH_STEPS, "startingTimestamp": at(50), "startingOffsetsByTimestamp": times("steps", 1, 1)},
+    ),
     Scenario("a time goes before offsets", {**BOTH_STEPS, "startingTimestamp": at(50), "startingOffsets": "earliest"}),
-    Scenario("a time goes before a start that is not allowed", {**BOTH_STEPS, "startingTimestamp": at(50), "startingOffsets": "latest"}),
-    Scenario("a time goes before offsets that are no JSON", {**BOTH_STEPS, "startingTimestamp": at(50), "startingOffsets": "{"}),
-    Scenario("times by partition go before offsets", {**BOTH_STEPS, "startingOffsetsByTimestamp": times("steps", 50, 51), "startingOffsets": offsets("steps", 1, 1)}),
-    Scenario("an ending time goes before ending times by partition", {**BOTH_STEPS, "endingTimestamp": at(5), "endingOffsetsByTimestamp": times("steps", 50, 50)}),
-    Scenario("an ending time goes before ending offsets", {**BOTH_STEPS, "endingTimestamp": at(5), "endingOffsets": "earliest"}),
-    Scenario("ending times by partition go before ending offsets", {**BOTH_STEPS, "endingOffsetsByTimestamp": times("steps", 5, 6), "endingOffsets": offsets("steps", 50, 50)}),
-    Scenario("a time and an offset behind it", {**BOTH_STEPS, "startingTimestamp": at(30), "endingOffsets": offsets("steps", 40, 50)}),
-)  # fmt: skip
-
-SPLITS = (
-    Scenario("as many Spark partitions as Kafka has", {"subscribe": "steps,others"}, counts_partitions=True),
-    Scenario("an empty partition and its Spark partition", {"subscribe": "mixed"}, counts_partitions=True),
-    *(
-        Scenario(f"minPartitions {count} of uneven partitions", {"subscribe": "uneven", "minPartitions": str(count)}, counts_partitions=True)
-        for count in (1, 7, 12)
+    Scenario(
+        "a time goes before a start that is not allowed",
+        {**BOTH_STEPS, "startingTimestamp": at(50), "startingOffsets": "latest"},
     ),
-    *(
-        Scenario(f"maxRecordsPerPartition {count} of uneven partitions", {"subscribe": "uneven", "maxRecordsPerPartition": str(count)}, counts_partitions=True)
-        for count in (100, 1_000_000)
+    Scenario(
+        "a time goes before offsets that are no JSON",
+        {**BOTH_STEPS, "startingTimestamp": at(50), "startingOffsets": "{"},
     ),
-    Scenario("both splits, few records each", {"subscribe": "uneven", "maxRecordsPerPartition": "60", "minPartitions": "8"}, counts_partitions=True),
-    Scenario("both splits, many partitions", {"subscribe": "uneven", "maxRecordsPerPartition": "200", "minPartitions": "12"}, counts_partitions=True),
-    Scenario("more partitions than records", {"subscribe": "pattern.one", "minPartitions": "9"}, counts_partitions=True),
-    Scenario("an empty topic and minPartitions", {"subscribe": "empty", "minPartitions": "4"}, counts_partitions=True),
-    Scenario("splits between given offsets", {
-        "subscribe": "steps", "minPartitions": "5", "startingOffsets": offsets("steps", 10, 20), "endingOffsets": offsets("steps", 51, 27),
-    }, counts_partitions=True),
-    Scenario("splits of a log that starts above 0", {"subscribe": "shortened", "minPartitions": "5"}, counts_partitions=True),
-    Scenario("splits of a compacted log", {"subscribe": "compacted", "minPartitions": "7"}, counts_partitions=True),
-    Scenario("splits of transactions read committed", {
-        "subscribe": "transactional", "minPartitions": "9", "kafka.isolation.level": "read_committed",
-    }),
+    Scenario(
+        "times by partition go before offsets",
+        {**BOTH_STEPS, "startingOffsetsByTimestamp": times("steps", 50, 51), "startingOffsets": offsets("steps", 1, 1)},
+    ),
+    Scenario(
+        "an ending time goes before ending times by partition",
+        {**BOTH_STEPS, "endingTimestamp": at(5), "endingOffsetsByTimestamp": times("steps", 50, 50)},
+    ),
+    Scenario(
+        "an ending time goes before ending offsets",
+        {**BOTH_STEPS, "endingTimestamp": at(5), "endingOffsets": "earliest"},
+    ),
+    Scenario(
+        "ending times by partition go before ending offsets",
+        {**BOTH_STEPS, "endingOffsetsByTimestamp": times("steps", 5, 6), "endingOffsets": offsets("steps", 50, 50)},
+    ),
+    Scenario(
+        "a time and an offset behind it",
+        {**BOTH_STEPS, "startingTimestamp": at(30), "endingOffsets": offsets("steps", 40, 50)},
+    ),
 )  # fmt: skip
 
-
-def _joined(frame: Any) -> Any:
-    left = frame.where("topic = 'steps' and partition = 0").select("key", "value", "offset")
-    right = frame.where("topic = 'others'").selectExpr("value", "timestamp as seen")
-    return left.join(right, "value")
-
-
-QUERIES = (
-    Scenario("only the values", {"subscribe": "mixed"}, columns("value")),
-    Scenario("columns in another order", {"subscribe": "mixed", "includeHeaders": "true"}, columns("headers", "timestampType", "offset", "topic")),
-    Scenario("no column at all", BOTH_STEPS, lambda frame: frame.selectExpr("1 as one")),
-    Scenario("a cast of key and value", BOTH_STEPS, lambda frame: frame.selectExpr("cast(key as string)", "cast(value as string)", "offset")),
-    Scenario("a count", {"subscribe": "mixed,uneven"}, lambda frame: frame.count()),
-    Scenario("a count of nothing", {"subscribe": "empty"}, lambda frame: frame.count()),
-    Scenario("is it empty", BOTH_STEPS, lambda frame: frame.isEmpty()),
-    Scenario("a limit", {"subscribe": "pattern.one"}, lambda frame: frame.limit(3).count()),
-    Scenario("the first rows by offset", BOTH_STEPS, lambda frame: frame.orderBy("offset", "partition").limit(5)),
-    Scenario("one partition", BOTH_STEPS, where("partition = 1")),
-    Scenario("a range of offsets", BOTH_STEPS, where("offset >= 10 and offset < 13")),
-    Scenario("an offset in one partition or another", BOTH_STEPS, where("(partition = 0 and offset = 5) or (partition = 1 and offset > 57)")),
-    Scenario("offsets in a list", BOTH_STEPS, where("offset in (1, 3, 59, 99)")),
-    Scenario("a range of times", BOTH_STEPS, where(f"timestamp >= timestamp_millis({at(10)}) and timestamp < timestamp_millis({at(12.5)})")),
-    Scenario("a time of times that go back", {"subscribe": "restless-times"}, where(f"timestamp > timestamp_millis({at(90)})")),
-    Scenario("a topic of two", {"subscribe": "steps,others"}, where("topic = 'others'")),
-    Scenario("topics of a prefix", {"subscribe": "steps,others"}, where("topic like 'st%'")),
-    Scenario("a key", BOTH_STEPS, where("key = cast('k3' as binary)")),
-    Scenario("keys that are null", {"subscribe": "mixed"}, where("key is null")),
-    Scenario("values that are not null", {"subscribe": "mixed"}, where("value is not null and partition <> 1")),
-    Scenario("a condition that nothing meets", BOTH_STEPS, where("offset < 0")),
-    Scenario("a condition and other columns", BOTH_STEPS, lambda frame: frame.where("offset = 7").select("value")),
-    Scenario("headers by key", {"subscribe": "mixed", "includeHeaders": "true"},
-             lambda frame: frame.selectExpr("offset", "explode(headers) as header").selectExpr("offset", "header.key", "header.value")),
-    Scenario("a join of two topics", {"subscribe": "steps,others"}, _joined),
-    Scenario("sums by topic and partition", {"subscribe": "steps,others,mixed"},
-             lambda frame: frame.groupBy("topic", "partition").agg({"offset": "sum", "*": "count"})),
-    Scenario("counts in windows of time", BOTH_STEPS,
-             lambda frame: frame.selectExpr("window(timestamp, '15 seconds') as w").groupBy("w").count()),
-    Scenario("a union with itself", BOTH_STEPS, lambda frame: frame.union(frame)),
-    Scenario("values once each", BOTH_STEPS, lambda frame: frame.select("value").distinct()),
-    Scenario("the source's own schema given by the user", BOTH_STEPS, schema=COLUMNS),
-    Scenario("read twice from a cache", BOTH_STEPS, lambda frame: (frame.cache().count(), frame.count(), frame.unpersist())[1]),
-)  # fmt: skip
-
-CLIENTS = (
-    Scenario("a group id of one's own", {**BOTH_STEPS, "kafka.group.id": "parity-group"}),
-    Scenario("a prefix of group ids", {**BOTH_STEPS, "groupIdPrefix": "parity"}),
-    Scenario("both a group id and a prefix", {**BOTH_STEPS, "kafka.group.id": "parity-group", "groupIdPrefix": "parity"}),
-    Scenario("retries of offsets", {**BOTH_STEPS, "fetchOffset.numRetries": "1", "fetchOffset.retryIntervalMs": "10"}),
-    Scenario("a poll timeout", {**BOTH_STEPS, "kafkaConsumer.pollTimeoutMs": "10000"}),
-    Scenario("small fetches", {**BOTH_STEPS, "kafka.max.partition.fetch.bytes": "200", "kafka.fetch.max.bytes": "300", "kafka.max.poll.records": "3"}),
-    Scenario("waits and timeouts of a client", {
-        **BOTH_STEPS, "kafka.request.timeout.ms": "20000", "kafka.fetch.max.wait.ms": "50", "kafka.fetch.min.bytes": "1",
-        "kafka.session.timeout.ms": "6000", "kafka.heartbeat.interval.ms": "1000", "kafka.default.api.timeout.ms": "20000",
-        "kafka.metadata.max.age.ms": "3000", "kafka.receive.buffer.bytes": "65536", "kafka.send.buffer.bytes": "-1",
-    }),
-    Scenario("names of a client", {**BOTH_STEPS, "kafka.client.id": "parity", "kafka.client.rack": "rack-1", "kafka.group.instance.id": "one"}),
-    Scenario("a Kafka option that nobody knows", {**BOTH_STEPS, "kafka.no.such.option": "1"}),
-    Scenario("a Kafka option of producers", {**BOTH_STEPS, "kafka.linger.ms": "5", "kafka.acks": "all"}),
-    Scenario("no security by name", {**BOTH_STEPS, "kafka.security.protocol": "PLAINTEXT"}),
-    Scenario("names of Kafka options in capitals", {"subscribe": "others", "KAFKA.MAX.POLL.RECORDS": "10"}),
-)  # fmt: skip
-
-TABLE = (*SELECTION, *CONTENTS, *OFFSETS, *TIMES, *SPLITS, *QUERIES, *CLIENTS)
+TABLE = CORE = (*SELECTION, *CONTENTS, *OFFSETS, *TIMES)

@@ -22,11 +22,16 @@ _TASKS = "an empty range needs no task"
 _MODE = "Spark lets a Python sink have append and overwrite only, and asks before our code"
 
 TABLE = (
-    Difference("an option that nobody knows", _SLIP, "120 rows", "option .*Unknown option 'somethingelse'"),
+    Difference("a slip in the name of an option", _SLIP, "120 rows", "option .*did you mean 'startingOffsets'"),
     Difference("an assigned partition that does not exist", _SLIP, "60 rows", "option .*has no partition 7"),
     Difference("a pattern with a class of Java's", _PATTERN, "5 rows", "option .*is no regular expression"),
     Difference("a pattern with an intersection of Java's", _PATTERN, "5 rows", "option .*subscribePattern"),
-    Difference("an empty partition and its Spark partition", _TASKS, "500 rows in 3 partitions", "500 rows in 2 partitions"),
+    Difference(
+        "an empty partition and its Spark partition",
+        _TASKS,
+        "500 rows in 3 partitions",
+        "500 rows in 2 partitions",
+    ),
     Difference(
         "an empty topic and minPartitions", "Spark makes up a task for a Python source without ranges",
         "0 rows in 0 partitions", "0 rows in 1 partitions",
@@ -41,11 +46,16 @@ TABLE = (
         "option .*SCHEMA_MISMATCH", "120 rows",
     ),
     Difference(
-        "an ending timestamp is not looked at", _SLIP, "120 rows", "option .*endingTimestamp is not valid in a streaming query"
+        "an ending timestamp is not looked at",
+        _SLIP,
+        "120 rows",
+        "option .*endingTimestamp is not valid in a streaming query",
     ),
     Difference(
-        "a pattern that matches nothing, streamed", "a Python source cannot say that it knows no offset yet: it says {}",
-        "$", "0 rows None -> {}$",
+        "a pattern that matches nothing, streamed",
+        "a Python source cannot say that it knows no offset yet: it says {}",
+        "$",
+        "0 rows None -> {}$",
     ),
     Difference("updates of counts", _MODE, "7 records", "option .*does not support Update mode"),
     Difference("save mode errorifexists", _MODE, "2 records", "option .*UNSUPPORTED_DATA_SOURCE_SAVE_MODE"),

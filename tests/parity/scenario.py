@@ -5,10 +5,11 @@ An error of the JVM is known by its classes and conditions, one of ours by the l
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 JVM, OURS = "kafka", "tolerantkafka"
 
@@ -64,6 +65,14 @@ class Failed:
 
 
 Outcome = Rows | Failed
+_S = TypeVar("_S")
+
+
+def chosen(core: tuple[_S, ...], table: tuple[_S, ...]) -> list[_S]:
+    """The core, which every run of all tests has; with TOLERANT_LONG=1 (tox: `parity`) the whole table."""
+    return list(table if os.environ.get("TOLERANT_LONG") else core)
+
+
 Action = Callable[[Any], Any]
 
 
@@ -124,12 +133,11 @@ def failure(error: BaseException) -> Failed:
     """The kind of an error of either source, and what it says."""
     told = "\n".join(_causes(error))
     ours = _OUR_ERROR.findall(told)
-    if "Traceback (most recent call last)" in told and ours:
-        name, message = ours[-1]
-        found = _CONDITIONS.search(message)
-        return Failed(_OUR_KINDS[name], message, found.group(1) if found else None)
-    found = _CONDITIONS.search(told)
+    name, message = ours[-1] if ours else (type(error).__name__, told)
+    found = _CONDITIONS.search(message)
     condition = found.group(1) if found else None
+    if "Traceback (most recent call last)" in told:
+        return Failed(_OUR_KINDS.get(name, name), message, condition)
     for kind, pattern in _JVM_KINDS:
         if re.search(pattern, told):
             return Failed(kind, told, condition)
@@ -164,7 +172,7 @@ def differences(scenario: Scenario, jvm: Outcome, ours: Outcome) -> list[str]:
     ) if one != other]  # fmt: skip
     if ours.rows != jvm.rows:
         only = [[row for row in one.rows if row not in other.rows] for one, other in ((jvm, ours), (ours, jvm))]
-        found.append(f"rows: {len(jvm.rows)} | {len(ours.rows)}; only the JVM's: {only[0][:2]}; only ours: {only[1][:2]}")
+        found.append(f"rows: {len(jvm.rows)} | {len(ours.rows)}; only the JVM's: {only[0][:2]}; ours: {only[1][:2]}")
     return found
 
 

@@ -91,7 +91,8 @@ def arrived(spark: Any, servers: str, scenario: SinkScenario, prefixes: Mapping[
         for row in sorted(found, key=lambda row: (row.topic, row.partition, row.offset)):
             if row.topic.startswith(prefix):
                 place = (row.partition, row.offset) if scenario.has_places else ()
-                records.append((row.topic.removeprefix(prefix), *place, freeze(row.key), freeze(row.value), freeze(row.headers)))
+                told = (freeze(value) for value in (row.key, row.value, row.headers))
+                records.append((row.topic.removeprefix(prefix), *place, *told))
         result[sink] = Arrived(tuple(records if scenario.has_places else sorted(records, key=repr)))
     return result
 
@@ -112,5 +113,5 @@ def differences(scenario: SinkScenario, jvm: Failed | Arrived, ours: Failed | Ar
         return [f"the JVM's sink: {jvm}; ours: {ours}"]
     if jvm == ours:
         return []
-    only = [[record for record in one.records if record not in other.records] for one, other in ((jvm, ours), (ours, jvm))]
+    only = [[r for r in one.records if r not in other.records] for one, other in ((jvm, ours), (ours, jvm))]
     return [f"{jvm} | {ours}; only the JVM's: {only[0][:2]}; only ours: {only[1][:2]}"]

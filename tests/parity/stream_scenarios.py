@@ -22,11 +22,22 @@ STARTS = (
     StreamScenario("a pattern that matches nothing, streamed", {"subscribePattern": "nothing-like-this", **FROM_START}),
     StreamScenario("an empty topic, streamed", {"subscribe": "empty", **FROM_START}),
     StreamScenario("latest is where a new query starts", {"subscribe": "@a"}, (*FIRST, Go(), *MORE, Go()), TWO),
-    StreamScenario("latest by name", {"subscribe": "@a", "startingOffsets": "LATEST"}, (*FIRST, Go(), *MORE, Go()), TWO),
+    StreamScenario(
+        "latest by name",
+        {"subscribe": "@a", "startingOffsets": "LATEST"},
+        (*FIRST, Go(), *MORE, Go()),
+        TWO,
+    ),
     StreamScenario("given offsets", {"subscribe": "steps", "startingOffsets": offsets("steps", 50, 0)}),
-    StreamScenario("earliest and latest by partition", {"subscribe": "steps", "startingOffsets": offsets("steps", -1, -2)}),
+    StreamScenario(
+        "earliest and latest by partition",
+        {"subscribe": "steps", "startingOffsets": offsets("steps", -1, -2)},
+    ),
     StreamScenario("a time", {"subscribe": "steps", "startingTimestamp": at(40)}),
-    StreamScenario("times by partition, streamed", {"subscribe": "steps", "startingOffsetsByTimestamp": times("steps", 10, 50.5)}),
+    StreamScenario(
+        "times by partition, streamed",
+        {"subscribe": "steps", "startingOffsetsByTimestamp": times("steps", 10, 50.5)},
+    ),
     StreamScenario("a time later than all and latest", {
         "subscribe": "steps", "startingTimestamp": at(9_999), "startingOffsetsByTimestampStrategy": "latest",
     }),
@@ -59,7 +70,12 @@ LIMITS = (
     StreamScenario("maxTriggerDelay lets it go", {
         **OWN, "minOffsetsPerTrigger": "1000", "maxTriggerDelay": "1ms",
     }, (*FIRST, Go()), TWO),
-    StreamScenario("both limits", {**OWN, "minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "8"}, (*FIRST, Go()), TWO),
+    StreamScenario(
+        "both limits",
+        {**OWN, "minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "8"},
+        (*FIRST, Go()),
+        TWO,
+    ),
     StreamScenario("limits over partitions with minPartitions", {
         **ALL_STEPS, "maxOffsetsPerTrigger": "50", "minPartitions": "5",
     }),
@@ -72,7 +88,12 @@ RESTARTS = (
     StreamScenario("a restart does not look at startingOffsets", OWN, (
         *FIRST, Go(), *MORE, Go({"startingOffsets": offsets("@a", 0, 0)}),
     ), TWO),
-    StreamScenario("a restart does not look at startingTimestamp", OWN, (*FIRST, Go(), *MORE, Go({"startingTimestamp": at(0)})), TWO),
+    StreamScenario(
+        "a restart does not look at startingTimestamp",
+        OWN,
+        (*FIRST, Go(), *MORE, Go({"startingTimestamp": at(0)})),
+        TWO,
+    ),
     StreamScenario("a new partition is read from its start", {"subscribe": "@a"}, (
         *FIRST, Go(), Grow("@a", 3), Append("@a", 2, 0, 7), Go(),
     ), TWO),
@@ -91,9 +112,21 @@ RESTARTS = (
     StreamScenario("fewer topics after a restart", {"subscribe": "@a,@b", **FROM_START, "failOnDataLoss": "false"}, (
         *FIRST, Append("@b", 0, 0, 4), Go(), *MORE, Go({"subscribe": "@a"}),
     ), {"@a": 2, "@b": 1}),
-    StreamScenario("batches while it runs", OWN, (
-        Start(), Append("@a", 0, 0, 10), Drain(), Append("@a", 1, 0, 3), Drain(), Append("@a", 0, 10, 11), Drain(), Stop(),
-    ), TWO),
+    StreamScenario(
+        "batches while it runs",
+        OWN,
+        (
+            Start(),
+            Append("@a", 0, 0, 10),
+            Drain(),
+            Append("@a", 1, 0, 3),
+            Drain(),
+            Append("@a", 0, 10, 11),
+            Drain(),
+            Stop(),
+        ),
+        TWO,
+    ),
 )  # fmt: skip
 
 LOSSES = (
@@ -108,12 +141,19 @@ LOSSES = (
     StreamScenario("a topic deleted", {"subscribePattern": "@d.*", **FROM_START}, (
         Append("@d1", 0, 0, 5), Append("@d2", 0, 0, 5), Go(), Delete("@d2"), Go(),
     ), {"@d1": 1, "@d2": 1}, fails="KAFKA_DATA_LOSS.PARTITIONS_DELETED"),
-    StreamScenario("a topic deleted and a group id", {"subscribePattern": "@d.*", **FROM_START, "kafka.group.id": "parity-stream"}, (
-        Append("@d1", 0, 0, 5), Append("@d2", 0, 0, 5), Go(), Delete("@d2"), Go(),
-    ), {"@d1": 1, "@d2": 1}, fails="KAFKA_DATA_LOSS.PARTITIONS_DELETED_AND_GROUP_ID_CONFIG_PRESENT"),
-    StreamScenario("a topic deleted without failing", {"subscribePattern": "@d.*", **FROM_START, "failOnDataLoss": "false"}, (
-        Append("@d1", 0, 0, 5), Append("@d2", 0, 0, 5), Go(), Delete("@d2"), Append("@d1", 0, 5, 9), Go(),
-    ), {"@d1": 1, "@d2": 1}),
+    StreamScenario(
+        "a topic deleted and a group id",
+        {"subscribePattern": "@d.*", **FROM_START, "kafka.group.id": "parity-stream"},
+        ( Append("@d1", 0, 0, 5), Append("@d2", 0, 0, 5), Go(), Delete("@d2"), Go(), ),
+        {"@d1": 1, "@d2": 1},
+        fails="KAFKA_DATA_LOSS.PARTITIONS_DELETED_AND_GROUP_ID_CONFIG_PRESENT",
+    ),
+    StreamScenario(
+        "a topic deleted without failing",
+        {"subscribePattern": "@d.*", **FROM_START, "failOnDataLoss": "false"},
+        ( Append("@d1", 0, 0, 5), Append("@d2", 0, 0, 5), Go(), Delete("@d2"), Append("@d1", 0, 5, 9), Go(), ),
+        {"@d1": 1, "@d2": 1},
+    ),
     StreamScenario("a topic made anew", OWN, (
         *FIRST, Go(), Delete("@a"), Make("@a", 2), Append("@a", 0, 0, 4), Go(),
     ), TWO, fails="KAFKA_DATA_LOSS.PARTITION_OFFSET_CHANGED"),
@@ -127,13 +167,19 @@ LOSSES = (
     StreamScenario("a new partition that starts above 0 without failing", {**OWN, "failOnDataLoss": "false"}, (
         *FIRST, Go(), Grow("@a", 3), Append("@a", 2, 0, 9), Cut("@a", 2, 3), Go(),
     ), TWO),
-    StreamScenario("a start that is gone, streamed", {"subscribe": "shortened", "startingOffsets": offsets("shortened", 3, 50, 0)},
-                   fails="KAFKA_DATA_LOSS"),
+    StreamScenario(
+        "a start that is gone, streamed",
+        {"subscribe": "shortened", "startingOffsets": offsets("shortened", 3, 50, 0)},
+        fails="KAFKA_DATA_LOSS",
+    ),
     StreamScenario("a start that is gone without failing", {
         "subscribe": "shortened", "startingOffsets": offsets("shortened", 3, 50, 0), "failOnDataLoss": "false",
     }),
-    StreamScenario("a start beyond the log, streamed", {"subscribe": "steps", "startingOffsets": offsets("steps", STEPS + 40, 0)},
-                   fails="KAFKA_DATA_LOSS.PARTITION_OFFSET_CHANGED"),
+    StreamScenario(
+        "a start beyond the log, streamed",
+        {"subscribe": "steps", "startingOffsets": offsets("steps", STEPS + 40, 0)},
+        fails="KAFKA_DATA_LOSS.PARTITION_OFFSET_CHANGED",
+    ),
 )  # fmt: skip
 
 
@@ -144,12 +190,21 @@ def fails(name: str, says: str, **options: str) -> StreamScenario:
 
 ERRORS = (
     fails("ending offsets in a stream", "endingOffsets", endingOffsets="latest"),
-    fails("ending offsets by time in a stream", "endingOffsetsByTimestamp", endingOffsetsByTimestamp=times("steps", 1, 1)),
+    fails(
+        "ending offsets by time in a stream",
+        "endingOffsetsByTimestamp",
+        endingOffsetsByTimestamp=times("steps", 1, 1),
+    ),
     fails("two selections in a stream", "subscribe", subscribe="steps", subscribePattern="steps"),
     fails("a topic that does not exist in a stream", "nowhere", subscribe="nowhere"),
     fails("a start without one of the partitions in a stream", "startingOffsets", startingOffsets='{"steps":{"0":1}}'),
     fails("no record that young in a stream", "startingTimestamp", startingTimestamp=at(9_999)),
-    fails("limits that contradict each other", "maxOffsetsPerTrigger", minOffsetsPerTrigger="9", maxOffsetsPerTrigger="5"),
+    fails(
+        "limits that contradict each other",
+        "maxOffsetsPerTrigger",
+        minOffsetsPerTrigger="9",
+        maxOffsetsPerTrigger="5",
+    ),
     fails("a limit that is no number", "maxOffsetsPerTrigger", maxOffsetsPerTrigger="many"),
     fails("a lower limit that is no number", "minOffsetsPerTrigger", minOffsetsPerTrigger="few"),
     fails("a delay that is none", "maxTriggerDelay", maxTriggerDelay="soon", minOffsetsPerTrigger="1"),
@@ -157,4 +212,5 @@ ERRORS = (
     fails("offsets that are no JSON in a stream", "startingOffsets", startingOffsets="[1]"),
 )  # fmt: skip
 
+CORE = (*LIMITS, *LOSSES)
 TABLE = (*STARTS, *LIMITS, *RESTARTS, *LOSSES, *ERRORS)

@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
-from parity.scenario import JVM, OURS
-from parity.stream_scenarios import TABLE
+from parity.scenario import JVM, OURS, chosen
+from parity.stream_scenarios import CORE, TABLE
 from parity.streams import StreamScenario, differences, run_stream
 from parity.topics import Filler
 
 
-@pytest.mark.parametrize(("number", "scenario"), list(enumerate(TABLE)), ids=[scenario.name for scenario in TABLE])
+CHOSEN = chosen(CORE, TABLE)
+
+
+@pytest.mark.parametrize(("number", "scenario"), list(enumerate(CHOSEN)), ids=[scenario.name for scenario in CHOSEN])
 def test_a_streaming_read_is_alike(
     spark: Any,
     filler: Filler,

@@ -144,16 +144,18 @@ def fill(filler: Filler) -> KafkaProducer:
 def _compacted(filler: Filler) -> None:
     filler.create("compacted", 1, **_COMPACTED)
     for start in range(0, 200, 50):
-        filler.append("compacted", 0, [step(i)._replace(key=b"key%d" % (i % 30 if i % 4 else i)) for i in range(start, start + 50)])
+        keys = {i: i % 30 if i % 4 else i for i in range(start, start + 50)}
+        filler.append("compacted", 0, [step(i)._replace(key=b"key%d" % key) for i, key in keys.items()])
         time.sleep(0.15)  # the next batch opens a new segment
     filler.steps("compacted", 0, range(200, 203))
     # The cleaner sleeps 15 s by default; a changed interval wakes it.
     filler.admin.alter_configs([ConfigResource(ConfigResourceType.BROKER, "1", {"log.cleaner.backoff.ms": "100"})])
 
     def is_cleaned() -> bool:
-        consumer = KafkaConsumer(bootstrap_servers=filler.servers, auto_offset_reset="earliest", enable_auto_commit=False)
+        consumer = KafkaConsumer(bootstrap_servers=filler.servers, enable_auto_commit=False)
         try:
             consumer.assign([TopicPartition("compacted", 0)])
+            consumer.seek(TopicPartition("compacted", 0), 0)
             left = 0
             while batch := consumer.poll(timeout_ms=2_000):
                 left += sum(map(len, batch.values()))
@@ -169,7 +171,9 @@ def _compacted(filler: Filler) -> None:
 def _transactional(filler: Filler) -> KafkaProducer:
     """Partition 0: committed, aborted, plain, committed, open.  1: all aborted.  2: one committed, its marker last."""
     filler.create("transactional", 3)
-    producer = KafkaProducer(bootstrap_servers=filler.servers, transactional_id="parity", linger_ms=5, transaction_timeout_ms=900_000)
+    producer = KafkaProducer(
+        bootstrap_servers=filler.servers, transactional_id="parity", linger_ms=5, transaction_timeout_ms=900_000
+    )
     producer.init_transactions()
 
     def send(partition: int, name: str, count: int = 10) -> None:

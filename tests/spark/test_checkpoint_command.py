@@ -79,7 +79,7 @@ def test_one_command_says_where_another_query_starts(query: Query) -> None:
     query.send(8)
     printed = CliRunner().invoke(app, ["offsets", str(query.checkpoint("one"))])
     assert printed.exit_code == 0
-    assert "the end of batch 0" in printed.stderr and ", committed" in printed.stderr
+    assert "the end of batch 0" in printed.stderr and ", committed, source 0" in printed.stderr
     query.run("tolerantkafka", "two", startingOffsets=printed.stdout.strip())
     query.check()
 

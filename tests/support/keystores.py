@@ -28,9 +28,11 @@ PASSWORD = "store-canary-secret"
 class Identity:
     """A private key and its certificate, signed by `issuer` or by itself."""
 
-    def __init__(self, name: str, issuer: Identity | None = None, *, is_authority: bool = False) -> None:
+    def __init__(
+        self, name: str, issuer: Identity | None = None, *, is_authority: bool = False, key: Any = None
+    ) -> None:
         self.name, self.issuer = name, issuer
-        self.key: Any = ec.generate_private_key(ec.SECP256R1())
+        self.key: Any = ec.generate_private_key(ec.SECP256R1()) if key is None else key
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         now = datetime.now(timezone.utc)
         self.certificate = (

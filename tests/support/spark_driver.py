@@ -38,6 +38,10 @@ def main(mode: str, address: str, servers: str, source: str, target: str, rounds
     builder = getattr(SparkSession.builder, mode)(address)
     spark = (
         builder.config("spark.ui.enabled", "false")
+        # Otherwise the first executor that registers might get all tasks; what is waited for is counted in cores.
+        .config("spark.cores.max", "2")
+        .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
+        .config("spark.scheduler.maxRegisteredResourcesWaitingTime", "120s")
         .config("spark.driver.memory", "512m")
         .config("spark.executor.memory", "512m")
         .config("spark.driver.host", "127.0.0.1")

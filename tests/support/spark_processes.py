@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from queue import Empty, Queue
@@ -36,6 +37,7 @@ class Process:
     ) -> None:
         self._log = log
         self._lines: Queue[str] = Queue()
+        self._seen: deque[str] = deque(maxlen=200)
         with log.open("wb") as file:
             self.child = subprocess.Popen(
                 command,
@@ -52,24 +54,26 @@ class Process:
     def _collect(self) -> None:
         assert self.child.stdout is not None
         for line in self.child.stdout:
+            self._seen.append(line)
             self._lines.put(line)
         self._lines.put("")
 
     def line(self) -> str:
-        """The next line; raises AssertionError with the end of the log if none comes."""
+        """The next line; raises AssertionError with the last lines and the end of the log if none comes."""
         with contextlib.suppress(Empty):
             if line := self._lines.get(timeout=PATIENCE):
                 return line
-        raise AssertionError(f"{self.child.args!r} said nothing more:\n{self._log.read_text(errors='replace')[-6000:]}")
+        raise AssertionError(f"{self.child.args!r} said nothing more:\n{self._told()}")
+
+    def _told(self) -> str:
+        return "".join([*self._seen.copy(), self._log.read_text(errors="replace")])[-6000:]
 
     def wait_for(self, pattern: re.Pattern[str]) -> str:
-        seen = []
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
-            seen.append(self.line())
-            if found := pattern.search(seen[-1]):
+            if found := pattern.search(self.line()):
                 return found[found.re.groups]
-        raise AssertionError(f"no {pattern.pattern!r} in:\n{''.join(seen)[-6000:]}")
+        raise AssertionError(f"no {pattern.pattern!r} in:\n{self._told()}")
 
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -10,7 +10,15 @@ import pytest
 
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.testing import artifacts
-from tolerant_client.testing.artifacts import ClusterStartError, cache_dir, jars, java_executable, java_major
+from tolerant_client.testing.artifacts import (
+    SPARK_KAFKA,
+    ClusterStartError,
+    cache_dir,
+    jars,
+    java_executable,
+    java_major,
+    spark_kafka_jars,
+)
 
 JAVA_17 = 'echo \'openjdk version "17.0.9" 2023-10-17\' >&2'
 
@@ -141,3 +149,12 @@ def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("TOLERANT_KAFKA_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", os.path.join(os.sep, "somewhere"))
     assert cache_dir() == Path(os.sep, "somewhere", "tolerant-client", "kafka")
+
+
+def test_sparks_kafka_source_is_resolved_without_what_pyspark_has(tools: Path) -> None:
+    script(tools / "java", JAVA_17)
+    wanted = [f"{name}-{version}.jar" for _, name, version in SPARK_KAFKA]
+    script(tools / "mvn", FAKE_MVN.replace("kafka_2.13-4.2.0.jar", wanted[0]) + f'cp pom.xml "{tools}"\n')
+    assert [jar.name for jar in spark_kafka_jars()] == wanted[:1]
+    pom = (tools / "pom.xml").read_text()
+    assert pom.count("<artifactId>*</artifactId>") == pom.count("<dependency>") == len(SPARK_KAFKA)

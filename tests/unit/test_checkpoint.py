@@ -31,8 +31,8 @@ def test_sources_are_lines_or_have_names() -> None:
 
 
 def test_the_only_kafka_source_needs_no_name() -> None:
-    assert starting_offsets(parse_offset_log(V2, "f"), None, "f") == '{"t":{"0":5}}'
-    assert starting_offsets(parse_offset_log(V1, "f"), "2", "f") == '{"u":{"0":7}}'
+    assert starting_offsets(parse_offset_log(V2, "f"), None, "f") == ("clicks", '{"t":{"0":5}}')
+    assert starting_offsets(parse_offset_log(V1, "f"), "2", "f") == ("2", '{"u":{"0":7}}')
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,9 @@ def test_the_only_kafka_source_needs_no_name() -> None:
         ("", None, "of the version ''"),
         ("v1", None, "ends before its first source"),
         ("v2\n{}\nclicks", None, "a line without a source's name"),
+        (KAFKA + '\n{"u":{"0":7,"1":', None, "within the offset of source 1: it is damaged; .* with --batch"),
+        (KAFKA[:-2], "0", "within the offset of source 0: it is damaged"),
+        ("v1\n{}\n" + "[" * 100_000, None, "it is damaged"),
     ],
 )
 def test_what_cannot_be_taken_is_named(text: str, source: str | None, reason: str) -> None:
@@ -87,6 +90,14 @@ def test_a_query_that_committed_nothing_has_no_place(tmp_path: Path) -> None:
 def test_what_is_no_checkpoint_is_named(location: str, reason: str) -> None:
     with pytest.raises(OptionError, match=reason):
         read_checkpoint(location)
+
+
+def test_no_password_of_an_address_is_shown() -> None:
+    with pytest.raises(OptionError, match=r"checkpoint s3://\*\*\*@bucket/x y cannot be read") as caught:
+        read_checkpoint("s3://KEY:canary/4711@bucket/x y")
+    assert "canary" not in str(caught.value)
+    with pytest.raises(OptionError, match="gopher://container@account/x cannot"):
+        read_checkpoint("gopher://container@account/x")  # as abfss:// has it
 
 
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:

@@ -7,19 +7,22 @@ import json
 import logging
 import os
 import pickle
+import re
+import socket
 import sys
 import threading
+import time
 import urllib.parse
-from base64 import b64decode
+from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from spark_integration import kafka_config
+from spark_integration import kafka_config, logins
 from spark_integration.kafka_config import FORBIDDEN, FORBIDDEN_IN_WRITES, REFUSED, kafka_python_config
 from spark_integration.keystores import TlsSettings
 from spark_integration.logins import KerberosLogin, MskIamLogin, TokenLogin
@@ -50,8 +53,11 @@ def sasl(mechanism: str, jaas: str, **java: str) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def unwarned(monkeypatch: pytest.MonkeyPatch) -> None:
+def anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a process remembers."""
     monkeypatch.setattr(kafka_config, "_warned", set())
+    monkeypatch.setattr(logins, "_kerberos_login", None)
+    monkeypatch.setattr(logins, "_BACKOFFS_S", (0.0, 0.0))
 
 
 def test_numbers_and_names_are_passed_on() -> None:
@@ -126,6 +132,25 @@ def test_an_unknown_name_is_a_warning_once(caplog: pytest.LogCaptureFixture) -> 
     assert CANARY not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("security.protocl", "; did you mean 'kafka.security.protocol'?"),
+        ("ssl.truststore.locaton", "; did you mean 'kafka.ssl.truststore.location'?"),
+        ("truststore.location", "; did you mean 'kafka.ssl.truststore.location'?"),
+        ("sals.jaas.config", "; did you mean 'kafka.sasl.jaas.config'?"),
+        ("ssl.x", ""),
+    ],
+)
+def test_a_slip_in_a_property_of_security_is_refused(name: str, nearest: str) -> None:
+    java = {"bootstrap.servers": "h:1", name: CANARY}
+    if name != "security.protocl":
+        java["security.protocol"] = "SSL"
+    with pytest.raises(OptionError, match=re.escape(f"kafka.{name} is no property of a Kafka client{nearest}")) as e:
+        kafka_python_config(java)
+    assert CANARY not in str(e.value)
+
+
 def test_security_that_is_switched_off_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     config = make(sasl__mechanism="PLAIN", ssl__truststore__location="/ca.jks", ssl__provider="x")
     assert config["security_protocol"] == "PLAINTEXT" and "credentials" not in config
@@ -176,6 +201,9 @@ def test_links_between_clusters_differ_by_what_their_credentials_hold() -> None:
         return pickle.loads(pickle.dumps(LinkConfig(tls, make(), 1)))
 
     assert link(CANARY).key() == link(CANARY).key() != link("another").key()
+    assert CANARY not in link(CANARY).key()
+    plain = LinkConfig(sasl("PLAIN", f"{PLAIN}username=u password={CANARY};"), make(), 1)
+    assert CANARY not in repr(plain) + plain.key()
 
 
 @pytest.mark.parametrize(
@@ -265,9 +293,24 @@ def test_kerberos_needs_its_package_and_its_files(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "gssapi", stand_in)
     with pytest.raises(OptionError, match="keyTab '/nowhere/me.keytab' cannot be read"):
         KerberosLogin("kafka", keytab="/nowhere/me.keytab")()
-    monkeypatch.delenv("KRB5CCNAME", raising=False)
+    monkeypatch.setenv("KRB5CCNAME", "")
     assert KerberosLogin("kafka", ticket_cache="/tmp/tickets")() == {"sasl_kerberos_service_name": "kafka"}
-    assert os.environ.pop("KRB5CCNAME") == "FILE:/tmp/tickets"
+    assert os.environ["KRB5CCNAME"] == "FILE:/tmp/tickets"
+
+
+def test_a_process_has_one_kerberos_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tickets are in the environment: a second one would be the first one's as well."""
+    stand_in = ModuleType("gssapi")
+    stand_in.__spec__ = ModuleSpec("gssapi", None)
+    monkeypatch.setitem(sys.modules, "gssapi", stand_in)
+    monkeypatch.setenv("KRB5CCNAME", "")
+    first = KerberosLogin("kafka", "alice@A", ticket_cache="/tmp/alice")
+    assert first() == pickle.loads(pickle.dumps(first))()
+    assert KerberosLogin("broker", "alice@A", ticket_cache="/tmp/alice")() == {"sasl_kerberos_service_name": "broker"}
+    for other in (KerberosLogin("kafka", "bob@B", ticket_cache="/tmp/bob"), KerberosLogin("kafka")):
+        with pytest.raises(OptionError, match="logged in to Kerberos as alice@A of /tmp/alice and cannot be (bob|the)"):
+            other()
+    assert os.environ["KRB5CCNAME"] == "FILE:/tmp/alice"
 
 
 def test_msk_signs_with_what_botocore_finds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +405,7 @@ def test_newer_names_and_extensions_are_taken(tokens: TokenServer) -> None:
         (401, '{"error": "invalid_client"}', OptionError, "answered 401 invalid_client; check the client's id"),
         (400, f"<html>{CANARY}</html>", OptionError, "answered 400 without a reason"),
         (503, "", ClusterUnreachableError, "answered 503"),
-        (302, "", ClusterUnreachableError, "answered 302"),
+        (302, "", OptionError, "answered 302"),
         (200, f'{{"token": "{CANARY}"}}', OptionError, "without an access_token"),
         (200, CANARY, OptionError, "without an access_token"),
         (200, f'{{"access_token": "{CANARY}\\u0001auth"}}', OptionError, "holds no bearer token"),
@@ -375,7 +418,113 @@ def test_a_token_that_is_refused_is_named(
     with pytest.raises(kind, match=reason) as caught:
         RawCluster(oauth(tokens.url))
     assert tokens.url in str(caught.value) and CANARY not in str(caught.value)
-    assert len(tokens.asked) == 1  # not at the place that it was sent to either
+    # What may pass is tried again; nobody is asked at the place that one is sent to.
+    assert len(tokens.asked) == (3 if status == 503 else 1)
+
+
+def jwt(claims: dict[str, Any]) -> str:
+    return f"a.{urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip('=')}.c"
+
+
+@pytest.mark.parametrize(
+    ("fields", "life"),
+    [
+        ({"access_token": jwt({"exp": 10_000})}, 9_000),
+        ({"access_token": jwt({"exp": 10_000}), "expires_in": None}, 9_000),
+        ({"access_token": jwt({"exp": 10_000}), "expires_in": "70"}, 70),
+        ({"access_token": jwt({"exp": None})}, 60),
+        ({"access_token": jwt({})}, 60),
+        ({"access_token": "opaque"}, 60),
+        ({"access_token": "a.x.c"}, 60),
+        ({"access_token": "opaque", "expires_in": float("nan")}, 60),
+    ],
+)
+def test_the_life_of_a_token_is_told_by_its_server_or_by_itself(
+    tokens: TokenServer, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], life: float
+) -> None:
+    tokens.answer = json.dumps(fields)
+    monkeypatch.setattr(time, "time", lambda: 1_000.0)
+    assert TokenLogin(tokens.url, "me", CANARY).ask() == (fields["access_token"], life)
+
+
+class Login:
+    """Tokens, or an error, as they are put into `answers`; the last one for ever."""
+
+    def __init__(self, *answers: str | Exception) -> None:
+        self.answers, self.asked, self.extensions = list(answers), 0, {}
+
+    def ask(self) -> tuple[str, float]:
+        self.asked += 1
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer, 100.0
+
+
+def test_a_token_that_still_counts_is_kept_while_the_server_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    down = ClusterUnreachableError("down")
+    login = Login(down, "first", down)
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    provider = logins.TokenProvider(login)  # type: ignore[arg-type]
+    assert (provider.token(), login.asked) == ("first", 2)  # the first failure was not the last word
+    for now, asked in ((79.0, 2), (81.0, 3), (82.0, 3), (87.0, 4), (99.0, 5)):
+        assert (provider.token(), login.asked) == ("first", asked)
+    now = 101.0
+    with pytest.raises(ClusterUnreachableError):
+        provider.token()
+    assert login.asked == 8
+    login.answers = ["second"]
+    assert provider.token() == "second"
+
+
+def test_what_speaks_no_http_is_named_without_its_words() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            for _ in range(3):
+                peer, _address = listener.accept()
+                with peer:
+                    peer.recv(65536)
+                    peer.sendall(CANARY.encode())
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ClusterUnreachableError, match="gave no token: BadStatusLine; does it speak HTTP") as caught:
+            opened(oauth(f"http://127.0.0.1:{listener.getsockname()[1]}/t"))
+        thread.join()
+    assert CANARY not in str(caught.value)
+
+
+def test_an_answer_in_drops_ends_with_the_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(0, 1_000, 4))
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    drops: Any = SimpleNamespace(read1=lambda _: b" ")
+    with pytest.raises(TimeoutError):
+        TokenLogin("https://h/t")._read(drops)
+    assert next(now) == 16  # after 12 s, the first time behind ten
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        (f"https://me:{CANARY}@h/t", "has a name or a password before its host; give clientId"),
+        (f"https://me:{CANARY}@h:x/t", "must have the form https://HOST"),
+        ("https://h/a b", "must have the form https://HOST"),
+        ("https://[h/t", "must have the form"),
+        ("https:t", "must have the form"),
+    ],
+)
+def test_an_address_that_cannot_be_asked_is_refused_without_showing_it(url: str, reason: str) -> None:
+    with pytest.raises(OptionError, match=f"kafka.sasl.oauthbearer.token.endpoint.url {reason}") as caught:
+        oauth(url)
+    assert CANARY not in str(caught.value) and CANARY not in repr(TokenLogin(url))
+
+
+def test_a_slip_in_tls_for_the_token_server_is_refused() -> None:
+    with pytest.raises(OptionError, match="jaas.config: ssl.truststore.locaton is not supported; known are"):
+        oauth("https://h/t", "clientId=me clientSecret=x ssl.truststore.locaton=/ca")
+    assert oauth("https://h/t", "clientId=me clientSecret=x ssl.truststore.location=/ca ssl.protocol=TLSv1.3")
 
 
 def test_a_token_server_that_is_not_there_is_named() -> None:

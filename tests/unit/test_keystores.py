@@ -10,14 +10,18 @@ import subprocess
 import sys
 import tempfile
 import threading
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding
 from support.keystores import PASSWORD, Identity
 
+from spark_integration.cipher_suites import openssl_name
 from spark_integration.java_keystore import KeystoreError, open_private_key, read_java_keystore
-from spark_integration.keystores import TlsSettings, openssl_name, tls_settings
+from spark_integration.keystores import TlsSettings, tls_settings
 from tolerant_client.errors import OptionError
 
 WRONG = "wrong-canary-secret"
@@ -164,8 +168,28 @@ def test_cipher_suites_bear_javas_names(stores: Stores, demanding: ssl.SSLContex
     everything = "TLS_AES_256_GCM_SHA384,TLS_CHACHA20_POLY1305_SHA256,TLS_AES_128_GCM_SHA256"
     both = tls_settings(stores.options("root.JKS", "client.JKS", ssl__cipher__suites=everything)).context()
     assert greet(demanding, both)[0] == "TLSv1.3"
-    with pytest.raises(OptionError, match="knows none of TLS_NULL_WITH_NOTHING"):
+    with pytest.raises(OptionError, match="does not know TLS_NULL_WITH_NOTHING"):
         tls_settings(stores.options("root.JKS", ssl__cipher__suites="TLS_NULL_WITH_NOTHING")).context()
+
+
+GOOD = "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"
+
+
+@pytest.mark.parametrize(
+    ("suites", "reason"),
+    [
+        ("TLS_RSA_WITH_AES", "does not know TLS_RSA_WITH_AES;"),  # a prefix of many
+        (f"{GOOD}:ALL", f"has '{GOOD}:ALL'; write IANA's names"),
+        ("ECDHE-RSA-AES128-GCM-SHA256", "write IANA's names"),
+        (f"{GOOD},TLS_ECDHE_RSA_WITH_BOGUS", "does not know TLS_ECDHE_RSA_WITH_BOGUS;"),
+        (f"{GOOD},TLS_BOGUS", "does not know TLS_BOGUS;"),
+        ("TLS_AES_256_GCM_SHA384,TLS_CHACHA20_POLY1305_SHA256,TLS_AES_128_GCM_SHA256", "leave no version of TLS"),
+    ],
+)
+def test_only_whole_names_of_known_suites_are_taken(suites: str, reason: str) -> None:
+    java = {"ssl.cipher.suites": suites, "ssl.enabled.protocols": "TLSv1.2"}
+    assert reason in refused(java)
+    assert tls_settings({**java, "ssl.cipher.suites": GOOD}).context().get_ciphers()
 
 
 @pytest.mark.parametrize(
@@ -280,6 +304,51 @@ def test_a_keystore_needs_a_key_and_its_certificate(stores: Stores) -> None:
     assert "holds no private key with its certificate" in refused(java)
     alien = {"ssl.keystore.key": stores.client.key_pem(), "ssl.keystore.certificate.chain": stores.server.chain_pem()}
     assert "holds no certificate of its private key" in refused(alien)
+
+
+@pytest.mark.parametrize("kind", ["JKS", "PKCS12"])
+def test_of_a_key_in_a_truststore_only_its_own_certificate_is_trusted(
+    stores: Stores, tmp_path: Path, kind: str
+) -> None:
+    """As in Java; otherwise everybody whom the key's authority vouches for would be."""
+    path = stores.client.keystore(tmp_path / "both", kind)
+    java = {"ssl.truststore.location": str(path), "ssl.truststore.password": PASSWORD}
+    assert tls_settings(java).context().cert_store_stats()["x509"] == 1
+    assert tls_settings(java).context().cert_store_stats()["x509_ca"] == 0
+    stores.root.truststore(path, kind)  # an entry of its own
+    trusted = tls_settings(java).context().get_ca_certs()
+    assert [dict(pair[0] for pair in each["subject"])["commonName"] for each in trusted] == ["root"]
+    stores.server.keystore(path, kind)
+    assert tls_settings(java).context().cert_store_stats() == {"x509": 3, "crl": 0, "x509_ca": 1}
+
+
+@pytest.mark.parametrize("kind", ["JKS", "PKCS12"])
+def test_a_choice_between_private_keys_is_refused(stores: Stores, tmp_path: Path, kind: str) -> None:
+    path = stores.client.keystore(tmp_path / "both", kind)
+    stores.root.truststore(path, kind)
+    java = {"ssl.keystore.location": str(path), "ssl.keystore.password": PASSWORD}
+    tls_settings(java).context()
+    stores.server.keystore(path, kind)
+    assert "holds several private keys" in (text := refused(java)) and "-srcalias ALIAS" in text
+
+
+def test_errors_of_what_a_store_holds_name_it(stores: Stores, tmp_path: Path) -> None:
+    weak = Identity("weak", key=rsa.generate_private_key(65537, 1024))
+    encrypted = stores.client.key_pem(KEY_PASSWORD)
+    # The curve's name in the certificate of an EC key: prime256v1 becomes one that nobody has.
+    curve, other = bytes.fromhex("06082a8648ce3d030107"), bytes.fromhex("06082a8648ce3d030177")
+    der = stores.root.certificate.public_bytes(Encoding.DER).replace(curve, other)
+    strange = f"-----BEGIN CERTIFICATE-----\n{b64encode(der).decode()}\n-----END CERTIFICATE-----"
+    for key, chain, more, reason in (
+        (weak.key_pem(), weak.chain_pem(), {}, "OpenSSL refuses it (EE_KEY_TOO_SMALL)"),
+        (encrypted, stores.client.chain_pem(), {"ssl.key.password": ""}, "needs kafka.ssl.key.password"),
+        (stores.client.key_pem(), strange, {}, "its algorithm is not supported"),
+    ):
+        text = refused({"ssl.keystore.key": key, "ssl.keystore.certificate.chain": chain, **more})
+        assert "kafka.ssl.keystore, given as PEM text," in text and reason in text
+    assert "cannot be read (embedded null byte)" in refused({"ssl.truststore.location": "a\0b"})
+    (tmp_path / "cut.pem").write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----")
+    assert "password" not in refused({"ssl.truststore.location": str(tmp_path / "cut.pem")})
 
 
 def test_settings_show_no_secret(stores: Stores) -> None:

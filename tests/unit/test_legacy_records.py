@@ -301,6 +301,9 @@ def test_hostile_content_of_compressed_sets_raises_nothing_but_record_batch_erro
 
 
 INNER = message(1, 0, T0, None, b"x")
+INNERS = [b"".join(message(magic, i, T0, None, b"x") for i in range(10)) for magic in (0, 1)]
+SET = [wrapper(magic, codecs.GZIP, INNERS[magic], 9) for magic in (0, 1)]
+V2 = encode_batch([Record(0, T0, None, b"x")], base_offset=9)
 
 
 @pytest.mark.parametrize(
@@ -322,6 +325,11 @@ INNER = message(1, 0, T0, None, b"x")
         (message(0, -1, T0, None, b"x"), "offset out of order"),
         (message(0, 2**63 - 1, T0, None, b"x"), "offset out of order"),
         (message(1, 5, T0, None, b"x") * 2, "offset out of order"),
+        (SET[0] + wrapper(0, codecs.GZIP, INNERS[0], 12), "set that begins before the last one ended .*base offset 0"),
+        (SET[1] + wrapper(1, codecs.GZIP, INNERS[1], 12), "set that begins before the last one ended .*base offset 3"),
+        (SET[1] + V2, "set that begins before the last one ended .*base offset 9"),
+        (V2 + V2, "set that begins before the last one ended .*base offset 9"),
+        (V2 + message(1, 9, T0, None, b"x"), "set that begins before the last one ended .*base offset 9"),
         (struct.pack(">qiIBBii", 5, 13, 0, 0, 0, -1, -1), "message of format v0 with size 13"),
         (struct.pack(">qiIBBii", 5, -1, 0, 1, 0, -1, -1), "message of format v1 with size -1"),
         (struct.pack(">qiIBBii", 5, 14, 0, 3, 0, -1, -1), "magic 3"),

@@ -131,9 +131,9 @@ def test_an_unknown_option_gets_the_nearest_name(name: str, near: str) -> None:
         parse_read_options({"kafka.bootstrap.servers": "h:1", "subscribe": "t", name: "x"})
 
 
-def test_an_unknown_option_far_from_all_gets_the_list() -> None:
-    with pytest.raises(OptionError, match="known are assign"):
-        parse(zzz="x")
+def test_other_options_are_passed_over() -> None:
+    """A query may share its options between readers and writers."""
+    assert parse(zzz="x", topic="t", checkpointLocation="/tmp") == parse()
 
 
 def test_limits_of_a_trigger_are_offsets_and_a_duration() -> None:

@@ -10,12 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
-from tolerant_client.producer_partition import BELIEVED_AFTER, LOST, ProducerBatch, ProducerPartition, Verdict
+from tolerant_client.producer_partition import (
+    BELIEVED_AFTER,
+    KNOWN_FOR,
+    LOST,
+    ProducerBatch,
+    ProducerPartition,
+    Verdict,
+)
 from tolerant_client.record_batch import Record, encode_batch, read_header
 
 TP = TopicPartition("t", 0)
 PID, EPOCH = 4711, 3
-OUT_OF_ORDER, DUPLICATE, TOO_LARGE, NOT_LEADER, NOT_AUTHORIZED = 45, 46, 10, 6, 29
+OUT_OF_ORDER, TOO_LARGE, NOT_LEADER, NOT_AUTHORIZED, INVALID_RECORD = 45, 10, 6, 29, 87
 
 
 def batch(number: int, count: int = 2) -> ProducerBatch:
@@ -52,6 +59,39 @@ def test_until_the_broker_knows_the_producer_one_batch_is_in_flight() -> None:
     proven, verdict = state.appended(first, 100, 0.0)
     assert (proven, verdict) == ([first], Verdict.NOTHING)
     assert len(send_all(state)) == 5
+
+
+def test_after_a_pause_the_broker_may_have_forgotten_the_producer() -> None:
+    """Law B: of two batches in flight it would take the second one alone, which proved the first."""
+    state, sent = known(1)
+    state.appended(sent[0], 2, 1.0)
+    for number in range(3):
+        state.add(batch(number))
+    now = 1.0 + KNOWN_FOR
+    (first,) = send_all(state, now)
+    state.appended(first, 500, now)
+    assert len(send_all(state, now)) == 2
+
+
+def test_a_topic_that_was_created_again_between_two_tasks_has_lost_nothing_of_the_second() -> None:
+    state, sent = known(1)
+    state.appended(sent[0], 2, 0.0)
+    assert state.is_idle
+    state.forget()
+    state.add(batch(1))
+    state.add(batch(2))
+    (first,) = send_all(state)
+    assert state.appended(first, 0, 0.0) == ([first], Verdict.NOTHING)
+    (second,) = send_all(state)
+    assert state.appended(second, 2, 0.0) == ([second], Verdict.NOTHING)
+
+
+def test_a_record_that_is_refused_costs_no_pauses() -> None:
+    """Hundreds of them may follow one another, and the others wait."""
+    state = partition()
+    state.add(batch(0, 1))
+    verdicts = [state.failed(state.send(), INVALID_RECORD, 5.0) for _ in range(BELIEVED_AFTER) if state.may_send(5.0)]
+    assert verdicts == [Verdict.AGAIN, Verdict.AGAIN, Verdict.RECORDS]
 
 
 def test_batches_are_stamped_with_one_sequence_after_the_other() -> None:
@@ -121,10 +161,11 @@ def test_an_offset_that_contradicts_the_proof_is_no_proof() -> None:
     assert state.appended(second, 0, 0.0)[1] is Verdict.DIVERGED
 
 
-@pytest.mark.parametrize(("code", "verdict"), [(NOT_AUTHORIZED, Verdict.FAILED), (TOO_LARGE, Verdict.RECORDS), (OUT_OF_ORDER, Verdict.FAILED)])
+@pytest.mark.parametrize(("code", "verdict"), [(NOT_AUTHORIZED, Verdict.FAILED), (TOO_LARGE, Verdict.RECORDS), (INVALID_RECORD, Verdict.RECORDS), (OUT_OF_ORDER, Verdict.FAILED)])
 def test_what_would_end_it_is_believed_the_third_time(code: int, verdict: Verdict) -> None:
-    """Law E."""
-    state = partition(1)
+    """Law E; of a batch with one record."""
+    state = partition()
+    state.add(batch(0, 1))
     now = 0.0
     for attempt in range(1, BELIEVED_AFTER + 1):
         (sent,) = send_all(state, now)
@@ -135,15 +176,11 @@ def test_what_would_end_it_is_believed_the_third_time(code: int, verdict: Verdic
 def test_batches_behind_one_that_is_in_no_log_get_its_sequences() -> None:
     """Law D."""
     state, sent = known(2)
-    for _ in range(BELIEVED_AFTER):
-        state.failed(sent[0], TOO_LARGE, 0.0)
-        if state.in_flight:
-            state.failed(sent[1], OUT_OF_ORDER, 0.0)
-        sent = [state.send(), *sent[1:]] if state.may_send(state.retry_at) else sent
-    assert state.first is sent[0]
-    state.failed(sent[0], TOO_LARGE, 0.0)
+    assert state.failed(sent[0], TOO_LARGE, 0.0) is Verdict.NOTHING
+    assert state.failed(sent[1], OUT_OF_ORDER, 0.0) is Verdict.RECORDS
     halves = [batch(10, 1), batch(11, 1)]
-    state.replace_first(halves)
+    state.replace_first(halves, 200.0)
+    assert {b.deadline for b in (*halves, sent[1])} == {200.0}
     (first,) = send_all(state, 1e9)
     state.appended(first, 2, 1e9)
     rest = send_all(state, 1e9)
@@ -159,7 +196,7 @@ def test_batches_behind_one_that_is_left_out_move_up() -> None:
     state, sent = known(2)
     state.failed(sent[0], TOO_LARGE, 0.0)
     state.failed(sent[1], OUT_OF_ORDER, 0.0)
-    state.replace_first([])
+    state.replace_first([], 200.0)
     assert send_all(state, 1e9) == [sent[1]]
     assert read_header(sent[1].data).base_sequence == sent[1].sequence == 2
 

@@ -233,6 +233,11 @@ def test_damage_behind_the_range_is_nobodys_concern() -> None:
     assert read(ScriptedCluster([answer(batch(0) + batch(10) + bytes(bad))])) == [0, 10]
 
 
+def test_batches_that_overlap_are_damage() -> None:
+    with pytest.raises(RecordBatchError, match="a batch from 5 after one that ends at 10"):
+        read(ScriptedCluster([answer(batch(0) + batch(5))]))
+
+
 def test_damage_names_its_place_and_what_to_do() -> None:
     bad = bytearray(batch(0))
     bad[-1] ^= 1

@@ -7,11 +7,12 @@ as long as the lease lasts.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kafka.net.selector import NetworkSelector
@@ -26,15 +27,15 @@ from tolerant_client.raw import RawCluster
 class LinkConfig:
     """A link as a task gets it; both configurations are RawCluster's, and can be pickled."""
 
-    source: Mapping[str, Any]
-    target: Mapping[str, Any]
+    source: Mapping[str, Any] = field(repr=False)
+    target: Mapping[str, Any] = field(repr=False)
     producer_id: int
     limits: CopyLimits = CopyLimits()
 
     def key(self) -> str:
-        """The same for equal links; `credentials` count by what they hold."""
+        """The same for equal links; `credentials` count by what they hold.  A digest, since passwords are among it."""
         parts = [dict(self.source), dict(self.target), self.producer_id, vars(self.limits)]
-        return json.dumps(parts, sort_keys=True, default=vars)
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=vars).encode()).hexdigest()
 
 
 class _Worker:

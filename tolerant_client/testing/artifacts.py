@@ -159,7 +159,8 @@ def _resolve_into(
         if mvn is not None:
             attempts.append(("mvn", _maven_command(Path(temp, "mvn"), mvn, wanted, is_transitive)))
         if ivy is not None:
-            attempts.append(("the Ivy jar of pyspark", _ivy_command(Path(temp, "ivy"), java, ivy, wanted, is_transitive)))
+            command = _ivy_command(Path(temp, "ivy"), java, ivy, wanted, is_transitive)
+            attempts.append(("the Ivy jar of pyspark", command))
         for name, command in attempts:
             lib = Path(command[0])
             failure = _run(command[1:], lib.parent)
