@@ -21,8 +21,8 @@ from kafka.errors import KafkaError
 from rich.console import Console
 from rich.table import Table
 
-from spark_integration.kafka_config import kafka_python_config
-from spark_integration.watch import LinkWatch
+from spark_integration.security.kafka_config import kafka_python_config
+from spark_integration.mirroring.watch import LinkWatch
 from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError
 from tolerant_client.mirror.verify import VerifyReport, verify as verify_clusters
 from tolerant_client.raw import RawCluster
@@ -59,7 +59,7 @@ def mirror(
     target_properties: _TargetProperties = None,
 ) -> None:
     """Copy topics to another cluster, every record at the same offset."""
-    from spark_integration import mirror_job  # Spark is imported by the one command that needs it
+    from spark_integration.mirroring import mirror_job  # Spark is imported by the one command that needs it
 
     settings = mirror_job.MirrorSettings(
         _properties(source, source_properties), _properties(target, target_properties), topics, link, once, tasks
@@ -117,7 +117,7 @@ def offsets(
     what it may have written already is written once more, and nothing is skipped.  A query that keeps its checkpoint
     needs none of this: change its format from kafka to tolerantkafka, or back, and start it.
     """
-    from spark_integration.checkpoint import read_checkpoint, starting_offsets
+    from spark_integration.reading.checkpoint import read_checkpoint, starting_offsets
 
     found = read_checkpoint(checkpoint)
     chosen = found.choose(batch)
@@ -138,7 +138,7 @@ def demo(
     as_json: _Json = False,
 ) -> None:
     """Mirror between two clusters of its own, through a proxy that spoils 1 answer in 50."""
-    from spark_integration.demo import run_demo
+    from spark_integration.mirroring.demo import run_demo
 
     result = run_demo(records, is_quiet=as_json)
     if as_json:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, Final
 
-from spark_integration.offsets import flat_offsets
+from spark_integration.reading.offsets import flat_offsets
 
 _ONE_DIGIT: Final = Decimal("0.1")
 

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 # Spark makes a dozen short-lived Python workers for a query, and each imports this module: what reads and writes is
 # imported by the ones that do.
 if TYPE_CHECKING:
-    from spark_integration.options import ReadOptions
+    from spark_integration.reading.options import ReadOptions
 
 
 class TolerantKafkaDataSource(DataSource):
@@ -47,7 +47,7 @@ class TolerantKafkaDataSource(DataSource):
     | schemaRegistryFraming | `key`, `value` or `both`: splits their 5-byte prefix into `keySchemaId`, `valueSchemaId` | none |
     | payload | `records`, `batches` (one row for each record batch), or `ranges` for mirroring | records |
 
-    The options of a write are those of spark_integration.write_options.
+    The options of a write are those of spark_integration.writing.options.
 
     >>> spark.read.format("tolerantkafka").option("kafka.bootstrap.servers", "localhost:9092") \\
     ...     .option("subscribe", "clicks").load()  # doctest: +SKIP
@@ -58,7 +58,7 @@ class TolerantKafkaDataSource(DataSource):
         return "tolerantkafka"
 
     def schema(self) -> StructType | str:
-        from spark_integration.schema import RANGES, full_schema
+        from spark_integration.reading.schema import RANGES, full_schema
 
         if self._is_ranges:
             return RANGES
@@ -67,8 +67,8 @@ class TolerantKafkaDataSource(DataSource):
         return full_schema(self._read_options(is_stream=None))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from spark_integration.reader import batch_reader
-        from spark_integration.schema import chosen_columns
+        from spark_integration.reading.reader import batch_reader
+        from spark_integration.reading.schema import chosen_columns
         from tolerant_client.errors import OptionError
 
         if self._is_ranges:
@@ -78,26 +78,26 @@ class TolerantKafkaDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         if self._is_ranges:
-            from spark_integration.ranges import RangesStreamReader
+            from spark_integration.mirroring.ranges import RangesStreamReader
 
             return RangesStreamReader(self.options)
-        from spark_integration.schema import chosen_columns
-        from spark_integration.stream_reader import KafkaStreamReader
+        from spark_integration.reading.schema import chosen_columns
+        from spark_integration.reading.stream_reader import KafkaStreamReader
 
         options = self._read_options(is_stream=True)
         return KafkaStreamReader(options, chosen_columns(schema, options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from spark_integration.writer import RecordsWriter
+        from spark_integration.writing.writer import RecordsWriter
 
         return RecordsWriter(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         if self._is_ranges:
-            from spark_integration.ranges import RangesStreamWriter
+            from spark_integration.mirroring.ranges import RangesStreamWriter
 
             return RangesStreamWriter(self.options)
-        from spark_integration.writer import RecordsStreamWriter
+        from spark_integration.writing.writer import RecordsStreamWriter
 
         return RecordsStreamWriter(self.options, schema, overwrite)
 
@@ -106,6 +106,6 @@ class TolerantKafkaDataSource(DataSource):
         return str(self.options.get("payload", "records")).strip().lower() == "ranges"
 
     def _read_options(self, *, is_stream: bool | None) -> ReadOptions:
-        from spark_integration.options import parse_read_options
+        from spark_integration.reading.options import parse_read_options
 
         return parse_read_options(self.options, is_stream=is_stream)

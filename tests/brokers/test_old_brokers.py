@@ -21,10 +21,10 @@ from support.legacy_sets import message_set
 from support.mirror_link import append_batches
 from support.zookeeper_kafka import ZooKeeperKafka, zookeeper_kafka_jars
 
-from spark_integration.offsets import OffsetRange
-from spark_integration.options import parse_read_options
-from spark_integration.reader import read_range
-from spark_integration.resolve import resolve_ranges
+from spark_integration.reading.offsets import OffsetRange
+from spark_integration.reading.options import parse_read_options
+from spark_integration.reading.reader import read_range
+from spark_integration.reading.resolve import resolve_ranges
 from tolerant_client import codecs
 from tolerant_client.arrow import SCHEMA
 from tolerant_client.errors import UnsupportedSourceError

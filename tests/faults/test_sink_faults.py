@@ -23,10 +23,10 @@ from support.mirror_link import create_topic
 from support.sink_process import ROWS, TASKS
 
 from spark_integration.connections import close_pool
-from spark_integration.exactly_once import TaskPlace
-from spark_integration.write_columns import WriteColumns
-from spark_integration.write_options import parse_write_options
-from spark_integration.writer import write_task
+from spark_integration.writing.exactly_once import TaskPlace
+from spark_integration.writing.columns import WriteColumns
+from spark_integration.writing.options import parse_write_options
+from spark_integration.writing.writer import write_task
 from tolerant_client.batch_encoding import encode_batches
 from tolerant_client.batch_producer import BatchProducer
 from tolerant_client.errors import DeliveryTimeoutError, ProducerFencedError

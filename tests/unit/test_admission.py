@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
-from spark_integration.admission import Admission, share_out
-from spark_integration.options import TriggerLimits
+from spark_integration.reading.admission import Admission, share_out
+from spark_integration.reading.options import TriggerLimits
 
 A, B, C = (TopicPartition("t", n) for n in range(3))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kafka.structs import TopicPartition
 
-from spark_integration.available_now import check_end
+from spark_integration.reading.available_now import check_end
 from tolerant_client.errors import DataLossError
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_integration.checkpoint import parse_offset_log, read_checkpoint, starting_offsets
+from spark_integration.reading.checkpoint import parse_offset_log, read_checkpoint, starting_offsets
 from tolerant_client.errors import OptionError
 
 V1 = 'v1\n{"batchWatermarkMs":0,"conf":{"a":"b:c"}}\n{"t":{"0":5,"1":-1}}\n-\n{"u":{"0":7}}\n42'

@@ -22,10 +22,10 @@ from typing import Any
 
 import pytest
 
-from spark_integration import kafka_config, logins
-from spark_integration.kafka_config import FORBIDDEN, FORBIDDEN_IN_WRITES, REFUSED, kafka_python_config
-from spark_integration.keystores import TlsSettings
-from spark_integration.logins import KerberosLogin, MskIamLogin, TokenLogin
+from spark_integration.security import kafka_config, logins
+from spark_integration.security.kafka_config import FORBIDDEN, FORBIDDEN_IN_WRITES, REFUSED, kafka_python_config
+from spark_integration.security.keystores import TlsSettings
+from spark_integration.security.logins import KerberosLogin, MskIamLogin, TokenLogin
 from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError
 from tolerant_client.mirror.worker import LinkConfig
 from tolerant_client.raw import RawCluster

@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 from support.keystores import PASSWORD, Identity
 
-from spark_integration.cipher_suites import openssl_name
-from spark_integration.java_keystore import KeystoreError, open_private_key, read_java_keystore
-from spark_integration.keystores import TlsSettings, tls_settings
+from spark_integration.security.cipher_suites import openssl_name
+from spark_integration.security.java_keystore import KeystoreError, open_private_key, read_java_keystore
+from spark_integration.security.keystores import TlsSettings, tls_settings
 from tolerant_client.errors import OptionError
 
 WRONG = "wrong-canary-secret"
@@ -378,7 +378,7 @@ def test_no_private_key_stays_on_the_disk(stores: Stores, tmp_path: Path, monkey
 def test_cryptography_is_imported_only_where_a_store_is_read() -> None:
     """Spark starts many short-lived Python workers, and each imports the options."""
     script = (
-        "import sys; from spark_integration.kafka_config import kafka_python_config as make;"
+        "import sys; from spark_integration.security.kafka_config import kafka_python_config as make;"
         "make({'bootstrap.servers': 'h:1', 'security.protocol': 'SSL', 'ssl.truststore.location': 'x'});"
         "sys.exit('cryptography' in sys.modules)"
     )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
-from spark_integration.offsets import (
+from spark_integration.reading.offsets import (
     EARLIEST,
     AtTimestamp,
     Everywhere,

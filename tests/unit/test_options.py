@@ -7,9 +7,9 @@ import pickle
 import pytest
 from kafka.structs import TopicPartition
 
-from spark_integration.kafka_config import FORBIDDEN
-from spark_integration.offsets import EARLIEST, LATEST, AtTimestamp, Everywhere, SpecificOffsets
-from spark_integration.options import (
+from spark_integration.security.kafka_config import FORBIDDEN
+from spark_integration.reading.offsets import EARLIEST, LATEST, AtTimestamp, Everywhere, SpecificOffsets
+from spark_integration.reading.options import (
     Assign,
     ReadOptions,
     Subscribe,

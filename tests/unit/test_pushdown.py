@@ -24,8 +24,8 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from spark_integration.offsets import OffsetRange
-from spark_integration.pushdown import Bounds, bounds_of
+from spark_integration.reading.offsets import OffsetRange
+from spark_integration.reading.pushdown import Bounds, bounds_of
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 COMPARE: dict[type[Any], Callable[[Any, Any], bool]] = {

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyspark")
 
-from spark_integration.mirror_job import original_error
-from spark_integration.ranges import RangesStreamReader, RangesStreamWriter, spread
+from spark_integration.mirroring.mirror_job import original_error
+from spark_integration.mirroring.ranges import RangesStreamReader, RangesStreamWriter, spread
 from tolerant_client.errors import OptionError, TargetDivergedError, TolerantClientError
 
 Row = tuple[str, int, int, int | None]

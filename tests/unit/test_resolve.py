@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from kafka.structs import TopicPartition
 
-from spark_integration.offsets import EARLIEST, LATEST, OffsetRange
-from spark_integration.options import ReadOptions, parse_read_options
-from spark_integration.pushdown import Bounds
-from spark_integration.resolve import (
+from spark_integration.reading.offsets import EARLIEST, LATEST, OffsetRange
+from spark_integration.reading.options import ReadOptions, parse_read_options
+from spark_integration.reading.pushdown import Bounds
+from spark_integration.reading.resolve import (
     find_partitions,
     initial_offsets,
     latest_offsets,

@@ -21,7 +21,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from spark_integration.write_columns import WriteColumns, choose_columns
+from spark_integration.writing.columns import WriteColumns, choose_columns
 from tolerant_client.batch_encoding import encode_batches
 from tolerant_client.errors import OptionError
 from tolerant_client.record_batch import decode_records

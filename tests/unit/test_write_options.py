@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from spark_integration.write_options import MAX_BATCH_BYTES, WriteOptions, parse_write_options
+from spark_integration.writing.options import MAX_BATCH_BYTES, WriteOptions, parse_write_options
 from tolerant_client import codecs
 from tolerant_client.errors import OptionError
 from tolerant_client.producer_settings import ProducerSettings

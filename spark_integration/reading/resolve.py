@@ -18,7 +18,7 @@ from typing import Final
 from kafka.errors import InvalidTopicError
 from kafka.structs import TopicPartition
 
-from spark_integration.offsets import (
+from spark_integration.reading.offsets import (
     EARLIEST,
     LATEST,
     AtTimestamp,
@@ -30,8 +30,8 @@ from spark_integration.offsets import (
     partition_names,
     plan_ranges,
 )
-from spark_integration.options import Assign, ReadOptions, Subscribe
-from spark_integration.pushdown import Bounds
+from spark_integration.reading.options import Assign, ReadOptions, Subscribe
+from spark_integration.reading.pushdown import Bounds
 from tolerant_client.errors import DataLossError, OptionError, UnsupportedSourceError
 from tolerant_client.raw import RawCluster
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from kafka.structs import TopicPartition
 
-from spark_integration.offsets import partition_names
+from spark_integration.reading.offsets import partition_names
 from tolerant_client.errors import DataLossError
 
 _REMEDY: Final = "it may pass: start the query again"

@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from spark_integration import keystores
+from spark_integration.security import keystores
 from tolerant_client.errors import OptionError
 
 _log = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ def kafka_python_config(java: Mapping[str, str], use: Literal["read", "write"] =
         config["api_version"] = tuple(int(part) for part in version.split("."))
     credentials: tuple[Any, ...] = ()
     if protocol.startswith("SASL_"):
-        from spark_integration.sasl import sasl_config  # Spark's short-lived Python workers seldom need it
+        from spark_integration.security.sasl import sasl_config  # Spark's short-lived Python workers seldom need it
 
         config.update(sasl_config(java))
         credentials = config.pop("credentials", ())

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from kafka.structs import TopicPartition
 
-from spark_integration.options import TriggerLimits
+from spark_integration.reading.options import TriggerLimits
 
 _INT64_MAX = 2**63 - 1
 

@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 from kafka.structs import TopicPartition
 
-from spark_integration.dead_letters import dead_letter, records_of, trimmed
-from spark_integration.exactly_once import RowDigest
-from spark_integration.write_columns import WriteColumns, WriteRows
-from spark_integration.write_options import WriteOptions
+from spark_integration.writing.dead_letters import dead_letter, records_of, trimmed
+from spark_integration.writing.exactly_once import RowDigest
+from spark_integration.writing.columns import WriteColumns, WriteRows
+from spark_integration.writing.options import WriteOptions
 from tolerant_client.batch_encoding import EncodedBatch, encode_groups
 from tolerant_client.batch_producer import BatchProducer, Refused
 from tolerant_client.errors import OptionError, RecordRefusedError

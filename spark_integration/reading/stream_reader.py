@@ -30,14 +30,14 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from spark_integration.admission import Admission
-from spark_integration.available_now import check_end
+from spark_integration.reading.admission import Admission
+from spark_integration.reading.available_now import check_end
 from spark_integration.connections import open_cluster
-from spark_integration.group_offsets import commit_group_offsets
-from spark_integration.offsets import NestedOffsets, flat_offsets, nested_offsets
-from spark_integration.options import ReadOptions
-from spark_integration.reader import RangePartition, read_range
-from spark_integration.resolve import earliest_offsets, initial_offsets, latest_offsets, micro_batch_ranges
+from spark_integration.reading.group_offsets import commit_group_offsets
+from spark_integration.reading.offsets import NestedOffsets, flat_offsets, nested_offsets
+from spark_integration.reading.options import ReadOptions
+from spark_integration.reading.reader import RangePartition, read_range
+from spark_integration.reading.resolve import earliest_offsets, initial_offsets, latest_offsets, micro_batch_ranges
 from tolerant_client.raw import RawCluster
 
 log = logging.getLogger(__name__)

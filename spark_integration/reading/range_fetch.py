@@ -17,8 +17,8 @@ from kafka import errors as kafka_errors
 from kafka.future import Future
 from kafka.structs import TopicPartition
 
-from spark_integration.offsets import EARLIEST, EARLIEST_LOCAL, LATEST, OffsetRange
-from spark_integration.options import ReadOptions
+from spark_integration.reading.offsets import EARLIEST, EARLIEST_LOCAL, LATEST, OffsetRange
+from spark_integration.reading.options import ReadOptions
 from tolerant_client.committed import skip_aborted
 from tolerant_client.errors import (
     ClusterUnreachableError,
@@ -180,8 +180,6 @@ class RangeFetch:
             # one may start before it, and compaction may have left a gap before it.
             if header.next_offset <= position:
                 continue
-            if batches and header.base_offset < position:
-                raise RecordBatchError(f"a batch from {header.base_offset} after one that ends at {position}", header.base_offset)
             if header.base_offset >= self._range.until_offset:
                 position = self._range.until_offset
                 break

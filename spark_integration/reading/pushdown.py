@@ -16,7 +16,7 @@ from typing import Any, Final
 from kafka.structs import TopicPartition
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
 
-from spark_integration.offsets import OffsetRange
+from spark_integration.reading.offsets import OffsetRange
 
 _FOREVER: Final = 2**63 - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from spark_integration.write_columns import WriteRows
+from spark_integration.writing.columns import WriteRows
 from tolerant_client.record_batch import Headers, Record
 
 REASON: Final = "tolerant.reason"

@@ -19,7 +19,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_integration.kafka_config import kafka_python_config
+from spark_integration.security.kafka_config import kafka_python_config
 from spark_integration.source import TolerantKafkaDataSource
 from tolerant_client import errors
 from tolerant_client.errors import TolerantClientError

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from kafka.structs import TopicPartition
 
-from spark_integration.kafka_config import kafka_python_config
-from spark_integration.offsets import (
+from spark_integration.security.kafka_config import kafka_python_config
+from spark_integration.reading.offsets import (
     EARLIEST,
     LATEST,
     AtTimestamp,

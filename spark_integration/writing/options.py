@@ -9,9 +9,9 @@
 
 | beyond Spark's own sink | meaning | default |
 |---|---|---|
-| exactlyOnce | a repeated task or a restarted query writes nothing twice (spark_integration.exactly_once) | false |
+| exactlyOnce | a repeated task or a restarted query writes nothing twice (spark_integration.writing.exactly_once) | false |
 | exactlyOnceId | the sink's name for that, one for each query | the query's id; for a batch a new one |
-| deadLetterTopic | takes records that cannot be written (spark_integration.dead_letters) | they fail the task |
+| deadLetterTopic | takes records that cannot be written (spark_integration.writing.dead_letters) | they fail the task |
 
 Of Java's producer: acks, batch.size, buffer.memory, compression.type and its levels, delivery.timeout.ms,
 enable.idempotence, max.block.ms, max.in.flight.requests.per.connection, max.request.size, partitioner.ignore.keys,
@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from spark_integration.kafka_config import kafka_python_config
+from spark_integration.security.kafka_config import kafka_python_config
 from spark_integration.option_values import boolean, choice, positive, split_options, whole_number
 from tolerant_client import codecs
 from tolerant_client.errors import OptionError

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Gauge, start_http_server
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from spark_integration.kafka_config import kafka_python_config
+from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.errors import OptionError, TolerantClientError
 from tolerant_client.raw import LATEST, RawCluster
 

@@ -46,7 +46,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from spark_integration.write_columns import WriteRows
+from spark_integration.writing.columns import WriteRows
 from tolerant_client.errors import OptionError, RepeatDiffersError
 from tolerant_client.producer_transaction import CommittedOffset
 

@@ -18,7 +18,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_integration.options import ReadOptions
+from spark_integration.reading.options import ReadOptions
 from tolerant_client.arrow import ALL_COLUMNS, TIMESTAMP
 from tolerant_client.errors import OptionError
 

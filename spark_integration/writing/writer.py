@@ -4,7 +4,7 @@ Laws:
 - A wrong option or column is refused before a task runs.
 - Without exactlyOnce the sink is at-least-once, as Spark's own is: no lost answer, retry or election doubles or loses
   a record within a task (the producer is idempotent), but a task that runs again writes again.
-- exactlyOnce=true: spark_integration.exactly_once says what is guaranteed and what is not.
+- exactlyOnce=true: spark_integration.writing.exactly_once says what is guaranteed and what is not.
 - Producers belong to the Python worker process, which Spark reuses.
 
 Save mode append; streams have the output modes append and complete, and both append.  Spark itself lets no Python
@@ -27,10 +27,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from spark_integration.connections import borrowed, open_cluster
-from spark_integration.exactly_once import RowDigest, TaskPlace
-from spark_integration.write_columns import WriteColumns, choose_columns
-from spark_integration.write_options import WriteOptions, parse_write_options
-from spark_integration.write_task import WriteTask
+from spark_integration.writing.exactly_once import RowDigest, TaskPlace
+from spark_integration.writing.columns import WriteColumns, choose_columns
+from spark_integration.writing.options import WriteOptions, parse_write_options
+from spark_integration.writing.task import WriteTask
 from tolerant_client.batch_producer import BatchProducer
 from tolerant_client.errors import OptionError
 from tolerant_client.producer_transaction import CommittedOffset, ProducerTransaction, groups_named

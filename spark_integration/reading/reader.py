@@ -18,14 +18,14 @@ import pyarrow.compute as pc
 from kafka.structs import TopicPartition
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from spark_integration.batch_rows import batches_to_arrow
+from spark_integration.reading.batch_rows import batches_to_arrow
 from spark_integration.connections import borrowed_cluster
-from spark_integration.offsets import OffsetRange
-from spark_integration.options import ReadOptions
-from spark_integration.pushdown import Bounds, bounds_of
-from spark_integration.range_fetch import BYTES_SHARES, RangeFetch, damaged
-from spark_integration.resolve import resolve_ranges
-from spark_integration.schema_framing import split_framing
+from spark_integration.reading.offsets import OffsetRange
+from spark_integration.reading.options import ReadOptions
+from spark_integration.reading.pushdown import Bounds, bounds_of
+from spark_integration.reading.range_fetch import BYTES_SHARES, RangeFetch, damaged
+from spark_integration.reading.resolve import resolve_ranges
+from spark_integration.reading.schema_framing import split_framing
 from tolerant_client.arrow import ALL_COLUMNS, iter_arrow
 from tolerant_client.errors import RecordBatchError
 from tolerant_client.record_batch import BatchHeader

@@ -32,7 +32,7 @@ from typing import Any, Final
 
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
-from spark_integration.keystores import TlsSettings
+from spark_integration.security.keystores import TlsSettings
 from tolerant_client.errors import ClusterUnreachableError, OptionError
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # RFC 6750

@@ -14,8 +14,8 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Any, Final
 
-from spark_integration.keystores import PROPERTIES, WITHOUT_EFFECT, tls_settings
-from spark_integration.logins import KerberosLogin, MskIamLogin, TokenLogin
+from spark_integration.security.keystores import PROPERTIES, WITHOUT_EFFECT, tls_settings
+from spark_integration.security.logins import KerberosLogin, MskIamLogin, TokenLogin
 from tolerant_client.errors import OptionError
 
 _MODULES: Final = {

@@ -22,7 +22,7 @@ from kafka.structs import TopicPartition
 from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, InputPartition, WriterCommitMessage
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
-from spark_integration.kafka_config import kafka_python_config
+from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.sync import create_topics, plan_link
 from tolerant_client.mirror.worker import LinkConfig, copy_ranges

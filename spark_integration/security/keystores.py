@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from spark_integration.cipher_suites import restrict
-from spark_integration.java_keystore import MAGIC, KeystoreError, open_private_key, read_java_keystore
+from spark_integration.security.cipher_suites import restrict
+from spark_integration.security.java_keystore import MAGIC, KeystoreError, open_private_key, read_java_keystore
 from tolerant_client.errors import OptionError
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""The mirror as a Spark job: ranges that executors copy, and what an operator sees of it."""

@@ -1,0 +1,1 @@
+"""From options to rows: what spark.read and spark.readStream do."""

@@ -1,0 +1,1 @@
+"""Java's client properties as kafka-python's: names, stores of keys, logins."""

@@ -1,0 +1,1 @@
+"""From rows to records: what df.write and df.writeStream do."""
