@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from kafka.admin import NewTopic
 from typer.testing import CliRunner
 
 from spark_integration.cli import app
+
+pytestmark = pytest.mark.skipif(not os.environ.get("TOLERANT_LONG"), reason="takes a while; tox: clusters")
 
 PARTITIONS = 2
 
