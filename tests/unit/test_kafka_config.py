@@ -487,6 +487,9 @@ def test_what_speaks_no_http_is_named_without_its_words() -> None:
                 with peer:
                     peer.recv(65536)
                     peer.sendall(CANARY.encode())
+                    peer.shutdown(socket.SHUT_WR)
+                    while peer.recv(65536):
+                        pass  # closed with bytes unread it would reset the connection
 
         thread = threading.Thread(target=answer)
         thread.start()
