@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,10 @@ from support.spark_processes import PATIENCE, Driver, standalone_cluster
 
 from tolerant_client.testing import FaultProxy
 
-pytestmark = pytest.mark.spark
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.skipif(not os.environ.get("TOLERANT_LONG"), reason="takes a while; tox: clusters"),
+]
 
 PARTITIONS = 2
 FIRST, EACH, ROUNDS = 20, 4, 8
