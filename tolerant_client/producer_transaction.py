@@ -37,7 +37,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.errors import OptionError, ProducerFencedError
 from tolerant_client.raw import RawCluster
 
-_GROUP, _TRANSACTION = 0, 1
+GROUP, _TRANSACTION = 0, 1  # key types of FindCoordinator
 _STABLE_OFFSETS = 7  # OffsetFetch that waits for pending transactions (KIP-447, Kafka 2.5)
 _MOVED = (Errors.NotCoordinatorError.errno, Errors.CoordinatorNotAvailableError.errno)
 _AWAY = (Errors.KafkaConnectionError, Errors.NodeNotReadyError)
@@ -60,8 +60,19 @@ class Coordinators:
         self._cluster = cluster
         self._nodes: dict[tuple[int, str], int] = {}
 
-    async def ask(self, kind: int, key: str, what: str, request: Callable[[], Any], read: Callable[[Any], _T]) -> _T:
-        """Sends `request()` to the coordinator until `read(answer)`, which raises for error codes, succeeds."""
+    async def ask(
+        self,
+        kind: int,
+        key: str,
+        what: str,
+        request: Callable[[], Any],
+        read: Callable[[Any], _T],
+        patience_ms: int | None = None,
+    ) -> _T:
+        """Sends `request()` to the coordinator until `read(answer)`, which raises for error codes, succeeds.
+
+        `patience_ms` is RawCluster.insist's.
+        """
 
         async def attempt() -> _T:
             node_id = self._nodes.get((kind, key))
@@ -80,7 +91,7 @@ class Coordinators:
                     self._nodes.pop((kind, key), None)
                 raise
 
-        return await self._cluster.insist(what, attempt)
+        return await self._cluster.insist(what, attempt, patience_ms)
 
 
 def raise_for_code(code: int, what: str) -> None:
@@ -175,7 +186,7 @@ class ProducerTransaction:
             raise_for_code(answered.error_code, f"committing an offset of {partition.topic} for group {group!r}")
 
         await self._coordinators.ask(
-            _GROUP,
+            GROUP,
             group,
             "committing offsets in a transaction",
             lambda: TxnOffsetCommitRequest(
@@ -262,7 +273,7 @@ class ProducerTransaction:
 
         async def ask(topics: list[Any] | None) -> dict[TopicPartition, CommittedOffset]:
             return await self._coordinators.ask(
-                _GROUP,
+                GROUP,
                 group,
                 "reading committed offsets",
                 lambda: OffsetFetchRequest(

@@ -22,13 +22,13 @@ from kafka.structs import TopicPartition
 from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, InputPartition, WriterCommitMessage
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
+from spark_integration.reading.offsets import NestedOffsets, nested_offsets
 from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.sync import create_topics, plan_link
 from tolerant_client.mirror.worker import LinkConfig, copy_ranges
 from tolerant_client.raw import EARLIEST, LATEST, RawCluster
 
-_Offsets = dict[str, dict[str, int]]
 
 
 @dataclass
@@ -72,7 +72,7 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._refresh_s = _number(lowered, "refreshIntervalMs", 30_000) / 1000
         self._refreshed_at = float("-inf")
         self._partitions: list[TopicPartition] = []
-        self._last: _Offsets | None = None  # where Trigger.AvailableNow ends
+        self._last: NestedOffsets | None = None  # where Trigger.AvailableNow ends
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_clusters": None}  # executors get the reader for `read` alone
@@ -108,13 +108,13 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             target.close()
             source.close()
 
-    def _ends(self) -> _Offsets:
+    def _ends(self) -> NestedOffsets:
         self._refresh()
         return self._list(LATEST)
 
-    def _list(self, which: int) -> _Offsets:
+    def _list(self, which: int) -> NestedOffsets:
         source, _ = self._connected()
-        return _nested(source.run(source.list_offsets, dict.fromkeys(self._partitions, which)))
+        return nested_offsets(source.run(source.list_offsets, dict.fromkeys(self._partitions, which)))
 
     def _connected(self) -> tuple[RawCluster, RawCluster]:
         if self._clusters is None:
@@ -171,13 +171,6 @@ def spread(
         dealt[least].append(row)
         load[least] += size[row] + 1
     return dealt
-
-
-def _nested(offsets: Mapping[TopicPartition, int]) -> _Offsets:
-    nested: _Offsets = {}
-    for partition in sorted(offsets):
-        nested.setdefault(partition.topic, {})[str(partition.partition)] = offsets[partition]
-    return nested
 
 
 def _cluster(lowered: Mapping[str, str], prefix: str) -> dict[str, Any]:

@@ -11,12 +11,11 @@ from typing import Any
 
 import kafka.errors as Errors
 from kafka.protocol.consumer import OffsetCommitRequest
-from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.structs import TopicPartition
 
+from tolerant_client.producer_transaction import GROUP, Coordinators
 from tolerant_client.raw import RawCluster
 
-_GROUP = 0
 _PATIENCE_MS = 5_000  # the next batch commits again anyway
 
 
@@ -46,21 +45,12 @@ async def commit_group_offsets(cluster: RawCluster, group: str, offsets: Mapping
         topics=[topic_type(name=topic, partitions=parts) for topic, parts in by_topic.items()],
     )
 
-    async def ask() -> None:
-        answer = await cluster.send(request, await _coordinator(cluster, group))
+    def read(answer: Any) -> None:
         for topic in answer.topics:
             for part in topic.partitions:
                 if part.error_code:
                     raise Errors.for_code(part.error_code)(f"{topic.name}-{part.partition_index} of group {group}")
 
     if by_topic:
-        await cluster.insist(f"committing offsets of group {group}", ask, _PATIENCE_MS)
-
-
-async def _coordinator(cluster: RawCluster, group: str) -> int:
-    answer = await cluster.send(FindCoordinatorRequest(key=group, key_type=_GROUP, coordinator_keys=[group]))
-    found = (answer.coordinators or [answer])[0]
-    if found.error_code:
-        raise Errors.for_code(found.error_code)(f"coordinator of group {group}")
-    node: int = found.node_id
-    return node
+        what = f"committing offsets of group {group}"
+        await Coordinators(cluster).ask(GROUP, group, what, lambda: request, read, _PATIENCE_MS)
