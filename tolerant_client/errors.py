@@ -10,7 +10,10 @@
       ClusterUnreachableError                           no broker of a cluster answers
       TargetDivergedError                               the target log holds what the source does not
       DataLossError                                     the source no longer has what should be copied
+        SourceTruncatedError                            ... or what was copied already: it was truncated, or created again
       UnsupportedSourceError                            the source has something that is not copied yet
+      OversizedRecordError                              a record that no batch the target takes can hold
+      OffsetMapError                                    a translated link's map of offsets cannot be what was copied
       CoordinatorUnavailableError(+CoordinatorNotAvailableError)
                                                         a group or transactional id has no coordinator
       DeliveryTimeoutError(+KafkaTimeoutError)          records were not acknowledged in time; may have been written
@@ -100,8 +103,32 @@ class DataLossError(TolerantClientError):
     """The source no longer has records that should have been copied."""
 
 
+class SourceTruncatedError(DataLossError):
+    """The source no longer has records that were copied: it was truncated, or its topic created again."""
+
+
 class UnsupportedSourceError(TolerantClientError):
     """The source log holds something that the mirror does not copy yet."""
+
+
+class OversizedRecordError(TolerantClientError):
+    """A source record that the target's max.message.bytes has no room for, even in a batch of its own.
+
+    `size` is that of the batch as it would be sent, `limit` what the target takes; bytes.
+    """
+
+    def __init__(self, message: str, offset: int = -1, size: int = -1, limit: int = -1) -> None:
+        super().__init__(message, offset, size, limit)
+        self.offset = offset
+        self.size = size
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class OffsetMapError(TolerantClientError):
+    """The map of a link with translated offsets holds what no mirror has written, or contradicts the target's log."""
 
 
 class CoordinatorUnavailableError(TolerantClientError, CoordinatorNotAvailableError):  # type: ignore[misc]

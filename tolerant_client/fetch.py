@@ -206,8 +206,9 @@ class FetchSession:
     reports the outcome with `answered` or `failed`.  One request at a time.
     """
 
-    def __init__(self, version: int) -> None:
+    def __init__(self, version: int, isolation_level: int = 0) -> None:
         self.version = version
+        self.isolation_level = isolation_level
         self.positions: dict[TopicPartition, int] = {}
         self._changed: set[TopicPartition] = set()
         self._forgotten: set[TopicPartition] = set()
@@ -239,6 +240,7 @@ class FetchSession:
             max_wait_ms=max_wait_ms,
             max_bytes=max_bytes,
             partition_max_bytes=partition_max_bytes,
+            isolation_level=self.isolation_level,
             session_id=self._id,
             session_epoch=self._epoch if self.version >= 7 else _FINAL_EPOCH,
             forgotten=forgotten,

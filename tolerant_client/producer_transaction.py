@@ -18,7 +18,7 @@ epoch lasts for the whole transaction, on brokers since 2.5.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import kafka.errors as Errors
@@ -37,7 +37,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.errors import OptionError, ProducerFencedError
 from tolerant_client.raw import RawCluster
 
-GROUP, _TRANSACTION = 0, 1  # key types of FindCoordinator
+GROUP, TRANSACTION = 0, 1  # key types of FindCoordinator
 _STABLE_OFFSETS = 7  # OffsetFetch that waits for pending transactions (KIP-447, Kafka 2.5)
 _MOVED = (Errors.NotCoordinatorError.errno, Errors.CoordinatorNotAvailableError.errno)
 _AWAY = (Errors.KafkaConnectionError, Errors.NodeNotReadyError)
@@ -73,25 +73,25 @@ class Coordinators:
 
         `patience_ms` is RawCluster.insist's.
         """
+        return await self._cluster.insist(what, lambda: self.ask_once(kind, key, request, read), patience_ms)
 
-        async def attempt() -> _T:
-            node_id = self._nodes.get((kind, key))
-            if node_id is None:
-                found = await self._cluster.send(FindCoordinatorRequest(key=key, key_type=kind, max_version=3))
-                raise_for_code(found.error_code, f"finding the coordinator of {key!r}")
-                node_id = self._nodes[kind, key] = found.node_id
-            try:
-                return read(await self._cluster.send(request(), node_id))
-            except Errors.UnknownBrokerIdError as error:  # a broker that is away; insist would believe it
+    async def ask_once(self, kind: int, key: str, request: Callable[[], Any], read: Callable[[Any], _T]) -> _T:
+        """Sends `request()` to the coordinator, if there is one, and returns `read(answer)`."""
+        node_id = self._nodes.get((kind, key))
+        if node_id is None:
+            found = await self._cluster.send(FindCoordinatorRequest(key=key, key_type=kind, max_version=3))
+            raise_for_code(found.error_code, f"finding the coordinator of {key!r}")
+            node_id = self._nodes[kind, key] = found.node_id
+        try:
+            return read(await self._cluster.send(request(), node_id))
+        except Errors.UnknownBrokerIdError as error:  # a broker that is away; insist would believe it
+            self._nodes.pop((kind, key), None)
+            self._cluster.manager.cluster.request_update()
+            raise Errors.CoordinatorNotAvailableError(f"coordinator {node_id} of {key!r}") from error
+        except Errors.KafkaError as error:
+            if getattr(error, "errno", None) in _MOVED or isinstance(error, _AWAY):
                 self._nodes.pop((kind, key), None)
-                self._cluster.manager.cluster.request_update()
-                raise Errors.CoordinatorNotAvailableError(f"coordinator {node_id} of {key!r}") from error
-            except Errors.KafkaError as error:
-                if getattr(error, "errno", None) in _MOVED or isinstance(error, _AWAY):
-                    self._nodes.pop((kind, key), None)
-                raise
-
-        return await self._cluster.insist(what, attempt, patience_ms)
+            raise
 
 
 def raise_for_code(code: int, what: str) -> None:
@@ -293,7 +293,7 @@ class ProducerTransaction:
             raise OptionError("exactlyOnce needs brokers of Kafka 2.5 or newer (KIP-447)") from error
 
     def _ask(self, what: str, request: Callable[[], Any], read: Callable[[Any], _T]) -> Awaitable[_T]:
-        return self._coordinators.ask(_TRANSACTION, self.transactional_id, what, request, read)
+        return self._coordinators.ask(TRANSACTION, self.transactional_id, what, request, read)
 
 
 async def groups_named(cluster: RawCluster, prefix: str) -> list[str]:

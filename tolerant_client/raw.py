@@ -275,10 +275,10 @@ class RawCluster:
         """Whether the brokers may keep records in remote storage only (KIP-405); true only once connected."""
         return self._highest(ListOffsetsRequest.API_KEY) >= _LIST_LOCAL_OFFSETS
 
-    async def session(self, node_id: int) -> FetchSession:
-        """A new incremental fetch session for `node_id`."""
+    async def session(self, *, isolation_level: int = 0) -> FetchSession:
+        """A new incremental fetch session, for any one node."""
         await self.connect()
-        return FetchSession(self._fetch_version)
+        return FetchSession(self._fetch_version, isolation_level)
 
     async def send_fetch(self, node_id: int, request: RawFetch) -> FetchAnswer:
         """Sends a fetch on the node's own fetch connection."""
@@ -345,7 +345,14 @@ class RawCluster:
         if node_id is None:
             node_id = self.manager.least_loaded_node()
         connection = await self.manager.get_connection(node_id)
+        while (wait_s := _throttled_s(connection)) > 0:
+            await self.net.sleep(wait_s)
         return await connection.send_request(request)
+
+    def throttled_s(self, node_id: int) -> float:
+        """Seconds for which a node has asked to be left alone (KIP-219); what is sent before that is refused here."""
+        connection = self.manager._conns.get(node_id)
+        return 0.0 if connection is None else _throttled_s(connection)
 
     async def insist(self, what: str, attempt: Callable[[], Awaitable[_T]], patience_ms: int | None = None) -> _T:
         """Repeats `attempt` while it fails with what may heal, at most `patience_ms` (or the cluster's own).
@@ -404,3 +411,10 @@ class RawCluster:
             f"The {self.name} at {self.bootstrap_servers} could not be reached: {what} failed for {waited_ms / 1000:.0f} s"
             f" ({error}); check that its brokers run and that this address is right"
         )
+
+
+def _throttled_s(connection: Any) -> float:
+    if "throttle" not in connection.paused:
+        return 0.0
+    until: float = connection._throttle_time
+    return max(until - time.monotonic(), 0.001)  # it is lifted by a timer, a little later

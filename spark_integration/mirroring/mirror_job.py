@@ -15,21 +15,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kafka.structs import TopicPartition
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from spark_integration.mirroring.ranges import read_paused
 from spark_integration.security.kafka_config import kafka_python_config
 from spark_integration.source import TolerantKafkaDataSource
 from tolerant_client import errors
 from tolerant_client.errors import TolerantClientError
+from tolerant_client.mirror.losses import MirrorPolicy
 from tolerant_client.mirror.sync import PreparedLink, prepare_link
+from tolerant_client.mirror.translated import prepare_translated_link
 from tolerant_client.raw import RawCluster
+
+NO_PRODUCER_ID = -1
 
 # A failed task is cheap to repeat: it goes on from the target's log.
 _TASK_ATTEMPTS = 8
 # The JVM only plans here: starting soon is worth more to it than peak speed.
 _SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_PAUSED = "tolerant-mirror-paused.json"  # what commits on the driver tell this process
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
@@ -39,7 +46,7 @@ class MirrorSettings:
 
     `once` ends the mirror at the log ends seen at its start.  In tail mode each
     micro-batch copies for `hold_ms`, and for `lease_ms` more while Spark plans
-    the next one.
+    the next one.  `offsets` is identical or translated.
     """
 
     source: Mapping[str, str] = field(repr=False)
@@ -50,17 +57,22 @@ class MirrorSettings:
     tasks: int = 1
     hold_ms: int = 10_000
     lease_ms: int = 30_000
+    policy: MirrorPolicy = MirrorPolicy()
+    offsets: str = "identical"
 
 
 def prepare(settings: MirrorSettings) -> PreparedLink:
     """Checks the link and creates missing topics, before Spark is started.
 
-    Raises the errors of tolerant_client.mirror.sync.prepare_link.
+    Raises the errors of prepare_link and prepare_translated_link.
     """
     with RawCluster(kafka_python_config(settings.source), name="source") as source:
         target = RawCluster(kafka_python_config(settings.target), source.net, name="target")
         try:
-            return source.run(prepare_link, source, target, settings.topics, settings.link)
+            if settings.offsets == "identical":
+                return source.run(prepare_link, source, target, settings.topics, settings.link, settings.policy)
+            translated = source.run(prepare_translated_link, source, target, settings.topics, settings.link)
+            return PreparedLink(NO_PRODUCER_ID, translated.created, translated.ends)
         finally:
             target.close()
 
@@ -84,8 +96,8 @@ def spark_session(tasks: int) -> SparkSession:
     return session
 
 
-def start(settings: MirrorSettings, link: PreparedLink, session: SparkSession, checkpoint: str) -> StreamingQuery:
-    """Starts the streaming query of a prepared link."""
+def start(settings: MirrorSettings, link: PreparedLink, session: SparkSession, checkpoint: Path) -> StreamingQuery:
+    """Starts the streaming query of a prepared link; its checkpoint is to hold `_PAUSED` too."""
     session.dataSource.register(TolerantKafkaDataSource)
     source = {f"kafka.{key}": value for key, value in settings.source.items()}
     target = {f"kafka.{key}": value for key, value in settings.target.items()}
@@ -101,10 +113,14 @@ def start(settings: MirrorSettings, link: PreparedLink, session: SparkSession, c
     writer = (
         ranges.writeStream.format("tolerantkafka")
         .option("payload", "ranges")
+        .option("link", settings.link)
+        .option("offsets", settings.offsets)
         .option("producerId", link.producer_id)
+        .option("policy", settings.policy.to_json())
         .option("holdMs", 0 if settings.once else settings.hold_ms)
         .option("leaseMs", 0 if settings.once else settings.lease_ms)
-        .option("checkpointLocation", checkpoint)
+        .option("report", str(checkpoint / _PAUSED))
+        .option("checkpointLocation", str(checkpoint))
         .options(**target, **{f"source.{key}": value for key, value in source.items()})
         .queryName(f"tolerant-mirror-{settings.link}")
     )
@@ -113,21 +129,30 @@ def start(settings: MirrorSettings, link: PreparedLink, session: SparkSession, c
     return query
 
 
-def run(settings: MirrorSettings, link: PreparedLink, is_stopping: Callable[[], bool] = lambda: False) -> None:
+def run(
+    settings: MirrorSettings,
+    link: PreparedLink,
+    is_stopping: Callable[[], bool] = lambda: False,
+    tell_paused: Callable[[Mapping[TopicPartition, str]], None] = lambda paused: None,
+) -> None:
     """Runs the mirror until it is done (`once`) or `is_stopping`.
 
+    `tell_paused` gets once a second, and at the end, the partitions that are paused with the reasons.
     Raises the error that stopped a partition, as the executor raised it.
     """
     session = spark_session(settings.tasks)
     try:
-        with tempfile.TemporaryDirectory(prefix="tolerant-mirror-", ignore_cleanup_errors=True) as checkpoint:
-            query = start(settings, link, session, checkpoint)
+        with tempfile.TemporaryDirectory(prefix="tolerant-mirror-", ignore_cleanup_errors=True) as folder:
+            query = start(settings, link, session, Path(folder))
             try:
                 while not query.awaitTermination(1):
+                    tell_paused(read_paused(Path(folder, _PAUSED)))
                     if is_stopping():
                         query.stop()
             except StreamingQueryException as error:
                 raise original_error(str(error)) from error
+            finally:
+                tell_paused(read_paused(Path(folder, _PAUSED)))
     finally:
         session.stop()
 

@@ -7,15 +7,23 @@ the copier of its Python worker process (tolerant_client.mirror.worker).
 
 Options of the read side: kafka.* (source), target.kafka.*, subscribePattern,
 tasks (default 1), tail (default false), refreshIntervalMs (default 30000).
-Options of the write side: kafka.* (target), source.kafka.*, producerId,
-holdMs (default 0), leaseMs (default 0).
+Options of the write side: kafka.* (target), source.kafka.*, link (default
+"default"), offsets (identical, the default, or translated), producerId (for
+identical offsets), policy (JSON of mirror.losses.MirrorPolicy, default its
+defaults), holdMs (default 0), leaseMs (default 0), report (a file on the driver
+that says after each micro-batch which partitions are paused; default none).
+
+An error that no repeat cures is not raised by the task, which Spark would repeat,
+but by the commit: the other tasks bring their partitions to the end before.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from kafka.structs import TopicPartition
@@ -24,20 +32,41 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 
 from spark_integration.reading.offsets import NestedOffsets, nested_offsets
 from spark_integration.security.kafka_config import kafka_python_config
-from tolerant_client.errors import OptionError
-from tolerant_client.mirror.sync import create_topics, plan_link
+from tolerant_client.errors import (
+    DataLossError,
+    OffsetMapError,
+    OptionError,
+    OversizedRecordError,
+    TargetDivergedError,
+    TolerantClientError,
+    UnsupportedSourceError,
+)
+from tolerant_client.mirror.losses import MirrorPolicy
+from tolerant_client.mirror.pull import READ_COMMITTED
+from tolerant_client.mirror.sync import make_topics, plan_link
 from tolerant_client.mirror.worker import LinkConfig, copy_ranges
 from tolerant_client.raw import EARLIEST, LATEST, RawCluster
 
+_INCURABLE = (
+    DataLossError,
+    OffsetMapError,
+    OptionError,
+    OversizedRecordError,
+    TargetDivergedError,
+    UnsupportedSourceError,
+)
 
 
 @dataclass
 class CopiedRanges(WriterCommitMessage):
-    """What one task copied."""
+    """What one task copied, what waits for an operator and why, and the error that ended it if no repeat cures it."""
 
     records: int
     bytes: int
     troubles: int
+    losses: int
+    paused: dict[TopicPartition, str] = field(default_factory=dict)
+    error: TolerantClientError | None = None
 
 
 @dataclass
@@ -54,8 +83,10 @@ class RangesTask(InputPartition):
 class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans what there is to copy; with `target.kafka.*` it also creates topics that appear.
 
-    An offset is {"offsets": {topic: {partition: end}}, "trigger": n}; n moves on
-    with every micro-batch in tail mode, so that tasks always run.
+    An offset is {"offsets": {topic: {partition: end}}, "trigger": n}.  Where n moves
+    on, every partition is planned whose log does not end at 0: in tail mode with
+    each micro-batch, so that tasks always run, else with the first, since the target
+    may have to get as far as a source log that is empty by now.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -86,14 +117,15 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         ends = self._last if self._last is not None else self._ends()
-        return {"offsets": ends, "trigger": start["trigger"] + (1 if self._is_tail else 0)}
+        return {"offsets": ends, "trigger": start["trigger"] + 1 if self._is_tail else 1}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        is_every = end["trigger"] > start["trigger"]
         rows = [
             (topic, int(index), start["offsets"].get(topic, {}).get(index, 0), None if self._is_tail else until)
             for topic, ends in end["offsets"].items()
             for index, until in ends.items()
-            if self._is_tail or until > start["offsets"].get(topic, {}).get(index, 0)
+            if self._is_tail or until > (0 if is_every else start["offsets"].get(topic, {}).get(index, 0))
         ]
         size = {row: end["offsets"][row[0]][str(row[1])] - row[2] for row in rows}
         return [RangesTask(tuple(rows)) for rows in spread(size, self._tasks)]
@@ -114,7 +146,11 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _list(self, which: int) -> NestedOffsets:
         source, _ = self._connected()
-        return nested_offsets(source.run(source.list_offsets, dict.fromkeys(self._partitions, which)))
+
+        async def ask() -> dict[TopicPartition, int]:
+            return await source.list_offsets(dict.fromkeys(self._partitions, which), isolation_level=READ_COMMITTED)
+
+        return nested_offsets(source.run(ask))
 
     def _connected(self) -> tuple[RawCluster, RawCluster]:
         if self._clusters is None:
@@ -128,7 +164,7 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if now - self._refreshed_at >= self._refresh_s:
             source, target = self._connected()
             planned = source.run(plan_link, source, target, self._pattern)
-            source.run(create_topics, target, planned.topics.create)
+            source.run(make_topics, target, planned.topics)
             self._partitions = list(planned.ends)
             self._refreshed_at = now
 
@@ -138,23 +174,54 @@ class RangesStreamWriter(DataSourceStreamWriter):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         lowered = {key.lower(): value for key, value in options.items()}
-        if "producerid" not in lowered:
+        offsets = lowered.get("offsets", "identical")
+        if offsets not in ("identical", "translated"):
+            raise OptionError(f"offsets must be identical or translated, not {offsets!r}")
+        if offsets == "identical" and "producerid" not in lowered:
             raise OptionError("payload=ranges needs producerId, the link's producer id (tolerant_client.mirror.sync.prepare_link)")
         self._link = LinkConfig(
-            _cluster(lowered, "source.kafka."), _cluster(lowered, "kafka."), _number(lowered, "producerId", -1)
+            _cluster(lowered, "source.kafka."),
+            _cluster(lowered, "kafka."),
+            _number(lowered, "producerId", -1),
+            link=lowered.get("link", "default"),
+            policy=MirrorPolicy.from_json(lowered.get("policy", "{}")),
+            is_translated=offsets == "translated",
         )
         self._hold_ms = _number(lowered, "holdMs", 0)
         self._lease_ms = _number(lowered, "leaseMs", 0)
+        self._report = Path(lowered["report"]) if lowered.get("report") else None
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         until = {TopicPartition(row.topic, row.partition): row.until_offset for row in iterator}
-        copied = copy_ranges(self._link, until, hold_ms=self._hold_ms, lease_ms=self._lease_ms) if until else {}
+        if not until:
+            return CopiedRanges(0, 0, 0, 0)
+        hold_until = time.monotonic() + self._hold_ms / 1000
+        try:
+            copied = copy_ranges(self._link, until, hold_ms=self._hold_ms, lease_ms=self._lease_ms)
+        except _INCURABLE as error:
+            return CopiedRanges(0, 0, 0, 0, error=error)
+        # Where all are paused the copier is done at once; Spark is not to plan one micro-batch after another then.
+        time.sleep(max(0.0, hold_until - time.monotonic()))
+        done = copied.values()
         return CopiedRanges(
-            sum(p.records for p in copied.values()), sum(p.bytes for p in copied.values()), sum(p.troubles for p in copied.values())
+            sum(p.records for p in done),
+            sum(p.bytes for p in done),
+            sum(p.troubles for p in done),
+            sum(p.losses for p in done),
+            {partition: _text(p.error) for partition, p in copied.items() if p.is_paused},
         )
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing is left to do: the target's log is the only state."""
+        """Tells what is paused, and raises the first error that no repeat cures.
+
+        Spark calls this on the driver, in a process of its own: hence the file.
+        """
+        done = [message for message in messages if isinstance(message, CopiedRanges)]
+        if self._report is not None:
+            write_paused(self._report, {p: reason for message in done for p, reason in message.paused.items()})
+        for message in done:
+            if message.error is not None:
+                raise message.error
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing is left to undo: a repeated task goes on from the target's log."""
@@ -171,6 +238,26 @@ def spread(
         dealt[least].append(row)
         load[least] += size[row] + 1
     return dealt
+
+
+def write_paused(report: Path, paused: Mapping[TopicPartition, str]) -> None:
+    """Replaces the file at once: a reader finds the whole of it, or that of the micro-batch before."""
+    beside = report.with_name(f"{report.name}.new")
+    beside.write_text(json.dumps([[*partition, reason] for partition, reason in paused.items()]))
+    beside.replace(report)
+
+
+def read_paused(report: Path) -> dict[TopicPartition, str]:
+    """Why each partition is paused that the last micro-batch left so; none before the first one has ended."""
+    try:
+        rows: Iterable[tuple[str, int, str]] = json.loads(report.read_text())
+    except FileNotFoundError:
+        return {}
+    return {TopicPartition(topic, index): reason for topic, index, reason in rows}
+
+
+def _text(error: TolerantClientError | None) -> str:
+    return str(error).removeprefix(f"{type(error).__name__}: ")
 
 
 def _cluster(lowered: Mapping[str, str], prefix: str) -> dict[str, Any]:

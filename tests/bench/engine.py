@@ -1,4 +1,4 @@
-"""The engine in one process, without Spark: python tests/bench/engine.py SOURCE TARGET TOPIC [TAIL_SECONDS].
+"""The engine in one process, without Spark: python tests/bench/engine.py SOURCE TARGET TOPIC [TAIL_SECONDS [GAP_FILL]].
 
 Copies the topic up to the log ends seen at the start, or goes on for
 TAIL_SECONDS; prints what it did as one JSON line.
@@ -11,21 +11,24 @@ import sys
 import time
 
 from tolerant_client.mirror.copy import LinkCopier, Progress
+from tolerant_client.mirror.gaps import GapFill
+from tolerant_client.mirror.losses import MirrorPolicy
 from tolerant_client.mirror.sync import prepare_link
 from tolerant_client.raw import RawCluster
 
 LINK = "bench"
 
 
-def main(source_servers: str, target_servers: str, topic: str, tail_s: str = "0") -> None:
+def main(source_servers: str, target_servers: str, topic: str, tail_s: str = "0", gap_fill: str = "auto") -> None:
     hold_ms = int(float(tail_s) * 1000)
     with RawCluster({"bootstrap_servers": source_servers}, name="source") as source:
         target = RawCluster({"bootstrap_servers": target_servers}, source.net, name="target")
 
         async def copy() -> tuple[float, list[Progress]]:
-            link = await prepare_link(source, target, topic, LINK)
+            policy = MirrorPolicy(GapFill(gap_fill))
+            link = await prepare_link(source, target, topic, LINK, policy)
             began = time.monotonic()
-            copier = LinkCopier(source, target, link.producer_id)
+            copier = LinkCopier(source, target, link.producer_id, link=LINK, policy=policy)
             until = {p: None if hold_ms else end for p, end in link.ends.items()}
             return began, list((await copier.copy(until, hold_ms=hold_ms)).values())
 
@@ -37,6 +40,7 @@ def main(source_servers: str, target_servers: str, topic: str, tail_s: str = "0"
             {
                 "records": sum(p.records for p in done),
                 "bytes": sum(p.bytes for p in done),
+                "filled": sum(p.filled for p in done),
                 "troubles": sum(p.troubles for p in done),
                 "copy_seconds": round(seconds, 3),
             }

@@ -1,7 +1,12 @@
 """MirrorMaker 2 and our mirror, one after the other on the same two real brokers.
 
     python tests/bench/mirror.py [--records N] [--sizes 100,1000] [--codecs none,lz4] [--peers mm2,engine,spark]
+    python tests/bench/mirror.py --data nasty [--peers mm2,engine,engine:records]
     python tests/bench/mirror.py --latency
+
+--data names what the topics are like (nasty: all but plain): plain, transactions-N (of N records, every 20th
+aborted), compacted-N (the cleaner left one record in N), single-records (a batch each).  "engine:records" is the
+engine with gap.fill=records.
 
 Prints a table with ratios to MM2 and keeps all raw figures (--json).  Steady
 state is from the first record readable on the target until all are.
@@ -19,11 +24,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import nasty_data
 from latency import LatencyRun, measure_latency
 from peers import KAFKA_VERSION, NAMES, BenchError, Launch, LogEnd, Pair, Running, Span
 from rich.console import Console
@@ -32,8 +38,20 @@ from rich.table import Table
 from tolerant_client.testing.artifacts import java_executable
 
 PARTITIONS = 4
+# How many records are written; fewer are copied where some are aborted or compacted away.
+NASTY_RECORDS = {
+    "transactions-10": 100_000,
+    "transactions-100": 600_000,
+    "transactions-1000": 1_000_000,
+    "compacted-2": 1_000_000,
+    "compacted-10": 2_000_000,
+    "single-records": 200_000,
+}
 _LATENCY_COLUMNS = ("p50_ms", "p99_ms", "p999_ms", "max_ms", "cpu_percent", "brokers_cpu_percent", "others_percent")
 DISTURBED = 0.15  # of the machine's time for processes that are no part of the measurement
+
+# The ways of filling gaps that make sense: one is "auto", and compacted topics and dense ones have no other.
+NASTY_PEERS = {"transactions": ["mm2", "engine", "engine:markers", "engine:records"]}
 
 
 @dataclass(frozen=True)
@@ -43,9 +61,10 @@ class Data:
     size: int
     codec: str
     records: int
+    kind: str = "plain"
 
     def __str__(self) -> str:
-        return f"{self.records:,} x {self.size:,} B, {self.codec}"
+        return f"{self.records:,} x {self.size:,} B, {self.codec if self.kind == 'plain' else self.kind}"
 
 
 @dataclass(frozen=True)
@@ -83,36 +102,42 @@ class CopyRun:
         return self.steady_records / self.steady_cpu
 
 
-def measure_copy(pair: Pair, launch: Launch, data: Data, repeat: int, topic: str, timeout_s: float) -> CopyRun:
-    """Runs one peer until its copy is complete, checks the copy and deletes it."""
+def measure_copy(
+    pair: Pair, launch: Launch, data: Data, repeat: int, topic: str, timeout_s: float, source_end: int | None = None
+) -> CopyRun:
+    """Runs one peer until its copy is complete, checks the copy and deletes it.
+
+    `source_end` is the sum of the source's log ends where that is not the number of records: ours ends there.
+    """
+    complete = source_end if launch.is_ours and source_end is not None else data.records
     os.sync()  # what the run before left to be written is not this one's
     span = Span(pair)
     with pair.clusters() as (_, target), Running(launch, pair.folder, repeat) as peer:
         log = LogEnd(target, launch.target_topic)
         first: tuple[float, float, int] | None = None
         found = 0
-        while found < data.records:
+        while found < complete:
             found = log.read()
             cpu, now = peer.cpu(), time.monotonic()
             if found and first is None:
                 first = (now, cpu, found)
-            if now > peer.started + timeout_s or (peer.is_over() and log.read() < data.records):
-                raise BenchError(f"{launch.name} copied {found:,} of {data.records:,} records; its output is {peer.tail()}")
+            if now > peer.started + timeout_s or (peer.is_over() and log.read() < complete):
+                raise BenchError(f"{launch.name} copied {found:,} of {complete:,} offsets; its output is {peer.tail()}")
             time.sleep(launch.poll_s)
         assert first is not None
         while launch.ends_itself and not peer.is_over():
             time.sleep(0.01)
         whole_s, whole_cpu = (time.monotonic(), peer.cpu()) if launch.ends_itself else (now, cpu)
         _, brokers_cpu, others = span.read(peer.cpu())
-        if first[2] >= data.records:
-            raise BenchError(f"{launch.name} had copied all {data.records:,} records when the first was seen: give more --records")
+        if first[2] >= complete:
+            raise BenchError(f"{launch.name} had copied all {complete:,} offsets when the first was seen: give more --records")
     if launch.is_ours:
         pair.refuse_difference(topic)
     else:
         with pair.clusters() as (_, target):
             found = LogEnd(target, launch.target_topic).read()
-        if found != data.records:
-            raise BenchError(f"{launch.name} made {found:,} records out of {data.records:,}")
+        if found != complete:
+            raise BenchError(f"{launch.name} made {found:,} records out of {complete:,}")
     pair.delete(launch.target_topic)
     return CopyRun(
         peer=launch.name,
@@ -122,7 +147,7 @@ def measure_copy(pair: Pair, launch: Launch, data: Data, repeat: int, topic: str
         records=data.records,
         startup_s=first[0] - peer.started,
         startup_cpu=first[1],
-        steady_records=data.records - first[2],
+        steady_records=data.records * (complete - first[2]) // complete,
         steady_s=now - first[0],
         steady_cpu=cpu - first[1],
         whole_s=whole_s - peer.started,
@@ -136,21 +161,43 @@ def measure_copy(pair: Pair, launch: Launch, data: Data, repeat: int, topic: str
 def measure_copies(pair: Pair, options: argparse.Namespace, keep: Callable[[CopyRun], None]) -> None:
     """All peers on all data, in turns: each repeat begins with another peer."""
     aliases = iter(range(1_000_000))
-    for size in options.sizes:
-        for codec in options.codecs:
-            data = Data(size, codec, options.records or (5_000_000 if size < 500 else 1_000_000))
-            topic = f"bench-{size}-{codec}"
-            pair.create(topic, PARTITIONS)
-            pair.load(topic, data.records, size, codec)
-            if (loaded := pair.source_end(topic)) != data.records:
-                raise BenchError(f"The source has {loaded:,} records instead of {data.records:,}")
-            for repeat in range(options.repeat):
-                turn = repeat % len(options.peers)
-                for name in options.peers[turn:] + options.peers[:turn]:
-                    alias = next(aliases)
-                    launch = pair.launch(name, topic, alias, codec=codec)
-                    keep(measure_copy(pair, launch, data, alias, topic, options.timeout))
-            pair.delete(topic, on_source=True)
+    for data, topic in _loaded(pair, options):
+        source_end = None if data.kind == "plain" else pair.source_end(topic)
+        peers = options.peers or NASTY_PEERS.get(data.kind.partition("-")[0], ["mm2", "engine"])
+        for repeat in range(options.repeat):
+            turn = repeat % len(peers)
+            for name in peers[turn:] + peers[:turn]:
+                alias = next(aliases)
+                launch = pair.launch(name, topic, alias, codec=data.codec)
+                try:
+                    keep(measure_copy(pair, launch, data, alias, topic, options.timeout, source_end))
+                except BenchError as error:
+                    if data.kind == "plain":
+                        raise
+                    # One way of filling gaps may be hopeless on one kind of data; the others are still measured.
+                    print(f"{data} {name}: NOT MEASURED, {error}", flush=True)
+                    pair.delete(launch.target_topic)
+        pair.delete(topic, on_source=True)
+
+
+def _loaded(pair: Pair, options: argparse.Namespace) -> Iterator[tuple[Data, str]]:
+    """The topics that are measured, each once it has been filled."""
+    for kind in options.data:
+        for size in options.sizes:
+            for codec in options.codecs if kind == "plain" else ["none"]:
+                if kind == "plain":
+                    data = Data(size, codec, options.records or (5_000_000 if size < 500 else 1_000_000))
+                    topic = f"bench-{size}-{codec}"
+                    pair.create(topic, PARTITIONS)
+                    pair.load(topic, data.records, size, codec)
+                    if (loaded := pair.source_end(topic)) != data.records:
+                        raise BenchError(f"The source has {loaded:,} records instead of {data.records:,}")
+                else:
+                    topic = f"bench-{kind}-{size}"
+                    wanted = options.records or NASTY_RECORDS[kind]
+                    committed = nasty_data.load(pair.source, topic, kind, wanted, size, PARTITIONS)
+                    data = Data(size, codec, committed, kind)
+                yield data, topic
 
 
 def copy_table(runs: Sequence[CopyRun], peers: Sequence[str]) -> Table:
@@ -228,10 +275,13 @@ def surroundings() -> dict[str, Any]:
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, help="default: 5,000,000 of up to 500 B, 1,000,000 of larger ones")
-    parser.add_argument("--sizes", type=lambda text: [int(part) for part in text.split(",")], default=[100, 1000])
+    parser.add_argument("--data", type=lambda text: text.split(","), default=["plain"])
+    sizes = {"type": lambda text: [int(part) for part in text.split(",")], "help": "default: 100,1000; 100 for nasty data"}
+    parser.add_argument("--sizes", **sizes)
     parser.add_argument("--codecs", type=lambda text: text.split(","), default=["none", "lz4"])
-    parser.add_argument("--peers", type=lambda text: text.split(","), default=list(NAMES))
-    parser.add_argument("--repeat", type=int, default=3)
+    peers = f"default: {','.join(NAMES)}; for nasty data those that make sense"
+    parser.add_argument("--peers", type=lambda text: text.split(","), help=peers)
+    parser.add_argument("--repeat", type=int, help="default: 3, and 1 for nasty data")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one copy")
     parser.add_argument("--json", type=Path, default=Path(tempfile.gettempdir(), "bench-mirror.json"))
     parser.add_argument("--latency", action="store_true", help="measure latency instead of throughput")
@@ -239,7 +289,15 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warm-up", type=float, default=10.0, help="with --latency: seconds at full rate before")
     parser.add_argument("--seconds", type=float, default=20.0, help="with --latency: how long")
     options = parser.parse_args(arguments)
-    if unknown := set(options.peers) - set(NAMES):
+    if options.data == ["nasty"]:
+        options.data = list(NASTY_RECORDS)
+    is_plain = options.data == ["plain"]
+    options.sizes = options.sizes or ([100, 1000] if is_plain else [100])
+    options.repeat = options.repeat or (3 if is_plain else 1)
+    options.peers = options.peers or (list(NAMES) if is_plain else [])
+    if unknown := set(options.data) - {"plain", *NASTY_RECORDS}:
+        parser.error(f"--data {', '.join(sorted(unknown))}: choose from plain, {', '.join(NASTY_RECORDS)}")
+    if unknown := {peer.partition(":")[0] for peer in options.peers} - set(NAMES):
         parser.error(f"--peers {', '.join(sorted(unknown))}: choose from {', '.join(NAMES)}")
     return options
 
@@ -266,7 +324,10 @@ def main() -> None:
         )
 
     try:
-        with tempfile.TemporaryDirectory(prefix="bench-mirror-") as folder, Pair(Path(folder)) as pair:
+        with (
+            tempfile.TemporaryDirectory(prefix="bench-mirror-") as folder,
+            Pair(Path(folder), source_config=nasty_data.SOURCE_CONFIG) as pair,
+        ):
             if options.latency:
                 for repeat in range(options.repeat):
                     turn = repeat % len(options.peers)
@@ -280,7 +341,7 @@ def main() -> None:
         figures["latencies"] = [asdict(run) for run in latencies]
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
         if copies:
-            console.print(copy_table(copies, options.peers))
+            console.print(copy_table(copies, list(dict.fromkeys(run.peer for run in copies))))
         if latencies:
             console.print(latency_table(latencies))
         console.print(f"All figures: {options.json}", highlight=False)

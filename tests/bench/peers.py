@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -60,11 +60,12 @@ class Launch:
 class Pair:
     """Two real brokers and a folder for configurations and outputs, as a context manager."""
 
-    def __init__(self, folder: Path, heap: str = "1g") -> None:
+    def __init__(self, folder: Path, heap: str = "1g", source_config: Mapping[str, str] | None = None) -> None:
         # Deleted topics give their disk back before the next run instead of a minute later.
         config = {"log.segment.delete.delay.ms": "1000"}
         self.folder = folder
-        self._clusters = [KafkaCluster(KAFKA_VERSION, broker_config=config, heap=heap) for _ in range(2)]
+        configs = ({**config, **(source_config or {})}, config)
+        self._clusters = [KafkaCluster(KAFKA_VERSION, broker_config=config, heap=heap) for config in configs]
         self._tools = os.pathsep.join(map(str, jars(KAFKA_VERSION, TOOLS_MODULES)))
 
     def __enter__(self) -> Pair:
@@ -151,9 +152,10 @@ class Pair:
         """
         if name == "mm2":
             return self._mm2(topic, run, codec, 0 if tail_s else 5)
-        if name == "engine":
+        if name.partition(":")[0] == "engine":
             script = str(Path(__file__).with_name("engine.py"))
-            command = [sys.executable, script, self.source, self.target, topic, str(tail_s)]
+            gap_fill = name.partition(":")[2] or "auto"
+            command = [sys.executable, script, self.source, self.target, topic, str(tail_s), gap_fill]
         elif name == "spark":
             command = [sys.executable, "-m", "spark_integration.cli", "mirror", "--source", self.source]
             command += ["--target", self.target, "--topics", topic, "--json", *([] if tail_s else ["--once"])]
@@ -164,29 +166,42 @@ class Pair:
     def _mm2(self, topic: str, run: int, codec: str, linger_ms: int) -> Launch:
         # MM2 keeps its offsets under the alias of the source: a new alias is a new start.
         alias = f"source{run}"
-        properties = {
-            "clusters": f"{alias}, target",
-            f"{alias}.bootstrap.servers": self.source,
-            "target.bootstrap.servers": self.target,
-            f"{alias}->target.enabled": "true",
-            f"{alias}->target.topics": topic,
+        more = {
             "tasks.max": "2",
-            **dict.fromkeys(("replication.factor", "offset-syncs.topic.replication.factor"), "1"),
-            **{f"{kind}.storage.replication.factor": "1" for kind in ("config", "offset", "status")},
             # Only the copying of records is compared.
             **dict.fromkeys(("emit.heartbeats.enabled", "emit.checkpoints.enabled"), "false"),
-            **dict.fromkeys(("sync.group.offsets.enabled", "sync.topic.acls.enabled"), "false"),
-            "target.producer.batch.size": "262144",
             "target.producer.linger.ms": str(linger_ms),
-            "target.producer.buffer.memory": "134217728",
             "target.producer.compression.type": codec,
-            f"{alias}.consumer.max.partition.fetch.bytes": str(6 << 20),
-            f"{alias}.consumer.max.poll.records": "10000",
+            f"{alias}.consumer.isolation.level": "read_committed",
         }
+        properties = mm2_properties(alias, self.source, self.target, topic, more)
         path = self.folder / f"mm2-{run}.properties"
         path.write_text("".join(f"{key} = {value}\n" for key, value in properties.items()))
         command = [*self.java("-Xmx1g", "org.apache.kafka.connect.mirror.MirrorMaker"), str(path)]
         return Launch("mm2", command, f"{alias}.{topic}", poll_s=0.1, ends_itself=False, is_ours=False)
+
+
+def mm2_properties(alias: str, source: str, target: str, topics: str, more: Mapping[str, str]) -> dict[str, str]:
+    """MirrorMaker 2's configuration for one link from `alias` to "target"; `more` overrides.
+
+    Batches and fetches are as large as ours, so that it is not measured with the small ones of its defaults.
+    """
+    return {
+        "clusters": f"{alias}, target",
+        f"{alias}.bootstrap.servers": source,
+        "target.bootstrap.servers": target,
+        f"{alias}->target.enabled": "true",
+        f"{alias}->target.topics": topics,
+        **dict.fromkeys(("replication.factor", "offset-syncs.topic.replication.factor"), "1"),
+        "checkpoints.topic.replication.factor": "1",
+        **{f"{kind}.storage.replication.factor": "1" for kind in ("config", "offset", "status")},
+        **dict.fromkeys(("sync.group.offsets.enabled", "sync.topic.acls.enabled"), "false"),
+        "target.producer.batch.size": "262144",
+        "target.producer.buffer.memory": "134217728",
+        f"{alias}.consumer.max.partition.fetch.bytes": str(6 << 20),
+        f"{alias}.consumer.max.poll.records": "10000",
+        **more,
+    }
 
 
 class LogEnd:
@@ -231,14 +246,25 @@ class Running:
     def __enter__(self) -> Running:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(20)
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """kill -9 for every process of the peer."""
         for pid, _ in self._members():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(20)
+        self.kill()
 
     def cpu(self) -> float:
         """CPU seconds, user and system, of every process that belonged to the peer."""

@@ -1,4 +1,4 @@
-"""What the tests of repeated requests share."""
+"""What tests on real brokers share: one source and one target, and a broker for repeated requests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,21 @@ import pytest
 from support.repeats import Wire, commit, create, find_coordinator, new, partition_code, wait_for_leader
 
 from tolerant_client.testing import KafkaCluster
+
+
+@pytest.fixture(scope="session")
+def source(kafka_cluster: KafkaCluster) -> str:
+    return kafka_cluster.bootstrap_servers
+
+
+@pytest.fixture(scope="session")
+def target_cluster(kafka_cluster_factory: Callable[..., KafkaCluster]) -> KafkaCluster:
+    return kafka_cluster_factory(heap="384m")
+
+
+@pytest.fixture(scope="session")
+def target(target_cluster: KafkaCluster) -> str:
+    return target_cluster.bootstrap_servers
 
 
 @pytest.fixture(scope="session")

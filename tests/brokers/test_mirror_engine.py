@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import kafka
@@ -33,13 +33,14 @@ from tolerant_client.errors import (
     ClusterUnreachableError,
     OptionError,
     TargetDivergedError,
-    UnsupportedSourceError,
 )
 from tolerant_client.mirror.append import CopyLimits
 from tolerant_client.mirror.copy import LinkCopier
+from tolerant_client.mirror.gaps import is_filler
+from tolerant_client.mirror.losses import MirrorPolicy
 from tolerant_client.mirror.sync import describe_topics, prepare_link
+from tolerant_client.raw import EARLIEST, RawCluster
 from tolerant_client.record_batch import Record, encode_batch
-from tolerant_client.testing import KafkaCluster
 
 # kafka-python leaves the socket of a refused connection to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -49,21 +50,6 @@ RACE_RECORDS = int(os.environ.get("TOLERANT_RACE_RECORDS", "1000000" if LONG els
 RACE_KILLS = int(os.environ.get("TOLERANT_RACE_KILLS", "10" if LONG else "3"))
 RACE_PARTITIONS = 4
 WRITER = Path(__file__).parents[1] / "support" / "mirror_process.py"
-
-
-@pytest.fixture(scope="session")
-def source(kafka_cluster: KafkaCluster) -> str:
-    return kafka_cluster.bootstrap_servers
-
-
-@pytest.fixture(scope="session")
-def target_cluster(kafka_cluster_factory: Callable[..., KafkaCluster]) -> KafkaCluster:
-    return kafka_cluster_factory()
-
-
-@pytest.fixture(scope="session")
-def target(target_cluster: KafkaCluster) -> str:
-    return target_cluster.bootstrap_servers
 
 
 def various_records(count: int, codec: int) -> list[Record]:
@@ -335,7 +321,7 @@ def test_foreign_write_between_batches_that_look_alike_is_found_too(source: str,
 def test_foreign_writes_during_a_fast_copy_stop_it(source: str, target: str) -> None:
     topic = "mirror-foreign-fast"
     create_topic(source, topic)
-    append_records(source, topic, 30_000, per_batch=20)
+    append_records(source, topic, 30_000, per_batch=20, size=1000)  # too large to be coalesced
     prepare(source, target, topic)
     process = writer(source, target, topic, "tests")
     while ends(target, topic)[0] < 1000:
@@ -425,56 +411,14 @@ def test_unreachable_cluster_is_named_within_seconds(source: str, target: str, m
 
 
 @pytest.mark.usefixtures("untouched")
-def test_target_topic_with_fewer_partitions_is_refused(source: str, target: str) -> None:
-    create_topic(source, "mirror-narrow", 3)
-    create_topic(source, "mirror-narrow-new", 1)
-    create_topic(target, "mirror-narrow", 2)
-    try:
-        with pytest.raises(OptionError, match="mirror-narrow has 2 partitions on the target and 3 on the source"):
-            mirror(source, target, "mirror-narrow.*")
-    finally:
-        delete_topic(target, "mirror-narrow")
-
-
-@pytest.mark.usefixtures("untouched")
-def test_log_append_time_is_refused_on_either_side(source: str, target: str) -> None:
-    stamped = {"message.timestamp.type": "LogAppendTime"}
-    create_topic(source, "mirror-stamped", 1, stamped)
-    with pytest.raises(OptionError, match="Topic mirror-stamped of the source has message.timestamp.type=LogAppendTime"):
-        mirror(source, target, "mirror-stamped")
+def test_log_append_time_on_the_target_is_refused(source: str, target: str) -> None:
     create_topic(source, "mirror-stamping")
-    create_topic(target, "mirror-stamping", 1, stamped)
+    create_topic(target, "mirror-stamping", 1, {"message.timestamp.type": "LogAppendTime"})
     try:
         with pytest.raises(OptionError, match="Topic mirror-stamping of the target has message.timestamp.type=LogAppendTime"):
             mirror(source, target, "mirror-stamping")
     finally:
         delete_topic(target, "mirror-stamping")
-
-
-@pytest.mark.usefixtures("untouched")
-def test_source_log_that_does_not_start_at_zero_is_refused(source: str, target: str) -> None:
-    partition = TopicPartition("mirror-late", 0)
-    create_topic(source, partition.topic)
-    append_records(source, partition.topic, 100)
-    admin = kafka.KafkaAdminClient(bootstrap_servers=source)
-    admin.delete_records({partition: 40})
-    admin.close()
-    with pytest.raises(UnsupportedSourceError, match="mirror-late-0 starts at offset 40"):
-        mirror(source, target, partition.topic)
-
-
-def test_transactional_source_is_refused_by_name_and_nothing_of_it_is_written(source: str, target: str) -> None:
-    topic = "mirror-transactions"
-    create_topic(source, topic)
-    producer = kafka.KafkaProducer(bootstrap_servers=source, transactional_id="mirror-transactions")
-    producer.init_transactions()
-    producer.begin_transaction()
-    producer.send(topic, b"in a transaction", partition=0)
-    producer.commit_transaction()
-    producer.close()
-    with pytest.raises(UnsupportedSourceError, match=f"{topic}-0 at offset 0 is transactional"):
-        mirror(source, target, topic)
-    assert topic not in topics_of(target)
 
 
 def delete_topic(servers: str, name: str) -> None:
@@ -486,3 +430,79 @@ def delete_topic(servers: str, name: str) -> None:
         time.sleep(0.05)
 
 
+# -- what has gaps ------------------------------------------------------------
+
+
+def test_target_topic_gets_the_partitions_that_the_source_has_more(source: str, target: str) -> None:
+    create_topic(source, "mirror-narrow", 3)
+    create_topic(target, "mirror-narrow", 2)
+    append_records(source, "mirror-narrow", 100, partitions=3)
+    mirror(source, target, "mirror-narrow")
+    assert ends(target, "mirror-narrow", 3) == [100] * 3
+
+
+def test_log_append_times_of_the_source_are_kept(source: str, target: str) -> None:
+    create_topic(source, "mirror-stamped", 1, {"message.timestamp.type": "LogAppendTime"})
+    append_records(source, "mirror-stamped", 500, per_batch=7)
+    mirror(source, target, "mirror-stamped")
+    stamped = consume(source, "mirror-stamped", 1, 500)
+    assert stamped == consume(target, "mirror-stamped", 1, 500)
+    assert all(timestamp > T0 + 10**9 for _, timestamp, *_ in stamped[0]), "the source's broker gave the times"
+
+
+def test_log_that_starts_later_starts_there_on_the_target(source: str, target: str) -> None:
+    partition = TopicPartition("mirror-late", 0)
+    create_topic(source, partition.topic)
+    append_records(source, partition.topic, 100)
+    admin = kafka.KafkaAdminClient(bootstrap_servers=source)
+    admin.delete_records({partition: 40})
+    admin.close()
+    mirror(source, target, partition.topic)
+    assert consume(source, partition.topic, 1, 60) == consume(target, partition.topic, 1, 60)
+    with RawCluster({"bootstrap_servers": target}, name="target") as cluster:
+        assert cluster.run(cluster.list_offsets, {partition: EARLIEST}) == {partition: 40}
+    append_records(source, partition.topic, 50, first=100)
+    mirror(source, target, partition.topic)
+    assert consume(source, partition.topic, 1, 110) == consume(target, partition.topic, 1, 110)
+
+
+@pytest.mark.parametrize("gap_fill", ["auto", "markers", "records"])
+def test_transactions_keep_their_offsets(source: str, target: str, gap_fill: str) -> None:
+    topic = f"mirror-transactions-{gap_fill}"
+    create_topic(source, topic)
+    producer = kafka.KafkaProducer(bootstrap_servers=source, transactional_id=topic)
+    producer.init_transactions()
+    for number in range(8):
+        producer.begin_transaction()
+        for _ in range(3):
+            producer.send(topic, b"%d" % number, partition=0)
+        producer.flush()
+        (producer.abort_transaction if number % 3 == 1 else producer.commit_transaction)()
+    producer.close()
+    progress = mirror(source, target, topic, policy=MirrorPolicy.parse(gap_fill=[gap_fill]))
+    assert ends(target, topic) == ends(source, topic) == [32]
+    assert progress[TopicPartition(topic, 0)].filled == (0 if gap_fill == "records" else 17)
+    committed = consume(source, topic, 1, 15, isolation_level="read_committed")
+    for isolation_level in ("read_committed", "read_uncommitted"):
+        found = consume(target, topic, 1, 32, isolation_level=isolation_level)
+        assert {0: [record for record in found[0] if not is_filler(Record(*record))]} == committed
+    assert compare(source, target, topic).identical
+
+
+def test_open_transaction_is_not_waited_for_and_is_copied_once_it_is_committed(source: str, target: str) -> None:
+    topic = "mirror-open-transaction"
+    create_topic(source, topic)
+    append_records(source, topic, 10)
+    producer = kafka.KafkaProducer(bootstrap_servers=source, transactional_id=topic)
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send(topic, b"open", partition=0)
+    producer.flush()
+    append_records(source, topic, 10, first=10)
+    mirror(source, target, topic)
+    assert (ends(source, topic), ends(target, topic)) == ([21], [10])
+    producer.commit_transaction()
+    producer.close()
+    mirror(source, target, topic)
+    assert ends(target, topic) == [22]
+    assert consume(source, topic, 1, 21) == consume(target, topic, 1, 21)

@@ -18,7 +18,7 @@ from kafka import KafkaAdminClient, KafkaConsumer
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
 from kafka.structs import TopicPartition
 from support.legacy_sets import message_set
-from support.mirror_link import append_batches
+from support.mirror_link import append_batches, both, create_topic
 from support.zookeeper_kafka import ZooKeeperKafka, zookeeper_kafka_jars
 
 from spark_integration.reading.offsets import OffsetRange
@@ -214,10 +214,11 @@ def test_looking_for_a_topic_does_not_create_it(kafka_0_10: ZooKeeperKafka) -> N
         assert cluster.run(cluster.partitions) == before
 
 
-def test_the_mirror_refuses_old_brokers_by_name(kafka_0_10: ZooKeeperKafka) -> None:
-    with RawCluster({"bootstrap_servers": kafka_0_10.bootstrap_servers}, name="source") as source:
-        with pytest.raises(UnsupportedSourceError, match=r"the source speak Fetch versions 0-3,.*0\.11 or newer"):
-            source.run(plan_link, source, source, "v1-.*")
+def test_the_mirror_refuses_an_old_target_by_name(source: str, kafka_0_10: ZooKeeperKafka) -> None:
+    create_topic(source, "to-an-old-target")
+    with both(source, kafka_0_10.bootstrap_servers) as (origin, target):
+        with pytest.raises(UnsupportedSourceError, match=r"the target speak Fetch versions 0-3,.*0\.11 or newer"):
+            origin.run(plan_link, origin, target, "to-an-old-target")
 
 
 def test_spark_reads_old_messages(spark: Any, kafka_0_10: ZooKeeperKafka) -> None:

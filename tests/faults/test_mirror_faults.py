@@ -62,11 +62,11 @@ def target_cluster(kafka_cluster_factory: Callable[..., KafkaCluster]) -> KafkaC
 
 @pytest.fixture(scope="module")
 def sources(kafka_cluster: KafkaCluster) -> Callable[[str], int]:
-    """Makes a source topic and returns the bytes of its log."""
+    """Makes a source topic and returns the bytes of its log; its batches are too large to be coalesced."""
 
     def make(topic: str) -> int:
         create_topic(kafka_cluster.bootstrap_servers, topic, PARTITIONS)
-        return append_records(kafka_cluster.bootstrap_servers, topic, EACH, partitions=PARTITIONS, per_batch=10)
+        return append_records(kafka_cluster.bootstrap_servers, topic, EACH, partitions=PARTITIONS, per_batch=10, size=1700)
 
     return make
 

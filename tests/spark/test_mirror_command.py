@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -12,14 +14,16 @@ from typing import Any
 
 import pytest
 from kafka import KafkaConsumer, TopicPartition
+from support.nasty_writer import delete_records
 
 from tolerant_client.mirror.plan import TopicSpec
 from tolerant_client.mirror.sync import create_topics, describe_topics
-from tolerant_client.raw import LATEST, RawCluster
+from tolerant_client.raw import EARLIEST, LATEST, RawCluster
 from tolerant_client.record_batch import Record, encode_batch
 
 PARTITIONS = 2
 RECORDS = 2_000  # a topic
+LONG = bool(os.environ.get("TOLERANT_LONG"))
 pytestmark = pytest.mark.spark
 
 
@@ -64,9 +68,18 @@ def fill(servers: str, topic: str, first: int = 0, count: int = RECORDS, config:
 
 
 def ends(servers: str, topic: str) -> list[int]:
+    return bounds(servers, topic, LATEST)
+
+
+def starts(servers: str, topic: str) -> list[int]:
+    return bounds(servers, topic, EARLIEST)
+
+
+def bounds(servers: str, topic: str, which: int) -> list[int]:
     with RawCluster({"bootstrap_servers": servers}) as cluster:
         partitions = [TopicPartition(topic, index) for index in range(PARTITIONS)]
-        return list(cluster.run(cluster.list_offsets, dict.fromkeys(partitions, LATEST)).values())
+        found = cluster.run(cluster.list_offsets, dict.fromkeys(partitions, which))
+        return [found[partition] for partition in partitions]
 
 
 def topics(servers: str) -> dict[str, list[int]]:
@@ -105,7 +118,7 @@ def test_verify_says_identical_with_exit_code_0(clusters: tuple[str, str], mirro
     assert done.returncode == 0
     assert report["identical"] is True
     assert len(report["partitions"]) == 2 * PARTITIONS
-    assert report["partitions"][0] == {
+    assert report["partitions"][0].items() >= {
         "topic": "cmd-a",
         "partition": 0,
         "source_start": 0,
@@ -114,7 +127,7 @@ def test_verify_says_identical_with_exit_code_0(clusters: tuple[str, str], mirro
         "target_end": RECORDS,
         "identical_until": RECORDS,
         "first_difference": None,
-    }
+    }.items()
 
 
 def test_a_stock_consumer_finds_every_record_at_its_offset(clusters: tuple[str, str], mirrored: dict[str, Any]) -> None:
@@ -170,6 +183,87 @@ def test_without_once_records_follow_within_a_second_until_it_is_told_to_stop(cl
         process.kill()
         process.communicate()
     assert run("verify", *link(clusters, "cmd-tail")).returncode == 0
+
+
+# -- what waits for an operator -----------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def narrow(clusters: tuple[str, str]) -> None:
+    """Partition 1 of each cmd-narrow topic has a record at RECORDS that its target topic does not take."""
+    for topic in ("cmd-narrow-i", "cmd-narrow-t"):
+        fill(clusters[0], topic)
+        append(clusters[0], TopicPartition(topic, 1), Record(0, 1_700_000_000_000, b"k", secrets.token_bytes(100_000)))
+        with RawCluster({"bootstrap_servers": clusters[1]}) as target:
+            target.run(create_topics, target, [TopicSpec(topic, PARTITIONS, 1, {"max.message.bytes": "20000"})])
+
+
+def append(servers: str, partition: TopicPartition, record: Record) -> None:
+    async def produce(cluster: RawCluster) -> None:
+        batch = memoryview(bytearray(encode_batch([record])))
+        (produced,) = await cluster.produce_and_wait(await cluster.leader(partition), {partition: batch})
+        assert produced.error_code == 0
+
+    with RawCluster({"bootstrap_servers": servers}) as cluster:
+        cluster.run(produce, cluster)
+
+
+def test_an_error_that_no_repeat_cures_ends_the_job_with_one_sentence(clusters: tuple[str, str], narrow: None) -> None:
+    done = run("mirror", *link(clusters, "cmd-narrow-i"), "--once", "--json")
+    assert (done.returncode, done.stdout) == (1, "")
+    (sentence,) = said(done.stderr)
+    assert "cmd-narrow-i-1" in sentence and "max.message.bytes" in sentence
+
+
+def test_paused_partition_is_told_and_an_empty_log_is_begun_where_the_source_begins(
+    clusters: tuple[str, str], narrow: None
+) -> None:
+    fill(clusters[0], "cmd-expired", count=30)
+    with RawCluster({"bootstrap_servers": clusters[0]}) as source:
+        source.run(delete_records, source, {TopicPartition("cmd-expired", index): 30 for index in range(PARTITIONS)})
+    done = run("mirror", *link(clusters, "cmd-(narrow-i|expired)"), "--once", "--json", "--on-oversized", "pause")
+    assert done.returncode == 3, done.stderr
+    assert ends(clusters[1], "cmd-expired") == starts(clusters[1], "cmd-expired") == [30, 30]
+    assert ends(clusters[1], "cmd-narrow-i") == [RECORDS, RECORDS]
+    assert_paused(done, "cmd-narrow-i")
+
+
+def test_paused_partition_of_a_translated_link_is_told(clusters: tuple[str, str], narrow: None) -> None:
+    arguments = ["--link", "translated", "--offsets", "translated", "--on-oversized", "pause"]
+    done = run("mirror", *link(clusters, "cmd-narrow-t"), *arguments, "--once", "--json")
+    assert done.returncode == 3, done.stderr
+    assert "records" not in json.loads(done.stdout)
+    assert json.loads(done.stdout)["offsets"] >= 2 * RECORDS
+    assert_paused(done, "cmd-narrow-t")
+
+
+@pytest.mark.skipif(not LONG, reason="a minute: TOLERANT_LONG=1 runs it")
+def test_pause_is_told_while_the_mirror_runs(clusters: tuple[str, str], narrow: None) -> None:
+    arguments = command("mirror", *link(clusters, "cmd-narrow-i"), "--on-oversized", "pause")
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        assert any(line.startswith("tolerant-kafka: paused: cmd-narrow-i-1: ") for line in process.stderr)
+        time.sleep(20)  # other micro-batches follow, and say nothing more
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=60)
+        assert (process.returncode, said(stderr)) == (3, [])
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def assert_paused(done: subprocess.CompletedProcess[str], topic: str) -> None:
+    """Partition 1 waits, which standard error tells in one line, and JSON for programs."""
+    (paused,) = json.loads(done.stdout)["paused"]
+    assert (paused["topic"], paused["partition"]) == (topic, 1)
+    assert "max.message.bytes" in paused["reason"]
+    assert said(done.stderr) == [f"tolerant-kafka: paused: {topic}-1: {paused['reason']}"]
+
+
+def said(stderr: str) -> list[str]:
+    """What the command says of the copying; the JVM's own lines and warnings of the start are left out."""
+    return [line for line in stderr.splitlines() if line.startswith("tolerant-kafka: ") and " warning: " not in line]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.append import CopyLimits
 from tolerant_client.mirror.copy import LinkCopier, Progress
+from tolerant_client.mirror.losses import MirrorPolicy
 from tolerant_client.mirror.state import read_headers
 from tolerant_client.mirror.sync import PreparedLink, prepare_link
 from tolerant_client.mirror.verify import VerifyReport, verify
@@ -108,14 +109,22 @@ def append_records(
 
 
 def mirror(
-    source: str, target: str, topics: str, link: str = "tests", *, limits: CopyLimits = CopyLimits(), **config: Any
+    source: str,
+    target: str,
+    topics: str,
+    link: str = "tests",
+    *,
+    limits: CopyLimits = CopyLimits(),
+    policy: MirrorPolicy = MirrorPolicy(),
+    **config: Any,
 ) -> dict[TopicPartition, Progress]:
     """One run of a link up to the ends that the source has now."""
     with both(source, target, **config) as (origin, copy):
 
         async def run() -> dict[TopicPartition, Progress]:
-            prepared = await prepare_link(origin, copy, topics, link)
-            return await LinkCopier(origin, copy, prepared.producer_id, limits).copy(prepared.ends)
+            prepared = await prepare_link(origin, copy, topics, link, policy)
+            copier = LinkCopier(origin, copy, prepared.producer_id, limits, link=link, policy=policy)
+            return await copier.copy(prepared.ends)
 
         return origin.run(run)
 
@@ -145,10 +154,14 @@ def header_at(servers: str, partition: TopicPartition, offset: int) -> BatchHead
         return cluster.run(read_headers, cluster, {partition: offset})[partition]
 
 
-def consume(servers: str, topic: str, partitions: int, count: int) -> dict[int, list[tuple[Any, ...]]]:
-    """Every record as stock kafka-python reads it."""
+def consume(servers: str, topic: str, partitions: int, count: int, **config: Any) -> dict[int, list[tuple[Any, ...]]]:
+    """Every record as stock kafka-python reads it; ends at `count` or after 2 s without one."""
     consumer = kafka.KafkaConsumer(
-        bootstrap_servers=servers, auto_offset_reset="earliest", enable_auto_commit=False, consumer_timeout_ms=5000
+        bootstrap_servers=servers,
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        consumer_timeout_ms=2000,
+        **config,
     )
     try:
         consumer.assign([TopicPartition(topic, n) for n in range(partitions)])

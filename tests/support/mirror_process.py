@@ -1,33 +1,54 @@
-"""One writer of a link as a process of its own, to be raced and killed: source target topics link.
+"""One writer of a link as a process of its own, to be raced and killed: source target topics link [options].
 
 Prints "copying" once the link is prepared and "done" at the end; an error goes
 to stderr and gives exit code 1.
+
+`options` are JSON: gap_fill (as MirrorPolicy.parse takes it), append_lease_ms, patience_ms, and rounds of hold_ms and
+lease_ms with pauses between them, as Spark's micro-batches are: up to the ends that the source has then, until
+the process is killed.  Each round prints its numbers as JSON.
 """
 
 from __future__ import annotations
 
+import json
+import random
 import sys
+from typing import Any
 
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.append import CopyLimits
 from tolerant_client.mirror.copy import LinkCopier, Progress
+from tolerant_client.mirror.losses import MirrorPolicy
 from tolerant_client.mirror.sync import prepare_link
-from tolerant_client.raw import RawCluster
+from tolerant_client.raw import LATEST, RawCluster
 
-# Small fetches: a writer that is killed has always done a part only.
-LIMITS = CopyLimits(max_bytes_in_flight=4 << 20, fetch_max_bytes=1 << 20, partition_max_bytes=256 << 10)
+_READ_COMMITTED = 1
 
 
-def main(source_servers: str, target_servers: str, topics: str, link: str) -> int:
+def limits(options: dict[str, Any]) -> CopyLimits:
+    """Small fetches: a writer that is killed has always done a part only."""
+    own = {name: options[name] for name in ("append_lease_ms", "patience_ms") if name in options}
+    return CopyLimits(max_bytes_in_flight=4 << 20, fetch_max_bytes=1 << 20, partition_max_bytes=256 << 10, **own)
+
+
+def main(source_servers: str, target_servers: str, topics: str, link: str, given: str = "{}") -> int:
+    options = json.loads(given)
     with RawCluster({"bootstrap_servers": source_servers}, name="source") as source:
         target = RawCluster({"bootstrap_servers": target_servers}, source.net, name="target")
 
         async def copy() -> dict[TopicPartition, Progress]:
-            prepared = await prepare_link(source, target, topics, link)
+            policy = MirrorPolicy.parse(gap_fill=options.get("gap_fill", []))
+            prepared = await prepare_link(source, target, topics, link, policy)
+            copier = LinkCopier(source, target, prepared.producer_id, limits(options), link=link, policy=policy)
             print("copying", flush=True)
-            return await LinkCopier(source, target, prepared.producer_id, LIMITS).copy(prepared.ends)
+            while "hold_ms" in options:
+                ends = await source.list_offsets(dict.fromkeys(prepared.ends, LATEST), isolation_level=_READ_COMMITTED)
+                done = await copier.copy(ends, hold_ms=options["hold_ms"], lease_ms=options["lease_ms"])
+                print(json.dumps(numbers(done)), flush=True)
+                await source.net.sleep(random.uniform(0, 2 * options["lease_ms"] / 1000))
+            return await copier.copy(prepared.ends)
 
         try:
             progress = source.run(copy)
@@ -36,8 +57,15 @@ def main(source_servers: str, target_servers: str, topics: str, link: str) -> in
             return 1
         finally:
             target.close()
+    print(json.dumps(numbers(progress)), flush=True)
     print(f"done, {sum(p.troubles for p in progress.values())} troubles", flush=True)
     return 0
+
+
+def numbers(progress: dict[TopicPartition, Progress]) -> dict[str, int]:
+    return {
+        name: sum(getattr(p, name) for p in progress.values()) for name in ("records", "bytes", "troubles", "filled", "losses")
+    }
 
 
 if __name__ == "__main__":

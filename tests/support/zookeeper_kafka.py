@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -40,6 +41,8 @@ log4j.appender.out.layout.ConversionPattern=%d %p %m (%c)%n
 
 def zookeeper_kafka_jars(version: str) -> tuple[Path, ...]:
     """As artifacts.jars, for the broker and its ZooKeeper."""
+    if version.startswith("1."):
+        return jars(version, ("kafka_2.11", "kafka-log4j-appender"))  # the broker of 1.x itself names no log4j
     return jars(version, ("kafka_2.11" if version.startswith("0.") else "kafka_2.13",))
 
 
@@ -54,11 +57,18 @@ class ZooKeeperKafka:
         self._broker_config = dict(broker_config or {})
         self._processes: list[subprocess.Popen[bytes]] = []
         self._folder = Path()
+        self._java: list[str] = []
+        self._settings: dict[str, str] = {}
         self.port = 0
 
     @property
     def bootstrap_servers(self) -> str:
         return f"{HOST}:{self.port}"
+
+    def _address(self) -> dict[str, str]:
+        if int(self.version.split(".")[0]) < 3:
+            return {"port": str(self.port), "host.name": HOST}
+        return {"listeners": f"PLAINTEXT://{HOST}:{self.port}"}
 
     @property
     def log_file(self) -> Path:
@@ -71,8 +81,7 @@ class ZooKeeperKafka:
         (self._folder / "log4j.properties").write_text(_LOG4J)
         settings = {
             "broker.id": "1",
-            "port": str(self.port),
-            "host.name": HOST,
+            **self._address(),
             "zookeeper.connect": f"{HOST}:{zookeeper_port}",
             "log.dirs": str(self._folder / "data"),
             "offsets.topic.num.partitions": "1",
@@ -80,26 +89,48 @@ class ZooKeeperKafka:
             "transaction.state.log.replication.factor": "1",
             "transaction.state.log.min.isr": "1",
             "log.cleaner.dedupe.buffer.size": str(8 << 20),
-            **self._broker_config,
+            "controlled.shutdown.enable": "false",  # nobody is there to take over
         }
         if not self.version.startswith("0.8."):
             settings["log.retention.ms"] = "-1"  # records with the timestamps of years ago stay
-        (self._folder / "server.properties").write_text("".join(f"{k}={v}\n" for k, v in settings.items()))
-        java = [
+        self._settings = settings
+        self._java = [
             *(java_executable(), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
             f"-Dlog4j.configuration=file:{self._folder / 'log4j.properties'}",
             *("-Dzookeeper.admin.enableServer=false", "-cp", classpath),
         ]
         zookeeper = "org.apache.zookeeper.server.ZooKeeperServerMain"
         try:
-            self._start("zookeeper", [*java, zookeeper, str(zookeeper_port), str(self._folder / "zookeeper")])
+            self._start("zookeeper", [*self._java, zookeeper, str(zookeeper_port), str(self._folder / "zookeeper")])
             self._wait("zookeeper", zookeeper_port)
-            self._start("kafka", [*java, "kafka.Kafka", str(self._folder / "server.properties")])
-            self._wait("kafka", self.port)
+            self._start_broker()
         except BaseException:
             self.close()
             raise
         return self
+
+    def restart(self, broker_config: Mapping[str, str]) -> None:
+        """Stops the broker as an administrator does, and starts it with more configuration, as for an upgrade."""
+        broker = self._processes.pop()
+        os.killpg(broker.pid, signal.SIGTERM)
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            broker.poll()
+            try:
+                os.killpg(broker.pid, 0)
+            except ProcessLookupError:
+                break
+            time.sleep(0.05)
+        assert broker.stdin is not None
+        broker.stdin.close()
+        self._broker_config.update(broker_config)
+        self._start_broker()
+
+    def _start_broker(self) -> None:
+        settings = {**self._settings, **self._broker_config}
+        (self._folder / "server.properties").write_text("".join(f"{k}={v}\n" for k, v in settings.items()))
+        self._start("kafka", [*self._java, "kafka.Kafka", str(self._folder / "server.properties")])
+        self._wait("kafka", self.port)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -13,8 +13,10 @@ from tolerant_client.errors import (
     RecoveryExhaustedError,
     TargetDivergedError,
     TolerantClientError,
-    UnsupportedSourceError,
 )
+from tolerant_client.fetch import FetchedPartition
+from tolerant_client.mirror.appendable import Appendable, AppendRules
+from tolerant_client.mirror.gaps import Gap, GapFill
 from tolerant_client.mirror.partition import BELIEVED_AFTER, AppendState, PartitionCopy, Phase
 from tolerant_client.produce import add_sequence
 from tolerant_client.record_batch import BatchHeader, Record, encode_batch, iter_batches, read_header
@@ -24,6 +26,8 @@ PRODUCER = 4711
 NOT_NEXT = [45, 46, 47, 59, 1]
 RETRIABLE = [3, 5, 6, 7, 19, 20, 56]
 FATAL = [10, 29, 32, 87]
+RULES = AppendRules(GapFill.TRANSACTIONS, is_compacted=False, max_batch_bytes=1 << 20)
+NOW_MS = 1_700_000_000_000
 
 
 def batch(base_offset: int, count: int = 10, **options: object) -> tuple[BatchHeader, memoryview]:
@@ -33,18 +37,22 @@ def batch(base_offset: int, count: int = 10, **options: object) -> tuple[BatchHe
 
 def copying(log_end: int = 100, next_sequence: int = 100, until: int | None = 1000) -> PartitionCopy:
     copy = PartitionCopy(TP, until, 0.0)
-    copy.resume(AppendState(log_end, PRODUCER, 0, next_sequence), 0.0)
+    copy.resume(AppendState(log_end, PRODUCER, 0, next_sequence), RULES, 0.0)
     return copy
+
+
+def take(copy: PartitionCopy, *views: memoryview, until: int | None = None) -> list[Appendable]:
+    records = memoryview(bytearray().join(views))
+    return copy.take(FetchedPartition(TP, 0, 10**6, 10**6, 0, (), records), until, NOW_MS)
 
 
 def send(copy: PartitionCopy, base_offset: int, count: int = 10) -> BatchHeader:
     """Accepts and queues a batch and takes it as sent."""
-    header, view = batch(base_offset, count)
-    assert copy.accept(header)
-    copy.enqueue(header, view)
-    copy.queue.popleft()
+    (item,) = take(copy, batch(base_offset, count)[1])
+    copy.enqueue(item)
+    assert copy.dequeue() is item and not isinstance(item, Gap)
     copy.in_flight += 1
-    return header
+    return item[0]
 
 
 def answer(copy: PartitionCopy, header: BatchHeader, error_code: int = 0, base_offset: int | None = None, now: float = 1.0) -> None:
@@ -55,40 +63,35 @@ def answer(copy: PartitionCopy, header: BatchHeader, error_code: int = 0, base_o
 # -- law A: only what starts exactly at the position --------------------------
 
 
-def test_law_a_batch_at_the_position_is_accepted_and_moves_it() -> None:
+def test_law_a_what_is_taken_moves_the_position() -> None:
     copy = copying()
-    assert copy.accept(batch(100)[0])
-    assert copy.accept(batch(110, 5)[0])
+    take(copy, batch(100)[1])
+    take(copy, batch(110, 5)[1])
     assert (copy.position, copy.acked) == (115, 100)
 
 
-def test_law_a_batch_that_the_target_has_is_passed_over() -> None:
+def test_law_a_batch_that_the_target_has_is_not_taken() -> None:
     copy = copying()
-    assert not copy.accept(batch(90)[0])
+    with pytest.raises(RecordBatchError, match="ends before offset 100"):
+        take(copy, batch(90)[1])
     assert copy.position == 100
 
 
-@pytest.mark.parametrize("base_offset", [101, 95, 10**6])
-def test_law_a_batch_that_starts_elsewhere_is_refused(base_offset: int) -> None:
+def test_law_a_gap_is_taken_when_a_second_answer_shows_it() -> None:
     copy = copying()
-    with pytest.raises(UnsupportedSourceError, match="orders-3 has no record batch that starts at offset 100"):
-        copy.accept(batch(base_offset)[0])
-    assert copy.position == 100
+    view = batch(105)[1]
+    assert take(copy, view) == [] and copy.position == 100
+    gap, _ = take(copy, view)
+    assert gap == Gap(100, 105) and copy.position == 115
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"is_transactional": True}, "orders-3 at offset 100 is transactional"),
-        ({"is_transactional": True, "is_control": True}, "is transactional"),
-        ({"last_offset_delta": 12}, "is a compacted batch"),
-    ],
-)
-def test_law_a_batch_that_cannot_keep_its_offsets_is_refused_by_name(options: dict[str, object], reason: str) -> None:
+def test_law_a_gap_of_two_answers_that_disagree_is_not_taken() -> None:
     copy = copying()
-    with pytest.raises(UnsupportedSourceError, match=reason):
-        copy.accept(batch(100, **options)[0])
-    assert copy.position == 100
+    for base_offset in (105, 106, 105, 107):
+        assert take(copy, batch(base_offset)[1]) == []
+    copy.trouble("anything", 1.0)
+    copy.resume(AppendState(100, PRODUCER, 0, 100), RULES, 1.0)
+    assert take(copy, batch(107)[1]) == [], "what was shown before the trouble counts no more"
 
 
 # -- law B: sequences follow from the log -------------------------------------
@@ -97,10 +100,9 @@ def test_law_a_batch_that_cannot_keep_its_offsets_is_refused_by_name(options: di
 def test_law_b_batches_are_stamped_with_consecutive_sequences_of_the_links_producer() -> None:
     copy = copying(next_sequence=7)
     for base_offset, count in ((100, 10), (110, 1), (111, 5)):
-        header, view = batch(base_offset, count)
-        assert copy.accept(header)
-        copy.enqueue(header, view)
-    stamped = [next(iter_batches(view))[0] for _, view in copy.queue]
+        for item in take(copy, batch(base_offset, count)[1]):
+            copy.enqueue(item)
+    stamped = [next(iter_batches(item[1]))[0] for item in copy.queue if not isinstance(item, Gap)]
     assert [(h.producer_id, h.producer_epoch, h.base_sequence) for h in stamped] == [
         (PRODUCER, 0, 7), (PRODUCER, 0, 17), (PRODUCER, 0, 18)
     ]
@@ -110,10 +112,22 @@ def test_law_b_two_writers_give_the_same_batch_the_same_bytes() -> None:
     first, second = copying(), copying(log_end=110, next_sequence=110)
     for copy, start in ((first, 100), (second, 110)):
         for base_offset in range(start, 140, 10):
-            header, view = batch(base_offset)
-            assert copy.accept(header)
-            copy.enqueue(header, view)
-    assert [bytes(view) for _, view in first.queue][1:] == [bytes(view) for _, view in second.queue]
+            for item in take(copy, batch(base_offset)[1]):
+                copy.enqueue(item)
+    sent = [[bytes(item[1]) for item in copy.queue if not isinstance(item, Gap)] for copy in (first, second)]
+    assert len(sent[1]) == 3 and sent[0][1:] == sent[1]
+
+
+def test_law_b_sequences_run_on_across_a_gap() -> None:
+    copy = copying(next_sequence=7)
+    views = [batch(100)[1], batch(115)[1]]
+    for view in views:
+        take(copy, view)
+    for item in [*take(copy, batch(115)[1])]:
+        copy.enqueue(item)
+    (gap, (_, behind)) = copy.queue
+    assert gap == Gap(110, 115)
+    assert next(iter_batches(behind))[0].base_sequence == 7
 
 
 @pytest.mark.parametrize(
@@ -153,7 +167,7 @@ def test_law_c_refusal_that_may_heal_drains_without_a_doubt(error_code: int) -> 
         assert not copy.is_drained
         answer(copy, headers[1], error_code)
         assert copy.is_drained
-        copy.resume(AppendState(100, PRODUCER, 0, 100), 2.0)
+        copy.resume(AppendState(100, PRODUCER, 0, 100), RULES, 2.0)
         headers = [send(copy, 100), send(copy, 110)]
 
 
@@ -173,7 +187,7 @@ def test_law_c_good_answer_while_draining_does_not_move_the_position() -> None:
     answer(copy, second)
     assert copy.is_drained
     assert copy.acked == 100
-    copy.resume(AppendState(120, PRODUCER, 0, 120), 2.0)
+    copy.resume(AppendState(120, PRODUCER, 0, 120), RULES, 2.0)
     assert (copy.position, copy.acked, copy.phase) == (120, 120, Phase.COPYING)
 
 
@@ -181,22 +195,20 @@ def test_law_c_resuming_goes_where_the_log_says_back_or_ahead() -> None:
     copy = copying()
     send(copy, 100)
     copy.trouble("something", 1.0)
-    copy.resume(AppendState(300, PRODUCER, 0, 55), 2.0)
-    header, view = batch(300)
-    assert copy.accept(header)
-    copy.enqueue(header, view)
-    assert next(iter_batches(view))[0].base_sequence == 55
+    copy.resume(AppendState(300, PRODUCER, 0, 55), RULES, 2.0)
+    (item,) = take(copy, batch(300)[1])
+    copy.enqueue(item)
+    assert not isinstance(item, Gap) and next(iter_batches(item[1]))[0].base_sequence == 55
 
 
 def test_law_c_queued_batches_are_dropped_with_their_bytes() -> None:
     copy = copying()
     sizes = 0
     for base_offset in (100, 110, 120):
-        header, view = batch(base_offset)
-        copy.accept(header)
-        copy.enqueue(header, view)
-        sizes += header.size
-    assert copy.drop_queue() == sizes
+        (item,) = take(copy, batch(base_offset)[1])
+        sizes += copy.enqueue(item)
+    copy.enqueue(Gap(130, 140))
+    assert copy.drop_queue() == sizes > 0
     assert not copy.queue
     assert copy.drop_queue() == 0
 
@@ -208,10 +220,45 @@ def test_law_c_first_troubles_are_looked_at_at_once_and_later_ones_with_growing_
         now = float(n * 10)
         copy.trouble("again", now)
         pauses.append(copy.not_before - now)
-        copy.resume(AppendState(100, PRODUCER, 0, 100), now)
+        copy.resume(AppendState(100, PRODUCER, 0, 100), RULES, now)
     assert pauses[0] <= 0 and pauses[1] <= 0
     assert all(later >= earlier - 1e-6 for earlier, later in zip(pauses[2:], pauses[3:]))
     assert 0 < pauses[2] < pauses[-1] <= 1.001
+
+
+def test_law_f_filled_gap_moves_what_is_acknowledged() -> None:
+    copy = copying()
+    copy.gap_filled(Gap(100, 107), 107, 1.0)
+    assert (copy.acked, copy.filled, copy.phase) == (107, 7, Phase.COPYING)
+
+
+@pytest.mark.parametrize("log_end", [100, 106, 108])
+def test_law_f_log_end_elsewhere_behind_a_gap_is_trouble(log_end: int) -> None:
+    copy = copying()
+    copy.gap_filled(Gap(100, 107), log_end, 1.0)
+    assert (copy.acked, copy.filled, copy.phase) == (100, 0, Phase.DRAINING)
+
+
+def test_law_f_gap_that_could_not_be_filled_is_trouble_and_a_refusal_is_a_doubt() -> None:
+    copy = copying()
+    for _ in range(5):
+        copy.not_filled(Gap(100, 101), Errors.KafkaConnectionError(), 1.0)
+        assert copy.phase is Phase.DRAINING
+        copy.resume(AppendState(100, PRODUCER, 0, 0), RULES, 1.0)
+    for _ in range(BELIEVED_AFTER):
+        copy.not_filled(Gap(100, 101), TolerantClientError("no permission"), 1.0)
+        if copy.phase is Phase.DRAINING:
+            copy.resume(AppendState(100, PRODUCER, 0, 0), RULES, 1.0)
+    assert copy.phase is Phase.STOPPED
+
+
+def test_paused_partition_takes_no_part_and_goes_on_once_resumed() -> None:
+    copy = copying()
+    copy.pause(TargetDivergedError("foreign"), 31.0)
+    assert (copy.phase, copy.not_before) == (Phase.PAUSED, 31.0)
+    assert not copy.is_drained
+    copy.resume(AppendState(100, PRODUCER, 0, 0), RULES, 32.0)
+    assert (copy.phase, copy.error) == (Phase.COPYING, None)
 
 
 # -- law D: a later batch proves the earlier ones -----------------------------
@@ -243,7 +290,7 @@ def doubts(copy: PartitionCopy, times: int) -> None:
     for _ in range(times):
         copy.doubt(TargetDivergedError("foreign"), 1.0)
         if copy.phase is Phase.DRAINING:
-            copy.resume(AppendState(copy.acked, PRODUCER, 0, 0), 1.0)
+            copy.resume(AppendState(copy.acked, PRODUCER, 0, 0), RULES, 1.0)
 
 
 def test_law_e_finding_is_believed_at_the_third_time() -> None:
@@ -262,7 +309,7 @@ def test_law_e_progress_in_between_clears_doubts() -> None:
         answer(copy, send(copy, 100 + 10 * n))
     assert copy.phase is Phase.COPYING
     doubts(copy, BELIEVED_AFTER - 1)
-    copy.resume(AppendState(500, PRODUCER, 0, 0), 1.0)
+    copy.resume(AppendState(500, PRODUCER, 0, 0), RULES, 1.0)
     doubts(copy, BELIEVED_AFTER - 1)
     assert copy.error is None
 
@@ -271,7 +318,7 @@ def test_law_e_progress_in_between_clears_doubts() -> None:
 def test_law_e_refusal_that_will_not_heal_stops_with_its_name_and_offset(error_code: int) -> None:
     copy = copying()
     for _ in range(BELIEVED_AFTER):
-        copy.resume(AppendState(100, PRODUCER, 0, 0), 1.0)
+        copy.resume(AppendState(100, PRODUCER, 0, 0), RULES, 1.0)
         answer(copy, send(copy, 100), error_code, -1)
     assert copy.phase is Phase.STOPPED
     assert type(copy.error) is TolerantClientError
@@ -281,7 +328,7 @@ def test_law_e_refusal_that_will_not_heal_stops_with_its_name_and_offset(error_c
 def test_law_e_damaged_batch_counts_as_a_doubt() -> None:
     copy = copying()
     for _ in range(BELIEVED_AFTER):
-        copy.resume(AppendState(100, PRODUCER, 0, 0), 1.0)
+        copy.resume(AppendState(100, PRODUCER, 0, 0), RULES, 1.0)
         copy.doubt(RecordBatchError("CRC mismatch", 100), 1.0)
     assert isinstance(copy.error, RecordBatchError)
 
@@ -313,7 +360,7 @@ def test_patience_ends_with_an_error_that_tells_the_history() -> None:
 def test_patience_starts_anew_with_progress() -> None:
     copy = copying()
     copy.trouble("one", 10.0)
-    copy.resume(AppendState(101, PRODUCER, 0, 101), 20.0)
+    copy.resume(AppendState(101, PRODUCER, 0, 101), RULES, 20.0)
     copy.give_up_after(60.0, 1000.0)
     assert copy.error is None
 
@@ -330,7 +377,7 @@ def test_records_are_counted_from_the_first_look_by_whomever_they_were_written()
     copy = copying(log_end=100)
     answer(copy, send(copy, 100))
     copy.trouble("overtaken", 1.0)
-    copy.resume(AppendState(200, PRODUCER, 0, 200), 1.0)
+    copy.resume(AppendState(200, PRODUCER, 0, 200), RULES, 1.0)
     assert copy.records == 100
 
 
@@ -367,5 +414,50 @@ def test_any_answers_in_any_order_leave_the_acknowledged_offset_true(data: st.Da
         assert copy.acked <= log_end
         assert copy.acked <= copy.position
         if copy.is_drained:
-            copy.resume(AppendState(log_end, PRODUCER, 0, log_end), 1.0)
+            copy.resume(AppendState(log_end, PRODUCER, 0, log_end), RULES, 1.0)
             assert copy.position == copy.acked == log_end
+
+
+# -- what becomes of the target's log -----------------------------------------
+
+
+def test_partition_that_the_target_has_not_is_believed_to_be_gone_when_that_lasts() -> None:
+    copy = copying()
+    for now in (1.0, 1.5, 3.9):
+        copy.phase = Phase.SYNCING
+        copy.absent(now)
+        assert copy.phase is Phase.DRAINING
+    copy.phase = Phase.SYNCING
+    copy.absent(4.1)
+    assert copy.phase is Phase.STOPPED
+    assert "orders-3: the target no longer has this partition" in str(copy.error)
+
+
+def test_partition_that_comes_back_is_looked_for_anew() -> None:
+    copy = copying()
+    copy.absent(1.0)
+    copy.resume(AppendState(0, PRODUCER, 0, 0), RULES, 2.0)
+    copy.absent(9.0)
+    assert copy.phase is Phase.DRAINING
+
+
+def test_records_are_counted_on_where_a_target_log_became_shorter() -> None:
+    copy = copying(log_end=100)
+    answer(copy, send(copy, 100, 50))
+    assert copy.records == 50
+    copy.trouble("anything", 1.0)
+    copy.resume(AppendState(0, PRODUCER, 0, 0), RULES, 1.0)
+    assert (copy.records, copy.acked) == (50, 0)
+    answer(copy, send(copy, 0, 10))
+    assert copy.records == 60
+
+
+def test_batch_that_was_appended_below_its_offset_says_that_the_log_became_shorter_until_the_logs_agree() -> None:
+    copy = copying()
+    assert copy.misplaced is None
+    answer(copy, send(copy, 100), base_offset=0)
+    assert "orders-3 has become shorter" in str(copy.misplaced) and "offset 100 was appended at 0" in str(copy.misplaced)
+    copy.resume(AppendState(110, PRODUCER, 0, 110), RULES, 1.0)
+    assert copy.misplaced is None
+    answer(copy, send(copy, 110), base_offset=111)
+    assert copy.misplaced is None, "somebody else wrote, but nothing was lost"

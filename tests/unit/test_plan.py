@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.plan import TopicSpec, plan_topics, select_topics
+from tolerant_client.mirror.plan import TopicSpec, fit_config, plan_topics, select_topics
 
 AVAILABLE = {"orders": 1, "orders.v2": 1, "payments": 1}
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
@@ -26,6 +26,13 @@ def spec(name: str = "orders", partitions: int = 3, replicas: int = 3, **config:
 )
 def test_whole_names_are_matched_and_sorted(pattern: str, chosen: list[str]) -> None:
     assert select_topics(pattern, AVAILABLE) == chosen
+
+
+def test_topics_of_mirrors_are_never_chosen() -> None:
+    own = {"tolerant-mirror-ledger": 1, "tolerant-mirror-offsets-a": 1}
+    assert select_topics(".*", {**AVAILABLE, **own}) == sorted(AVAILABLE)
+    with pytest.raises(OptionError, match="the source has 3 topics"):
+        select_topics("tolerant-mirror-.*", {**AVAILABLE, **own})
 
 
 def test_no_match_suggests_what_is_near() -> None:
@@ -76,14 +83,105 @@ def test_existing_topic_with_as_many_or_more_partitions_is_used() -> None:
         assert plan.existing == (spec(),)
 
 
-def test_existing_topic_with_fewer_partitions_is_refused() -> None:
-    with pytest.raises(OptionError, match="Topic orders has 2 partitions on the target and 3 on the source; add partitions"):
-        plan_topics({"orders": spec()}, {"orders": spec(partitions=2)}, 1)
+def test_existing_topic_with_fewer_partitions_gets_the_missing_ones() -> None:
+    plan = plan_topics({"orders": spec()}, {"orders": spec(partitions=2)}, 1)
+    assert (plan.create, plan.existing, plan.grow) == ((), (), (spec(),))
+    assert "2 partitions on the target and 3 on the source" in plan.warnings[0]
 
 
-def test_log_append_time_is_refused_on_either_side() -> None:
-    stamped = TopicSpec("orders", 3, 1, STAMPED)
-    with pytest.raises(OptionError, match="Topic orders of the source has"):
-        plan_topics({"orders": stamped}, {}, 1)
+def test_append_times_of_the_source_become_create_times() -> None:
+    (created,) = plan_topics({"orders": TopicSpec("orders", 3, 1, STAMPED)}, {}, 1).create
+    assert created.config["message.timestamp.type"] == "CreateTime"
+
+
+@pytest.mark.parametrize("present", [TopicSpec("orders", 3, 1, STAMPED), TopicSpec("orders", 3, 1, {}, STAMPED)])
+def test_target_topic_that_would_rewrite_timestamps_is_refused(present: TopicSpec) -> None:
     with pytest.raises(OptionError, match="Topic orders of the target has .*set it to CreateTime"):
-        plan_topics({"orders": spec()}, {"orders": stamped}, 1)
+        plan_topics({"orders": spec()}, {"orders": present}, 1)
+
+
+def test_created_topic_takes_records_of_any_time() -> None:
+    (created,) = plan_topics({"orders": spec(message_timestamp_before_max_ms="1000", message_timestamp_after_max_ms="1000")}, {}, 1).create
+    assert created.config["message.timestamp.before.max.ms"] == created.config["message.timestamp.after.max.ms"] == str(2**63 - 1)
+
+
+def test_settings_that_4_x_brokers_do_not_know_or_that_belong_to_one_cluster_are_left_out() -> None:
+    gone = {
+        "message.format.version": "2.8-IV1",
+        "message.downconversion.enable": "true",
+        "message.timestamp.difference.max.ms": "5",
+        "remote.storage.enable": "true",
+        "local.retention.ms": "10",
+    }
+    plan = plan_topics({"orders": TopicSpec("orders", 1, 1, {**gone, "retention.ms": "7"})}, {}, 1)
+    assert not gone.keys() & plan.create[0].config.keys()
+    assert plan.create[0].config["retention.ms"] == "7"
+    assert any("without tiered storage" in warning for warning in plan.warnings)
+
+
+def test_what_is_only_a_default_of_the_sources_brokers_is_set_on_the_created_topic() -> None:
+    effective = {"cleanup.policy": "compact", "max.message.bytes": "5000000", "retention.ms": "3"}
+    (created,) = plan_topics({"orders": TopicSpec("orders", 1, 1, {}, effective)}, {}, 1).create
+    assert created.is_compacted and created.max_message_bytes == 5_000_000
+    assert "retention.ms" not in created.config
+    own = TopicSpec("orders", 1, 1, {"max.message.bytes": "2000"}, {**effective, "max.message.bytes": "2000"})
+    (created,) = plan_topics({"orders": own}, {}, 1).create
+    assert created.max_message_bytes == 2000
+    older = TopicSpec("orders", 1, 1, {}, {"max.message.bytes": "1000012"})
+    assert plan_topics({"orders": older}, {}, 1).create[0].max_message_bytes == 1_048_588  # v2 has larger headers
+
+
+def test_source_that_cannot_tell_its_configuration_is_mirrored_with_a_warning() -> None:
+    plan = plan_topics({"orders": TopicSpec("orders", 1, 1)}, {}, 1)
+    assert "cannot tell the configuration of topic orders" in plan.warnings[0]
+    assert "cleanup.policy" not in plan.create[0].config
+
+
+@pytest.mark.parametrize(
+    ("on_source", "on_target", "warning"),
+    [
+        ({"cleanup.policy": "compact"}, {"cleanup.policy": "delete"}, "compacted on the source only"),
+        ({"cleanup.policy": "delete"}, {"cleanup.policy": "compact,delete"}, "compacted on the target only"),
+        ({"max.message.bytes": "3000000"}, {"max.message.bytes": "1048588"}, "takes batches of 1048588 bytes"),
+        ({}, {"message.timestamp.before.max.ms": "1000"}, "older than 1000 ms"),
+        ({}, {"message.timestamp.after.max.ms": "3600000"}, "further ahead than 3600000 ms"),
+        ({"retention.ms": "-1"}, {"retention.ms": "1000"}, "keeps records 1000 ms on the target"),
+    ],
+)
+def test_existing_topic_that_may_hurt_is_warned_about(
+    on_source: dict[str, str], on_target: dict[str, str], warning: str
+) -> None:
+    sound = {"cleanup.policy": "delete", "retention.ms": "-1"}
+    source = TopicSpec("orders", 1, 1, {}, {**sound, **on_source})
+    plan = plan_topics({"orders": source}, {"orders": TopicSpec("orders", 1, 1, {}, {**sound, **on_target})}, 1)
+    assert [warning in said for said in plan.warnings] == [True]
+    assert plan_topics({"orders": source}, {"orders": source}, 1).warnings == ()
+
+
+def test_limit_for_the_future_may_be_as_low_as_the_sources() -> None:
+    effective = {"message.timestamp.after.max.ms": "3600000"}
+    both = {"orders": TopicSpec("orders", 1, 1, {}, effective)}
+    assert plan_topics(both, both, 1).warnings == ()
+
+
+def test_unknown_names_are_dropped_and_values_below_the_least_are_raised() -> None:
+    wanted = TopicSpec("orders", 1, 1, {"acme.speed": "9", "segment.bytes": "14"})
+    fitted, warning = fit_config(wanted, "Unknown topic config name: acme.speed")
+    assert fitted.config == {"segment.bytes": "14"}
+    assert "without acme.speed=9" in warning
+    fitted, warning = fit_config(fitted, "Invalid value 14 for configuration segment.bytes: Value must be at least 1048576")
+    assert fitted.config == {"segment.bytes": "1048576"}
+    assert "with segment.bytes=1048576" in warning and "the source has 14" in warning
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "Unknown topic config name: something.else",
+        "Invalid value 1048576 for configuration segment.bytes: Value must be at least 1048576",
+        "Replication factor: 3 larger than available brokers: 1.",
+    ],
+)
+def test_refusal_that_dropping_does_not_settle_is_the_users(refusal: str) -> None:
+    with pytest.raises(OptionError, match="The target refuses to create topic orders: .*create it yourself"):
+        fit_config(TopicSpec("orders", 1, 1, {"segment.bytes": "1048576"}), refusal)

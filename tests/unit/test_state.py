@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kafka.structs import TopicPartition
 
-from tolerant_client.errors import DataLossError, TargetDivergedError, UnsupportedSourceError
 from tolerant_client.mirror.partition import AppendState
+from tolerant_client.mirror.producers import ProducerEntry
 from tolerant_client.mirror.state import is_copy, next_append
 from tolerant_client.record_batch import BatchHeader, Record, encode_batch, read_header, restamp
 
-TP = TopicPartition("orders", 3)
 PRODUCER = 7
 
 
@@ -20,47 +18,45 @@ def header(base_offset: int, count: int = 10, **options: int) -> BatchHeader:
     return read_header(encode_batch([Record(0, 1, None, b"x")] * count, base_offset=base_offset, **options))
 
 
+def entry(producer_id: int, last_sequence: int, last_timestamp: int = 0, coordinator_epoch: int = -1) -> ProducerEntry:
+    return ProducerEntry(producer_id, 0, last_sequence, last_timestamp, coordinator_epoch)
+
+
 def test_empty_log_starts_at_zero_as_the_links_producer() -> None:
-    assert next_append(TP, 0, 50, 0, None, PRODUCER) == AppendState(0, PRODUCER, 0, 0)
+    assert next_append(0, None, (), PRODUCER) == AppendState(0, PRODUCER, 0, 0)
 
 
 def test_last_batch_gives_producer_epoch_and_sequence() -> None:
     last = header(40, producer_id=PRODUCER, producer_epoch=0, base_sequence=40)
-    assert next_append(TP, 0, 100, 50, last, PRODUCER) == AppendState(50, PRODUCER, 0, 50)
+    assert next_append(50, last, (), PRODUCER) == AppendState(50, PRODUCER, 0, 50)
 
 
 def test_producer_of_the_log_wins_over_the_one_that_was_given() -> None:
     last = header(40, producer_id=3, producer_epoch=2, base_sequence=5)
-    assert next_append(TP, 0, 100, 50, last, PRODUCER) == AppendState(50, 3, 2, 15)
+    assert next_append(50, last, (), PRODUCER) == AppendState(50, 3, 2, 15)
 
 
 def test_sequence_after_the_largest_is_zero() -> None:
     last = header(40, producer_id=PRODUCER, producer_epoch=0, base_sequence=2**31 - 10)
-    assert next_append(TP, 0, 100, 50, last, PRODUCER).next_sequence == 0
+    assert next_append(50, last, (), PRODUCER).next_sequence == 0
+    assert next_append(50, None, [entry(PRODUCER, 2**31 - 1)], PRODUCER).next_sequence == 0
 
 
 def test_log_without_records_gets_the_sequence_that_every_writer_derives() -> None:
-    assert next_append(TP, 0, 2**32, 2**31 + 5, None, PRODUCER) == AppendState(2**31 + 5, PRODUCER, 0, 5)
+    assert next_append(2**31 + 5, None, (), PRODUCER) == AppendState(2**31 + 5, PRODUCER, 0, 5)
 
 
-def test_log_that_has_all_is_continued_at_its_end() -> None:
-    last = header(40, producer_id=PRODUCER, producer_epoch=0, base_sequence=40)
-    assert next_append(TP, 45, 50, 50, last, PRODUCER).log_end == 50
+@pytest.mark.parametrize("filling", [{"is_control": True}, {"is_transactional": True}])
+def test_batch_that_fills_a_gap_says_no_sequence_but_the_broker_remembers_it(filling: dict[str, bool]) -> None:
+    last = read_header(encode_batch([Record(0, 1, b"\0\0\0\0", b"")], base_offset=49, producer_id=99, producer_epoch=4, **filling))
+    entries = [entry(99, 8, 10, coordinator_epoch=0), entry(PRODUCER, 41)]
+    assert next_append(50, last, entries, PRODUCER) == AppendState(50, PRODUCER, 0, 42)
+    assert next_append(50, last, entries[:1], PRODUCER) == AppendState(50, PRODUCER, 0, 50)
 
 
-def test_source_that_starts_late_is_refused_for_an_empty_target() -> None:
-    with pytest.raises(UnsupportedSourceError, match="orders-3 starts at offset 12"):
-        next_append(TP, 12, 50, 0, None, PRODUCER)
-
-
-def test_retention_that_overtook_the_mirror_is_a_loss() -> None:
-    with pytest.raises(DataLossError, match="orders-3 no longer has offsets 30 to 40"):
-        next_append(TP, 40, 50, 30, header(20), PRODUCER)
-
-
-def test_target_that_is_longer_than_the_source_has_diverged() -> None:
-    with pytest.raises(TargetDivergedError, match="orders-3 ends at offset 51, beyond the source's end 50"):
-        next_append(TP, 0, 50, 51, header(41), PRODUCER)
+def test_older_producer_id_of_the_link_is_taken_from_what_the_broker_remembers() -> None:
+    entries = [entry(3, 41, last_timestamp=20), entry(2, 7, last_timestamp=10), entry(99, 8, 30, coordinator_epoch=0), entry(5, -1, 40)]
+    assert next_append(50, None, entries, PRODUCER) == AppendState(50, 3, 0, 42)
 
 
 # -- equal records are seen from two headers alone ----------------------------
@@ -92,5 +88,5 @@ def test_batch_elsewhere_or_of_another_size_is_no_copy() -> None:
     assert not is_copy(header(10), header(10, 9))
 
 
-def test_batch_that_the_target_recompressed_is_taken_by_its_offsets_and_times() -> None:
-    assert is_copy(header(10, codec=1), header(10))
+def test_headers_prove_nothing_of_a_batch_that_the_target_recompressed() -> None:
+    assert not is_copy(header(10, codec=1), header(10))

@@ -1,19 +1,23 @@
 """The target side of a copier: stamped batches go out as slices, many requests in flight.
 
 A request takes the next batch of every partition that has one (brokers accept
-one batch a partition and request).  Bytes count from queueing to the answer,
-and `room` holds the source side back while there are too many.
+one batch a partition and request).  A gap is filled once nothing of its
+partition is in flight, while the other partitions go on.  Bytes count from
+queueing to the answer, and `room` holds the source side back while there are too many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from kafka.errors import KafkaError
 from kafka.future import Future
 from kafka.structs import TopicPartition
 
+from tolerant_client.mirror.appendable import Appendable
+from tolerant_client.mirror.gaps import Gap, GapFill
 from tolerant_client.mirror.partition import PartitionCopy, Phase
 from tolerant_client.produce import ProducedPartition
 from tolerant_client.raw import RawCluster
@@ -34,6 +38,14 @@ class CopyLimits:
     patience_ms: int = 120_000
 
 
+class GapFiller(Protocol):
+    """One way to fill gaps (mirror/fill.py)."""
+
+    async def fill(self, partition: TopicPartition, gap: Gap, *, max_batch_bytes: int) -> int:
+        """Fills a gap that begins at the log end; returns the log end that it saw at last."""
+        ...
+
+
 class _Sender:
     """The pipeline to one target node; `ready` holds partitions with queued batches, in turn."""
 
@@ -41,13 +53,14 @@ class _Sender:
         self.node_id = node_id
         self.in_flight = 0
         self.ready: dict[TopicPartition, PartitionCopy] = {}
+        self.is_waiting = False  # for the end of a throttle
 
 
 class Appender:
     """Appends to the leaders of the target.
 
     `on_answer` gets the partitions of every request that was settled, `on_no_leader`
-    one that cannot be sent to anybody.
+    one that cannot be sent to anybody.  `spawn` runs a coroutine beside the caller.
     """
 
     def __init__(
@@ -55,6 +68,8 @@ class Appender:
         target: RawCluster,
         limits: CopyLimits,
         clock: Callable[[], float],
+        fillers: Mapping[GapFill, GapFiller],
+        spawn: Callable[..., None],
         on_answer: Callable[[list[PartitionCopy]], None],
         on_no_leader: Callable[[PartitionCopy], None],
     ) -> None:
@@ -63,6 +78,8 @@ class Appender:
         self._target = target
         self._limits = limits
         self._clock = clock
+        self._fillers = fillers
+        self._spawn = spawn
         self._on_answer = on_answer
         self._on_no_leader = on_no_leader
         self._senders: dict[int, _Sender] = {}
@@ -74,18 +91,17 @@ class Appender:
             self._room = self._room or Future()
             await self._room
 
-    def enqueue(self, accepted: list[tuple[PartitionCopy, BatchHeader, memoryview]]) -> None:
-        """Stamps and sends accepted batches; those of a partition in trouble are dropped."""
+    def enqueue(self, accepted: list[tuple[PartitionCopy, Appendable]]) -> None:
+        """Stamps and sends what was taken; that of a partition in trouble is dropped."""
         senders: set[_Sender] = set()
-        for copy, header, batch in accepted:
+        for copy, item in accepted:
             if copy.phase is not Phase.COPYING:
                 continue
             node_id = self._target.manager.cluster.leader_for_partition(copy.partition)
             if node_id is None or node_id == -1:
                 self._on_no_leader(copy)
                 continue
-            copy.enqueue(header, batch)
-            self.bytes_in_flight += header.size
+            self.bytes_in_flight += copy.enqueue(item)
             sender = self._senders.get(node_id)
             if sender is None:
                 sender = self._senders[node_id] = _Sender(node_id)
@@ -103,6 +119,11 @@ class Appender:
     def _flush(self, sender: _Sender) -> None:
         limits = self._limits
         while sender.ready and sender.in_flight < limits.produce_max_requests:
+            if (wait_s := self._target.throttled_s(sender.node_id)) > 0:
+                if not sender.is_waiting:
+                    sender.is_waiting = True
+                    self._spawn(self._flush_later, sender, wait_s)
+                return
             batches: dict[TopicPartition, memoryview] = {}
             sent: list[tuple[PartitionCopy, BatchHeader]] = []
             size = 0
@@ -110,7 +131,20 @@ class Appender:
                 del sender.ready[partition]
                 if not copy.queue:
                     continue
-                header, batch = copy.queue.popleft()
+                item = copy.queue[0]
+                if isinstance(item, Gap):
+                    # It stays at the head until it is filled, so that nothing behind it goes out.
+                    if copy.in_flight:
+                        continue  # back in `ready` when that is settled
+                    if copy.acked == item.from_offset:
+                        copy.in_flight += 1
+                        self._spawn(self._fill, sender, copy, item)
+                    else:
+                        copy.trouble(f"what lies before offset {item.from_offset} is not acknowledged", self._clock())
+                        self._on_answer([copy])
+                    continue
+                copy.dequeue()
+                header, batch = item
                 batches[partition] = batch
                 sent.append((copy, header))
                 copy.in_flight += 1
@@ -126,6 +160,12 @@ class Appender:
             future.add_callback(self._produced, sender, sent, size)
             future.add_errback(self._failed, sender, sent, size)
 
+    async def _flush_later(self, sender: _Sender, wait_s: float) -> None:
+        """A quota is no trouble: what is queued goes out when the broker wants more (KIP-219)."""
+        await self._target.net.sleep(wait_s)
+        sender.is_waiting = False
+        self._flush(sender)
+
     def _produced(self, sender: _Sender, sent: list[tuple[PartitionCopy, BatchHeader]], size: int, answer: Any) -> None:
         produced: dict[TopicPartition, ProducedPartition] = {part.partition: part for part in answer}
         now = self._clock()
@@ -133,19 +173,33 @@ class Appender:
             part = produced[copy.partition]
             copy.in_flight -= 1
             copy.appended(header, part.error_code, part.base_offset, now)
-        self._settle(sender, sent, size)
+        sender.in_flight -= 1
+        self._settle(sender, [copy for copy, _ in sent], size)
 
     def _failed(self, sender: _Sender, sent: list[tuple[PartitionCopy, BatchHeader]], size: int, error: Any) -> None:
         now = self._clock()
         for copy, header in sent:
             copy.in_flight -= 1
             copy.lost(header, f"append failed: {type(error).__name__}", now)
-        self._settle(sender, sent, size)
-
-    def _settle(self, sender: _Sender, sent: list[tuple[PartitionCopy, BatchHeader]], size: int) -> None:
         sender.in_flight -= 1
+        self._settle(sender, [copy for copy, _ in sent], size)
+
+    async def _fill(self, sender: _Sender, copy: PartitionCopy, gap: Gap) -> None:
+        try:
+            log_end = await self._fillers[copy.way].fill(copy.partition, gap, max_batch_bytes=copy.max_batch_bytes)
+        except KafkaError as error:
+            copy.not_filled(gap, error, self._clock())
+        else:
+            copy.gap_filled(gap, log_end, self._clock())
+        copy.in_flight -= 1
+        if copy.queue and copy.queue[0] is gap:
+            copy.dequeue()
+        self._settle(sender, [copy], 0)
+
+    def _settle(self, sender: _Sender, copies: list[PartitionCopy], size: int) -> None:
         self.settled_at = self._clock()
-        self._on_answer([copy for copy, _ in sent])
+        self._on_answer(copies)
+        sender.ready.update((copy.partition, copy) for copy in copies if copy.queue)
         self._flush(sender)
         self._less(size)
 

@@ -1,53 +1,59 @@
 """Copies partitions from source to target, many at once, on one event loop.
 
 The path of a batch: a fetch loop for each source node receives it, the
-partition accepts and stamps it in place, the appender sends the slice, and the
+partition takes and stamps it in place, the appender sends the slice, and the
 answer moves `acked`.  Whatever goes wrong ends in one place: the partition drains,
-and the sync loop reads its place from the target's log again.
+and the sync loop reads its place from the target's log again.  There, too, is
+decided what a loss leads to.
 
 Memory is bounded by `max_bytes_in_flight`, whatever the number of partitions.
 """
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-import kafka.errors as Errors
+from kafka.errors import KafkaError
 from kafka.future import Future
 from kafka.net.wakeup_notifier import WakeupNotifier
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import RecordBatchError, RecoveryExhaustedError, TolerantClientError
-from tolerant_client.fetch import FetchAnswer, FetchSession
-from tolerant_client.mirror.append import Appender, CopyLimits, resolve
-from tolerant_client.mirror.partition import PartitionCopy, Phase
-from tolerant_client.mirror.state import read_append_states
+from tolerant_client.errors import RecoveryExhaustedError, TolerantClientError
+from tolerant_client.mirror.append import Appender, CopyLimits, GapFiller, resolve
+from tolerant_client.mirror.appendable import AppendRules
+from tolerant_client.mirror.fill import MarkerFiller, TransactionFiller
+from tolerant_client.mirror.gaps import Gap, GapFill, choose_way
+from tolerant_client.mirror.ledger import Ledger
+from tolerant_client.mirror.log_start import start_log_at
+from tolerant_client.mirror.losses import LedgerRow, Loss, LossPolicy, LossReason, MirrorPolicy
+from tolerant_client.mirror.partition import AppendState, PartitionCopy, Phase
+from tolerant_client.mirror.pull import Puller
+from tolerant_client.mirror.state import AheadOfSource, LogStart, read_append_states
+from tolerant_client.mirror.topics import TopicFacts, describe_topics, topic_facts
 from tolerant_client.raw import RawCluster
-from tolerant_client.record_batch import BatchHeader, iter_batches
+
+_FACTS_LAST_S = 60.0  # a topic's configuration may be changed while it is copied
+_PAUSE_S = 30.0  # between two looks at a partition that policy has paused
+_AHEAD_S = 1.0  # between two looks at a source that has to catch up with what the target keeps
 
 
 class Progress(NamedTuple):
-    """What a copier has done for a partition; offsets before `acked` are on the target."""
+    """What a copier has done for a partition; offsets before `acked` are on the target.
+
+    `filled` are offsets in gaps, `losses` ledger rows.  With `is_paused` the
+    partition waits for its operator, and `error` says what for.
+    """
 
     acked: int
     records: int
     bytes: int
     troubles: int
+    filled: int
+    losses: int
+    is_paused: bool
     error: TolerantClientError | None
-
-
-class _Fetcher:
-    """The fetch session with one source node and the rounds it has gone through."""
-
-    def __init__(self, node_id: int, session: FetchSession) -> None:
-        self.node_id = node_id
-        self.session = session
-        self.round = 0
-        self.is_behind = True  # the last answer left records on the source
-        self.failing_since: float | None = None
 
 
 class LinkCopier:
@@ -64,16 +70,29 @@ class LinkCopier:
         producer_id: int,
         limits: CopyLimits = CopyLimits(),
         clock: Callable[[], float] = time.monotonic,
+        *,
+        link: str = "default",
+        policy: MirrorPolicy = MirrorPolicy(),
     ) -> None:
         self.source = source
         self.target = target
         self.producer_id = producer_id
         self.limits = limits
         self.clock = clock
+        self.link = link
+        self.policy = policy
+        self.ledger = Ledger(target, link)
         self._net = source.net
         self._partitions: dict[TopicPartition, PartitionCopy] = {}
-        self._fetchers: dict[int, _Fetcher] = {}
-        self._appender = Appender(target, limits, clock, self._appended, self._no_leader)
+        fillers: dict[GapFill, GapFiller] = {
+            GapFill.TRANSACTIONS: TransactionFiller(target, link),
+            GapFill.MARKERS: MarkerFiller(target),
+        }
+        self._appender = Appender(target, limits, clock, fillers, self._spawn, self._appended, self._no_leader)
+        self._puller = Puller(
+            source, self._partitions, self._appender, limits, clock, self._spawn, self._after_trouble, self._drop_expired
+        )
+        self._facts: dict[str, tuple[float, TopicFacts, bool]] = {}  # when read, the target's, whether the source cleans
         self._to_sync: set[TopicPartition] = set()
         self._sync_wanted = WakeupNotifier(self._net)
         self._is_syncing = False
@@ -109,18 +128,18 @@ class LinkCopier:
         self, until: Mapping[TopicPartition, int | None], hold_ms: int, lease_ms: int
     ) -> dict[TopicPartition, Progress]:
         now = self.clock()
-        before = {p: (c.records, c.bytes) for p, c in self._partitions.items() if p in until}
+        before = {p: (c.records, c.bytes, c.filled, c.losses) for p, c in self._partitions.items() if p in until}
         for partition, offset in until.items():
             self._adopt(partition, offset, now + hold_ms / 1000, now + (hold_ms + lease_ms) / 1000)
         try:
             await self._settled(until, now + hold_ms / 1000)
         finally:
-            progress = {p: self._progress(p, before.get(p, (0, 0))) for p in until if p in self._partitions}
+            progress = {p: self._progress(p, before.get(p, (0, 0, 0, 0))) for p in until if p in self._partitions}
             for partition in until:
                 if not lease_ms or self._is_stopped(partition):
                     self._release(partition)
         for done in progress.values():
-            if done.error is not None:
+            if done.error is not None and not done.is_paused:
                 raise done.error
         return progress
 
@@ -130,8 +149,10 @@ class LinkCopier:
             if self.failure is not None:
                 raise self.failure
             now = self.clock()
-            waiting = [c for p in partitions if (c := self._partitions.get(p)) is not None and c.phase is not Phase.STOPPED]
-            if all(c.has_reached for c in waiting) and (now >= hold_until or not waiting):
+            copies = [c for p in partitions if (c := self._partitions.get(p)) is not None]
+            waiting = [c for c in copies if c.phase not in (Phase.STOPPED, Phase.PAUSED)]
+            is_over = now >= hold_until or all(c.phase is Phase.STOPPED for c in copies)
+            if is_over and all(c.has_reached for c in waiting):
                 return
             future = Future()
             self._waiters.add(future)
@@ -145,7 +166,8 @@ class LinkCopier:
             for copy in waiting:
                 if not copy.has_reached:
                     copy.give_up_after(patience_s, now)
-                    if now - max(self._appender.settled_at, copy.adopted_at) > patience_s and copy.phase is not Phase.STOPPED:
+                    is_silent = not copy.in_flight and now - max(self._appender.settled_at, copy.adopted_at) > patience_s
+                    if is_silent and copy.phase is not Phase.STOPPED:
                         copy.stop(RecoveryExhaustedError(f"{copy}: the source sent nothing for {patience_s:.0f} s at offset {copy.acked}"))
 
     def _adopt(self, partition: TopicPartition, until: int | None, hold_until: float, lease_until: float) -> None:
@@ -157,7 +179,7 @@ class LinkCopier:
         copy.until = until
         copy.hold_until = hold_until
         copy.lease_until = lease_until
-        if copy.phase is Phase.COPYING and not any(partition in f.session.positions for f in self._fetchers.values()):
+        if copy.phase is Phase.COPYING and not self._puller.is_pulling(partition):
             # It had reached its former offset and was left alone since.
             copy.phase = Phase.DRAINING
             self._after_trouble(copy)
@@ -170,17 +192,20 @@ class LinkCopier:
             self._to_sync.discard(partition)
 
     def _leave(self, copy: PartitionCopy) -> None:
-        for fetcher in self._fetchers.values():
-            fetcher.session.forget(copy.partition)
+        self._puller.leave(copy.partition)
         self._appender.drop(copy)
 
     def _is_stopped(self, partition: TopicPartition) -> bool:
         copy = self._partitions.get(partition)
         return copy is not None and copy.phase is Phase.STOPPED
 
-    def _progress(self, partition: TopicPartition, before: tuple[int, int]) -> Progress:
+    def _progress(self, partition: TopicPartition, before: tuple[int, int, int, int]) -> Progress:
         copy = self._partitions[partition]
-        return Progress(copy.acked, copy.records - before[0], copy.bytes - before[1], copy.troubles, copy.error)
+        now = (copy.records, copy.bytes, copy.filled, copy.losses)
+        records, size, filled, losses = (after - former for after, former in zip(now, before))
+        return Progress(
+            copy.acked, records, size, copy.troubles, filled, losses, copy.phase is Phase.PAUSED and copy.error is not None, copy.error
+        )
 
     # -- from trouble back to copying -----------------------------------------
 
@@ -201,44 +226,194 @@ class LinkCopier:
                     await self._sync_wanted(max(0.001, min(self._partitions[p].not_before for p in self._to_sync) - now))
                     continue
                 self._to_sync.difference_update(due)
-                states = await read_append_states(self.source, self.target, due, self.producer_id)
-                joining = []
-                for partition in due:
-                    copy = self._partitions.get(partition)
-                    if copy is None or copy.phase is Phase.STOPPED:
-                        continue
-                    state = states.get(partition)
-                    if state is None:
-                        copy.phase = Phase.SYNCING
-                        copy.trouble("the last record batch could not be read", self.clock())
-                        copy.not_before = max(copy.not_before, self.clock() + 0.02)
-                        self._after_trouble(copy)
-                    elif isinstance(state, TolerantClientError):
-                        copy.phase = Phase.SYNCING
-                        copy.doubt(state, self.clock())
-                        self._after_trouble(copy)
-                    else:
-                        copy.resume(state, self.clock())
-                        joining.append(partition)
-                await self._join(joining)
+                try:
+                    await self._sync(due)
+                except KafkaError as error:
+                    self._not_read(due, f"the place could not be read: {type(error).__name__}: {error}")
                 self._notify()
         finally:
             self._is_syncing = False
 
+    async def _sync(self, due: list[TopicPartition]) -> None:
+        """Reads the places of partitions, and lets those that can go on."""
+        due = await self._led(await self._present(due))
+        topics = {p.topic for p in due}
+        await self._read_facts(topics)
+        self._not_read([p for p in due if p.topic not in self._facts], "the target topic is not there")
+        due = [p for p in due if p.topic in self._facts]
+        copies = {p: copy for p in due if (copy := self._partitions.get(p)) is not None}
+        copied = {p: (copy.former_epoch, copy.acked) for p, copy in copies.items() if copy.former_epoch >= 0}
+        states = await read_append_states(self.source, self.target, due, self.producer_id, self.ledger, copied)
+        joining = []
+        for partition in due:
+            copy = self._partitions.get(partition)
+            if copy is None or copy.phase is Phase.STOPPED:
+                continue
+            copy.phase = Phase.SYNCING
+            rules = self._rules(copy)
+            state = states.get(partition)
+            now = self.clock()
+            if isinstance(state, Loss) and copy.misplaced is not None:
+                state = copy.misplaced
+            elif isinstance(state, AppendState) and copy.is_too_large(state.log_end, rules.max_batch_bytes):
+                state = self._oversized(copy, state)
+            if state is None:
+                copy.trouble("the last record batch could not be read", now)
+                copy.not_before = max(copy.not_before, now + 0.02)
+            elif isinstance(state, TolerantClientError):
+                copy.doubt(state, now)
+            elif isinstance(state, AheadOfSource):
+                copy.wait(state.state.log_end, now + _AHEAD_S)
+                self._to_sync.add(partition)
+            elif isinstance(state, LogStart):
+                self._spawn(self._start_log, copy, state, rules)
+                continue
+            elif isinstance(state, Loss):
+                self._spawn(self._lose, copy, state, rules)
+                continue
+            else:
+                copy.resume(state, rules, now)
+                joining.append(partition)
+            if copy.phase not in (Phase.COPYING, Phase.PAUSED):
+                self._after_trouble(copy)
+        await self._join(joining)
+
+    def _not_read(self, partitions: Iterable[TopicPartition], reason: str) -> None:
+        """Partitions whose place could not be read are asked for again, a little later each time."""
+        for partition in partitions:
+            copy = self._partitions.get(partition)
+            if copy is not None and copy.phase not in (Phase.STOPPED, Phase.COPYING):
+                copy.phase = Phase.SYNCING
+                copy.trouble(reason, self.clock())
+                self._after_trouble(copy)
+
+    async def _led(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Those with a leader on both clusters: to wait for another one's election would hold up all."""
+        leaderless: dict[TopicPartition, str] = {}
+        for cluster in (self.source, self.target):
+            await cluster.track({p.topic for p in partitions})
+            without = [p for p in partitions if cluster.manager.cluster.leader_for_partition(p) in (None, -1)]
+            if without:
+                self._spawn(self._refresh, cluster)
+            leaderless.update(dict.fromkeys(without, cluster.name))
+        for partition, name in leaderless.items():
+            self._not_read([partition], f"the partition has no leader on the {name}")
+        return [p for p in partitions if p not in leaderless]
+
+    async def _refresh(self, cluster: RawCluster) -> None:
+        """Asks for leaders; a cluster that does not answer shows in the partitions that wait for it."""
+        try:
+            await cluster.refresh()
+        except KafkaError:
+            pass
+
+    async def _present(self, due: list[TopicPartition]) -> list[TopicPartition]:
+        """Those that the target has; asking a broker for the log of another one would hold up all."""
+        there = await self.target.partitions({p.topic for p in due})
+        present = [p for p in due if p.partition in there.get(p.topic, ())]
+        for partition in set(due).difference(present):
+            self._facts.pop(partition.topic, None)
+            copy = self._partitions.get(partition)
+            if copy is not None and copy.phase is not Phase.STOPPED:
+                copy.phase = Phase.SYNCING
+                copy.absent(self.clock())
+                self._after_trouble(copy)
+        return present
+
+    async def _read_facts(self, topics: set[str]) -> None:
+        """What the partitions' rules depend on: the target's topics, and whether the source cleans its own."""
+        now = self.clock()
+        if stale := [t for t in topics if t not in self._facts or now - self._facts[t][0] > _FACTS_LAST_S]:
+            sources = await describe_topics(self.source, stale)
+            for topic, facts in (await topic_facts(self.target, stale)).items():
+                # Brokers before 0.11 do not tell; they have no gaps but those of the cleaner.
+                is_cleaned = topic not in sources or not sources[topic].effective or sources[topic].is_compacted
+                self._facts[topic] = (now, facts, is_cleaned)
+
+    def _rules(self, copy: PartitionCopy) -> AppendRules:
+        _, facts, is_cleaned = self._facts[copy.partition.topic]
+        fill = self.policy.for_topic(copy.partition.topic).gap_fill
+        way = choose_way(fill, is_compacted=facts.is_compacted or is_cleaned)
+        return AppendRules(way, facts.is_compacted, facts.max_message_bytes, copy.left_out)
+
+    async def _start_log(self, copy: PartitionCopy, found: LogStart, rules: AppendRules) -> None:
+        """Makes an empty log begin where the source's does, then looks again."""
+        copy.in_flight += 1
+        try:
+            await start_log_at(
+                self.target,
+                copy.partition,
+                found.state,
+                found.start,
+                is_compacted=rules.is_compacted,
+                max_batch_bytes=rules.max_batch_bytes,
+            )
+        except KafkaError as error:
+            copy.not_filled(Gap(found.state.log_end, found.start), error, self.clock())
+        copy.in_flight -= 1
+        copy.adopted_at = self.clock()
+        if self._partitions.get(copy.partition) is not copy:
+            return
+        if copy.phase is Phase.SYNCING:
+            self._want_sync(copy)
+        else:
+            self._after_trouble(copy)
+
+    # -- losses ---------------------------------------------------------------
+
+    def _oversized(self, copy: PartitionCopy, state: AppendState) -> Loss:
+        error = copy.too_large
+        assert error is not None
+        topic, index = copy.partition
+        now_ms = int(time.time() * 1000)
+        row = LedgerRow(now_ms, self.link, topic, index, error.offset, error.offset + 1, LossReason.OVERSIZED, str(error))
+        return Loss(row, error, state, state.log_end)
+
+    async def _lose(self, copy: PartitionCopy, loss: Loss, rules: AppendRules) -> None:
+        """Does what policy says of a loss that was found often enough."""
+        chosen = self.policy.for_topic(copy.partition.topic)
+        is_oversized = loss.row.reason == LossReason.OVERSIZED
+        policy = chosen.on_oversized if is_oversized else chosen.on_loss
+        now = self.clock()
+        if not copy.is_believed(str(loss.error), now):
+            pass
+        elif policy is LossPolicy.FAIL:
+            copy.stop(loss.error)
+        elif policy is LossPolicy.PAUSE:
+            copy.pause(loss.error, now + _PAUSE_S)
+            self._want_sync(copy)
+        elif await self._written(copy, loss):
+            if is_oversized:
+                copy.left_out.add(loss.row.from_offset)
+                copy.too_large = None
+            if loss.resume_at > loss.state.log_end:
+                copy.resume(loss.state, rules, self.clock())
+                items = copy.leave_out(loss.resume_at, int(time.time() * 1000))
+                self._appender.enqueue([(copy, item) for item in items])
+                await self._join([copy.partition])
+            else:
+                copy.trouble("a loss was written down", now)  # with the row in the ledger the place is another one
+        if self._partitions.get(copy.partition) is copy and copy.phase not in (Phase.COPYING, Phase.PAUSED):
+            self._after_trouble(copy)
+        self._notify()
+
+    async def _written(self, copy: PartitionCopy, loss: Loss) -> bool:
+        """True once a loss is in the ledger, if the partition is still ours then."""
+        try:
+            await self.ledger.write([loss.row])
+        except KafkaError as error:
+            copy.trouble(f"the ledger could not be written: {type(error).__name__}: {error}", self.clock())
+            return False
+        copy.losses += 1
+        return self._partitions.get(copy.partition) is copy and copy.phase is Phase.SYNCING
+
     async def _join(self, partitions: list[TopicPartition]) -> None:
-        """Puts partitions into the fetch session of the node that leads them."""
-        for node_id, members in (await self.source.by_leader(partitions)).items():
-            fetcher = self._fetchers.get(node_id)
-            is_new = fetcher is None
-            if fetcher is None:
-                fetcher = self._fetchers[node_id] = _Fetcher(node_id, await self.source.session(node_id))
-            for partition in members:
-                copy = self._partitions.get(partition)
-                if copy is not None and copy.phase is Phase.COPYING:
-                    copy.first_round = fetcher.round + 1
-                    fetcher.session.seek(partition, copy.position)
-            if is_new:
-                self._spawn(self._fetch_loop, fetcher)
+        try:
+            await self._puller.join(partitions)
+        except KafkaError as error:
+            for copy in [c for p in partitions if (c := self._partitions.get(p)) is not None]:
+                copy.trouble(f"the source's leader was not found: {error}", self.clock())
+                self._after_trouble(copy)
 
     def _after_trouble(self, copy: PartitionCopy) -> None:
         """Takes a troubled partition out of the flow; once drained it goes to the sync loop."""
@@ -251,119 +426,7 @@ class LinkCopier:
         if copy.phase is Phase.STOPPED:
             self._notify()
 
-    # -- source side ----------------------------------------------------------
-
-    async def _fetch_loop(self, fetcher: _Fetcher) -> None:
-        answer: FetchAnswer | None = None
-        try:
-            while True:
-                if not fetcher.session.positions:
-                    break
-                accepted = self._accept(fetcher, answer) if answer is not None else []
-                self._drop_expired()
-                fetching = self._net.call_soon_with_future(self._ask, fetcher) if fetcher.session.positions else None
-                self._appender.enqueue(accepted)
-                if fetching is None:
-                    break
-                answer = await fetching
-        finally:
-            if self._fetchers.get(fetcher.node_id) is fetcher:
-                del self._fetchers[fetcher.node_id]
-
-    async def _ask(self, fetcher: _Fetcher) -> FetchAnswer | None:
-        """The next answer of a node, once there is room for it; None after a failure."""
-        limits = self.limits
-        await self._appender.room(limits.fetch_max_bytes)
-        session = fetcher.session
-        fetcher.round += 1
-        request = session.request(
-            # Behind means that the answer comes at once: a lost one is found sooner.
-            max_wait_ms=10 if fetcher.is_behind else limits.fetch_max_wait_ms,
-            max_bytes=limits.fetch_max_bytes,
-            partition_max_bytes=limits.partition_max_bytes,
-        )
-        try:
-            answer = await self.source.send_fetch(fetcher.node_id, request)
-        except Errors.KafkaError as error:
-            session.failed()
-            await self._after_failed_fetch(fetcher, error)
-            return None
-        if not session.answered(answer):
-            await self._after_failed_fetch(fetcher, Errors.for_code(answer.error_code)())
-            return None
-        fetcher.failing_since = None
-        return answer
-
-    async def _after_failed_fetch(self, fetcher: _Fetcher, error: Exception) -> None:
-        """A node that does not answer may no longer lead: its partitions are placed anew."""
-        self._give_up_after(fetcher, error)
-        await self._net.sleep(0.02 * random.uniform(0.2, 1.0))
-        if not isinstance(
-            error, (Errors.KafkaConnectionError, Errors.NodeNotReadyError, Errors.RequestTimedOutError, Errors.KafkaTimeoutError)
-        ):
-            return
-        await self.source.refresh()
-        for partition in list(fetcher.session.positions):
-            if await self.source.leader(partition) != fetcher.node_id:
-                copy = self._partitions.get(partition)
-                if copy is not None:
-                    copy.trouble(f"node {fetcher.node_id} no longer leads", self.clock())
-                    self._after_trouble(copy)
-
-    def _give_up_after(self, fetcher: _Fetcher, error: Exception) -> None:
-        """Stops the partitions of a node that answered no fetch for as long as the patience lasts."""
-        now, patience_s = self.clock(), self.limits.patience_ms / 1000
-        if fetcher.failing_since is None:
-            fetcher.failing_since = now
-        if now - fetcher.failing_since <= patience_s:
-            return
-        for copy in [c for p in fetcher.session.positions if (c := self._partitions.get(p)) is not None]:
-            copy.stop(
-                RecoveryExhaustedError(
-                    f"{copy}: node {fetcher.node_id} of the source answered no fetch for {patience_s:.0f} s at offset"
-                    f" {copy.acked}; check that broker",
-                    (f"{type(error).__name__}: {error}",),
-                )
-            )
-            self._after_trouble(copy)
-
-    def _accept(self, fetcher: _Fetcher, answer: FetchAnswer) -> list[tuple[PartitionCopy, BatchHeader, memoryview]]:
-        """Takes what each partition can append, and moves the session past it."""
-        accepted = []
-        now = self.clock()
-        fetcher.is_behind = False
-        for part in answer.partitions:
-            copy = self._partitions.get(part.partition)
-            if copy is None or copy.phase is not Phase.COPYING or part.partition not in fetcher.session.positions:
-                continue
-            if copy.first_round > fetcher.round:
-                continue
-            if part.error_code:
-                copy.refused("fetch", part.error_code, now)
-                self._after_trouble(copy)
-                continue
-            copy.high_watermark = part.high_watermark
-            if copy.is_lease_over(now, self.limits.append_lease_ms / 1000):
-                copy.trouble("the last look at the target's log is too old", now)
-                self._after_trouble(copy)
-                continue
-            held = now < copy.hold_until or now < copy.lease_until
-            try:
-                for header, batch in iter_batches(part.records):
-                    if copy.until is not None and header.base_offset >= copy.until and not held:
-                        break
-                    if copy.accept(header):
-                        accepted.append((copy, header, batch))
-            except (RecordBatchError, TolerantClientError) as error:
-                copy.doubt(error, now)
-                self._after_trouble(copy)
-                continue
-            if copy.until is not None and copy.position >= copy.until and not held:
-                fetcher.session.forget(part.partition)
-            elif len(part.records):
-                fetcher.session.seek(part.partition, copy.position)
-                fetcher.is_behind |= copy.is_behind
-        return accepted
+    # -- what the source side and the appender tell ---------------------------
 
     def _drop_expired(self) -> None:
         """Lets go of partitions whose lease is over; looks at them once a second."""
@@ -375,8 +438,6 @@ class LinkCopier:
             if copy.has_reached and now > copy.lease_until > copy.hold_until:
                 self._release(partition)
 
-    # -- what the appender tells ----------------------------------------------
-
     def _appended(self, copies: list[PartitionCopy]) -> None:
         has_reached = False
         for copy in copies:
@@ -385,13 +446,16 @@ class LinkCopier:
             if copy.phase is not Phase.COPYING:
                 self._after_trouble(copy)
             else:
+                if copy.was_held_back and not copy.queue:
+                    copy.was_held_back = False
+                    self._spawn(self._join, [copy.partition])
                 has_reached |= copy.until is not None and copy.acked >= copy.until
         if has_reached:
             self._notify()
 
     def _no_leader(self, copy: PartitionCopy) -> None:
         copy.trouble("the target partition has no leader", self.clock())
-        self._spawn(self.target.refresh)
+        self._spawn(self._refresh, self.target)
         self._after_trouble(copy)
 
     # -- loops ----------------------------------------------------------------

@@ -1,7 +1,7 @@
 """One partition being copied: what is appended next, and what an answer means.
 
 Laws (DESIGN.md of the package, M1-M4):
-A. A batch is queued only when it starts exactly at `position`.
+A. What is queued starts exactly at `position`: batches, and the gaps between them.
 B. The sequence of a batch follows from the target's log alone, so every writer
    gives the same batch the same sequence.
 C. After anything that is not the expected answer the partition drains what is
@@ -9,6 +9,9 @@ C. After anything that is not the expected answer the partition drains what is
 D. Sequences have no gaps, so a batch that was appended proves all before it.
 E. What would stop the partition is believed only when it was found three times
    without progress in between.
+F. A gap is filled when all before it is acknowledged, and nothing goes out
+   behind it before it is filled: what fills it has no sequence in common with
+   the batches.
 
 No I/O and no clock here: the copier does the one and passes the other.
 """
@@ -22,11 +25,16 @@ from typing import NamedTuple
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import RecoveryExhaustedError, TolerantClientError, UnsupportedSourceError
+from tolerant_client.errors import OversizedRecordError, RecoveryExhaustedError, TargetDivergedError, TolerantClientError
+from tolerant_client.fetch import FetchedPartition
+from tolerant_client.mirror.appendable import Appendable, AppendRules, Claim, appendable, cover
+from tolerant_client.mirror.gaps import Gap, GapFill
 from tolerant_client.produce import add_sequence
 from tolerant_client.record_batch import BatchHeader, restamp
 
 BELIEVED_AFTER = 3
+_BEHIND_A_GAP = 1 << 20  # bytes that may wait for a gap to be filled, beside what came in the same answer
+_ABSENT_S = 3.0  # a broker hears of a new topic a little later than the others
 
 # Refusals that only say "this is not the next batch": somebody else appended it
 # (45, 46), or the broker's state of the producer is not what we read (47, 59).
@@ -52,6 +60,7 @@ class Phase(enum.Enum):
     SYNCING = "syncing"
     COPYING = "copying"
     DRAINING = "draining"
+    PAUSED = "paused"  # left alone until `not_before`: by the user's policy, with an error, or until the source catches up
     STOPPED = "stopped"
 
 
@@ -64,21 +73,35 @@ class PartitionCopy:
         self.phase = Phase.SYNCING
         self.position = -1  # next source offset to queue
         self.acked = -1  # every offset before it is on the target
-        self.high_watermark = -1
+        self.last_stable_offset = -1  # of the source
+        self.leader_epoch = -1  # of the source, of the last batch that was taken
+        self.former_epoch = -1  # the one before a new one showed up, until both logs were compared
         self.in_flight = 0
-        self.queue: deque[tuple[BatchHeader, memoryview]] = deque()
+        self.queue: deque[Appendable] = deque()
+        self.queued_bytes = 0
+        self.queued_gaps = 0
+        self.was_held_back = False  # what waits for a gap was enough; to be fetched again when it is gone
         self.hold_until = now  # copies for its owner until then, and after it while nobody else writes
         self.lease_until = now
         self.adopted_at = now
         self.not_before = now
         self.first_round = 0  # earlier fetch rounds asked for another position
         self.bytes = 0
+        self.filled = 0  # offsets in gaps
+        self.losses = 0  # ledger rows
         self.troubles = 0
         self.error: TolerantClientError | None = None
         self._state = AppendState(-1, -1, -1, 0)
-        self._first_log_end = -1
+        self._rules: AppendRules | None = None
+        self._shown: frozenset[Claim] = frozenset()  # what the last answer said and no checksum proves
+        self._first_log_end: int | None = None
+        self._absent_since: float | None = None
+        self._misplaced = ""  # what says that the target's log has become shorter than what was acknowledged
         self._checked_at = now
         self._troubled_since: float | None = None
+        self.left_out: set[int] = set()  # offsets of records that the user's policy gave up
+        self.too_large: OversizedRecordError | None = None  # a record that no batch of the target can hold
+        self.dry_since: float | None = None  # the source has something stable, and answers nothing
         self._reasons: deque[str] = deque(maxlen=5)
         self._doubts = 0
 
@@ -87,7 +110,7 @@ class PartitionCopy:
 
     @property
     def is_behind(self) -> bool:
-        return self.position < self.high_watermark
+        return self.position < self.last_stable_offset
 
     @property
     def has_reached(self) -> bool:
@@ -96,50 +119,88 @@ class PartitionCopy:
     @property
     def records(self) -> int:
         """Offsets that the target's log has gained, by whichever writer of the link."""
-        return self.acked - self._first_log_end
+        return 0 if self._first_log_end is None else self.acked - self._first_log_end
 
     @property
     def is_drained(self) -> bool:
         return self.phase is Phase.DRAINING and self.in_flight == 0
 
-    def resume(self, state: AppendState, now: float) -> None:
+    @property
+    def way(self) -> GapFill:
+        """How its gaps are filled."""
+        assert self._rules is not None
+        return self._rules.way
+
+    @property
+    def max_batch_bytes(self) -> int:
+        assert self._rules is not None
+        return self._rules.max_batch_bytes
+
+    def resume(self, state: AppendState, rules: AppendRules, now: float) -> None:
         """Goes on from what the target's log says."""
         if state.log_end > self.acked:
             self._progress()
         self._state = state
-        if self._first_log_end < 0:
-            self._first_log_end = state.log_end
-        self.position = self.acked = state.log_end
+        self._rules = rules
+        self._reached(state.log_end)
+        self.was_held_back = False
+        self._absent_since = None
+        self._misplaced = ""
         self.phase = Phase.COPYING
+        self.error = None
+        self.former_epoch = -1
         self._checked_at = now
 
-    def accept(self, header: BatchHeader) -> bool:
-        """True when this source batch is the next to append; moves the position over it.
+    def take(self, part: FetchedPartition, until: int | None, now_ms: int) -> list[Appendable]:
+        """What is appended next of an answer to a fetch at `position`; moves the position over it.
 
-        False for a batch that the target already has.  Raises
-        UnsupportedSourceError for what cannot keep its offsets yet.
+        Raises what appendable() does.
         """
-        if header.next_offset <= self.position:
-            return False
-        where = f"{self} at offset {header.base_offset}"
-        if header.base_offset != self.position:
-            raise UnsupportedSourceError(
-                f"The source of {self} has no record batch that starts at offset {self.position} (the next starts at"
-                f" {header.base_offset}); logs with gaps are not mirrored yet, exclude the topic"
-            )
-        if header.is_control or header.is_transactional:
-            raise UnsupportedSourceError(f"{where} is transactional; transactions are not mirrored yet, exclude the topic")
-        if header.record_count != header.last_offset_delta + 1:
-            raise UnsupportedSourceError(f"{where} is a compacted batch; they are not mirrored yet, exclude the topic")
-        self.position = header.next_offset
-        return True
+        assert self._rules is not None
+        course = appendable(part, self.position, until, self._rules, self._shown, now_ms)
+        self._shown = course.shown
+        self.position = course.position
+        self.left_out.difference_update([offset for offset in self.left_out if offset < self.position])
+        self.leader_epoch = max(self.leader_epoch, course.leader_epoch)
+        return course.items
 
-    def enqueue(self, header: BatchHeader, batch: memoryview) -> None:
-        """Stamps an accepted batch, in place, with our producer and queues it."""
+    def leave_out(self, until_offset: int, now_ms: int) -> list[Appendable]:
+        """Offsets from the position on that are given up, as what is appended next; not all of them where they are many.
+
+        Always as records: another writer may still have what was lost, and only their sequence makes the broker choose.
+        """
+        assert self._rules is not None
+        self._troubled_since = None
+        rules = self._rules._replace(way=GapFill.RECORDS)
+        items, self.position = cover(Gap(self.position, until_offset), rules, now_ms)
+        return items
+
+    def enqueue(self, item: Appendable) -> int:
+        """Queues what is next and returns its bytes; a batch is stamped, in place, with our producer."""
+        self.queue.append(item)
+        if isinstance(item, Gap):
+            self.queued_gaps += 1
+            return 0
+        header, batch = item
         state = self._state
         restamp(batch, state.producer_id, state.producer_epoch, state.next_sequence)
         self._state = state._replace(next_sequence=add_sequence(state.next_sequence, header.last_offset_delta + 1))
-        self.queue.append((header, batch))
+        self.queued_bytes += header.size
+        return header.size
+
+    def dequeue(self) -> Appendable:
+        """Takes what is next out of the queue."""
+        item = self.queue.popleft()
+        if isinstance(item, Gap):
+            self.queued_gaps -= 1
+        else:
+            self.queued_bytes -= item[0].size
+        return item
+
+    @property
+    def is_held_back(self) -> bool:
+        """True while so much waits for a gap to be filled that no more should be fetched."""
+        return self.queued_gaps > 0 and self.queued_bytes > _BEHIND_A_GAP
 
     def is_lease_over(self, now: float, append_lease_s: float) -> bool:
         """M4: a broker forgets an idle producer, so an old view of the log must not be appended to."""
@@ -157,9 +218,33 @@ class PartitionCopy:
             pass  # Law D: a later batch was appended, so this one was
         elif error_code == 0:
             # M3: either the answer is wrong or somebody else writes; the log will tell.
-            self.trouble(f"offset {header.base_offset} was appended at {base_offset}", now)
+            finding = f"offset {header.base_offset} was appended at {base_offset}"
+            if base_offset < header.base_offset:
+                self._misplaced = finding
+            self.trouble(finding, now)
         else:
             self.refused("append", error_code, now)
+
+    def gap_filled(self, gap: Gap, log_end: int, now: float) -> None:
+        """Takes the log end that was seen once a gap was filled."""
+        if log_end == gap.until_offset:
+            if self.phase is Phase.COPYING:
+                self.acked = max(self.acked, log_end)
+                self._checked_at = now
+            self.filled += gap.until_offset - gap.from_offset
+            self._progress()
+        else:
+            self.trouble(f"the log ends at {log_end} behind the gap {gap.from_offset} to {gap.until_offset}", now)
+
+    def not_filled(self, gap: Gap, error: Errors.KafkaError, now: float) -> None:
+        """Takes it that a gap could not be filled, or that nobody knows."""
+        finding = f"the gap {gap.from_offset} to {gap.until_offset} was not filled: {type(error).__name__}: {error}"
+        if getattr(error, "retriable", False):
+            self.trouble(finding, now)
+        elif isinstance(error, TolerantClientError):
+            self.doubt(error, now)
+        else:
+            self.doubt(TolerantClientError(f"{self}: {finding}; check the mirror's ACLs, or set gap.fill=records"), now)
 
     def lost(self, header: BatchHeader, reason: str, now: float) -> None:
         """Takes it that the answer for a batch in flight will not come."""
@@ -183,17 +268,58 @@ class PartitionCopy:
 
     def doubt(self, error: TolerantClientError, now: float) -> None:
         """Takes a finding that stops the partition, if it is found again (Law E)."""
+        if self.is_believed(str(error), now):
+            self.stop(error)
+
+    def absent(self, now: float) -> None:
+        """Takes it that the target does not have the partition; believed when that lasts."""
+        if self._absent_since is None:
+            self._absent_since = now
+        if now - self._absent_since > _ABSENT_S:
+            self.stop(
+                TolerantClientError(
+                    f"{self}: the target no longer has this partition, its topic was deleted there;"
+                    " the next start creates the topic and fills it again"
+                )
+            )
+        else:
+            self.trouble("the target topic is not there", now)
+
+    def is_too_large(self, log_end: int, max_batch_bytes: int) -> bool:
+        """True while the record that was found too large is still the next one, and still too large."""
+        if self.too_large is not None and (log_end > self.too_large.offset or max_batch_bytes > self.too_large.limit):
+            self.too_large = None
+        return self.too_large is not None
+
+    @property
+    def misplaced(self) -> TargetDivergedError | None:
+        """What it means that the target's log differs from the source's, if a batch of ours went to a lower offset.
+
+        A broker that knows nothing of a producer takes any sequence, so a log that was made anew, empty, between two
+        batches takes the second one at its start.
+        """
+        if not self._misplaced:
+            return None
+        return TargetDivergedError(
+            f"The target log of {self} has become shorter while the mirror wrote it: {self._misplaced}; its topic was deleted"
+            " and created again there, or an election took records back. Delete the target topic: the next start creates it"
+            " and fills it again"
+        )
+
+    def is_believed(self, finding: str, now: float) -> bool:
+        """True for what was found often enough; trouble before that (Law E)."""
         self._doubts += 1
         if self._doubts >= BELIEVED_AFTER:
-            self.stop(error)
-        else:
-            self.trouble(str(error), now)
+            return True
+        self.trouble(finding, now)
+        return False
 
     def trouble(self, reason: str, now: float) -> None:
         """Starts to drain: the place is read from the target's log once all in flight is settled."""
         if self.phase in (Phase.STOPPED, Phase.DRAINING):
             return
         self.phase = Phase.DRAINING
+        self._shown = frozenset()
         self.troubles += 1
         if self._troubled_since is None:
             self._troubled_since = now
@@ -213,13 +339,36 @@ class PartitionCopy:
 
     def drop_queue(self) -> int:
         """Forgets what is queued and returns its bytes; the copier does so after every trouble."""
-        dropped = sum(header.size for header, _ in self.queue)
+        dropped = self.queued_bytes
         self.queue.clear()
+        self.queued_bytes = self.queued_gaps = 0
         return dropped
+
+    def pause(self, error: TolerantClientError, until: float) -> None:
+        """Leaves the partition alone for a time: the user's policy."""
+        self.phase = Phase.PAUSED
+        self.error = error
+        self.not_before = until
+        self._troubled_since = None
+
+    def wait(self, log_end: int, until: float) -> None:
+        """Takes the target's log end as reached, and leaves the partition alone for a time."""
+        self._reached(log_end)
+        self.phase = Phase.PAUSED
+        self.error = None
+        self.not_before = until
+        self._troubled_since = None
 
     def stop(self, error: TolerantClientError) -> None:
         self.phase = Phase.STOPPED
         self.error = error
+
+    def _reached(self, log_end: int) -> None:
+        if self._first_log_end is None:
+            self._first_log_end = log_end
+        elif log_end < self.acked:
+            self._first_log_end -= self.acked - log_end  # what an election or a deletion took back is copied again
+        self.position = self.acked = log_end
 
     def _progress(self) -> None:
         self._troubled_since = None

@@ -4,38 +4,92 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from tolerant_client.errors import OptionError
 
 TIMESTAMP_TYPE = "message.timestamp.type"
 LOG_APPEND_TIME = "LogAppendTime"
+CLEANUP_POLICY = "cleanup.policy"
+MAX_MESSAGE_BYTES = "max.message.bytes"
+RETENTION_MS = "retention.ms"
+TIMESTAMP_BEFORE = "message.timestamp.before.max.ms"
+TIMESTAMP_AFTER = "message.timestamp.after.max.ms"
+
+# What a plan looks at even where it is only the brokers' default.
+EFFECTIVE = frozenset(
+    {TIMESTAMP_TYPE, CLEANUP_POLICY, MAX_MESSAGE_BYTES, RETENTION_MS, TIMESTAMP_BEFORE, TIMESTAMP_AFTER}
+)
+DEFAULT_MAX_MESSAGE_BYTES = 1_048_588  # ServerLogConfigs.java, since Kafka 2.x; 1,000,012 before
+_LONG_MAX = 2**63 - 1
+
+# Ledgers and offset maps say what is on their own cluster: two links in opposite directions do not mix them.
+OWN_TOPICS = "tolerant-mirror-"
 
 # What belongs to the brokers of one cluster, not to the topic.
-_NOT_COPIED = frozenset({"leader.replication.throttled.replicas", "follower.replication.throttled.replicas"})
+_NOT_COPIED = frozenset(
+    {
+        "leader.replication.throttled.replicas",
+        "follower.replication.throttled.replicas",
+        # Tiers (KIP-405): a cluster without them refuses the topic.
+        "remote.storage.enable",
+        "local.retention.ms",
+        "local.retention.bytes",
+        "remote.log.copy.disable",
+        "remote.log.delete.on.disable",
+        # Gone in Kafka 4.0 (KIP-724, KIP-1030 and KIP-937); none of them changes what a record is.
+        "message.format.version",
+        "message.downconversion.enable",
+        "message.timestamp.difference.max.ms",
+    }
+)
+_UNKNOWN_NAME = re.compile(r"Unknown topic config name: ([\w.\-]+)")
+_TOO_SMALL = re.compile(r"Invalid value (\S+) for configuration ([\w.\-]+): Value must be at least (\d+)")
 
 
 @dataclass(frozen=True)
 class TopicSpec:
-    """A topic as an administrator describes it; `config` holds only what was set for this topic."""
+    """A topic as an administrator describes it.
+
+    `config` holds only what was set for this topic; `effective` the values of
+    EFFECTIVE wherever they come from, and nothing where the brokers cannot say.
+    """
 
     name: str
     partitions: int
     replication_factor: int
     config: Mapping[str, str] = field(default_factory=dict)
+    effective: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_compacted(self) -> bool:
+        return "compact" in self.value(CLEANUP_POLICY, "").split(",")
+
+    @property
+    def max_message_bytes(self) -> int:
+        return int(self.value(MAX_MESSAGE_BYTES, str(DEFAULT_MAX_MESSAGE_BYTES)))
+
+    def value(self, name: str, default: str) -> str:
+        """The value in force."""
+        return self.config.get(name, self.effective.get(name, default))
 
 
 @dataclass(frozen=True)
 class TopicsPlan:
-    """Topics to create on the target, and those that are there already."""
+    """Topics to create on the target, those to give more partitions, and those that can stay as they are.
+
+    `grow` and `existing` have the source's partition counts.
+    """
 
     create: tuple[TopicSpec, ...]
     existing: tuple[TopicSpec, ...]
+    grow: tuple[TopicSpec, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def select_topics(pattern: str, available: Mapping[str, object]) -> list[str]:
-    """Topics whose whole name matches the regular expression, sorted.
+    """Topics whose whole name matches the regular expression, sorted; without the mirrors' own.
 
     Raises OptionError for a bad expression and when nothing matches.
     """
@@ -43,10 +97,11 @@ def select_topics(pattern: str, available: Mapping[str, object]) -> list[str]:
         expression = re.compile(pattern)
     except re.error as error:
         raise OptionError(f"--topics {pattern!r} is not a regular expression ({error}); quote it and escape special signs") from error
-    selected = sorted(name for name in available if expression.fullmatch(name))
+    offered = [name for name in available if not name.startswith(OWN_TOPICS)]
+    selected = sorted(name for name in offered if expression.fullmatch(name))
     if not selected:
-        near = difflib.get_close_matches(pattern, list(available), n=3, cutoff=0.5)
-        hint = f"; did you mean {' or '.join(near)}?" if near else f"; the source has {len(available)} topics"
+        near = difflib.get_close_matches(pattern, offered, n=3, cutoff=0.5)
+        hint = f"; did you mean {' or '.join(near)}?" if near else f"; the source has {len(offered)} topics"
         raise OptionError(f"No topic of the source matches {pattern!r}{hint}")
     return selected
 
@@ -56,31 +111,47 @@ def plan_topics(source: Mapping[str, TopicSpec], target: Mapping[str, TopicSpec]
 
     A missing topic is created with the source's partition count and
     configuration; its replication factor is the source's, or the number of
-    target brokers where that is less.  Raises OptionError for a target topic
-    that cannot hold the copy.
+    target brokers where that is less.  A target topic with fewer partitions
+    gets more.  Raises OptionError for a target topic that cannot hold the copy.
     """
-    create, existing = [], []
+    create: list[TopicSpec] = []
+    existing: list[TopicSpec] = []
+    grow: list[TopicSpec] = []
+    warnings: list[str] = []
     for name, wanted in source.items():
-        if wanted.config.get(TIMESTAMP_TYPE) == LOG_APPEND_TIME:
-            raise OptionError(
-                f"Topic {name} of the source has {TIMESTAMP_TYPE}={LOG_APPEND_TIME}; such topics are not mirrored yet, exclude it"
-            )
         present = target.get(name)
         if present is None:
-            create.append(_as_created(wanted, target_brokers))
+            created = _as_created(wanted, target_brokers)
+            create.append(created)
+            warnings += _creation_warnings(wanted)
             continue
-        if present.partitions < wanted.partitions:
-            raise OptionError(
-                f"Topic {name} has {present.partitions} partitions on the target and {wanted.partitions} on the source;"
-                f" add partitions to it, or delete it and let the mirror create it"
-            )
-        if present.config.get(TIMESTAMP_TYPE) == LOG_APPEND_TIME:
+        if present.value(TIMESTAMP_TYPE, "") == LOG_APPEND_TIME:
             raise OptionError(
                 f"Topic {name} of the target has {TIMESTAMP_TYPE}={LOG_APPEND_TIME}, which would rewrite timestamps;"
                 f" set it to CreateTime"
             )
-        existing.append(wanted)
-    return TopicsPlan(tuple(create), tuple(existing))
+        (existing if present.partitions >= wanted.partitions else grow).append(wanted)
+        warnings += _existing_warnings(wanted, present)
+    return TopicsPlan(tuple(create), tuple(existing), tuple(grow), tuple(warnings))
+
+
+def fit_config(topic: TopicSpec, refusal: str) -> tuple[TopicSpec, str]:
+    """The topic without what the target's brokers refused in these words, and a warning that says so.
+
+    Raises OptionError for a refusal that only the user can settle.
+    """
+    if (unknown := _UNKNOWN_NAME.search(refusal)) and unknown[1] in topic.config:
+        name = unknown[1]
+        return replace(topic, config={k: v for k, v in topic.config.items() if k != name}), (
+            f"topic {topic.name} is created without {name}={topic.config[name]}, which the target's brokers do not know"
+        )
+    if (small := _TOO_SMALL.search(refusal)) and topic.config.get(small[2]) not in (None, small[3]):
+        _, name, least = small.groups()
+        return replace(topic, config={**topic.config, name: least}), (
+            f"topic {topic.name} is created with {name}={least}, the least that the target's brokers take"
+            f" (the source has {topic.config[name]})"
+        )
+    raise OptionError(f"The target refuses to create topic {topic.name}: {refusal}; create it yourself, or exclude it")
 
 
 def _as_created(wanted: TopicSpec, target_brokers: int) -> TopicSpec:
@@ -88,5 +159,73 @@ def _as_created(wanted: TopicSpec, target_brokers: int) -> TopicSpec:
     config = {key: value for key, value in wanted.config.items() if key not in _NOT_COPIED}
     if int(config.get("min.insync.replicas", "1")) > replicas:
         config["min.insync.replicas"] = str(replicas)  # more than there are would refuse every append
-    config.setdefault(TIMESTAMP_TYPE, "CreateTime")  # the target's brokers may have another default
+    # The target's brokers may have other defaults.
+    if CLEANUP_POLICY in wanted.effective:
+        config.setdefault(CLEANUP_POLICY, wanted.effective[CLEANUP_POLICY])
+    if MAX_MESSAGE_BYTES in wanted.effective:
+        config.setdefault(MAX_MESSAGE_BYTES, str(max(wanted.max_message_bytes, DEFAULT_MAX_MESSAGE_BYTES)))
+    config[TIMESTAMP_TYPE] = "CreateTime"  # the source's append times are copied as such
+    # The source has taken the records already, long ago perhaps.  A 4.x broker refuses what is an hour ahead (KIP-1030).
+    config[TIMESTAMP_BEFORE] = config[TIMESTAMP_AFTER] = str(_LONG_MAX)
     return TopicSpec(wanted.name, wanted.partitions, replicas, config)
+
+
+def _creation_warnings(wanted: TopicSpec) -> Iterator[str]:
+    if not wanted.effective:
+        yield (
+            f"the source's brokers cannot tell the configuration of topic {wanted.name}: it is created with the target's"
+            f" defaults; create it yourself first if it is compacted or has a retention of its own"
+        )
+    if wanted.config.get("remote.storage.enable") == "true":
+        yield f"topic {wanted.name} is created without tiered storage: the target keeps all of its retention on local disks"
+
+
+def _existing_warnings(wanted: TopicSpec, present: TopicSpec) -> Iterator[str]:
+    name = wanted.name
+    if present.partitions < wanted.partitions:
+        yield (
+            f"topic {name} has {present.partitions} partitions on the target and {wanted.partitions} on the source: the"
+            f" target's gets the missing ones"
+        )
+    if wanted.effective and present.is_compacted and not wanted.is_compacted:
+        yield (
+            f"topic {name} is compacted on the target only: it will lose records that the source keeps; set"
+            f" {CLEANUP_POLICY}={wanted.value(CLEANUP_POLICY, 'delete')} on the target"
+        )
+    if wanted.is_compacted and not present.is_compacted:
+        yield (
+            f"topic {name} is compacted on the source only: the target deletes by age and size what the source keeps for"
+            f" ever; set {CLEANUP_POLICY}={wanted.value(CLEANUP_POLICY, 'compact')} on the target"
+        )
+    if present.max_message_bytes < wanted.max_message_bytes:
+        yield (
+            f"topic {name} takes batches of {present.max_message_bytes} bytes on the target and {wanted.max_message_bytes} on"
+            f" the source: larger ones are split, a larger record stops the copy; raise {MAX_MESSAGE_BYTES} on the target"
+        )
+    limits = {limit: _milliseconds(present, limit) for limit in (TIMESTAMP_BEFORE, TIMESTAMP_AFTER)}
+    # A record gets older on its way: only a limit for the future may be as low as the source's.
+    if limits[TIMESTAMP_BEFORE] < _LONG_MAX:
+        yield _timestamp_warning(name, TIMESTAMP_BEFORE, limits[TIMESTAMP_BEFORE], "older")
+    if limits[TIMESTAMP_AFTER] < _milliseconds(wanted, TIMESTAMP_AFTER):
+        yield _timestamp_warning(name, TIMESTAMP_AFTER, limits[TIMESTAMP_AFTER], "further ahead")
+    if _retention(present) < _retention(wanted):
+        yield (
+            f"topic {name} keeps records {present.value(RETENTION_MS, '')} ms on the target and"
+            f" {wanted.value(RETENTION_MS, '')} ms on the source"
+        )
+
+
+def _timestamp_warning(name: str, limit: str, value: int, which: str) -> str:
+    return (
+        f"topic {name} of the target refuses records whose timestamp is {which} than {value} ms; set"
+        f" {limit}={_LONG_MAX} on the target"
+    )
+
+
+def _milliseconds(topic: TopicSpec, limit: str) -> int:
+    return int(topic.value(limit, str(_LONG_MAX)))
+
+
+def _retention(topic: TopicSpec) -> int:
+    retention_ms = int(topic.value(RETENTION_MS, "-1"))
+    return _LONG_MAX if retention_ms < 0 else retention_ms

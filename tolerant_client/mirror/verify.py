@@ -1,242 +1,301 @@
-"""Compares two clusters offset by offset: "identical up to offset N" (M9).
+"""Compares two clusters offset by offset: "identical from A up to B" (M9).
 
-Copied batches are compared by the checksum of their records; where the two
-logs are cut into batches differently, record by record.  Control batches hold
-no records and are passed over on both sides.
+Laws:
+- Both logs' bounds are taken once, the target's before the source's: while a mirror runs the target is
+  never ahead of what the source said.  What the source gets later is not looked at.
+- Compared is what a read_committed consumer sees, in the offsets that both logs have; a log that starts
+  earlier than the other is no difference (retention is each cluster's own affair), and is said.
+- Nothing is left out silently: what could not be compared is in the report, with the reason.
+
+A Verification decides what to compare and puts the results together; who compares (this process, or the
+tasks of a Spark job) is the caller's.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
+import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.divergence import read_headers
+from tolerant_client.mirror.ledger import read_ledger
+from tolerant_client.mirror.log_comparison import Difference, Range
 from tolerant_client.mirror.plan import select_topics
-from tolerant_client.mirror.state import raise_for
+from tolerant_client.mirror.slices import Slice, SliceResult
+from tolerant_client.mirror.slices_comparison import MAX_BYTES, SlicesComparison
+from tolerant_client.mirror.topics import describe_topics, topic_ids
+from tolerant_client.mirror.verify_report import (
+    LogBounds,
+    PartitionReport,
+    Resumed,
+    VerifyReport,
+    partition_report,
+    read_state,
+)
 from tolerant_client.raw import EARLIEST, LATEST, RawCluster
-from tolerant_client.record_batch import BatchHeader, Record, decode_records, iter_batches, payload_digest
 
-_PARTITIONS_AT_ONCE = 64
-_FETCH_MAX_BYTES = 32 << 20
-_PARTITION_MAX_BYTES = 4 << 20
+__all__ = ["Difference", "PartitionReport", "Verification", "VerifyReport", "compare_here", "verify"]
 
-_Batch = tuple[BatchHeader, memoryview]
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The first offset that is not the same on both sides, and in which way."""
-
-    offset: int
-    reason: str
+_READ_COMMITTED: Final = 1
+_SAMPLES: Final = 3  # batches of a log that are looked at to guess how many bytes an offset takes
+_UNKNOWN_BYTES: Final = 1000  # an offset where no sample tells
+_LOOK_AGAIN_S: Final = 0.5
+_UNFINISHED: Final = "not compared to its end yet"
 
 
-@dataclass(frozen=True)
-class PartitionReport:
-    """Log bounds are half-open; None on the target where it has no such partition."""
+class Verification:
+    """One comparison of the topics that match a regular expression; both clusters share one event loop.
 
-    topic: str
-    partition: int
-    source_start: int
-    source_end: int
-    target_start: int | None
-    target_end: int | None
-    identical_until: int
-    first_difference: Difference | None
-
-
-@dataclass(frozen=True)
-class VerifyReport:
-    """`records` were compared, `seconds` were spent."""
-
-    partitions: tuple[PartitionReport, ...]
-    records: int
-    seconds: float
-
-    @property
-    def identical(self) -> bool:
-        return all(p.first_difference is None for p in self.partitions)
-
-    def as_json(self) -> dict[str, Any]:
-        return {"identical": self.identical, "partitions": [asdict(p) for p in self.partitions]}
-
-
-class LogComparison:
-    """Compares the batches of one partition as they come from both sides.  Pure.
-
-    `add` takes batches of SOURCE or TARGET in log order, `compare` consumes what
-    both have.  `identical_until` is the offset before which all is the same.
+    `prepare` comes first; `next_slices` until it returns none, each time with the results given to `take`;
+    `report` at any time.  With `allow_behind` a target that ends earlier lags, and differs not.
+    `resume` is the JSON of an earlier report.
     """
 
-    SOURCE, TARGET = 0, 1
+    def __init__(
+        self,
+        source: RawCluster,
+        target: RawCluster,
+        topics: str,
+        *,
+        allow_behind: bool = False,
+        resume: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.source = source
+        self.target = target
+        self.warnings: list[str] = []
+        self._topics = topics
+        self._allow_behind = allow_behind
+        self._resume = resume
+        self._started = time.monotonic()
+        self._partitions: list[TopicPartition] = []
+        self._present: set[TopicPartition] = set()  # on the target
+        self._pending: set[TopicPartition] = set()
+        self._accepted: dict[TopicPartition, tuple[Range, ...]] = {}
+        self._compacted: dict[str, tuple[bool, bool]] = {}
+        self._ids: dict[str, Any] = {}
+        self._resumed: dict[TopicPartition, Resumed] = {}
+        self._bounds: dict[TopicPartition, LogBounds] = {}
+        self._errors: dict[TopicPartition, str] = {}
+        self._results: dict[TopicPartition, dict[Range, SliceResult | None]] = {}  # by the bounds of slices
+        self._waited_since: float | None = None
 
-    def __init__(self, start: int) -> None:
-        self.identical_until = start
-        self.records = 0
-        self.difference: Difference | None = None
-        self._batches: tuple[deque[_Batch], deque[_Batch]] = (deque(), deque())
-        self._records: tuple[deque[Record], deque[Record]] = (deque(), deque())
-        self._ends = [start, start]  # both sides are known up to here
+    async def prepare(self) -> None:
+        """Looks at topics, ledger and the earlier report.
 
-    def needs(self, side: int) -> bool:
-        """True when nothing of `side` is left to compare."""
-        return not self._batches[side] and not self._records[side] and self._ends[side] <= self._ends[1 - side]
+        Raises OptionError when nothing matches or the report is no good, and ClusterUnreachableError.
+        """
+        source, target = self.source, self.target
+        chosen = await source.partitions()
+        chosen = {name: chosen[name] for name in select_topics(self._topics, chosen)}
+        present = await target.partitions(chosen)
+        self._partitions = [TopicPartition(name, index) for name, indexes in chosen.items() for index in indexes]
+        if not self._partitions:
+            raise OptionError(f"The topics matching {self._topics!r} have no partitions")
+        self._present = {p for p in self._partitions if p.partition in present.get(p.topic, ())}
+        self._pending = set(self._partitions)
+        configs = [await describe_topics(cluster, chosen) for cluster in (source, target)]
+        for name in chosen:
+            first, second = (config[name].is_compacted if name in config else False for config in configs)
+            # Brokers before 0.11 do not say whether a topic is compacted: then it is what its copy is.
+            is_told = bool(name in configs[0] and (configs[0][name].config or configs[0][name].effective))
+            self._compacted[name] = (first if is_told else second, second)
+        for row in await read_ledger(target):
+            partition = TopicPartition(row.topic, row.partition)
+            self._accepted[partition] = (*self._accepted.get(partition, ()), (row.from_offset, row.until_offset))
+        for side, cluster, names in (("source", source, list(chosen)), ("target", target, list(present))):
+            ids = {name: str(topic_id) for name, topic_id in (await topic_ids(cluster, names)).items()}
+            self._ids[side] = {"cluster": await cluster.cluster_id(), "topics": ids}
+        if self._resume is not None:
+            self._resumed, self.warnings = read_state(self._resume, self._ids)
 
-    def position(self, side: int) -> int:
-        """The offset to fetch from next."""
-        return self._ends[side]
+    async def next_slices(self) -> list[Slice]:
+        """Ranges to compare, a partition each; those without a leader come later, when they have one.
 
-    def add(self, side: int, header: BatchHeader, batch: memoryview) -> None:
-        """Takes the next batch; one that lies before `position` is ignored."""
-        if header.next_offset <= self._ends[side]:
-            return
-        self._ends[side] = header.next_offset
-        if not header.is_control:
-            self._batches[side].append((header, batch))
-
-    def compare(self) -> None:
-        """Compares as far as both sides are known."""
-        source, target = self._batches
-        while self.difference is None:
-            if not any(self._records) and source and target and _same_batch(source[0], target[0]):
-                header, _ = source.popleft()
-                target.popleft()
-                self.records += header.record_count
-                self.identical_until = header.next_offset
-                continue
-            for side in (self.SOURCE, self.TARGET):
-                while not self._records[side] and self._batches[side]:
-                    _, batch = self._batches[side].popleft()
-                    self._records[side].extend(r for r in decode_records(batch) if r.offset >= self.identical_until)
-            if not all(self._records):
-                self._compare_with_nothing()
-                return
-            while all(self._records) and self.difference is None:
-                self._compare_records(self._records[0].popleft(), self._records[1].popleft())
-
-    def _compare_with_nothing(self) -> None:
-        """One side has no record where the other one's next record is, and never will."""
-        for side, missing in ((self.SOURCE, "target"), (self.TARGET, "source")):
-            if self._records[side] and self._records[side][0].offset < self._ends[1 - side]:
-                self.difference = Difference(self._records[side][0].offset, f"missing on the {missing}")
-                return
-        # A side that has no record left may still end before the other one's next record: a gap in both.
-        known = min(*self._ends, *(records[0].offset for records in self._records if records))
-        self.identical_until = max(self.identical_until, known)
-
-    def _compare_records(self, source: Record, target: Record) -> None:
-        if source.offset != target.offset:
-            missing = "target" if source.offset < target.offset else "source"
-            self.difference = Difference(min(source.offset, target.offset), f"missing on the {missing}")
-            return
-        for field in ("timestamp", "key", "value", "headers"):
-            if getattr(source, field) != getattr(target, field):
-                self.difference = Difference(source.offset, f"{field} differs")
-                return
-        self.records += 1
-        self.identical_until = source.offset + 1
-
-
-def _same_batch(source: _Batch, target: _Batch) -> bool:
-    return source[0].base_offset == target[0].base_offset and payload_digest(source[1]) == payload_digest(target[1])
-
-
-async def verify(
-    source: RawCluster, target: RawCluster, topics: str, progress: Callable[[int], None] = lambda records: None
-) -> VerifyReport:
-    """Compares every topic of the source whose name matches, up to both log ends at the start.
-
-    `progress` is told the number of records compared so far.  Raises OptionError
-    when nothing matches and ClusterUnreachableError.
-    """
-    started = time.monotonic()
-    await source.connect()
-    await target.connect()
-    chosen = await source.partitions()
-    chosen = {name: chosen[name] for name in select_topics(topics, chosen)}
-    present = await target.partitions(chosen)
-    partitions = [TopicPartition(name, index) for name, indexes in chosen.items() for index in indexes]
-    both = [p for p in partitions if p.partition in present.get(p.topic, ())]
-    if not partitions:
-        raise OptionError(f"The topics matching {topics!r} have no partitions")
-    bounds = [
-        await cluster.list_offsets(dict.fromkeys(wanted, which))
-        for cluster, wanted in ((source, partitions), (target, both))
-        for which in (EARLIEST, LATEST)
-    ]
-    logs = {p: LogComparison(max(bounds[0][p], bounds[2][p])) for p in both}
-    ends = {p: min(bounds[1][p], bounds[3][p]) for p in both}
-    compared = 0
-    for first in range(0, len(both), _PARTITIONS_AT_ONCE):
-        chunk = {p: logs[p] for p in both[first : first + _PARTITIONS_AT_ONCE]}
-        while open_logs := {p: log for p, log in chunk.items() if log.difference is None and log.identical_until < ends[p]}:
-            await _fetch_both(source, target, open_logs, ends)
-            progress(compared + sum(log.records for log in chunk.values()))
-        compared += sum(log.records for log in chunk.values())
-    reports = tuple(_report(p, [b.get(p) for b in bounds], logs.get(p)) for p in partitions)
-    return VerifyReport(reports, compared, time.monotonic() - started)
-
-
-def _report(partition: TopicPartition, bounds: list[int | None], log: LogComparison | None) -> PartitionReport:
-    source_start, source_end, target_start, target_end = bounds
-    assert source_start is not None and source_end is not None
-    difference: Difference | None
-    if log is None or target_start is None or target_end is None:
-        identical_until, difference = source_start, Difference(source_start, "the target has no such partition")
-    else:
-        identical_until, difference = log.identical_until, log.difference
-        if difference is None and source_start != target_start:
-            ahead = "source" if source_start > target_start else "target"
-            difference = Difference(min(source_start, target_start), f"the {ahead} log starts later")
-        elif difference is None and source_end != target_end:
-            behind = "target" if source_end > target_end else "source"
-            difference = Difference(min(source_end, target_end), f"the {behind} log ends earlier")
-    return PartitionReport(
-        partition.topic, partition.partition, source_start, source_end, target_start, target_end, identical_until, difference
-    )
-
-
-async def _fetch_both(
-    source: RawCluster, target: RawCluster, logs: Mapping[TopicPartition, LogComparison], ends: Mapping[TopicPartition, int]
-) -> None:
-    """Fetches what is missing of both sides at the same time, and compares."""
-    futures = []
-    for side, cluster in ((LogComparison.SOURCE, source), (LogComparison.TARGET, target)):
-        positions = {p: log.position(side) for p, log in logs.items() if log.needs(side) and log.position(side) < ends[p]}
-        futures.append((side, source.net.call_soon_with_future(_read, cluster, positions)))
-    for side, future in futures:
-        for partition, batches in (await future).items():
-            for header, batch in batches:
-                logs[partition].add(side, header, batch)
-    for log in logs.values():
-        log.compare()
-
-
-async def _read(cluster: RawCluster, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, list[_Batch]]:
-    """The next whole batches of each partition that has any; at least one partition has."""
-
-    async def ask() -> dict[TopicPartition, list[_Batch]]:
-        found: dict[TopicPartition, list[_Batch]] = {}
-        groups: Iterable[tuple[int, list[TopicPartition]]] = (await cluster.by_leader(positions)).items()
-        for node, members in groups:
-            fetched = await cluster.fetch(
-                node,
-                {p: positions[p] for p in members},
-                max_wait_ms=100,
-                max_bytes=_FETCH_MAX_BYTES,
-                partition_max_bytes=_PARTITION_MAX_BYTES,
-            )
-            for part in fetched:
-                if part.error_code:
+        Empty at the end.  A partition that has no leader for the cluster's patience is given up, and reported.
+        """
+        while self._pending:
+            ready = await self._with_leaders()
+            if ready:
+                found = await self._list_bounds(ready)
+                self._pending -= found.keys()
+                self._bounds.update(found)
+                if slices := [wanted for p in found if (wanted := self._slice(p)) is not None]:
+                    for wanted in slices:
+                        self._results[TopicPartition(wanted.topic, wanted.partition)] = {wanted[2:4]: None}
+                    return slices
+            now = time.monotonic()
+            self._waited_since = now if self._waited_since is None else self._waited_since
+            if now - self._waited_since > self.source.patience_ms / 1000:
+                for partition in self._pending:
+                    self._errors.setdefault(partition, f"it had no leader for {self.source.patience_ms / 1000:.0f} s")
+                self._pending.clear()
+            elif self._pending:
+                await self.source.net.sleep(_LOOK_AGAIN_S)
+                for cluster in (self.source, self.target):
                     await cluster.refresh()
-                    raise_for(part.error_code, f"Fetch of {part.partition.topic}-{part.partition.partition}")
-                if part.partition in positions:
-                    found[part.partition] = list(iter_batches(part.records))
+        return []
+
+    async def bytes_per_offset(self, slices: Iterable[Slice]) -> dict[Slice, float]:
+        """About how many bytes an offset takes on the source, from a few of its batches."""
+        sizes: dict[Slice, list[float]] = {wanted: [] for wanted in slices}
+        for number in range(_SAMPLES):
+            offsets = {}
+            for wanted in sizes:
+                place = (wanted.until_offset - 1 - wanted.from_offset) * number // (_SAMPLES - 1)
+                offsets[TopicPartition(wanted.topic, wanted.partition)] = wanted.from_offset + place
+            headers = await read_headers(self.source, offsets)
+            for wanted, found in sizes.items():
+                header = headers.get(TopicPartition(wanted.topic, wanted.partition))
+                if header is not None:
+                    found.append(header.size / (header.last_offset_delta + 1))
+        return {wanted: sum(found) / len(found) if found else _UNKNOWN_BYTES for wanted, found in sizes.items()}
+
+    def split(self, slices: Mapping[Slice, Sequence[Slice]]) -> None:
+        """Slices of `next_slices` are compared in these parts."""
+        for wanted, parts in slices.items():
+            self._results[TopicPartition(wanted.topic, wanted.partition)] = {part[2:4]: None for part in parts}
+
+    def take(self, results: Iterable[SliceResult]) -> None:
+        """The result of a slice, or what is known of it so far; the last one counts."""
+        for result in results:
+            partition = TopicPartition(result.slice.topic, result.slice.partition)
+            if result.slice[2:4] in self._results.get(partition, {}):
+                self._results[partition][result.slice[2:4]] = result
+
+    def report(self, *, is_finished: bool = True) -> VerifyReport:
+        """What is known now; partitions that are not finished have an error that says so."""
+        reports = tuple(self._report(p, is_finished) for p in self._partitions)
+        return VerifyReport(reports, sum(r.records for r in reports), time.monotonic() - self._started, self._ids)
+
+    # -- how it is decided ----------------------------------------------------
+
+    async def _with_leaders(self) -> list[TopicPartition]:
+        found = self._pending
+        for cluster, wanted in ((self.source, self._pending), (self.target, self._pending & self._present)):
+            await cluster.track({p.topic for p in wanted})
+            known = cluster.manager.cluster
+            found = {p for p in found if p not in wanted or known.leader_for_partition(p) not in (None, -1)}
+        return [p for p in self._partitions if p in found]
+
+    async def _list_bounds(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, LogBounds]:
+        """Of the target first; partitions whose brokers do not answer are left out, for another time."""
+        present = [p for p in partitions if p in self._present]
+        target_end = await self._list(self.target, present, LATEST, _READ_COMMITTED)
+        target_start = await self._list(self.target, present, EARLIEST)
+        source_end = await self._list(self.source, partitions, LATEST, _READ_COMMITTED)
+        source_start = await self._list(self.source, partitions, EARLIEST)
+        found = {}
+        for p in partitions:
+            if p in source_start and p in source_end and (p not in self._present or (p in target_start and p in target_end)):
+                found[p] = LogBounds(source_start[p], source_end[p], target_start.get(p), target_end.get(p))
         return found
 
-    return await cluster.insist("reading record batches", ask) if positions else {}
+    async def _list(
+        self, cluster: RawCluster, partitions: Sequence[TopicPartition], which: int, isolation_level: int = 0
+    ) -> dict[TopicPartition, int]:
+        try:
+            return await cluster.list_offsets(dict.fromkeys(partitions, which), isolation_level=isolation_level)
+        except (Errors.KafkaError, ValueError) as error:
+            if len(partitions) < 2:
+                for partition in partitions:
+                    self._errors[partition] = str(error)
+                return {}
+        # One of them spoils it for all: each is asked for alone, at the same time.
+        asked = [cluster.net.call_soon_with_future(self._list, cluster, [p], which, isolation_level) for p in partitions]
+        return {p: offset for future in asked for p, offset in (await future).items()}
+
+    def _slice(self, partition: TopicPartition) -> Slice | None:
+        """What is to compare of a partition; None when nothing is."""
+        bounds = self._bounds[partition]
+        if bounds.target_start is None or bounds.target_end is None:
+            return None
+        start, until = max(bounds.source_start, bounds.target_start), min(bounds.source_end, bounds.target_end)
+        if (state := self._resumed.get(partition)) is not None:
+            if state.identical_until > until:
+                self.warnings.append(
+                    f"{partition.topic}-{partition.partition} was compared up to {state.identical_until}, and a log ends at"
+                    f" {until} now; it is compared from its start"
+                )
+                del self._resumed[partition]
+            else:
+                start = max(start, state.identical_until)
+        if start >= until:
+            return None
+        accepted = self._accepted.get(partition, ())
+        return Slice(partition.topic, partition.partition, start, until, self._compacted[partition.topic], accepted)
+
+    def _report(self, partition: TopicPartition, is_finished: bool) -> PartitionReport:
+        bounds = self._bounds.get(partition)
+        if bounds is None:
+            error = self._errors.get(partition, _UNFINISHED)
+            resumed = self._resumed.get(partition, Resumed(0, 0))
+            return PartitionReport(
+                partition.topic,
+                partition.partition,
+                0,
+                0,
+                None,
+                None,
+                resumed.identical_until,
+                None,
+                resumed.from_offset,
+                error=error,
+            )
+        results = [
+            result or SliceResult(Slice(partition.topic, partition.partition, *part), 0, part[0], error=_UNFINISHED)
+            for part, result in self._results.get(partition, {}).items()
+        ]
+        if not is_finished:
+            results = [r if r.identical_until >= r.slice.until_offset else _unfinished(r) for r in results]
+        return partition_report(
+            partition,
+            bounds,
+            results,
+            allow_behind=self._allow_behind,
+            accepted=self._accepted.get(partition, ()),
+            resumed=self._resumed.get(partition),
+        )
+
+
+def _unfinished(result: SliceResult) -> SliceResult:
+    if result.first_difference is not None or result.error is not None:
+        return result
+    return replace(result, error=_UNFINISHED)
+
+
+async def compare_here(
+    verification: Verification,
+    progress: Callable[[VerifyReport], None] = lambda report: None,
+    *,
+    max_bytes: int = MAX_BYTES,
+) -> VerifyReport:
+    """Compares in this process; `progress` is called about once a second with what is known so far.
+
+    `max_bytes` bounds the fetched data in memory.  Raises what Verification.prepare does.
+    """
+    source, target = verification.source, verification.target
+    await verification.prepare()
+
+    def report_progress(results: Sequence[SliceResult]) -> None:
+        verification.take(results)
+        progress(verification.report(is_finished=False))
+
+    while slices := await verification.next_slices():
+        comparison = SlicesComparison(
+            source, target, slices, max_bytes=max_bytes, patience_ms=source.patience_ms, progress=report_progress
+        )
+        verification.take(await comparison.run())
+    return verification.report()
+
+
+async def verify(source: RawCluster, target: RawCluster, topics: str, **options: Any) -> VerifyReport:
+    """Compares every topic of the source whose name matches; `options` are those of Verification.
+
+    Raises OptionError when nothing matches and ClusterUnreachableError.
+    """
+    return await compare_here(Verification(source, target, topics, **options))

@@ -20,6 +20,8 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.append import CopyLimits
 from tolerant_client.mirror.copy import LinkCopier, Progress
+from tolerant_client.mirror.losses import MirrorPolicy
+from tolerant_client.mirror.translated import TranslatedCopier
 from tolerant_client.raw import RawCluster
 
 
@@ -31,10 +33,13 @@ class LinkConfig:
     target: Mapping[str, Any] = field(repr=False)
     producer_id: int
     limits: CopyLimits = CopyLimits()
+    link: str = "default"
+    policy: MirrorPolicy = MirrorPolicy()
+    is_translated: bool = False  # offsets=translated: `producer_id` is not used
 
     def key(self) -> str:
         """The same for equal links; `credentials` count by what they hold.  A digest, since passwords are among it."""
-        parts = [dict(self.source), dict(self.target), self.producer_id, vars(self.limits)]
+        parts = [dict(self.source), dict(self.target), self.producer_id, vars(self.limits), self.link, self.policy, self.is_translated]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=vars).encode()).hexdigest()
 
 
@@ -44,7 +49,13 @@ class _Worker:
         self._net = NetworkSelector(client_id="tolerant-mirror")
         self._source = RawCluster(link.source, self._net, name="source")
         self._target = RawCluster(link.target, self._net, name="target")
-        self.copier = LinkCopier(self._source, self._target, link.producer_id, link.limits)
+        self.copier: LinkCopier | TranslatedCopier
+        if link.is_translated:
+            self.copier = TranslatedCopier(self._source, self._target, link.link, limits=link.limits, policy=link.policy)
+        else:
+            self.copier = LinkCopier(
+                self._source, self._target, link.producer_id, link.limits, link=link.link, policy=link.policy
+            )
         self._net.start()
 
     @property

@@ -1,0 +1,292 @@
+"""Old brokers and old message formats, mirrored to a new one: same offsets, keys, values and times.
+
+With TOLERANT_LONG=1 more versions are started.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import kafka
+import pytest
+from kafka.admin import NewTopic
+from kafka.structs import TopicPartition
+from support.legacy_sets import message_set
+from support.mirror_link import consume, create_topic
+from support.zookeeper_kafka import ZooKeeperKafka, zookeeper_kafka_jars
+
+from tolerant_client import codecs
+from tolerant_client.mirror.copy import LinkCopier, Progress
+from tolerant_client.mirror.gaps import FILLER
+from tolerant_client.mirror.sync import prepare_link
+from tolerant_client.raw import LATEST, RawCluster
+from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.testing import KafkaCluster
+from tolerant_client.testing.artifacts import ClusterStartError, java_executable
+
+pytestmark = pytest.mark.broker
+LONG = bool(os.environ.get("TOLERANT_LONG"))
+
+T0 = 1_500_000_000_000
+OLD_CODECS = {"none": codecs.NONE, "gzip": codecs.GZIP, "snappy": codecs.SNAPPY, "lz4": codecs.LZ4}
+SIZES = (1, 7, 40, 2)  # of the sets that a piece of a log is made of
+FORMATS = {0: "0.9.0", 1: "0.10.0", 2: "0.11.0"}  # message.format.version
+
+Row = tuple[int, int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]  # as consume() has them
+
+
+class Version(NamedTuple):
+    """What a test must know of a broker."""
+
+    number: tuple[int, ...]
+    produce: int  # version of Produce for sets of v0 and v1
+    formats: tuple[int, ...]  # what it stores
+
+    @property
+    def tells_versions(self) -> bool:
+        return self.number >= (0, 10)
+
+
+VERSIONS = {
+    "0.8.2.2": Version((0, 8, 2), 0, (0,)),
+    "0.9.0.1": Version((0, 9), 1, (0,)),
+    "0.10.2.2": Version((0, 10, 2), 2, (0, 1)),
+    "0.11.0.3": Version((0, 11), 2, (0, 1, 2)),
+    "1.1.1": Version((1, 1), 2, (0, 1, 2)),
+    "2.8.2": Version((2, 8), 2, (0, 1, 2)),
+    "3.9.1": Version((3, 9), 2, (2,)),
+}
+
+
+def pair(offset: int) -> tuple[bytes | None, bytes | None]:
+    key = None if offset % 5 == 1 else b"k%d" % offset
+    return key, None if offset % 7 == 3 else b"value %d " % offset * (offset % 9)
+
+
+class OldLogs:
+    """Writes logs of every format that a broker has; `rows` is what must be found on the target."""
+
+    def __init__(self, broker: ZooKeeperKafka, stored: int | None = None) -> None:
+        self.broker = broker
+        self._stored = stored  # the format of new topics, if it is not the broker's own
+        self.version = VERSIONS[broker.version]
+        self.rows: dict[str, list[Row]] = {}
+        self.source_config: dict[str, Any] = {"bootstrap_servers": broker.bootstrap_servers}
+        if not self.version.tells_versions:
+            self.source_config["api_version"] = self.version.number
+
+    def write(self, names: Collection[str] = (*OLD_CODECS, "zstd"), formats: Collection[int] | None = None) -> None:
+        """Topics vMAGIC-CODEC, and mixed-CODEC with a piece of each format, as upgrades leave it."""
+        formats = self.version.formats if formats is None else formats
+        for magic in formats:
+            if magic != self._stored and len(self.version.formats) > 1:
+                self.broker.restart({"log.message.format.version": FORMATS[magic]})
+                self._stored = magic
+            for codec in names:
+                if codec != "zstd":
+                    self._write_piece(f"v{magic}-{codec}", magic, codec)
+                    if len(formats) > 1:
+                        self._write_piece(f"mixed-{codec}", magic, codec)
+                elif self.version.number >= (2, 1) and magic == 2:
+                    self._write_piece("v2-zstd", magic, codec)
+
+    def _write_piece(self, topic: str, magic: int, codec: str) -> None:
+        if topic not in self.rows:
+            self.broker.make_topic(topic)
+        rows = self.rows.setdefault(topic, [])
+        number = OLD_CODECS.get(codec, codecs.ZSTD)
+        for size in SIZES:
+            start = len(rows)
+            given = [pair(n) for n in range(start, start + size)]
+            headers = [(("h", None), ("h", b"%d" % n)) if magic == 2 and n % 3 else () for n in range(size)]
+            if magic < 2:
+                sent = message_set(magic, number, given, 0, T0 + start)
+                assert self.broker.produce(topic, sent, min(magic + 1, self.version.produce)) == start
+            else:
+                records = [Record(0, T0 + start + n, *given[n], headers[n]) for n in range(size)]
+                assert append(self.source_config, topic, encode_batch(records, codec=number)) == start
+            rows += [(start + n, T0 + start + n if magic else -1, *given[n], headers[n]) for n in range(size)]
+
+
+def append(config: Mapping[str, Any], topic: str, batch: bytes) -> int:
+    with RawCluster(config) as cluster:
+
+        async def run() -> int:
+            partition = TopicPartition(topic, 0)
+            await cluster.list_offsets({partition: LATEST})
+            (answer,) = await cluster.produce_and_wait(await cluster.leader(partition), {partition: memoryview(batch)})
+            assert answer.error_code == 0, answer
+            return answer.base_offset
+
+        return cluster.run(run)
+
+
+def mirror(source: Mapping[str, Any], target: str, topics: str) -> dict[TopicPartition, Progress]:
+    """One run of a link, as `mirror --once` does it."""
+    with RawCluster(source, name="source") as origin:
+        copy = RawCluster({"bootstrap_servers": target}, origin.net, name="target")
+        try:
+
+            async def run() -> dict[TopicPartition, Progress]:
+                prepared = await prepare_link(origin, copy, topics, "old")
+                return await LinkCopier(origin, copy, prepared.producer_id, link="old").copy(prepared.ends)
+
+            return origin.run(run)
+        finally:
+            copy.close()
+
+
+def check(logs: OldLogs, target: str) -> None:
+    """Mirrors all that was written, twice (the second run finds everything there), and reads the target."""
+    prefix = f"^({'|'.join(logs.rows)})$"
+    for _ in range(2):
+        progress = mirror(logs.source_config, target, prefix)
+        assert {p.topic: done.acked for p, done in progress.items()} == {name: len(rows) for name, rows in logs.rows.items()}
+    for name, rows in logs.rows.items():
+        assert consume(target, name, 1, len(rows))[0] == rows, name
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., OldLogs]]:
+    """Starts a broker that lives until the end of the test."""
+    with ExitStack() as stack:
+
+        def start(version: str, stored: int | None = None, **config: str) -> OldLogs:
+            try:
+                java_executable()
+                zookeeper_kafka_jars(version)
+            except ClusterStartError as error:
+                if os.environ.get("CI"):
+                    pytest.fail(str(error), pytrace=False)
+                pytest.skip(str(error))
+            if stored is not None:
+                config["log.message.format.version"] = FORMATS[stored]
+            return OldLogs(stack.enter_context(ZooKeeperKafka(version, config)), stored)
+
+        yield start
+
+
+def create(broker: ZooKeeperKafka, topics: Mapping[str, Mapping[str, str]]) -> None:
+    """Topics with a configuration, which brokers take from 0.10.1 on."""
+    admin = kafka.KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+    try:
+        admin.create_topics([NewTopic(name, 1, 1, topic_configs=dict(config)) for name, config in topics.items()])
+    finally:
+        admin.close()
+    for name in topics:
+        broker.make_topic(name)  # waits for the leader
+
+
+def source_rows(broker: ZooKeeperKafka, topic: str, count: int) -> list[Row]:
+    """Every record as stock kafka-python reads it from the old broker; -1 for no timestamp."""
+    rows = consume(broker.bootstrap_servers, topic, 1, count)[0]
+    return [(offset, -1 if time is None else time, key, value, headers) for offset, time, key, value, headers in rows]
+
+
+def without_filler(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row[4] != ((FILLER, None),)]
+
+
+def test_a_log_of_v0_and_v1_sets_is_mirrored_to_kafka_4(started: Callable[..., OldLogs], kafka_cluster: KafkaCluster) -> None:
+    logs = started("0.10.2.2", stored=0)
+    create(logs.broker, {"stamped": {"message.timestamp.type": "LogAppendTime", "message.format.version": FORMATS[1]}})
+    logs.write(["none", "lz4"])
+    for size in SIZES:
+        logs.broker.produce("stamped", message_set(1, codecs.GZIP, [pair(n) for n in range(size)], 0, T0), 2)
+    logs.rows["stamped"] = source_rows(logs.broker, "stamped", sum(SIZES))
+    assert min(row[1] for row in logs.rows["stamped"]) > T0 + 10**11
+    check(logs, kafka_cluster.bootstrap_servers)
+
+
+@pytest.mark.skipif(not LONG, reason="starts more brokers: TOLERANT_LONG=1")
+def test_kafka_2_8_is_mirrored_to_kafka_4(started: Callable[..., OldLogs], kafka_cluster: KafkaCluster) -> None:
+    logs = started("2.8.2", stored=2)
+    logs.write(["gzip"], formats=[2])
+    check(logs, kafka_cluster.bootstrap_servers)
+
+
+@pytest.mark.skipif(not LONG, reason="starts more brokers: TOLERANT_LONG=1")
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_version_format_and_codec_is_mirrored_to_kafka_4(
+    started: Callable[..., OldLogs], kafka_cluster_factory: Callable[..., KafkaCluster], version: str
+) -> None:
+    formats = VERSIONS[version].formats
+    logs = started(version, stored=0 if len(formats) > 1 else None)
+    logs.write()
+    check(logs, kafka_cluster_factory().bootstrap_servers)
+
+
+@pytest.mark.skipif(not LONG, reason="starts more brokers: TOLERANT_LONG=1")
+@pytest.mark.parametrize("version", [name for name, version in VERSIONS.items() if 2 in version.formats])
+def test_transactions_of_old_brokers_keep_their_offsets(
+    started: Callable[..., OldLogs], kafka_cluster_factory: Callable[..., KafkaCluster], version: str
+) -> None:
+    logs = started(version)
+    target = kafka_cluster_factory().bootstrap_servers
+    servers = logs.broker.bootstrap_servers
+    logs.broker.make_topic("transactions")
+    producer = kafka.KafkaProducer(bootstrap_servers=servers, transactional_id="old", max_block_ms=60_000)
+    try:
+        producer.init_transactions()
+        for number in range(9):
+            producer.begin_transaction()
+            for n in range(5):
+                producer.send("transactions", b"%d/%d" % (number, n), key=b"k", timestamp_ms=T0 + number)
+            if number % 3 == 1:
+                producer.flush()
+                producer.abort_transaction()
+            else:
+                producer.commit_transaction()
+    finally:
+        producer.close()
+    end = 9 * 6
+    committed = {"isolation_level": "read_committed"}
+    rows = consume(servers, "transactions", 1, end, **committed)[0]
+    assert len(rows) == 6 * 5
+    for _ in range(2):
+        ((_, done),) = mirror(logs.source_config, target, "transactions").items()
+        assert done.acked == end
+    assert consume(target, "transactions", 1, end, **committed)[0] == rows
+
+
+@pytest.mark.skipif(not LONG, reason="starts more brokers: TOLERANT_LONG=1")
+@pytest.mark.parametrize(("version", "magic"), [("0.10.2.2", 0), ("0.10.2.2", 1), ("2.8.2", 1), ("2.8.2", 2)])
+@pytest.mark.parametrize("is_made", [False, True])
+def test_compacted_logs_keep_their_offsets(
+    started: Callable[..., OldLogs], kafka_cluster_factory: Callable[..., KafkaCluster], version: str, magic: int, is_made: bool
+) -> None:
+    """Holes between and inside compressed sets; brokers before 0.11 do not tell that the topic is compacted."""
+    logs = started(version, **{"log.cleaner.backoff.ms": "300"})
+    target = kafka_cluster_factory().bootstrap_servers
+    config = {
+        "cleanup.policy": "compact",
+        "segment.bytes": "20000",
+        "min.cleanable.dirty.ratio": "0.01",
+        "message.format.version": FORMATS[magic],
+    }
+    create(logs.broker, {"compacted": config})
+    count = 3000
+    for first in range(0, count, 20):
+        numbers = range(first, first + 20)
+        given = [(b"k%d" % (n if n % 3 == 0 else n * 7 % 97), None if n % 50 == 7 else b"v%d" % n) for n in numbers]
+        assert logs.broker.produce("compacted", message_set(1, codecs.GZIP, given, 0, T0 + first), 2) == first
+    rows: list[Row] = []
+    for _ in range(60):  # until the cleaner has done what it can
+        before, rows = rows, source_rows(logs.broker, "compacted", count)
+        if before == rows and len(rows) < count:
+            break
+        time.sleep(1)
+    assert len(rows) < count
+    if is_made:
+        create_topic(target, "compacted", config={"cleanup.policy": "compact", "min.compaction.lag.ms": "3600000"})
+    for _ in range(2):
+        ((_, done),) = mirror(logs.source_config, target, "compacted").items()
+        assert done.acked == count
+    found = consume(target, "compacted", 1, count)[0]
+    # Where filler has the form of transactions that were aborted, a reader of all records sees it too.
+    assert without_filler(found) == rows
+    assert [row[0] for row in found] == sorted({row[0] for row in found})

@@ -1,0 +1,513 @@
+"""What a mirror makes of a source that loses records, is cut, made anew, or grows (M7, incidents 2, 4 and 5)."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+
+import kafka
+import pytest
+from kafka.admin import NewPartitions, NewTopic
+from kafka.structs import TopicPartition
+from support.mirror_link import T0, append_batches, append_records, both, compare, consume, create_topic, ends, header_at, mirror, prepare
+
+from tolerant_client.errors import DataLossError, SourceTruncatedError, TargetDivergedError
+from tolerant_client.mirror import state
+from tolerant_client.mirror.append import CopyLimits
+from tolerant_client.mirror.copy import LinkCopier
+from tolerant_client.mirror.epochs import source_truncations
+from tolerant_client.mirror.gaps import FILLER
+from tolerant_client.mirror.ledger import LEDGER_TOPIC, Ledger, read_ledger
+from tolerant_client.mirror.losses import LedgerRow, Loss, LossPolicy, MirrorPolicy
+from tolerant_client.mirror.partition import AppendState
+from tolerant_client.mirror.producers import ProducerEntry, log_end_offsets
+from tolerant_client.mirror.sync import plan_link, prepare_link
+from tolerant_client.raw import LATEST, RawCluster
+from tolerant_client.record_batch import Record, encode_batch, restamp
+from tolerant_client.testing import KafkaCluster
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
+LONG = bool(os.environ.get("TOLERANT_LONG"))
+CONTINUE = MirrorPolicy(on_loss=LossPolicy.CONTINUE)
+SMALL = {"heap": "256m", "java_options": ["-XX:TieredStopAtLevel=1"]}
+
+
+def losses(servers: str, topic: str) -> list[tuple[int, int, int, str]]:
+    with RawCluster({"bootstrap_servers": servers}, name="reader") as cluster:
+        rows = cluster.run(read_ledger, cluster)
+    return [(row.partition, row.from_offset, row.until_offset, row.reason) for row in rows if row.topic == topic]
+
+
+def values(servers: str, topic: str, count: int) -> dict[int, bytes | None]:
+    """Records of partition 0 without filler, by offset."""
+    found = consume(servers, topic, 1, count)[0]
+    return {offset: value for offset, _, _, value, headers in found if not any(name == FILLER for name, _ in headers)}
+
+
+def delete_records(servers: str, topic: str, before: int) -> None:
+    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
+    admin.delete_records({TopicPartition(topic, 0): before})
+    admin.close()
+
+
+def create_again(servers: str, topic: str, records: int) -> None:
+    """Deletes a topic and creates it with other records."""
+    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
+    admin.delete_topics([topic])
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            create_topic(servers, topic)
+            break
+        except Exception:
+            time.sleep(0.1)
+    admin.close()
+    append_batches(servers, [(TopicPartition(topic, 0), encode_batch([Record(0, T0, None, b"new %d" % n) for n in range(records)]))])
+
+
+# -- records that are gone before they were copied ----------------------------
+
+
+def overtake(source: str, target: str, topic: str) -> None:
+    """100 records are copied; of the next 100 the source deletes the first 50."""
+    create_topic(source, topic)
+    append_records(source, topic, 100)
+    mirror(source, target, topic)
+    append_records(source, topic, 100, first=100)
+    delete_records(source, topic, 150)
+
+
+def test_retention_that_overtook_the_mirror_ends_it_before_anything_is_written(source: str, target: str) -> None:
+    topic = "trouble-overtaken"
+    overtake(source, target, topic)
+    with pytest.raises(DataLossError, match=f"{topic}-0 no longer has offsets 100 to 150"):
+        mirror(source, target, topic)
+    assert ends(target, topic) == [100]
+    assert losses(target, topic) == []
+
+
+def test_copying_goes_on_behind_what_retention_took_and_the_ledger_says_so_once(source: str, target: str) -> None:
+    topic = "trouble-overtaken-continue"
+    overtake(source, target, topic)
+    policy = MirrorPolicy.parse(on_loss=["fail", "trouble-.*=continue"])
+    (progress,) = mirror(source, target, topic, policy=policy).values()
+    assert (progress.losses, progress.acked) == (1, 200)
+    assert losses(target, topic) == [(0, 100, 150, "retention")]
+    original, copied = consume(source, topic, 1, 50)[0], consume(target, topic, 1, 200)[0]
+    assert [record for record in copied if record[0] >= 150] == original
+    assert [r for r in copied if r[0] in range(100, 150) and not r[4]] == []
+    # Under any policy: what the ledger says is not found again.
+    (progress,) = mirror(source, target, topic).values()
+    assert (progress.losses, progress.records) == (0, 0)
+    assert len(losses(target, topic)) == 1
+
+
+def test_paused_partition_waits_while_others_are_copied(source: str, target: str) -> None:
+    overtake(source, target, "trouble-paused")
+    create_topic(source, "trouble-unpaused")
+    append_records(source, "trouble-unpaused", 10)
+    progress = mirror(source, target, "trouble-(un)?paused", policy=MirrorPolicy(on_loss=LossPolicy.PAUSE))
+    paused = progress[TopicPartition("trouble-paused", 0)]
+    assert paused.is_paused and isinstance(paused.error, DataLossError)
+    assert ends(target, "trouble-paused") == [100]
+    assert ends(target, "trouble-unpaused") == [10]
+    assert losses(target, "trouble-paused") == []
+
+
+# -- records that are gone after they were copied -----------------------------
+
+
+@pytest.mark.parametrize("records", [0, 30, 150])
+def test_topic_that_was_created_again_is_found_by_its_content(source: str, target: str, records: int) -> None:
+    topic = f"trouble-again-{records}"
+    create_topic(source, topic)
+    append_records(source, topic, 100)
+    mirror(source, target, topic)
+    create_again(source, topic, records) if records else recreate_empty(source, topic)
+    with pytest.raises(SourceTruncatedError, match=f"{topic}-0.*deleted and created again"):
+        mirror(source, target, topic)
+    assert ends(target, topic) == [100]
+
+
+def recreate_empty(servers: str, topic: str) -> None:
+    create_again(servers, topic, 1)
+    delete_records(servers, topic, 1)
+
+
+def test_topic_that_was_created_again_is_copied_from_where_it_grows_beyond_the_old_one(source: str, target: str) -> None:
+    topic = "trouble-again-continue"
+    create_topic(source, topic)
+    append_records(source, topic, 100)
+    mirror(source, target, topic)
+    create_again(source, topic, 30)
+    (progress,) = mirror(source, target, topic, policy=CONTINUE).values()
+    assert progress.acked == 100
+    assert losses(target, topic) == [(0, 0, 100, "recreation")]
+    (progress,) = mirror(source, target, topic).values()  # nothing to copy yet, and no new loss
+    assert progress.acked == 100
+    late = encode_batch([Record(0, T0, None, b"late %d" % n) for n in range(90)])
+    append_batches(source, [(TopicPartition(topic, 0), late)])  # one batch across the end of the target's log
+    (progress,) = mirror(source, target, topic).values()
+    assert (progress.acked, progress.losses) == (120, 0)
+    assert values(target, topic, 120)[119] == b"late 89"
+    assert values(target, topic, 120)[100] == b"late 70"
+    assert values(target, topic, 120)[99] != b"late 69"
+    assert mirror(source, target, topic)[TopicPartition(topic, 0)].losses == 0
+    assert len(losses(target, topic)) == 1
+
+
+def test_topic_that_is_created_again_while_it_is_copied_ends_the_mirror(source: str, target: str) -> None:
+    topic = "trouble-again-live"
+    create_topic(source, topic)
+    append_records(source, topic, 100)
+    partition = TopicPartition(topic, 0)
+    with both(source, target) as (origin, copy):
+
+        async def run() -> None:
+            link = await prepare_link(origin, copy, topic, "live")
+            copier = LinkCopier(origin, copy, link.producer_id, link="live")
+            await copier.copy({partition: 100}, lease_ms=60_000)
+            create_again(source, topic, 150)  # blocks this loop: the mirror sleeps meanwhile
+            await copier.copy({partition: 150}, lease_ms=60_000)
+
+        with pytest.raises(SourceTruncatedError, match="deleted and created again"):
+            origin.run(run)
+    assert ends(target, topic) == [100]
+
+
+# -- what rewriting must not hide ---------------------------------------------
+
+
+def test_coalesced_batches_are_recognised_and_other_records_in_them_are_not(source: str, target: str) -> None:
+    topic = "trouble-coalesced"
+    create_topic(source, topic)
+    append_records(source, topic, 300, per_batch=1)
+    mirror(source, target, topic)
+    assert mirror(source, target, topic)[TopicPartition(topic, 0)].records == 0
+    producer = kafka.KafkaProducer(bootstrap_servers=target)
+    producer.send(topic, b"foreign", partition=0)
+    producer.close()
+    append_records(source, topic, 300, first=300, per_batch=1)
+    with pytest.raises(TargetDivergedError, match=f"{topic}-0 has a foreign record batch at offset 300"):
+        mirror(source, target, topic, policy=CONTINUE)
+    assert losses(target, topic) == []
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told by the broker", "found in the log"])
+def test_copy_whose_log_ends_in_gaps_goes_on_with_the_right_sequence(
+    source: str, target: str, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = f"trouble-gap-at-end-{told}"
+    if not told:
+        monkeypatch.setattr(state, "can_describe_producers", lambda _: False)  # as before Kafka 2.8
+    create_topic(source, topic)
+    producer = kafka.KafkaProducer(bootstrap_servers=source, transactional_id=topic)
+    producer.init_transactions()
+    for kind in ("commit", "abort", "commit", "abort"):
+        producer.begin_transaction()
+        producer.send(topic, kind.encode(), partition=0)
+        producer.flush()
+        getattr(producer, f"{kind}_transaction")()
+        mirror(source, target, topic)
+    producer.close()
+    assert ends(target, topic) == ends(source, topic) == [8]
+    data = [header_at(target, TopicPartition(topic, 0), offset) for offset in (0, 4)]
+    assert [header.base_sequence for header in data] == [0, 1]
+    for isolation in ("read_committed", "read_uncommitted"):
+        copied = consume(target, topic, 1, 2, isolation_level=isolation)[0]
+        assert [(offset, value) for offset, _, _, value, h in copied if not h] == [(0, b"commit"), (4, b"commit")]
+
+
+def test_sequence_and_log_end_of_different_moments_are_never_put_together(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A writer reads the log end, 2. another appends, 3. the first asks for the sequence: it must not append that again."""
+    topic = "trouble-moments"
+    partition = TopicPartition(topic, 0)
+    create_topic(source, topic)
+    with kafka.KafkaProducer(bootstrap_servers=source, transactional_id=topic) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"1", partition=0)
+        producer.commit_transaction()
+    mirror(source, target, topic)
+    append_records(source, topic, 3)
+    ask = state.describe_producers
+
+    async def append_before_asking(cluster: RawCluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, list[ProducerEntry]]:
+        append_batches(target, [(partition, bytes(next_batch))])
+        return await ask(cluster, partitions)
+
+    with both(source, target) as (origin, copy):
+        producer_id = origin.run(state.init_producer_id, copy, "tests")
+        read = (state.read_append_states, origin, copy, [partition], producer_id)
+        before = origin.run(*read)[partition]
+        assert before == AppendState(2, producer_id, 0, 1)
+        next_batch = bytearray(encode_batch([Record(0, T0, None, b"next")]))
+        restamp(next_batch, *before[1:])
+        monkeypatch.setattr(state, "describe_producers", append_before_asking)
+        assert origin.run(*read) == {}
+        monkeypatch.undo()
+        assert isinstance(origin.run(*read)[partition], Loss)  # what was appended is not the source's record
+    assert ends(target, topic) == [3]
+
+
+# -- a source that grows ------------------------------------------------------
+
+
+def test_partitions_and_topics_that_are_added_are_copied_too(source: str, target: str) -> None:
+    create_topic(source, "trouble-grows", 1)
+    append_records(source, "trouble-grows", 10)
+    mirror(source, target, "trouble-grows.*")
+    admin = kafka.KafkaAdminClient(bootstrap_servers=source)
+    admin.create_partitions({"trouble-grows": NewPartitions(3)})
+    admin.close()
+    create_topic(source, "trouble-grows-too", 1)
+    append_records(source, "trouble-grows", 10, partitions=3, first=10)
+    append_records(source, "trouble-grows-too", 10)
+    with both(source, target) as (origin, copy):
+        planned = origin.run(plan_link, origin, copy, "trouble-grows.*")
+    assert [t.name for t in planned.topics.create] == ["trouble-grows-too"]
+    assert [(t.name, t.partitions) for t in planned.topics.grow] == [("trouble-grows", 3)]
+    mirror(source, target, "trouble-grows.*")
+    assert ends(target, "trouble-grows", 3) == [20, 10, 10]
+    assert ends(target, "trouble-grows-too") == [10]
+
+
+def test_once_ends_before_an_open_transaction(source: str, target: str) -> None:
+    topic = "trouble-open"
+    create_topic(source, topic)
+    append_records(source, topic, 10)
+    producer = kafka.KafkaProducer(bootstrap_servers=source, transactional_id=topic)
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send(topic, b"open", partition=0)
+    producer.flush()
+    append_records(source, topic, 10, first=10)
+    assert prepare(source, target, topic).ends == {TopicPartition(topic, 0): 10}
+    assert mirror(source, target, topic)[TopicPartition(topic, 0)].acked == 10
+    producer.commit_transaction()
+    producer.close()
+    assert mirror(source, target, topic)[TopicPartition(topic, 0)].acked == 22
+
+
+# -- the ledger ---------------------------------------------------------------
+
+
+def test_rows_of_racing_writers_are_read_once_and_the_topic_keeps_them_for_ever(target: str) -> None:
+    row = LedgerRow(T0, "race", "trouble-ledger", 0, 5, 9, "retention", "gone")
+    with RawCluster({"bootstrap_servers": target}, name="target") as cluster:
+
+        async def run() -> list[LedgerRow]:
+            writers = [Ledger(cluster, "race") for _ in range(3)]
+            others = [row._replace(partition=n) for n in (1, 2)]
+            waiting = [
+                cluster.net.call_soon_with_future(lambda w=writer, r=new: w.write([r])) for writer in writers for new in (row, *others)
+            ]
+            for future in waiting:
+                await future
+            for writer in writers:
+                await writer.write([row, row._replace(until_offset=12)])
+            return sorted(r for r in await read_ledger(cluster) if r.topic == row.topic)
+
+        grown = row._replace(from_offset=9, until_offset=12)
+        assert cluster.run(run) == [row, grown, row._replace(partition=1), row._replace(partition=2)]
+    admin = kafka.KafkaAdminClient(bootstrap_servers=target)
+    (described,) = admin.describe_topics([LEDGER_TOPIC])
+    admin.close()
+    assert len(described["partitions"]) == 1
+
+
+# -- leader epochs ------------------------------------------------------------
+
+
+def test_healthy_source_tells_of_no_truncation(source: str) -> None:
+    create_topic(source, "trouble-epochs")
+    append_records(source, "trouble-epochs", 20)
+    partition = TopicPartition("trouble-epochs", 0)
+    with RawCluster({"bootstrap_servers": source}, name="source") as cluster:
+        assert cluster.run(source_truncations, cluster, {partition: (0, 20)}) == {}
+        # A copy that went further than the epoch does was cut.
+        assert cluster.run(source_truncations, cluster, {partition: (0, 25)}) == {partition: 20}
+        assert cluster.run(source_truncations, cluster, {partition: (-1, 25)}) == {}
+
+
+def test_what_an_election_took_back_is_lost_even_where_equal_records_came_again(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = "trouble-epochs-equal"
+    partition = TopicPartition(topic, 0)
+    create_topic(source, topic)
+    append_records(source, topic, 20)
+    mirror(source, target, topic)
+
+    async def cut(*_: object) -> dict[TopicPartition, int]:
+        return {partition: 12}
+
+    monkeypatch.setattr(state, "source_truncations", cut)
+    with both(source, target) as (origin, copy):
+        found = origin.run(state.read_append_states, origin, copy, [partition], 0)[partition]
+    assert isinstance(found, Loss)
+    assert found.row[4:7] == (12, 20, "truncation")
+    assert (found.state.log_end, found.resume_at) == (20, 20)
+
+
+# -- more nodes, minutes ------------------------------------------------------
+
+long_only = pytest.mark.skipif(not LONG, reason="starts three nodes: TOLERANT_LONG=1")
+
+
+@pytest.fixture
+def three_nodes() -> Iterator[KafkaCluster]:
+    # One election by unclean replicas at once, not after five minutes.
+    settings = {"unclean.leader.election.enable": "true", "unclean.leader.election.interval.ms": "1000"}
+    with KafkaCluster(nodes=3, broker_config=settings, **SMALL) as cluster:
+        yield cluster
+    gc.collect()  # the sockets of refused connections, while their warnings are still ignored
+
+
+def create_replicated(servers: str, topic: str, assignment: list[int], config: dict[str, str] | None = None) -> None:
+    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
+    admin.create_topics([NewTopic(topic, -1, -1, replica_assignments={0: assignment}, topic_configs=config or {})])
+    admin.close()
+
+
+def cut(cluster: KafkaCluster, topic: str, records_after: int) -> None:
+    """100 records on both replicas, 100 more on the leader alone; it dies, and the other one leads (an unclean election)."""
+    partition = TopicPartition(topic, 0)
+    third = f"127.0.0.1:{cluster.servers_of('PLAINTEXT').split(',')[2].rpartition(':')[2]}"
+    cluster.kill(1)
+    cluster.restart(2, wait=False)
+    with RawCluster({"bootstrap_servers": third}, name="source", patience_ms=60_000) as source:
+
+        async def led_by_the_other() -> None:
+            while True:
+                await source.refresh()
+                if source.manager.cluster.leader_for_partition(partition) == 2:
+                    return
+                await source.net.sleep(0.5)
+
+        async def run() -> None:
+            await source.track([topic])
+            await led_by_the_other()
+
+        source.run(run)
+    other = encode_batch([Record(0, T0, None, b"other %d" % n) for n in range(records_after)])
+    append_batches(third, [(partition, other)])
+
+
+def shrink(cluster: KafkaCluster, topic: str) -> None:
+    """Leaves node 1 as the only in-sync replica, with 100 records more than node 2 has."""
+    servers = cluster.bootstrap_servers
+    create_replicated(servers, topic, [1, 2], {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"})
+    append_records(servers, topic, 100)
+    cluster.kill(2)
+    append_records(servers, topic, 100, first=100)  # waits until the in-sync replicas are one
+
+
+@long_only
+@pytest.mark.parametrize("records_after", [50, 150])
+def test_what_an_unclean_election_took_back_is_found_and_written_down(
+    three_nodes: KafkaCluster, target: str, records_after: int
+) -> None:
+    topic = f"trouble-cut-{records_after}"
+    servers, partition = three_nodes.bootstrap_servers, TopicPartition(topic, 0)
+    shrink(three_nodes, topic)
+    with both(servers, target) as (origin, copy):
+
+        async def run() -> dict[TopicPartition, int]:
+            link = await prepare_link(origin, copy, topic, "tests")
+            copier = LinkCopier(origin, copy, link.producer_id, link="tests")
+            await copier.copy({partition: 200}, lease_ms=600_000)
+            epoch = copier._partitions[partition].leader_epoch
+            cut(three_nodes, topic, records_after)  # blocks this loop: the mirror sleeps meanwhile
+            truncated = await source_truncations(origin, {partition: (epoch, 200)})
+            with pytest.raises(SourceTruncatedError, match="other records from offset 100 on"):
+                await copier.copy({partition: 250}, hold_ms=30_000, lease_ms=60_000)
+            return truncated
+
+        assert origin.run(run) == {partition: 100}
+    assert ends(target, topic) == [200]
+    (progress,) = mirror(servers, target, topic, policy=CONTINUE).values()
+    assert losses(target, topic) == [(0, 100, 200, "truncation")]
+    assert progress.acked == max(200, 100 + records_after)
+    assert values(target, topic, 250).get(249) == (b"other 149" if records_after == 150 else None)
+    assert mirror(servers, target, topic)[partition].losses == 0
+
+
+@long_only
+def test_leaders_that_move_and_die_change_nothing(three_nodes: KafkaCluster, target: str) -> None:
+    topic = "trouble-leaders"
+    servers = three_nodes.bootstrap_servers
+    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
+    admin.create_topics([NewTopic(topic, 6, 3, topic_configs={"min.insync.replicas": "2"})])
+    admin.close()
+    append_records(servers, topic, 20_000, partitions=6, per_batch=20)
+    limits = CopyLimits(fetch_max_bytes=200_000, partition_max_bytes=50_000)
+    trouble: list[BaseException] = []
+
+    def kill_and_restart() -> None:
+        try:
+            for node in (1, 2, 3):
+                time.sleep(1)
+                three_nodes.kill(node)
+                time.sleep(6)
+                three_nodes.restart(node)
+        except BaseException as error:
+            trouble.append(error)
+
+    def write() -> None:
+        try:
+            producer = kafka.KafkaProducer(bootstrap_servers=servers, enable_idempotence=True)
+            for n in range(12_000):
+                producer.send(topic, b"%d" % n, partition=n % 6)
+                time.sleep(0.002)
+            producer.close()
+        except BaseException as error:
+            trouble.append(error)
+
+    threads = [threading.Thread(target=kill_and_restart), threading.Thread(target=write)]
+    with both(servers, target) as (origin, copy):
+
+        async def run() -> None:
+            link = await prepare_link(origin, copy, topic, "leaders")
+            for thread in threads:
+                thread.start()
+            copier = LinkCopier(origin, copy, link.producer_id, limits, link="leaders")
+            while any(thread.is_alive() for thread in threads):
+                await copier.copy(dict.fromkeys(link.ends), hold_ms=2000, lease_ms=10_000)
+
+        origin.run(run)
+    assert trouble == []
+    mirror(servers, target, topic, "leaders")
+    assert ends(target, topic, 6) == ends(servers, topic, 6)
+    assert compare(servers, target, topic).identical
+    assert losses(target, topic) == []
+
+
+@long_only
+def test_log_end_of_a_leader_counts_what_is_not_replicated_yet(three_nodes: KafkaCluster) -> None:
+    topic = "trouble-unreplicated"
+    partition = TopicPartition(topic, 0)
+    create_replicated(three_nodes.bootstrap_servers, topic, [1, 2])
+    append_records(three_nodes.bootstrap_servers, topic, 10)
+    three_nodes.pause(2)
+    try:
+        servers = three_nodes.bootstrap_servers.split(",")
+        with RawCluster({"bootstrap_servers": [servers[0], servers[2]]}, name="target") as cluster:
+
+            async def run() -> tuple[int, int]:
+                batch = memoryview(bytearray(encode_batch([Record(0, T0, None, b"leader alone")])))
+                await cluster.connect()
+                await cluster.track([topic])
+                await cluster.produce(await cluster.leader(partition), {partition: batch}, acks=1)
+                stable = await cluster.list_offsets({partition: LATEST})
+                return stable[partition], (await log_end_offsets(cluster, [partition]))[partition]
+
+            assert cluster.run(run) == (10, 11)
+    finally:
+        three_nodes.resume(2)

@@ -1,0 +1,575 @@
+"""Translated offsets on real brokers: each record once beside other writers, an exact map, groups that move without replays."""
+
+from __future__ import annotations
+
+import bisect
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kafka
+import pytest
+from kafka.structs import OffsetAndMetadata, TopicPartition
+from support.log_readers import LogRecord, read_bounds, read_with_confluent
+from support.mirror_link import append_records, both, create_topic
+from support.nasty_topics import nasty_topic
+from support.nasty_writer import BROKER_CONFIG, write_topics
+from typer.testing import CliRunner
+
+from tolerant_client.errors import DataLossError, OptionError, OversizedRecordError, TargetDivergedError
+from tolerant_client.mirror import offset_map, translated_partition
+from tolerant_client.mirror.copy import Progress
+from tolerant_client.mirror.copy_transaction import CopyTransaction
+from tolerant_client.mirror.ledger import read_ledger
+from tolerant_client.mirror.losses import LossPolicy, MirrorPolicy
+from tolerant_client.mirror.map_topic import clear_deleted, map_topic, read_maps
+from tolerant_client.mirror.offset_map import OffsetMap, Place
+from tolerant_client.mirror.plan import TopicSpec
+from tolerant_client.mirror.topics import create_topics
+from tolerant_client.mirror.translate import commit_group, group_offsets, translate, translate_group
+from tolerant_client.mirror.translated import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.translated_partition import TransactionLimits
+from tolerant_client.testing import KafkaCluster
+
+# kafka-python leaves the socket of a refused connection to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
+LONG = bool(os.environ.get("TOLERANT_LONG"))
+WRITER = Path(__file__).parents[1] / "support" / "translated_process.py"
+FAST = TransactionLimits(takeover_ms=300, linger_ms=5, commit_ms=50)
+STEPS = ("take_over", "open", "send", "settle", "write_rows", "commit", "renew")
+
+
+class ForeignWriter:
+    """Somebody else who writes to the target topic all the time."""
+
+    def __init__(self, servers: str, topic: str) -> None:
+        self.sent = 0
+        self._topic = topic
+        self._producer = kafka.KafkaProducer(bootstrap_servers=servers)
+        self._is_stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._is_stopped.wait(0.003):
+            self._producer.send(self._topic, b"foreign", b"%d" % self.sent, partition=0)
+            self._producer.flush()
+            self.sent += 1
+
+    def __enter__(self) -> ForeignWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_stopped.set()
+        self._thread.join()
+        self._producer.close()
+
+
+def copy(
+    source: str, target: str, topics: str, link: str, limits: TransactionLimits = FAST, rename: Callable[[str], str] = str
+) -> None:
+    with both(source, target) as (origin, there):
+
+        async def run() -> None:
+            prepared = await prepare_translated_link(origin, there, topics, link, rename)
+            copier = TranslatedCopier(origin, there, link, transactions=limits, rename=rename)
+            await copier.copy(prepared.ends)
+            assert copier.bytes_in_flight == 0
+
+        origin.run(run)
+
+
+def maps_of(target: str, link: str) -> dict[TopicPartition, OffsetMap]:
+    with both(target, target) as (there, _):
+        return there.run(read_maps, there, link)
+
+
+def content(record: LogRecord) -> tuple[Any, ...]:
+    return record.timestamp, record.key, record.value, record.headers
+
+
+def committed_logs(servers: str, topic: str, partitions: int = 1) -> list[dict[int, LogRecord]]:
+    """By librdkafka, with read_committed."""
+    wanted = [TopicPartition(topic, n) for n in range(partitions)]
+    logs = read_with_confluent(servers, wanted, committed=True)
+    return [logs[partition] for partition in wanted]
+
+
+def require_exact_copy(
+    source: str, target: str, topic: str, link: str, partitions: int = 1, foreign: int = 0, target_topic: str | None = None
+) -> None:
+    """Each record once, in order, and where the map says; and the others' records as they were sent."""
+    maps = maps_of(target, link)
+    originals, copies = committed_logs(source, topic, partitions), committed_logs(target, target_topic or topic, partitions)
+    for n, (original, copied) in enumerate(zip(originals, copies)):
+        others = [o for o, record in copied.items() if record.value == b"foreign"]
+        assert [copied[o].key for o in others] == [b"%d" % k for k in range(foreign if n == 0 else 0)]
+        ours = {o: record for o, record in copied.items() if o not in set(others)}
+        assert [content(ours[o]) for o in sorted(ours)] == [content(original[o]) for o in sorted(original)]
+        found = maps[TopicPartition(topic, n)]
+        for offset, there in zip(sorted(original), sorted(ours)):
+            assert found.translate(offset)[1:3] == (there, Place.RECORD)
+            assert found.source_of(there)[1:3] == (offset, Place.RECORD)
+
+
+def require_exact_copy_of_the_rest(source: str, target: str, topic: str, link: str, copied_before: int) -> None:
+    """As require_exact_copy, where the source no longer has the first records that were copied."""
+    original, copied = committed_logs(source, topic)[0], committed_logs(target, topic)[0]
+    found = maps_of(target, link)[TopicPartition(topic, 0)]
+    rest = sorted(copied)[copied_before:]
+    assert [content(copied[o]) for o in rest] == [content(original[o]) for o in sorted(original)]
+    assert [found.translate(o).translated for o in sorted(original)] == rest
+
+
+def transactional_records(servers: str, topic: str, transactions: int, each: int = 20) -> None:
+    """Two producers, interleaved; every third transaction is aborted."""
+    producers = [
+        kafka.KafkaProducer(bootstrap_servers=servers, transactional_id=f"{topic}-{n}", linger_ms=0) for n in range(2)
+    ]
+    for producer in producers:
+        producer.init_transactions()
+    for n in range(transactions):
+        for producer in producers:
+            producer.begin_transaction()
+        for k in range(each):
+            producers[k % 2].send(topic, b"transactional", b"%d/%d" % (n, k), partition=0)
+        for m, producer in enumerate(producers):
+            if (2 * n + m) % 3 == 2:
+                producer.abort_transaction()
+            else:
+                producer.commit_transaction()
+    for producer in producers:
+        producer.close()
+
+
+# -- what is copied -----------------------------------------------------------
+
+
+def test_committed_records_are_copied_once_beside_other_writers_and_the_map_tells_each_offset(source: str, target: str) -> None:
+    topic = "translated-beside"
+    create_topic(source, topic, 2)
+    with both(source, target) as (origin, there):
+        origin.run(prepare_translated_link, origin, there, topic, "beside")
+    with ForeignWriter(target, topic) as foreign:
+        append_records(source, topic, 500, partitions=2, per_batch=7)
+        copy(source, target, topic, "beside")
+        transactional_records(source, topic, 6)
+        append_records(source, topic, 500, partitions=2, first=500, codec=1)
+        copy(source, target, topic, "beside")
+        transactional_records(source, topic, 1)
+        copy(source, target, topic, "beside")
+        copy(source, target, topic, "beside")
+    require_exact_copy(source, target, topic, "beside", 2, foreign.sent)
+    end = read_bounds(source, [TopicPartition(topic, 0)])[TopicPartition(topic, 0)].end
+    at_end = maps_of(target, "beside")[TopicPartition(topic, 0)].translate(end)
+    assert (at_end.place, at_end.position) == (Place.END, end), "behind the last marker nothing is missing"
+
+
+@pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1 runs it")
+def test_a_target_topic_may_have_another_name(source: str, target: str) -> None:
+    create_topic(source, "translated-named")
+    append_records(source, "translated-named", 100)
+
+    def rename(topic: str) -> str:
+        return f"west.{topic}"
+
+    copy(source, target, "translated-named", "named", rename=rename)
+    require_exact_copy(source, target, "translated-named", "named", target_topic="west.translated-named")
+    with pytest.raises(TargetDivergedError, match="west.translated-named"):
+        copy(source, target, "translated-named", "named")
+
+
+def test_what_arrives_while_a_copy_is_held_is_committed_soon(source: str, target: str) -> None:
+    topic = "translated-held"
+    create_topic(source, topic)
+    partition = TopicPartition(topic, 0)
+    with both(source, target) as (origin, there):
+
+        async def run() -> int:
+            await prepare_translated_link(origin, there, topic, "held")
+            copier = TranslatedCopier(origin, there, "held")
+            held = origin.net.call_soon_with_future(lambda: copier.copy({partition: None}, hold_ms=1500, lease_ms=100))
+            await origin.net.sleep(0.5)
+            append_records(source, topic, 5)
+            progress = (await held)[partition]
+            assert progress.records == 5
+            await origin.net.sleep(1.0)
+            assert not copier._partitions, "the lease is over"
+            return progress.acked
+
+        assert origin.run(run) == 5
+
+
+# -- races and deaths ---------------------------------------------------------
+
+
+class Paused(CopyTransaction):
+    """A writer that stops before, or after, its `step` until it is let go."""
+
+    step = ""
+    is_after = False
+    gate: Any = None
+    reached: Any = None
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name != object.__getattribute__(self, "step") or object.__getattribute__(self, "gate") is None:
+            return found
+        return self._stopping(found)
+
+    def _stopping(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        async def stop() -> None:
+            reached, gate = self.reached, self.gate
+            self.reached = None
+            if reached is not None:
+                reached.success(None)
+                await gate
+
+        async def stopping(*args: Any, **options: Any) -> Any:
+            if not self.is_after:
+                await stop()
+            result = await method(*args, **options)
+            if self.is_after:
+                await stop()
+            return result
+
+        return stopping
+
+
+@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", [s for s in STEPS if s != "send" and (LONG or s in ("settle", "commit"))])
+def test_a_writer_paused_at_any_step_while_another_takes_over_does_nothing_more(
+    source: str, target: str, step: str, is_after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A is at the step.  2. B takes over, copies all.  3. A goes on.  Where A is never let go, it is a kill -9."""
+    link = topic = f"translated-pause-{step}-{is_after}"
+    create_topic(source, topic)
+    append_records(source, topic, 60, per_batch=20)
+    partition = TopicPartition(topic, 0)
+    with both(source, target) as (origin, there):
+
+        async def run() -> None:
+            await prepare_translated_link(origin, there, topic, link)
+            first = TranslatedCopier(origin, there, link, transactions=FAST)
+            second = TranslatedCopier(origin, there, link, transactions=FAST)
+            monkeypatch.setattr(Paused, "gate", kafka.future.Future())
+            monkeypatch.setattr(Paused, "reached", kafka.future.Future())
+            monkeypatch.setattr(Paused, "step", step)
+            monkeypatch.setattr(Paused, "is_after", is_after)
+            reached, gate = Paused.reached, Paused.gate
+            monkeypatch.setattr(translated_partition, "CopyTransaction", Paused)
+            paused = origin.net.call_soon_with_future(lambda: first.copy({partition: 100}))
+            await reached
+            monkeypatch.setattr(translated_partition, "CopyTransaction", CopyTransaction)
+            append_records(source, topic, 40, first=60, per_batch=20)
+            assert (await second.copy({partition: 100}))[partition].acked == 100
+            gate.success(None)
+            assert (await paused)[partition].acked == 100
+
+        origin.run(run)
+    require_exact_copy(source, target, topic, link)
+
+
+@pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1 runs it")
+def test_two_copiers_at_once_let_each_other_live_and_copy_every_record_once(source: str, target: str) -> None:
+    topic = "translated-two"
+    create_topic(source, topic, 2)
+    append_records(source, topic, 4000, partitions=2, per_batch=10)
+    limits = TransactionLimits(takeover_ms=200, linger_ms=5, commit_ms=20, commit_bytes=20_000)
+    with both(source, target) as (origin, there):
+
+        async def run() -> None:
+            prepared = await prepare_translated_link(origin, there, topic, "two")
+            copiers = [TranslatedCopier(origin, there, "two", transactions=limits) for _ in range(2)]
+            calls = [origin.net.call_soon_with_future(lambda c=c: c.copy(prepared.ends)) for c in copiers]
+            done = [await call for call in calls]
+            for partition, end in prepared.ends.items():
+                assert all(progress[partition].acked == end for progress in done)
+
+        origin.run(run)
+    require_exact_copy(source, target, topic, "two", 2)
+
+
+@pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1 runs it")
+def test_processes_killed_again_and_again_beside_other_writers_copy_every_record_once(source: str, target: str) -> None:
+    topic = "translated-killed"
+    create_topic(source, topic, 2)
+    with both(source, target) as (origin, there):
+        origin.run(prepare_translated_link, origin, there, topic, "killed")
+    rng = random.Random(1)
+    rounds = int(os.environ.get("TOLERANT_KILLS", "40"))
+
+    def start() -> subprocess.Popen[str]:
+        command = [sys.executable, str(WRITER), source, target, topic, "killed"]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    copied = 0
+    with ForeignWriter(target, topic) as foreign:
+        for n in range(rounds):
+            append_records(source, topic, 3000, partitions=2, first=3000 * n, per_batch=10)
+            writers = [start() for _ in range(rng.choice((1, 1, 2)))]
+            for process in writers:
+                assert process.stdout is not None
+                process.stdout.readline()
+            time.sleep(rng.uniform(0.0, 1.0))
+            copied += any(process.poll() is None for process in writers)
+            for process in writers:
+                process.kill()
+                process.communicate()
+        last = start()
+        _, errors = last.communicate(timeout=300)
+        assert last.returncode == 0, errors
+    assert copied > rounds // 2, "most writers were done before they were killed"
+    require_exact_copy(source, target, topic, "killed", 2, foreign.sent)
+
+
+@pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1 runs it")
+def test_nasty_topics_are_copied_once_and_every_one_of_their_offsets_is_translated(
+    kafka_cluster_factory: Callable[..., KafkaCluster], target: str
+) -> None:
+    cluster = kafka_cluster_factory(broker_config=BROKER_CONFIG, heap="384m")
+    source = cluster.bootstrap_servers
+    first = int(os.environ.get("TOLERANT_NASTY_SEEDS", random.SystemRandom().randrange(10**6) * 1000))
+    topics = [nasty_topic(seed, "translated-nasty") for seed in range(first, first + 60)]
+    print(f"nasty topics of the seeds from {first}")
+    write_topics(cluster, topics)
+    copy(source, target, "translated-nasty.*", "nasty")
+    partitions = {p: topic.is_compacted for topic in topics for p in topic.by_partition}
+    bounds = read_bounds(source, list(partitions))
+    originals = read_with_confluent(source, list(partitions), committed=True)
+    copies = read_with_confluent(target, list(partitions), committed=True)
+    maps = maps_of(target, "nasty")
+    for partition, is_compacted in partitions.items():
+        original, copied, found = originals[partition], copies[partition], maps.get(partition)
+        if found is None:
+            assert not original and not copied, partition
+            continue
+        offsets = sorted(original)
+        newest = {original[o].key: o for o in offsets}
+        there = []
+        for offset in offsets:
+            translation = found.translate(offset)
+            assert translation.place is Place.RECORD, (partition, offset)
+            assert found.source_of(translation.translated).translated == offset, (partition, offset)
+            if translation.translated in copied:
+                there.append(translation.translated)
+                assert content(copied[translation.translated]) == content(original[offset]), (partition, offset)
+            else:  # the target's cleaner may have taken what is superseded, and tombstones
+                assert is_compacted and (newest[original[offset].key] != offset or original[offset].value is None)
+        assert there == sorted(copied), partition
+        for offset in range(bounds[partition].start, bounds[partition].stable):
+            translation = found.translate(offset)
+            at = bisect.bisect_left(offsets, offset)
+            if at < len(offsets):
+                assert translation.translated == found.translate(offsets[at]).translated, (partition, offset)
+            else:
+                assert translation.place is Place.END, (partition, offset)
+
+
+# -- groups that move ---------------------------------------------------------
+
+
+def consume(servers: str, topic: str, group: str, most: int) -> list[tuple[bytes, bytes]]:
+    """Goes on where the group stands, and commits what it has read."""
+    consumer = kafka.KafkaConsumer(
+        bootstrap_servers=servers,
+        group_id=group,
+        enable_auto_commit=False,
+        isolation_level="read_committed",
+        auto_offset_reset="earliest",
+    )
+    consumer.assign([TopicPartition(topic, 0)])
+    found: list[tuple[bytes, bytes]] = []
+    idle_since = time.monotonic()
+    while len(found) < most and time.monotonic() - idle_since < 2.0:
+        for records in consumer.poll(timeout_ms=300, max_records=most - len(found)).values():
+            found += [(record.key, record.value) for record in records]
+            idle_since = time.monotonic()
+    position = consumer.position(TopicPartition(topic, 0))
+    consumer.commit({TopicPartition(topic, 0): OffsetAndMetadata(position, "", -1)})
+    consumer.close()
+    return found
+
+
+def test_a_group_that_moves_to_the_target_reads_every_record_once(source: str, target: str) -> None:
+    topic = group = "translated-failover"
+    create_topic(source, topic)
+    with both(source, target) as (origin, there):
+        origin.run(prepare_translated_link, origin, there, topic, "failover")
+    with ForeignWriter(target, topic):
+        append_records(source, topic, 300, per_batch=30)
+        transactional_records(source, topic, 3)
+        copy(source, target, topic, "failover")
+        append_records(source, topic, 200, first=300, per_batch=30)
+        copy(source, target, topic, "failover")
+    everything = [(r.key, r.value) for _, r in sorted(committed_logs(source, topic)[0].items())]
+    first = consume(source, topic, group, 317)  # in the middle of a transaction's records
+    assert len(first) == 317
+    command = ["translate", "--target", target, "--link", "failover", "--group", group, "--source", source, "--json"]
+    from spark_integration.cli import app
+
+    shown = CliRunner().invoke(app, command)
+    assert shown.exit_code == 0, shown.output
+    with both(source, target) as (_, there):
+        assert there.run(group_offsets, there, group) == {}, "without --commit nothing is written"
+    done = CliRunner().invoke(app, [*command, "--commit"])
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(done.output)
+    assert (row["topic"], row["committed"], row["before"]) == (topic, True, -1)
+    second = [record for record in consume(target, topic, group, 10_000) if record[1] != b"foreign"]
+    assert first + second == everything
+    again = CliRunner().invoke(app, [*command, "--commit"])
+    assert again.exit_code == 0 and not json.loads(again.output)[0]["committed"], "never backwards"
+    forced = CliRunner().invoke(app, [*command, "--commit", "--force"])
+    assert forced.exit_code == 0 and json.loads(forced.output)[0]["committed"]
+    offset, there_offset = json.loads(forced.output)[0]["offset"], json.loads(forced.output)[0]["target_offset"]
+    one = ["translate", "--target", target, "--link", "failover", "--topic", topic, "--json", "--offset"]
+    assert json.loads(CliRunner().invoke(app, [*one, str(offset)]).output)[0]["target_offset"] == there_offset
+    back = CliRunner().invoke(app, [*one, str(there_offset), "--back"])
+    assert json.loads(back.output)[0]["target_offset"] == offset
+    beyond = CliRunner().invoke(app, [*one, "1000000"])
+    assert beyond.exit_code == 1 and json.loads(beyond.output)[0]["place"] == "not-copied"
+
+
+def test_a_group_in_use_on_the_target_is_left_alone(source: str, target: str) -> None:
+    topic = group = "translated-busy"
+    create_topic(source, topic)
+    append_records(source, topic, 10)
+    copy(source, target, topic, "busy")
+    assert len(consume(source, topic, group, 5)) == 5
+    member = kafka.KafkaConsumer(topic, bootstrap_servers=target, group_id=group)
+    try:
+        while not member.assignment():
+            member.poll(timeout_ms=100)
+        with both(source, target) as (origin, there):
+            found = origin.run(translate_group, origin, there, "busy", group)
+            with pytest.raises(OptionError, match="in use"):
+                there.run(commit_group, there, group, found.values())
+            assert there.run(group_offsets, there, group) == {}
+    finally:
+        member.close()
+
+
+# -- what must not be trusted -------------------------------------------------
+
+
+@pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1 runs it")
+def test_rows_go_when_the_targets_retention_has_deleted_their_records(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = "translated-cleared"
+    monkeypatch.setattr(offset_map, "RUNS_PER_ROW", 2)
+    create_topic(source, topic)
+    for n in range(7):
+        append_records(source, topic, 10, first=10 * n)
+        copy(source, target, topic, "cleared")
+    partition = TopicPartition(topic, 0)
+    assert len(maps_of(target, "cleared")[partition].runs) == 7
+    admin = kafka.KafkaAdminClient(bootstrap_servers=target)
+    admin.delete_records({partition: 40})
+    admin.close()
+    with both(source, target) as (_, there):
+        assert there.run(clear_deleted, there, "cleared", [partition]) == 1
+        assert there.run(clear_deleted, there, "cleared", [partition]) == 0
+        found = there.run(translate, there, "cleared", {partition: 5})[partition].found
+        assert found is not None and found.place is Place.DELETED and found.translated == 22
+    append_records(source, topic, 10, first=70)
+    copy(source, target, topic, "cleared")
+    assert maps_of(target, "cleared")[partition].translate(75)[1:3] == (82, Place.RECORD)
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_topic_that_was_deleted_and_created_again_is_named(source: str, target: str, side: str) -> None:
+    topic = link = f"translated-again-{side}"
+    create_topic(source, topic)
+    append_records(source, topic, 10)
+    copy(source, target, topic, link)
+    servers = source if side == "source" else target
+    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
+    admin.delete_topics([topic])
+    admin.close()
+    time.sleep(0.5)
+    create_topic(servers, topic)
+    append_records(servers, topic, 20)
+    with pytest.raises(DataLossError if side == "source" else TargetDivergedError, match="created again"):
+        copy(source, target, topic, link)
+
+
+def test_records_that_retention_took_before_they_were_copied_are_a_loss(source: str, target: str) -> None:
+    topic = "translated-overtaken"
+    create_topic(source, topic)
+    append_records(source, topic, 10)
+    copy(source, target, topic, "overtaken")
+    append_records(source, topic, 20, first=10, per_batch=10)
+    admin = kafka.KafkaAdminClient(bootstrap_servers=source)
+    admin.delete_records({TopicPartition(topic, 0): 20})
+    admin.close()
+    with pytest.raises(DataLossError, match="no longer has offsets 10 to 20"):
+        copy(source, target, topic, "overtaken")
+    partition = TopicPartition(topic, 0)
+
+    def run(policy: LossPolicy) -> Progress:
+        with both(source, target) as (origin, there):
+
+            async def copy_on() -> Progress:
+                copier = TranslatedCopier(origin, there, "overtaken", transactions=FAST, policy=MirrorPolicy(on_loss=policy))
+                return (await copier.copy({partition: 30}))[partition]
+
+            return origin.run(copy_on)
+
+    paused = run(LossPolicy.PAUSE)
+    assert paused.is_paused and paused.acked == 10 and isinstance(paused.error, DataLossError)
+    progress = run(LossPolicy.CONTINUE)
+    assert (progress.acked, progress.records, progress.losses) == (30, 10, 1)
+    with both(source, target) as (_, there):
+        (row,) = [row for row in there.run(read_ledger, there) if row.link == "overtaken"]
+    assert (row.topic, row.from_offset, row.until_offset, row.reason) == (topic, 10, 20, "retention")
+    require_exact_copy_of_the_rest(source, target, topic, "overtaken", 10)
+    assert maps_of(target, "overtaken")[partition].translate(15)[1:3] == (11, Place.NEXT)
+
+
+def test_a_record_above_the_targets_limit_is_left_out_where_policy_says_so(source: str, target: str) -> None:
+    topic = "translated-oversized"
+    create_topic(source, topic)
+    create_topic(target, topic, config={"max.message.bytes": "2000"})
+    append_records(source, topic, 30, per_batch=30, size=500)  # a batch above the limit, of records below it
+    append_records(source, topic, 1, first=30, size=5000)
+    append_records(source, topic, 10, first=31)
+    with pytest.raises(OversizedRecordError):
+        copy(source, target, topic, "oversized")
+    partition = TopicPartition(topic, 0)
+    policy = MirrorPolicy(on_oversized=LossPolicy.CONTINUE)
+    with both(source, target) as (origin, there):
+
+        async def run() -> Progress:
+            copier = TranslatedCopier(origin, there, "oversized", transactions=FAST, policy=policy)
+            return (await copier.copy({partition: 41}))[partition]
+
+        assert origin.run(run).losses == 1
+        (row,) = [row for row in there.run(read_ledger, there) if row.link == "oversized"]
+    assert (row.from_offset, row.until_offset, row.reason) == (30, 31, "oversized")
+    original, copied = committed_logs(source, topic)[0], committed_logs(target, topic)[0]
+    del original[30]
+    assert [content(copied[o]) for o in sorted(copied)] == [content(original[o]) for o in sorted(original)]
+    found = maps_of(target, "oversized")[partition]
+    assert [found.translate(o).translated for o in sorted(original)] == sorted(copied)
+    assert found.translate(30).translated == found.translate(31).translated
+
+
+def test_a_map_topic_that_could_lose_rows_is_refused_before_anything_is_written(source: str, target: str) -> None:
+    create_topic(source, "translated-refused")
+    with both(source, target) as (origin, there):
+        there.run(create_topics, there, [TopicSpec(map_topic("refused"), 8, 1, {"cleanup.policy": "compact,delete"})])
+        with pytest.raises(OptionError, match="cleanup.policy"):
+            origin.run(prepare_translated_link, origin, there, "translated-refused", "refused")
+        assert there.run(there.partitions, ["translated-refused"]) == {}
+        with pytest.raises(OptionError, match="no topic tolerant-mirror-offsets-nobody"):
+            there.run(translate, there, "nobody", {TopicPartition("t", 0): 0})

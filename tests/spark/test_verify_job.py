@@ -1,0 +1,116 @@
+"""verify as a Spark job: slices of partitions compared by tasks, put together by the driver."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+from support.mirror_link import T0, append_batches, append_records, create_topic
+from typer.testing import CliRunner
+
+from spark_integration.cli import app
+from spark_integration.mirroring import verify_job
+from spark_integration.mirroring.verify_job import VerifySettings, cut, deal
+from tolerant_client.mirror.log_comparison import Difference
+from tolerant_client.mirror.slices import Slice
+from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.testing import KafkaCluster
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+RECORDS = 3000
+
+
+@pytest.fixture(scope="module")
+def clusters(kafka_cluster: KafkaCluster, kafka_cluster_factory: Callable[..., KafkaCluster]) -> tuple[str, str]:
+    """Topic same is the same on both, in topic other partition 1 differs at offset 2500."""
+    both = kafka_cluster.bootstrap_servers, kafka_cluster_factory(heap="320m").bootstrap_servers
+    for number, servers in enumerate(both):
+        for name in ("verify-job-same", "verify-job-other"):
+            create_topic(servers, name, 2)
+            count = RECORDS if name.endswith("same") else 2500
+            append_records(servers, name, count, partitions=2, per_batch=100 + number, codec=number)
+        for partition in (0, 1):
+            value = b"wrong" if number and partition else b"right"
+            last = encode_batch([Record(0, T0, b"k", value)] * 500)
+            append_batches(servers, [(TopicPartition("verify-job-other", partition), last)])
+    return both
+
+
+def settings(clusters: tuple[str, str], topics: str, **options: Any) -> VerifySettings:
+    return VerifySettings({"bootstrap.servers": clusters[0]}, {"bootstrap.servers": clusters[1]}, topics, **options)
+
+
+def test_slices_cover_a_partition_and_a_compacted_one_is_not_cut() -> None:
+    whole = Slice("t", 0, 10, 110)
+    parts = cut(whole, 1000.0, 30_000.0)
+    assert [p[2:4] for p in parts] == [(10, 35), (35, 60), (60, 85), (85, 110)]
+    assert cut(whole, 1.0, 30_000.0) == [whole]
+    assert len(cut(whole, 1e9, 1.0)) == 100
+    compacted = whole._replace(is_compacted=(False, True))
+    assert cut(compacted, 1000.0, 30_000.0) == [compacted]
+
+
+def test_slices_are_dealt_by_size() -> None:
+    sizes = {Slice("t", n, 0, 10): float(size) for n, size in enumerate((5, 4, 3, 3, 1))}
+    assert sorted(sum(sizes[s] for s in group) for group in deal(sizes, 2)) == [8.0, 8.0]
+    assert deal({}, 3) == []
+    assert len(deal(sizes, 9)) == 5
+
+
+@pytest.mark.skipif(not os.environ.get("TOLERANT_LONG"), reason="takes a while; tox: clusters")
+def test_frame_has_a_row_for_each_slice(
+    spark: Any, clusters: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify_job, "cut", lambda wanted, each, size: cut(wanted, 1.0, 1000.0))
+    frame = verify_job.verify_frame(spark, settings(clusters, "verify-job-.*"))
+    rows = frame.orderBy("topic", "partition", "from_offset").collect()
+    assert [(r.topic, r.partition, r.from_offset, r.until_offset) for r in rows] == [
+        (f"verify-job-{name}", partition, start, start + 1000)
+        for name in ("other", "same")
+        for partition in (0, 1)
+        for start in (0, 1000, 2000)
+    ]
+    assert [(r.topic, r.from_offset, r.first_difference_offset, r.reason) for r in rows if r.reason] == [
+        ("verify-job-other", 2000, 2500, "value differs")
+    ]
+    assert sum(r.records for r in rows if r.topic == "verify-job-same") == 2 * RECORDS
+
+
+def test_report_puts_the_slices_together(spark: Any, clusters: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_job, "cut", lambda wanted, each, size: cut(wanted, 1.0, 1000.0))
+    report, _ = verify_job.run(settings(clusters, "verify-job-.*"), session=spark)
+    by_name = {(p.topic, p.partition): p for p in report.partitions}
+    assert report.is_different and report.is_complete
+    wrong = by_name["verify-job-other", 1]
+    assert (wrong.first_difference, wrong.identical_until) == (Difference(2500, "value differs"), 2500)
+    right = by_name["verify-job-same", 1]
+    assert (right.first_difference, right.identical_until, right.records) == (None, RECORDS, RECORDS)
+    again, _ = verify_job.run(settings(clusters, "verify-job-same"), resume=report.as_json(), session=spark)
+    assert (again.identical, again.records) == (True, 0)
+    assert spark.range(3).count() == 3  # a session that was given is left running
+
+
+def test_command_compares_resumes_and_says_so_by_its_exit_code(clusters: tuple[str, str], tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    link = ["verify", "--source", clusters[0], "--target", clusters[1], "--json", "--resume", str(state)]
+    done = CliRunner().invoke(app, [*link, "--topics", "verify-job-same"])
+    assert done.exit_code == 0, done.output
+    first = json.loads(done.stdout)
+    assert (first["identical"], first["records"]) == (True, 2 * RECORDS)
+    assert json.loads(state.read_text())["partitions"] == first["partitions"]
+    again = json.loads(CliRunner().invoke(app, [*link, "--topics", "verify-job-same"]).stdout)
+    assert (again["records"], again["partitions"][0]["resumed_at"]) == (0, RECORDS)
+    state.unlink()
+    done = CliRunner().invoke(app, [*link, "--topics", "verify-job-other"])
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["partitions"][1]["first_difference"] == {"offset": 2500, "reason": "value differs"}
+    plain = CliRunner().invoke(app, [a for a in link if a != "--json"] + ["--topics", "verify-job-other"])
+    assert plain.exit_code == 1
+    assert "DIFFERENT" in plain.stdout and "differs" in plain.stdout
+    state.write_text("[]")
+    assert CliRunner().invoke(app, [*link, "--topics", "verify-job-other"]).exit_code != 0

@@ -1,0 +1,35 @@
+"""One copier of a link with translated offsets as a process of its own, to be raced and killed: source target topics link.
+
+Prints "copying" once the link is prepared and "done" at the end.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tolerant_client.mirror.translated import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.translated_partition import TransactionLimits
+from tolerant_client.raw import RawCluster
+
+# Small transactions: a writer that is killed has always done a part only.
+LIMITS = TransactionLimits(linger_ms=5, commit_ms=20, commit_bytes=30_000, takeover_ms=500)
+
+
+def main(source_servers: str, target_servers: str, topics: str, link: str) -> None:
+    with RawCluster({"bootstrap_servers": source_servers}, name="source") as source:
+        target = RawCluster({"bootstrap_servers": target_servers}, source.net, name="target")
+
+        async def copy() -> None:
+            prepared = await prepare_translated_link(source, target, topics, link)
+            print("copying", flush=True)
+            await TranslatedCopier(source, target, link, transactions=LIMITS).copy(prepared.ends)
+
+        try:
+            source.run(copy)
+        finally:
+            target.close()
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,156 @@
+"""The order in which the appender sends: law F of partition.py, with a target that answers when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import kafka.errors as Errors
+import pytest
+from kafka.future import Future
+from kafka.structs import TopicPartition
+
+from tolerant_client.mirror.append import Appender, CopyLimits
+from tolerant_client.mirror.appendable import AppendRules
+from tolerant_client.mirror.gaps import Gap, GapFill
+from tolerant_client.mirror.partition import AppendState, PartitionCopy, Phase
+from tolerant_client.produce import ProduceAnswer, ProducedPartition
+from tolerant_client.record_batch import BatchHeader, Record, encode_batch, read_header
+
+FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
+RULES = AppendRules(GapFill.TRANSACTIONS, False, 1 << 20)
+
+
+class Target:
+    """Keeps what was sent; `answer` settles the oldest request."""
+
+    def __init__(self) -> None:
+        self.manager = SimpleNamespace(cluster=SimpleNamespace(leader_for_partition=lambda partition: 1))
+        self.sent: list[tuple[dict[TopicPartition, memoryview], Future]] = []
+        self.throttled = 0.0
+        self.net = SimpleNamespace(sleep=self._sleep)
+
+    def throttled_s(self, node_id: int) -> float:
+        return self.throttled
+
+    async def _sleep(self, delay: float) -> None:
+        self.throttled = 0.0
+        await asyncio.sleep(0)
+
+    def produce(self, node_id: int, batches: Mapping[TopicPartition, memoryview]) -> Future:
+        future = Future()
+        self.sent.append((dict(batches), future))
+        return future
+
+    def answer(self, base_offsets: Mapping[TopicPartition, int], error_code: int = 0) -> None:
+        batches, future = self.sent.pop(0)
+        future.success(ProduceAnswer([ProducedPartition(p, error_code, base_offsets[p]) for p in batches], 0))
+
+
+class Filler:
+    """Fills when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[TopicPartition, Gap, asyncio.Future[int]]] = []
+
+    async def fill(self, partition: TopicPartition, gap: Gap, *, max_batch_bytes: int) -> int:
+        future = asyncio.get_running_loop().create_future()
+        self.asked.append((partition, gap, future))
+        return await future
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.target, self.filler = Target(), Filler()
+        self._tasks: list[asyncio.Task[None]] = []
+        target: Any = self.target
+        fillers = {GapFill.TRANSACTIONS: self.filler}
+        self.appender = Appender(target, CopyLimits(), lambda: 0.0, fillers, self._spawn, self._answered, lambda copy: None)
+        self.copies = {p: PartitionCopy(p, None, 0.0) for p in (FIRST, SECOND)}
+        for copy in self.copies.values():
+            copy.resume(AppendState(0, 4711, 0, 0), RULES, 0.0)
+
+    def _spawn(self, function: Callable[..., Any], *args: Any) -> None:
+        self._tasks.append(asyncio.create_task(function(*args)))
+
+    def _answered(self, copies: list[PartitionCopy]) -> None:
+        """What the copier does with a partition in trouble."""
+        for copy in copies:
+            if copy.phase is not Phase.COPYING:
+                self.appender.drop(copy)
+
+    def enqueue(self, partition: TopicPartition, *items: Gap | tuple[BatchHeader, memoryview]) -> None:
+        self.appender.enqueue([(self.copies[partition], item) for item in items])
+
+
+def batch(base_offset: int, count: int = 5) -> tuple[BatchHeader, memoryview]:
+    view = memoryview(bytearray(encode_batch([Record(0, 1, None, b"x")] * count, base_offset=base_offset)))
+    return read_header(view), view
+
+
+def test_gap_waits_for_what_is_before_it_and_holds_back_what_is_behind() -> None:
+    async def run() -> None:
+        rig = Rig()
+        rig.enqueue(FIRST, batch(0), Gap(5, 6), batch(6))
+        await asyncio.sleep(0)
+        assert len(rig.target.sent) == 1 and not rig.filler.asked, "the gap waits"
+        rig.target.answer({FIRST: 0})
+        await asyncio.sleep(0)
+        ((partition, gap, filled),) = rig.filler.asked
+        assert (partition, gap, rig.target.sent) == (FIRST, Gap(5, 6), [])
+        # What arrives while the gap is being filled must not overtake it: its sequence would fit.
+        rig.enqueue(FIRST, batch(11))
+        rig.enqueue(SECOND, batch(0))
+        await asyncio.sleep(0)
+        assert [list(batches) for batches, _ in rig.target.sent] == [[SECOND]], "other partitions go on"
+        rig.target.answer({SECOND: 0})
+        await asyncio.sleep(0)
+        assert not rig.target.sent
+        filled.set_result(6)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert len(rig.filler.asked) == 1 and len(rig.target.sent) == 2
+        rig.target.answer({FIRST: 6})
+        rig.target.answer({FIRST: 11})
+        assert (rig.copies[FIRST].acked, rig.copies[FIRST].filled, rig.appender.bytes_in_flight) == (16, 1, 0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("outcome", [5, 7, Errors.KafkaConnectionError("away")])
+def test_nothing_goes_out_behind_a_gap_that_was_not_filled(outcome: int | Errors.KafkaError) -> None:
+    async def run() -> None:
+        rig = Rig()
+        rig.enqueue(FIRST, Gap(0, 6), batch(6))
+        await asyncio.sleep(0)
+        filled = rig.filler.asked[0][2]
+        if isinstance(outcome, int):
+            filled.set_result(outcome)
+        else:
+            filled.set_exception(outcome)
+        copy = rig.copies[FIRST]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert copy.phase is Phase.DRAINING and copy.is_drained
+        assert not rig.target.sent and rig.appender.bytes_in_flight == 0
+
+    asyncio.run(run())
+
+
+def test_nothing_is_sent_while_the_broker_throttles_and_no_partition_is_in_trouble() -> None:
+    async def run() -> None:
+        rig = Rig()
+        rig.target.throttled = 11.0
+        rig.enqueue(FIRST, batch(0), batch(5))
+        rig.enqueue(SECOND, batch(0))
+        assert rig.target.sent == []
+        while rig.target.throttled:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert [sorted(sent) for sent, _ in rig.target.sent] == [[FIRST, SECOND], [FIRST]]
+        assert all(copy.phase is Phase.COPYING and copy.in_flight for copy in rig.copies.values())
+
+    asyncio.run(run())

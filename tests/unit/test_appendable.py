@@ -1,0 +1,385 @@
+"""What an answer means for the target; the letters are the laws in appendable.py's docstring."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.structs import TopicPartition
+
+from tests.support.legacy_sets import message
+from tolerant_client.errors import OversizedRecordError, RecordBatchError
+from tolerant_client.fetch import FetchedPartition
+from tolerant_client.mirror.appendable import FILLED_AT_ONCE, Appendable, AppendRules, Claim, Course, appendable, cover
+from tolerant_client.mirror.gaps import Gap, GapFill, is_filler
+from tolerant_client.record_batch import Record, decode_records, encode_batch, iter_batches, read_header
+
+TP = TopicPartition("orders", 0)
+NOW_MS = 1_700_000_000_000
+ABORT, COMMIT = 0, 1
+WAYS = [GapFill.TRANSACTIONS, GapFill.RECORDS, GapFill.MARKERS]
+
+
+def rules(way: GapFill = GapFill.TRANSACTIONS, limit: int = 1 << 20, left_out: Sequence[int] = ()) -> AppendRules:
+    return AppendRules(way, False, limit, left_out)
+
+
+def data(base_offset: int, count: int = 3, *, pid: int = -1, size: int = 10, offsets: Sequence[int] | None = None) -> bytes:
+    numbers = offsets or range(base_offset, base_offset + count)
+    return encode_batch(
+        [Record(0, NOW_MS + n, b"%d" % n, b"v" * size) for n in numbers],
+        base_offset=base_offset,
+        offsets=offsets,
+        producer_id=pid,
+        producer_epoch=0 if pid >= 0 else -1,
+        base_sequence=0 if pid >= 0 else -1,
+        is_transactional=pid >= 0,
+    )
+
+
+def marker(offset: int, pid: int, kind: int) -> bytes:
+    record = Record(0, NOW_MS, struct.pack(">hh", 0, kind), struct.pack(">hi", 0, 0))
+    return encode_batch([record], base_offset=offset, producer_id=pid, producer_epoch=0, is_transactional=True, is_control=True)
+
+
+def answer(*batches: bytes, aborted: Sequence[tuple[int, int]] = ()) -> FetchedPartition:
+    return FetchedPartition(TP, 0, 10**9, 10**9, 0, tuple(aborted), memoryview(bytearray().join(batches)))
+
+
+def twice(part: FetchedPartition, position: int, way: AppendRules = rules(), until: int | None = None) -> list[Appendable]:
+    """What two equal answers lead to; views are taken once each, since they are stamped in place."""
+    first = appendable(part, position, until, way, (), NOW_MS)
+    if not first.shown:
+        return first.items
+    second = appendable(part, first.position, until, way, first.shown, NOW_MS)
+    return [*first.items, *second.items]
+
+
+def outline(items: Sequence[Appendable]) -> list[tuple[int, int, str]]:
+    return [
+        (i.from_offset, i.until_offset, "gap") if isinstance(i, Gap) else (i[0].base_offset, i[0].next_offset, "batch")
+        for i in items
+    ]
+
+
+def test_law_b_whole_batches_are_the_received_bytes() -> None:
+    part = answer(data(10, 20, size=2000), data(30, 20, size=2000))
+    course = appendable(part, 10, None, rules(), (), NOW_MS)
+    assert outline(course.items) == [(10, 30, "batch"), (30, 50, "batch")]
+    assert all(item[1].obj is part.records.obj for item in course.items if not isinstance(item, Gap))
+    assert (course.position, course.shown) == (50, frozenset())
+
+
+def test_law_b_neighbouring_small_batches_become_one() -> None:
+    part = answer(*(data(n, 1) for n in range(10, 60)))
+    assert outline(appendable(part, 10, None, rules(), (), NOW_MS).items) == [(10, 60, "batch")]
+
+
+def test_batches_from_the_end_on_are_left_for_later() -> None:
+    part = answer(data(10, 5), data(15, 5), data(20, 5))
+    course = appendable(part, 10, 15, rules(), (), NOW_MS)
+    assert (outline(course.items), course.position) == ([(10, 15, "batch")], 15)
+
+
+def test_law_c_marker_is_a_gap_at_once_and_committed_data_is_not() -> None:
+    part = answer(data(10, 3, pid=7), marker(13, 7, COMMIT), data(14, 2, pid=7), marker(16, 7, COMMIT))
+    course = appendable(part, 10, None, rules(), (), NOW_MS)
+    assert outline(course.items) == [(10, 13, "batch"), (13, 14, "gap"), (14, 16, "batch"), (16, 17, "gap")]
+    assert not course.shown
+
+
+def test_law_c_aborted_data_is_a_gap() -> None:
+    part = answer(data(10, 3, pid=7), data(13, 2, pid=8), marker(15, 7, ABORT), marker(16, 8, COMMIT), aborted=[(7, 10)])
+    course = appendable(part, 10, None, rules(), (), NOW_MS)
+    assert outline(course.items) == [(10, 13, "gap"), (13, 15, "batch"), (15, 17, "gap")]
+    assert not course.shown
+
+
+def places(claims: Collection[Claim]) -> set[tuple[int, int]]:
+    return {(claim.header.base_offset, claim.header.next_offset) for claim in claims}
+
+
+def test_law_d_hole_shown_once_holds_back_all_behind_it() -> None:
+    part = answer(data(10, 2), data(20, 2), data(30, 2))
+    first = appendable(part, 10, None, rules(), (), NOW_MS)
+    assert (outline(first.items), first.position) == ([(10, 12, "batch")], 12)
+    assert places(first.shown) == {(20, 22), (30, 32)}
+    part = answer(data(20, 2), data(31, 2))
+    second = appendable(part, 12, None, rules(), first.shown, NOW_MS)
+    assert outline(second.items) == [(12, 20, "gap"), (20, 22, "batch")]
+    assert places(second.shown) == {(31, 33)}
+
+
+def test_law_d_batch_that_begins_before_the_position_must_be_shown_twice() -> None:
+    good, bad = answer(data(100, 10)), answer(data(98, 10))  # one bit of the base offset
+    first = appendable(bad, 100, None, rules(), (), NOW_MS)
+    assert (first.items, first.position) == ([], 100)
+    second = appendable(good, 100, None, rules(), first.shown, NOW_MS)
+    assert [r.offset for r in committed(second.items)] == list(range(100, 110))
+    assert [r.offset for r in committed(twice(answer(data(98, 10)), 100))] == list(range(100, 108))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_law_d_message_that_seems_to_lie_behind_a_hole_must_be_shown_twice(way: GapFill) -> None:
+    messages = [message(1, n, NOW_MS, b"%d" % n, b"v") for n in [*range(9), 9 | 512]]
+    first = appendable(answer(*messages), 0, None, rules(way), (), NOW_MS)
+    assert (first.items, first.position) == ([], 0)
+    messages[-1] = message(1, 9, NOW_MS, b"9", b"v")
+    second = appendable(answer(*messages), 0, None, rules(way), first.shown, NOW_MS)
+    assert [r.key for r in committed(second.items)] == [b"%d" % n for n in range(10)]
+
+
+@pytest.mark.parametrize("offsets", [[0, 1, 2, 7], [0, 1, 6, 8]])
+def test_law_d_run_of_messages_is_believed_when_each_lies_where_it_did(offsets: list[int]) -> None:
+    """A run's header tells only of its first and its last message."""
+
+    def run(offsets: Sequence[int]) -> FetchedPartition:
+        return answer(*(message(1, n, NOW_MS, b"%d" % number, b"v") for number, n in enumerate(offsets)))
+
+    first = appendable(run([0, 1, 6, 7]), 0, None, rules(), (), NOW_MS)
+    second = appendable(run(offsets), 0, None, rules(), first.shown, NOW_MS)
+    assert second.items == []
+    third = appendable(run(offsets), 0, None, rules(), second.shown, NOW_MS)
+    assert [r.offset for r in committed(third.items)] == offsets
+
+
+@pytest.mark.parametrize("lists", [([(7, 10)], []), ([], [(7, 10)]), ([(7, 10)], [(7 ^ 64, 10)])])
+def test_law_d_outcome_of_a_transaction_without_its_marker_must_be_shown_twice(lists: tuple[list[tuple[int, int]], ...]) -> None:
+    shown = frozenset[Claim]()
+    for aborted in lists:
+        course = appendable(answer(data(10, 3, pid=7), aborted=aborted), 10, None, rules(), shown, NOW_MS)
+        assert (course.items, course.position) == ([], 10)
+        shown = course.shown
+    course = appendable(answer(data(10, 3, pid=7), aborted=lists[-1]), 10, None, rules(), shown, NOW_MS)
+    assert outline(course.items) == [(10, 13, "gap" if (7, 10) in lists[-1] else "batch")]
+
+
+def test_law_d_long_transaction_goes_on_with_every_second_answer_however_far_it_reaches() -> None:
+    log = [data(n, 2, pid=7) for n in range(10, 50, 2)]
+    position, items, shown = 10, [], frozenset[Claim]()
+    for reach in range(3, 12):
+        rest = [b for b in log if read_header(b).base_offset >= position][:reach]
+        course = appendable(answer(*rest), position, None, rules(), shown, NOW_MS)
+        assert course.position > position or not shown
+        items += course.items
+        position, shown = course.position, course.shown
+    assert_contiguous(items, 10, position)
+    assert position >= 40
+
+
+def test_claims_outlast_an_answer_that_says_nothing() -> None:
+    part = answer(data(10, 2, pid=7))
+    first = appendable(part, 10, None, rules(), (), NOW_MS)
+    cut = appendable(answer(data(10, 2, pid=7)[:30]), 10, None, rules(), first.shown, NOW_MS)
+    assert (cut.items, cut.position, cut.shown) == ([], 10, first.shown)
+    assert outline(appendable(part, 10, None, rules(), cut.shown, NOW_MS).items) == [(10, 12, "batch")]
+
+
+def test_huge_hole_is_filled_with_records_piece_by_piece() -> None:
+    end = 10 + 2 * FILLED_AT_ONCE + 5
+    batches, positions, items, shown = [data(8, 2), data(end, 2)], [8], list[Appendable](), frozenset[Claim]()
+    while positions[-1] < end and len(positions) < 9:
+        part = answer(*(b for b in batches if read_header(b).next_offset > positions[-1]))
+        course = appendable(part, positions[-1], None, rules(GapFill.RECORDS), shown, NOW_MS)
+        positions.append(course.position)
+        items += course.items
+        shown = course.shown
+    assert positions == [8, 10, 10 + FILLED_AT_ONCE, 10 + 2 * FILLED_AT_ONCE, end + 2]
+    assert_contiguous(items, 8, end + 2)
+    assert [r.offset for r in committed([items[0], items[-1]])] == [8, 9, end, end + 1]
+
+
+def test_gap_is_covered_piece_by_piece_where_it_becomes_records() -> None:
+    gap = Gap(5, 5 + FILLED_AT_ONCE + 3)
+    assert cover(gap, rules(), NOW_MS) == ([gap], gap.until_offset)
+    items, position = cover(gap, rules(GapFill.RECORDS), NOW_MS)
+    assert position == 5 + FILLED_AT_ONCE
+    assert_contiguous(items, 5, position)
+
+
+@pytest.mark.parametrize("trouble", ["damage", "oversized"])
+def test_trouble_behind_small_batches_leaves_them_appendable(trouble: str) -> None:
+    bad = bytearray(data(70, 1, size=40_000))
+    if trouble == "damage":
+        bad[-1] ^= 1
+    part = answer(*(data(n, 1) for n in range(10, 70)), bytes(bad))
+    course = appendable(part, 10, None, rules(limit=35_000), (), NOW_MS)
+    assert (outline(course.items), course.position) == ([(10, 70, "batch")], 70)
+    with pytest.raises(RecordBatchError if trouble == "damage" else OversizedRecordError):
+        appendable(answer(bytes(bad)), 70, None, rules(limit=35_000), course.shown, NOW_MS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "aborted", "reason"),
+    [(ABORT, [], "aborts a transaction which the answer lists as committed"), (COMMIT, [(7, 10)], "commits .* lists as aborted")],
+)
+def test_law_e_marker_that_contradicts_the_list_spoils_the_answer(
+    kind: int, aborted: list[tuple[int, int]], reason: str
+) -> None:
+    with pytest.raises(RecordBatchError, match=reason):
+        appendable(answer(data(10, 3, pid=7), marker(13, 7, kind), aborted=aborted), 10, None, rules(), (), NOW_MS)
+
+
+@pytest.mark.parametrize("batches", [[data(14), data(10)], [data(10), data(11)], [data(5, 3)]])
+def test_batches_that_do_not_ascend_spoil_the_answer(batches: list[bytes]) -> None:
+    with pytest.raises(RecordBatchError):
+        appendable(answer(*batches), 10, None, rules(), (), NOW_MS)
+
+
+def test_record_that_fits_in_no_batch_stops_behind_what_lies_before_it() -> None:
+    part = answer(data(10, 3), data(13, 1, size=5000), data(14, 3))
+    course = appendable(part, 10, None, rules(limit=2000), (), NOW_MS)
+    assert (outline(course.items), course.position) == ([(10, 13, "batch")], 13)
+    with pytest.raises(OversizedRecordError) as caught:
+        appendable(answer(data(13, 1, size=5000), data(14, 3)), 13, None, rules(limit=2000), (), NOW_MS)
+    assert caught.value.offset == 13
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_record_that_policy_gave_up_becomes_a_gap(way: GapFill) -> None:
+    part = answer(data(10, 3), data(13, 1, size=5000), data(14, 3))
+    items = twice(part, 10, rules(way, 2000, [13]))
+    assert [r.offset for r in committed(items)] == [10, 11, 12, 14, 15, 16]
+    assert_contiguous(items, 10, 17)
+
+
+# -- any log at all -----------------------------------------------------------
+
+
+def committed(items: Sequence[Appendable]) -> list[Record]:
+    """The records at the offsets that the headers give them: what is rewritten begins at 0 in its bytes."""
+    found = []
+    for item in items:
+        if not isinstance(item, Gap):
+            header, batch = item
+            shift = header.base_offset - read_header(batch).base_offset
+            found += [r._replace(offset=r.offset + shift) for r in decode_records(batch) if not is_filler(r)]
+    return found
+
+
+def assert_contiguous(items: Sequence[Appendable], start: int, end: int) -> None:
+    for low, high, _ in outline(items):
+        assert low == start < high
+        start = high
+    assert start == end
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> tuple[list[bytes], list[tuple[int, int]], list[Record], int]:
+    """Batches, aborted transactions, committed records and the end of a log that begins at offset 100."""
+    at, batches, aborted, open_since = 100, [], [], {}
+    written: list[tuple[int, Record]] = []  # with the transaction that it is in
+    outcomes: dict[int, int] = {}
+    transaction = 0
+    current: dict[int, int] = {}
+    for _ in range(draw(st.integers(1, 25))):
+        at += draw(st.sampled_from([0, 0, 0, 1, 7, 6000]))  # compacted away
+        step = draw(st.sampled_from(["plain", "plain", "transactional", "end"]))
+        if step == "end" and current:
+            pid = draw(st.sampled_from(sorted(current)))
+            kind = draw(st.sampled_from([ABORT, COMMIT]))
+            if kind == ABORT:
+                aborted.append((pid, open_since[pid]))
+            outcomes[current.pop(pid)] = kind
+            batches.append(marker(at, pid, kind))
+            at += 1
+            continue
+        pid = draw(st.sampled_from([7, 8, 9])) if step == "transactional" else -1
+        if pid >= 0 and pid not in current:
+            transaction += 1
+            current[pid], open_since[pid] = transaction, at
+        size = draw(st.sampled_from([0, 10, 3000]))
+        span = draw(st.integers(1, 12))
+        kept = sorted(draw(st.sets(st.integers(0, span - 1), min_size=1)))
+        batch = data(at, pid=pid, size=size, offsets=[at + n for n in kept])
+        if draw(st.booleans()):  # the cleaner keeps the last offset of what it empties at the end
+            records = list(decode_records(memoryview(batch)))
+            batch = encode_batch(
+                records, base_offset=at, offsets=[r.offset for r in records], last_offset_delta=span - 1, producer_id=pid,
+                producer_epoch=0, base_sequence=0, is_transactional=pid >= 0,
+            )
+        batches.append(batch)
+        written += [(current.get(pid, 0), record) for record in decode_records(memoryview(batch))]
+        at = read_header(batch).next_offset
+    for pid, number in sorted(current.items()):
+        outcomes[number] = COMMIT
+        batches.append(marker(at, pid, COMMIT))
+        at += 1
+    return batches, aborted, [r for number, r in written if not number or outcomes[number] == COMMIT], at
+
+
+class Flip(NamedTuple):
+    """One bit that is wrong in answer number `answer`: of a base offset, or of the list of aborted transactions."""
+
+    answer: int
+    field: str
+    place: int
+    bit: int
+
+    def spoil(self, part: FetchedPartition, position: int) -> FetchedPartition:
+        if self.field != "base offset":
+            listed = [list(pair) for pair in part.aborted]
+            if listed:
+                listed[self.place % len(listed)][self.field == "first offset"] ^= 1 << min(self.bit, 62)
+            return part._replace(aborted=tuple((pid, first) for pid, first in listed))
+        headers = [header for header, _ in iter_batches(part.records)]
+        number = self.place % len(headers)
+        moved = headers[number].base_offset ^ (1 << self.bit)
+        if moved != (headers[number - 1].next_offset if number else position):  # that nobody can tell (the docstring says so)
+            at = sum(header.size for header in headers[:number]) + 7 - self.bit // 8
+            part.records[at] ^= 1 << self.bit % 8
+        return part
+
+
+FLIPS = st.builds(
+    Flip,
+    st.integers(0, 5),
+    st.sampled_from(["base offset", "base offset", "producer id", "first offset"]),
+    st.integers(0, 30),
+    st.one_of(st.integers(0, 5), st.integers(0, 63)),
+)
+
+
+@given(logs(), st.sampled_from(WAYS), st.sampled_from([2000, 1 << 20]), st.one_of(st.none(), FLIPS), st.data())
+def test_any_log_is_covered_without_a_hole_and_keeps_its_committed_records(
+    log: tuple[list[bytes], list[tuple[int, int]], list[Record], int],
+    way: GapFill,
+    limit: int,
+    flip: Flip | None,
+    choices: st.DataObject,
+) -> None:
+    batches, aborted, records, end = log
+    expected = [r for r in records if len(r.value or b"") < 1000 or limit > 2000]
+    left_out = [r.offset for r in records if r not in expected]
+    position, items, shown = 100, [], frozenset[Claim]()
+    for number in range(400):
+        if position == end:
+            break
+        rest = [b for b in batches if read_header(b).next_offset > position]
+        rest = rest[: choices.draw(st.integers(1, len(rest)))]
+        until = read_header(rest[-1]).next_offset
+        listed = [pair for pair in aborted if pair[1] < until]
+        ended = {(pid, at) for pid, at in listed if any(h.is_control and h.producer_id == pid and h.base_offset > at
+                 and h.next_offset <= position for h in map(read_header, batches))}
+        part = answer(*rest, aborted=[pair for pair in listed if pair not in ended])
+        if flip is not None and flip.answer == number:
+            part = flip.spoil(part, position)
+        try:
+            course: Course = appendable(part, position, None, rules(way, limit, left_out), shown, NOW_MS)
+        except RecordBatchError:
+            assert flip is not None and flip.answer == number
+            shown = frozenset()
+            continue
+        items += course.items
+        position, shown = course.position, course.shown
+    assert_contiguous(items, 100, end)
+    assert committed(items) == expected
+    assert all(item[0].size <= limit for item in items if not isinstance(item, Gap))
+    if way is GapFill.RECORDS:
+        assert not any(isinstance(item, Gap) for item in items)
+    taken = {r.offset for r in expected}
+    assert not any(low <= offset < high for low, high, kind in outline(items) if kind == "gap" for offset in taken)

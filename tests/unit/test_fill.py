@@ -1,0 +1,306 @@
+"""How gaps are filled when the target answers what a real broker seldom does: refusals, stale log ends, fencing for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Generator
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import kafka.errors as Errors
+import pytest
+from kafka.future import Future
+from kafka.structs import TopicPartition
+
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.fill import MarkerFiller, TransactionFiller
+from tolerant_client.mirror.gaps import Gap, marker_producer
+from tolerant_client.txn_markers import WriteTxnMarkers
+
+P = TopicPartition("orders", 0)
+
+_T = TypeVar("_T")
+
+
+def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
+    """Drives a coroutine that waits for nothing real."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        result: _T = done.value
+        return result
+    raise AssertionError("it waits")
+
+
+class Done:
+    """A future of a call that was done at once."""
+
+    def __init__(self, function: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> None:
+        self._error: Exception | None = None
+        try:
+            self._result = run(function(*args))
+        except Exception as error:
+            self._error = error
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        yield from ()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class FakeTarget:
+    """A target that answers as it is told; time passes only while it is slept."""
+
+    def __init__(self, log_end: int = 0) -> None:
+        self.log_end = log_end
+        self.now = 0.0
+        self.sent: list[Any] = []
+        self.log_ends: list[int] = []  # told before the real one
+        self.answers: dict[str, Callable[[Any], Any]] = {"FindCoordinator": lambda _: SimpleNamespace(error_code=0, node_id=1)}
+        self.markers_api = (0, 1)
+        self.updates = 0
+        self.net = SimpleNamespace(sleep=self._sleep, call_soon_with_future=Done)
+        self.manager = SimpleNamespace(
+            broker_version_data=SimpleNamespace(api_versions={27: self.markers_api}),
+            cluster=SimpleNamespace(request_update=self._update),
+        )
+
+    def clock(self) -> float:
+        return self.now
+
+    def _update(self) -> None:
+        self.updates += 1
+
+    async def _sleep(self, delay: float) -> None:
+        self.now += delay
+
+    async def connect(self) -> None:
+        pass
+
+    async def leader(self, partition: TopicPartition) -> int:
+        return 1
+
+    async def list_offsets(self, asked: Any) -> dict[TopicPartition, int]:
+        return {P: self.log_ends.pop(0) if self.log_ends else self.log_end}
+
+    async def insist(self, what: str, attempt: Any, patience_ms: int | None = None) -> Any:
+        return await attempt()
+
+    async def send(self, request: Any, node_id: int = -1) -> Any:
+        self.sent.append(request)
+        return self.answers[request.name.removesuffix("Request")](request)
+
+    def append(self, count: int, answer: Any) -> Any:
+        self.log_end += count
+        return answer
+
+
+def marking(target: FakeTarget) -> MarkerFiller:
+    return MarkerFiller(target, clock=target.clock)  # type: ignore[arg-type]
+
+
+def transacting(target: FakeTarget) -> TransactionFiller:
+    """A coordinator that says yes; a marker for every transaction that is ended."""
+    state = SimpleNamespace(is_open=False)
+
+    def add(request: Any) -> Any:
+        state.is_open = True
+        part = SimpleNamespace(partition_error_code=0)
+        return SimpleNamespace(results_by_topic_v3_and_below=[SimpleNamespace(results_by_partition=[part])])
+
+    def end(request: Any) -> Any:
+        target.log_end += state.is_open
+        state.is_open = False
+        return SimpleNamespace(error_code=0)
+
+    target.answers["InitProducerId"] = lambda _: SimpleNamespace(error_code=0, producer_id=7, producer_epoch=3)
+    target.answers["AddPartitionsToTxn"] = add
+    target.answers["EndTxn"] = end
+    return TransactionFiller(target, "link", clock=target.clock)  # type: ignore[arg-type]
+
+
+def names(target: FakeTarget) -> list[str]:
+    return [request.name.removesuffix("Request") for request in target.sent]
+
+
+def test_a_producer_that_was_not_fenced_goes_on_without_taking_over_again() -> None:
+    target = FakeTarget()
+    filler = transacting(target)
+    assert [run(filler.fill(P, Gap(end, end + 1))) for end in range(3)] == [1, 2, 3]
+    one = ["AddPartitionsToTxn", "EndTxn", "EndTxn"]
+    assert names(target) == ["FindCoordinator", "InitProducerId", *one, *one, *one]
+
+
+def test_a_log_that_is_not_what_it_was_taken_for_is_left_alone() -> None:
+    target = FakeTarget(log_end=12)
+    fill = transacting(target).fill
+    assert run(fill(P, Gap(10, 12))) == 12
+    assert run(fill(P, Gap(13, 15))) == 12
+    assert target.sent == []
+
+
+@pytest.mark.parametrize("make", [lambda target: transacting(target), lambda target: marking(target)])
+def test_a_second_fill_of_a_partition_waits_for_the_first_and_looks_again(make: Callable[[FakeTarget], Any]) -> None:
+    target = FakeTarget()
+    target.answers["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), set())
+    filler = make(target)
+    run(filler.fill(P, Gap(0, 1)))  # a transactional producer looks before its first gap alone
+    filler._turns._taken[P] = busy = Future()
+    second = filler.fill(P, Gap(1, 2))
+    assert second.send(None) is not None, "it waits"
+    target.log_end, sent = 2, len(target.sent)  # the first has filled it
+    filler._turns._taken.pop(P)
+    busy.success(None)
+    assert run(second) == 2 and len(target.sent) == sent
+
+
+def test_what_was_filled_meanwhile_is_not_filled_again() -> None:
+    target = FakeTarget()
+    target.log_ends = [0, 2]  # before and after it takes over
+    target.log_end = 2
+    assert run(transacting(target).fill(P, Gap(0, 3))) == 3
+    assert names(target).count("AddPartitionsToTxn") == 1
+
+
+def test_an_unanswered_request_is_not_repeated_and_its_producer_is_not_used_again() -> None:
+    target = FakeTarget()
+    filler = transacting(target)
+    yes = target.answers["AddPartitionsToTxn"]
+
+    def lost(_: Any) -> Any:
+        target.answers["AddPartitionsToTxn"] = yes
+        raise Errors.KafkaConnectionError("reset")
+
+    target.answers["AddPartitionsToTxn"] = lost
+    with pytest.raises(Errors.KafkaConnectionError):
+        run(filler.fill(P, Gap(0, 1)))
+    assert names(target).count("AddPartitionsToTxn") == 1
+    assert run(filler.fill(P, Gap(0, 1))) == 1
+    assert names(target).count("InitProducerId") == 2
+
+
+def test_a_coordinator_that_asks_for_patience_gets_it() -> None:
+    target = FakeTarget()
+    filler = transacting(target)
+    yes, refusals = target.answers["EndTxn"], [51, 51, 14, 15]
+    target.answers["EndTxn"] = lambda r: SimpleNamespace(error_code=refusals.pop()) if refusals else yes(r)
+    assert run(filler.fill(P, Gap(0, 1))) == 1
+    assert names(target).count("InitProducerId") == 1 and target.now > 0
+
+
+def test_patience_ends() -> None:
+    target = FakeTarget()
+    filler = transacting(target)
+    target.answers["EndTxn"] = lambda _: SimpleNamespace(error_code=51)
+    with pytest.raises(Errors.ConcurrentTransactionsError):
+        run(filler.fill(P, Gap(0, 1)))
+    assert 30 < target.now < 40
+
+
+def test_who_is_fenced_for_ever_says_so_with_a_retriable_error() -> None:
+    target = FakeTarget()
+    filler = transacting(target)
+    target.answers["EndTxn"] = lambda _: SimpleNamespace(error_code=90)
+    with pytest.raises(Errors.ConcurrentTransactionsError, match="other writers of link link fill orders-0") as caught:
+        run(filler.fill(P, Gap(0, 1)))
+    assert caught.value.retriable
+    assert target.now > 1  # it has waited for the others each time
+
+
+@pytest.mark.parametrize("gap", [Gap(0, 1), Gap(0, 5)])
+def test_a_stale_log_end_is_not_filled_from(gap: Gap) -> None:
+    target = FakeTarget()
+    filler = transacting(target)
+    target.log_ends = [0, 0, 0]
+    with pytest.raises(Errors.OffsetNotAvailableError, match=r"orders-0 ends at 0, but it was written up to"):
+        run(filler.fill(P, gap))
+    assert target.updates == 1
+
+
+def test_a_stale_log_end_is_not_marked_from() -> None:
+    target = FakeTarget()
+    target.answers["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), set())
+    target.log_ends = [0]
+    with pytest.raises(Errors.OffsetNotAvailableError):
+        run(marking(target).fill(P, Gap(0, 3)))
+
+
+def test_markers_carry_the_offsets_of_the_gap() -> None:
+    target = FakeTarget(log_end=32_766)
+    target.answers["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), set())
+    assert run(marking(target).fill(P, Gap(32_766, 40_000))) == 40_000
+    assert all(isinstance(request, WriteTxnMarkers) for request in target.sent) and len(target.sent) > 1
+    assert [m for request in target.sent for m in request.markers] == [marker_producer(n) for n in range(32_766, 40_000)]
+
+
+def test_markers_that_are_there_already_are_passed_over() -> None:
+    target = FakeTarget()
+
+    def answer(request: Any) -> set[int]:
+        target.answers["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), set())
+        found: set[int] = target.append(2, {47})
+        return found
+
+    target.answers["WriteTxnMarkers"] = answer
+    assert run(marking(target).fill(P, Gap(0, 5))) == 5
+    assert [len(request.markers) for request in target.sent] == [5, 3]
+
+
+def test_markers_without_permission_name_the_remedy() -> None:
+    target = FakeTarget()
+    target.answers["WriteTxnMarkers"] = lambda _: {31}
+    with pytest.raises(OptionError, match="ClusterAction .*gap.fill=transactions"):
+        run(marking(target).fill(P, Gap(0, 1)))
+
+
+def test_markers_of_a_broker_that_leads_no_more_are_retried_elsewhere() -> None:
+    target = FakeTarget()
+    target.answers["WriteTxnMarkers"] = lambda _: {6}
+    with pytest.raises(Errors.NotLeaderForPartitionError):
+        run(marking(target).fill(P, Gap(0, 1)))
+    assert target.updates == 1
+
+
+def test_markers_need_a_broker_that_takes_them() -> None:
+    target = FakeTarget()
+    target.manager.broker_version_data.api_versions = {27: (0, 0)}
+    with pytest.raises(OptionError, match="gap.fill=transactions"):
+        run(marking(target).fill(P, Gap(0, 1)))
+
+
+def test_an_unanswered_marker_is_waited_for() -> None:
+    # 1. A request is lost on its way.  2. The next attempt waits.  3. It arrives.  4. The log end tells.
+    target = FakeTarget()
+    filler = marking(target)
+
+    def lost(_: Any) -> Any:
+        raise Errors.KafkaConnectionError("reset")
+
+    target.answers["WriteTxnMarkers"] = lost
+    with pytest.raises(Errors.KafkaConnectionError):
+        run(filler.fill(P, Gap(0, 2)))
+    slept = target.net.sleep
+
+    async def arrive(delay: float) -> None:
+        target.log_end = 2
+        await slept(delay)
+
+    target.net.sleep = arrive
+    assert run(filler.fill(P, Gap(0, 2))) == 2
+    assert len(target.sent) == 1 and target.now > 4
+
+
+def test_a_transactional_id_without_permission_names_the_remedy() -> None:
+    target = FakeTarget()
+    filler = transacting(target)
+    target.answers["InitProducerId"] = lambda _: SimpleNamespace(error_code=53)
+    with pytest.raises(OptionError, match="tolerant-mirror-link-gap-orders-0; grant it Write"):
+        run(filler.fill(P, Gap(0, 1)))
+
+
+def test_a_timeout_that_the_brokers_do_not_allow_names_the_remedy() -> None:
+    target = FakeTarget()
+    filler = transacting(target)
+    target.answers["InitProducerId"] = lambda _: SimpleNamespace(error_code=50)
+    with pytest.raises(OptionError, match="transaction.max.timeout.ms"):
+        run(filler.fill(P, Gap(0, 1)))

@@ -1,0 +1,66 @@
+"""Rows of the ledger, and what of a loss is new."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tolerant_client.mirror.ledger import UNREADABLE, decode_row, distinct, encode_row, lost_offsets, unwritten
+from tolerant_client.mirror.losses import LedgerRow, LossReason
+from tolerant_client.record_batch import Record
+
+ROW = LedgerRow(5, "default", "orders", 3, 30, 40, LossReason.RETENTION, "gone")
+
+
+@given(st.builds(LedgerRow, st.integers(0, 2**62), st.text(), st.text(), *[st.integers(0, 2**62)] * 3, st.sampled_from(LossReason), st.text()))
+def test_row_comes_back_from_its_record(row: LedgerRow) -> None:
+    assert decode_row(encode_row(row)) == row
+
+
+def test_schema_is_what_the_module_says() -> None:
+    record = encode_row(ROW)
+    assert (record.key, record.timestamp) == (b"default/orders/3", 5)
+    assert json.loads(record.value or b"") == {
+        "version": 1, "time_ms": 5, "link": "default", "topic": "orders", "partition": 3,
+        "from_offset": 30, "until_offset": 40, "reason": "retention", "detail": "gone",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [None, b"", b"\xff", b"[]", b"{}", b'{"link": 1}', b"null"])
+def test_foreign_record_is_shown_as_unreadable(value: bytes | None) -> None:
+    row = decode_row(Record(17, 99, None, value))
+    assert (row.reason, row.time_ms) == (UNREADABLE, 99)
+    assert "offset 17" in row.detail
+
+
+def test_repeated_rows_are_one_whatever_their_time_and_detail() -> None:
+    later = ROW._replace(time_ms=6, detail="again")
+    other = ROW._replace(partition=4)
+    assert distinct([ROW, later, other, ROW]) == [ROW, other]
+
+
+def test_unreadable_records_stay_apart() -> None:
+    rows = [decode_row(Record(n, 0, None, b"?")) for n in range(2)]
+    assert distinct(rows + rows) == rows
+
+
+def test_loss_that_is_known_is_not_written_again_and_one_that_grew_only_from_there() -> None:
+    assert unwritten(ROW, []) == ROW
+    assert unwritten(ROW, [ROW._replace(time_ms=1)]) is None
+    assert unwritten(ROW._replace(until_offset=50), [ROW]) == ROW._replace(from_offset=40, until_offset=50)
+    parts = [ROW._replace(from_offset=35, until_offset=50), ROW._replace(from_offset=20, until_offset=35)]
+    assert unwritten(ROW, parts) is None
+    assert unwritten(ROW, [ROW._replace(from_offset=31)]) == ROW
+
+
+@pytest.mark.parametrize("change", [{"topic": "x"}, {"partition": 0}, {"link": "x"}, {"reason": "truncation"}])
+def test_other_loss_is_not_taken_for_this_one(change: dict[str, str]) -> None:
+    assert unwritten(ROW, [ROW._replace(**change)]) == ROW  # type: ignore[arg-type]
+
+
+def test_lost_offsets_are_counted_by_topic_and_reason() -> None:
+    rows = [ROW, ROW._replace(partition=4, until_offset=31), ROW._replace(reason="oversized", until_offset=31)]
+    assert lost_offsets(rows) == {("orders", "retention"): 11, ("orders", "oversized"): 1}

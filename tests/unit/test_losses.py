@@ -1,0 +1,62 @@
+"""What the user's texts make of a mirror's policy."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.gaps import GapFill
+from tolerant_client.mirror.losses import LedgerRow, LossPolicy, LossReason, MirrorPolicy
+
+
+def test_nothing_said_means_to_fail_and_to_choose_the_filling() -> None:
+    policy = MirrorPolicy()
+    assert (policy.gap_fill, policy.on_loss, policy.on_oversized) == (GapFill.AUTO, LossPolicy.FAIL, LossPolicy.FAIL)
+    assert policy.for_topic("orders") == policy
+
+
+def test_texts_are_for_all_topics_or_for_those_of_an_expression_and_the_last_wins() -> None:
+    policy = MirrorPolicy.parse(
+        on_loss=["pause", "clicks.*=continue", "clicks=fail"], on_oversized=["continue"], gap_fill=["a=b|c=d=records"]
+    )
+    assert policy.on_loss is LossPolicy.PAUSE
+    assert policy.for_topic("orders").on_loss is LossPolicy.PAUSE
+    assert policy.for_topic("clicks.eu").on_loss is LossPolicy.CONTINUE
+    assert policy.for_topic("clicks").on_loss is LossPolicy.FAIL
+    assert policy.for_topic("more-clicks").on_loss is LossPolicy.PAUSE
+    assert policy.for_topic("clicks").on_oversized is LossPolicy.CONTINUE
+    assert policy.for_topic("c=d").gap_fill is GapFill.RECORDS
+    assert policy.for_topic("clicks").overrides == ()
+
+
+@pytest.mark.parametrize(
+    ("setting", "text", "message"),
+    [
+        ("on_loss", "ignore", "--on-loss 'ignore': 'ignore' is none of fail, continue, pause"),
+        ("on_loss", "clicks=", "'' is none of"),
+        ("gap_fill", "(=auto", r"--gap-fill '\(=auto': '\(' is not a regular expression"),
+        ("gap_fill", "fail", "'fail' is none of auto, transactions, markers, records"),
+    ],
+)
+def test_wrong_text_is_named_with_what_is_known(setting: str, text: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        MirrorPolicy.parse(**{setting: [text]})
+
+
+def test_policy_survives_json_and_pickle() -> None:
+    policy = MirrorPolicy.parse(on_loss=["continue", "a.*=pause"], gap_fill=["records"])
+    assert MirrorPolicy.from_json(policy.to_json()) == policy
+    assert pickle.loads(pickle.dumps(policy)) == policy
+
+
+@pytest.mark.parametrize("text", ["", "[]", "1", '{"on_loss": "x"}', '{"speed": "auto"}', '{"overrides": [["a", "b"]]}'])
+def test_json_that_is_no_policy_is_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="is not a mirror policy"):
+        MirrorPolicy.from_json(text)
+
+
+def test_row_reads_as_a_sentence() -> None:
+    row = LedgerRow(1, "l", "orders", 3, 30, 40, LossReason.RETENTION, "deleted")
+    assert str(row) == "orders-3 offsets 30 to 40: retention (deleted)"

@@ -1,0 +1,287 @@
+"""The offset map: exact for every offset, on both sides, through rows, transactions and compaction."""
+
+from __future__ import annotations
+
+import bisect
+import os
+import random
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kafka.structs import TopicPartition
+
+from tolerant_client.errors import OffsetMapError, TargetDivergedError
+from tolerant_client.mirror.dense import dense
+from tolerant_client.mirror.losses import LossReason
+from tolerant_client.mirror.offset_map import (
+    RUNS_PER_ROW,
+    CommittedRows,
+    MapRow,
+    OffsetMap,
+    Place,
+    RowKey,
+    Run,
+    extend,
+    join_runs,
+)
+from tolerant_client.mirror.translated_place import check_target, find_loss
+from tolerant_client.record_batch import BatchHeader, Record, decode_records, encode_batch, read_header
+
+PARTITION = TopicPartition("orders", 3)
+IDS = ("source-id", "target-id")
+T0 = 1_700_000_000_000
+
+
+def rows_of(transactions: Iterable[list[Run]], position: int | None = None) -> dict[int, MapRow]:
+    """What a compacted topic holds after these transactions: the last row of each number."""
+    kept: dict[int, MapRow] = {}
+    last = None
+    for runs in transactions:
+        until = runs[-1].source_until if position is None else position
+        for row in extend(last, PARTITION, "copy", IDS, runs, until, 7):
+            last = kept[row.key.number] = MapRow.decode(RowKey.decode(row.key.encode()), row.encode())
+    return kept
+
+
+# Steps to the next run on both sides, and its length.
+runs_strategy = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 4)), min_size=1, max_size=200)
+
+
+@settings(max_examples=500 if os.environ.get("TOLERANT_LONG") else 40)
+@given(runs_strategy, st.integers(0, 1 << 40), st.integers(0, 1 << 40), st.randoms(use_true_random=False))
+def test_every_offset_of_both_sides_is_translated_as_a_plain_search_does(
+    steps: list[tuple[int, int, int]], source: int, target: int, rng: random.Random
+) -> None:
+    runs = []
+    for source_step, target_step, length in steps:
+        source, target = source + source_step, target + target_step
+        runs.append(Run(source, target, length))
+        source, target = runs[-1].source_until, runs[-1].target_until
+    transactions = []
+    rest = runs
+    while rest:
+        size = rng.randint(1, 90)
+        transactions.append(rest[:size])
+        rest = rest[size:]
+    found = OffsetMap(rows_of(transactions).values())
+    pairs = [(run.source + n, run.target + n) for run in runs for n in range(run.length)]
+    sources, targets = [s for s, _ in pairs], [t for _, t in pairs]
+    assert found.position == sources[-1] + 1
+    for offset in range(max(0, sources[0] - 2), sources[-1] + 4):
+        at = bisect.bisect_left(sources, offset)
+        expected = targets[at] if at < len(pairs) else targets[-1] + 1
+        translation = found.translate(offset)
+        assert translation.translated == expected
+        is_record = at < len(pairs) and sources[at] == offset
+        assert (translation.place is Place.RECORD) == is_record
+        assert (translation.place is Place.NOT_COPIED) == (offset > found.position)
+    for offset in range(max(0, targets[0] - 2), targets[-1] + 4):
+        at = bisect.bisect_left(targets, offset)
+        back = found.source_of(offset)
+        assert back.translated == (sources[at] if at < len(pairs) else sources[-1] + 1)
+        assert (back.place is Place.RECORD) == (at < len(pairs) and targets[at] == offset)
+
+
+def test_a_row_is_filled_up_before_the_next_begins_and_final_ones_stay() -> None:
+    last = None
+    for n in range(3 * RUNS_PER_ROW):
+        rows = extend(last, PARTITION, "copy", IDS, [Run(10 * n, 10 * n + n, 10)], 10 * n + 10, 7)
+        assert [row.key.number for row in rows] == [n // RUNS_PER_ROW]
+        last = rows[-1]
+    assert last is not None and len(last.runs) == RUNS_PER_ROW
+
+
+def test_a_transaction_of_many_runs_makes_many_rows_and_only_the_last_has_the_position() -> None:
+    runs = [Run(2 * n, n, 1) for n in range(3 * RUNS_PER_ROW)]
+    rows = extend(None, PARTITION, "copy", IDS, runs, 1_000_000, 7)
+    assert [len(row.runs) for row in rows] == [RUNS_PER_ROW] * 3
+    assert [row.position for row in rows] == [127, 255, 1_000_000]
+
+
+def test_neighbours_on_both_sides_are_one_run() -> None:
+    assert join_runs([Run(0, 10, 5), Run(5, 15, 5), Run(10, 21, 1), Run(12, 22, 1)]) == [
+        Run(0, 10, 10),
+        Run(10, 21, 1),
+        Run(12, 22, 1),
+    ]
+
+
+@pytest.mark.parametrize("wrong", [Run(99, 200, 1), Run(100, 149, 1)])
+def test_an_answer_that_contradicts_the_map_is_an_error(wrong: Run) -> None:
+    (row,) = extend(None, PARTITION, "copy", IDS, [Run(50, 100, 50)], 100, 7)
+    with pytest.raises(OffsetMapError, match="orders-3"):
+        extend(row, PARTITION, "copy", IDS, [wrong], 101, 7)
+
+
+def test_rows_that_do_not_ascend_are_not_trusted() -> None:
+    rows = [MapRow(RowKey(PARTITION, n), "copy", IDS, 200, 7, (Run(100, 100 - n, 10),)) for n in range(2)]
+    with pytest.raises(OffsetMapError, match="does not ascend"):
+        OffsetMap(rows)
+
+
+def test_rows_taken_away_make_older_offsets_deleted_not_wrong() -> None:
+    rows = rows_of([[Run(10 * n, 11 * n, 10)] for n in range(3 * RUNS_PER_ROW)])
+    assert sorted(rows) == [0, 1, 2]
+    del rows[0]
+    found = OffsetMap(rows.values())
+    first = 10 * RUNS_PER_ROW
+    assert found.translate(first - 1)[1:3] == (11 * RUNS_PER_ROW, Place.DELETED)
+    assert found.translate(first)[1:3] == (11 * RUNS_PER_ROW, Place.RECORD)
+    assert found.source_of(5)[1:3] == (first, Place.DELETED)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (None, b"{}"),
+        (b"", b"{}"),
+        (b"7", b"{}"),
+        (b'["orders",3]', b"{}"),
+        (b'["orders","3",0]', b"{}"),
+        (b'["orders",3,0]', b"no json"),
+        (b'["orders",3,0]', b'{"version":2,"target":"copy","ids":["",""],"position":10,"epoch":0,"runs":[0,0,10]}'),
+        (b'["orders",3,0]', b'{"version":1,"target":"copy","ids":["",""],"position":9,"epoch":0,"runs":[0,0,10]}'),
+        (b'["orders",3,0]', b'{"version":1,"target":"copy","ids":["",""],"position":10,"epoch":0,"runs":[0,0]}'),
+        (b'["orders",3,0]', b'{"version":1,"target":"copy","ids":["",""],"position":10,"epoch":0,"runs":[0,-1,10]}'),
+        (b'["orders",3,0]', b'{"version":1,"target":"copy","ids":[],"position":10,"epoch":0,"runs":[0,0,10]}'),
+        (b'["orders",3,0]', b'{"version":1,"target":"copy","ids":["",""],"position":10,"epoch":0,"runs":[]}'),
+        (b'["orders",3,0]', b'{"version":1,"target":"copy","ids":["",""],"position":10,"runs":[0,0,10]}'),
+    ],
+)
+def test_what_is_no_row_is_named_with_its_place_and_without_its_content(key: bytes | None, value: bytes) -> None:
+    batch = memoryview(encode_batch([Record(0, T0, key, value)], base_offset=41))
+    with pytest.raises(OffsetMapError, match="map-2 offset 41") as raised:
+        list(CommittedRows("map-2").feed(read_header(batch), batch))
+    assert "orders" not in str(raised.value)
+
+
+# -- where to go on ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ids", "start", "end", "cut_at", "lost"),
+    [
+        (IDS, 0, 100, None, None),
+        (IDS, 100, 150, None, None),
+        (("", ""), 0, 100, None, None),
+        (IDS, 130, 150, None, (LossReason.RETENTION, 100, 130)),
+        (IDS, 0, 60, None, (LossReason.TRUNCATION, 60, 100)),
+        (IDS, 0, 150, 80, (LossReason.TRUNCATION, 80, 100)),
+        (("another", "target-id"), 0, 150, None, (LossReason.RECREATION, 0, 100)),
+        (("another", "target-id"), 120, 150, None, (LossReason.RECREATION, 100, 100)),
+    ],
+)
+def test_what_the_source_has_lost_is_told_with_its_offsets(
+    ids: tuple[str, str], start: int, end: int, cut_at: int | None, lost: tuple[LossReason, int, int] | None
+) -> None:
+    (found,) = extend(None, PARTITION, "copy", IDS, [Run(0, 0, 100)], 100, 7)
+    loss = find_loss(found, ids, start, end, cut_at)
+    if lost is None:
+        assert loss is None
+    else:
+        assert loss is not None and loss[0] == lost and "orders-3" in str(loss[1])
+
+
+@pytest.mark.parametrize(
+    ("target", "ids", "log_end", "words"),
+    [
+        ("other", IDS, 500, "not to other"),
+        ("copy", ("source-id", "another"), 500, "created again"),
+        ("copy", IDS, 499, "ends at offset 499"),
+    ],
+)
+def test_a_target_that_cannot_hold_what_the_map_says_is_named(
+    target: str, ids: tuple[str, str], log_end: int, words: str
+) -> None:
+    (found,) = extend(None, PARTITION, "copy", IDS, [Run(0, 400, 100)], 100, 7)
+    check_target(found, "link", TopicPartition("copy", 3), IDS, 500)
+    with pytest.raises(TargetDivergedError, match=words):
+        check_target(found, "link", TopicPartition(target, 3), ids, log_end)
+
+
+# -- rows and the transactions they are in ------------------------------------
+
+
+def row(number: int, partition: TopicPartition = PARTITION) -> MapRow:
+    return MapRow(RowKey(partition, number), "copy", IDS, 10, 7, (Run(0, 0, 10),))
+
+
+def data(producer_id: int, rows: Iterable[MapRow], is_transactional: bool = True) -> bytes:
+    records = [Record(0, T0, r.key.encode(), r.encode()) for r in rows]
+    return encode_batch(records, producer_id=producer_id, producer_epoch=0, base_sequence=0, is_transactional=is_transactional)
+
+
+def marker(producer_id: int, is_commit: bool) -> bytes:
+    key = b"\0\0\0\1" if is_commit else b"\0\0\0\0"
+    return encode_batch(
+        [Record(0, T0, key, bytes(6))], producer_id=producer_id, producer_epoch=0, is_transactional=True, is_control=True
+    )
+
+
+def test_only_committed_rows_are_given_out_in_the_order_of_their_commits() -> None:
+    committed = CommittedRows("map-0")
+    given_out = []
+    log = [
+        data(1, [row(0)]),
+        data(2, [row(1)]),
+        data(3, [row(2)]),
+        data(1, [row(3)]),
+        marker(2, is_commit=True),
+        marker(3, is_commit=False),
+        marker(1, is_commit=True),
+        data(3, [row(4)]),
+        marker(9, is_commit=True),
+        data(4, [row(5)]),
+        marker(3, is_commit=True),
+        encode_batch([Record(0, T0, row(0).key.encode(), None)]),
+    ]
+    for batch in map(memoryview, log):
+        given_out += [(key.number, found) for key, found in committed.feed(read_header(batch), batch)]
+    assert [number for number, _ in given_out] == [1, 0, 3, 4, 0]
+    assert given_out[-1] == (0, None)
+
+
+# -- batches with holes between them ------------------------------------------
+
+
+def value_of(number: int) -> bytes:
+    return random.Random(number).randbytes(90)  # which no codec makes smaller
+
+
+def batches_of(offsets: list[list[int]], codec: int) -> list[tuple[BatchHeader, memoryview]]:
+    found = []
+    for group in offsets:
+        records = [Record(0, T0 + n, b"k%d" % n, value_of(n), (("h", b"%d" % n),)) for n in group]
+        batch = memoryview(bytearray(encode_batch(records, codec=codec)))
+        found.append((read_header(batch)._replace(base_offset=group[0]), batch))
+    return found
+
+
+@pytest.mark.parametrize("codec", range(5))
+@pytest.mark.parametrize("max_batch_bytes", [1 << 20, 400])
+def test_batches_with_holes_between_become_few_and_say_where_each_record_is_from(codec: int, max_batch_bytes: int) -> None:
+    groups = [[5, 6, 7], [8], [10, 11], [100], [101, 102], [1 << 33]]
+    made = dense(batches_of(groups, codec), max_batch_bytes)
+    assert (len(made) == 1) == (max_batch_bytes > 400)
+    found = []
+    for header, batch, spans in made:
+        assert header.record_count == header.last_offset_delta + 1 == sum(count for _, count in spans)
+        assert len(batch) <= max_batch_bytes
+        offsets = [source + n for source, count in spans for n in range(count)]
+        for offset, record in zip(offsets, decode_records(batch), strict=True):
+            n = int((record.key or b"")[1:])
+            assert (record.timestamp, record.value, record.headers) == (T0 + n, value_of(n), (("h", b"%d" % n),))
+            assert n == offset
+            found.append(n)
+    assert found == [n for group in groups for n in group]
+    if len(made) == 1:
+        assert made[0].spans == ((5, 4), (10, 2), (100, 3), (1 << 33, 1))
+
+
+def test_one_batch_alone_is_not_touched() -> None:
+    ((header, batch),) = batches_of([[7, 8, 9]], 0)
+    before = bytes(batch)
+    (made,) = dense([(header, batch)], 1 << 20)
+    assert made.batch is batch and bytes(batch) == before and made.spans == ((7, 3),)

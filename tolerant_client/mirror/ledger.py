@@ -1,0 +1,187 @@
+"""The ledger of losses: a topic on the target that says what is not there, and why.
+
+Topic `tolerant-mirror-ledger`, one partition, never deleted from
+(cleanup.policy=delete without limits).  A record's key is "link/topic/partition",
+its timestamp the time of the finding, its value JSON:
+
+    {"version": 1, "time_ms": 1763775000000, "link": "default", "topic": "orders", "partition": 3,
+     "from_offset": 100, "until_offset": 140, "reason": "retention", "detail": "..."}
+
+Offsets are half-open; reasons are those of losses.LossReason.  Laws:
+- A row is acknowledged by all in-sync replicas before the mirror goes on.
+- Racing writers, and answers that were lost, may write a row twice: equal
+  rows are one, whatever their time and detail.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+
+import kafka.errors as Errors
+from kafka.future import Future
+from kafka.protocol.producer import InitProducerIdRequest
+from kafka.structs import TopicPartition
+
+from tolerant_client.mirror.divergence import read_slices
+from tolerant_client.mirror.losses import LedgerRow
+from tolerant_client.mirror.plan import TIMESTAMP_AFTER, TIMESTAMP_BEFORE, TIMESTAMP_TYPE, TopicSpec
+from tolerant_client.mirror.producers import raise_for
+from tolerant_client.mirror.topics import create_topics, fit_topics
+from tolerant_client.raw import EARLIEST, LATEST, RawCluster
+from tolerant_client.record_batch import Record, encode_batch
+
+LEDGER_TOPIC = "tolerant-mirror-ledger"
+UNREADABLE = "unreadable"  # the reason of a row that stands for a record which is none
+
+_PARTITION = TopicPartition(LEDGER_TOPIC, 0)
+_VERSION = 1
+_LONG_MAX = str(2**63 - 1)
+_FRESH_PRODUCER = {  # what the broker knew of our producer id is gone: a new one may write the row again
+    Errors.OutOfOrderSequenceNumberError.errno,
+    Errors.InvalidProducerEpochError.errno,
+    Errors.UnknownProducerIdError.errno,
+}
+
+
+def encode_row(row: LedgerRow) -> Record:
+    """A row as a record of the ledger topic."""
+    value = json.dumps({"version": _VERSION, **row._asdict(), "reason": str(row.reason)})
+    return Record(0, row.time_ms, f"{row.link}/{row.topic}/{row.partition}".encode(), value.encode())
+
+
+def decode_row(record: Record) -> LedgerRow:
+    """The row in a record; one with the reason UNREADABLE for a record that is no row."""
+    try:
+        found = json.loads(record.value or b"null")
+        texts = [str(found[name]) for name in ("link", "topic", "reason", "detail")]
+        time_ms, partition, start, end = (int(found[n]) for n in ("time_ms", "partition", "from_offset", "until_offset"))
+    except (ValueError, KeyError, TypeError):
+        return LedgerRow(record.timestamp, "", "", -1, 0, 0, UNREADABLE, f"record at offset {record.offset} is no ledger row")
+    link, topic, reason, detail = texts
+    return LedgerRow(time_ms, link, topic, partition, start, end, reason, detail)
+
+
+def distinct(rows: Iterable[LedgerRow]) -> list[LedgerRow]:
+    """Rows in their order, each loss once."""
+    found: dict[tuple[object, ...], LedgerRow] = {}
+    for row in rows:
+        found.setdefault((*row[1:7], row.detail if row.reason == UNREADABLE else None), row)
+    return list(found.values())
+
+
+def unwritten(row: LedgerRow, rows: Iterable[LedgerRow]) -> LedgerRow | None:
+    """What of a row the ledger lacks: a loss that is found again, and has grown, is written from where it grew."""
+    start = row.from_offset
+    same = [r for r in rows if r[1:4] == row[1:4] and r.reason == row.reason]
+    for known in sorted(same, key=lambda r: r.from_offset):
+        if known.from_offset <= start:
+            start = max(start, known.until_offset)
+    if same and start >= row.until_offset:
+        return None
+    return row._replace(from_offset=start)
+
+
+def lost_offsets(rows: Iterable[LedgerRow]) -> Counter[tuple[str, str]]:
+    """How many offsets are lost by (topic, reason); for metrics."""
+    lost: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        lost[row.topic, str(row.reason)] += row.until_offset - row.from_offset
+    return lost
+
+
+async def read_ledger(cluster: RawCluster) -> list[LedgerRow]:
+    """Every loss that the ledger of a target cluster tells of, oldest first; empty where there is no ledger."""
+    if LEDGER_TOPIC not in await cluster.partitions([LEDGER_TOPIC]):
+        return []
+    start = (await cluster.list_offsets({_PARTITION: EARLIEST}))[_PARTITION]
+    end = (await cluster.list_offsets({_PARTITION: LATEST}))[_PARTITION]
+    found = (await read_slices(cluster, {_PARTITION: (start, end)}, is_committed=False))[_PARTITION]
+    if found.until < end:
+        raise Errors.OffsetNotAvailableError(f"{LEDGER_TOPIC} could be read up to {found.until} of {end} only")
+    return distinct(decode_row(record) for _, record in sorted(found.records.items()))
+
+
+class Ledger:
+    """The ledger of one link; reads the topic when it is first needed, and makes it when something is to be written."""
+
+    def __init__(self, target: RawCluster, link: str) -> None:
+        self._target = target
+        self.link = link
+        self._rows: list[LedgerRow] | None = None
+        self._producer_id = -1
+        self._sequence = 0
+        self._writing: Future | None = None
+
+    async def rows(self, *, refresh: bool = False) -> Mapping[TopicPartition, list[LedgerRow]]:
+        """The link's rows by partition; `refresh` looks for those that other processes have written since."""
+        if self._rows is None or refresh:
+            self._rows = [row for row in await read_ledger(self._target) if row.link == self.link]
+        by_partition: dict[TopicPartition, list[LedgerRow]] = {}
+        for row in self._rows:
+            by_partition.setdefault(TopicPartition(row.topic, row.partition), []).append(row)
+        return by_partition
+
+    async def write(self, rows: Collection[LedgerRow]) -> None:
+        """Appends rows that the ledger lacks, and returns once all in-sync replicas have them.
+
+        Raises ClusterUnreachableError when that takes longer than the target's patience, OptionError when the topic
+        cannot be made.
+        """
+        while self._writing is not None:
+            await self._writing  # one at a time: a row's sequence follows from the rows before
+        writing = self._writing = Future()
+        try:
+            await self._write(rows)
+        except BaseException:
+            self._producer_id = -1  # nobody knows which sequence comes next
+            raise
+        finally:
+            self._writing = None
+            writing.success(None)
+
+    async def _write(self, rows: Collection[LedgerRow]) -> None:
+        await self.rows(refresh=True)
+        known = self._rows = self._rows or []
+        new = [rest for row in rows if (rest := unwritten(row, known)) is not None]
+        if not new:
+            return
+        if LEDGER_TOPIC not in await self._target.partitions([LEDGER_TOPIC]):
+            await create_ledger(self._target)
+        await self._target.insist("writing the ledger", lambda: self._append([encode_row(row) for row in new]))
+        self._sequence += len(new)
+        known += new
+
+    async def _append(self, records: list[Record]) -> None:
+        if self._producer_id < 0:
+            answer = await self._target.send(
+                InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1)
+            )
+            raise_for(answer.error_code, "InitProducerId")
+            self._producer_id, self._sequence = answer.producer_id, 0
+        batch = encode_batch(records, producer_id=self._producer_id, producer_epoch=0, base_sequence=self._sequence)
+        node = await self._target.leader(_PARTITION)
+        (produced,) = await self._target.produce_and_wait(node, {_PARTITION: memoryview(bytearray(batch))})
+        if produced.error_code in _FRESH_PRODUCER:
+            self._producer_id = -1
+            raise Errors.RequestTimedOutError(f"{LEDGER_TOPIC} has forgotten our producer id")
+        if produced.error_code != Errors.DuplicateSequenceNumberError.errno:
+            raise_for(produced.error_code, f"appending to {LEDGER_TOPIC}")
+
+
+async def create_ledger(target: RawCluster) -> None:
+    """Makes the ledger topic, as durable as the target can; one that is there stays as it is."""
+    await target.connect()
+    replicas = min(3, len(target.manager.cluster.brokers()))
+    config = {
+        "cleanup.policy": "delete",
+        "retention.ms": "-1",
+        "retention.bytes": "-1",
+        "min.insync.replicas": str(min(2, replicas)),
+        TIMESTAMP_TYPE: "CreateTime",
+        TIMESTAMP_BEFORE: _LONG_MAX,
+        TIMESTAMP_AFTER: _LONG_MAX,
+    }
+    topics, _ = await fit_topics(target, [TopicSpec(LEDGER_TOPIC, 1, replicas, config)])
+    await create_topics(target, topics)

@@ -1,0 +1,323 @@
+"""Compares two logs of one partition offset by offset, however each is cut into batches.  Pure: no I/O.
+
+Laws:
+- Only committed records count, at their offsets: attributes, codecs, producers and the cuts between
+  batches may differ; timestamps (milliseconds), keys, values and headers in their order may not.
+- A batch that lies at the same offsets on both sides with the same bytes is never opened.
+- A record of one side counts as missing on the other once that one is known beyond its offset.
+- Filler of the mirror on the target is no record, and may stand only where the source has none.
+- Decoded at once are at most DECODED_BYTES and one batch of each side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from tolerant_client.batch_columns import BatchColumns
+from tolerant_client.errors import RecordBatchError, TolerantClientError
+from tolerant_client.mirror.log_columns import (
+    NO_BATCHES,
+    Batches,
+    Mask,
+    differing,
+    is_filler,
+    key_column,
+    read_rows,
+    unfold_batch,
+)
+from tolerant_client.mirror.superseded import Unproved
+from tolerant_client.record_batch import CODEC_MASK, HEADER_SIZE, TRANSACTIONAL_BIT
+from tolerant_client.record_fields import Int64s
+
+DECODED_BYTES: Final = 8 << 20
+MAX_UNPROVED_BYTES: Final = 64 << 20  # of keys, for one partition of a compacted topic
+
+_SIDES: Final = ("source", "target")
+_SHAPE: Final = ("length", "last_offset_delta", "base_timestamp", "max_timestamp", "record_count")
+_ENDLESS: Final = 2**63 - 1
+_NO_ROWS: Final = np.empty(0, np.int64)
+
+Range = tuple[int, int]
+
+
+class Difference(NamedTuple):
+    """The first offset that is not the same on both sides, and in which way."""
+
+    offset: int
+    reason: str
+
+
+class _Rows(NamedTuple):
+    """Rows of columns, by their number, and their offsets."""
+
+    columns: BatchColumns | None
+    numbers: Int64s
+    offsets: Int64s
+
+    def chosen(self, mask: Mask) -> _Rows:
+        return _Rows(self.columns, self.numbers[mask], self.offsets[mask])
+
+
+_NOTHING: Final = _Rows(None, _NO_ROWS, _NO_ROWS)
+
+
+class LogComparison:
+    """Compares offsets [from_offset, until_offset) of one partition as they come from both sides.
+
+    `add` takes what a fetch of SOURCE or TARGET held, `compare` consumes what both have.
+    `is_compacted` says it of each side's topic; `accepted` are ranges in which differences are known and accepted.
+    `records` were the same on both sides, `filler` records stood in the target's gaps, `compacted` ones were missing on
+    a compacted side (and proved to be superseded, or will be), `accepted_records` differed where they may.
+    """
+
+    SOURCE, TARGET = 0, 1
+
+    def __init__(
+        self,
+        from_offset: int,
+        until_offset: int,
+        *,
+        is_compacted: tuple[bool, bool] = (False, False),
+        accepted: Sequence[Range] = (),
+    ) -> None:
+        self.until_offset = until_offset
+        self.is_compacted = is_compacted
+        self.accepted = tuple(accepted)
+        self.records = self.filler = self.compacted = self.accepted_records = 0
+        self.difference: Difference | None = None
+        self.unproved = Unproved()
+        self._compared_until = from_offset
+        self._batches: list[Batches] = [NO_BATCHES, NO_BATCHES]
+        self._ends = [from_offset, from_offset]  # both sides are known up to here
+
+    @property
+    def compared_until(self) -> int:
+        """All before it was compared; records of a compacted topic may still lack their proof."""
+        return self._compared_until
+
+    @property
+    def identical_until(self) -> int:
+        """The offset before which all is the same, and proved to be."""
+        without_proof = self.unproved.first
+        return self._compared_until if without_proof is None else min(self._compared_until, without_proof[0])
+
+    @property
+    def is_compared(self) -> bool:
+        return self.difference is not None or self._compared_until >= self.until_offset
+
+    @property
+    def is_done(self) -> bool:
+        return self.difference is not None or (self.is_compared and not len(self.unproved))
+
+    def position(self, side: int) -> int:
+        """The offset to fetch from next."""
+        return self._ends[side]
+
+    def held_bytes(self, side: int) -> int:
+        """Bytes of the batches that wait for the other side, as they were fetched."""
+        return int(self._batches[side].headers["length"].sum())
+
+    def add(self, side: int, batches: Batches, next_offset: int) -> None:
+        """Takes the batches of one fetch, after which `side` is known up to `next_offset`; what came already is ignored."""
+        fresh = batches.chosen(batches.next_offsets > self._ends[side])
+        if fresh.views:
+            self._batches[side] = self._batches[side].followed_by(fresh)
+        self._ends[side] = max(self._ends[side], next_offset)
+
+    def start_over(self, offset: int | None = None) -> None:
+        """Forgets what came and goes on at `offset`, by default where the comparison stands: both sides are fetched anew."""
+        self._compared_until = max(self._compared_until, offset or 0)
+        self.difference = None
+        self._batches = [NO_BATCHES, NO_BATCHES]
+        self._ends = [self._compared_until, self._compared_until]
+
+    def compare(self) -> None:
+        """Compares as far as both sides are known.
+
+        Raises RecordBatchError, and TolerantClientError when too many records of a compacted topic lack their proof.
+        """
+        known = min(*self._ends, self.until_offset)
+        if not self.is_compared and known > self._compared_until:
+            equal = self._drop_equal_batches(known)
+            while self.difference is None and self._compared_until < known:
+                self._compare_window(known)
+            self._meet(equal)
+            if self.unproved.key_bytes > MAX_UNPROVED_BYTES:
+                raise TolerantClientError(
+                    f"{len(self.unproved)} records of a compacted topic are missing on one side and not yet proved to be"
+                    f" superseded; more than {MAX_UNPROVED_BYTES >> 20} MB of their keys are not kept: compare again after"
+                    " both cleaners have run"
+                )
+        if self.difference is None and self.is_compared:
+            # What lies behind the compared range may supersede what is missing in it.
+            for side in (self.SOURCE, self.TARGET):
+                waiting, self._batches[side] = self._batches[side], NO_BATCHES
+                self._meet(waiting)
+
+    def forget_unproved(self, before: int) -> int:
+        """Gives up proving what is missing below an offset that a log has lost meanwhile; how many records that were."""
+        return self.unproved.forget(before)
+
+    def fail_without_proof(self) -> None:
+        """Called when both logs were read to their ends: what has no proof now is a difference."""
+        if (found := self.unproved.first) is not None:
+            offset, side = found
+            self.difference = Difference(offset, f"missing on the {_SIDES[side]}, and no later record has its key")
+            self._compared_until = offset
+
+    # -- whole batches --------------------------------------------------------
+
+    def _drop_equal_batches(self, known: int) -> Batches:
+        """Takes away the batches that both sides have alike: neither has another record at their offsets."""
+        source, target = self._batches
+        _, mine, theirs = np.intersect1d(
+            source.headers["base_offset"], target.headers["base_offset"], assume_unique=True, return_indices=True
+        )
+        if not len(mine):
+            return NO_BATCHES
+        one, other = source.headers[mine], target.headers[theirs]
+        is_like = (one["attributes"] & ~TRANSACTIONAL_BIT) == (other["attributes"] & ~TRANSACTIONAL_BIT)
+        is_like &= (one["magic"] == 2) & (other["magic"] == 2)
+        for name in _SHAPE:
+            is_like &= one[name] == other[name]
+        is_like &= (one["base_offset"] >= self._compared_until) & (source.next_offsets[mine] <= known)
+        kept = (np.ones(len(source.views), np.bool_), np.ones(len(target.views), np.bool_))
+        count = 0
+        for a, b in zip(mine[is_like].tolist(), theirs[is_like].tolist()):
+            if pa.py_buffer(source.views[a][HEADER_SIZE:]).equals(pa.py_buffer(target.views[b][HEADER_SIZE:])):
+                kept[0][a] = kept[1][b] = False
+                count += int(source.headers["record_count"][a])
+        self.records += count
+        equal = source.chosen(~kept[0])
+        self._batches = [source.chosen(kept[0]), target.chosen(kept[1])]
+        return equal
+
+    # -- records --------------------------------------------------------------
+
+    def _compare_window(self, known: int) -> None:
+        decoded = [self._read(side, known) for side in (self.SOURCE, self.TARGET)]
+        end = min(window.until_offset for window in decoded)
+        source, target = (self._within(window.columns, end) for window in decoded)
+        self.difference = self._compare_rows(source, target)
+        self._met(source)
+        self._met(target)
+        self._compared_until = end if self.difference is None else self.difference.offset
+        self._batches = [batches.chosen(batches.next_offsets > self._compared_until) for batches in self._batches]
+
+    def _read(self, side: int, known: int) -> _Window:
+        try:
+            return read_some(self._batches[side], known)
+        except RecordBatchError as error:
+            raise RecordBatchError(f"on the {_SIDES[side]}: {error.args[0]}", error.offset) from error
+
+    def _within(self, columns: BatchColumns | None, end: int) -> _Rows:
+        if columns is None:
+            return _NOTHING
+        offsets = columns.offsets
+        numbers = np.flatnonzero((offsets >= self._compared_until) & (offsets < end))
+        return _Rows(columns, numbers, offsets[numbers])
+
+    def _compare_rows(self, source: _Rows, target: _Rows) -> Difference | None:
+        """The first difference that counts."""
+        found: list[Difference] = []
+        if not np.array_equal(source.offsets, target.offsets):
+            is_in_target, is_in_source = np.isin(source.offsets, target.offsets), np.isin(target.offsets, source.offsets)
+            extra = target.chosen(~is_in_source)
+            if extra.columns is not None and len(extra.numbers):
+                filler = is_filler(extra.columns, extra.numbers)
+                self.filler += int(filler.sum())
+                extra = extra.chosen(~filler)
+            found += self._missing(source.chosen(~is_in_target), self.TARGET)
+            found += self._missing(extra, self.SOURCE)
+            source, target = source.chosen(is_in_target), target.chosen(is_in_source)
+        count = len(source.offsets)
+        if source.columns is not None and target.columns is not None and count:
+            fields = differing(source.columns, target.columns, (source.numbers, target.numbers))
+            if fields:
+                found += self._different(source, target, fields)
+                count -= int(np.logical_or.reduce(list(fields.values())).sum())
+        first = min(found, default=None)
+        if first is not None:
+            count = int((source.offsets < first.offset).sum())
+        self.records += count
+        return first
+
+    def _different(self, source: _Rows, target: _Rows, fields: dict[str, Mask]) -> list[Difference]:
+        is_wrong = np.logical_or.reduce(list(fields.values()))
+        counted = is_wrong & ~self._is_accepted(source.offsets)
+        self.accepted_records += int(is_wrong.sum() - counted.sum())
+        if not counted.any():
+            return []
+        place = int(counted.argmax())
+        offset = int(source.offsets[place])
+        assert target.columns is not None
+        if is_filler(target.columns, target.numbers[place : place + 1])[0]:
+            return [Difference(offset, "the target has filler in place of the record")]
+        return [Difference(offset, f"{next(name for name, mask in fields.items() if mask[place])} differs")]
+
+    def _missing(self, rows: _Rows, side: int) -> list[Difference]:
+        """`side` lacks these rows of the other one."""
+        if rows.columns is None or not len(rows.numbers):
+            return []
+        is_accepted = self._is_accepted(rows.offsets)
+        self.accepted_records += int(is_accepted.sum())
+        rows = rows.chosen(~is_accepted)
+        if not len(rows.numbers):
+            return []
+        if not self.is_compacted[side]:
+            return [Difference(int(rows.offsets[0]), f"missing on the {_SIDES[side]}")]
+        assert rows.columns is not None
+        self.compacted += len(rows.numbers)
+        fields = rows.columns.fields
+        needs_proof = (fields.key_length[rows.numbers] >= 0) & (fields.value_length[rows.numbers] >= 0)
+        rows = rows.chosen(needs_proof)
+        if len(rows.numbers) and rows.columns is not None:
+            self.unproved.add(key_column(rows.columns, rows.numbers), rows.offsets, side)
+        return []
+
+    def _is_accepted(self, offsets: Int64s) -> Mask:
+        accepted = np.zeros(len(offsets), np.bool_)
+        for from_offset, until_offset in self.accepted:
+            accepted |= (offsets >= from_offset) & (offsets < until_offset)
+        return accepted
+
+    # -- proof ----------------------------------------------------------------
+
+    def _meet(self, batches: Batches) -> None:
+        """Shows the keys of whole batches to what lacks its proof."""
+        while len(self.unproved) and batches.views:
+            found = read_some(batches, _ENDLESS)
+            if found.columns is not None:
+                self._met(_Rows(found.columns, np.arange(len(found.columns.offsets)), found.columns.offsets))
+            batches = batches.chosen(batches.headers["base_offset"] >= found.until_offset)
+
+    def _met(self, rows: _Rows) -> None:
+        if rows.columns is not None and len(rows.numbers) and len(self.unproved):
+            self.unproved.met(key_column(rows.columns, rows.numbers), rows.offsets)
+
+
+class _Window(NamedTuple):
+    """Records, and the offset up to which they are all there are."""
+
+    columns: BatchColumns | None
+    until_offset: int
+
+
+def read_some(batches: Batches, known: int) -> _Window:
+    """The records of the first batches, of one magic, that unfold to DECODED_BYTES; the log is known up to `known`."""
+    headers, sections, size = batches.headers, list[memoryview](), 0
+    kinds = zip(headers["base_offset"].tolist(), headers["magic"].tolist(), (headers["attributes"] & CODEC_MASK).tolist())
+    for number, (base, magic, codec) in enumerate(kinds):
+        if base >= known:
+            break
+        if sections and (size > DECODED_BYTES or magic != headers["magic"][0]):
+            known = base
+            break
+        view = batches.views[number]
+        sections.append(view[HEADER_SIZE:] if magic == 2 and not codec else unfold_batch(headers[number], view))
+        size += len(sections[-1])
+    return _Window(read_rows(batches.first(len(sections)), sections) if sections else None, known)

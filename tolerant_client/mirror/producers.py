@@ -1,0 +1,144 @@
+"""Who writes the target's logs: the link's producer id, and what a broker remembers of the producers of a partition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import kafka.errors as Errors
+from kafka.protocol.admin import DescribeProducersRequest
+from kafka.protocol.consumer import ListOffsetsRequest
+from kafka.protocol.metadata import FindCoordinatorRequest
+from kafka.protocol.producer import InitProducerIdRequest
+from kafka.structs import TopicPartition
+
+from tolerant_client.raw import LATEST, RawCluster
+
+_TRANSACTION_COORDINATOR = 1
+_DEBUGGING_REPLICA = -2
+_NO_COORDINATOR = -1  # of a producer that has never been in a transaction
+
+
+class ProducerEntry(NamedTuple):
+    """A producer that a partition's leader remembers (KIP-664); `last_sequence` is -1 where it wrote only markers."""
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_timestamp: int
+    coordinator_epoch: int
+
+
+async def init_producer_id(target: RawCluster, link: str) -> int:
+    """The producer id of a link: the same one at every start (KIP-98, transactional.id).
+
+    Data batches are plain idempotent ones of epoch 0: only the id is used (M2).
+    """
+    transactional_id = f"tolerant-mirror-{link}"
+
+    async def ask() -> int:
+        found = await target.send(FindCoordinatorRequest(key=transactional_id, key_type=_TRANSACTION_COORDINATOR, max_version=3))
+        raise_for(found.error_code, "FindCoordinator")
+        answer = await target.send(
+            InitProducerIdRequest(
+                transactional_id=transactional_id, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1, max_version=4
+            ),
+            found.node_id,
+        )
+        raise_for(answer.error_code, "InitProducerId")
+        producer_id: int = answer.producer_id
+        return producer_id
+
+    return await target.insist(f"getting the producer id of link {link}", ask)
+
+
+def can_describe_producers(cluster: RawCluster) -> bool:
+    """True for Kafka 2.8 and newer; only once connected."""
+    return DescribeProducersRequest.API_KEY in cluster.manager.broker_version_data.api_versions
+
+
+async def describe_producers(
+    cluster: RawCluster, partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, list[ProducerEntry]]:
+    """The producers that each partition's leader remembers; one request a broker, partitions that failed are absent.
+
+    Needs READ on the topics.
+    """
+    found: dict[TopicPartition, list[ProducerEntry]] = {}
+    topic_type = DescribeProducersRequest.TopicRequest
+
+    async def ask() -> None:
+        failed = False
+        for node, members in (await cluster.by_leader(p for p in wanted if p not in found)).items():
+            by_topic: dict[str, list[int]] = {}
+            for partition in members:
+                by_topic.setdefault(partition.topic, []).append(partition.partition)
+            topics = [topic_type(name=name, partition_indexes=indexes) for name, indexes in by_topic.items()]
+            for topic in (await cluster.send(DescribeProducersRequest(topics=topics), node)).topics:
+                for part in topic.partitions:
+                    error = Errors.for_code(part.error_code)
+                    if part.error_code and not getattr(error, "retriable", False):
+                        raise error(f"DescribeProducers of {topic.name}-{part.partition_index}")
+                    failed |= bool(part.error_code)
+                    if not part.error_code:
+                        found[TopicPartition(topic.name, part.partition_index)] = [
+                            ProducerEntry(
+                                e.producer_id, e.producer_epoch, e.last_sequence, e.last_timestamp, e.coordinator_epoch
+                            )
+                            for e in part.active_producers
+                        ]
+        if failed:
+            await cluster.refresh()
+
+    wanted = list(partitions)
+    if wanted:
+        await cluster.insist("reading the producers of partitions", ask)
+    return found
+
+
+async def log_end_offsets(cluster: RawCluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    """Where the leaders' logs end, what is not replicated yet included; partitions that failed are absent.
+
+    What describe_producers tells is as of that offset, not as of the high watermark, where a log ends for clients.
+    One request a broker.  A debugging replica is told it (KafkaApis.scala, handleListOffsetRequest).
+    """
+    ends: dict[TopicPartition, int] = {}
+    topic_type = ListOffsetsRequest.ListOffsetsTopic
+
+    async def ask() -> None:
+        for node, members in (await cluster.by_leader(p for p in wanted if p not in ends)).items():
+            by_topic: dict[str, list[Any]] = {}
+            for partition in members:
+                by_topic.setdefault(partition.topic, []).append(
+                    topic_type.ListOffsetsPartition(
+                        partition_index=partition.partition, timestamp=LATEST, current_leader_epoch=-1, max_num_offsets=1
+                    )
+                )
+            topics = [topic_type(name=name, partitions=parts) for name, parts in by_topic.items()]
+            request = ListOffsetsRequest(replica_id=_DEBUGGING_REPLICA, isolation_level=0, topics=topics, max_version=6)
+            for topic in (await cluster.send(request, node)).topics:
+                for part in topic.partitions:
+                    if not part.error_code:
+                        ends[TopicPartition(topic.name, part.partition_index)] = part.offset
+
+    wanted = list(partitions)
+    if wanted:
+        await cluster.insist("reading the ends of logs", ask)
+    return ends
+
+
+def link_entry(entries: Iterable[ProducerEntry], producer_id: int) -> ProducerEntry | None:
+    """The entry whose sequence the link goes on with, if there is one.
+
+    The link's own; or, where it has none, that of the plain producer that wrote
+    last: the link's from before its transactional.id expired (M2).  Producers
+    of transactions and markers only fill gaps.
+    """
+    plain = [e for e in entries if e.last_sequence >= 0 and e.coordinator_epoch == _NO_COORDINATOR]
+    return max(plain, key=lambda e: (e.producer_id == producer_id, e.last_timestamp, e.producer_id), default=None)
+
+
+def raise_for(error_code: int, what: str) -> None:
+    """Raises kafka-python's error for a code other than 0."""
+    if error_code:
+        raise Errors.for_code(error_code)(what)

@@ -1,0 +1,79 @@
+"""What many partitions of a link ask at the same time, asked once.
+
+Law: an answer is never older than the question; a partition that has fenced
+the others reads what is there after that.  (Facts of topics may be some seconds old.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import kafka.errors as Errors
+from kafka.future import Future
+from kafka.structs import TopicPartition
+
+from tolerant_client.mirror.map_topic import read_last_rows
+from tolerant_client.mirror.offset_map import MapRow
+from tolerant_client.mirror.topics import topic_facts, topic_ids
+from tolerant_client.mirror.translated_place import TopicPair
+from tolerant_client.raw import RawCluster
+
+_FACTS_LAST_S = 5.0
+
+
+class SharedReads:
+    """Reads of a link's map and of its topics; on the event loop that both clusters share."""
+
+    def __init__(self, source: RawCluster, target: RawCluster, link: str, clock: Callable[[], float]) -> None:
+        self._source = source
+        self._target = target
+        self._link = link
+        self._clock = clock
+        self._facts: dict[tuple[str, str], tuple[float, Future]] = {}
+        self._wanted: dict[TopicPartition, list[Future]] = {}
+        self._is_reading = False
+
+    async def last_row(self, partition: TopicPartition) -> MapRow | None:
+        """The newest committed row of a source partition."""
+        future = Future()
+        self._wanted.setdefault(partition, []).append(future)
+        if not self._is_reading:
+            self._is_reading = True
+            self._target.net.call_soon(self._read_rows)
+        row: MapRow | None = await future
+        return row
+
+    async def _read_rows(self) -> None:
+        while self._wanted:
+            wanted, self._wanted = self._wanted, {}
+            try:
+                rows = await read_last_rows(self._target, self._link, wanted)
+            except Exception as error:  # to whoever asked
+                for future in (future for futures in wanted.values() for future in futures):
+                    future.failure(error)
+            else:
+                for partition, futures in wanted.items():
+                    for future in futures:
+                        future.success(rows.get(partition))
+        self._is_reading = False
+
+    async def topics(self, source_topic: str, target_topic: str) -> TopicPair:
+        """Facts of two topics, at most a few seconds old."""
+        key, now = (source_topic, target_topic), self._clock()
+        known = self._facts.get(key)
+        if known is None or known[0] < now or known[1].failed():
+            asked = self._target.net.call_soon_with_future(self._ask, source_topic, target_topic)
+            known = self._facts[key] = (now + _FACTS_LAST_S, asked)
+        pair: TopicPair = await known[1]
+        return pair
+
+    def forget(self, source_topic: str, target_topic: str) -> None:
+        """Has the next question about these topics asked anew."""
+        self._facts.pop((source_topic, target_topic), None)
+
+    async def _ask(self, source_topic: str, target_topic: str) -> TopicPair:
+        facts = (await topic_facts(self._target, [target_topic])).get(target_topic)
+        if facts is None:
+            raise Errors.UnknownTopicOrPartitionError(f"the target has no topic {target_topic}")
+        source_id = (await topic_ids(self._source, [source_topic])).get(source_topic)
+        return TopicPair((str(source_id or ""), str(facts.topic_id or "")), facts.max_message_bytes)

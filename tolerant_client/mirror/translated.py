@@ -1,0 +1,307 @@
+"""The copier of a link with translated offsets: for target topics that others write to as well.
+
+Every record is copied once for consumers with read_committed, in its partition's order, and the offset map says exactly
+where it is (offset_map.py).  Consumers with read_uncommitted may also see copies of transactions that were aborted.
+
+What a partition does is in translated_partition.py; here are the fetches, one loop for each source node, and the calls.
+Memory is bounded by `max_bytes_in_flight`, whatever the number of partitions.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import kafka.errors as Errors
+from kafka.future import Future
+from kafka.net.wakeup_notifier import WakeupNotifier
+from kafka.structs import TopicPartition
+
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.append import CopyLimits, resolve
+from tolerant_client.mirror.copy import Progress
+from tolerant_client.mirror.ledger import Ledger
+from tolerant_client.mirror.losses import MirrorPolicy
+from tolerant_client.mirror.map_topic import clear_deleted, ensure_map_topic
+from tolerant_client.mirror.plan import plan_topics, select_topics
+from tolerant_client.mirror.shared_reads import SharedReads
+from tolerant_client.mirror.topics import create_topics, describe_topics
+from tolerant_client.mirror.translated_partition import TransactionLimits, TranslatedLink, TranslatedPartition
+from tolerant_client.raw import LATEST, RawCluster
+
+_READ_COMMITTED = 1
+_CLEAR_EVERY_S = 3600.0
+
+Rename = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class PreparedTranslatedLink:
+    """Topics that were created on the target, and the last stable offsets of the source's partitions."""
+
+    created: tuple[str, ...]
+    ends: Mapping[TopicPartition, int]
+
+
+async def prepare_translated_link(
+    source: RawCluster, target: RawCluster, topics: str, link: str, rename: Rename = str
+) -> PreparedTranslatedLink:
+    """Checks both clusters, then creates the missing target topics and the link's map topic.
+
+    `topics` is a regular expression, `rename` gives the target topic of a source topic.
+    Raises OptionError, UnsupportedSourceError or ClusterUnreachableError before anything is written.
+    """
+    await target.require_record_batches()
+    chosen = select_topics(topics, await source.partitions())
+    names = {name: rename(name) for name in chosen}
+    if len(set(names.values())) < len(names):
+        raise OptionError("Two source topics would have one target topic; give each a name of its own")
+    if await source.cluster_id() == await target.cluster_id() is not None and names.keys() & set(names.values()):
+        raise OptionError(f"Source and target are the same cluster ({await source.cluster_id()}), and topics keep their names")
+    specs = (await describe_topics(source, chosen)).values()
+    wanted = {names[spec.name]: replace(spec, name=names[spec.name]) for spec in specs}
+    plan = plan_topics(wanted, await describe_topics(target, wanted), len(target.manager.cluster.brokers()))
+    await ensure_map_topic(target, link)
+    await create_topics(target, plan.create)
+    partitions = [TopicPartition(name, n) for name, numbers in (await source.partitions(chosen)).items() for n in numbers]
+    ends = await source.list_offsets(dict.fromkeys(partitions, LATEST), isolation_level=_READ_COMMITTED)
+    return PreparedTranslatedLink(tuple(t.name for t in plan.create), ends)
+
+
+class TranslatedCopier:
+    """Copies partitions of one link; both clusters must share one event loop.
+
+    Used as a LinkCopier is: all methods run on that loop, `clock` returns
+    monotonic seconds, `failure` says that the copier is of no more use.  The
+    link must have been prepared (prepare_translated_link) with the same `rename`.
+    """
+
+    def __init__(
+        self,
+        source: RawCluster,
+        target: RawCluster,
+        link: str,
+        limits: CopyLimits = CopyLimits(),
+        transactions: TransactionLimits = TransactionLimits(),
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        policy: MirrorPolicy = MirrorPolicy(),
+        rename: Rename = str,
+    ) -> None:
+        self.failure: Exception | None = None
+        self.bytes_in_flight = 0
+        self._source = source
+        self._target = target
+        self._name = link
+        self._limits = limits
+        self._rename = rename
+        self._clock = clock
+        self._net = source.net
+        self._link = TranslatedLink(
+            source,
+            target,
+            link,
+            limits,
+            transactions,
+            policy,
+            Ledger(target, link),
+            clock,
+            SharedReads(source, target, link, clock),
+            self._start_fetching,
+            self._notify,
+            self._settled,
+        )
+        self._partitions: dict[TopicPartition, TranslatedPartition] = {}
+        self._fetching: dict[int, WakeupNotifier] = {}  # by source node: wakes its loop
+        self._waiters: set[Future] = set()
+        self._callers: dict[TopicPartition, Future] = {}
+        self._room: Future | None = None
+        self._next_clearing = clock() + _CLEAR_EVERY_S * random.uniform(0.1, 1.0)
+
+    # -- what callers ask -----------------------------------------------------
+
+    async def copy(
+        self, until: Mapping[TopicPartition, int | None], *, hold_ms: int = 0, lease_ms: int = 0
+    ) -> dict[TopicPartition, Progress]:
+        """Copies each partition at least up to its source offset, and what arrives for `hold_ms` more.
+
+        For `lease_ms` after that the copying goes on in the background, until
+        another writer shows up.  Raises the first partition's error when it
+        stopped; the other partitions are brought to their end before.
+        Calls for the same partition wait for each other.
+        """
+        while (busy := next((self._callers[p] for p in until if p in self._callers), None)) is not None:
+            await busy
+        done = Future()
+        self._callers.update(dict.fromkeys(until, done))
+        try:
+            return await self._copy(until, hold_ms, lease_ms)
+        finally:
+            for partition in until:
+                del self._callers[partition]
+            resolve(done)
+
+    async def _copy(
+        self, until: Mapping[TopicPartition, int | None], hold_ms: int, lease_ms: int
+    ) -> dict[TopicPartition, Progress]:
+        now = self._clock()
+        hold_until = now + hold_ms / 1000
+        copies = {p: self._adopt(p, offset, hold_until, hold_until + lease_ms / 1000) for p, offset in until.items()}
+        before = {p: (copy.records, copy.bytes, copy.losses) for p, copy in copies.items()}
+        try:
+            await self._wait(lambda: all(c.error or c.paused or c.has_reached for c in copies.values()), hold_until)
+        finally:
+            for copy in copies.values():
+                if not lease_ms or copy.error is not None:
+                    copy.release()
+        if not lease_ms:
+            await self._wait(lambda: all(copy.is_done for copy in copies.values()), 0.0)
+        for copy in copies.values():
+            if copy.error is not None:
+                raise copy.error
+        return {p: self._progress(copy, *before[p]) for p, copy in copies.items()}
+
+    def _progress(self, copy: TranslatedPartition, records: int, size: int, losses: int) -> Progress:
+        return Progress(
+            acked=copy.acked,
+            records=copy.records - records,
+            bytes=copy.bytes - size,
+            troubles=copy.troubles,
+            filled=0,
+            losses=copy.losses - losses,
+            is_paused=copy.paused is not None,
+            error=copy.error or copy.paused,
+        )
+
+    async def _wait(self, is_done: Callable[[], bool], at_least_until: float) -> None:
+        while self.failure is None and not (is_done() and self._clock() >= at_least_until):
+            future = Future()
+            self._waiters.add(future)
+            left = at_least_until - self._clock()
+            timer = self._net.call_later(min(1.0, left) if left > 0 else 1.0, lambda: resolve(future))
+            try:
+                await future
+            finally:
+                self._waiters.discard(future)
+                self._net.cancel(timer)
+        if self.failure is not None:
+            raise self.failure
+
+    def _adopt(
+        self, partition: TopicPartition, until: int | None, hold_until: float, lease_until: float
+    ) -> TranslatedPartition:
+        copy = self._partitions.get(partition)
+        is_new = copy is None or copy.is_released or copy.is_done
+        if copy is None or is_new:
+            copy = self._partitions[partition] = TranslatedPartition(self._link, partition, self._rename(partition.topic))
+        copy.adopted_at = self._clock()
+        copy.until = until
+        copy.hold_until = hold_until
+        copy.lease_until = lease_until
+        if is_new:
+            self._spawn(self._run, copy)
+        else:
+            copy.wake()
+            self._start_fetching()
+        return copy
+
+    async def _run(self, copy: TranslatedPartition) -> None:
+        try:
+            await copy.run()
+        finally:
+            if self._partitions.get(copy.partition) is copy:
+                del self._partitions[copy.partition]
+
+    # -- source side ----------------------------------------------------------
+
+    def _start_fetching(self) -> None:
+        """Has a loop for every node that leads a partition which wants more."""
+        for copy in self._partitions.values():
+            if copy.wants_more:
+                node_id = self._leader(copy)
+                if node_id is None:
+                    self._source.manager.cluster.request_update()
+                elif node_id not in self._fetching:
+                    self._fetching[node_id] = WakeupNotifier(self._net)
+                    self._spawn(self._fetch_loop, node_id)
+
+    def _leader(self, copy: TranslatedPartition) -> int | None:
+        node_id: int | None = self._source.manager.cluster.leader_for_partition(copy.partition)
+        return None if node_id == -1 else node_id
+
+    async def _fetch_loop(self, node_id: int) -> None:
+        try:
+            while led := [copy for copy in self._partitions.values() if self._leader(copy) == node_id]:
+                positions = {copy.partition: copy.intake.fetch_position for copy in led if copy.wants_more}
+                if not positions:
+                    await self._fetching[node_id](0.25)
+                    continue
+                await self._has_room(self._limits.fetch_max_bytes)
+                is_urgent = len(positions) < len(led) or any(copy.intake.is_behind for copy in led)
+                await self._fetch(node_id, positions, 10 if is_urgent else self._limits.fetch_max_wait_ms)
+                self._clear_now_and_then()
+        finally:
+            del self._fetching[node_id]
+
+    async def _fetch(self, node_id: int, positions: Mapping[TopicPartition, int], max_wait_ms: int) -> None:
+        try:
+            parts = await self._source.fetch(
+                node_id,
+                positions,
+                max_wait_ms=max_wait_ms,
+                max_bytes=self._limits.fetch_max_bytes,
+                partition_max_bytes=self._limits.partition_max_bytes,
+                isolation_level=_READ_COMMITTED,
+            )
+        except Errors.KafkaError:
+            self._source.manager.cluster.request_update()
+            await self._net.sleep(0.05 * random.uniform(0.5, 1.0))
+            return
+        for part in parts:
+            copy = self._partitions.get(part.partition)
+            if copy is not None and part.partition in positions:
+                before = copy.intake.queued_bytes
+                copy.deliver(part, positions[part.partition])
+                self.bytes_in_flight += copy.intake.queued_bytes - before
+
+    async def _has_room(self, size: int) -> None:
+        while self.bytes_in_flight and self.bytes_in_flight + size > self._limits.max_bytes_in_flight:
+            self._room = self._room or Future()
+            await self._room
+
+    def _settled(self, size: int) -> None:
+        self.bytes_in_flight -= size
+        if self._room is not None and size:
+            room, self._room = self._room, None
+            resolve(room)
+        for wakeup in self._fetching.values():
+            wakeup.notify()
+
+    def _clear_now_and_then(self) -> None:
+        if self._clock() > self._next_clearing:
+            self._next_clearing = self._clock() + _CLEAR_EVERY_S
+            self._spawn(self._clear, list(self._partitions))
+
+    async def _clear(self, partitions: list[TopicPartition]) -> None:
+        try:
+            await clear_deleted(self._target, self._name, partitions)
+        except Errors.KafkaError:
+            pass  # rows too many do no harm; the next time is in an hour
+
+    # -- loops ----------------------------------------------------------------
+
+    def _spawn(self, function: Callable[..., object], *args: object) -> None:
+        async def guarded() -> None:
+            try:
+                await function(*args)  # type: ignore[misc]
+            except Exception as error:
+                self.failure = error
+                self._notify()
+
+        self._net.call_soon(guarded)
+
+    def _notify(self) -> None:
+        for future in list(self._waiters):
+            resolve(future)

@@ -1,0 +1,418 @@
+"""One source partition copied by transactions into a target partition that others write to as well.
+
+Laws:
+A. Records and the map rows that say where they are belong to one transaction; the newest committed row is the position.
+   So wherever a copier dies, whoever comes next goes on behind the last record that counts (read_committed).
+B. The position is read after all other writers are fenced, and none is appended to without that (copy_transaction.py).
+C. After anything that is not the expected answer, what was not committed is forgotten and B begins anew.
+D. A copier that was fenced only watches: it takes over again where records wait and the position stands still.  So two
+   copiers that race do not end each other's transactions for ever.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import kafka.errors as Errors
+from kafka.net.wakeup_notifier import WakeupNotifier
+from kafka.structs import TopicPartition
+
+from tolerant_client.errors import (
+    DataLossError,
+    OversizedRecordError,
+    RecordBatchError,
+    RecoveryExhaustedError,
+    TolerantClientError,
+)
+from tolerant_client.fetch import FetchedPartition
+from tolerant_client.mirror.append import CopyLimits
+from tolerant_client.mirror.appendable import AppendRules
+from tolerant_client.mirror.copy_transaction import CopyTransaction, is_fenced
+from tolerant_client.mirror.dense import dense
+from tolerant_client.mirror.gaps import GapFill
+from tolerant_client.mirror.intake import Intake
+from tolerant_client.mirror.epochs import source_truncations
+from tolerant_client.mirror.ledger import Ledger
+from tolerant_client.mirror.losses import LedgerRow, LossPolicy, LossReason, MirrorPolicy
+from tolerant_client.mirror.map_topic import map_partition
+from tolerant_client.mirror.offset_map import MapRow, extend
+from tolerant_client.mirror.shared_reads import SharedReads
+from tolerant_client.mirror.translated_place import LostOffsets, check_target, find_loss
+from tolerant_client.raw import EARLIEST, EARLIEST_LOCAL, LATEST, RawCluster
+
+BELIEVED_AFTER = 3
+_READ_COMMITTED = 1
+_MAX_PAUSE_S = 1.0
+_IDLE_S = 0.5
+_PAUSE_S = 30.0  # between two looks at a partition that policy has paused
+
+
+@dataclass(frozen=True)
+class TransactionLimits:
+    """How long a transaction may be; ms, bytes and requests.
+
+    One is committed `linger_ms` after it began when all is copied, and in any
+    case after `commit_ms` or `commit_bytes`.  Brokers abort it after
+    `timeout_ms`.  A fenced copier takes over again after `takeover_ms` without
+    progress of the other one.
+    """
+
+    linger_ms: int = 50
+    commit_ms: int = 400
+    commit_bytes: int = 32 << 20
+    max_requests: int = 16
+    timeout_ms: int = 60_000
+    takeover_ms: int = 3_000
+
+
+@dataclass(frozen=True)
+class TranslatedLink:
+    """What the partitions of a link share."""
+
+    source: RawCluster
+    target: RawCluster
+    name: str
+    limits: CopyLimits
+    transactions: TransactionLimits
+    policy: MirrorPolicy
+    ledger: Ledger
+    clock: Callable[[], float]
+    reads: SharedReads
+    on_taken_over: Callable[[], None]
+    on_end: Callable[[], None]  # a partition has reached its offset, or is done
+    on_settled: Callable[[int], None]  # bytes that are no longer in memory
+
+
+class TranslatedPartition:
+    """The copy of one partition: `run` is its course, `deliver` gives it what was fetched from `fetch_position` on."""
+
+    def __init__(self, link: TranslatedLink, partition: TopicPartition, target_topic: str) -> None:
+        self.partition = partition
+        self.target_partition = TopicPartition(target_topic, partition.partition)
+        self.until: int | None = None
+        self.hold_until = self.lease_until = self.adopted_at = link.clock()
+        self.acked = -1  # all committed records before it are on the target
+        self.records = self.bytes = self.troubles = 0
+        self.losses = 0
+        self.error: TolerantClientError | None = None
+        self.paused: TolerantClientError | None = None  # what policy waits for an operator for
+        self.is_released = False
+        self.is_done = False
+        self.intake = Intake()
+        self._link = link
+        self._net: Any = link.source.net
+        self._wake = WakeupNotifier(self._net)
+        self._producer = CopyTransaction(
+            link.target,
+            f"tolerant-mirror-{link.name}-copy-{partition.topic}-{partition.partition}",
+            self.target_partition,
+            map_partition(link.name, partition),
+            link.transactions.timeout_ms,
+        )
+        self._row: MapRow | None = None
+        self._ids = ("", "")
+        self._rules = AppendRules(GapFill.TRANSACTIONS, False, 0)
+        self._fetch_error: Exception | None = None
+        self._policy = link.policy.for_topic(partition.topic)
+        self._loss: LostOffsets | None = None  # what the last error means
+        self._accepted: set[LostOffsets] = set()
+        self._doubts = 0
+        self._progressed_at = link.clock()
+        self._reasons: deque[str] = deque(maxlen=5)
+
+    def __str__(self) -> str:
+        return f"{self.partition.topic}-{self.partition.partition}"
+
+    # -- what the copier asks and tells ---------------------------------------
+
+    @property
+    def has_reached(self) -> bool:
+        return self.until is None or self.acked >= self.until
+
+    @property
+    def is_over(self) -> bool:
+        now = self._link.clock()
+        is_idle = self.has_reached or self.paused is not None
+        return self.is_released or self.error is not None or is_idle and now >= max(self.hold_until, self.lease_until)
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether the next fetch is to ask for this partition."""
+        return (
+            self.intake.fetch_position >= 0
+            and self._fetch_error is None
+            and self.intake.queued_bytes < 2 * self._link.limits.partition_max_bytes
+            and (self._is_held or self.until is None or self.intake.fetch_position < self.until)
+        )
+
+    @property
+    def _is_held(self) -> bool:
+        return self._link.clock() < max(self.hold_until, self.lease_until)
+
+    def wake(self) -> None:
+        self._wake.notify()
+
+    def release(self) -> None:
+        """Ends the copy once the transaction that is open is committed."""
+        self.is_released = True
+        self.wake()
+
+    def deliver(self, part: FetchedPartition, position: int) -> None:
+        """Takes the answer to a fetch from `position`."""
+        try:
+            until = None if self._is_held else self.until
+            self.intake.deliver(part, position, until, self._rules, int(time.time() * 1000))
+        except Errors.KafkaError as error:
+            if isinstance(error, OversizedRecordError):
+                self._loss = LostOffsets(LossReason.OVERSIZED, error.offset, error.offset + 1)
+            self._fetch_error = error
+        if self.intake or self._fetch_error is not None or self.intake.dry_gap is not None:
+            self.wake()
+
+    # -- the course -----------------------------------------------------------
+
+    async def run(self) -> None:
+        """Copies until the call, or the lease, that wanted it is over; `error` says what stopped it."""
+        try:
+            while not self.is_over:
+                try:
+                    await self._take_over()
+                    while not self.is_over:
+                        await self._copy_one_transaction()
+                    await self._record_position()
+                except Errors.KafkaError as error:
+                    self._forget()
+                    if is_fenced(error):
+                        await self._watch()
+                    else:
+                        await self._trouble(error)
+        finally:
+            self._forget()
+            self.is_done = True
+            self._link.on_end()
+
+    async def _take_over(self) -> None:
+        await self._producer.take_over()
+        self._row = await self._link.reads.last_row(self.partition)
+        await self._look_at_target()
+        position = await self._look_at_source()
+        self._advance(position)
+        self.intake.begin(position)
+        self._link.on_taken_over()
+
+    async def _look_at_target(self) -> None:
+        pair = await self._link.reads.topics(self.partition.topic, self.target_partition.topic)
+        self._ids = pair.ids
+        self._rules = self._rules._replace(max_batch_bytes=pair.max_message_bytes)
+        if self._row is not None:
+            end = (await self._link.target.list_offsets({self.target_partition: LATEST}))[self.target_partition]
+            check_target(self._row, self._link.name, self.target_partition, self._ids, end)
+
+    async def _look_at_source(self) -> int:
+        """Where to go on; raises DataLossError where the source no longer has it, unless policy has accepted that."""
+        source, row = self._link.source, self._row
+        start = (await source.list_offsets({self.partition: EARLIEST}))[self.partition]
+        if row is None:
+            return start
+        end = (await source.list_offsets({self.partition: LATEST}))[self.partition]
+        cuts = await source_truncations(source, {self.partition: (row.epoch, row.position)})
+        self.intake.epoch = max(self.intake.epoch, row.epoch)
+        found = find_loss(row, self._ids, start, end, cuts.get(self.partition))
+        if found is not None and found[0] not in self._accepted:
+            self._loss, error = found
+            raise error
+        if row.position > end:
+            self._advance(row.position)
+            raise Errors.OffsetNotAvailableError(f"{self}: the source has not come to offset {row.position} again")
+        return max(start, row.position)
+
+    async def _copy_one_transaction(self) -> None:
+        """From the first record that waits to the commit."""
+        position = self.intake.skip_gaps()
+        if position is not None:
+            self._advance(position)
+        while not self.intake:
+            self._check_fetches()
+            if self.is_over:
+                return
+            await self._wake(_IDLE_S)
+            await self._end_dry_gap()
+            if (position := self.intake.skip_gaps()) is not None:
+                self._advance(position)
+            elif not self.intake:
+                await self._record_position()
+        await self._producer.open()
+        began = self._link.clock()
+        copied, size = self.acked, 0
+        while True:
+            self._check_fetches()
+            while self.intake and size < self._link.transactions.commit_bytes:
+                batches, copied = self.intake.next_batches(copied)
+                size += (held_bytes := sum(header.size for header, _ in batches))
+                for item in dense(batches, self._rules.max_batch_bytes) if batches else ():
+                    self._producer.send(await self._link.target.leader(self.target_partition), item, held_bytes)
+                    held_bytes = 0
+                    await self._settle(self._link.transactions.max_requests)
+            await self._settle(self._link.transactions.max_requests)
+            pause = self._time_to_commit(began, size, copied)
+            if pause <= 0:
+                break
+            await self._wake(pause)
+        await self._settle(0)
+        await self._commit(copied, size)
+
+    async def _end_dry_gap(self) -> None:
+        """Lets the intake go over offsets without records, if the broker has them on its own disks (KIP-405)."""
+        gap, source = self.intake.dry_gap, self._link.source
+        if gap is not None:
+            is_empty = not source.has_tiers or (
+                (await source.list_offsets({self.partition: EARLIEST_LOCAL}))[self.partition] <= gap.from_offset
+            )
+            self.intake.settle_dry_gap(is_empty)
+
+    async def _record_position(self) -> None:
+        """Has the map say that what came after the last record was looked at, too: markers, aborted records, holes."""
+        if self._row is not None and self.acked > self._row.position:
+            await self._producer.open(with_records=False)
+            await self._commit(self.acked, 0)
+
+    def _time_to_commit(self, began: float, size: int, copied: int) -> float:
+        """Seconds until the transaction is to be committed, if nothing arrives before."""
+        limits, now = self._link.transactions, self._link.clock()
+        if self.is_released or size >= limits.commit_bytes:
+            return 0.0
+        if self.until is not None and copied >= self.until and not self._is_held:
+            return 0.0
+        is_drained = not self.intake and not self.intake.is_behind
+        return began + (limits.linger_ms if is_drained else limits.commit_ms) / 1000 - now
+
+    async def _commit(self, copied: int, size: int) -> None:
+        runs = self._producer.runs
+        pair = await self._link.reads.topics(self.partition.topic, self.target_partition.topic)
+        if pair.ids != self._ids:
+            raise Errors.UnknownTopicOrPartitionError(f"{self}: a topic was created anew")  # looked into by _take_over
+        rows = extend(self._row, self.partition, self.target_partition.topic, self._ids, runs, copied, self.intake.epoch)
+        await self._producer.write_rows(rows, int(time.time() * 1000))
+        await self._producer.commit()
+        self._row = rows[-1]
+        self.records += sum(run.length for run in runs)
+        self.bytes += size
+        self._advance(copied)
+        await self._producer.renew()
+
+    async def _settle(self, most: int) -> None:
+        self._freed(await self._producer.settle(most))
+
+    def _check_fetches(self) -> None:
+        if self._fetch_error is not None:
+            error, self._fetch_error = self._fetch_error, None
+            raise error
+        patience_s = self._link.limits.patience_ms / 1000
+        if not self.has_reached and self._link.clock() - max(self._progressed_at, self.adopted_at) > patience_s:
+            self.error = RecoveryExhaustedError(
+                f"{self}: the source sent nothing for {patience_s:.0f} s at offset {self.acked}; check its brokers, and"
+                " whether a transaction hangs there"
+            )
+
+    # -- when something is wrong ----------------------------------------------
+
+    async def _trouble(self, error: Exception) -> None:
+        """Pauses, or stops: for good reasons found three times without progress between, or after the patience."""
+        link, now = self._link, self._link.clock()
+        loss, self._loss = self._loss, None
+        cause = error.__cause__ if isinstance(error.__cause__, Errors.KafkaError) else error
+        self.troubles += 1
+        self._reasons.append(f"{type(cause).__name__}: {cause}")
+        self._doubts += not getattr(cause, "retriable", False)
+        is_believed = self._doubts >= BELIEVED_AFTER
+        patience_s = link.limits.patience_ms / 1000
+        if is_believed and isinstance(error, TolerantClientError) and not getattr(error, "retriable", False):
+            await self._decide(error, loss if isinstance(error, (DataLossError, OversizedRecordError)) else None)
+        elif is_believed and not isinstance(cause, (Errors.OffsetOutOfRangeError, RecordBatchError)):
+            self.error = TolerantClientError(
+                f"{self} at offset {self.acked}: {error}; check the topics' configuration and ACLs"
+            )
+        elif not self.has_reached and now - max(self._progressed_at, self.adopted_at) > patience_s:
+            self.error = RecoveryExhaustedError(
+                f"{self}: no progress for {patience_s:.0f} s at offset {self.acked}; check the brokers that lead it",
+                tuple(self._reasons),
+            )
+        else:
+            link.reads.forget(self.partition.topic, self.target_partition.topic)
+            for cluster in (link.source, link.target):
+                cluster.manager.cluster.request_update()
+            await self._net.sleep(min(0.02 * 2 ** min(len(self._reasons), 6), _MAX_PAUSE_S) * random.uniform(0.5, 1.0))
+
+    async def _decide(self, error: TolerantClientError, loss: LostOffsets | None) -> None:
+        """Stops, or does what policy says of a loss (M7); its ledger row is written before anything goes on."""
+        reason = loss.reason if loss is not None else None
+        policy = self._policy.on_oversized if reason is LossReason.OVERSIZED else self._policy.on_loss
+        if loss is None or policy is LossPolicy.FAIL:
+            self.error = error
+        elif policy is LossPolicy.PAUSE:
+            self.paused = error
+            if self._row is not None:
+                self._advance(self._row.position)
+            self._link.on_end()
+            until = self._link.clock() + _PAUSE_S
+            while not self.is_over and (left := until - self._link.clock()) > 0:
+                await self._wake(min(left, _IDLE_S))
+            if not self.is_over:
+                self.paused = None
+        else:
+            now_ms = int(time.time() * 1000)
+            topic, index = self.partition
+            row = LedgerRow(now_ms, self._link.name, topic, index, loss.from_offset, loss.until_offset, loss.reason, str(error))
+            try:
+                await self._link.ledger.write([row])
+            except Errors.KafkaError as failure:
+                self.error = TolerantClientError(f"{self}: a loss could not be written to the ledger ({failure}): {error}")
+                return
+            self.losses += 1
+            self._accepted.add(loss)
+            if loss.reason is LossReason.OVERSIZED:
+                self._rules = self._rules._replace(left_out={*self._rules.left_out, loss.from_offset})
+
+    async def _watch(self) -> None:
+        """Another writer has taken over: lets it, as long as it makes progress (Law D)."""
+        link = self._link
+        if self.has_reached and link.clock() > self.hold_until:
+            self.is_released = True  # only the lease was left
+        still_since = link.clock()
+        patience_s = link.transactions.takeover_ms / 1000 * random.uniform(0.7, 1.3)
+        while not self.is_over:
+            await self._wake(patience_s / 4)
+            row = await link.reads.last_row(self.partition)
+            end = await link.source.list_offsets({self.partition: LATEST}, isolation_level=_READ_COMMITTED)
+            if row is not None and row.position > self.acked:
+                self._advance(row.position)
+                still_since = link.clock()
+            elif self.acked >= end[self.partition]:
+                still_since = link.clock()
+            if link.clock() - still_since > patience_s:
+                return
+
+    def _advance(self, position: int) -> None:
+        if position > self.acked:
+            self._progressed_at = self._link.clock()
+            self._doubts = 0
+            self._reasons.clear()
+        had_reached = self.has_reached
+        self.acked = max(self.acked, position)
+        if self.has_reached and not had_reached:
+            self._link.on_end()
+
+    def _forget(self) -> None:
+        """Lets go of what is not committed."""
+        self._fetch_error = None
+        self._freed(self.intake.queued_bytes)
+        self.intake.forget()
+
+    def _freed(self, size: int) -> None:
+        self.intake.queued_bytes -= size
+        self._link.on_settled(size)

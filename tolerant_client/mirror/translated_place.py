@@ -1,0 +1,79 @@
+"""Where a partition with translated offsets goes on, and what keeps it from that.  Pure: no I/O, no clock.
+
+The newest committed row of the offset map is the position; both logs must still be those that it speaks of.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.errors import DataLossError, TargetDivergedError, TolerantClientError
+from tolerant_client.mirror.losses import LossReason
+from tolerant_client.mirror.offset_map import MapRow
+
+
+class TopicPair(NamedTuple):
+    """The topic ids of source and target ("" where unknown), and the target's max.message.bytes."""
+
+    ids: tuple[str, str]
+    max_message_bytes: int
+
+
+class LostOffsets(NamedTuple):
+    """Source offsets [from_offset, until_offset) that cannot be copied as they were."""
+
+    reason: LossReason
+    from_offset: int
+    until_offset: int
+
+
+def check_target(row: MapRow, link: str, target: TopicPartition, ids: tuple[str, str], log_end: int) -> None:
+    """Raises TargetDivergedError where the target's log cannot hold what the map says."""
+    copied = f"{row.key.partition.topic}-{row.key.partition.partition}"
+    remedy = "mirror it under another link name to copy it anew"
+    if row.target_topic != target.topic:
+        raise TargetDivergedError(
+            f"{copied} of link {link} was copied to topic {row.target_topic}, not to {target.topic}; {remedy}"
+        )
+    if is_another(row.ids[1], ids[1]):
+        raise TargetDivergedError(
+            f"Target topic {target.topic} was deleted and created again after {copied} was copied; {remedy}"
+        )
+    if log_end < row.target_until:
+        raise TargetDivergedError(
+            f"The target log of {target.topic}-{target.partition} ends at offset {log_end}, but records were copied up to"
+            f" {row.target_until}: it has lost them (unclean election); {remedy}"
+        )
+
+
+def find_loss(
+    row: MapRow, ids: tuple[str, str], start: int, end: int, cut_at: int | None
+) -> tuple[LostOffsets, TolerantClientError] | None:
+    """What the source, whose log spans [start, end), no longer has of what was, or was to be, copied.
+
+    `cut_at` is where the log was cut since the row was written (epochs.source_truncations).
+    """
+    name, position = f"{row.key.partition.topic}-{row.key.partition.partition}", row.position
+    remedy = "let policy go on behind the loss (--on-loss), or mirror it under another link name to copy what is left"
+    if is_another(row.ids[0], ids[0]):
+        return LostOffsets(LossReason.RECREATION, min(start, position), position), DataLossError(
+            f"The source topic of {name} was deleted and created again after it was copied up to {position}; {remedy}"
+        )
+    if position > end or cut_at is not None:
+        cut = end if cut_at is None else cut_at
+        return LostOffsets(LossReason.TRUNCATION, cut, position), DataLossError(
+            f"The source log of {name} was cut at offset {cut}, but it was copied up to {position}: it has lost records"
+            f" (unclean election); {remedy}"
+        )
+    if position < start:
+        return LostOffsets(LossReason.RETENTION, position, start), DataLossError(
+            f"The source of {name} no longer has offsets {position} to {start}: retention overtook the mirror; {remedy}"
+        )
+    return None
+
+
+def is_another(before: str, now: str) -> bool:
+    """Whether two topic ids are known and differ (KIP-516)."""
+    return bool(before and now and before != now)
