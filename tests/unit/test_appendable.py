@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
-from tests.support.legacy_sets import message
+from support.legacy_sets import message
 from tolerant_client.errors import OversizedRecordError, RecordBatchError
 from tolerant_client.fetch import FetchedPartition
 from tolerant_client.mirror.appendable import FILLED_AT_ONCE, Appendable, AppendRules, Claim, Course, appendable, cover
