@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -31,23 +31,6 @@ def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
     raise AssertionError("it waits")
 
 
-class Done:
-    """A future of a call that was done at once."""
-
-    def __init__(self, function: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> None:
-        self._error: Exception | None = None
-        try:
-            self._result = run(function(*args))
-        except Exception as error:
-            self._error = error
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        yield from ()
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-
 class FakeTarget:
     """A target that answers as it is told; time passes only while it is slept."""
 
@@ -59,7 +42,7 @@ class FakeTarget:
         self.answers: dict[str, Callable[[Any], Any]] = {"FindCoordinator": lambda _: SimpleNamespace(error_code=0, node_id=1)}
         self.markers_api = (0, 1)
         self.updates = 0
-        self.net = SimpleNamespace(sleep=self._sleep, call_soon_with_future=Done)
+        self.net = SimpleNamespace(sleep=self._sleep)
         self.manager = SimpleNamespace(
             broker_version_data=SimpleNamespace(api_versions={27: self.markers_api}),
             cluster=SimpleNamespace(request_update=self._update),

@@ -176,15 +176,12 @@ class MarkerFiller:
             request = WriteTxnMarkers(partition, [marker_producer(offset) for offset in offsets])
             node = await self._target.leader(partition)
             self._unanswered[partition] = self._clock()
-            written = self._target.net.call_soon_with_future(self._target.send, request, node)
-            # Right behind it on the same connection, where a broker does one after the other.
-            looked = self._target.net.call_soon_with_future(self._log_end, partition)
-            codes = await written
+            codes = await self._target.send(request, node)
             del self._unanswered[partition]
             self._raise_for(codes - {Errors.InvalidProducerEpochError.errno}, partition)
             # Some are refused where they are there already; then there must be more than before.
             goal = offsets.start + 1 if codes else offsets.stop
-            end = await looked
+            end = await self._log_end(partition)
             if end < goal:
                 raise _behind(self._target, partition, end, goal)
         return end
