@@ -126,6 +126,10 @@ class OversizedRecordError(TolerantClientError):
     def __str__(self) -> str:
         return str(self.args[0])
 
+    def at(self, place: str) -> OversizedRecordError:
+        """The same error, with the partition in its message."""
+        return OversizedRecordError(f"{place}: {self}", self.offset, self.size, self.limit)
+
 
 class OffsetMapError(TolerantClientError):
     """The map of a link with translated offsets holds what no mirror has written, or contradicts the target's log."""

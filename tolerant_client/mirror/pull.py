@@ -206,7 +206,7 @@ class Puller:
             try:
                 taken += [(copy, item) for item in copy.take(part, until, int(time.time() * 1000))]
             except OversizedRecordError as error:
-                copy.too_large = error  # what that leads to is decided when the place has been read again
+                copy.too_large = error.at(str(copy))  # what that leads to is decided when the place has been read again
                 self._trouble(copy, str(error))
                 continue
             except TolerantClientError as error:

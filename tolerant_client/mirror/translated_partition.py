@@ -170,6 +170,7 @@ class TranslatedPartition:
         except Errors.KafkaError as error:
             if isinstance(error, OversizedRecordError):
                 self._loss = LostOffsets(LossReason.OVERSIZED, error.offset, error.offset + 1)
+                error = error.at(str(self))
             self._fetch_error = error
         if self.intake or self._fetch_error is not None or self.intake.dry_gap is not None:
             self.wake()
