@@ -234,7 +234,7 @@ def test_paused_partition_of_a_translated_link_is_told(clusters: tuple[str, str]
     done = run("mirror", *link(clusters, "cmd-narrow-t"), *arguments, "--once", "--json")
     assert done.returncode == 3, done.stderr
     assert "records" not in json.loads(done.stdout)
-    assert json.loads(done.stdout)["offsets"] >= 2 * RECORDS
+    assert json.loads(done.stdout)["offsets"] >= RECORDS  # what lies before the record may wait with it
     assert_paused(done, "cmd-narrow-t")
 
 
