@@ -282,7 +282,7 @@ def test_markers_withstand_a_late_writer_but_for_the_last_one_and_that_is_found(
     }
 
 
-@pytest.mark.parametrize(("way", "writers"), [("transactions", 10), ("filled transaction", 4), ("records", 10)])
+@pytest.mark.parametrize(("way", "writers"), [("transactions", 10), pytest.param("filled transaction", 4, marks=long), ("records", 10)])
 def test_many_writers_at_once_bring_a_log_to_its_end(kafka_cluster: KafkaCluster, way: str, writers: int) -> None:
     topic = f"gap-crowd-{way.replace(' ', '-')}"
     create_topic(kafka_cluster.bootstrap_servers, topic)
@@ -431,6 +431,7 @@ def test_records_withstand_writers_that_see_different_holes(kafka_cluster: Kafka
         assert re.fullmatch("dddff[fd]dd", stepped.run(run))
 
 
+@long
 def test_transactions_do_not_withstand_writers_that_see_different_holes_and_that_is_found(
     kafka_cluster: KafkaCluster,
 ) -> None:

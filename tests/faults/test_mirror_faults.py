@@ -35,7 +35,7 @@ from tolerant_client.testing import (
 
 
 PARTITIONS = 4
-EACH = 5_000
+EACH = 2_500
 OUT_OF_RANGE, NOT_LEADER, TOPIC_AUTHORIZATION_FAILED = 1, 6, 29
 
 # Small fetches and few requests in flight make many answers that can go wrong.

@@ -112,7 +112,7 @@ def produce(servers: str, topic: str, settings: ProducerSettings = ProducerSetti
         assert producer.records_appended == batches * PER_BATCH
 
 
-@pytest.mark.parametrize("seed", range(20 if IS_LONG else 3))
+@pytest.mark.parametrize("seed", range(20 if IS_LONG else 1))
 def test_every_record_is_written_once_and_in_order_when_one_answer_in_20_is_wrong(
     fault_proxy: Proxies, kafka_cluster: KafkaCluster, seed: int
 ) -> None:
@@ -173,6 +173,7 @@ def test_without_a_transaction_nobody_is_said_to_have_taken_it_over(
         produce(proxy.bootstrap_servers, "sink-epoch")
 
 
+@long_only
 def test_answers_that_wait_while_nobody_looks_are_no_losses(kafka_cluster: KafkaCluster) -> None:
     """A slow query gives its next rows long after the request's timeout."""
     create_topic(kafka_cluster.bootstrap_servers, "sink-slow", PARTITIONS)
@@ -338,6 +339,7 @@ def test_an_abort_leaves_the_transaction_of_whoever_has_taken_over_alone(kafka_c
     assert values(servers, topic) == written(30)
 
 
+@long_only
 def test_what_was_committed_beside_a_topic_that_is_not_named_is_found(kafka_cluster: KafkaCluster) -> None:
     servers, topic = kafka_cluster.bootstrap_servers, "sink-renamed"
     create_topic(servers, topic, PARTITIONS)
@@ -457,6 +459,7 @@ def assert_written_once(servers: str, topic: str, batches: int) -> None:
     assert [n for n in range(batches * TASKS * ROWS) if n not in count] == []
 
 
+@long_only
 def test_killed_workers_and_drivers_lose_and_double_nothing(
     kafka_cluster: KafkaCluster, sink_process: Callable[[str, int], subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:

@@ -216,6 +216,7 @@ def test_an_error_that_no_repeat_cures_ends_the_job_with_one_sentence(clusters: 
     assert "cmd-narrow-i-1" in sentence and "max.message.bytes" in sentence
 
 
+@pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1 runs it")
 def test_paused_partition_is_told_and_an_empty_log_is_begun_where_the_source_begins(
     clusters: tuple[str, str], narrow: None
 ) -> None:
@@ -229,6 +230,7 @@ def test_paused_partition_is_told_and_an_empty_log_is_begun_where_the_source_beg
     assert_paused(done, "cmd-narrow-i")
 
 
+@pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1 runs it")
 def test_paused_partition_of_a_translated_link_is_told(clusters: tuple[str, str], narrow: None) -> None:
     arguments = ["--link", "translated", "--offsets", "translated", "--on-oversized", "pause"]
     done = run("mirror", *link(clusters, "cmd-narrow-t"), *arguments, "--once", "--json")
