@@ -47,6 +47,8 @@ EARLIEST = -2
 LATEST = -1
 EARLIEST_LOCAL = -4
 
+READ_UNCOMMITTED, READ_COMMITTED = 0, 1  # isolation levels of Fetch and ListOffsets (KIP-98)
+
 _METADATA_WITHOUT_CREATION = 4  # naming a topic in an older request creates it, unless the broker forbids that
 _GROUP_OFFSETS_TOPIC = "__consumer_offsets"  # brokers before 0.10 do not say that it is internal
 _LIST_LOCAL_OFFSETS = 8  # KIP-405

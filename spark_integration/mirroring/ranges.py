@@ -42,10 +42,9 @@ from tolerant_client.errors import (
     UnsupportedSourceError,
 )
 from tolerant_client.mirror.losses import MirrorPolicy
-from tolerant_client.mirror.pull import READ_COMMITTED
 from tolerant_client.mirror.sync import make_topics, plan_link
 from tolerant_client.mirror.worker import LinkConfig, copy_ranges
-from tolerant_client.raw import EARLIEST, LATEST, RawCluster
+from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
 
 _INCURABLE = (
     DataLossError,

@@ -18,8 +18,7 @@ from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.errors import OptionError, TolerantClientError
 from tolerant_client.mirror.ledger import lost_offsets, read_ledger
 from tolerant_client.mirror.losses import LedgerRow
-from tolerant_client.mirror.pull import READ_COMMITTED
-from tolerant_client.raw import LATEST, RawCluster
+from tolerant_client.raw import LATEST, READ_COMMITTED, RawCluster
 
 _INTERVAL_S = 0.5
 _LEDGER_INTERVAL_S = 10.0

@@ -63,7 +63,7 @@ ORDER = [
     {"raw"},
     {"producer_settings", "producer_partition", "topic_lookup"},
     {"batch_producer", "producer_transaction"},
-    {"mirror.gaps"},
+    {"mirror.gaps", "mirror.turns"},
     {"mirror.rewrite"},
     {"mirror.appendable"},
     {"mirror.dense", "mirror.offset_map"},

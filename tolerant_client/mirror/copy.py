@@ -32,6 +32,7 @@ from tolerant_client.mirror.partition import AppendState, PartitionCopy, Phase
 from tolerant_client.mirror.pull import Puller
 from tolerant_client.mirror.state import AheadOfSource, LogStart, read_append_states
 from tolerant_client.mirror.topics import TopicFacts, describe_topics, topic_facts
+from tolerant_client.mirror.turns import Turns
 from tolerant_client.raw import RawCluster
 
 _FACTS_LAST_S = 60.0  # a topic's configuration may be changed while it is copied
@@ -97,7 +98,7 @@ class LinkCopier:
         self._sync_wanted = WakeupNotifier(self._net)
         self._is_syncing = False
         self._waiters: set[Future] = set()
-        self._callers: dict[TopicPartition, Future] = {}  # resolved when the call that copies a partition is done
+        self._turns = Turns()
         self._next_drop = 0.0
         self.failure: Exception | None = None  # what ended a loop; the copier is of no more use
 
@@ -113,16 +114,11 @@ class LinkCopier:
         stopped; the other partitions are brought to their end before.
         Calls for the same partition wait for each other.
         """
-        while (busy := next((self._callers[p] for p in until if p in self._callers), None)) is not None:
-            await busy
-        done = Future()
-        self._callers.update(dict.fromkeys(until, done))
+        await self._turns.take(until)
         try:
             return await self._copy(until, hold_ms, lease_ms)
         finally:
-            for partition in until:
-                del self._callers[partition]
-            resolve(done)
+            self._turns.leave(until)
 
     async def _copy(
         self, until: Mapping[TopicPartition, int | None], hold_ms: int, lease_ms: int

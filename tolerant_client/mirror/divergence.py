@@ -25,12 +25,11 @@ from kafka.structs import TopicPartition
 from tolerant_client.fetch import FetchedPartition
 from tolerant_client.legacy_records import decode_messages, iter_record_sets
 from tolerant_client.mirror.gaps import is_filler
-from tolerant_client.raw import RawCluster
+from tolerant_client.raw import READ_COMMITTED, READ_UNCOMMITTED, RawCluster
 from tolerant_client.record_batch import CODEC_MASK, HEADER_SIZE, BatchHeader, Record, decode_records, read_header, records_section
 
 COMPARED_OFFSETS = 100  # at the end of a log, and at each step of a bisection
 
-_READ_UNCOMMITTED, _READ_COMMITTED = 0, 1
 _HEADER_READS = ((500, 16 << 10), (200, 128 << 10), (30, 1 << 20), (1, 1 << 20))  # partitions, bytes of each
 _PARTITIONS_PER_READ = 50
 _FIRST_READ = 1 << 20  # bytes a partition
@@ -154,7 +153,7 @@ async def _read_once(
                 {p: slices[p].until for p in members},
                 max_wait_ms=0,
                 partition_max_bytes=limit,
-                isolation_level=_READ_COMMITTED if is_committed else _READ_UNCOMMITTED,
+                isolation_level=READ_COMMITTED if is_committed else READ_UNCOMMITTED,
             )
             for part in fetched:
                 if part.error_code == Errors.OffsetOutOfRangeError.errno:

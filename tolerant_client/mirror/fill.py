@@ -27,12 +27,12 @@ import time
 from collections.abc import Callable
 
 import kafka.errors as Errors
-from kafka.future import Future
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError, ProducerFencedError
 from tolerant_client.mirror.gap_producer import GapProducer
 from tolerant_client.mirror.gaps import Gap, marker_producer
+from tolerant_client.mirror.turns import Turns
 from tolerant_client.producer_transaction import Coordinators
 from tolerant_client.raw import LATEST, RawCluster
 from tolerant_client.txn_markers import WriteTxnMarkers
@@ -67,7 +67,7 @@ class TransactionFiller:
         self._clock = clock
         self._coordinators = Coordinators(target)
         self._producers: dict[TopicPartition, GapProducer] = {}
-        self._turns = _Turns()
+        self._turns = Turns()
 
     async def fill(self, partition: TopicPartition, gap: Gap, *, max_batch_bytes: int = _FILLER_BATCH_BYTES) -> int:
         """Fills what of the gap the log does not have yet; returns the log end that it saw last.
@@ -76,14 +76,14 @@ class TransactionFiller:
         one means that the log is not what the caller took it for.  A second call for the partition waits for the first.
         Raises OptionError and KafkaError, retriable or not; then the log has a part of the gap or all of it.
         """
-        has_waited = await self._turns.take(partition)
+        has_waited = await self._turns.take([partition])  # two fills of one process would not fence each other
         try:
             # Law C: while nobody has fenced us, the log still ends where the caller saw it.
             is_known = partition in self._producers and not has_waited
             end = gap.from_offset if is_known else await self._log_end(partition)
             return await self._fill(partition, gap, end, max_batch_bytes)
         finally:
-            self._turns.leave(partition)
+            self._turns.leave([partition])
 
     async def _fill(self, partition: TopicPartition, gap: Gap, end: int, max_batch_bytes: int) -> int:
         contentions = 0
@@ -155,7 +155,7 @@ class MarkerFiller:
         self._target = target
         self._clock = clock
         self._unanswered: dict[TopicPartition, float] = {}  # when
-        self._turns = _Turns()
+        self._turns = Turns()
 
     async def fill(self, partition: TopicPartition, gap: Gap, *, max_batch_bytes: int = 0) -> int:
         """As TransactionFiller.fill, without batches; an end beyond the gap means repeated markers, or those of others."""
@@ -163,12 +163,12 @@ class MarkerFiller:
         _, newest = self._target.manager.broker_version_data.api_versions.get(WriteTxnMarkers.API_KEY, (0, 0))
         if newest < WriteTxnMarkers.API_VERSION:
             raise OptionError("gap.fill=markers needs target brokers of Kafka 2.8 or newer; set gap.fill=transactions")
-        has_waited = await self._turns.take(partition)
+        has_waited = await self._turns.take([partition])
         try:
             is_known = partition not in self._unanswered and not has_waited
             return await self._fill(partition, gap, gap.from_offset if is_known else await self._settled(partition))
         finally:
-            self._turns.leave(partition)
+            self._turns.leave([partition])
 
     async def _fill(self, partition: TopicPartition, gap: Gap, end: int) -> int:
         while gap.from_offset <= end < gap.until_offset:
@@ -210,25 +210,6 @@ class MarkerFiller:
 
     async def _log_end(self, partition: TopicPartition) -> int:
         return (await self._target.list_offsets({partition: LATEST}))[partition]
-
-
-class _Turns:
-    """One fill a partition at a time: two of one process would not fence each other."""
-
-    def __init__(self) -> None:
-        self._taken: dict[TopicPartition, Future] = {}
-
-    async def take(self, partition: TopicPartition) -> bool:
-        """Waits for its turn; True if it had to."""
-        has_waited = False
-        while (busy := self._taken.get(partition)) is not None:
-            has_waited = True
-            await busy
-        self._taken[partition] = Future()
-        return has_waited
-
-    def leave(self, partition: TopicPartition) -> None:
-        self._taken.pop(partition).success(None)
 
 
 def _behind(target: RawCluster, partition: TopicPartition, end: int, goal: int) -> Exception:

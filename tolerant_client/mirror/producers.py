@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 import kafka.errors as Errors
 from kafka.protocol.admin import DescribeProducersRequest
 from kafka.protocol.consumer import ListOffsetsRequest
-from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer import InitProducerIdRequest
 from kafka.structs import TopicPartition
 
+from tolerant_client.producer_transaction import TRANSACTION, Coordinators
 from tolerant_client.raw import LATEST, RawCluster
 
-_TRANSACTION_COORDINATOR = 1
 _DEBUGGING_REPLICA = -2
 _NO_COORDINATOR = -1  # of a producer that has never been in a transaction
 
@@ -36,20 +35,18 @@ async def init_producer_id(target: RawCluster, link: str) -> int:
     """
     transactional_id = f"tolerant-mirror-{link}"
 
-    async def ask() -> int:
-        found = await target.send(FindCoordinatorRequest(key=transactional_id, key_type=_TRANSACTION_COORDINATOR, max_version=3))
-        raise_for(found.error_code, "FindCoordinator")
-        answer = await target.send(
-            InitProducerIdRequest(
-                transactional_id=transactional_id, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1, max_version=4
-            ),
-            found.node_id,
+    def request() -> InitProducerIdRequest:
+        return InitProducerIdRequest(
+            transactional_id=transactional_id, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1, max_version=4
         )
+
+    def read(answer: Any) -> int:
         raise_for(answer.error_code, "InitProducerId")
         producer_id: int = answer.producer_id
         return producer_id
 
-    return await target.insist(f"getting the producer id of link {link}", ask)
+    what = f"getting the producer id of link {link}"
+    return await Coordinators(target).ask(TRANSACTION, transactional_id, what, request, read)
 
 
 def can_describe_producers(cluster: RawCluster) -> bool:

@@ -18,10 +18,8 @@ from tolerant_client.fetch import FetchAnswer, FetchedPartition, FetchSession
 from tolerant_client.mirror.append import Appender, CopyLimits
 from tolerant_client.mirror.appendable import Appendable
 from tolerant_client.mirror.partition import PartitionCopy, Phase
-from tolerant_client.raw import EARLIEST_LOCAL, RawCluster
+from tolerant_client.raw import EARLIEST_LOCAL, READ_COMMITTED, RawCluster
 from tolerant_client.record_batch import LOG_OVERHEAD
-
-READ_COMMITTED = 1
 
 _LENGTH_AT = 8
 _LEADER_EPOCH_AT = 12  # in a record batch; byte 16 is the magic

@@ -16,7 +16,7 @@ from tolerant_client.mirror.losses import Loss, LossPolicy, MirrorPolicy
 from tolerant_client.mirror.plan import TopicSpec, TopicsPlan, plan_topics, select_topics
 from tolerant_client.mirror.state import init_producer_id, read_append_states
 from tolerant_client.mirror.topics import add_partitions, create_topics, describe_topics, fit_topics
-from tolerant_client.raw import LATEST, RawCluster
+from tolerant_client.raw import LATEST, READ_COMMITTED, RawCluster
 
 __all__ = [
     "PlannedLink",
@@ -28,8 +28,6 @@ __all__ = [
     "plan_link",
     "prepare_link",
 ]
-
-_READ_COMMITTED = 1
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ async def plan_link(source: RawCluster, target: RawCluster, topics: str) -> Plan
     wanted = await describe_topics(source, chosen)
     plan = plan_topics(wanted, await describe_topics(target, chosen), len(target.manager.cluster.brokers()))
     create, warnings = await fit_topics(target, plan.create)
-    ends = await source.list_offsets(dict.fromkeys(partitions_of(wanted.values()), LATEST), isolation_level=_READ_COMMITTED)
+    ends = await source.list_offsets(dict.fromkeys(partitions_of(wanted.values()), LATEST), isolation_level=READ_COMMITTED)
     return PlannedLink(replace(plan, create=create, warnings=plan.warnings + warnings), ends)
 
 

@@ -29,9 +29,9 @@ from tolerant_client.mirror.plan import plan_topics, select_topics
 from tolerant_client.mirror.shared_reads import SharedReads
 from tolerant_client.mirror.topics import create_topics, describe_topics
 from tolerant_client.mirror.translated_partition import TransactionLimits, TranslatedLink, TranslatedPartition
-from tolerant_client.raw import LATEST, RawCluster
+from tolerant_client.mirror.turns import Turns
+from tolerant_client.raw import LATEST, READ_COMMITTED, RawCluster
 
-_READ_COMMITTED = 1
 _CLEAR_EVERY_S = 3600.0
 
 Rename = Callable[[str], str]
@@ -66,7 +66,7 @@ async def prepare_translated_link(
     await ensure_map_topic(target, link)
     await create_topics(target, plan.create)
     partitions = [TopicPartition(name, n) for name, numbers in (await source.partitions(chosen)).items() for n in numbers]
-    ends = await source.list_offsets(dict.fromkeys(partitions, LATEST), isolation_level=_READ_COMMITTED)
+    ends = await source.list_offsets(dict.fromkeys(partitions, LATEST), isolation_level=READ_COMMITTED)
     return PreparedTranslatedLink(tuple(t.name for t in plan.create), ends)
 
 
@@ -116,7 +116,7 @@ class TranslatedCopier:
         self._partitions: dict[TopicPartition, TranslatedPartition] = {}
         self._fetching: dict[int, WakeupNotifier] = {}  # by source node: wakes its loop
         self._waiters: set[Future] = set()
-        self._callers: dict[TopicPartition, Future] = {}
+        self._turns = Turns()
         self._room: Future | None = None
         self._next_clearing = clock() + _CLEAR_EVERY_S * random.uniform(0.1, 1.0)
 
@@ -132,16 +132,11 @@ class TranslatedCopier:
         stopped; the other partitions are brought to their end before.
         Calls for the same partition wait for each other.
         """
-        while (busy := next((self._callers[p] for p in until if p in self._callers), None)) is not None:
-            await busy
-        done = Future()
-        self._callers.update(dict.fromkeys(until, done))
+        await self._turns.take(until)
         try:
             return await self._copy(until, hold_ms, lease_ms)
         finally:
-            for partition in until:
-                del self._callers[partition]
-            resolve(done)
+            self._turns.leave(until)
 
     async def _copy(
         self, until: Mapping[TopicPartition, int | None], hold_ms: int, lease_ms: int
@@ -253,7 +248,7 @@ class TranslatedCopier:
                 max_wait_ms=max_wait_ms,
                 max_bytes=self._limits.fetch_max_bytes,
                 partition_max_bytes=self._limits.partition_max_bytes,
-                isolation_level=_READ_COMMITTED,
+                isolation_level=READ_COMMITTED,
             )
         except Errors.KafkaError:
             self._source.manager.cluster.request_update()

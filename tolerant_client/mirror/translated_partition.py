@@ -43,10 +43,9 @@ from tolerant_client.mirror.map_topic import map_partition
 from tolerant_client.mirror.offset_map import MapRow, extend
 from tolerant_client.mirror.shared_reads import SharedReads
 from tolerant_client.mirror.translated_place import LostOffsets, check_target, find_loss
-from tolerant_client.raw import EARLIEST, EARLIEST_LOCAL, LATEST, RawCluster
+from tolerant_client.raw import EARLIEST, EARLIEST_LOCAL, LATEST, READ_COMMITTED, RawCluster
 
 BELIEVED_AFTER = 3
-_READ_COMMITTED = 1
 _MAX_PAUSE_S = 1.0
 _IDLE_S = 0.5
 _PAUSE_S = 30.0  # between two looks at a partition that policy has paused
@@ -389,7 +388,7 @@ class TranslatedPartition:
         while not self.is_over:
             await self._wake(patience_s / 4)
             row = await link.reads.last_row(self.partition)
-            end = await link.source.list_offsets({self.partition: LATEST}, isolation_level=_READ_COMMITTED)
+            end = await link.source.list_offsets({self.partition: LATEST}, isolation_level=READ_COMMITTED)
             if row is not None and row.position > self.acked:
                 self._advance(row.position)
                 still_since = link.clock()

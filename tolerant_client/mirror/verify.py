@@ -37,11 +37,10 @@ from tolerant_client.mirror.verify_report import (
     partition_report,
     read_state,
 )
-from tolerant_client.raw import EARLIEST, LATEST, RawCluster
+from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
 
 __all__ = ["Difference", "PartitionReport", "Verification", "VerifyReport", "compare_here", "verify"]
 
-_READ_COMMITTED: Final = 1
 _SAMPLES: Final = 3  # batches of a log that are looked at to guess how many bytes an offset takes
 _UNKNOWN_BYTES: Final = 1000  # an offset where no sample tells
 _LOOK_AGAIN_S: Final = 0.5
@@ -185,9 +184,9 @@ class Verification:
     async def _list_bounds(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, LogBounds]:
         """Of the target first; partitions whose brokers do not answer are left out, for another time."""
         present = [p for p in partitions if p in self._present]
-        target_end = await self._list(self.target, present, LATEST, _READ_COMMITTED)
+        target_end = await self._list(self.target, present, LATEST, READ_COMMITTED)
         target_start = await self._list(self.target, present, EARLIEST)
-        source_end = await self._list(self.source, partitions, LATEST, _READ_COMMITTED)
+        source_end = await self._list(self.source, partitions, LATEST, READ_COMMITTED)
         source_start = await self._list(self.source, partitions, EARLIEST)
         found = {}
         for p in partitions:
