@@ -30,9 +30,9 @@ from tolerant_client import codecs
 from tolerant_client.arrow import iter_arrow
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.plan import TopicSpec
-from tolerant_client.mirror.state import raise_for
-from tolerant_client.mirror.sync import create_topics
-from tolerant_client.mirror.verify import VerifyReport, verify
+from tolerant_client.mirror.producers import raise_for
+from tolerant_client.mirror.topics import create_topics
+from tolerant_client.mirror.verify.verification import VerifyReport, verify
 from tolerant_client.raw import LATEST, RawCluster
 from tolerant_client.record_batch import Record, encode_batch, iter_batches
 from tolerant_client.testing import (

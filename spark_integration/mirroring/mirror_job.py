@@ -27,7 +27,7 @@ from tolerant_client import errors
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.losses import MirrorPolicy
 from tolerant_client.mirror.sync import PreparedLink, prepare_link
-from tolerant_client.mirror.translated import prepare_translated_link
+from tolerant_client.mirror.translated.copier import prepare_translated_link
 from tolerant_client.raw import RawCluster
 
 NO_PRODUCER_ID = -1

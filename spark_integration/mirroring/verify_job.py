@@ -19,10 +19,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_integration.mirroring.mirror_job import original_error, spark_session
 from spark_integration.security.kafka_config import kafka_python_config
-from tolerant_client.mirror.log_comparison import Difference
-from tolerant_client.mirror.slices import NotCompared, Slice, SliceResult
-from tolerant_client.mirror.slices_comparison import SlicesComparison
-from tolerant_client.mirror.verify import Verification, VerifyReport
+from tolerant_client.mirror.verify.log_comparison import Difference
+from tolerant_client.mirror.verify.slices import NotCompared, Slice, SliceResult
+from tolerant_client.mirror.verify.slices_comparison import SlicesComparison
+from tolerant_client.mirror.verify.verification import Verification, VerifyReport
 from tolerant_client.raw import RawCluster
 
 SCHEMA: Final = (

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from kafka.structs import TopicPartition
 
-from spark_integration.security.kafka_config import kafka_python_config
+from spark_integration.option_values import boolean, choice, duration_ms, positive, split_options, whole_number
 from spark_integration.reading.offsets import (
     EARLIEST,
     LATEST,
@@ -31,7 +31,7 @@ from spark_integration.reading.offsets import (
     parse_assignment,
     parse_partition_numbers,
 )
-from spark_integration.option_values import boolean, choice, duration_ms, positive, split_options, whole_number
+from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.errors import OptionError
 
 # Those of Spark's own source.

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from kafka.structs import TopicPartition
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from spark_integration.reading.batch_rows import batches_to_arrow
 from spark_integration.connections import borrowed_cluster
+from spark_integration.reading.batch_rows import batches_to_arrow
 from spark_integration.reading.offsets import OffsetRange
 from spark_integration.reading.options import ReadOptions
 from spark_integration.reading.pushdown import Bounds, bounds_of

@@ -30,9 +30,9 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from spark_integration.connections import open_cluster
 from spark_integration.reading.admission import Admission
 from spark_integration.reading.available_now import check_end
-from spark_integration.connections import open_cluster
 from spark_integration.reading.group_offsets import commit_group_offsets
 from spark_integration.reading.offsets import NestedOffsets, flat_offsets, nested_offsets
 from spark_integration.reading.options import ReadOptions

@@ -27,8 +27,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from spark_integration.security.kafka_config import kafka_python_config
 from spark_integration.option_values import boolean, choice, positive, split_options, whole_number
+from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client import codecs
 from tolerant_client.errors import OptionError
 from tolerant_client.producer_settings import ProducerSettings

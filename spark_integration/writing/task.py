@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 from kafka.structs import TopicPartition
 
+from spark_integration.writing.columns import WriteColumns, WriteRows
 from spark_integration.writing.dead_letters import dead_letter, records_of, trimmed
 from spark_integration.writing.exactly_once import RowDigest
-from spark_integration.writing.columns import WriteColumns, WriteRows
 from spark_integration.writing.options import WriteOptions
 from tolerant_client.batch_encoding import EncodedBatch, encode_groups
 from tolerant_client.batch_producer import BatchProducer, Refused

@@ -27,8 +27,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from spark_integration.connections import borrowed, open_cluster
-from spark_integration.writing.exactly_once import RowDigest, TaskPlace
 from spark_integration.writing.columns import WriteColumns, choose_columns
+from spark_integration.writing.exactly_once import RowDigest, TaskPlace
 from spark_integration.writing.options import WriteOptions, parse_write_options
 from spark_integration.writing.task import WriteTask
 from tolerant_client.batch_producer import BatchProducer

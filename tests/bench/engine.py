@@ -10,8 +10,9 @@ import json
 import sys
 import time
 
-from tolerant_client.mirror.copy import LinkCopier, Progress
 from tolerant_client.mirror.gaps import GapFill
+from tolerant_client.mirror.identical.copy import LinkCopier
+from tolerant_client.mirror.limits import Progress
 from tolerant_client.mirror.losses import MirrorPolicy
 from tolerant_client.mirror.sync import prepare_link
 from tolerant_client.raw import RawCluster

@@ -11,8 +11,8 @@ import sys
 from typing import Any
 
 from tolerant_client.errors import TolerantClientError
-from tolerant_client.mirror.append import CopyLimits
-from tolerant_client.mirror.copy import LinkCopier
+from tolerant_client.mirror.identical.copy import LinkCopier
+from tolerant_client.mirror.limits import CopyLimits
 from tolerant_client.mirror.losses import LossPolicy, MirrorPolicy
 from tolerant_client.mirror.sync import prepare_link
 from tolerant_client.raw import RawCluster

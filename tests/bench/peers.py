@@ -23,9 +23,9 @@ from kafka.protocol.admin import DeleteTopicsRequest
 from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.plan import TopicSpec
-from tolerant_client.mirror.state import raise_for
-from tolerant_client.mirror.sync import create_topics
-from tolerant_client.mirror.verify import verify
+from tolerant_client.mirror.producers import raise_for
+from tolerant_client.mirror.topics import create_topics
+from tolerant_client.mirror.verify.verification import verify
 from tolerant_client.raw import LATEST, RawCluster
 from tolerant_client.testing import KafkaCluster
 from tolerant_client.testing.artifacts import TOOLS_MODULES, jars, java_executable

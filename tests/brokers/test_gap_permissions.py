@@ -12,11 +12,11 @@ from kafka.structs import TopicPartition
 from support.mirror_link import create_topic
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.fill import MarkerFiller, TransactionFiller
 from tolerant_client.mirror.gaps import Gap
-from tolerant_client.mirror.log_start import start_log_at
-from tolerant_client.mirror.partition import AppendState
-from tolerant_client.mirror.state import init_producer_id
+from tolerant_client.mirror.identical.fill import MarkerFiller, TransactionFiller
+from tolerant_client.mirror.identical.log_start import start_log_at
+from tolerant_client.mirror.identical.partition import AppendState
+from tolerant_client.mirror.producers import init_producer_id
 from tolerant_client.raw import RawCluster
 from tolerant_client.testing import KafkaCluster
 

@@ -34,11 +34,12 @@ from tolerant_client.errors import (
     OptionError,
     TargetDivergedError,
 )
-from tolerant_client.mirror.append import CopyLimits
-from tolerant_client.mirror.copy import LinkCopier
 from tolerant_client.mirror.gaps import is_filler
+from tolerant_client.mirror.identical.copy import LinkCopier
+from tolerant_client.mirror.limits import CopyLimits
 from tolerant_client.mirror.losses import MirrorPolicy
-from tolerant_client.mirror.sync import describe_topics, prepare_link
+from tolerant_client.mirror.sync import prepare_link
+from tolerant_client.mirror.topics import describe_topics
 from tolerant_client.raw import EARLIEST, RawCluster
 from tolerant_client.record_batch import Record, encode_batch
 

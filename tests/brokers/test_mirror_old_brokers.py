@@ -20,8 +20,9 @@ from support.mirror_link import consume, create_topic
 from support.zookeeper_kafka import ZooKeeperKafka, zookeeper_kafka_jars
 
 from tolerant_client import codecs
-from tolerant_client.mirror.copy import LinkCopier, Progress
 from tolerant_client.mirror.gaps import FILLER
+from tolerant_client.mirror.identical.copy import LinkCopier
+from tolerant_client.mirror.limits import Progress
 from tolerant_client.mirror.sync import prepare_link
 from tolerant_client.raw import LATEST, RawCluster
 from tolerant_client.record_batch import Record, encode_batch

@@ -27,7 +27,8 @@ from support.nasty_oracle import Judgement, judge_source, judge_topics
 from support.nasty_topics import Kind, NastyTopic, features, nasty_topic
 from support.nasty_writer import BROKER_CONFIG, CLEANER_CONFIG, write_topics
 
-from tolerant_client.mirror.copy import LinkCopier, Progress
+from tolerant_client.mirror.identical.copy import LinkCopier
+from tolerant_client.mirror.limits import Progress
 from tolerant_client.mirror.losses import MirrorPolicy
 from tolerant_client.mirror.sync import prepare_link
 from tolerant_client.testing import (

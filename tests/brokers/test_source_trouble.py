@@ -15,14 +15,14 @@ from kafka.structs import TopicPartition
 from support.mirror_link import T0, append_batches, append_records, both, compare, consume, create_topic, ends, header_at, mirror, prepare
 
 from tolerant_client.errors import DataLossError, SourceTruncatedError, TargetDivergedError
-from tolerant_client.mirror import state
-from tolerant_client.mirror.append import CopyLimits
-from tolerant_client.mirror.copy import LinkCopier
 from tolerant_client.mirror.epochs import source_truncations
 from tolerant_client.mirror.gaps import FILLER
+from tolerant_client.mirror.identical import state
+from tolerant_client.mirror.identical.copy import LinkCopier
+from tolerant_client.mirror.identical.partition import AppendState
 from tolerant_client.mirror.ledger import LEDGER_TOPIC, Ledger, read_ledger
+from tolerant_client.mirror.limits import CopyLimits
 from tolerant_client.mirror.losses import LedgerRow, Loss, LossPolicy, MirrorPolicy
-from tolerant_client.mirror.partition import AppendState
 from tolerant_client.mirror.producers import ProducerEntry, log_end_offsets
 from tolerant_client.mirror.sync import plan_link, prepare_link
 from tolerant_client.raw import LATEST, RawCluster

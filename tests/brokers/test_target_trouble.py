@@ -22,14 +22,14 @@ from support.log_readers import LogRecord, read_with_kafka_python
 from support.mirror_link import append_records, both, compare, create_topic, ends, header_at, mirror
 
 from tolerant_client.errors import ClusterUnreachableError, RecoveryExhaustedError, TargetDivergedError, TolerantClientError
-from tolerant_client.mirror import copy as copy_module
-from tolerant_client.mirror.append import CopyLimits
-from tolerant_client.mirror.copy import LinkCopier, Progress
+from tolerant_client.mirror.identical import copy as copy_module
+from tolerant_client.mirror.identical.copy import LinkCopier
+from tolerant_client.mirror.identical.partition import PartitionCopy
+from tolerant_client.mirror.identical.state import read_append_states
 from tolerant_client.mirror.ledger import read_ledger
+from tolerant_client.mirror.limits import CopyLimits, Progress
 from tolerant_client.mirror.losses import LossPolicy, MirrorPolicy
-from tolerant_client.mirror.partition import PartitionCopy
 from tolerant_client.mirror.producers import describe_producers, init_producer_id
-from tolerant_client.mirror.state import read_append_states
 from tolerant_client.mirror.sync import prepare_link
 from tolerant_client.raw import LATEST, RawCluster
 from tolerant_client.testing import KafkaCluster

@@ -24,18 +24,18 @@ from support.nasty_writer import BROKER_CONFIG, write_topics
 from typer.testing import CliRunner
 
 from tolerant_client.errors import DataLossError, OptionError, OversizedRecordError, TargetDivergedError
-from tolerant_client.mirror import offset_map, translated_partition
-from tolerant_client.mirror.copy import Progress
-from tolerant_client.mirror.copy_transaction import CopyTransaction
 from tolerant_client.mirror.ledger import read_ledger
+from tolerant_client.mirror.limits import Progress
 from tolerant_client.mirror.losses import LossPolicy, MirrorPolicy
-from tolerant_client.mirror.map_topic import clear_deleted, map_topic, read_maps
-from tolerant_client.mirror.offset_map import OffsetMap, Place
 from tolerant_client.mirror.plan import TopicSpec
 from tolerant_client.mirror.topics import create_topics
-from tolerant_client.mirror.translate import commit_group, group_offsets, translate, translate_group
-from tolerant_client.mirror.translated import TranslatedCopier, prepare_translated_link
-from tolerant_client.mirror.translated_partition import TransactionLimits
+from tolerant_client.mirror.translated import offset_map, partition as translated_partition
+from tolerant_client.mirror.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.translated.copy_transaction import CopyTransaction
+from tolerant_client.mirror.translated.map_topic import clear_deleted, map_topic, read_maps
+from tolerant_client.mirror.translated.offset_map import OffsetMap, Place
+from tolerant_client.mirror.translated.partition import TransactionLimits
+from tolerant_client.mirror.translated.translate import commit_group, group_offsets, translate, translate_group
 from tolerant_client.testing import KafkaCluster
 
 # kafka-python leaves the socket of a refused connection to the garbage collector.

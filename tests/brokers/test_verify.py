@@ -12,11 +12,11 @@ import pytest
 from kafka.structs import TopicPartition
 from support.mirror_link import T0, append_batches, append_records, both, create_topic
 
-from tolerant_client.mirror import slices_comparison
 from tolerant_client.mirror.gaps import FILLER
-from tolerant_client.mirror.slices import Slice, SliceResult
-from tolerant_client.mirror.slices_comparison import SlicesComparison
-from tolerant_client.mirror.verify import Difference, Verification, VerifyReport, compare_here, verify
+from tolerant_client.mirror.verify import slices_comparison
+from tolerant_client.mirror.verify.slices import Slice, SliceResult
+from tolerant_client.mirror.verify.slices_comparison import SlicesComparison
+from tolerant_client.mirror.verify.verification import Difference, Verification, VerifyReport, compare_here, verify
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import Record, encode_batch
 
@@ -345,7 +345,7 @@ def test_one_wrong_answer_is_no_difference(clusters: tuple[str, str], topic: Cal
 def test_accepted_losses_of_the_ledger_are_told_apart(
     clusters: tuple[str, str], topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tolerant_client.mirror import verify as verify_module
+    from tolerant_client.mirror.verify import verification as verify_module
     from tolerant_client.mirror.losses import LedgerRow
 
     name = topic()

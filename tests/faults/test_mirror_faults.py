@@ -13,8 +13,8 @@ from kafka.structs import TopicPartition
 from support.mirror_link import append_records, both, compare, create_topic, ends, mirror, prepare
 
 from tolerant_client.errors import RecoveryExhaustedError, TolerantClientError
-from tolerant_client.mirror.append import CopyLimits
-from tolerant_client.mirror.copy import LinkCopier, Progress
+from tolerant_client.mirror.identical.copy import LinkCopier
+from tolerant_client.mirror.limits import CopyLimits, Progress
 from tolerant_client.mirror.sync import prepare_link
 from tolerant_client.raw import RawCluster
 from tolerant_client.testing import (

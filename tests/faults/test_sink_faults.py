@@ -23,8 +23,8 @@ from support.mirror_link import create_topic
 from support.sink_process import ROWS, TASKS
 
 from spark_integration.connections import close_pool
-from spark_integration.writing.exactly_once import TaskPlace
 from spark_integration.writing.columns import WriteColumns
+from spark_integration.writing.exactly_once import TaskPlace
 from spark_integration.writing.options import parse_write_options
 from spark_integration.writing.writer import write_task
 from tolerant_client.batch_encoding import encode_batches
@@ -46,7 +46,6 @@ from tolerant_client.testing import (
     Reset,
     RewriteCorrelationId,
     Stale,
-    Stall,
     Truncate,
 )
 

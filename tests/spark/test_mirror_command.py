@@ -17,7 +17,7 @@ from kafka import KafkaConsumer, TopicPartition
 from support.nasty_writer import delete_records
 
 from tolerant_client.mirror.plan import TopicSpec
-from tolerant_client.mirror.sync import create_topics, describe_topics
+from tolerant_client.mirror.topics import create_topics, describe_topics
 from tolerant_client.raw import EARLIEST, LATEST, RawCluster
 from tolerant_client.record_batch import Record, encode_batch
 

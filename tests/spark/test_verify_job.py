@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from spark_integration.cli import app
 from spark_integration.mirroring import verify_job
 from spark_integration.mirroring.verify_job import VerifySettings, cut, deal
-from tolerant_client.mirror.log_comparison import Difference
-from tolerant_client.mirror.slices import Slice
+from tolerant_client.mirror.verify.log_comparison import Difference
+from tolerant_client.mirror.verify.slices import Slice
 from tolerant_client.record_batch import Record, encode_batch
 from tolerant_client.testing import KafkaCluster
 

@@ -10,12 +10,12 @@ import kafka
 from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.append import CopyLimits
-from tolerant_client.mirror.copy import LinkCopier, Progress
+from tolerant_client.mirror.divergence import read_headers
+from tolerant_client.mirror.identical.copy import LinkCopier
+from tolerant_client.mirror.limits import CopyLimits, Progress
 from tolerant_client.mirror.losses import MirrorPolicy
-from tolerant_client.mirror.state import read_headers
 from tolerant_client.mirror.sync import PreparedLink, prepare_link
-from tolerant_client.mirror.verify import VerifyReport, verify
+from tolerant_client.mirror.verify.verification import VerifyReport, verify
 from tolerant_client.raw import LATEST, RawCluster
 from tolerant_client.record_batch import BatchHeader, Record, encode_batch
 

@@ -18,8 +18,8 @@ from typing import Any
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import TolerantClientError
-from tolerant_client.mirror.append import CopyLimits
-from tolerant_client.mirror.copy import LinkCopier, Progress
+from tolerant_client.mirror.identical.copy import LinkCopier
+from tolerant_client.mirror.limits import CopyLimits, Progress
 from tolerant_client.mirror.losses import MirrorPolicy
 from tolerant_client.mirror.sync import prepare_link
 from tolerant_client.raw import LATEST, RawCluster

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from tolerant_client.mirror.translated import TranslatedCopier, prepare_translated_link
-from tolerant_client.mirror.translated_partition import TransactionLimits
+from tolerant_client.mirror.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.translated.partition import TransactionLimits
 from tolerant_client.raw import RawCluster
 
 # Small transactions: a writer that is killed has always done a part only.

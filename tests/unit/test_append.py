@@ -12,10 +12,11 @@ import pytest
 from kafka.future import Future
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.append import Appender, CopyLimits
 from tolerant_client.mirror.appendable import AppendRules
 from tolerant_client.mirror.gaps import Gap, GapFill
-from tolerant_client.mirror.partition import AppendState, PartitionCopy, Phase
+from tolerant_client.mirror.identical.append import Appender
+from tolerant_client.mirror.identical.partition import AppendState, PartitionCopy, Phase
+from tolerant_client.mirror.limits import CopyLimits
 from tolerant_client.produce import ProduceAnswer, ProducedPartition
 from tolerant_client.record_batch import BatchHeader, Record, encode_batch, read_header
 

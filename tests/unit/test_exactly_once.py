@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_integration.writing.exactly_once import RowDigest, TaskPlace, Written
 from spark_integration.writing.columns import WriteRows
+from spark_integration.writing.exactly_once import RowDigest, TaskPlace, Written
 from tolerant_client.errors import OptionError, RepeatDiffersError
 from tolerant_client.producer_transaction import CommittedOffset
 

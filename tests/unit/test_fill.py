@@ -12,8 +12,8 @@ from kafka.future import Future
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.fill import MarkerFiller, TransactionFiller
 from tolerant_client.mirror.gaps import Gap, marker_producer
+from tolerant_client.mirror.identical.fill import MarkerFiller, TransactionFiller
 from tolerant_client.txn_markers import WriteTxnMarkers
 
 P = TopicPartition("orders", 0)

@@ -9,7 +9,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.fetch import FetchedPartition
 from tolerant_client.mirror.appendable import AppendRules
 from tolerant_client.mirror.gaps import Gap, GapFill
-from tolerant_client.mirror.intake import DRY_ANSWERS, Intake
+from tolerant_client.mirror.translated.intake import DRY_ANSWERS, Intake
 from tolerant_client.record_batch import Record, encode_batch
 
 PARTITION = TopicPartition("orders", 3)

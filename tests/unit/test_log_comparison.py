@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from support.legacy_sets import message_set
 
 from tolerant_client.errors import RecordBatchError
-from tolerant_client.mirror import log_comparison
 from tolerant_client.mirror.gaps import FILLER, is_filler
-from tolerant_client.mirror.log_columns import NO_BATCHES, read_batches
-from tolerant_client.mirror.log_comparison import Difference, LogComparison
+from tolerant_client.mirror.verify import log_comparison
+from tolerant_client.mirror.verify.log_columns import NO_BATCHES, read_batches
+from tolerant_client.mirror.verify.log_comparison import Difference, LogComparison
 from tolerant_client.record_batch import HEADER_SIZE, BatchHeader, Record, encode_batch, read_header, restamp
 
 SOURCE, TARGET = LogComparison.SOURCE, LogComparison.TARGET

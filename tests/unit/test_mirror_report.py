@@ -27,7 +27,7 @@ from tolerant_client.errors import (
     TargetDivergedError,
     TolerantClientError,
 )
-from tolerant_client.mirror.copy import Progress
+from tolerant_client.mirror.limits import Progress
 
 FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
 PROPERTIES = {"bootstrap.servers": "127.0.0.1:1"}

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OffsetMapError, TargetDivergedError
-from tolerant_client.mirror.dense import dense
 from tolerant_client.mirror.losses import LossReason
-from tolerant_client.mirror.offset_map import (
+from tolerant_client.mirror.translated.dense import dense
+from tolerant_client.mirror.translated.offset_map import (
     RUNS_PER_ROW,
     CommittedRows,
     MapRow,
@@ -26,7 +26,7 @@ from tolerant_client.mirror.offset_map import (
     extend,
     join_runs,
 )
-from tolerant_client.mirror.translated_place import check_target, find_loss
+from tolerant_client.mirror.translated.place import check_target, find_loss
 from tolerant_client.record_batch import BatchHeader, Record, decode_records, encode_batch, read_header
 
 PARTITION = TopicPartition("orders", 3)

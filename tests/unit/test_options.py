@@ -7,7 +7,6 @@ import pickle
 import pytest
 from kafka.structs import TopicPartition
 
-from spark_integration.security.kafka_config import FORBIDDEN
 from spark_integration.reading.offsets import EARLIEST, LATEST, AtTimestamp, Everywhere, SpecificOffsets
 from spark_integration.reading.options import (
     Assign,
@@ -17,6 +16,7 @@ from spark_integration.reading.options import (
     TriggerLimits,
     parse_read_options,
 )
+from spark_integration.security.kafka_config import FORBIDDEN
 from tolerant_client.errors import OptionError
 
 T0 = TopicPartition("t", 0)

@@ -17,7 +17,7 @@ from tolerant_client.errors import (
 from tolerant_client.fetch import FetchedPartition
 from tolerant_client.mirror.appendable import Appendable, AppendRules
 from tolerant_client.mirror.gaps import Gap, GapFill
-from tolerant_client.mirror.partition import BELIEVED_AFTER, AppendState, PartitionCopy, Phase
+from tolerant_client.mirror.identical.partition import BELIEVED_AFTER, AppendState, PartitionCopy, Phase
 from tolerant_client.produce import add_sequence
 from tolerant_client.record_batch import BatchHeader, Record, encode_batch, iter_batches, read_header
 

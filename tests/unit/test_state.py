@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tolerant_client.mirror.partition import AppendState
+from tolerant_client.mirror.divergence import is_copy
+from tolerant_client.mirror.identical.partition import AppendState
+from tolerant_client.mirror.identical.state import next_append
 from tolerant_client.mirror.producers import ProducerEntry
-from tolerant_client.mirror.state import is_copy, next_append
 from tolerant_client.record_batch import BatchHeader, Record, encode_batch, read_header, restamp
 
 PRODUCER = 7

@@ -9,9 +9,9 @@ import pytest
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.log_comparison import Difference
-from tolerant_client.mirror.slices import NotCompared, Slice, SliceResult
-from tolerant_client.mirror.verify_report import LogBounds, Resumed, VerifyReport, partition_report, read_state
+from tolerant_client.mirror.verify.log_comparison import Difference
+from tolerant_client.mirror.verify.report import LogBounds, Resumed, VerifyReport, partition_report, read_state
+from tolerant_client.mirror.verify.slices import NotCompared, Slice, SliceResult
 
 PARTITION = TopicPartition("t", 0)
 IDS: dict[str, Any] = {"source": {"cluster": "a", "topics": {"t": "1"}}, "target": {"cluster": "b", "topics": {"t": "2"}}}

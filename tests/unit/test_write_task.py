@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from kafka.structs import TopicPartition
 
-from spark_integration.writing.dead_letters import REASON, TRIMMED, dead_letter, trimmed
 from spark_integration.writing.columns import WriteColumns
+from spark_integration.writing.dead_letters import REASON, TRIMMED, dead_letter, trimmed
 from spark_integration.writing.options import parse_write_options
 from spark_integration.writing.task import WriteTask
 from tolerant_client.batch_encoding import EncodedBatch

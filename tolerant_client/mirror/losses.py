@@ -19,7 +19,7 @@ from tolerant_client.errors import OptionError, TolerantClientError
 from tolerant_client.mirror.gaps import GapFill
 
 if TYPE_CHECKING:
-    from tolerant_client.mirror.partition import AppendState
+    from tolerant_client.mirror.identical.partition import AppendState
 
 
 class LossPolicy(str, enum.Enum):

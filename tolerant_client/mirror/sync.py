@@ -11,24 +11,13 @@ from dataclasses import dataclass, replace
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError, TolerantClientError
+from tolerant_client.mirror.identical.state import read_append_states
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.losses import Loss, LossPolicy, MirrorPolicy
 from tolerant_client.mirror.plan import TopicSpec, TopicsPlan, plan_topics, select_topics
-from tolerant_client.mirror.state import init_producer_id, read_append_states
+from tolerant_client.mirror.producers import init_producer_id
 from tolerant_client.mirror.topics import add_partitions, create_topics, describe_topics, fit_topics
 from tolerant_client.raw import LATEST, READ_COMMITTED, RawCluster
-
-__all__ = [
-    "PlannedLink",
-    "PreparedLink",
-    "create_topics",
-    "describe_topics",
-    "make_topics",
-    "partitions_of",
-    "plan_link",
-    "prepare_link",
-]
-
 
 @dataclass(frozen=True)
 class PlannedLink:

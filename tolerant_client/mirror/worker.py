@@ -18,10 +18,10 @@ from typing import Any
 from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.append import CopyLimits
-from tolerant_client.mirror.copy import LinkCopier, Progress
+from tolerant_client.mirror.identical.copy import LinkCopier
+from tolerant_client.mirror.limits import CopyLimits, Progress
 from tolerant_client.mirror.losses import MirrorPolicy
-from tolerant_client.mirror.translated import TranslatedCopier
+from tolerant_client.mirror.translated.copier import TranslatedCopier
 from tolerant_client.raw import RawCluster
 
 

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.log_comparison import Difference, LogComparison, Range
+from tolerant_client.mirror.verify.log_comparison import Difference, LogComparison, Range
 
 _BACKOFF: Final = 0.02
 _MAX_BACKOFF: Final = 1.0

@@ -12,10 +12,10 @@ import kafka.errors as Errors
 from kafka.future import Future
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.map_topic import read_last_rows
-from tolerant_client.mirror.offset_map import MapRow
 from tolerant_client.mirror.topics import topic_facts, topic_ids
-from tolerant_client.mirror.translated_place import TopicPair
+from tolerant_client.mirror.translated.map_topic import read_last_rows
+from tolerant_client.mirror.translated.offset_map import MapRow
+from tolerant_client.mirror.translated.place import TopicPair
 from tolerant_client.raw import RawCluster
 
 _FACTS_LAST_S = 5.0

@@ -25,7 +25,7 @@ from kafka.structs import TopicPartition
 from tolerant_client import codecs
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.gaps import Gap, filler_batches
-from tolerant_client.mirror.partition import AppendState
+from tolerant_client.mirror.identical.partition import AppendState
 from tolerant_client.produce import add_sequence
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import BatchHeader, restamp

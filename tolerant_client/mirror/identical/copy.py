@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from kafka.errors import KafkaError
 from kafka.future import Future
@@ -21,16 +21,17 @@ from kafka.net.wakeup_notifier import WakeupNotifier
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import RecoveryExhaustedError, TolerantClientError
-from tolerant_client.mirror.append import Appender, CopyLimits, GapFiller, resolve
 from tolerant_client.mirror.appendable import AppendRules
-from tolerant_client.mirror.fill import MarkerFiller, TransactionFiller
 from tolerant_client.mirror.gaps import Gap, GapFill, choose_way
+from tolerant_client.mirror.identical.append import Appender, GapFiller, resolve
+from tolerant_client.mirror.identical.fill import MarkerFiller, TransactionFiller
+from tolerant_client.mirror.identical.log_start import start_log_at
+from tolerant_client.mirror.identical.partition import AppendState, PartitionCopy, Phase
+from tolerant_client.mirror.identical.pull import Puller
+from tolerant_client.mirror.identical.state import AheadOfSource, LogStart, read_append_states
 from tolerant_client.mirror.ledger import Ledger
-from tolerant_client.mirror.log_start import start_log_at
+from tolerant_client.mirror.limits import CopyLimits, Progress
 from tolerant_client.mirror.losses import LedgerRow, Loss, LossPolicy, LossReason, MirrorPolicy
-from tolerant_client.mirror.partition import AppendState, PartitionCopy, Phase
-from tolerant_client.mirror.pull import Puller
-from tolerant_client.mirror.state import AheadOfSource, LogStart, read_append_states
 from tolerant_client.mirror.topics import TopicFacts, describe_topics, topic_facts
 from tolerant_client.mirror.turns import Turns
 from tolerant_client.raw import RawCluster
@@ -38,23 +39,6 @@ from tolerant_client.raw import RawCluster
 _FACTS_LAST_S = 60.0  # a topic's configuration may be changed while it is copied
 _PAUSE_S = 30.0  # between two looks at a partition that policy has paused
 _AHEAD_S = 1.0  # between two looks at a source that has to catch up with what the target keeps
-
-
-class Progress(NamedTuple):
-    """What a copier has done for a partition; offsets before `acked` are on the target.
-
-    `filled` are offsets in gaps, `losses` ledger rows.  With `is_paused` the
-    partition waits for its operator, and `error` says what for.
-    """
-
-    acked: int
-    records: int
-    bytes: int
-    troubles: int
-    filled: int
-    losses: int
-    is_paused: bool
-    error: TolerantClientError | None
 
 
 class LinkCopier:

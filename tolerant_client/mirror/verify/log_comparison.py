@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from tolerant_client.batch_columns import BatchColumns
 from tolerant_client.errors import RecordBatchError, TolerantClientError
-from tolerant_client.mirror.log_columns import (
+from tolerant_client.mirror.verify.log_columns import (
     NO_BATCHES,
     Batches,
     Mask,
@@ -29,7 +29,7 @@ from tolerant_client.mirror.log_columns import (
     read_rows,
     unfold_batch,
 )
-from tolerant_client.mirror.superseded import Unproved
+from tolerant_client.mirror.verify.superseded import Unproved
 from tolerant_client.record_batch import CODEC_MASK, HEADER_SIZE, TRANSACTIONAL_BIT
 from tolerant_client.record_fields import Int64s
 

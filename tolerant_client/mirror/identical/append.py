@@ -9,7 +9,6 @@ queueing to the answer, and `room` holds the source side back while there are to
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kafka.errors import KafkaError
@@ -18,28 +17,15 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.appendable import Appendable
 from tolerant_client.mirror.gaps import Gap, GapFill
-from tolerant_client.mirror.partition import PartitionCopy, Phase
+from tolerant_client.mirror.identical.partition import PartitionCopy, Phase
+from tolerant_client.mirror.limits import CopyLimits
 from tolerant_client.produce import ProducedPartition
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import BatchHeader
 
 
-@dataclass(frozen=True)
-class CopyLimits:
-    """Bounds of a copier; bytes, ms and requests."""
-
-    max_bytes_in_flight: int = 96 << 20
-    fetch_max_bytes: int = 24 << 20
-    partition_max_bytes: int = 6 << 20
-    fetch_max_wait_ms: int = 250
-    produce_max_bytes: int = 8 << 20
-    produce_max_requests: int = 64
-    append_lease_ms: int = 3_600_000
-    patience_ms: int = 120_000
-
-
 class GapFiller(Protocol):
-    """One way to fill gaps (mirror/fill.py)."""
+    """One way to fill gaps (identical/fill.py)."""
 
     async def fill(self, partition: TopicPartition, gap: Gap, *, max_batch_bytes: int) -> int:
         """Fills a gap that begins at the log end; returns the log end that it saw at last."""

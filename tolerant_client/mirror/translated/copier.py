@@ -20,15 +20,15 @@ from kafka.net.wakeup_notifier import WakeupNotifier
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.append import CopyLimits, resolve
-from tolerant_client.mirror.copy import Progress
+from tolerant_client.mirror.identical.append import resolve
 from tolerant_client.mirror.ledger import Ledger
+from tolerant_client.mirror.limits import CopyLimits, Progress
 from tolerant_client.mirror.losses import MirrorPolicy
-from tolerant_client.mirror.map_topic import clear_deleted, ensure_map_topic
 from tolerant_client.mirror.plan import plan_topics, select_topics
-from tolerant_client.mirror.shared_reads import SharedReads
 from tolerant_client.mirror.topics import create_topics, describe_topics
-from tolerant_client.mirror.translated_partition import TransactionLimits, TranslatedLink, TranslatedPartition
+from tolerant_client.mirror.translated.map_topic import clear_deleted, ensure_map_topic
+from tolerant_client.mirror.translated.partition import TransactionLimits, TranslatedLink, TranslatedPartition
+from tolerant_client.mirror.translated.shared_reads import SharedReads
 from tolerant_client.mirror.turns import Turns
 from tolerant_client.raw import LATEST, READ_COMMITTED, RawCluster
 

@@ -15,9 +15,10 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OversizedRecordError, RecoveryExhaustedError, TolerantClientError
 from tolerant_client.fetch import FetchAnswer, FetchedPartition, FetchSession
-from tolerant_client.mirror.append import Appender, CopyLimits
 from tolerant_client.mirror.appendable import Appendable
-from tolerant_client.mirror.partition import PartitionCopy, Phase
+from tolerant_client.mirror.identical.append import Appender
+from tolerant_client.mirror.identical.partition import PartitionCopy, Phase
+from tolerant_client.mirror.limits import CopyLimits
 from tolerant_client.raw import EARLIEST_LOCAL, READ_COMMITTED, RawCluster
 from tolerant_client.record_batch import LOG_OVERHEAD
 

@@ -28,34 +28,20 @@ from tolerant_client.mirror.divergence import (
 )
 from tolerant_client.mirror.epochs import source_truncations
 from tolerant_client.mirror.gaps import filler_log_start, is_filler
+from tolerant_client.mirror.identical.partition import AppendState
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.losses import LedgerRow, Loss, LossReason
-from tolerant_client.mirror.partition import AppendState
 from tolerant_client.mirror.producers import (
     ProducerEntry,
     can_describe_producers,
     describe_producers,
-    init_producer_id,
     link_entry,
     log_end_offsets,
-    raise_for,
 )
 from tolerant_client.mirror.topics import topic_facts
 from tolerant_client.produce import add_sequence
 from tolerant_client.raw import EARLIEST, LATEST, RawCluster
 from tolerant_client.record_batch import BatchHeader
-
-__all__ = [
-    "AheadOfSource",
-    "Found",
-    "LogStart",
-    "init_producer_id",
-    "is_copy",
-    "next_append",
-    "raise_for",
-    "read_append_states",
-    "read_headers",
-]
 
 _STEPS_BACK = 1000  # batches that are looked at for the last sequence, where the brokers do not tell it
 _KEPT_ON_TARGET = (LossReason.TRUNCATION.value, LossReason.RECREATION.value)

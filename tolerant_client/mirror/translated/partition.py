@@ -30,19 +30,19 @@ from tolerant_client.errors import (
     TolerantClientError,
 )
 from tolerant_client.fetch import FetchedPartition
-from tolerant_client.mirror.append import CopyLimits
 from tolerant_client.mirror.appendable import AppendRules
-from tolerant_client.mirror.copy_transaction import CopyTransaction, is_fenced
-from tolerant_client.mirror.dense import dense
-from tolerant_client.mirror.gaps import GapFill
-from tolerant_client.mirror.intake import Intake
 from tolerant_client.mirror.epochs import source_truncations
+from tolerant_client.mirror.gaps import GapFill
 from tolerant_client.mirror.ledger import Ledger
+from tolerant_client.mirror.limits import CopyLimits
 from tolerant_client.mirror.losses import LedgerRow, LossPolicy, LossReason, MirrorPolicy
-from tolerant_client.mirror.map_topic import map_partition
-from tolerant_client.mirror.offset_map import MapRow, extend
-from tolerant_client.mirror.shared_reads import SharedReads
-from tolerant_client.mirror.translated_place import LostOffsets, check_target, find_loss
+from tolerant_client.mirror.translated.copy_transaction import CopyTransaction, is_fenced
+from tolerant_client.mirror.translated.dense import dense
+from tolerant_client.mirror.translated.intake import Intake
+from tolerant_client.mirror.translated.map_topic import map_partition
+from tolerant_client.mirror.translated.offset_map import MapRow, extend
+from tolerant_client.mirror.translated.place import LostOffsets, check_target, find_loss
+from tolerant_client.mirror.translated.shared_reads import SharedReads
 from tolerant_client.raw import EARLIEST, EARLIEST_LOCAL, LATEST, READ_COMMITTED, RawCluster
 
 BELIEVED_AFTER = 3

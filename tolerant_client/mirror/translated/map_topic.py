@@ -19,9 +19,9 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.offset_map import CommittedRows, MapRow, OffsetMap, RowKey
 from tolerant_client.mirror.plan import CLEANUP_POLICY, TopicSpec
 from tolerant_client.mirror.topics import create_topics, describe_topics
+from tolerant_client.mirror.translated.offset_map import CommittedRows, MapRow, OffsetMap, RowKey
 from tolerant_client.raw import EARLIEST, LATEST, RawCluster
 from tolerant_client.record_batch import BatchHeader, Record, encode_batch, iter_batches
 

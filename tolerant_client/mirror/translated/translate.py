@@ -15,8 +15,8 @@ from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.map_topic import read_maps, require_map_topic
-from tolerant_client.mirror.offset_map import OffsetMap, Place, Translation
+from tolerant_client.mirror.translated.map_topic import read_maps, require_map_topic
+from tolerant_client.mirror.translated.offset_map import OffsetMap, Place, Translation
 from tolerant_client.producer_transaction import GROUP, Coordinators, raise_for_code
 from tolerant_client.raw import RawCluster
 

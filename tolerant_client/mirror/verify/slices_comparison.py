@@ -23,9 +23,9 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.fetch import FetchedPartition
-from tolerant_client.mirror.log_columns import NO_BATCHES, is_cut, read_batches
-from tolerant_client.mirror.log_comparison import Difference, LogComparison
-from tolerant_client.mirror.slices import NotCompared, Running, Slice, SliceResult
+from tolerant_client.mirror.verify.log_columns import NO_BATCHES, is_cut, read_batches
+from tolerant_client.mirror.verify.log_comparison import Difference, LogComparison
+from tolerant_client.mirror.verify.slices import NotCompared, Running, Slice, SliceResult
 from tolerant_client.raw import EARLIEST, EARLIEST_LOCAL, LATEST, RawCluster
 
 SOURCE, TARGET = LogComparison.SOURCE, LogComparison.TARGET

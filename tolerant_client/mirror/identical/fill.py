@@ -30,8 +30,8 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError, ProducerFencedError
-from tolerant_client.mirror.gap_producer import GapProducer
 from tolerant_client.mirror.gaps import Gap, marker_producer
+from tolerant_client.mirror.identical.gap_producer import GapProducer
 from tolerant_client.mirror.turns import Turns
 from tolerant_client.producer_transaction import Coordinators
 from tolerant_client.raw import LATEST, RawCluster

@@ -24,12 +24,10 @@ from kafka.structs import TopicPartition
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.divergence import read_headers
 from tolerant_client.mirror.ledger import read_ledger
-from tolerant_client.mirror.log_comparison import Difference, Range
 from tolerant_client.mirror.plan import select_topics
-from tolerant_client.mirror.slices import Slice, SliceResult
-from tolerant_client.mirror.slices_comparison import MAX_BYTES, SlicesComparison
 from tolerant_client.mirror.topics import describe_topics, topic_ids
-from tolerant_client.mirror.verify_report import (
+from tolerant_client.mirror.verify.log_comparison import Difference, Range
+from tolerant_client.mirror.verify.report import (
     LogBounds,
     PartitionReport,
     Resumed,
@@ -37,6 +35,8 @@ from tolerant_client.mirror.verify_report import (
     partition_report,
     read_state,
 )
+from tolerant_client.mirror.verify.slices import Slice, SliceResult
+from tolerant_client.mirror.verify.slices_comparison import MAX_BYTES, SlicesComparison
 from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
 
 __all__ = ["Difference", "PartitionReport", "Verification", "VerifyReport", "compare_here", "verify"]

@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.log_comparison import Difference, Range
-from tolerant_client.mirror.slices import NotCompared, SliceResult
+from tolerant_client.mirror.verify.log_comparison import Difference, Range
+from tolerant_client.mirror.verify.slices import NotCompared, SliceResult
 
 VERSION: Final = 2
 

@@ -21,10 +21,10 @@ from kafka.protocol.producer import InitProducerIdRequest
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OffsetMapError, OptionError, ProducerFencedError
-from tolerant_client.mirror.dense import DenseBatch
-from tolerant_client.mirror.offset_map import MapRow, Run
-from tolerant_client.producer_transaction import ProducerTransaction, raise_for_code
+from tolerant_client.mirror.translated.dense import DenseBatch
+from tolerant_client.mirror.translated.offset_map import MapRow, Run
 from tolerant_client.produce import add_sequence
+from tolerant_client.producer_transaction import ProducerTransaction, raise_for_code
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import Record, encode_batch, restamp
 

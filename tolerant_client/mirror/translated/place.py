@@ -11,7 +11,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import DataLossError, TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.losses import LossReason
-from tolerant_client.mirror.offset_map import MapRow
+from tolerant_client.mirror.translated.offset_map import MapRow
 
 
 class TopicPair(NamedTuple):

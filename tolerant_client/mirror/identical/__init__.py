@@ -1,0 +1,1 @@
+"""Every record at the same offset: the target's log end is the place."""

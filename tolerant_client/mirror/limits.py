@@ -1,0 +1,39 @@
+"""The bounds of a copier, and what it says of a partition; the same for identical and translated offsets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tolerant_client.errors import TolerantClientError
+
+
+@dataclass(frozen=True)
+class CopyLimits:
+    """Bounds of a copier; bytes, ms and requests."""
+
+    max_bytes_in_flight: int = 96 << 20
+    fetch_max_bytes: int = 24 << 20
+    partition_max_bytes: int = 6 << 20
+    fetch_max_wait_ms: int = 250
+    produce_max_bytes: int = 8 << 20
+    produce_max_requests: int = 64
+    append_lease_ms: int = 3_600_000
+    patience_ms: int = 120_000
+
+
+class Progress(NamedTuple):
+    """What a copier has done for a partition; offsets before `acked` are on the target.
+
+    `filled` are offsets in gaps, `losses` ledger rows.  With `is_paused` the
+    partition waits for its operator, and `error` says what for.
+    """
+
+    acked: int
+    records: int
+    bytes: int
+    troubles: int
+    filled: int
+    losses: int
+    is_paused: bool
+    error: TolerantClientError | None

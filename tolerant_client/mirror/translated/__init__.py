@@ -1,0 +1,1 @@
+"""Records wherever the target's log ends, in transactions, with an exact map of offsets."""

@@ -1,0 +1,1 @@
+"""Compares what a read_committed consumer sees on both clusters."""
