@@ -45,9 +45,9 @@ class Target:
         self.sent.append((dict(batches), future))
         return future
 
-    def answer(self, base_offsets: Mapping[TopicPartition, int], error_code: int = 0) -> None:
+    def answer(self, base_offsets: Mapping[TopicPartition, int], error_code: int = 0, throttle_time_ms: int = 0) -> None:
         batches, future = self.sent.pop(0)
-        future.success(ProduceAnswer([ProducedPartition(p, error_code, base_offsets[p]) for p in batches], 0))
+        future.success(ProduceAnswer([ProducedPartition(p, error_code, base_offsets[p]) for p in batches], throttle_time_ms))
 
 
 class Filler:
@@ -151,7 +151,22 @@ def test_nothing_is_sent_while_the_broker_throttles_and_no_partition_is_in_troub
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert [sorted(sent) for sent, _ in rig.target.sent] == [[FIRST, SECOND], [FIRST]]
+        assert [sorted(sent) for sent, _ in rig.target.sent] == [[FIRST, SECOND]]
         assert all(copy.phase is Phase.COPYING and copy.in_flight for copy in rig.copies.values())
+
+    asyncio.run(run())
+
+
+def test_more_requests_are_in_flight_with_each_answer_and_one_after_a_throttle() -> None:
+    async def run() -> None:
+        rig = Rig()
+        rig.enqueue(FIRST, *(batch(5 * n) for n in range(20)))
+        seen = []
+        for n in range(6):
+            seen.append(len(rig.target.sent))
+            rig.target.answer({FIRST: 5 * n}, throttle_time_ms=300 if n == 3 else 0)
+        seen.append(len(rig.target.sent))
+        assert seen == [1, 2, 4, 8, 7, 6, 5], "doubled with each answer; after the throttle nothing new goes out behind what is in flight"
+        rig.target.answer({FIRST: 30})
 
     asyncio.run(run())

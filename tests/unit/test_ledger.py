@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tolerant_client.mirror.ledger import UNREADABLE, decode_row, distinct, encode_row, lost_offsets, unwritten
+from tolerant_client.mirror.ledger import UNREADABLE, decode_row, distinct, encode_row, lost_offsets, of_present_topics, unwritten
 from tolerant_client.mirror.losses import LedgerRow, LossReason
 from tolerant_client.record_batch import Record
 
@@ -26,6 +26,7 @@ def test_schema_is_what_the_module_says() -> None:
     assert json.loads(record.value or b"") == {
         "version": 1, "time_ms": 5, "link": "default", "topic": "orders", "partition": 3,
         "from_offset": 30, "until_offset": 40, "reason": "retention", "detail": "gone",
+        "topic_id": "",
     }  # fmt: skip
 
 
@@ -40,6 +41,13 @@ def test_repeated_rows_are_one_whatever_their_time_and_detail() -> None:
     later = ROW._replace(time_ms=6, detail="again")
     other = ROW._replace(partition=4)
     assert distinct([ROW, later, other, ROW]) == [ROW, other]
+
+
+def test_what_a_deleted_topic_lost_says_nothing_of_one_that_was_made_after_it() -> None:
+    former, present, old = ROW._replace(topic_id="a"), ROW._replace(topic_id="b"), ROW._replace(topic="payments")
+    assert of_present_topics([former, present, old], {"orders": "b", "payments": "c"}) == [present, old]
+    assert of_present_topics([former, present], {}) == [former, present], "brokers that tell no ids"
+    assert unwritten(present, [former]) == present
 
 
 def test_unreadable_records_stay_apart() -> None:

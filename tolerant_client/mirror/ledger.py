@@ -28,7 +28,7 @@ from tolerant_client.mirror.divergence import read_slices
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.plan import TIMESTAMP_AFTER, TIMESTAMP_BEFORE, TIMESTAMP_TYPE, TopicSpec
 from tolerant_client.mirror.producers import raise_for
-from tolerant_client.mirror.topics import create_topics, fit_topics
+from tolerant_client.mirror.topics import create_topics, fit_topics, topic_ids
 from tolerant_client.raw import EARLIEST, LATEST, RawCluster
 from tolerant_client.record_batch import Record, encode_batch
 
@@ -60,21 +60,26 @@ def decode_row(record: Record) -> LedgerRow:
     except (ValueError, KeyError, TypeError):
         return LedgerRow(record.timestamp, "", "", -1, 0, 0, UNREADABLE, f"record at offset {record.offset} is no ledger row")
     link, topic, reason, detail = texts
-    return LedgerRow(time_ms, link, topic, partition, start, end, reason, detail)
+    return LedgerRow(time_ms, link, topic, partition, start, end, reason, detail, str(found.get("topic_id", "")))
 
 
 def distinct(rows: Iterable[LedgerRow]) -> list[LedgerRow]:
     """Rows in their order, each loss once."""
     found: dict[tuple[object, ...], LedgerRow] = {}
     for row in rows:
-        found.setdefault((*row[1:7], row.detail if row.reason == UNREADABLE else None), row)
+        found.setdefault((*row[1:7], row.topic_id, row.detail if row.reason == UNREADABLE else None), row)
     return list(found.values())
+
+
+def of_present_topics(rows: Iterable[LedgerRow], ids: Mapping[str, object]) -> list[LedgerRow]:
+    """Rows of target topics that are still the same ones; `ids` are those of now."""
+    return [row for row in rows if not row.topic_id or row.topic not in ids or row.topic_id == str(ids[row.topic])]
 
 
 def unwritten(row: LedgerRow, rows: Iterable[LedgerRow]) -> LedgerRow | None:
     """What of a row the ledger lacks: a loss that is found again, and has grown, is written from where it grew."""
     start = row.from_offset
-    same = [r for r in rows if r[1:4] == row[1:4] and r.reason == row.reason]
+    same = [r for r in rows if r[1:4] == row[1:4] and r.reason == row.reason and r.topic_id in ("", row.topic_id)]
     for known in sorted(same, key=lambda r: r.from_offset):
         if known.from_offset <= start:
             start = max(start, known.until_offset)
@@ -117,7 +122,9 @@ class Ledger:
     async def rows(self, *, refresh: bool = False) -> Mapping[TopicPartition, list[LedgerRow]]:
         """The link's rows by partition; `refresh` looks for those that other processes have written since."""
         if self._rows is None or refresh:
-            self._rows = [row for row in await read_ledger(self._target) if row.link == self.link]
+            rows = [row for row in await read_ledger(self._target) if row.link == self.link]
+            ids = await topic_ids(self._target, {row.topic for row in rows}) if rows else {}
+            self._rows = of_present_topics(rows, ids)
         by_partition: dict[TopicPartition, list[LedgerRow]] = {}
         for row in self._rows:
             by_partition.setdefault(TopicPartition(row.topic, row.partition), []).append(row)
@@ -144,7 +151,9 @@ class Ledger:
     async def _write(self, rows: Collection[LedgerRow]) -> None:
         await self.rows(refresh=True)
         known = self._rows = self._rows or []
-        new = [rest for row in rows if (rest := unwritten(row, known)) is not None]
+        ids = await topic_ids(self._target, {row.topic for row in rows})
+        named = [row._replace(topic_id=str(ids.get(row.topic, ""))) for row in rows]
+        new = [rest for row in named if (rest := unwritten(row, known)) is not None]
         if not new:
             return
         if LEDGER_TOPIC not in await self._target.partitions([LEDGER_TOPIC]):

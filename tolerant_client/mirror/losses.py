@@ -47,7 +47,11 @@ class LossReason(str, enum.Enum):
 
 
 class LedgerRow(NamedTuple):
-    """One loss: offsets [from_offset, until_offset) of a partition; `time_ms` is when it was found."""
+    """One loss: offsets [from_offset, until_offset) of a partition; `time_ms` is when it was found.
+
+    `topic_id` is the target topic's (KIP-516): a topic that is made anew under the same name has not lost what its
+    predecessor had.  Empty where the brokers, or a former version of the mirror, did not tell it.
+    """
 
     time_ms: int
     link: str
@@ -57,6 +61,7 @@ class LedgerRow(NamedTuple):
     until_offset: int
     reason: str
     detail: str
+    topic_id: str = ""
 
     def __str__(self) -> str:
         return (

@@ -26,6 +26,7 @@ class ProducerEntry(NamedTuple):
     last_sequence: int
     last_timestamp: int
     coordinator_epoch: int
+    transaction_start: int = -1  # offset where its open transaction begins
 
 
 async def init_producer_id(target: RawCluster, link: str) -> int:
@@ -72,15 +73,21 @@ async def describe_producers(
                 by_topic.setdefault(partition.topic, []).append(partition.partition)
             topics = [topic_type(name=name, partition_indexes=indexes) for name, indexes in by_topic.items()]
             for topic in (await cluster.send(DescribeProducersRequest(topics=topics), node)).topics:
+                name = topic.name
                 for part in topic.partitions:
                     error = Errors.for_code(part.error_code)
                     if part.error_code and not getattr(error, "retriable", False):
-                        raise error(f"DescribeProducers of {topic.name}-{part.partition_index}")
+                        raise error(f"DescribeProducers of {name}-{part.partition_index}")
                     failed |= bool(part.error_code)
                     if not part.error_code:
-                        found[TopicPartition(topic.name, part.partition_index)] = [
+                        found[TopicPartition(name, part.partition_index)] = [
                             ProducerEntry(
-                                e.producer_id, e.producer_epoch, e.last_sequence, e.last_timestamp, e.coordinator_epoch
+                                e.producer_id,
+                                e.producer_epoch,
+                                e.last_sequence,
+                                e.last_timestamp,
+                                e.coordinator_epoch,
+                                e.current_txn_start_offset,
                             )
                             for e in part.active_producers
                         ]
@@ -129,9 +136,12 @@ def link_entry(entries: Iterable[ProducerEntry], producer_id: int) -> ProducerEn
 
     The link's own; or, where it has none, that of the plain producer that wrote
     last: the link's from before its transactional.id expired (M2).  Producers
-    of transactions and markers only fill gaps.
+    of transactions and markers only fill gaps; one whose first transaction is
+    still open has no coordinator yet.
     """
-    plain = [e for e in entries if e.last_sequence >= 0 and e.coordinator_epoch == _NO_COORDINATOR]
+    plain = [
+        e for e in entries if e.last_sequence >= 0 and e.coordinator_epoch == _NO_COORDINATOR and e.transaction_start < 0
+    ]
     return max(plain, key=lambda e: (e.producer_id == producer_id, e.last_timestamp, e.producer_id), default=None)
 
 

@@ -38,6 +38,7 @@ class _Sender:
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
         self.in_flight = 0
+        self.window = 1  # requests that may be in flight
         self.ready: dict[TopicPartition, PartitionCopy] = {}
         self.is_waiting = False  # for the end of a throttle
 
@@ -104,7 +105,7 @@ class Appender:
 
     def _flush(self, sender: _Sender) -> None:
         limits = self._limits
-        while sender.ready and sender.in_flight < limits.produce_max_requests:
+        while sender.ready and sender.in_flight < sender.window:
             if (wait_s := self._target.throttled_s(sender.node_id)) > 0:
                 if not sender.is_waiting:
                     sender.is_waiting = True
@@ -155,6 +156,8 @@ class Appender:
     def _produced(self, sender: _Sender, sent: list[tuple[PartitionCopy, BatchHeader]], size: int, answer: Any) -> None:
         produced: dict[TopicPartition, ProducedPartition] = {part.partition: part for part in answer}
         now = self._clock()
+        # A broker throttles each request that it has not read yet anew: many of them would outlast their timeouts.
+        sender.window = 1 if answer.throttle_time_ms else min(2 * sender.window, self._limits.produce_max_requests)
         for copy, header in sent:
             part = produced[copy.partition]
             copy.in_flight -= 1

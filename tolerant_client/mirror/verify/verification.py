@@ -23,7 +23,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.divergence import read_headers
-from tolerant_client.mirror.ledger import read_ledger
+from tolerant_client.mirror.ledger import of_present_topics, read_ledger
 from tolerant_client.mirror.plan import select_topics
 from tolerant_client.mirror.topics import describe_topics, topic_ids
 from tolerant_client.mirror.verify.log_comparison import Difference, Range
@@ -103,12 +103,12 @@ class Verification:
             # Brokers before 0.11 do not say whether a topic is compacted: then it is what its copy is.
             is_told = bool(name in configs[0] and (configs[0][name].config or configs[0][name].effective))
             self._compacted[name] = (first if is_told else second, second)
-        for row in await read_ledger(target):
-            partition = TopicPartition(row.topic, row.partition)
-            self._accepted[partition] = (*self._accepted.get(partition, ()), (row.from_offset, row.until_offset))
         for side, cluster, names in (("source", source, list(chosen)), ("target", target, list(present))):
             ids = {name: str(topic_id) for name, topic_id in (await topic_ids(cluster, names)).items()}
             self._ids[side] = {"cluster": await cluster.cluster_id(), "topics": ids}
+        for row in of_present_topics(await read_ledger(target), self._ids["target"]["topics"]):
+            partition = TopicPartition(row.topic, row.partition)
+            self._accepted[partition] = (*self._accepted.get(partition, ()), (row.from_offset, row.until_offset))
         if self._resume is not None:
             self._resumed, self.warnings = read_state(self._resume, self._ids)
 
@@ -177,8 +177,7 @@ class Verification:
         found = self._pending
         for cluster, wanted in ((self.source, self._pending), (self.target, self._pending & self._present)):
             await cluster.track({p.topic for p in wanted})
-            known = cluster.manager.cluster
-            found = {p for p in found if p not in wanted or known.leader_for_partition(p) not in (None, -1)}
+            found = {p for p in found if p not in wanted or cluster.known_leader(p) is not None}
         return [p for p in self._partitions if p in found]
 
     async def _list_bounds(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, LogBounds]:
