@@ -1,4 +1,4 @@
-"""The command tolerant-kafka: mirror, verify, translate, offsets, demo.
+"""The command tolerant-kafka: mirrors of topics, their life, and what is wrong with clusters.
 
 Exit codes: 0 done (verify: identical), 1 failed on the way (verify: different),
 2 could not start (verify: could not compare), 3 done, with losses that the ledger
@@ -14,16 +14,28 @@ import typer
 from kafka.errors import KafkaError
 
 from spark_integration.commands.demo import demo
+from spark_integration.commands.doctor import doctor
+from spark_integration.commands.failback import failback
 from spark_integration.commands.mirror import mirror
 from spark_integration.commands.offsets import offsets
+from spark_integration.commands.pause import pause, resume, throttle
+from spark_integration.commands.promote import failover, promote
+from spark_integration.commands.status import plan, status
+from spark_integration.commands.take_over import hand_back, take_over
 from spark_integration.commands.translate import translate
 from spark_integration.commands.verify import verify
 from tolerant_client.errors import ClusterUnreachableError, OptionError
 from tolerant_client.testing import ClusterStartError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
-for command in (mirror, verify, translate, offsets, demo):
-    app.command()(command)
+_PANELS = {
+    "Copying": (mirror, verify, demo),
+    "A link's life": (plan, status, pause, resume, throttle, promote, failover, failback, take_over, hand_back),
+    "Clusters and offsets": (doctor, translate, offsets),
+}
+for panel, commands in _PANELS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
 
 
 def main() -> None:

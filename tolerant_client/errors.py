@@ -11,6 +11,8 @@
       TargetDivergedError                               the target log holds what the source does not
       DataLossError                                     the source no longer has what should be copied
         SourceTruncatedError                            ... or what was copied already: it was truncated, or created again
+      LinkPausedError                                   an operator has paused a partition of the link
+      LinkPromotedError                                 the link was promoted: it may not write any more
       UnsupportedSourceError                            the source has something that is not copied yet
       OversizedRecordError                              a record that no batch the target takes can hold
       OffsetMapError                                    a translated link's map of offsets cannot be what was copied
@@ -105,6 +107,14 @@ class DataLossError(TolerantClientError):
 
 class SourceTruncatedError(DataLossError):
     """The source no longer has records that were copied: it was truncated, or its topic created again."""
+
+
+class LinkPausedError(TolerantClientError):
+    """An operator has paused a partition, its topic or the whole link; nothing is wrong."""
+
+
+class LinkPromotedError(TolerantClientError):
+    """The link was promoted: its target belongs to its own producers, and the link may not write there any more."""
 
 
 class UnsupportedSourceError(TolerantClientError):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
+from tolerant_client.mirror.replication_policy import TopicNames
 from tolerant_client.wire import encode_string, read_topic
 
 FETCH_API_KEY = 1
@@ -60,7 +61,8 @@ class RawFetch:
     """A Fetch request whose answer is handed over as views, never copied.
 
     `positions` maps partitions to the offset to fetch from; with a session only
-    those that changed since the session's last request.
+    those that changed since the session's last request.  With `names` partitions
+    are called here and in the answer as the link's target calls them.
     """
 
     API_KEY = FETCH_API_KEY
@@ -74,6 +76,7 @@ class RawFetch:
         "isolation_level",
         "max_bytes",
         "max_wait_ms",
+        "names",
         "partition_max_bytes",
         "positions",
         "resend_safe",
@@ -93,6 +96,7 @@ class RawFetch:
         session_id: int = 0,
         session_epoch: int = _FINAL_EPOCH,
         forgotten: Iterable[TopicPartition] = (),
+        names: TopicNames | None = None,
     ) -> None:
         self.API_VERSION = version
         self.positions = positions
@@ -103,6 +107,7 @@ class RawFetch:
         self.session_id = session_id
         self.session_epoch = session_epoch
         self.forgotten = tuple(forgotten)
+        self.names = names
         self.expected_ms = float(max_wait_ms)
         # A repeat of an epoch that the broker has seen is refused (71), so
         # only a request outside any session may be sent again as it stands.
@@ -127,7 +132,7 @@ class RawFetch:
             by_topic.setdefault(partition.topic, []).append(partition)
         body += struct.pack(">i", len(by_topic))
         for topic, partitions in by_topic.items():
-            body += encode_string(topic) + struct.pack(">i", len(partitions))
+            body += self._encode_topic(topic) + struct.pack(">i", len(partitions))
             for partition in partitions:
                 offset = self.positions[partition]
                 if version >= 9:
@@ -142,11 +147,14 @@ class RawFetch:
                 forgotten.setdefault(partition.topic, []).append(partition.partition)
             body += struct.pack(">i", len(forgotten))
             for topic, numbers in forgotten.items():
-                body += encode_string(topic) + struct.pack(f">i{len(numbers)}i", len(numbers), *numbers)
+                body += self._encode_topic(topic) + struct.pack(f">i{len(numbers)}i", len(numbers), *numbers)
         if version >= 11:
             body += b"\0\0"  # rack_id
         head = struct.pack(">hhih", FETCH_API_KEY, version, correlation_id, len(client)) + client
         return [struct.pack(">i", len(head) + len(body)) + head, body]
+
+    def _encode_topic(self, topic: str) -> bytes:
+        return encode_string(topic if self.names is None else self.names.to_source(topic))
 
     def decode_response(self, body: memoryview) -> FetchAnswer:
         """Decodes an answer to this request's version.
@@ -167,6 +175,8 @@ class RawFetch:
         fetched: list[FetchedPartition] = []
         for _ in range(topics):
             topic, count, at = read_topic(body, at)
+            if self.names is not None:
+                topic = self.names.to_target(topic)
             for _ in range(count):
                 log_start, n_aborted = -1, 0
                 if version >= 5:
@@ -206,9 +216,10 @@ class FetchSession:
     reports the outcome with `answered` or `failed`.  One request at a time.
     """
 
-    def __init__(self, version: int, isolation_level: int = 0) -> None:
+    def __init__(self, version: int, isolation_level: int = 0, names: TopicNames | None = None) -> None:
         self.version = version
         self.isolation_level = isolation_level
+        self.names = names
         self.positions: dict[TopicPartition, int] = {}
         self._changed: set[TopicPartition] = set()
         self._forgotten: set[TopicPartition] = set()
@@ -244,6 +255,7 @@ class FetchSession:
             session_id=self._id,
             session_epoch=self._epoch if self.version >= 7 else _FINAL_EPOCH,
             forgotten=forgotten,
+            names=self.names,
         )
 
     def answered(self, answer: FetchAnswer) -> bool:

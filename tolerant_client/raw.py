@@ -6,6 +6,8 @@ Laws:
 - Long-polling fetches have a connection of their own for each node, so that
   nothing ever waits behind them.
 - An error code is believed when a broker repeats it; a single one is retried.
+- With `names` topics are called here as the target of a link calls them, and the brokers are asked for their own: every
+  request is built with `wire_topic`, every answer read with `topic_of`.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from tolerant_client.fetch import (
     RawFetch,
 )
 from tolerant_client.manager import TolerantConnectionManager
+from tolerant_client.mirror.replication_policy import TopicNames
 from tolerant_client.produce import (
     MAX_PRODUCE_VERSION,
     MIN_PRODUCE_VERSION,
@@ -72,10 +75,19 @@ class RawCluster:
 
     `credentials` in it are functions without arguments, each called here for more of those keys.
     `name` appears in error messages ("source", "target").  `net` is the event
-    loop to share; without one the cluster makes its own and closes it.
+    loop to share; without one the cluster makes its own and closes it.  `names`
+    are those of the link whose source the cluster is.
     """
 
-    def __init__(self, config: Mapping[str, Any], net: Any = None, *, name: str = "cluster", patience_ms: int = 60_000) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        net: Any = None,
+        *,
+        name: str = "cluster",
+        patience_ms: int = 60_000,
+        names: TopicNames | None = None,
+    ) -> None:
         if not config.get("bootstrap_servers"):
             raise OptionError(f"No bootstrap servers were given for the {name}; give HOST:PORT[,HOST:PORT...]")
         # What cannot be pickled (a TLS context, a ticket) is made by the process that connects.
@@ -83,6 +95,7 @@ class RawCluster:
         for made in config.pop("credentials", ()):
             config.update(made())
         self.name = name
+        self.names = names
         self.bootstrap_servers = config["bootstrap_servers"]
         self.patience_ms = patience_ms
         self._owns_net = net is None
@@ -113,6 +126,16 @@ class RawCluster:
         result: _T = self.net.run(function, *args)
         return result
 
+    # -- names ----------------------------------------------------------------
+
+    def wire_topic(self, topic: str) -> str:
+        """What the brokers call a topic; raises OptionError for one that `names` have no source for."""
+        return topic if self.names is None else self.names.to_source(topic)
+
+    def topic_of(self, wire_topic: str) -> str:
+        """What a topic of the brokers is called here."""
+        return wire_topic if self.names is None else self.names.to_target(wire_topic)
+
     # -- what the cluster has -------------------------------------------------
 
     async def connect(self, timeout_ms: int = 10_000) -> None:
@@ -139,7 +162,7 @@ class RawCluster:
 
     async def partitions(self, topics: Iterable[str] | None = None) -> dict[str, list[int]]:
         """Partition numbers by topic; all topics without internal ones, or those named that exist."""
-        wanted = None if topics is None else set(topics)
+        wanted = None if topics is None else set(map(self.wire_topic, topics))
         if wanted == set():
             return {}
 
@@ -160,13 +183,13 @@ class RawCluster:
                 if code and code != Errors.UnknownTopicOrPartitionError.errno:
                     raise Errors.for_code(code)(f"topic {topic.name}")
                 if not code:
-                    found[topic.name] = sorted(p.partition_index for p in topic.partitions)
-            if wanted is not None and wanted - found.keys():
+                    found[self.topic_of(topic.name)] = sorted(p.partition_index for p in topic.partitions)
+            if wanted is not None and len(found) < len(wanted):
                 # Said to be unknown: believed when it is said twice.
                 again = await self.send(MetadataRequest(topics=names, allow_auto_topic_creation=False))
                 for topic in filter(is_meant, again.topics):
                     if not topic.error_code:
-                        found[topic.name] = sorted(p.partition_index for p in topic.partitions)
+                        found[self.topic_of(topic.name)] = sorted(p.partition_index for p in topic.partitions)
             return found
 
         return await self.insist("reading the topics", ask)
@@ -174,7 +197,7 @@ class RawCluster:
     async def track(self, topics: Iterable[str]) -> None:
         """Keeps leaders of these topics (and those tracked before) up to date."""
         cluster = self.manager.cluster
-        missing = set(topics) - set(cluster.topics(exclude_internal_topics=False))
+        missing = set(map(self.wire_topic, topics)) - set(cluster.topics(exclude_internal_topics=False))
         if missing:
             cluster._topics |= missing
             await self.refresh()
@@ -184,19 +207,26 @@ class RawCluster:
         await self.connect()
         await self.insist("refreshing metadata", self.manager.cluster.refresh_metadata)
 
+    def known_leader(self, partition: TopicPartition) -> int | None:
+        """The node that leads `partition`, as far as is known without asking; None where there is none."""
+        if self.names is not None:
+            partition = TopicPartition(self.names.to_source(partition.topic), partition.partition)
+        node: int | None = self.manager.cluster.leader_for_partition(partition)
+        return None if node == -1 else node
+
     async def leader(self, partition: TopicPartition) -> int:
         """The node that leads `partition`, waiting for an election if there is none."""
         await self.track([partition.topic])
 
         async def ask() -> int:
-            node: int | None = self.manager.cluster.leader_for_partition(partition)
-            if node is None or node == -1:
+            node = self.known_leader(partition)
+            if node is None:
                 await self.manager.cluster.refresh_metadata()
                 raise Errors.LeaderNotAvailableError(f"{partition.topic}-{partition.partition}")
             return node
 
-        known: int | None = self.manager.cluster.leader_for_partition(partition)
-        if known is not None and known != -1:
+        known = self.known_leader(partition)
+        if known is not None:
             return known
         return await self.insist(f"finding the leader of {partition.topic}-{partition.partition}", ask)
 
@@ -244,20 +274,21 @@ class RawCluster:
                 request = ListOffsetsRequest(
                     replica_id=-1,
                     isolation_level=isolation_level,
-                    topics=[topic_type(name=topic, partitions=parts) for topic, parts in by_topic.items()],
+                    topics=[topic_type(name=self.wire_topic(topic), partitions=parts) for topic, parts in by_topic.items()],
                     max_version=_LIST_LOCAL_OFFSETS if EARLIEST_LOCAL in timestamps.values() else 6,
                 )
                 answer = await self.send(request, node)
                 for topic in answer.topics:
+                    name = self.topic_of(topic.name)
                     for part in topic.partitions:
-                        partition = TopicPartition(topic.name, part.partition_index)
+                        partition = TopicPartition(name, part.partition_index)
                         has_no_times = part.error_code == Errors.UnsupportedForMessageFormatError.errno
                         if has_no_times and partition in without_times:
                             found[partition] = -1  # messages of v0: none is at or after a time
                         elif part.error_code:
                             if has_no_times:
                                 without_times.add(partition)
-                            failure = Errors.for_code(part.error_code)(f"{topic.name}-{part.partition_index}")
+                            failure = Errors.for_code(part.error_code)(f"{name}-{part.partition_index}")
                         elif partition in timestamps:
                             old = part.old_style_offsets  # of version 0
                             found[partition] = old[0] if old else part.offset
@@ -280,7 +311,7 @@ class RawCluster:
     async def session(self, *, isolation_level: int = 0) -> FetchSession:
         """A new incremental fetch session, for any one node."""
         await self.connect()
-        return FetchSession(self._fetch_version, isolation_level)
+        return FetchSession(self._fetch_version, isolation_level, self.names)
 
     async def send_fetch(self, node_id: int, request: RawFetch) -> FetchAnswer:
         """Sends a fetch on the node's own fetch connection."""
@@ -309,6 +340,7 @@ class RawCluster:
             max_bytes=max_bytes,
             partition_max_bytes=partition_max_bytes,
             isolation_level=isolation_level,
+            names=self.names,
         )
         lane: int | str = self._fetch_lane(node_id) if max_wait_ms else node_id
         answer: FetchAnswer = await self.send(request, lane)

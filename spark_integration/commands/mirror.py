@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import enum
 import json
-import signal
 import sys
-import threading
 import time
 from typing import Annotated
 
 import typer
 
-from spark_integration.commands.options import client_properties, Json, LinkName, Source, SourceProperties, Target, TargetProperties, Topics
+from spark_integration.commands.link import Config, MaybeLink, MaybeSource, MaybeTarget, time_ms
+from spark_integration.commands.mirror_flows import mirror_flows
+from spark_integration.commands.options import Json, SourceProperties, TargetProperties, client_properties
 from spark_integration.mirroring.watch import LinkWatch
+from tolerant_client.errors import OptionError
 from tolerant_client.mirror.losses import MirrorPolicy
 
 
@@ -44,50 +45,85 @@ OnOversized = Annotated[
 ]
 
 
+_Topics = Annotated[
+    str | None, typer.Option("--topics", metavar="REGEX", help="Regular expression that a whole topic name must match.")
+]
+_Time = "2026-11-22T05:00:00+00:00, or ms since 1970"
+
+
 def mirror(
-    source: Source,
-    target: Target,
-    topics: Topics,
+    source: MaybeSource = None,
+    target: MaybeTarget = None,
+    topics: _Topics = None,
+    config: Config = None,
     once: Annotated[bool, typer.Option("--once", help="Stop at the log ends seen at the start.")] = False,
+    is_dry_run: Annotated[bool, typer.Option("--dry-run", help="With --config: show the flows, and copy nothing.")] = False,
     as_json: Json = False,
-    link: LinkName = "default",
-    tasks: Annotated[int, typer.Option("--tasks", min=1, help="Spark tasks that share the partitions.")] = 1,
-    metrics: Annotated[str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics.")] = None,
-    offsets: Annotated[Offsets, typer.Option("--offsets", help="translated: for topics with other writers.")] = Offsets.IDENTICAL,
+    link: MaybeLink = None,
+    tasks: Annotated[int | None, typer.Option("--tasks", min=1, help="Spark tasks that share the partitions; default 1.")] = None,
+    metrics: Annotated[
+        str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Serve a status page at /, Prometheus metrics at /metrics.")
+    ] = None,
+    offsets: Annotated[Offsets | None, typer.Option("--offsets", help="translated: for topics with other writers.")] = None,
     gap_fill: GapFill = [],
     on_loss: OnLoss = [],
     on_oversized: OnOversized = [],
+    from_time: Annotated[str | None, typer.Option("--from", metavar="TIME", help=f"Begin empty target logs there: {_Time}.")] = None,
+    until_time: Annotated[str | None, typer.Option("--until", metavar="TIME", help="With --once: stop before that time.")] = None,
     source_properties: SourceProperties = None,
     target_properties: TargetProperties = None,
 ) -> None:
-    """Copy topics to another cluster, every record at the same offset."""
-    from spark_integration.mirroring import mirror_job  # Spark is imported by the one command that needs it
+    """Copy topics to another cluster, every record at the same offset.
 
+    With --config a MirrorMaker 2 file says everything: all its flows run, and are started again after any failure.
+    """
+    if config is not None:
+        own = (source, target, topics, link, tasks, offsets, from_time, until_time, source_properties, target_properties)
+        if once or gap_fill or on_loss or on_oversized or any(option is not None for option in own):
+            raise OptionError("--config says what is copied and how: only --metrics, --dry-run and --json go with it")
+        mirror_flows(config, metrics, is_dry_run=is_dry_run, as_json=as_json)
+        return
+    if source is None or target is None or topics is None:
+        raise OptionError("Give --source, --target and --topics, or --config with a MirrorMaker 2 file")
+    if is_dry_run:
+        raise OptionError("--dry-run goes with --config; for one link: tolerant-kafka plan")
+    if until_time is not None and not once:
+        raise OptionError("--until goes with --once")
+    from spark_integration.mirroring import mirror_job  # with Spark, which a look at a file needs not
+    from spark_integration.mirroring.supervisor import stop_signals
+
+    is_identical = offsets is not Offsets.TRANSLATED
     settings = mirror_job.MirrorSettings(
         client_properties(source, source_properties),
         client_properties(target, target_properties),
         topics,
-        link,
+        link or "default",
         once,
-        tasks,
+        tasks or 1,
         policy=MirrorPolicy.parse(gap_fill=gap_fill, on_loss=on_loss, on_oversized=on_oversized),
-        offsets=offsets.value,
+        offsets="identical" if is_identical else "translated",
+        from_ms=None if from_time is None else time_ms("--from", from_time),
+        until_ms=None if until_time is None else time_ms("--until", until_time),
     )
-    stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
+    stopping = stop_signals()
     started = time.monotonic()
     prepared = mirror_job.prepare(settings)
     for warning in prepared.warnings:
         typer.echo(f"tolerant-kafka: warning: {warning}", err=True)
     is_shown = not as_json and sys.stderr.isatty()
     with LinkWatch(
-        settings.source, settings.target, prepared.ends, link, is_once=once, is_shown=is_shown, metrics=metrics
+        settings.source,
+        settings.target,
+        prepared.ends,
+        settings.link,
+        is_once=once,
+        is_shown=is_shown,
+        metrics=metrics,
+        offsets=settings.offsets,
     ) as watch:
-        mirror_job.run(settings, prepared, stopping.is_set, watch.tell_paused)
+        mirror_job.run(settings, prepared, stopping.is_set, watch.tell)
     seconds = time.monotonic() - started
     names = sorted({p.topic for p in prepared.ends})
-    is_identical = offsets is Offsets.IDENTICAL
     behind = [p for p in watch.behind if p not in watch.paused] if once and is_identical else []
     for row in watch.losses:
         typer.echo(f"tolerant-kafka: loss: {row}", err=True)

@@ -10,15 +10,19 @@ from kafka.structs import TopicPartition
 from rich.console import Console
 from rich.table import Table
 
-from spark_integration.commands.options import client_properties, Json, LinkName, SourceProperties, Target, TargetProperties
+from spark_integration.commands.link import Config, FlowName, GivenLink, MaybeLink, MaybeTarget, given_link
+from spark_integration.commands.options import Json, SourceProperties, TargetProperties
 from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.link.control import read_control
+from tolerant_client.mirror.replication_policy import TopicNames
+from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.raw import RawCluster
 
 
 def translate(
-    target: Target,
-    link: LinkName = "default",
+    target: MaybeTarget = None,
+    link: MaybeLink = None,
     topic: Annotated[str | None, typer.Option("--topic", help="Topic of the source.")] = None,
     partition: Annotated[int, typer.Option("--partition", min=0)] = 0,
     offset: Annotated[int | None, typer.Option("--offset", min=0, help="Offset of the source.")] = None,
@@ -28,6 +32,8 @@ def translate(
     force: Annotated[bool, typer.Option("--force", help="With --commit: also backwards.")] = False,
     back: Annotated[bool, typer.Option("--back", help="--topic and --offset are the target's: translate to the source's.")] = False,
     as_json: Json = False,
+    config: Config = None,
+    flow: FlowName = None,
     source_properties: SourceProperties = None,
     target_properties: TargetProperties = None,
 ) -> None:
@@ -39,39 +45,54 @@ def translate(
     from tolerant_client.mirror.translated import translate as translation
 
     is_group = group is not None
-    if is_group == (topic is not None and offset is not None) or is_group != (source is not None):
+    if is_group == (topic is not None and offset is not None) or config is None and is_group != (source is not None):
         raise OptionError("Give either --topic and --offset, or --group and --source")
     if commit and not is_group or back and is_group or force and not commit:
         raise OptionError("--commit goes with --group, --force with --commit, --back with --topic and --offset")
+    given = given_link(source, target, None, link, config, flow, None, source_properties, target_properties)
     committed: list[translation.GroupCommit] = []
-    with RawCluster(kafka_python_config(client_properties(target, target_properties)), name="target") as there:
-        if group is not None and source is not None:
-            origin = RawCluster(kafka_python_config(client_properties(source, source_properties)), there.net, name="source")
+    with RawCluster(kafka_python_config(given.target), name="target") as there:
+        names = there.run(_names, there, given)
+        if group is not None:
+            origin = RawCluster(kafka_python_config(given.known_source), there.net, name="source", names=names)
             try:
-                found = there.run(translation.translate_group, origin, there, link, group)
+                found = there.run(translation.translate_group, origin, there, given.link, group)
             finally:
                 origin.close()
         else:
             assert topic is not None and offset is not None
             way = translation.translate_back if back else translation.translate
-            found = there.run(way, there, link, {TopicPartition(topic, partition): offset})
+            name = topic if names is None or back else names.to_target(topic)
+            found = there.run(way, there, given.link, {TopicPartition(name, partition): offset})
         if commit and group is not None:
             # As a closure: run() passes no keyword arguments on.
             async def move() -> list[translation.GroupCommit]:
                 return await translation.commit_group(there, group, found.values(), is_forced=force)
 
             committed = there.run(move)
-    _print_translations(found, committed, as_json)
+    _print_translations(found, committed, as_json, names, back)
     raise typer.Exit(0 if all(one.is_exact for one in found.values()) else 1)
 
 
-def _print_translations(found: Any, committed: Any, as_json: bool) -> None:
+async def _names(target: RawCluster, given: GivenLink) -> TopicNames | None:
+    """What the link's topics are called on the target: as the file says, or as the link has written down."""
+    if given.topics is not None:
+        return given.topics.names
+    written = (await read_control(target, given.link)).topics
+    return None if written is None else LinkTopics.from_json(written).names
+
+
+def _print_translations(found: Any, committed: Any, as_json: bool, names: TopicNames | None, back: bool) -> None:
+    def told(topic: str, is_source: bool) -> str:
+        return names.to_source(topic) if names is not None and is_source else topic
+
     by_target = {one.target: one for one in committed}
     rows = []
     for one in sorted(found.values(), key=lambda one: one.partition):
-        row = {"topic": one.partition.topic, "partition": one.partition.partition, "offset": one.offset, "place": "not-mirrored"}
+        topic = told(one.partition.topic, not back)
+        row = {"topic": topic, "partition": one.partition.partition, "offset": one.offset, "place": "not-mirrored"}
         if one.found is not None:
-            row |= {"target_topic": one.target.topic, "target_offset": one.found.translated, "place": one.found.place.value}
+            row |= {"target_topic": told(one.target.topic, back), "target_offset": one.found.translated, "place": one.found.place.value}
             row["position"] = one.found.position
         if one.target in by_target:
             row |= {"committed": by_target[one.target].is_written, "before": by_target[one.target].before}

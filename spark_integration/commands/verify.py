@@ -10,17 +10,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from spark_integration.commands.options import client_properties, Json, Source, SourceProperties, Target, TargetProperties, Topics
-from spark_integration.security.kafka_config import kafka_python_config
+from spark_integration.commands.link import Config, FlowName, MaybeLink, MaybeSource, MaybeTarget, MaybeTopics, given_link
+from spark_integration.commands.options import Json, SourceProperties, TargetProperties
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.verify.verification import PartitionReport, Verification, VerifyReport, compare_here
 from tolerant_client.raw import RawCluster
 
 
 def verify(
-    source: Source,
-    target: Target,
-    topics: Topics,
+    source: MaybeSource = None,
+    target: MaybeTarget = None,
+    topics: MaybeTopics = None,
     as_json: Json = False,
     while_running: Annotated[
         bool, typer.Option("--while-running", "--allow-behind", help="A target that ends earlier lags, and does not differ.")
@@ -30,11 +30,14 @@ def verify(
         typer.Option("--resume", metavar="FILE", dir_okay=False, help="Go on from the report in FILE, if it is there, and keep it up to date."),
     ] = None,
     tasks: Annotated[int, typer.Option("--tasks", min=0, help="Compare in a Spark job with so many tasks; 0: in this process.")] = 0,
+    link: MaybeLink = None,
+    config: Config = None,
+    flow: FlowName = None,
     source_properties: SourceProperties = None,
     target_properties: TargetProperties = None,
 ) -> None:
     """Compare two clusters offset by offset."""
-    clusters = client_properties(source, source_properties), client_properties(target, target_properties)
+    given = given_link(source, target, topics, link, config, flow, None, source_properties, target_properties).known()
     before = None if resume is None else _read_report(resume)
 
     def progress(report: VerifyReport) -> None:
@@ -44,20 +47,15 @@ def verify(
     if tasks:
         from spark_integration.mirroring import verify_job  # Spark is imported only by what needs it
 
-        settings = verify_job.VerifySettings(*clusters, topics, while_running, tasks)
+        settings = verify_job.VerifySettings(given.known_source, given.target, given.link_topics, while_running, tasks)
         report, warnings = verify_job.run(settings, before, progress)
     else:
-        with RawCluster(kafka_python_config(clusters[0]), name="source") as first:
-            second = RawCluster(kafka_python_config(clusters[1]), first.net, name="target")
-            try:
 
-                async def compare() -> tuple[VerifyReport, list[str]]:
-                    verification = Verification(first, second, topics, allow_behind=while_running, resume=before)
-                    return await compare_here(verification, progress), verification.warnings
+        async def compare(first: RawCluster, second: RawCluster) -> tuple[VerifyReport, list[str]]:
+            verification = Verification(first, second, given.link_topics, allow_behind=while_running, resume=before)
+            return await compare_here(verification, progress), verification.warnings
 
-                report, warnings = first.run(compare)
-            finally:
-                second.close()
+        report, warnings = given.run(compare)
     progress(report)
     for warning in warnings:
         typer.echo(f"tolerant-kafka: warning: {warning}", err=True)

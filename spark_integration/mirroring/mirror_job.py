@@ -9,24 +9,29 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from kafka.structs import TopicPartition
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_integration.mirroring.ranges import read_paused
+from spark_integration.mirroring.link_state import TaskReport
+from spark_integration.mirroring.ranges import read_report
 from spark_integration.security.kafka_config import kafka_python_config
 from spark_integration.source import TolerantKafkaDataSource
 from tolerant_client import errors
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.losses import MirrorPolicy
+from tolerant_client.mirror.replication_policy import TopicNames
 from tolerant_client.mirror.sync import PreparedLink, prepare_link
+from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.mirror.translated.copier import prepare_translated_link
 from tolerant_client.raw import RawCluster
 
@@ -35,8 +40,9 @@ NO_PRODUCER_ID = -1
 # A failed task is cheap to repeat: it goes on from the target's log.
 _TASK_ATTEMPTS = 8
 # The JVM only plans here: starting soon is worth more to it than peak speed.
-_SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-_PAUSED = "tolerant-mirror-paused.json"  # what commits on the driver tell this process
+_SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError"
+_NEVER_MS = 10 * 365 * 86_400_000
+_REPORT = "tolerant-mirror-report.json"  # what commits on the driver tell this process
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
@@ -46,12 +52,15 @@ class MirrorSettings:
 
     `once` ends the mirror at the log ends seen at its start.  In tail mode each
     micro-batch copies for `hold_ms`, and for `lease_ms` more while Spark plans
-    the next one.  `offsets` is identical or translated.
+    the next one.  `offsets` is identical or translated.  `topics` may be a regular expression.
+    With `goes_on` a partition that cannot go on is reported, and the query lives.  New topics and partitions are looked
+    for every `refresh_s` seconds; None: never.  `from_ms` and, with `once`, `until_ms` bound what is copied by the times of
+    its records (prepare_link).
     """
 
     source: Mapping[str, str] = field(repr=False)
     target: Mapping[str, str] = field(repr=False)
-    topics: str
+    topics: LinkTopics | str
     link: str = "default"
     once: bool = False
     tasks: int = 1
@@ -59,6 +68,19 @@ class MirrorSettings:
     lease_ms: int = 30_000
     policy: MirrorPolicy = MirrorPolicy()
     offsets: str = "identical"
+    goes_on: bool = False
+    refresh_s: float | None = 30.0
+    from_ms: int | None = None
+    until_ms: int | None = None
+
+    @property
+    def link_topics(self) -> LinkTopics:
+        return LinkTopics.of(self.topics)
+
+    @property
+    def names(self) -> TopicNames | None:
+        """What the link's topics are called on the target; None: as on the source."""
+        return self.link_topics.names
 
 
 def prepare(settings: MirrorSettings) -> PreparedLink:
@@ -66,13 +88,17 @@ def prepare(settings: MirrorSettings) -> PreparedLink:
 
     Raises the errors of prepare_link and prepare_translated_link.
     """
-    with RawCluster(kafka_python_config(settings.source), name="source") as source:
+    with RawCluster(kafka_python_config(settings.source), name="source", names=settings.names) as source:
         target = RawCluster(kafka_python_config(settings.target), source.net, name="target")
         try:
             if settings.offsets == "identical":
-                return source.run(prepare_link, source, target, settings.topics, settings.link, settings.policy)
-            translated = source.run(prepare_translated_link, source, target, settings.topics, settings.link)
-            return PreparedLink(NO_PRODUCER_ID, translated.created, translated.ends)
+                identical = partial(
+                    prepare_link, from_ms=settings.from_ms, until_ms=settings.until_ms, compares=not settings.goes_on
+                )
+                return source.run(identical, source, target, settings.topics, settings.link, settings.policy)
+            prepare_copies = partial(prepare_translated_link, from_ms=settings.from_ms, until_ms=settings.until_ms)
+            translated = source.run(prepare_copies, source, target, settings.topics, settings.link)
+            return PreparedLink(NO_PRODUCER_ID, translated.created, translated.ends, translated.warnings)
         finally:
             target.close()
 
@@ -92,21 +118,27 @@ def spark_session(tasks: int) -> SparkSession:
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.memory", "512m")
         )
+    on_interrupt = signal.getsignal(signal.SIGINT)
     session: SparkSession = builder.getOrCreate()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, on_interrupt)  # pyspark's own would raise KeyboardInterrupt wherever we are
     return session
 
 
 def start(settings: MirrorSettings, link: PreparedLink, session: SparkSession, checkpoint: Path) -> StreamingQuery:
-    """Starts the streaming query of a prepared link; its checkpoint is to hold `_PAUSED` too."""
+    """Starts the streaming query of a prepared link; its checkpoint is to hold `_REPORT` too."""
     session.dataSource.register(TolerantKafkaDataSource)
+    session.createDataFrame([], "nothing INT")  # makes it this thread's session: Spark looks its data sources up there
     source = {f"kafka.{key}": value for key, value in settings.source.items()}
     target = {f"kafka.{key}": value for key, value in settings.target.items()}
     ranges = (
         session.readStream.format("tolerantkafka")
         .option("payload", "ranges")
-        .option("subscribePattern", settings.topics)
+        .option("linkTopics", settings.link_topics.to_json())
         .option("tasks", settings.tasks)
         .option("tail", not settings.once)
+        .options(**({} if settings.until_ms is None else {"untilMs": settings.until_ms}))
+        .option("refreshIntervalMs", _NEVER_MS if settings.refresh_s is None else round(settings.refresh_s * 1000))
         .options(**source, **{f"target.{key}": value for key, value in target.items()})
         .load()
     )
@@ -115,12 +147,15 @@ def start(settings: MirrorSettings, link: PreparedLink, session: SparkSession, c
         .option("payload", "ranges")
         .option("link", settings.link)
         .option("offsets", settings.offsets)
+        .option("linkTopics", settings.link_topics.to_json())
         .option("producerId", link.producer_id)
         .option("policy", settings.policy.to_json())
+        .option("tasks", settings.tasks)
         .option("holdMs", 0 if settings.once else settings.hold_ms)
         .option("leaseMs", 0 if settings.once else settings.lease_ms)
-        .option("report", str(checkpoint / _PAUSED))
-        .option("checkpointLocation", str(checkpoint))
+        .option("goesOn", settings.goes_on)
+        .option("report", str(checkpoint / _REPORT))
+        .option("checkpointLocation", f"file://{checkpoint}")  # not where a cluster keeps its files
         .options(**target, **{f"source.{key}": value for key, value in source.items()})
         .queryName(f"tolerant-mirror-{settings.link}")
     )
@@ -133,11 +168,11 @@ def run(
     settings: MirrorSettings,
     link: PreparedLink,
     is_stopping: Callable[[], bool] = lambda: False,
-    tell_paused: Callable[[Mapping[TopicPartition, str]], None] = lambda paused: None,
+    tell: Callable[[TaskReport], None] = lambda report: None,
 ) -> None:
     """Runs the mirror until it is done (`once`) or `is_stopping`.
 
-    `tell_paused` gets once a second, and at the end, the partitions that are paused with the reasons.
+    `tell` gets once a second, and at the end, what the tasks have done and what is paused.
     Raises the error that stopped a partition, as the executor raised it.
     """
     session = spark_session(settings.tasks)
@@ -146,15 +181,20 @@ def run(
             query = start(settings, link, session, Path(folder))
             try:
                 while not query.awaitTermination(1):
-                    tell_paused(read_paused(Path(folder, _PAUSED)))
+                    tell(read_report(Path(folder, _REPORT)))
                     if is_stopping():
                         query.stop()
             except StreamingQueryException as error:
                 raise original_error(str(error)) from error
             finally:
-                tell_paused(read_paused(Path(folder, _PAUSED)))
+                tell(read_report(Path(folder, _REPORT)))
     finally:
         session.stop()
+
+
+def report_of(checkpoint: Path) -> TaskReport:
+    """What the query with this checkpoint has told up to its last micro-batch."""
+    return read_report(checkpoint / _REPORT)
 
 
 def original_error(text: str) -> TolerantClientError:

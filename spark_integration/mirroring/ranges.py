@@ -5,24 +5,28 @@ from_offset, until_offset), half-open; until_offset null means "and whatever
 arrives while the micro-batch lasts".  Write side: each task hands its rows to
 the copier of its Python worker process (tolerant_client.mirror.worker).
 
-Options of the read side: kafka.* (source), target.kafka.*, subscribePattern,
-tasks (default 1), tail (default false), refreshIntervalMs (default 30000).
+Options of the read side: kafka.* (source), target.kafka.*, linkTopics (JSON of
+mirror.topic_filter.LinkTopics) or subscribePattern (a regular expression), tasks
+(default 1), tail (default false), refreshIntervalMs (default 30000), untilMs (with
+Trigger.AvailableNow: no record from the first one of that time on; default none).
 Options of the write side: kafka.* (target), source.kafka.*, link (default
 "default"), offsets (identical, the default, or translated), producerId (for
-identical offsets), policy (JSON of mirror.losses.MirrorPolicy, default its
-defaults), holdMs (default 0), leaseMs (default 0), report (a file on the driver
-that says after each micro-batch which partitions are paused; default none).
+identical offsets), linkTopics (where topics have other names on the target),
+policy (JSON of mirror.losses.MirrorPolicy, default its defaults), tasks (that share the
+link's rate, default 1), holdMs (default 0), leaseMs (default 0), report (a file on the driver that gets, after each
+micro-batch, link_state.TaskReport as JSON; default none), goesOn (default false).
 
 An error that no repeat cures is not raised by the task, which Spark would repeat,
 but by the commit: the other tasks bring their partitions to the end before.
+With goesOn it is not raised at all but reported, as what the partition waits for: the
+others go on, and the next micro-batch looks at it again.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +34,12 @@ from kafka.structs import TopicPartition
 from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, InputPartition, WriterCommitMessage
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
+from spark_integration.mirroring.link_state import TaskReport
 from spark_integration.reading.offsets import NestedOffsets, nested_offsets
 from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.errors import (
     DataLossError,
+    LinkPromotedError,
     OffsetMapError,
     OptionError,
     OversizedRecordError,
@@ -41,30 +47,30 @@ from tolerant_client.errors import (
     TolerantClientError,
     UnsupportedSourceError,
 )
+from tolerant_client.mirror.link.beginning import ends_at
 from tolerant_client.mirror.losses import MirrorPolicy
 from tolerant_client.mirror.sync import make_topics, plan_link
-from tolerant_client.mirror.worker import LinkConfig, copy_ranges
+from tolerant_client.mirror.topic_filter import LinkTopics
+from tolerant_client.mirror.worker import LinkConfig, copy_ranges, take_measures
 from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
 
 _INCURABLE = (
     DataLossError,
+    LinkPromotedError,
     OffsetMapError,
     OptionError,
     OversizedRecordError,
     TargetDivergedError,
     UnsupportedSourceError,
 )
+_NO_TOPICS_S = 1.0
 
 
 @dataclass
 class CopiedRanges(WriterCommitMessage):
-    """What one task copied, what waits for an operator and why, and the error that ended it if no repeat cures it."""
+    """What one task did, and the error that ended it if no repeat cures it."""
 
-    records: int
-    bytes: int
-    troubles: int
-    losses: int
-    paused: dict[TopicPartition, str] = field(default_factory=dict)
+    report: TaskReport = TaskReport()
     error: TolerantClientError | None = None
 
 
@@ -92,14 +98,16 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         lowered = {key.lower(): value for key, value in options.items()}
         self._configs = (_cluster(lowered, "kafka."), _cluster(lowered, "target.kafka."))
         self._clusters: tuple[RawCluster, RawCluster] | None = None
-        self._pattern = lowered.get("subscribepattern", "")
-        if not self._pattern:
-            raise OptionError("payload=ranges needs subscribePattern, a regular expression over topic names")
+        topics = _topics(lowered)
+        if topics is None:
+            raise OptionError("payload=ranges needs subscribePattern, a regular expression over topic names, or linkTopics")
+        self._topics = topics
         self._tasks = _number(lowered, "tasks", 1)
         if self._tasks < 1:
             raise OptionError(f"tasks must be at least 1, not {self._tasks}")
         self._is_tail = lowered.get("tail", "false").lower() == "true"
         self._refresh_s = _number(lowered, "refreshIntervalMs", 30_000) / 1000
+        self._until_ms = _number(lowered, "untilMs", 0) if "untilms" in lowered else None
         self._refreshed_at = float("-inf")
         self._partitions: list[TopicPartition] = []
         self._last: NestedOffsets | None = None  # where Trigger.AvailableNow ends
@@ -112,10 +120,17 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"offsets": self._list(EARLIEST), "trigger": 0}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._last = self._ends()
+        ends = self._ends()
+        if self._until_ms is not None:
+            source, _ = self._connected()
+            places = {TopicPartition(topic, int(n)): end for topic, found in ends.items() for n, end in found.items()}
+            ends = nested_offsets(source.run(ends_at, source, places, self._until_ms))
+        self._last = ends
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         ends = self._last if self._last is not None else self._ends()
+        if not ends and self._is_tail:
+            time.sleep(_NO_TOPICS_S)  # topics may appear; until then no task slows the micro-batches down
         return {"offsets": ends, "trigger": start["trigger"] + 1 if self._is_tail else 1}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -153,7 +168,7 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _connected(self) -> tuple[RawCluster, RawCluster]:
         if self._clusters is None:
-            source = RawCluster(self._configs[0], name="source")
+            source = RawCluster(self._configs[0], name="source", names=self._topics.names)
             self._clusters = (source, RawCluster(self._configs[1], source.net, name="target"))
         return self._clusters
 
@@ -162,7 +177,7 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now = time.monotonic()
         if now - self._refreshed_at >= self._refresh_s:
             source, target = self._connected()
-            planned = source.run(plan_link, source, target, self._pattern)
+            planned = source.run(plan_link, source, target, self._topics)
             source.run(make_topics, target, planned.topics)
             self._partitions = list(planned.ends)
             self._refreshed_at = now
@@ -178,6 +193,7 @@ class RangesStreamWriter(DataSourceStreamWriter):
             raise OptionError(f"offsets must be identical or translated, not {offsets!r}")
         if offsets == "identical" and "producerid" not in lowered:
             raise OptionError("payload=ranges needs producerId, the link's producer id (tolerant_client.mirror.sync.prepare_link)")
+        topics = _topics(lowered) or LinkTopics()
         self._link = LinkConfig(
             _cluster(lowered, "source.kafka."),
             _cluster(lowered, "kafka."),
@@ -185,39 +201,47 @@ class RangesStreamWriter(DataSourceStreamWriter):
             link=lowered.get("link", "default"),
             policy=MirrorPolicy.from_json(lowered.get("policy", "{}")),
             is_translated=offsets == "translated",
+            names=topics.names,
+            shares=max(1, _number(lowered, "tasks", 1)),
         )
         self._hold_ms = _number(lowered, "holdMs", 0)
         self._lease_ms = _number(lowered, "leaseMs", 0)
         self._report = Path(lowered["report"]) if lowered.get("report") else None
+        self._goes_on = lowered.get("goeson", "false").lower() == "true"
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         until = {TopicPartition(row.topic, row.partition): row.until_offset for row in iterator}
         if not until:
-            return CopiedRanges(0, 0, 0, 0)
+            return CopiedRanges()
         hold_until = time.monotonic() + self._hold_ms / 1000
         try:
             copied = copy_ranges(self._link, until, hold_ms=self._hold_ms, lease_ms=self._lease_ms)
         except _INCURABLE as error:
-            return CopiedRanges(0, 0, 0, 0, error=error)
+            if not self._goes_on or isinstance(error, LinkPromotedError):
+                return CopiedRanges(error=error)
+            time.sleep(max(0.0, hold_until - time.monotonic()))
+            return CopiedRanges(TaskReport(paused={named(until, error): _text(error)}).measured(take_measures(self._link)))
         # Where all are paused the copier is done at once; Spark is not to plan one micro-batch after another then.
         time.sleep(max(0.0, hold_until - time.monotonic()))
         done = copied.values()
-        return CopiedRanges(
-            sum(p.records for p in done),
-            sum(p.bytes for p in done),
-            sum(p.troubles for p in done),
-            sum(p.losses for p in done),
-            {partition: _text(p.error) for partition, p in copied.items() if p.is_paused},
+        report = TaskReport(
+            troubles=sum(p.troubles for p in done),
+            losses=sum(p.losses for p in done),
+            filled=sum(p.filled for p in done),
+            paused={partition: _text(p.error) for partition, p in copied.items() if p.is_paused},
+            acked={partition: p.acked for partition, p in copied.items()},
         )
+        return CopiedRanges(report.measured(take_measures(self._link)))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Tells what is paused, and raises the first error that no repeat cures.
+        """Adds to the report, and raises the first error that no repeat cures.
 
         Spark calls this on the driver, in a process of its own: hence the file.
         """
         done = [message for message in messages if isinstance(message, CopiedRanges)]
         if self._report is not None:
-            write_paused(self._report, {p: reason for message in done for p, reason in message.paused.items()})
+            told = read_report(self._report).plus([message.report for message in done], int(time.time() * 1000))
+            write_report(self._report, told)
         for message in done:
             if message.error is not None:
                 raise message.error
@@ -239,24 +263,35 @@ def spread(
     return dealt
 
 
-def write_paused(report: Path, paused: Mapping[TopicPartition, str]) -> None:
+def named(partitions: Iterable[TopicPartition], error: TolerantClientError) -> TopicPartition:
+    """The partition that an error speaks of; the first one if it names none."""
+    return max(sorted(partitions), key=lambda p: len(f"{p.topic}-{p.partition}") if f"{p.topic}-{p.partition}" in str(error) else 0)
+
+
+def write_report(path: Path, report: TaskReport) -> None:
     """Replaces the file at once: a reader finds the whole of it, or that of the micro-batch before."""
-    beside = report.with_name(f"{report.name}.new")
-    beside.write_text(json.dumps([[*partition, reason] for partition, reason in paused.items()]))
-    beside.replace(report)
+    beside = path.with_name(f"{path.name}.new")
+    beside.write_text(report.to_json())
+    beside.replace(path)
 
 
-def read_paused(report: Path) -> dict[TopicPartition, str]:
-    """Why each partition is paused that the last micro-batch left so; none before the first one has ended."""
+def read_report(path: Path) -> TaskReport:
+    """What the query has told up to the last micro-batch; an empty report before the first one has ended."""
     try:
-        rows: Iterable[tuple[str, int, str]] = json.loads(report.read_text())
+        return TaskReport.from_json(path.read_text())
     except FileNotFoundError:
-        return {}
-    return {TopicPartition(topic, index): reason for topic, index, reason in rows}
+        return TaskReport()
 
 
 def _text(error: TolerantClientError | None) -> str:
     return str(error).removeprefix(f"{type(error).__name__}: ")
+
+
+def _topics(lowered: Mapping[str, str]) -> LinkTopics | None:
+    if text := lowered.get("linktopics"):
+        return LinkTopics.from_json(text)
+    pattern = lowered.get("subscribepattern")
+    return LinkTopics.of(pattern) if pattern else None
 
 
 def _cluster(lowered: Mapping[str, str], prefix: str) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_integration.mirroring.mirror_job import original_error, spark_session
 from spark_integration.security.kafka_config import kafka_python_config
+from tolerant_client.mirror.replication_policy import TopicNames
+from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.mirror.verify.log_comparison import Difference
 from tolerant_client.mirror.verify.slices import NotCompared, Slice, SliceResult
 from tolerant_client.mirror.verify.slices_comparison import SlicesComparison
@@ -48,18 +50,22 @@ _SLICES_A_GROUP: Final = 4  # of one wave: what a restart has to repeat at most
 
 @dataclass(frozen=True)
 class VerifySettings:
-    """What to compare: Java client properties of both clusters (without prefix), topics as a regular expression.
+    """What to compare: Java client properties of both clusters (without prefix), a link's topics or a regular expression.
 
     `tasks` run at a time; `max_mb` is what each may hold of fetched data.
     """
 
     source: Mapping[str, str] = field(repr=False)
     target: Mapping[str, str] = field(repr=False)
-    topics: str
+    topics: LinkTopics | str
     allow_behind: bool = False
     tasks: int = 2
     slice_mb: int = 256
     max_mb: int = 64
+
+    @property
+    def names(self) -> TopicNames | None:
+        return LinkTopics.of(self.topics).names
 
 
 def run(
@@ -73,7 +79,7 @@ def run(
     Without a session one is made, and stopped.  `progress` is called after each wave of tasks.  Raises what
     tolerant_client.mirror.verify.verify does.
     """
-    with RawCluster(kafka_python_config(settings.source), name="source") as source:
+    with RawCluster(kafka_python_config(settings.source), name="source", names=settings.names) as source:
         target = RawCluster(kafka_python_config(settings.target), source.net, name="target")
         own: SparkSession | None = None
         try:
@@ -97,7 +103,7 @@ def verify_frame(session: SparkSession, settings: VerifySettings) -> DataFrame:
 
     The bounds are taken when this is called, the records are compared when the DataFrame is used, each time anew.
     """
-    with RawCluster(kafka_python_config(settings.source), name="source") as source:
+    with RawCluster(kafka_python_config(settings.source), name="source", names=settings.names) as source:
         target = RawCluster(kafka_python_config(settings.target), source.net, name="target")
         try:
             verification = Verification(source, target, settings.topics, allow_behind=settings.allow_behind)
@@ -112,13 +118,13 @@ def verify_frame(session: SparkSession, settings: VerifySettings) -> DataFrame:
 
 def slices_frame(session: SparkSession, settings: VerifySettings, groups: Sequence[Sequence[Slice]]) -> DataFrame:
     """The rows of these slices; each group is one task."""
-    source, target, max_bytes = dict(settings.source), dict(settings.target), settings.max_mb << 20
+    source, target, names, max_bytes = dict(settings.source), dict(settings.target), settings.names, settings.max_mb << 20
     groups = [list(group) for group in groups]
 
     def compare(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield _rows(_compare(source, target, groups[number], max_bytes))
+                yield _rows(_compare(source, target, names, groups[number], max_bytes))
 
     count = len(groups)
     return session.range(0, count, 1, max(1, count)).mapInArrow(compare, SCHEMA)
@@ -174,9 +180,9 @@ def _waves(sizes: Mapping[Slice, float], tasks: int) -> Iterator[list[list[Slice
 
 
 def _compare(
-    source: Mapping[str, str], target: Mapping[str, str], slices: Sequence[Slice], max_bytes: int
+    source: Mapping[str, str], target: Mapping[str, str], names: TopicNames | None, slices: Sequence[Slice], max_bytes: int
 ) -> list[SliceResult]:
-    with RawCluster(kafka_python_config(source), name="source") as first:
+    with RawCluster(kafka_python_config(source), name="source", names=names) as first:
         second = RawCluster(kafka_python_config(target), first.net, name="target")
         try:
             return first.run(SlicesComparison(first, second, slices, max_bytes=max_bytes).run)

@@ -277,6 +277,15 @@ class Running:
             self._seen[member] = max(before, _cpu_clock(member[0]) or 0.0)
         return sum(self._seen.values())
 
+    def memory(self) -> int:
+        """Bytes of memory of all its processes; what several share counts once (proportional set size, proc(5))."""
+        total = 0
+        for pid, _ in self._members():
+            with contextlib.suppress(OSError):
+                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+                total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        return total << 10
+
     def is_over(self) -> bool:
         """Whether the command has ended and nothing is left of it; raises BenchError if it failed."""
         self.cpu()

@@ -23,7 +23,7 @@ from tolerant_client.mirror.identical.partition import AppendState
 from tolerant_client.mirror.ledger import LEDGER_TOPIC, Ledger, read_ledger
 from tolerant_client.mirror.limits import CopyLimits
 from tolerant_client.mirror.losses import LedgerRow, Loss, LossPolicy, MirrorPolicy
-from tolerant_client.mirror.producers import ProducerEntry, log_end_offsets
+from tolerant_client.mirror.producers import ProducerEntry, init_producer_id, log_end_offsets
 from tolerant_client.mirror.sync import plan_link, prepare_link
 from tolerant_client.raw import LATEST, RawCluster
 from tolerant_client.record_batch import Record, encode_batch, restamp
@@ -243,7 +243,7 @@ def test_sequence_and_log_end_of_different_moments_are_never_put_together(
         return await ask(cluster, partitions)
 
     with both(source, target) as (origin, copy):
-        producer_id = origin.run(state.init_producer_id, copy, "tests")
+        producer_id = origin.run(init_producer_id, copy, "tests")
         read = (state.read_append_states, origin, copy, [partition], producer_id)
         before = origin.run(*read)[partition]
         assert before == AppendState(2, producer_id, 0, 1)

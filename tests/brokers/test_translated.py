@@ -28,6 +28,8 @@ from tolerant_client.mirror.ledger import read_ledger
 from tolerant_client.mirror.limits import Progress
 from tolerant_client.mirror.losses import LossPolicy, MirrorPolicy
 from tolerant_client.mirror.plan import TopicSpec
+from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, TopicNames
+from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.topics import create_topics
 from tolerant_client.mirror.translated import offset_map, partition as translated_partition
 from tolerant_client.mirror.translated.copier import TranslatedCopier, prepare_translated_link
@@ -74,13 +76,13 @@ class ForeignWriter:
 
 
 def copy(
-    source: str, target: str, topics: str, link: str, limits: TransactionLimits = FAST, rename: Callable[[str], str] = str
+    source: str, target: str, topics: LinkTopics | str, link: str, limits: TransactionLimits = FAST
 ) -> None:
-    with both(source, target) as (origin, there):
+    with both(source, target, names=LinkTopics.of(topics).names) as (origin, there):
 
         async def run() -> None:
-            prepared = await prepare_translated_link(origin, there, topics, link, rename)
-            copier = TranslatedCopier(origin, there, link, transactions=limits, rename=rename)
+            prepared = await prepare_translated_link(origin, there, topics, link)
+            copier = TranslatedCopier(origin, there, link, transactions=limits)
             await copier.copy(prepared.ends)
             assert copier.bytes_in_flight == 0
 
@@ -112,9 +114,10 @@ def require_exact_copy(
     for n, (original, copied) in enumerate(zip(originals, copies)):
         others = [o for o, record in copied.items() if record.value == b"foreign"]
         assert [copied[o].key for o in others] == [b"%d" % k for k in range(foreign if n == 0 else 0)]
-        ours = {o: record for o, record in copied.items() if o not in set(others)}
+        not_ours = set(others)
+        ours = {o: record for o, record in copied.items() if o not in not_ours}
         assert [content(ours[o]) for o in sorted(ours)] == [content(original[o]) for o in sorted(original)]
-        found = maps[TopicPartition(topic, n)]
+        found = maps[TopicPartition(target_topic or topic, n)]
         for offset, there in zip(sorted(original), sorted(ours)):
             assert found.translate(offset)[1:3] == (there, Place.RECORD)
             assert found.source_of(there)[1:3] == (offset, Place.RECORD)
@@ -178,13 +181,9 @@ def test_a_target_topic_may_have_another_name(source: str, target: str) -> None:
     create_topic(source, "translated-named")
     append_records(source, "translated-named", 100)
 
-    def rename(topic: str) -> str:
-        return f"west.{topic}"
-
-    copy(source, target, "translated-named", "named", rename=rename)
+    west = LinkTopics(TopicFilter(("translated-named",)), TopicNames(DefaultReplicationPolicy(), "west"), "east")
+    copy(source, target, west, "named")
     require_exact_copy(source, target, "translated-named", "named", target_topic="west.translated-named")
-    with pytest.raises(TargetDivergedError, match="west.translated-named"):
-        copy(source, target, "translated-named", "named")
 
 
 def test_what_arrives_while_a_copy_is_held_is_committed_soon(source: str, target: str) -> None:

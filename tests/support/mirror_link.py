@@ -14,7 +14,9 @@ from tolerant_client.mirror.divergence import read_headers
 from tolerant_client.mirror.identical.copy import LinkCopier
 from tolerant_client.mirror.limits import CopyLimits, Progress
 from tolerant_client.mirror.losses import MirrorPolicy
+from tolerant_client.mirror.replication_policy import TopicNames
 from tolerant_client.mirror.sync import PreparedLink, prepare_link
+from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.mirror.verify.verification import VerifyReport, verify
 from tolerant_client.raw import LATEST, RawCluster
 from tolerant_client.record_batch import BatchHeader, Record, encode_batch
@@ -24,9 +26,11 @@ _PIPELINE = 8
 
 
 @contextmanager
-def both(source: str, target: str, patience_ms: int = 60_000, **config: Any) -> Iterator[tuple[RawCluster, RawCluster]]:
+def both(
+    source: str, target: str, patience_ms: int = 60_000, names: TopicNames | None = None, **config: Any
+) -> Iterator[tuple[RawCluster, RawCluster]]:
     """Source and target on one event loop, as the mirror has them."""
-    with RawCluster({"bootstrap_servers": source, **config}, name="source", patience_ms=patience_ms) as origin:
+    with RawCluster({"bootstrap_servers": source, **config}, name="source", patience_ms=patience_ms, names=names) as origin:
         copy = RawCluster({"bootstrap_servers": target, **config}, origin.net, name="target", patience_ms=patience_ms)
         try:
             yield origin, copy
@@ -111,7 +115,7 @@ def append_records(
 def mirror(
     source: str,
     target: str,
-    topics: str,
+    topics: LinkTopics | str,
     link: str = "tests",
     *,
     limits: CopyLimits = CopyLimits(),
@@ -119,7 +123,7 @@ def mirror(
     **config: Any,
 ) -> dict[TopicPartition, Progress]:
     """One run of a link up to the ends that the source has now."""
-    with both(source, target, **config) as (origin, copy):
+    with both(source, target, names=LinkTopics.of(topics).names, **config) as (origin, copy):
 
         async def run() -> dict[TopicPartition, Progress]:
             prepared = await prepare_link(origin, copy, topics, link, policy)
@@ -134,8 +138,8 @@ def prepare(source: str, target: str, topics: str, link: str = "tests") -> Prepa
         return origin.run(prepare_link, origin, copy, topics, link)
 
 
-def compare(source: str, target: str, topics: str) -> VerifyReport:
-    with both(source, target) as (origin, copy):
+def compare(source: str, target: str, topics: LinkTopics | str) -> VerifyReport:
+    with both(source, target, names=LinkTopics.of(topics).names) as (origin, copy):
         return origin.run(verify, origin, copy, topics)
 
 

@@ -1,5 +1,7 @@
 """One writer of a link as a process of its own, to be raced and killed: source target topics link [options].
 
+`topics` are a regular expression, or JSON of LinkTopics.
+
 Prints "copying" once the link is prepared and "done" at the end; an error goes
 to stderr and gives exit code 1.
 
@@ -22,6 +24,7 @@ from tolerant_client.mirror.identical.copy import LinkCopier
 from tolerant_client.mirror.limits import CopyLimits, Progress
 from tolerant_client.mirror.losses import MirrorPolicy
 from tolerant_client.mirror.sync import prepare_link
+from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.raw import LATEST, RawCluster
 
 _READ_COMMITTED = 1
@@ -35,12 +38,13 @@ def limits(options: dict[str, Any]) -> CopyLimits:
 
 def main(source_servers: str, target_servers: str, topics: str, link: str, given: str = "{}") -> int:
     options = json.loads(given)
-    with RawCluster({"bootstrap_servers": source_servers}, name="source") as source:
+    chosen = LinkTopics.from_json(topics) if topics.startswith("{") else LinkTopics.of(topics)
+    with RawCluster({"bootstrap_servers": source_servers}, name="source", names=chosen.names) as source:
         target = RawCluster({"bootstrap_servers": target_servers}, source.net, name="target")
 
         async def copy() -> dict[TopicPartition, Progress]:
             policy = MirrorPolicy.parse(gap_fill=options.get("gap_fill", []))
-            prepared = await prepare_link(source, target, topics, link, policy)
+            prepared = await prepare_link(source, target, chosen, link, policy)
             copier = LinkCopier(source, target, prepared.producer_id, limits(options), link=link, policy=policy)
             print("copying", flush=True)
             while "hold_ms" in options:

@@ -12,6 +12,7 @@ from kafka.protocol.consumer import FetchRequest, FetchResponse
 from kafka.structs import TopicPartition
 
 from tolerant_client.fetch import MAX_FETCH_VERSION, MIN_FETCH_VERSION, FetchAnswer, FetchSession, RawFetch
+from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, TopicNames
 
 VERSIONS = range(MIN_FETCH_VERSION, MAX_FETCH_VERSION + 1)
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b-\u00fc", 0)
@@ -115,6 +116,29 @@ def test_answer_is_decoded_as_kafka_python_encodes_it(version: int) -> None:
     assert parts[A0].log_start_offset == (3 if version >= 5 else -1)
     assert parts[A1].error_code == 1
     assert [bytes(part.records) for part in parts.values()] == [b"records of a0", b"", b"x" * 300]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_broker_is_asked_by_its_own_names_and_answers_by_the_targets(version: int) -> None:
+    names = TopicNames(DefaultReplicationPolicy(), "west")
+    session = FetchSession(version, names=names)
+    for partition, offset in {A0: 5, B0: 2**40, A1: 0}.items():
+        session.seek(partition._replace(topic=f"west.{partition.topic}"), offset)
+    plain = FetchSession(version)
+    for partition, offset in {A0: 5, B0: 2**40, A1: 0}.items():
+        plain.seek(partition, offset)
+    sizes = {"max_wait_ms": 250, "max_bytes": 1 << 24, "partition_max_bytes": 1 << 20}
+    asked = session.request(**sizes)
+    assert frame(asked) == frame(plain.request(**sizes))
+    assert session.answered(asked.decode_response(memoryview(bytearray(answer(version, session_id=5, partitions=SOME)))))
+    session.forget(A0._replace(topic="west.a"))
+    body = memoryview(bytearray(answer(version, partitions=SOME)))
+    assert [part.partition for part in asked.decode_response(body).partitions] == [
+        partition._replace(topic=f"west.{partition.topic}") for partition in SOME
+    ]
+    plain.answered(FetchAnswer(0, 5 if version >= 7 else 0, 0, []))
+    plain.forget(A0)
+    assert frame(session.request(**sizes)) == frame(plain.request(**sizes)), "what is forgotten has its own name, too"
 
 
 def test_records_are_views_of_the_frame_and_may_be_stamped_in_place() -> None:

@@ -15,8 +15,9 @@ pytest.importorskip("pyspark")
 from kafka.structs import TopicPartition
 
 from spark_integration.mirroring import ranges
+from spark_integration.mirroring.link_state import TaskReport
 from spark_integration.mirroring.mirror_job import original_error
-from spark_integration.mirroring.ranges import CopiedRanges, RangesStreamReader, RangesStreamWriter, read_paused
+from spark_integration.mirroring.ranges import CopiedRanges, RangesStreamReader, RangesStreamWriter, read_report
 from spark_integration.mirroring.watch import LinkWatch
 from tolerant_client.errors import (
     ClusterUnreachableError,
@@ -28,11 +29,13 @@ from tolerant_client.errors import (
     TolerantClientError,
 )
 from tolerant_client.mirror.limits import Progress
+from tolerant_client.mirror.measures import Copied, Measured
 
 FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
 PROPERTIES = {"bootstrap.servers": "127.0.0.1:1"}
 READ = {"kafka.bootstrap.servers": "a:1", "target.kafka.bootstrap.servers": "b:1", "subscribePattern": "orders.*"}
 WRITE = {"kafka.bootstrap.servers": "b:1", "source.kafka.bootstrap.servers": "a:1", "producerId": "7"}
+MEASURED = Measured({FIRST: Copied(10, 100)}, (1,) + (0,) * 14, {"lost": 1})
 GONE = DataLossError("orders-0: offsets 5 to 9 are gone")
 
 
@@ -56,6 +59,7 @@ def write(monkeypatch: pytest.MonkeyPatch, outcome: Any, **options: str) -> Copi
         return outcome
 
     monkeypatch.setattr(ranges, "copy_ranges", copy_ranges)
+    monkeypatch.setattr(ranges, "take_measures", lambda link: MEASURED)
     message = RangesStreamWriter({**WRITE, **options}).write(iter([Row("orders", 0, 0, 10), Row("orders", 1, 0, 10)]))
     copied = pickle.loads(pickle.dumps(message))
     assert isinstance(copied, CopiedRanges)
@@ -96,7 +100,7 @@ def test_error_that_no_repeat_cures_is_raised_once_by_the_commit(
 ) -> None:
     message = write(monkeypatch, error)
     with pytest.raises(type(error)) as raised:
-        RangesStreamWriter(WRITE).commit([CopiedRanges(1, 1, 0, 0), None, message], 0)
+        RangesStreamWriter(WRITE).commit([CopiedRanges(), None, message], 0)
     assert str(raised.value) == str(error)
     text = f"Traceback\ntolerant_client.errors.{type(error).__name__}: {error}\n\tat java"
     assert type(original_error(text)) is type(error)
@@ -110,13 +114,13 @@ def test_other_errors_are_left_to_spark_to_repeat(monkeypatch: pytest.MonkeyPatc
 
 def test_paused_partitions_reach_the_report_with_their_reasons(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     report = tmp_path / "paused.json"
-    assert read_paused(report) == {}
+    assert read_report(report).paused == {}
     message = write(monkeypatch, {FIRST: progress(GONE), SECOND: progress()})
     writer = RangesStreamWriter({**WRITE, "report": str(report)})
-    writer.commit([message, CopiedRanges(0, 0, 0, 0)], 0)
-    assert read_paused(report) == {FIRST: "orders-0: offsets 5 to 9 are gone"}
-    writer.commit([CopiedRanges(0, 0, 0, 0)], 1)
-    assert read_paused(report) == {}
+    writer.commit([message, CopiedRanges()], 0)
+    assert read_report(report).paused == {FIRST: "orders-0: offsets 5 to 9 are gone"}
+    writer.commit([CopiedRanges()], 1)
+    assert read_report(report).paused == {}
 
 
 def test_paused_partitions_are_told_even_if_another_one_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -124,7 +128,7 @@ def test_paused_partitions_are_told_even_if_another_one_fails(monkeypatch: pytes
     messages = [write(monkeypatch, {SECOND: progress(GONE)}), write(monkeypatch, TargetDivergedError("foreign"))]
     with pytest.raises(TargetDivergedError):
         RangesStreamWriter({**WRITE, "report": str(report)}).commit(list(messages), 0)
-    assert list(read_paused(report)) == [SECOND]
+    assert list(read_report(report).paused) == [SECOND]
 
 
 def test_task_of_nothing_but_paused_partitions_lasts_as_long_as_its_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +154,9 @@ class Watch(LinkWatch):
     def _read(self, cluster: Any) -> dict[TopicPartition, int]:
         return dict(self.target)
 
+    def _quietly(self, read: Any, *arguments: Any) -> Any:
+        return None
+
     def _read_ledger(self) -> list[Any]:
         if self.failure is not None:
             raise self.failure
@@ -168,7 +175,7 @@ def test_a_partition_that_is_ahead_does_not_hide_one_that_is_behind() -> None:
 def test_pause_is_printed_when_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
     with Watch({FIRST: 4, SECOND: 10}) as watch:
         for paused in ({}, {FIRST: "why"}, {FIRST: "why"}, {FIRST: "why", SECOND: "too [bold]"}, {}, {FIRST: "again"}):
-            watch.tell_paused(paused)
+            watch.tell(TaskReport(paused=paused))
     assert capsys.readouterr().err.splitlines() == [
         "tolerant-kafka: paused: orders-0: why",
         "tolerant-kafka: paused: orders-1: too [bold]",
@@ -178,18 +185,17 @@ def test_pause_is_printed_when_it_begins(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_metrics_count_paused_partitions_by_topic() -> None:
     with Watch({FIRST: 4, SECOND: 10}, metrics="127.0.0.1:0") as watch:
-        assert watch._gauges is not None
-        url = f"http://127.0.0.1:{watch._gauges._server.server_port}/metrics"
 
         def counted() -> str:
-            with urllib.request.urlopen(url, timeout=5) as answer:
+            watch._look()
+            with urllib.request.urlopen(f"{watch.url}metrics", timeout=5) as answer:
                 lines = answer.read().decode().splitlines()
             return next(str(line) for line in lines if line.startswith("tolerant_mirror_paused_partitions{"))
 
-        watch.tell_paused({FIRST: "why", SECOND: "why"})
-        assert counted() == 'tolerant_mirror_paused_partitions{topic="orders"} 2.0'
-        watch.tell_paused({})
-        assert counted() == 'tolerant_mirror_paused_partitions{topic="orders"} 0.0'
+        watch.tell(TaskReport(1, paused={FIRST: "why", SECOND: "why"}))
+        assert counted() == 'tolerant_mirror_paused_partitions{link="default",topic="orders"} 2.0'
+        watch.tell(TaskReport(2))
+        assert counted() == 'tolerant_mirror_paused_partitions{link="default",topic="orders"} 0.0'
 
 
 def test_ledger_that_cannot_be_read_at_the_end_is_an_error() -> None:

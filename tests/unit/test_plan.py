@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.plan import TopicSpec, fit_config, plan_topics, select_topics
+from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, TopicNames
+from tolerant_client.mirror.topic_filter import CONFIG_PROPERTIES_EXCLUDE, LinkTopics, TopicCreation, TopicFilter
 
 AVAILABLE = {"orders": 1, "orders.v2": 1, "payments": 1}
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
@@ -49,6 +53,17 @@ def test_bad_expression_is_named() -> None:
         select_topics("*orders", AVAILABLE)
 
 
+def test_topics_of_a_link_are_chosen_by_their_source_names_and_told_by_the_targets() -> None:
+    names = TopicNames(DefaultReplicationPolicy(), "A")
+    link = LinkTopics(TopicFilter(("orders.*", "B.payments")), names, "B")
+    available = dict.fromkeys(("A.orders", "A.orders.v2", "A.B.payments", "A.heartbeats", "A.tolerant-mirror-ledger"), 1)
+    assert select_topics(link, available) == ["A.heartbeats", "A.orders", "A.orders.v2"]
+    other = LinkTopics(TopicFilter(("zzz",)), names, "B")
+    with pytest.raises(OptionError, match="No topic of the source matches 'zzz'; the source has 1 topics"):
+        select_topics(other, {"A.orders": 1})
+    assert select_topics(replace(other, waits_for_topics=True), {"A.orders": 1}) == []
+
+
 def test_missing_topic_is_created_like_the_source() -> None:
     plan = plan_topics({"orders": spec(cleanup_policy="compact")}, {}, 3)
     (created,) = plan.create
@@ -68,6 +83,40 @@ def test_small_target_gets_fewer_replicas_and_a_minimum_that_it_can_reach() -> N
     assert created.config["min.insync.replicas"] == "1"
     (created,) = plan_topics({"orders": spec(min_insync_replicas="2")}, {}, 2).create
     assert created.config["min.insync.replicas"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("factor", "brokers", "created", "minimum", "is_warned"),
+    [(2, 3, 2, "2", False), (1, 3, 1, "1", False), (2, 1, 1, "1", True), (-1, 3, -1, "2", False), (-1, 1, -1, "1", False)],
+)
+def test_replication_factor_of_the_link_counts_not_the_sources(
+    factor: int, brokers: int, created: int, minimum: str, is_warned: bool
+) -> None:
+    wanted = TopicSpec("orders", 1, 3, {"min.insync.replicas": "2"}, {"cleanup.policy": "delete"})
+    plan = plan_topics({"orders": wanted}, {}, brokers, TopicCreation(replication_factor=factor))
+    assert plan.create[0].replication_factor == created
+    assert plan.create[0].config["min.insync.replicas"] == minimum
+    assert [f"with {brokers} replicas" in warning for warning in plan.warnings] == [True] * is_warned
+
+
+def test_excluded_properties_stay_the_targets_own_affair() -> None:
+    creation = TopicCreation(config_exclude=CONFIG_PROPERTIES_EXCLUDE + ("max.message.*", "retention.ms"))
+    config = {"min.insync.replicas": "2", "retention.ms": "5", "segment.ms": "7", "message.timestamp.type": "LogAppendTime"}
+    wanted = TopicSpec("orders", 1, 1, config, {"max.message.bytes": "9"})
+    (created,) = plan_topics({"orders": wanted}, {}, 3, creation).create
+    limits = {name for name in created.config if name.startswith("message.timestamp")}
+    assert {k: v for k, v in created.config.items() if k not in limits} == {"segment.ms": "7"}
+    assert created.config["message.timestamp.type"] == "CreateTime", "a copy cannot do without"
+
+
+def test_defaults_of_the_sources_brokers_are_set_where_the_link_says_so() -> None:
+    effective = {"retention.ms": "3", "segment.ms": "9", "local.retention.ms": "1", "cleanup.policy": "compact"}
+    wanted = TopicSpec("orders", 1, 1, {"segment.ms": "7"}, effective)
+    (created,) = plan_topics({"orders": wanted}, {}, 1, TopicCreation(use_defaults_from="source")).create
+    assert (created.config["retention.ms"], created.config["segment.ms"]) == ("3", "7")
+    assert "local.retention.ms" not in created.config
+    (created,) = plan_topics({"orders": wanted}, {}, 1).create
+    assert "retention.ms" not in created.config and created.is_compacted
 
 
 def test_throttled_replicas_of_the_sources_brokers_are_not_copied() -> None:

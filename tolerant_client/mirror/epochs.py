@@ -44,14 +44,15 @@ async def source_truncations(
                     )
                 )
             request = OffsetForLeaderEpochRequest(
-                replica_id=-1, topics=[topic_type(topic=name, partitions=parts) for name, parts in by_topic.items()]
+                replica_id=-1, topics=[topic_type(topic=source.wire_topic(name), partitions=parts) for name, parts in by_topic.items()]
             )
             for topic in (await source.send(request, node)).topics:
+                name = source.topic_of(topic.topic)
                 for part in topic.partitions:
                     if part.error_code:
-                        failure = Errors.for_code(part.error_code)(f"{topic.topic}-{part.partition}")
+                        failure = Errors.for_code(part.error_code)(f"{name}-{part.partition}")
                     else:
-                        ends[TopicPartition(topic.topic, part.partition)] = part.end_offset
+                        ends[TopicPartition(name, part.partition)] = part.end_offset
         if failure is not None:
             raise failure
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.topic_filter import OWN_TOPICS as OWN_TOPICS
+from tolerant_client.mirror.topic_filter import LinkTopics, TopicCreation, TopicFilter
 
 TIMESTAMP_TYPE = "message.timestamp.type"
 LOG_APPEND_TIME = "LogAppendTime"
@@ -17,15 +19,8 @@ RETENTION_MS = "retention.ms"
 TIMESTAMP_BEFORE = "message.timestamp.before.max.ms"
 TIMESTAMP_AFTER = "message.timestamp.after.max.ms"
 
-# What a plan looks at even where it is only the brokers' default.
-EFFECTIVE = frozenset(
-    {TIMESTAMP_TYPE, CLEANUP_POLICY, MAX_MESSAGE_BYTES, RETENTION_MS, TIMESTAMP_BEFORE, TIMESTAMP_AFTER}
-)
 DEFAULT_MAX_MESSAGE_BYTES = 1_048_588  # ServerLogConfigs.java, since Kafka 2.x; 1,000,012 before
 _LONG_MAX = 2**63 - 1
-
-# Ledgers and offset maps say what is on their own cluster: two links in opposite directions do not mix them.
-OWN_TOPICS = "tolerant-mirror-"
 
 # What belongs to the brokers of one cluster, not to the topic.
 _NOT_COPIED = frozenset(
@@ -52,8 +47,8 @@ _TOO_SMALL = re.compile(r"Invalid value (\S+) for configuration ([\w.\-]+): Valu
 class TopicSpec:
     """A topic as an administrator describes it.
 
-    `config` holds only what was set for this topic; `effective` the values of
-    EFFECTIVE wherever they come from, and nothing where the brokers cannot say.
+    `config` holds only what was set for this topic; `effective` every value that
+    is in force wherever it comes from, and nothing where the brokers cannot say.
     """
 
     name: str
@@ -88,32 +83,36 @@ class TopicsPlan:
     warnings: tuple[str, ...] = ()
 
 
-def select_topics(pattern: str, available: Mapping[str, object]) -> list[str]:
-    """Topics whose whole name matches the regular expression, sorted; without the mirrors' own.
+def select_topics(topics: LinkTopics | str, available: Mapping[str, object]) -> list[str]:
+    """The topics that the link takes (or a regular expression matches), sorted; all as the target calls them.
 
-    Raises OptionError for a bad expression and when nothing matches.
+    Raises OptionError for a bad expression, and when nothing is taken by a link that does not wait for topics.
     """
-    try:
-        expression = re.compile(pattern)
-    except re.error as error:
-        raise OptionError(f"--topics {pattern!r} is not a regular expression ({error}); quote it and escape special signs") from error
-    offered = [name for name in available if not name.startswith(OWN_TOPICS)]
-    selected = sorted(name for name in offered if expression.fullmatch(name))
-    if not selected:
-        near = difflib.get_close_matches(pattern, offered, n=3, cutoff=0.5)
-        hint = f"; did you mean {' or '.join(near)}?" if near else f"; the source has {len(offered)} topics"
-        raise OptionError(f"No topic of the source matches {pattern!r}{hint}")
+    topics = LinkTopics.of(topics)
+    offered = {name: topics.to_source(name) for name in available}
+    selected = sorted(name for name, original in offered.items() if topics.takes(original))
+    if not selected and not topics.waits_for_topics:
+        others = [original for original in offered.values() if not original.startswith(OWN_TOPICS)]
+        near = difflib.get_close_matches(", ".join(topics.filter.include), others, n=3, cutoff=0.5)
+        hint = f"; did you mean {' or '.join(near)}?" if near else f"; the source has {len(others)} topics"
+        raise OptionError(f"No topic of the source matches {topics.filter}{hint}")
     return selected
 
 
-def plan_topics(source: Mapping[str, TopicSpec], target: Mapping[str, TopicSpec], target_brokers: int) -> TopicsPlan:
+def plan_topics(
+    source: Mapping[str, TopicSpec],
+    target: Mapping[str, TopicSpec],
+    target_brokers: int,
+    creation: TopicCreation = TopicCreation(),
+) -> TopicsPlan:
     """Compares the chosen source topics with those of the same name on the target.
 
     A missing topic is created with the source's partition count and
-    configuration; its replication factor is the source's, or the number of
-    target brokers where that is less.  A target topic with fewer partitions
+    configuration as `creation` says; its replication factor is at most the
+    number of target brokers.  A target topic with fewer partitions
     gets more.  Raises OptionError for a target topic that cannot hold the copy.
     """
+    excluded = TopicFilter(creation.config_exclude)
     create: list[TopicSpec] = []
     existing: list[TopicSpec] = []
     grow: list[TopicSpec] = []
@@ -121,9 +120,13 @@ def plan_topics(source: Mapping[str, TopicSpec], target: Mapping[str, TopicSpec]
     for name, wanted in source.items():
         present = target.get(name)
         if present is None:
-            created = _as_created(wanted, target_brokers)
-            create.append(created)
+            create.append(_as_created(wanted, target_brokers, creation, excluded))
             warnings += _creation_warnings(wanted)
+            if (creation.replication_factor or 0) > target_brokers:
+                warnings.append(
+                    f"topic {name} is created with {target_brokers} replicas, one on each of the target's brokers, not"
+                    f" {creation.replication_factor}"
+                )
             continue
         if present.value(TIMESTAMP_TYPE, "") == LOG_APPEND_TIME:
             raise OptionError(
@@ -154,16 +157,23 @@ def fit_config(topic: TopicSpec, refusal: str) -> tuple[TopicSpec, str]:
     raise OptionError(f"The target refuses to create topic {topic.name}: {refusal}; create it yourself, or exclude it")
 
 
-def _as_created(wanted: TopicSpec, target_brokers: int) -> TopicSpec:
-    replicas = min(wanted.replication_factor, target_brokers)
-    config = {key: value for key, value in wanted.config.items() if key not in _NOT_COPIED}
-    if int(config.get("min.insync.replicas", "1")) > replicas:
-        config["min.insync.replicas"] = str(replicas)  # more than there are would refuse every append
+def _as_created(wanted: TopicSpec, target_brokers: int, creation: TopicCreation, excluded: TopicFilter) -> TopicSpec:
+    factor = wanted.replication_factor if creation.replication_factor is None else creation.replication_factor
+    replicas = min(factor, target_brokers)  # -1: as many as the target's brokers think right (KIP-464)
+    defaults = dict(wanted.effective) if creation.use_defaults_from == "source" else {}
     # The target's brokers may have other defaults.
     if CLEANUP_POLICY in wanted.effective:
-        config.setdefault(CLEANUP_POLICY, wanted.effective[CLEANUP_POLICY])
+        defaults[CLEANUP_POLICY] = wanted.effective[CLEANUP_POLICY]
     if MAX_MESSAGE_BYTES in wanted.effective:
-        config.setdefault(MAX_MESSAGE_BYTES, str(max(wanted.max_message_bytes, DEFAULT_MAX_MESSAGE_BYTES)))
+        defaults[MAX_MESSAGE_BYTES] = str(max(wanted.max_message_bytes, DEFAULT_MAX_MESSAGE_BYTES))
+    config = {
+        key: value
+        for key, value in {**defaults, **wanted.config}.items()
+        if key not in _NOT_COPIED and not excluded.matches(key)
+    }
+    most = target_brokers if replicas < 0 else replicas
+    if int(config.get("min.insync.replicas", "1")) > most:
+        config["min.insync.replicas"] = str(most)  # more than there are would refuse every append
     config[TIMESTAMP_TYPE] = "CreateTime"  # the source's append times are copied as such
     # The source has taken the records already, long ago perhaps.  A 4.x broker refuses what is an hour ahead (KIP-1030).
     config[TIMESTAMP_BEFORE] = config[TIMESTAMP_AFTER] = str(_LONG_MAX)

@@ -71,9 +71,9 @@ async def describe_producers(
             by_topic: dict[str, list[int]] = {}
             for partition in members:
                 by_topic.setdefault(partition.topic, []).append(partition.partition)
-            topics = [topic_type(name=name, partition_indexes=indexes) for name, indexes in by_topic.items()]
+            topics = [topic_type(name=cluster.wire_topic(name), partition_indexes=indexes) for name, indexes in by_topic.items()]
             for topic in (await cluster.send(DescribeProducersRequest(topics=topics), node)).topics:
-                name = topic.name
+                name = cluster.topic_of(topic.name)
                 for part in topic.partitions:
                     error = Errors.for_code(part.error_code)
                     if part.error_code and not getattr(error, "retriable", False):
@@ -118,12 +118,12 @@ async def log_end_offsets(cluster: RawCluster, partitions: Iterable[TopicPartiti
                         partition_index=partition.partition, timestamp=LATEST, current_leader_epoch=-1, max_num_offsets=1
                     )
                 )
-            topics = [topic_type(name=name, partitions=parts) for name, parts in by_topic.items()]
+            topics = [topic_type(name=cluster.wire_topic(name), partitions=parts) for name, parts in by_topic.items()]
             request = ListOffsetsRequest(replica_id=_DEBUGGING_REPLICA, isolation_level=0, topics=topics, max_version=6)
             for topic in (await cluster.send(request, node)).topics:
                 for part in topic.partitions:
                     if not part.error_code:
-                        ends[TopicPartition(topic.name, part.partition_index)] = part.offset
+                        ends[TopicPartition(cluster.topic_of(topic.name), part.partition_index)] = part.offset
 
     wanted = list(partitions)
     if wanted:

@@ -17,13 +17,13 @@ from kafka.protocol.metadata import MetadataRequest
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.plan import (
     CLEANUP_POLICY,
-    EFFECTIVE,
     LOG_APPEND_TIME,
     MAX_MESSAGE_BYTES,
     TIMESTAMP_TYPE,
     TopicSpec,
     fit_config,
 )
+from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.raw import RawCluster
 
 _TOPIC_RESOURCE = 2
@@ -51,6 +51,12 @@ class TopicFacts(NamedTuple):
     can_delete_records: bool = True  # a broker refuses DeleteRecords where cleanup.policy is compact alone
 
 
+def require_names(source: RawCluster, topics: LinkTopics) -> None:
+    """Raises IllegalStateError where the source would call the link's topics otherwise than the link does."""
+    if source.names != topics.names:
+        raise Errors.IllegalStateError(f"The source cluster has the names {source.names}, the link {topics.names}; give it the link's")
+
+
 async def describe_topics(cluster: RawCluster, topics: Iterable[str]) -> dict[str, TopicSpec]:
     """Partition count, replication factor and configuration of the topics that exist."""
     present = await cluster.partitions(list(topics))
@@ -61,14 +67,14 @@ async def describe_topics(cluster: RawCluster, topics: Iterable[str]) -> dict[st
     effective: dict[str, dict[str, str]] = {}
 
     async def metadata() -> None:
-        for topic in await _metadata(cluster, present):
-            replicas[topic.name] = max((len(p.replica_nodes) for p in topic.partitions), default=1)
+        for name, topic in (await _metadata(cluster, present)).items():
+            replicas[name] = max((len(p.replica_nodes) for p in topic.partitions), default=1)
 
     async def configs() -> None:
-        for result in await _configs(cluster, present, None):
-            values = [c for c in result.configs if c.value is not None]
-            own[result.resource_name] = {c.name: c.value for c in values if _is_own(c)}
-            effective[result.resource_name] = {c.name: c.value for c in values if c.name in EFFECTIVE}
+        for name, told in (await _configs(cluster, present, None)).items():
+            values = [c for c in told if c.value is not None]
+            own[name] = {c.name: c.value for c in values if _is_own(c)}
+            effective[name] = {c.name: c.value for c in values}
 
     await cluster.insist("describing topics", metadata)
     if _speaks(cluster, DescribeConfigsRequest):
@@ -88,11 +94,11 @@ async def topic_facts(target: RawCluster, topics: Iterable[str]) -> dict[str, To
     found: dict[str, TopicFacts] = {}
 
     async def ask() -> None:
-        for result in await _configs(target, present, [CLEANUP_POLICY, MAX_MESSAGE_BYTES]):
-            config = {c.name: c.value for c in result.configs if c.value is not None}
-            spec = TopicSpec(result.resource_name, 0, 0, config)
-            found[spec.name] = TopicFacts(
-                spec.is_compacted, spec.max_message_bytes, ids.get(spec.name), "delete" in config.get(CLEANUP_POLICY, "delete")
+        for name, told in (await _configs(target, present, [CLEANUP_POLICY, MAX_MESSAGE_BYTES])).items():
+            config = {c.name: c.value for c in told if c.value is not None}
+            spec = TopicSpec(name, 0, 0, config)
+            found[name] = TopicFacts(
+                spec.is_compacted, spec.max_message_bytes, ids.get(name), "delete" in config.get(CLEANUP_POLICY, "delete")
             )
 
     await target.insist("describing topic configurations", ask)
@@ -108,9 +114,9 @@ async def topic_ids(cluster: RawCluster, topics: Iterable[str]) -> dict[str, uui
     found: dict[str, uuid.UUID] = {}
 
     async def ask() -> None:
-        for topic in await _metadata(cluster, present):
+        for name, topic in (await _metadata(cluster, present)).items():
             if topic.topic_id not in (None, _NO_TOPIC_ID):
-                found[topic.name] = topic.topic_id
+                found[name] = topic.topic_id
 
     if present:
         await cluster.insist("reading the topics' ids", ask)
@@ -233,20 +239,21 @@ async def _controller(cluster: RawCluster) -> Any:
     return None if controller is None else controller.node_id
 
 
-async def _metadata(cluster: RawCluster, topics: Iterable[str]) -> Any:
-    wanted = [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
+async def _metadata(cluster: RawCluster, topics: Iterable[str]) -> dict[str, Any]:
+    wanted = [MetadataRequest.MetadataRequestTopic(name=cluster.wire_topic(name)) for name in topics]
     answer = await cluster.send(MetadataRequest(topics=wanted, allow_auto_topic_creation=False))
     for topic in answer.topics:
         _raise(topic.error_code, f"Metadata of {topic.name}")
-    return answer.topics
+    return {cluster.topic_of(topic.name): topic for topic in answer.topics}
 
 
-async def _configs(cluster: RawCluster, topics: Iterable[str], names: list[str] | None) -> Any:
+async def _configs(cluster: RawCluster, topics: Iterable[str], names: list[str] | None) -> dict[str, Any]:
     resource = DescribeConfigsRequest.DescribeConfigsResource
     answer = await cluster.send(
         DescribeConfigsRequest(
             resources=[
-                resource(resource_type=_TOPIC_RESOURCE, resource_name=name, configuration_keys=names) for name in topics
+                resource(resource_type=_TOPIC_RESOURCE, resource_name=cluster.wire_topic(name), configuration_keys=names)
+                for name in topics
             ],
             include_synonyms=False,
             include_documentation=False,
@@ -254,7 +261,7 @@ async def _configs(cluster: RawCluster, topics: Iterable[str], names: list[str] 
     )
     for result in answer.results:
         _raise(result.error_code, f"DescribeConfigs of {result.resource_name}")
-    return answer.results
+    return {cluster.topic_of(result.resource_name): result.configs for result in answer.results}
 
 
 def _is_own(config: Any) -> bool:

@@ -21,6 +21,8 @@ from kafka.structs import TopicPartition
 from tolerant_client.mirror.identical.copy import LinkCopier
 from tolerant_client.mirror.limits import CopyLimits, Progress
 from tolerant_client.mirror.losses import MirrorPolicy
+from tolerant_client.mirror.measures import Measured, MeasuredCluster
+from tolerant_client.mirror.replication_policy import TopicNames
 from tolerant_client.mirror.translated.copier import TranslatedCopier
 from tolerant_client.raw import RawCluster
 
@@ -36,10 +38,14 @@ class LinkConfig:
     link: str = "default"
     policy: MirrorPolicy = MirrorPolicy()
     is_translated: bool = False  # offsets=translated: `producer_id` is not used
+    names: TopicNames | None = None  # partitions are called as on the target
+    shares: int = 1  # how many processes may copy at once: each gets its share of the link's rate
 
     def key(self) -> str:
         """The same for equal links; `credentials` count by what they hold.  A digest, since passwords are among it."""
-        parts = [dict(self.source), dict(self.target), self.producer_id, vars(self.limits), self.link, self.policy, self.is_translated]
+        names = self.names and self.names.to_json()
+        how = [self.producer_id, vars(self.limits), self.link, self.policy, self.is_translated, names, self.shares]
+        parts = [dict(self.source), dict(self.target), *how]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=vars).encode()).hexdigest()
 
 
@@ -47,14 +53,25 @@ class _Worker:
     def __init__(self, link: LinkConfig) -> None:
         self.process_id = os.getpid()
         self._net = NetworkSelector(client_id="tolerant-mirror")
-        self._source = RawCluster(link.source, self._net, name="source")
-        self._target = RawCluster(link.target, self._net, name="target")
+        self._source = RawCluster(link.source, self._net, name="source", names=link.names)
+        self._target = MeasuredCluster(
+            link.target, self._net, name="target", has_transactional_copies=link.is_translated
+        )
+        self._troubles: dict[TopicPartition, int] = {}
         self.copier: LinkCopier | TranslatedCopier
         if link.is_translated:
-            self.copier = TranslatedCopier(self._source, self._target, link.link, limits=link.limits, policy=link.policy)
+            self.copier = TranslatedCopier(
+                self._source, self._target, link.link, limits=link.limits, policy=link.policy, shares=link.shares
+            )
         else:
             self.copier = LinkCopier(
-                self._source, self._target, link.producer_id, link.limits, link=link.link, policy=link.policy
+                self._source,
+                self._target,
+                link.producer_id,
+                link.limits,
+                link=link.link,
+                policy=link.policy,
+                shares=link.shares,
             )
         self._net.start()
 
@@ -68,7 +85,18 @@ class _Worker:
             return await self.copier.copy(until, hold_ms=hold_ms, lease_ms=lease_ms)
 
         progress: dict[TopicPartition, Progress] = self._net.run(copy)
+        for partition, done in progress.items():  # a copier counts troubles since it has the partition
+            before = self._troubles.get(partition, 0)
+            self._troubles[partition] = done.troubles
+            progress[partition] = done._replace(troubles=done.troubles - (before if done.troubles >= before else 0))
         return progress
+
+    def take(self) -> Measured:
+        async def take() -> Measured:
+            return self._target.take(self._source)
+
+        measured: Measured = self._net.run(take)
+        return measured
 
     def close(self) -> None:
         async def close_clusters() -> None:  # on the loop's own thread
@@ -98,6 +126,11 @@ def copy_ranges(
         if not worker.is_usable:
             _discard(link, worker)
         raise
+
+
+def take_measures(link: LinkConfig) -> Measured:
+    """What this process has measured of a link since the last call, in whichever task."""
+    return _worker(link).take()
 
 
 def close_workers() -> None:

@@ -20,7 +20,7 @@ from kafka.future import Future
 from kafka.net.wakeup_notifier import WakeupNotifier
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import RecoveryExhaustedError, TolerantClientError
+from tolerant_client.errors import LinkPausedError, LinkPromotedError, RecoveryExhaustedError, TolerantClientError
 from tolerant_client.mirror.appendable import AppendRules
 from tolerant_client.mirror.gaps import Gap, GapFill, choose_way
 from tolerant_client.mirror.identical.append import Appender, GapFiller, resolve
@@ -31,7 +31,10 @@ from tolerant_client.mirror.identical.pull import Puller
 from tolerant_client.mirror.identical.state import AheadOfSource, LogStart, read_append_states
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.limits import CopyLimits, Progress
+from tolerant_client.mirror.link.control import ControlWatch
+from tolerant_client.mirror.link.throttle import TokenBucket
 from tolerant_client.mirror.losses import LedgerRow, Loss, LossPolicy, LossReason, MirrorPolicy
+from tolerant_client.mirror.producers import init_producer_id
 from tolerant_client.mirror.topics import TopicFacts, describe_topics, topic_facts
 from tolerant_client.mirror.turns import Turns
 from tolerant_client.raw import RawCluster
@@ -39,13 +42,16 @@ from tolerant_client.raw import RawCluster
 _FACTS_LAST_S = 60.0  # a topic's configuration may be changed while it is copied
 _PAUSE_S = 30.0  # between two looks at a partition that policy has paused
 _AHEAD_S = 1.0  # between two looks at a source that has to catch up with what the target keeps
+_CONTROL_S = 1.0  # between two looks at what the operator says
+_KEEP_ID_S = 86_400.0  # coordinators forget a transactional.id that is not used for a week; promotion needs ours
 
 
 class LinkCopier:
     """Copies partitions of one link; both clusters must share one event loop.
 
     All methods run on that loop.  `producer_id` is the link's
-    (state.init_producer_id).  `clock` returns monotonic seconds.
+    (state.init_producer_id).  `clock` returns monotonic seconds.  A rate that
+    the operator gives the link is divided by `shares`, the number of its copiers.
     """
 
     def __init__(
@@ -58,6 +64,7 @@ class LinkCopier:
         *,
         link: str = "default",
         policy: MirrorPolicy = MirrorPolicy(),
+        shares: int = 1,
     ) -> None:
         self.source = source
         self.target = target
@@ -67,6 +74,11 @@ class LinkCopier:
         self.link = link
         self.policy = policy
         self.ledger = Ledger(target, link)
+        self.control = ControlWatch(target, link)
+        self._shares = shares
+        self._bucket = TokenBucket()
+        self._is_following = False
+        self._next_id_use = clock() + _KEEP_ID_S
         self._net = source.net
         self._partitions: dict[TopicPartition, PartitionCopy] = {}
         fillers: dict[GapFill, GapFiller] = {
@@ -75,7 +87,15 @@ class LinkCopier:
         }
         self._appender = Appender(target, limits, clock, fillers, self._spawn, self._appended, self._no_leader)
         self._puller = Puller(
-            source, self._partitions, self._appender, limits, clock, self._spawn, self._after_trouble, self._drop_expired
+            source,
+            self._partitions,
+            self._appender,
+            limits,
+            clock,
+            self._spawn,
+            self._after_trouble,
+            self._drop_expired,
+            self._bucket,
         )
         self._facts: dict[str, tuple[float, TopicFacts, bool]] = {}  # when read, the target's, whether the source cleans
         self._to_sync: set[TopicPartition] = set()
@@ -111,6 +131,9 @@ class LinkCopier:
         before = {p: (c.records, c.bytes, c.filled, c.losses) for p, c in self._partitions.items() if p in until}
         for partition, offset in until.items():
             self._adopt(partition, offset, now + hold_ms / 1000, now + (hold_ms + lease_ms) / 1000)
+        if not self._is_following:
+            self._is_following = True
+            self._spawn(self._follow_control)
         try:
             await self._settled(until, now + hold_ms / 1000)
         finally:
@@ -146,7 +169,8 @@ class LinkCopier:
             for copy in waiting:
                 if not copy.has_reached:
                     copy.give_up_after(patience_s, now)
-                    is_silent = not copy.in_flight and now - max(self._appender.settled_at, copy.adopted_at) > patience_s
+                    heard_at = max(self._appender.settled_at, copy.adopted_at, self._bucket.free_at)
+                    is_silent = not copy.in_flight and now - heard_at > patience_s
                     if is_silent and copy.phase is not Phase.STOPPED:
                         copy.stop(RecoveryExhaustedError(f"{copy}: the source sent nothing for {patience_s:.0f} s at offset {copy.acked}"))
 
@@ -216,18 +240,27 @@ class LinkCopier:
 
     async def _sync(self, due: list[TopicPartition]) -> None:
         """Reads the places of partitions, and lets those that can go on."""
-        due = await self._led(await self._present(due))
+        if not self.control.is_read:
+            await self.control.refresh()
+        due = await self._led(await self._present(self._not_paused(due)))
         topics = {p.topic for p in due}
         await self._read_facts(topics)
         self._not_read([p for p in due if p.topic not in self._facts], "the target topic is not there")
         due = [p for p in due if p.topic in self._facts]
         copies = {p: copy for p in due if (copy := self._partitions.get(p)) is not None}
         copied = {p: (copy.former_epoch, copy.acked) for p, copy in copies.items() if copy.former_epoch >= 0}
-        states = await read_append_states(self.source, self.target, due, self.producer_id, self.ledger, copied)
+        control = self.control.value
+        states = await read_append_states(self.source, self.target, due, self.producer_id, self.ledger, copied, control)
+        # Promotion is written down before the log is fenced: whoever read the log behind the fence finds it here.
+        await self.control.refresh()
+        self._obey()
         joining = []
         for partition in due:
             copy = self._partitions.get(partition)
             if copy is None or copy.phase is Phase.STOPPED:
+                continue
+            if self.control.value.pauses(partition):
+                self._pause(copy)
                 continue
             copy.phase = Phase.SYNCING
             rules = self._rules(copy)
@@ -258,6 +291,59 @@ class LinkCopier:
                 self._after_trouble(copy)
         await self._join(joining)
 
+    # -- what the operator says -----------------------------------------------
+
+    async def _follow_control(self) -> None:
+        """Looks once a second what the operator says, for as long as there is anything to copy."""
+        try:
+            while self._partitions:
+                await self._net.sleep(_CONTROL_S)
+                try:
+                    await self.control.refresh()
+                    if self.clock() > self._next_id_use:
+                        self._next_id_use = self.clock() + _KEEP_ID_S
+                        await init_producer_id(self.target, self.control.value.producer_name(self.link))
+                except KafkaError:
+                    continue  # what was said before holds
+                self._obey()
+                self._drop_expired()
+        finally:
+            self._is_following = False
+
+    def _obey(self) -> None:
+        """Makes what the operator says now take effect."""
+        control, copies = self.control.value, list(self._partitions.values())
+        rate = control.bytes_per_s
+        self._bucket.set_rate(None if rate is None else rate / self._shares, self.clock())
+        try:
+            control.require_not_promoted(self.link)
+        except LinkPromotedError as error:
+            for copy in copies:
+                copy.stop(error)
+                self._leave(copy)
+            self._to_sync.clear()
+            self._notify()
+            return
+        for copy in copies:
+            if not control.pauses(copy.partition):
+                if copy.phase is Phase.PAUSED and isinstance(copy.error, LinkPausedError):
+                    self._want_sync(copy)
+            elif copy.phase is Phase.COPYING:
+                copy.trouble("its operator has paused it", self.clock())
+                self._after_trouble(copy)
+
+    def _not_paused(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """Those that the operator lets go on; the others are paused until he does."""
+        copies = [copy for p in partitions if (copy := self._partitions.get(p)) is not None]
+        for copy in copies:
+            if self.control.value.pauses(copy.partition):
+                self._pause(copy)
+        return [copy.partition for copy in copies if not self.control.value.pauses(copy.partition)]
+
+    def _pause(self, copy: PartitionCopy) -> None:
+        if copy.phase is not Phase.STOPPED:
+            copy.pause(LinkPausedError(f"{copy} is paused by an operator; tolerant-kafka resume lets it go on"), self.clock())
+
     def _not_read(self, partitions: Iterable[TopicPartition], reason: str) -> None:
         """Partitions whose place could not be read are asked for again, a little later each time."""
         for partition in partitions:
@@ -272,7 +358,7 @@ class LinkCopier:
         leaderless: dict[TopicPartition, str] = {}
         for cluster in (self.source, self.target):
             await cluster.track({p.topic for p in partitions})
-            without = [p for p in partitions if cluster.manager.cluster.leader_for_partition(p) in (None, -1)]
+            without = [p for p in partitions if cluster.known_leader(p) is None]
             if without:
                 self._spawn(self._refresh, cluster)
             leaderless.update(dict.fromkeys(without, cluster.name))

@@ -19,6 +19,7 @@ from tolerant_client.mirror.appendable import Appendable
 from tolerant_client.mirror.identical.append import Appender
 from tolerant_client.mirror.identical.partition import PartitionCopy, Phase
 from tolerant_client.mirror.limits import CopyLimits
+from tolerant_client.mirror.link.throttle import TokenBucket
 from tolerant_client.raw import EARLIEST_LOCAL, READ_COMMITTED, RawCluster
 from tolerant_client.record_batch import LOG_OVERHEAD
 
@@ -50,6 +51,7 @@ class Puller:
 
     `partitions` is the copier's, and read only here.  `on_trouble` gets a partition
     that cannot go on as it is, `on_round` is called once an answer was taken.
+    `bucket` says when the next fetch may go out.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Puller:
         spawn: Callable[..., None],
         on_trouble: Callable[[PartitionCopy], None],
         on_round: Callable[[], None],
+        bucket: TokenBucket,
     ) -> None:
         self._source = source
         self._partitions = partitions
@@ -71,6 +74,7 @@ class Puller:
         self._spawn = spawn
         self._on_trouble = on_trouble
         self._on_round = on_round
+        self._bucket = bucket
         self._fetchers: dict[int, _Fetcher] = {}
 
     def is_pulling(self, partition: TopicPartition) -> bool:
@@ -121,12 +125,14 @@ class Puller:
         """The next answer of a node, once there is room for it; None after a failure."""
         limits = self._limits
         await self._appender.room(limits.fetch_max_bytes)
+        while (wait_s := self._bucket.wait_s(self._clock())) > 0:
+            await self._source.net.sleep(min(wait_s, 1.0))  # the rate may change
         session = fetcher.session
         fetcher.round += 1
         request = session.request(
             # Behind means that the answer comes at once: a lost one is found sooner.
             max_wait_ms=10 if fetcher.is_behind else limits.fetch_max_wait_ms,
-            max_bytes=limits.fetch_max_bytes,
+            max_bytes=self._bucket.answer_bytes(limits.fetch_max_bytes),
             partition_max_bytes=fetcher.partition_max_bytes,
         )
         try:
@@ -139,6 +145,7 @@ class Puller:
             await self._after_failure(fetcher, Errors.for_code(answer.error_code)())
             return None
         fetcher.failing_since = None
+        self._bucket.take(sum(len(part.records) for part in answer.partitions), self._clock())
         return answer
 
     async def _after_failure(self, fetcher: _Fetcher, error: Exception) -> None:

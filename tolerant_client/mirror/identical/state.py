@@ -30,6 +30,7 @@ from tolerant_client.mirror.epochs import source_truncations
 from tolerant_client.mirror.gaps import filler_log_start, is_filler
 from tolerant_client.mirror.identical.partition import AppendState
 from tolerant_client.mirror.ledger import Ledger
+from tolerant_client.mirror.link.control import LinkControl
 from tolerant_client.mirror.losses import LedgerRow, Loss, LossReason
 from tolerant_client.mirror.producers import (
     ProducerEntry,
@@ -65,16 +66,21 @@ Found = AppendState | LogStart | AheadOfSource | Loss | TolerantClientError
 
 
 class _Logs(NamedTuple):
-    """Bounds of both logs of a partition; the source's end is the high watermark."""
+    """Bounds of both logs of a partition; the source's end is the high watermark.
+
+    The target's log up to `adopted` was found to be the source's before the link began, whoever wrote it.
+    """
 
     source_start: int
     source_end: int
     target_start: int
     target_end: int
+    adopted: int = 0
 
     @property
     def common(self) -> tuple[int, int]:
-        return max(self.source_start, self.target_start), min(self.source_end, self.target_end)
+        """What can be compared: behind `adopted` only the link has written."""
+        return max(self.source_start, self.target_start, self.adopted), min(self.source_end, self.target_end)
 
     @property
     def is_written(self) -> bool:
@@ -112,15 +118,17 @@ async def read_append_states(
     producer_id: int,
     ledger: Ledger | None = None,
     copied: Mapping[TopicPartition, tuple[int, int]] = MappingProxyType({}),
+    control: LinkControl = LinkControl(),
 ) -> dict[TopicPartition, Found]:
     """Where each partition goes on, or why it cannot; one request a broker, not one a partition.
 
     Partitions that could not be read this time are absent.  What the ledger says already is not found again.
     `copied` says, where that is known, the source's leader epoch of the last batch that was copied and the offset up to
     which it was: the source is asked whether an election took back some of that, whatever its records are now.
+    `control` says what was adopted, and where empty logs are to begin.
     """
     truncated = await source_truncations(source, copied)
-    logs = await _bounds(source, target, list(partitions))
+    logs = await _bounds(source, target, list(partitions), control.adopted)
     cuts = {p: end for p, end in truncated.items() if p in logs and end < logs[p].target_end}
     last = await read_headers(target, {p: log.target_end - 1 for p, log in logs.items() if log.is_written})
     bare = await has_nothing_at(target, {p: log.target_end - 1 for p, log in logs.items() if log.is_written and p not in last})
@@ -130,7 +138,7 @@ async def read_append_states(
     originals = await read_slices(source, unproved, is_committed=True)
     ends = {p: (log.target_end - 1, log.target_end) for p, log in logs.items() if log.is_written and log.common[0] >= log.common[1]}
     copies = await read_slices(target, {**unproved, **ends}, is_committed=False)
-    states = await _append_states(target, logs, last, producer_id)
+    states = await _append_states(target, logs, last, producer_id, control.producer_ids)
 
     link = ledger.link if ledger is not None else ""
     found: dict[TopicPartition, Found] = {}
@@ -138,7 +146,8 @@ async def read_append_states(
     for p, state in states.items():
         log = logs[p]
         case = _Case(p, log, last.get(p), state, cuts.get(p))
-        if (start := await _start(target, p, log, _log_start_mark(copies.get(p), log))) is not None:
+        first = max(log.source_start, control.starts.get(p, 0))
+        if (start := await _start(target, p, log, first, _log_start_mark(copies.get(p), log))) is not None:
             found[p] = LogStart(state, start)
         elif log.target_end < log.source_start:
             found[p] = _overtaken(case, link)
@@ -160,13 +169,17 @@ async def read_append_states(
     return found
 
 
-async def _bounds(source: RawCluster, target: RawCluster, wanted: list[TopicPartition]) -> dict[TopicPartition, _Logs]:
+async def _bounds(
+    source: RawCluster, target: RawCluster, wanted: list[TopicPartition], adopted: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, _Logs]:
     # The target first: what it has by then, the source had before.
     target_start = await target.list_offsets(dict.fromkeys(wanted, EARLIEST))
     target_end = await target.list_offsets(dict.fromkeys(wanted, LATEST))
     source_start = await source.list_offsets(dict.fromkeys(wanted, EARLIEST))
     source_end = await source.list_offsets(dict.fromkeys(wanted, LATEST))
-    return {p: _Logs(source_start[p], source_end[p], target_start[p], target_end[p]) for p in wanted}
+    # A log that ends before what was adopted of it was made anew since.
+    kept = {p: offset for p, offset in adopted.items() if offset <= target_end.get(p, 0)}
+    return {p: _Logs(source_start[p], source_end[p], target_start[p], target_end[p], kept.get(p, 0)) for p in wanted}
 
 
 async def _unproved(
@@ -184,8 +197,14 @@ async def _unproved(
 
 
 async def _append_states(
-    target: RawCluster, logs: Mapping[TopicPartition, _Logs], last: Mapping[TopicPartition, BatchHeader], producer_id: int
+    target: RawCluster,
+    logs: Mapping[TopicPartition, _Logs],
+    last: Mapping[TopicPartition, BatchHeader],
+    producer_id: int,
+    own: Collection[int] = (),
 ) -> dict[TopicPartition, AppendState]:
+    # What was adopted others wrote: it says nothing of the link's sequence.
+    last = {p: header for p, header in last.items() if header.next_offset > logs[p].adopted}
     unsaid = [p for p in logs if (p not in last or not _is_plain(last[p])) and logs[p].target_end]
     entries: dict[TopicPartition, list[ProducerEntry]] = {}
     if unsaid and can_describe_producers(target):
@@ -199,7 +218,7 @@ async def _append_states(
         last = {**last, **await _last_plain(target, {p: last[p] for p in unsaid if p in last}, logs)}
         entries = dict.fromkeys(unsaid, [])
     return {
-        p: next_append(log.target_end, last.get(p), entries.get(p, ()), producer_id)
+        p: next_append(log.target_end, last.get(p), _of_link(log, entries.get(p, ()), {producer_id, *own}), producer_id)
         for p, log in logs.items()
         if p not in unsaid or p in entries
     }
@@ -218,12 +237,17 @@ def next_append(
     return AppendState(log_end, producer_id, 0, add_sequence(log_end, 0))
 
 
+def _of_link(log: _Logs, entries: Iterable[ProducerEntry], own: Collection[int]) -> list[ProducerEntry]:
+    """Those that the link may go on with: in an adopted log other plain producers are not former ids of the link."""
+    return [entry for entry in entries if not log.adopted or entry.producer_id in own]
+
+
 async def _last_plain(
     target: RawCluster, last: dict[TopicPartition, BatchHeader], logs: Mapping[TopicPartition, _Logs]
 ) -> dict[TopicPartition, BatchHeader]:
     """The last data batches before what fills gaps, for brokers that do not tell their producers (before 2.8)."""
     for _ in range(_STEPS_BACK):
-        back = {p: h.base_offset - 1 for p, h in last.items() if not _is_plain(h) and h.base_offset > logs[p].target_start}
+        back = {p: h.base_offset - 1 for p, h in last.items() if not _is_plain(h) and h.base_offset > max(logs[p].target_start, logs[p].adopted)}
         found = await read_headers(target, back) if back else {}
         if not found:
             break
@@ -244,15 +268,15 @@ def _log_start_mark(copied: LogSlice | None, log: _Logs) -> int | None:
     return None if record is None else filler_log_start(record)
 
 
-async def _start(target: RawCluster, partition: TopicPartition, log: _Logs, mark: int | None) -> int | None:
-    """The offset to start the target's log at; None when it has its start."""
+async def _start(target: RawCluster, partition: TopicPartition, log: _Logs, first: int, mark: int | None) -> int | None:
+    """The offset to start the target's log at, `first` where nothing is begun; None when it has its start."""
     if log.target_end == 0:
-        return log.source_start or None
+        return first or None
     # A source's start only grows, so a mark beyond it is a copied record that looks like filler.
-    if mark is None or not log.target_end <= mark <= log.source_start:
+    if mark is None or not log.target_end <= mark <= first:
         return None
-    if max(mark, log.source_start) > log.target_end:
-        return max(mark, log.source_start)  # half done, or the source's start has moved on since
+    if max(mark, first) > log.target_end:
+        return max(mark, first)  # half done, or the source's start has moved on since
     if log.target_start >= mark:
         return None
     facts = (await topic_facts(target, [partition.topic])).get(partition.topic)
@@ -266,6 +290,8 @@ def _is_strange(case: _Case, producer_id: int) -> bool:
     """True for a last batch of another plain producer, unless it could be compared: an older id of the link (M2)."""
     header, (start, end) = case.last, case.logs.common
     if header is None or header.is_control or header.is_transactional or header.producer_id == producer_id:
+        return False
+    if header.next_offset <= case.logs.adopted:
         return False
     return header.producer_id < 0 or start >= end
 

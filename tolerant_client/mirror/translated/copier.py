@@ -12,29 +12,31 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import kafka.errors as Errors
 from kafka.future import Future
 from kafka.net.wakeup_notifier import WakeupNotifier
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import OptionError
+from tolerant_client.errors import LinkPromotedError, OptionError
 from tolerant_client.mirror.identical.append import resolve
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.limits import CopyLimits, Progress
+from tolerant_client.mirror.link.beginning import ends_at, offsets_at, refuse_circle, write_down
+from tolerant_client.mirror.link.control import ControlWatch, read_control
+from tolerant_client.mirror.link.throttle import TokenBucket
 from tolerant_client.mirror.losses import MirrorPolicy
-from tolerant_client.mirror.plan import plan_topics, select_topics
-from tolerant_client.mirror.topics import create_topics, describe_topics
-from tolerant_client.mirror.translated.map_topic import clear_deleted, ensure_map_topic
+from tolerant_client.mirror.sync import make_topics, plan_link
+from tolerant_client.mirror.topic_filter import LinkTopics
+from tolerant_client.mirror.translated.map_topic import clear_deleted, ensure_map_topic, read_maps
 from tolerant_client.mirror.translated.partition import TransactionLimits, TranslatedLink, TranslatedPartition
 from tolerant_client.mirror.translated.shared_reads import SharedReads
 from tolerant_client.mirror.turns import Turns
-from tolerant_client.raw import LATEST, READ_COMMITTED, RawCluster
+from tolerant_client.raw import READ_COMMITTED, RawCluster
 
 _CLEAR_EVERY_S = 3600.0
-
-Rename = Callable[[str], str]
+_CONTROL_S = 1.0  # between two looks at what the operator says
 
 
 @dataclass(frozen=True)
@@ -43,31 +45,43 @@ class PreparedTranslatedLink:
 
     created: tuple[str, ...]
     ends: Mapping[TopicPartition, int]
+    warnings: tuple[str, ...] = ()
 
 
 async def prepare_translated_link(
-    source: RawCluster, target: RawCluster, topics: str, link: str, rename: Rename = str
+    source: RawCluster,
+    target: RawCluster,
+    topics: LinkTopics | str,
+    link: str,
+    *,
+    from_ms: int | None = None,
+    until_ms: int | None = None,
 ) -> PreparedTranslatedLink:
     """Checks both clusters, then creates the missing target topics and the link's map topic.
 
-    `topics` is a regular expression, `rename` gives the target topic of a source topic.
-    Raises OptionError, UnsupportedSourceError or ClusterUnreachableError before anything is written.
+    Names are the target's; the source must be a RawCluster with the names of `topics`.  `from_ms` and `until_ms` are
+    prepare_link's: partitions that nothing was copied of begin at the first record of that time.
+    Raises OptionError, UnsupportedSourceError, LinkPromotedError or ClusterUnreachableError before anything is written.
     """
-    await target.require_record_batches()
-    chosen = select_topics(topics, await source.partitions())
-    names = {name: rename(name) for name in chosen}
-    if len(set(names.values())) < len(names):
-        raise OptionError("Two source topics would have one target topic; give each a name of its own")
-    if await source.cluster_id() == await target.cluster_id() is not None and names.keys() & set(names.values()):
-        raise OptionError(f"Source and target are the same cluster ({await source.cluster_id()}), and topics keep their names")
-    specs = (await describe_topics(source, chosen)).values()
-    wanted = {names[spec.name]: replace(spec, name=names[spec.name]) for spec in specs}
-    plan = plan_topics(wanted, await describe_topics(target, wanted), len(target.manager.cluster.brokers()))
+    planned = await plan_link(source, target, topics)
+    control = await read_control(target, link)
+    control.require_not_promoted(link)
+    await refuse_circle(source, target, [source.wire_topic(name) for name in {p.topic for p in planned.ends}], link)
     await ensure_map_topic(target, link)
-    await create_topics(target, plan.create)
-    partitions = [TopicPartition(name, n) for name, numbers in (await source.partitions(chosen)).items() for n in numbers]
-    ends = await source.list_offsets(dict.fromkeys(partitions, LATEST), isolation_level=READ_COMMITTED)
-    return PreparedTranslatedLink(tuple(t.name for t in plan.create), ends)
+    starts: dict[TopicPartition, int] = {}
+    if from_ms is not None:
+        begun = await read_maps(target, link, planned.ends)
+        if old := [p for p in planned.ends if p in begun and p not in control.starts]:
+            raise OptionError(
+                f"{old[0].topic}-{old[0].partition} was copied by link {link} before: only what nothing was copied of can begin at"
+                " a time; leave --from out, or use another link"
+            )
+        starts = await offsets_at(source, [p for p in planned.ends if p not in control.starts], from_ms)
+    warning = await write_down(source, target, link, LinkTopics.of(topics), None, starts)
+    await make_topics(target, planned.topics)
+    ends = planned.ends if until_ms is None else await ends_at(source, planned.ends, until_ms)
+    warnings = planned.warnings if warning is None else (*planned.warnings, warning)
+    return PreparedTranslatedLink(tuple(t.name for t in planned.topics.create), ends, warnings)
 
 
 class TranslatedCopier:
@@ -75,7 +89,7 @@ class TranslatedCopier:
 
     Used as a LinkCopier is: all methods run on that loop, `clock` returns
     monotonic seconds, `failure` says that the copier is of no more use.  The
-    link must have been prepared (prepare_translated_link) with the same `rename`.
+    link must have been prepared (prepare_translated_link).
     """
 
     def __init__(
@@ -88,7 +102,7 @@ class TranslatedCopier:
         clock: Callable[[], float] = time.monotonic,
         *,
         policy: MirrorPolicy = MirrorPolicy(),
-        rename: Rename = str,
+        shares: int = 1,
     ) -> None:
         self.failure: Exception | None = None
         self.bytes_in_flight = 0
@@ -96,9 +110,12 @@ class TranslatedCopier:
         self._target = target
         self._name = link
         self._limits = limits
-        self._rename = rename
         self._clock = clock
         self._net = source.net
+        self.control = ControlWatch(target, link)
+        self._shares = shares  # the number of copiers that share a rate of the link
+        self._bucket = TokenBucket()
+        self._is_following = False
         self._link = TranslatedLink(
             source,
             target,
@@ -109,6 +126,8 @@ class TranslatedCopier:
             Ledger(target, link),
             clock,
             SharedReads(source, target, link, clock),
+            self.control,
+            self._bucket,
             self._start_fetching,
             self._notify,
             self._settled,
@@ -145,6 +164,9 @@ class TranslatedCopier:
         hold_until = now + hold_ms / 1000
         copies = {p: self._adopt(p, offset, hold_until, hold_until + lease_ms / 1000) for p, offset in until.items()}
         before = {p: (copy.records, copy.bytes, copy.losses) for p, copy in copies.items()}
+        if not self._is_following:
+            self._is_following = True
+            self._spawn(self._follow_control)
         try:
             await self._wait(lambda: all(c.error or c.paused or c.has_reached for c in copies.values()), hold_until)
         finally:
@@ -190,7 +212,7 @@ class TranslatedCopier:
         copy = self._partitions.get(partition)
         is_new = copy is None or copy.is_released or copy.is_done
         if copy is None or is_new:
-            copy = self._partitions[partition] = TranslatedPartition(self._link, partition, self._rename(partition.topic))
+            copy = self._partitions[partition] = TranslatedPartition(self._link, partition)
         copy.adopted_at = self._clock()
         copy.until = until
         copy.hold_until = hold_until
@@ -209,31 +231,56 @@ class TranslatedCopier:
             if self._partitions.get(copy.partition) is copy:
                 del self._partitions[copy.partition]
 
+    # -- what the operator says -----------------------------------------------
+
+    async def _follow_control(self) -> None:
+        """Looks once a second what the operator says, for as long as there is anything to copy."""
+        try:
+            while self._partitions:
+                await self._net.sleep(_CONTROL_S)
+                try:
+                    await self.control.refresh()
+                except Errors.KafkaError:
+                    continue  # what was said before holds
+                self._obey()
+        finally:
+            self._is_following = False
+
+    def _obey(self) -> None:
+        rate = self.control.value.bytes_per_s
+        self._bucket.set_rate(None if rate is None else rate / self._shares, self._clock())
+        for copy in list(self._partitions.values()):
+            try:
+                copy.obey(self.control.value)
+            except LinkPromotedError as error:
+                copy.error = error
+                copy.wake()
+        self._notify()
+        self._start_fetching()
+
     # -- source side ----------------------------------------------------------
 
     def _start_fetching(self) -> None:
         """Has a loop for every node that leads a partition which wants more."""
         for copy in self._partitions.values():
             if copy.wants_more:
-                node_id = self._leader(copy)
+                node_id = self._source.known_leader(copy.partition)
                 if node_id is None:
                     self._source.manager.cluster.request_update()
                 elif node_id not in self._fetching:
                     self._fetching[node_id] = WakeupNotifier(self._net)
                     self._spawn(self._fetch_loop, node_id)
 
-    def _leader(self, copy: TranslatedPartition) -> int | None:
-        node_id: int | None = self._source.manager.cluster.leader_for_partition(copy.partition)
-        return None if node_id == -1 else node_id
-
     async def _fetch_loop(self, node_id: int) -> None:
         try:
-            while led := [copy for copy in self._partitions.values() if self._leader(copy) == node_id]:
+            while led := [copy for copy in self._partitions.values() if self._source.known_leader(copy.partition) == node_id]:
                 positions = {copy.partition: copy.intake.fetch_position for copy in led if copy.wants_more}
                 if not positions:
                     await self._fetching[node_id](0.25)
                     continue
                 await self._has_room(self._limits.fetch_max_bytes)
+                while (wait_s := self._bucket.wait_s(self._clock())) > 0:
+                    await self._net.sleep(min(wait_s, _CONTROL_S))  # the rate may change
                 is_urgent = len(positions) < len(led) or any(copy.intake.is_behind for copy in led)
                 await self._fetch(node_id, positions, 10 if is_urgent else self._limits.fetch_max_wait_ms)
                 self._clear_now_and_then()
@@ -246,7 +293,7 @@ class TranslatedCopier:
                 node_id,
                 positions,
                 max_wait_ms=max_wait_ms,
-                max_bytes=self._limits.fetch_max_bytes,
+                max_bytes=self._bucket.answer_bytes(self._limits.fetch_max_bytes),
                 partition_max_bytes=self._limits.partition_max_bytes,
                 isolation_level=READ_COMMITTED,
             )
@@ -254,6 +301,7 @@ class TranslatedCopier:
             self._source.manager.cluster.request_update()
             await self._net.sleep(0.05 * random.uniform(0.5, 1.0))
             return
+        self._bucket.take(sum(len(part.records) for part in parts), self._clock())
         for part in parts:
             copy = self._partitions.get(part.partition)
             if copy is not None and part.partition in positions:

@@ -24,6 +24,8 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import (
     DataLossError,
+    LinkPausedError,
+    LinkPromotedError,
     OversizedRecordError,
     RecordBatchError,
     RecoveryExhaustedError,
@@ -35,6 +37,8 @@ from tolerant_client.mirror.epochs import source_truncations
 from tolerant_client.mirror.gaps import GapFill
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.limits import CopyLimits
+from tolerant_client.mirror.link.control import ControlWatch, LinkControl
+from tolerant_client.mirror.link.throttle import TokenBucket
 from tolerant_client.mirror.losses import LedgerRow, LossPolicy, LossReason, MirrorPolicy
 from tolerant_client.mirror.translated.copy_transaction import CopyTransaction, is_fenced
 from tolerant_client.mirror.translated.dense import dense
@@ -82,6 +86,8 @@ class TranslatedLink:
     ledger: Ledger
     clock: Callable[[], float]
     reads: SharedReads
+    control: ControlWatch
+    bucket: TokenBucket
     on_taken_over: Callable[[], None]
     on_end: Callable[[], None]  # a partition has reached its offset, or is done
     on_settled: Callable[[int], None]  # bytes that are no longer in memory
@@ -90,16 +96,15 @@ class TranslatedLink:
 class TranslatedPartition:
     """The copy of one partition: `run` is its course, `deliver` gives it what was fetched from `fetch_position` on."""
 
-    def __init__(self, link: TranslatedLink, partition: TopicPartition, target_topic: str) -> None:
+    def __init__(self, link: TranslatedLink, partition: TopicPartition) -> None:
         self.partition = partition
-        self.target_partition = TopicPartition(target_topic, partition.partition)
         self.until: int | None = None
         self.hold_until = self.lease_until = self.adopted_at = link.clock()
         self.acked = -1  # all committed records before it are on the target
         self.records = self.bytes = self.troubles = 0
         self.losses = 0
         self.error: TolerantClientError | None = None
-        self.paused: TolerantClientError | None = None  # what policy waits for an operator for
+        self.paused: TolerantClientError | None = None  # what policy waits for an operator for, or that he has paused it
         self.is_released = False
         self.is_done = False
         self.intake = Intake()
@@ -109,7 +114,7 @@ class TranslatedPartition:
         self._producer = CopyTransaction(
             link.target,
             f"tolerant-mirror-{link.name}-copy-{partition.topic}-{partition.partition}",
-            self.target_partition,
+            self.partition,
             map_partition(link.name, partition),
             link.transactions.timeout_ms,
         )
@@ -144,6 +149,7 @@ class TranslatedPartition:
         """Whether the next fetch is to ask for this partition."""
         return (
             self.intake.fetch_position >= 0
+            and not isinstance(self.paused, LinkPausedError)
             and self._fetch_error is None
             and self.intake.queued_bytes < 2 * self._link.limits.partition_max_bytes
             and (self._is_held or self.until is None or self.intake.fetch_position < self.until)
@@ -155,6 +161,21 @@ class TranslatedPartition:
 
     def wake(self) -> None:
         self._wake.notify()
+
+    def obey(self, control: LinkControl) -> None:
+        """Takes what the operator says: nothing is fetched while it is paused, what was fetched is copied.
+
+        Raises LinkPromotedError.
+        """
+        control.require_not_promoted(self._link.name)
+        is_held = isinstance(self.paused, LinkPausedError)
+        if control.pauses(self.partition) and self.paused is None:
+            self.paused = LinkPausedError(f"{self} is paused by an operator; tolerant-kafka resume lets it go on")
+            self.wake()
+        elif is_held and not control.pauses(self.partition):
+            self.paused = None
+            self._progressed_at = self._link.clock()
+            self.wake()
 
     def release(self) -> None:
         """Ends the copy once the transaction that is open is committed."""
@@ -184,7 +205,8 @@ class TranslatedPartition:
                     await self._take_over()
                     while not self.is_over:
                         await self._copy_one_transaction()
-                    await self._record_position()
+                    if not isinstance(self.error, LinkPromotedError):
+                        await self._record_position()
                 except Errors.KafkaError as error:
                     self._forget()
                     if is_fenced(error):
@@ -198,6 +220,12 @@ class TranslatedPartition:
 
     async def _take_over(self) -> None:
         await self._producer.take_over()
+        try:
+            # Promotion is written down before the copiers are fenced: whoever takes over behind that finds it here.
+            self.obey(await self._link.control.refresh())
+        except LinkPromotedError as error:
+            self.error = error
+            return
         self._row = await self._link.reads.last_row(self.partition)
         await self._look_at_target()
         position = await self._look_at_source()
@@ -206,19 +234,19 @@ class TranslatedPartition:
         self._link.on_taken_over()
 
     async def _look_at_target(self) -> None:
-        pair = await self._link.reads.topics(self.partition.topic, self.target_partition.topic)
+        pair = await self._link.reads.topics(self.partition.topic)
         self._ids = pair.ids
         self._rules = self._rules._replace(max_batch_bytes=pair.max_message_bytes)
         if self._row is not None:
-            end = (await self._link.target.list_offsets({self.target_partition: LATEST}))[self.target_partition]
-            check_target(self._row, self._link.name, self.target_partition, self._ids, end)
+            end = (await self._link.target.list_offsets({self.partition: LATEST}))[self.partition]
+            check_target(self._row, self._link.name, self.partition, self._ids, end)
 
     async def _look_at_source(self) -> int:
         """Where to go on; raises DataLossError where the source no longer has it, unless policy has accepted that."""
         source, row = self._link.source, self._row
         start = (await source.list_offsets({self.partition: EARLIEST}))[self.partition]
         if row is None:
-            return start
+            return max(start, self._link.control.value.starts.get(self.partition, 0))
         end = (await source.list_offsets({self.partition: LATEST}))[self.partition]
         cuts = await source_truncations(source, {self.partition: (row.epoch, row.position)})
         self.intake.epoch = max(self.intake.epoch, row.epoch)
@@ -255,7 +283,7 @@ class TranslatedPartition:
                 batches, copied = self.intake.next_batches(copied)
                 size += (held_bytes := sum(header.size for header, _ in batches))
                 for item in dense(batches, self._rules.max_batch_bytes) if batches else ():
-                    self._producer.send(await self._link.target.leader(self.target_partition), item, held_bytes)
+                    self._producer.send(await self._link.target.leader(self.partition), item, held_bytes)
                     held_bytes = 0
                     await self._settle(self._link.transactions.max_requests)
             await self._settle(self._link.transactions.max_requests)
@@ -293,10 +321,10 @@ class TranslatedPartition:
 
     async def _commit(self, copied: int, size: int) -> None:
         runs = self._producer.runs
-        pair = await self._link.reads.topics(self.partition.topic, self.target_partition.topic)
+        pair = await self._link.reads.topics(self.partition.topic)
         if pair.ids != self._ids:
             raise Errors.UnknownTopicOrPartitionError(f"{self}: a topic was created anew")  # looked into by _take_over
-        rows = extend(self._row, self.partition, self.target_partition.topic, self._ids, runs, copied, self.intake.epoch)
+        rows = extend(self._row, self.partition, self.partition.topic, self._ids, runs, copied, self.intake.epoch)
         await self._producer.write_rows(rows, int(time.time() * 1000))
         await self._producer.commit()
         self._row = rows[-1]
@@ -313,7 +341,8 @@ class TranslatedPartition:
             error, self._fetch_error = self._fetch_error, None
             raise error
         patience_s = self._link.limits.patience_ms / 1000
-        if not self.has_reached and self._link.clock() - max(self._progressed_at, self.adopted_at) > patience_s:
+        heard_at = max(self._progressed_at, self.adopted_at, self._link.bucket.free_at)
+        if not self.has_reached and self.paused is None and self._link.clock() - heard_at > patience_s:
             self.error = RecoveryExhaustedError(
                 f"{self}: the source sent nothing for {patience_s:.0f} s at offset {self.acked}; check its brokers, and"
                 " whether a transaction hangs there"
@@ -343,7 +372,7 @@ class TranslatedPartition:
                 tuple(self._reasons),
             )
         else:
-            link.reads.forget(self.partition.topic, self.target_partition.topic)
+            link.reads.forget(self.partition.topic)
             for cluster in (link.source, link.target):
                 cluster.manager.cluster.request_update()
             await self._net.sleep(min(0.02 * 2 ** min(len(self._reasons), 6), _MAX_PAUSE_S) * random.uniform(0.5, 1.0))

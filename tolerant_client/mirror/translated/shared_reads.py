@@ -29,7 +29,7 @@ class SharedReads:
         self._target = target
         self._link = link
         self._clock = clock
-        self._facts: dict[tuple[str, str], tuple[float, Future]] = {}
+        self._facts: dict[str, tuple[float, Future]] = {}
         self._wanted: dict[TopicPartition, list[Future]] = {}
         self._is_reading = False
 
@@ -57,23 +57,23 @@ class SharedReads:
                         future.success(rows.get(partition))
         self._is_reading = False
 
-    async def topics(self, source_topic: str, target_topic: str) -> TopicPair:
-        """Facts of two topics, at most a few seconds old."""
-        key, now = (source_topic, target_topic), self._clock()
-        known = self._facts.get(key)
+    async def topics(self, topic: str) -> TopicPair:
+        """Facts of a topic on both clusters, at most a few seconds old."""
+        now = self._clock()
+        known = self._facts.get(topic)
         if known is None or known[0] < now or known[1].failed():
-            asked = self._target.net.call_soon_with_future(self._ask, source_topic, target_topic)
-            known = self._facts[key] = (now + _FACTS_LAST_S, asked)
+            asked = self._target.net.call_soon_with_future(self._ask, topic)
+            known = self._facts[topic] = (now + _FACTS_LAST_S, asked)
         pair: TopicPair = await known[1]
         return pair
 
-    def forget(self, source_topic: str, target_topic: str) -> None:
-        """Has the next question about these topics asked anew."""
-        self._facts.pop((source_topic, target_topic), None)
+    def forget(self, topic: str) -> None:
+        """Has the next question about this topic asked anew."""
+        self._facts.pop(topic, None)
 
-    async def _ask(self, source_topic: str, target_topic: str) -> TopicPair:
-        facts = (await topic_facts(self._target, [target_topic])).get(target_topic)
+    async def _ask(self, topic: str) -> TopicPair:
+        facts = (await topic_facts(self._target, [topic])).get(topic)
         if facts is None:
-            raise Errors.UnknownTopicOrPartitionError(f"the target has no topic {target_topic}")
-        source_id = (await topic_ids(self._source, [source_topic])).get(source_topic)
+            raise Errors.UnknownTopicOrPartitionError(f"the target has no topic {topic}")
+        source_id = (await topic_ids(self._source, [topic])).get(topic)
         return TopicPair((str(source_id or ""), str(facts.topic_id or "")), facts.max_message_bytes)

@@ -9,22 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-import kafka.errors as Errors
-from kafka.protocol.admin import DescribeGroupsRequest
-from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
+from kafka.protocol.consumer import OffsetFetchRequest
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.link.group_requests import EMPTY_STATES, IN_USE, commit_offsets, group_states
 from tolerant_client.mirror.translated.map_topic import read_maps, require_map_topic
 from tolerant_client.mirror.translated.offset_map import OffsetMap, Place, Translation
-from tolerant_client.producer_transaction import GROUP, Coordinators, raise_for_code
+from tolerant_client.producer_transaction import GROUP, CommittedOffset, Coordinators, raise_for_code
 from tolerant_client.raw import RawCluster
 
 _ALL_TOPICS = 2  # OffsetFetch that tells all offsets of a group
 _LAST_OFFSET_FETCH = 7
-_LAST_DESCRIBE = 5
-_LAST_COMMIT = 7
-_IDLE = ("Empty", "Dead", "")
 
 
 class TranslatedOffset(NamedTuple):
@@ -105,7 +101,7 @@ async def group_offsets(cluster: RawCluster, group: str) -> dict[TopicPartition,
             for part in topic.partitions:
                 raise_for_code(part.error_code, f"reading the offset of {topic.name} for group {group!r}")
                 if part.committed_offset >= 0:
-                    found[TopicPartition(topic.name, part.partition_index)] = part.committed_offset
+                    found[TopicPartition(cluster.topic_of(topic.name), part.partition_index)] = part.committed_offset
         return found
 
     return await Coordinators(cluster).ask(
@@ -126,62 +122,27 @@ async def commit_group(
     anything is written, where the group has members; brokers refuse such a commit, too.
     """
     wanted = {o.target: o.found.translated for o in offsets if o.target is not None and o.found is not None}
-    coordinators = Coordinators(target)
-    await _require_idle(coordinators, group)
+    states, failures = await group_states(target, [group])
+    for error in failures.values():
+        raise error
+    if states[group] not in EMPTY_STATES:
+        raise _busy(group, f"state {states[group]}")
     before = await group_offsets(target, group)
     written = {p: offset for p, offset in wanted.items() if is_forced or offset > before.get(p, -1)}
     if written:
-        await _commit(coordinators, group, written)
+        await _commit(target, group, written)
     return [GroupCommit(p, offset, before.get(p, -1), p in written) for p, offset in wanted.items()]
 
 
-async def _require_idle(coordinators: Coordinators, group: str) -> None:
-    def read(answer: Any) -> None:
-        (described,) = answer.groups
-        raise_for_code(described.error_code, f"describing group {group!r}")
-        if described.members or described.group_state not in _IDLE:
-            raise _busy(group, f"{len(described.members)} members, state {described.group_state}")
-
-    await coordinators.ask(
-        GROUP, group, "describing a group", lambda: DescribeGroupsRequest(groups=[group], max_version=_LAST_DESCRIBE), read
-    )
-
-
-async def _commit(coordinators: Coordinators, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-    topic_type = OffsetCommitRequest.OffsetCommitRequestTopic
-    topics: dict[str, list[Any]] = {}
-    for partition, offset in offsets.items():
-        topics.setdefault(partition.topic, []).append(
-            topic_type.OffsetCommitRequestPartition(
-                partition_index=partition.partition,
-                committed_offset=offset,
-                committed_leader_epoch=-1,
-                committed_metadata="",
-            )
-        )
-
-    def read(answer: Any) -> None:
-        for topic in answer.topics:
-            for part in topic.partitions:
-                if part.error_code in (Errors.UnknownMemberIdError.errno, Errors.IllegalGenerationError.errno):
-                    raise _busy(group, "it has members")
-                raise_for_code(part.error_code, f"committing {topic.name}-{part.partition_index} for group {group!r}")
-
-    await coordinators.ask(
-        GROUP,
-        group,
-        "committing translated offsets",
-        lambda: OffsetCommitRequest(
-            group_id=group,
-            generation_id_or_member_epoch=-1,
-            member_id="",
-            group_instance_id=None,
-            retention_time_ms=-1,
-            topics=[topic_type(name=name, partitions=parts) for name, parts in topics.items()],
-            max_version=_LAST_COMMIT,
-        ),
-        read,
-    )
+async def _commit(target: RawCluster, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    wanted = {partition: CommittedOffset(offset, "") for partition, offset in offsets.items()}
+    codes, failures = await commit_offsets(target, {group: wanted})
+    for error in failures.values():
+        raise error
+    for partition, code in codes[group].items():
+        if code in IN_USE:
+            raise _busy(group, "it has members")
+        raise_for_code(code, f"committing {partition.topic}-{partition.partition} for group {group!r}")
 
 
 def _busy(group: str, why: str) -> OptionError:

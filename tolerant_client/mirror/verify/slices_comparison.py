@@ -134,8 +134,8 @@ class SlicesComparison:
                 side.wanting_since = min(side.wanting_since, now)
                 if now < side.not_before:
                     continue
-                node = cluster.manager.cluster.leader_for_partition(running.partition)
-                if node is None or node == -1:
+                node = cluster.known_leader(running.partition)
+                if node is None:
                     self._doubt(running, number, "it has no leader")
                 else:
                     by_node.setdefault(node, []).append(running)

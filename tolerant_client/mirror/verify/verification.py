@@ -25,7 +25,8 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.divergence import read_headers
 from tolerant_client.mirror.ledger import of_present_topics, read_ledger
 from tolerant_client.mirror.plan import select_topics
-from tolerant_client.mirror.topics import describe_topics, topic_ids
+from tolerant_client.mirror.topic_filter import LinkTopics
+from tolerant_client.mirror.topics import describe_topics, require_names, topic_ids
 from tolerant_client.mirror.verify.log_comparison import Difference, Range
 from tolerant_client.mirror.verify.report import (
     LogBounds,
@@ -48,7 +49,9 @@ _UNFINISHED: Final = "not compared to its end yet"
 
 
 class Verification:
-    """One comparison of the topics that match a regular expression; both clusters share one event loop.
+    """One comparison of a link's topics, or those that match a regular expression; both clusters share one event loop.
+
+    The source must be a RawCluster with the names of `topics`: everything here is called as on the target.
 
     `prepare` comes first; `next_slices` until it returns none, each time with the results given to `take`;
     `report` at any time.  With `allow_behind` a target that ends earlier lags, and differs not.
@@ -59,7 +62,7 @@ class Verification:
         self,
         source: RawCluster,
         target: RawCluster,
-        topics: str,
+        topics: LinkTopics | str,
         *,
         allow_behind: bool = False,
         resume: Mapping[str, Any] | None = None,
@@ -67,7 +70,7 @@ class Verification:
         self.source = source
         self.target = target
         self.warnings: list[str] = []
-        self._topics = topics
+        self._topics = LinkTopics.of(topics)
         self._allow_behind = allow_behind
         self._resume = resume
         self._started = time.monotonic()
@@ -89,12 +92,13 @@ class Verification:
         Raises OptionError when nothing matches or the report is no good, and ClusterUnreachableError.
         """
         source, target = self.source, self.target
+        require_names(source, self._topics)
         chosen = await source.partitions()
         chosen = {name: chosen[name] for name in select_topics(self._topics, chosen)}
         present = await target.partitions(chosen)
         self._partitions = [TopicPartition(name, index) for name, indexes in chosen.items() for index in indexes]
         if not self._partitions:
-            raise OptionError(f"The topics matching {self._topics!r} have no partitions")
+            raise OptionError(f"The topics matching {self._topics.filter} have no partitions")
         self._present = {p for p in self._partitions if p.partition in present.get(p.topic, ())}
         self._pending = set(self._partitions)
         configs = [await describe_topics(cluster, chosen) for cluster in (source, target)]
@@ -291,7 +295,7 @@ async def compare_here(
     return verification.report()
 
 
-async def verify(source: RawCluster, target: RawCluster, topics: str, **options: Any) -> VerifyReport:
+async def verify(source: RawCluster, target: RawCluster, topics: LinkTopics | str, **options: Any) -> VerifyReport:
     """Compares every topic of the source whose name matches; `options` are those of Verification.
 
     Raises OptionError when nothing matches and ClusterUnreachableError.

@@ -1,0 +1,116 @@
+"""The command `tolerant-kafka doctor`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from spark_integration.commands.options import Json, LinkName, SourceProperties, TargetProperties, client_properties
+from spark_integration.doctor.checkup import Checkup
+from spark_integration.doctor.finding import ERRORS, HEALTHY, NOT_EXAMINED, WARNINGS
+from spark_integration.doctor.link_examination import Subject, examine
+from spark_integration.doctor.report import as_json, print_report
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.topic_filter import LinkTopics
+
+_WORST_FIRST = (NOT_EXAMINED, ERRORS, WARNINGS, HEALTHY)
+
+_Source = Annotated[str | None, typer.Option("--source", metavar="HOST:PORT", help="Bootstrap servers of the source cluster.")]
+_Target = Annotated[str | None, typer.Option("--target", metavar="HOST:PORT", help="Bootstrap servers of the target cluster.")]
+_Cluster = Annotated[str | None, typer.Option("--cluster", metavar="HOST:PORT", help="One cluster alone, whatever it is for.")]
+_Topics = Annotated[str, typer.Option("--topics", metavar="REGEX", help="Topics of the mirror, by their whole names.")]
+_Groups = Annotated[
+    list[str], typer.Option("--group", help="A group whose coordinator is looked for; may be given again.")
+]
+_Ids = Annotated[list[str], typer.Option("--transactional-id", help="The same for a transactional id.")]
+
+
+def doctor(
+    source: _Source = None,
+    target: _Target = None,
+    cluster: _Cluster = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", exists=True, dir_okay=False, help="A MirrorMaker 2 file instead: each of its flows."),
+    ] = None,
+    topics: _Topics = ".*",
+    link: LinkName = "default",
+    seconds: Annotated[float, typer.Option("--seconds", min=0, help="How long leaders and progress are watched.")] = 10.0,
+    group: _Groups = [],
+    transactional_id: _Ids = [],
+    brief: Annotated[bool, typer.Option("--brief", help="Print no findings of severity info.")] = False,
+    in_json: Json = False,
+    source_properties: SourceProperties = None,
+    target_properties: TargetProperties = None,
+    cluster_properties: Annotated[
+        Path | None,
+        typer.Option("--cluster-properties", exists=True, dir_okay=False, help="Java client properties for --cluster."),
+    ] = None,
+) -> None:
+    """Look for what is wrong with clusters and the link between them; writes nothing.
+
+    Exit codes: 0 nothing found, 1 errors, 3 warnings, 2 a cluster did not answer (what was found is printed all the same).
+    """
+    given = {
+        "source": (source, source_properties),
+        "target": (target, target_properties),
+        "cluster": (cluster, cluster_properties),
+    }
+    for name, (servers, path) in given.items():
+        if path is not None and servers is None:
+            raise OptionError(f"--{name}-properties was given without --{name}")
+    clusters = {name: client_properties(servers, path) for name, (servers, path) in given.items() if servers is not None}
+    if config is not None:
+        if clusters or topics != ".*" or link != "default":
+            raise OptionError("--config says what the clusters, topics and links are: leave the other options out")
+        subjects = _flows(config)
+    elif not clusters or "cluster" in clusters and len(clusters) > 1:
+        raise OptionError("Give --source, --target or both, or --cluster alone: HOST:PORT[,HOST:PORT...]")
+    else:
+        subjects = [Subject(clusters, LinkTopics.of(topics), link)]
+
+    codes, reports = set(), []
+    for subject in subjects:
+        subject = replace(subject, seconds=seconds, groups=tuple(group), transactional_ids=tuple(transactional_id))
+        began = time.monotonic()
+        checkup = _examine(subject)
+        took = time.monotonic() - began
+        codes.add(checkup.exit_code)
+        if not in_json:
+            if config is not None:
+                typer.echo(f"link {subject.link}")
+            print_report(checkup, took, Console(), is_brief=brief)
+        reports.append({"link": subject.link, **as_json(checkup, took)})
+    code = next(code for code in _WORST_FIRST if code in codes)
+    if in_json:
+        document: dict[str, Any] = {"version": 1, "exit_code": code, "links": reports} if config is not None else reports[0]
+        typer.echo(json.dumps(document))
+    raise typer.Exit(code)
+
+
+def _examine(subject: Subject) -> Checkup:
+    if not sys.stderr.isatty():
+        return examine(subject)
+    with Console(stderr=True).status("examining"):
+        return examine(subject)
+
+
+def _flows(path: Path) -> list[Subject]:
+    from spark_integration.mm2.flows import read_flows
+
+    flows = read_flows(path)
+    for warning in flows.warnings:
+        typer.echo(f"tolerant-kafka: warning: {warning}", err=True)
+    if not flows.flows:
+        raise OptionError(f"{path} enables no flow; set A->B.enabled = true")
+    return [
+        Subject({"source": flow.source, "target": flow.target}, flow.link_topics, flow.link, copied_groups=flow.groups)
+        for flow in flows.flows
+    ]

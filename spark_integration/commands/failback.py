@@ -1,0 +1,76 @@
+"""The command `tolerant-kafka failback`: prepares the link back to a cluster that was the source."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from spark_integration.commands.link import (
+    BackTopics,
+    Config,
+    DryRun,
+    FlowName,
+    MaybeLink,
+    MaybeSource,
+    MaybeTarget,
+    echo_json,
+    given_link,
+)
+from spark_integration.commands.options import Json, SourceProperties, TargetProperties
+from tolerant_client.mirror.link import failback as way_back
+from tolerant_client.mirror.link.failback import FailbackReport
+from tolerant_client.raw import RawCluster
+
+
+def failback(
+    source: MaybeSource = None,
+    target: MaybeTarget = None,
+    topics: BackTopics = None,
+    link: MaybeLink = None,
+    discard_diverged: Annotated[
+        bool,
+        typer.Option("--discard-diverged", help="Delete topics of the target whose logs have what was never copied; they are copied anew."),
+    ] = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    config: Config = None,
+    flow: FlowName = None,
+    source_properties: SourceProperties = None,
+    target_properties: TargetProperties = None,
+) -> None:
+    """Prepare copying back: --source has the newer data, --target is the cluster that was the source.
+
+    Compares both logs of every partition.  Where the target's is the beginning of the source's, the link back goes on at
+    its end and copies only the difference.  Where the target has records that were never copied, they are named and
+    nothing is done, unless --discard-diverged gives them up.  Then start the mirror of the link back as any other.
+    Exit codes: 0 ready, 3 something is in the way, nothing was written.
+    """
+    given = given_link(source, target, topics, link, config, flow, None, source_properties, target_properties)
+    chosen = given.link_topics
+
+    async def ask(origin: RawCluster, there: RawCluster) -> FailbackReport:
+        return await way_back.failback(
+            origin, there, given.link, chosen, discards=discard_diverged, is_dry_run=dry_run
+        )
+
+    report = given.run(ask)
+    if as_json:
+        echo_json(report.to_json())
+        raise typer.Exit(report.exit_code)
+    table = Table("topic", "partition", "same until", "to copy", "only on the target", title=f"link {report.link}: failback")
+    for p in report.partitions:
+        lost = f"{p.lost_records:,} records of offsets {p.shared_until:,} to {p.target_end:,}" if p.is_diverged else ""
+        table.add_row(p.topic, str(p.partition), f"{p.shared_until:,}", f"{p.to_copy:,}", lost)
+    Console().print(table)
+    for text in report.blockers:
+        typer.echo(f"tolerant-kafka: in the way: {text}", err=True)
+    for name in report.deleted_topics:
+        typer.echo(f"tolerant-kafka: topic {name} was deleted on the target", err=True)
+    if report.is_done:
+        typer.echo(f"Link {report.link} is ready: start its mirror with these clusters and --link {report.link}")
+    else:
+        typer.echo(f"Nothing was written{'' if report.blockers else '; link ' + report.link + ' could be prepared so'}")
+    raise typer.Exit(report.exit_code)

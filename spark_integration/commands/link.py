@@ -1,0 +1,153 @@
+"""What the commands about a link share: which link is meant, and its two clusters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from spark_integration.commands.options import client_properties
+from spark_integration.security.kafka_config import kafka_python_config
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.link.control import read_control
+from tolerant_client.mirror.link.promotion import link_topics
+from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter, group_filter
+from tolerant_client.raw import RawCluster
+
+_T = TypeVar("_T")
+
+MaybeSource = Annotated[str | None, typer.Option("--source", metavar="HOST:PORT", help="Bootstrap servers of the source cluster.")]
+MaybeTarget = Annotated[str | None, typer.Option("--target", metavar="HOST:PORT", help="Bootstrap servers of the target cluster.")]
+MaybeTopics = Annotated[
+    str | None,
+    typer.Option("--topics", metavar="REGEX", help="Whole topic names; without it, what the link's mirror has written down."),
+]
+BackTopics = Annotated[str | None, typer.Option("--topics", metavar="REGEX", help="Regular expression that a whole topic name must match.")]
+MaybeLink = Annotated[str | None, typer.Option("--link", help="Name of the link (default: default).")]
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", exists=True, dir_okay=False, help="A MirrorMaker 2 file, instead of --source, --target, --link, --topics."),
+]
+FlowName = Annotated[str | None, typer.Option("--flow", metavar="A->B", help="Which flow of --config, if it has several.")]
+Groups = Annotated[
+    str | None, typer.Option("--groups", metavar="REGEX[,REGEX]", help="Consumer groups that move along; none: \"\"; default all.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+
+
+@dataclass(frozen=True)
+class GivenLink:
+    """A link as the command line, or a file, names it; without `topics` it is asked what it has written down."""
+
+    link: str
+    target: Mapping[str, str] = field(repr=False)
+    source: Mapping[str, str] | None = field(repr=False, default=None)
+    topics: LinkTopics | None = None
+    groups: TopicFilter | None = None
+
+    def known(self) -> GivenLink:
+        """With the topics that the link has written down, if none were given; raises OptionError where it has not."""
+        if self.topics is not None:
+            return self
+
+        async def ask(target: RawCluster) -> LinkTopics:
+            return link_topics(await read_control(target, self.link), self.link, None)
+
+        return replace(self, topics=self.run_on_target(ask))
+
+    @property
+    def link_topics(self) -> LinkTopics:
+        """Raises OptionError where nobody says them."""
+        if self.topics is None:
+            raise OptionError("Give --topics: a regular expression over whole topic names")
+        return self.topics
+
+    @property
+    def known_source(self) -> Mapping[str, str]:
+        """Raises OptionError where no source was given."""
+        if self.source is None:
+            raise OptionError("Give --source, too: HOST:PORT[,HOST:PORT...]")
+        return self.source
+
+    def run(self, ask: Callable[[RawCluster, RawCluster], Awaitable[_T]]) -> _T:
+        """Asks both clusters; raises OptionError where no source was given."""
+        names = None if self.topics is None else self.topics.names
+        with RawCluster(kafka_python_config(self.known_source), name="source", names=names) as source:
+            target = RawCluster(kafka_python_config(self.target), source.net, name="target")
+            try:
+                return source.run(ask, source, target)
+            finally:
+                target.close()
+
+    def run_on_target(self, ask: Callable[[RawCluster], Awaitable[_T]]) -> _T:
+        """Asks the target alone."""
+        with RawCluster(kafka_python_config(self.target), name="target") as target:
+            return target.run(ask, target)
+
+
+def given_link(
+    source: str | None,
+    target: str | None,
+    topics: str | None,
+    link: str | None,
+    config: Path | None,
+    flow: str | None,
+    groups: str | None = None,
+    source_properties: Path | None = None,
+    target_properties: Path | None = None,
+) -> GivenLink:
+    """The link that the options name; raises OptionError where they name none, or contradict each other."""
+    if config is not None:
+        if any(option is not None for option in (source, target, topics, link, source_properties, target_properties)):
+            raise OptionError("--config names clusters, topics and links: leave --source, --target, --topics, --link out")
+        return _of_file(config, flow, groups)
+    if flow is not None:
+        raise OptionError("--flow goes with --config")
+    if target is None:
+        raise OptionError("Give --target: HOST:PORT[,HOST:PORT...], or --config with a MirrorMaker 2 file")
+    return GivenLink(
+        link or "default",
+        client_properties(target, target_properties),
+        None if source is None else client_properties(source, source_properties),
+        None if topics is None else LinkTopics.of(topics),
+        _groups(groups, group_filter()),
+    )
+
+
+def _of_file(config: Path, wanted: str | None, groups: str | None) -> GivenLink:
+    from spark_integration.mm2.flows import read_flows
+
+    flows = {str(flow): flow for flow in read_flows(config).flows}
+    if wanted is not None and wanted not in flows:
+        raise OptionError(f"{config} has no flow {wanted}; it has {', '.join(flows) or 'none'}")
+    if wanted is None and len(flows) != 1:
+        raise OptionError(f"{config} has {len(flows)} flows ({', '.join(flows)}): say which with --flow")
+    flow = flows[wanted] if wanted is not None else next(iter(flows.values()))
+    return GivenLink(flow.link, flow.target, flow.source, flow.link_topics, _groups(groups, flow.groups))
+
+
+def _groups(given: str | None, default: TopicFilter) -> TopicFilter | None:
+    if given == "":
+        return None
+    return default if given is None else group_filter(given, ())
+
+
+def time_ms(option: str, text: str) -> int:
+    """A time as ms since 1970: ISO 8601 ("2026-11-22T05:00:00+00:00", UTC without a zone), or ms.  Raises OptionError."""
+    if text.isdigit():
+        return int(text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise OptionError(f"{option} {text!r} is no time: give 2026-11-22T05:00:00+00:00, or ms since 1970 ({error})") from error
+    return int((found if found.tzinfo is not None else found.replace(tzinfo=timezone.utc)).timestamp() * 1000)
+
+
+def echo_json(document: Mapping[str, Any]) -> None:
+    """One JSON document on standard output."""
+    typer.echo(json.dumps(document))

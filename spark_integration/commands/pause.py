@@ -1,0 +1,131 @@
+"""The commands `tolerant-kafka pause`, `resume` and `throttle`: what a running mirror is told through its control topic."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from spark_integration.commands.link import Config, DryRun, FlowName, GivenLink, MaybeLink, MaybeTarget, echo_json, given_link
+from spark_integration.commands.options import Json, TargetProperties
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.link.control import WHOLE_LINK, LinkControl, paused, read_control, resumed, update_control
+from tolerant_client.raw import RawCluster
+
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*(k|M|G|Ki|Mi|Gi|)B?")
+
+TopicsToPause = Annotated[list[str], typer.Option("--topic", help="A topic, by its name on the target; may be given again. Default: the whole link.")]
+Partitions = Annotated[list[int], typer.Option("--partition", min=0, help="Of the one --topic alone; may be given again.")]
+
+
+def pause(
+    target: MaybeTarget = None,
+    link: MaybeLink = None,
+    topic: TopicsToPause = [],
+    partition: Partitions = [],
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    config: Config = None,
+    flow: FlowName = None,
+    target_properties: TargetProperties = None,
+) -> None:
+    """Stop copying a link, topics or partitions for now; a running mirror obeys within 2 seconds."""
+    given = given_link(None, target, None, link, config, flow, target_properties=target_properties)
+    names = _names(topic, partition)
+    _require_there(given, topic, partition)
+    _change(given, lambda now: paused(now, names), dry_run, as_json)
+
+
+def resume(
+    target: MaybeTarget = None,
+    link: MaybeLink = None,
+    topic: TopicsToPause = [],
+    partition: Partitions = [],
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    config: Config = None,
+    flow: FlowName = None,
+    target_properties: TargetProperties = None,
+) -> None:
+    """Let go on what was paused: all of it, or the topics and partitions that are named."""
+    given = given_link(None, target, None, link, config, flow, target_properties=target_properties)
+    _change(given, lambda now: resumed(now, _names(topic, partition)), dry_run, as_json)
+
+
+def throttle(
+    rate: Annotated[str, typer.Argument(metavar="BYTES_PER_SECOND|off", help="As 20M, 512Ki or 1000000; off for no limit.")],
+    target: MaybeTarget = None,
+    link: MaybeLink = None,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    config: Config = None,
+    flow: FlowName = None,
+    target_properties: TargetProperties = None,
+) -> None:
+    """Limit how many bytes a second a link fetches from its source, all of its tasks together.
+
+    Each task has an equal share.  For a moment it may be exceeded by half a second's worth and an answer of each broker.
+    """
+    limit = parse_rate(rate)
+    given = given_link(None, target, None, link, config, flow, target_properties=target_properties)
+    _change(given, lambda now: replace(now, bytes_per_s=limit), dry_run, as_json)
+
+
+def parse_rate(text: str) -> int | None:
+    """Bytes a second; None for off.  Raises OptionError."""
+    if text == "off":
+        return None
+    found = _RATE.fullmatch(text)
+    rate = int(float(found[1]) * _UNITS[found[2]]) if found else 0
+    if rate < 1:
+        raise OptionError(f"{text!r} is no rate: give bytes a second as 20M, 512Ki or 1000000, or off")
+    return rate
+
+
+def _names(topics: list[str], partitions: list[int]) -> list[str]:
+    if partitions and len(topics) != 1:
+        raise OptionError("--partition goes with exactly one --topic")
+    if partitions:
+        return [f"{topics[0]}-{number}" for number in partitions]
+    return topics or [WHOLE_LINK]
+
+
+def _require_there(given: GivenLink, topics: list[str], partitions: list[int]) -> None:
+    """Raises OptionError for what the target does not have, and for a partition that is called as another topic."""
+    if not topics:
+        return
+    spoken = [f"{topics[0]}-{number}" for number in partitions]
+
+    async def ask(target: RawCluster) -> dict[str, list[int]]:
+        return await target.partitions([*topics, *spoken])
+
+    there = given.run_on_target(ask)
+    for topic in topics:
+        if topic not in there:
+            raise OptionError(f"The target has no topic {topic}; topics are called here as on the target")
+    for number in partitions:
+        if number not in there[topics[0]]:
+            raise OptionError(f"Topic {topics[0]} has {len(there[topics[0]])} partitions on the target, none is {number}")
+    if clash := [name for name in spoken if name in there]:
+        raise OptionError(f"{clash[0]} is a topic of the target, too, which would be paused with it: pause topic {topics[0]} as a whole")
+
+
+def _change(given: GivenLink, change: Callable[[LinkControl], LinkControl], dry_run: bool, as_json: bool) -> None:
+    async def ask(target: RawCluster) -> tuple[LinkControl, LinkControl]:
+        before = await read_control(target, given.link)
+        before.require_not_promoted(given.link)
+        return before, change(before) if dry_run else await update_control(target, given.link, change)
+
+    before, after = given.run_on_target(ask)
+    if as_json:
+        document = {"link": given.link, "is_dry_run": dry_run, "is_changed": after != before}
+        echo_json({**document, "paused": sorted(after.paused), "bytes_per_s": after.bytes_per_s})
+        return
+    would = "would be" if dry_run else "is"
+    what = "the whole link" if WHOLE_LINK in after.paused else ", ".join(sorted(after.paused)) or "nothing"
+    rate = "no limit" if after.bytes_per_s is None else f"{after.bytes_per_s:,} bytes a second"
+    typer.echo(f"Link {given.link}: paused {would} {what}; its rate {would} {rate}{'' if after != before else ' (as before)'}")

@@ -1,0 +1,121 @@
+"""The commands `tolerant-kafka promote` and `failover`: applications move to the target."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from spark_integration.commands.link import (
+    Config,
+    DryRun,
+    FlowName,
+    Groups,
+    MaybeLink,
+    MaybeSource,
+    MaybeTarget,
+    MaybeTopics,
+    echo_json,
+    given_link,
+)
+from spark_integration.commands.options import Json, SourceProperties, TargetProperties
+from tolerant_client.mirror.link import promotion
+from tolerant_client.mirror.link.promotion import PromotionReport
+from tolerant_client.raw import RawCluster
+
+
+def promote(
+    source: MaybeSource = None,
+    target: MaybeTarget = None,
+    link: MaybeLink = None,
+    topics: MaybeTopics = None,
+    groups: Groups = None,
+    wait: Annotated[float, typer.Option("--wait", metavar="SECONDS", min=0, help="How long to wait until all is copied.")] = 60.0,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    config: Config = None,
+    flow: FlowName = None,
+    source_properties: SourceProperties = None,
+    target_properties: TargetProperties = None,
+) -> None:
+    """Make the target the cluster to write to, once all is copied; stop the source's producers first, keep the mirror running.
+
+    Waits until nothing is left to copy, no transaction is open and nobody writes; then no process of the link can write
+    any more, the groups are moved a last time, and a report says where every partition and group stands.  There is no way
+    back but failback: each partition of the target has gained a marker.  Exit codes: 0 promoted, 3 something is in the
+    way (nothing was written then), or was left.
+    """
+    given = given_link(source, target, topics, link, config, flow, groups, source_properties, target_properties).known()
+
+    def tell(text: str) -> None:
+        if not as_json:
+            typer.echo(f"tolerant-kafka: waiting: {text}", err=True)
+
+    async def ask(origin: RawCluster, there: RawCluster) -> PromotionReport:
+        return await promotion.promote(
+            origin, there, given.link, given.link_topics, given.groups, deadline_s=wait, is_dry_run=dry_run, tell=tell
+        )
+
+    _show(given.run(ask), as_json)
+
+
+def failover(
+    target: MaybeTarget = None,
+    link: MaybeLink = None,
+    topics: MaybeTopics = None,
+    groups: Groups = None,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    config: Config = None,
+    flow: FlowName = None,
+    target_properties: TargetProperties = None,
+) -> None:
+    """The source is gone: make the target the cluster to write to, with what was copied.  The source is not asked.
+
+    No process of the link can write any more, wherever it is; the report says how far every partition was copied and
+    where every group stands.
+    """
+    given = given_link(None, target, topics, link, config, flow, groups, target_properties=target_properties).known()
+
+    async def ask(there: RawCluster) -> PromotionReport:
+        return await promotion.failover(there, given.link, given.link_topics, given.groups, is_dry_run=dry_run)
+
+    _show(given.run_on_target(ask), as_json)
+
+
+def _show(report: PromotionReport, as_json: bool) -> None:
+    if as_json:
+        echo_json(report.to_json())
+        raise typer.Exit(report.exit_code)
+    console = Console()
+    if report.partitions:
+        table = Table("topic", "partition", "copied until", "left behind", title=f"link {report.link}: {report.action}")
+        for p in report.partitions:
+            table.add_row(p.topic, str(p.partition), f"{p.copied_until:,}", "unknown" if p.lag is None else f"{p.lag:,}")
+        console.print(table)
+    if report.groups is not None:
+        console.print(f"groups: {len(report.groups.moved)} offsets moved, {report.groups.unchanged} stood right already")
+        for position in report.groups.behind:
+            console.print(f"behind: {position.group} has read more than was copied of {position.partition.topic}", markup=False)
+        for left in report.groups.left:
+            console.print(f"left: {left}", markup=False)
+    if report.group_places:
+        table = Table("group", "topic", "partition", "offset", "left to read")
+        for place in report.group_places:
+            table.add_row(place.group, place.topic, str(place.partition), f"{place.offset:,}", f"{place.left_to_read:,}")
+        console.print(table)
+    for row in report.losses:
+        typer.echo(f"tolerant-kafka: loss: {row}", err=True)
+    for text in report.warnings:
+        typer.echo(f"tolerant-kafka: warning: {text}", err=True)
+    for text in report.blockers:
+        typer.echo(f"tolerant-kafka: in the way: {text}", err=True)
+    if report.is_done:
+        typer.echo(f"Link {report.link} is promoted: nothing of it writes to the target any more")
+    elif report.is_dry_run and not report.blockers:
+        typer.echo(f"Link {report.link} could be promoted now; nothing was written")
+    else:
+        typer.echo(f"Link {report.link} was not promoted; nothing was written")
+    raise typer.Exit(report.exit_code)

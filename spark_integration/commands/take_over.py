@@ -1,0 +1,97 @@
+"""The commands `tolerant-kafka take-over` and `hand-back`: from MirrorMaker 2 to this mirror, and back to it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from kafka.structs import TopicPartition
+from rich.console import Console
+from rich.table import Table
+
+from spark_integration.commands.link import DryRun, FlowName, echo_json
+from spark_integration.commands.options import Json
+from spark_integration.mirroring.duties import connected
+from spark_integration.mm2.flows import Flow, read_flows
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.link import takeover
+from tolerant_client.mirror.link.takeover import TakeoverReport
+from tolerant_client.mirror.plan import select_topics
+from tolerant_client.raw import RawCluster
+
+_T = TypeVar("_T")
+
+Mm2File = Annotated[Path, typer.Option("--config", exists=True, dir_okay=False, help="The MirrorMaker 2 file of both mirrors.")]
+
+
+def take_over(config: Mm2File, flow: FlowName = None, dry_run: DryRun = False, as_json: Json = False) -> None:
+    """Go on where MirrorMaker 2 has stopped, on the same target topics; stop it before, and start the mirror behind this.
+
+    Where the copies have the source's offsets, they are adopted.  Elsewhere the flow needs tolerant.offsets = translated,
+    and copying begins behind the last record that is there.  Exit codes: 0 ready, 3 something is in the way, nothing was
+    written.
+    """
+    given = _chosen(config, flow)
+
+    async def ask(source: RawCluster, target: RawCluster) -> TakeoverReport:
+        return await takeover.take_over(
+            source, target, given.link, given.link_topics, given.source_alias, offsets=given.offsets, is_dry_run=dry_run
+        )
+
+    report = _run(given, ask)
+    if as_json:
+        echo_json(report.to_json())
+        raise typer.Exit(report.exit_code)
+    columns = ("topic", "partition", "offsets", "goes on at", "MirrorMaker 2 would at")
+    table = Table(*columns, title=f"link {report.link}: take over")
+    for p in report.partitions:
+        position, committed = (f"{offset:,}" if offset >= 0 else "unknown" for offset in (p.position, p.committed))
+        table.add_row(p.topic, str(p.partition), "identical" if p.is_identical else "others", position, committed)
+    Console().print(table)
+    for text in report.blockers:
+        typer.echo(f"tolerant-kafka: in the way: {text}", err=True)
+    typer.echo(f"Ready: start tolerant-kafka mirror --config {config}" if report.is_done else "Nothing was written")
+    raise typer.Exit(report.exit_code)
+
+
+def hand_back(config: Mm2File, flow: FlowName = None, dry_run: DryRun = False, as_json: Json = False) -> None:
+    """Have MirrorMaker 2 go on where this mirror has stopped; stop the mirror before, and start MirrorMaker 2 behind this."""
+    given = _chosen(config, flow)
+
+    async def ask(source: RawCluster, target: RawCluster) -> dict[TopicPartition, tuple[int, int]]:
+        names = select_topics(given.link_topics, await source.partitions())
+        there = await target.partitions(names)
+        partitions = [TopicPartition(topic, number) for topic, numbers in there.items() for number in numbers]
+        is_translated = given.offsets == "translated"
+        copied = await takeover.copied_until(target, given.link, partitions, is_translated=is_translated)
+        wire = {TopicPartition(source.wire_topic(p.topic), p.partition): offset for p, offset in copied.items()}
+        return await takeover.hand_back(target, wire, given.source_alias, is_dry_run=dry_run)
+
+    changed = _run(given, ask)
+    rows = [{"topic": p.topic, "partition": p.partition, "from": was, "to": now} for p, (was, now) in sorted(changed.items())]
+    if as_json:
+        echo_json({"link": given.link, "is_dry_run": dry_run, "partitions": rows})
+        return
+    for row in rows:
+        typer.echo(f"{row['topic']}-{row['partition']}: MirrorMaker 2 goes on at {row['to']:,} instead of {row['from']:,}")
+    typer.echo("Nothing was written" if dry_run else "Ready: start MirrorMaker 2")
+
+
+def _chosen(config: Path, flow: str | None) -> Flow:
+    flows = {str(one): one for one in read_flows(config).flows}
+    if flow is None and len(flows) != 1:
+        raise OptionError(f"{config} has the flows {', '.join(flows)}: say which with --flow")
+    if flow is not None and flow not in flows:
+        raise OptionError(f"{config} has no flow {flow}; it has {', '.join(flows)}")
+    return flows[flow] if flow is not None else next(iter(flows.values()))
+
+
+def _run(flow: Flow, ask: Callable[[RawCluster, RawCluster], Awaitable[_T]]) -> _T:
+    source, target = connected(flow.source, flow.target, flow.names)
+    try:
+        return source.run(ask, source, target)
+    finally:
+        target.close()
+        source.close()

@@ -1,0 +1,116 @@
+"""What a check has found: how bad, about what, the evidence, and what to do.  Pure.
+
+Laws:
+- A finding names a thing, shows evidence that was read from a broker (never a
+  guess), and gives a remedy; many things of one kind are one finding.
+- A check that could not be made is a finding, too.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+HEALTHY, ERRORS, NOT_EXAMINED, WARNINGS = 0, 1, 2, 3  # exit codes
+
+_SHOWN = 10
+
+
+class Severity(str, enum.Enum):
+    """ERROR breaks a client or a mirror now, WARNING will when one more thing happens, INFO is good to know."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+# Every check, and what it looks at.  README.md of this folder has each with its evidence and remedy.
+CHECKS: Final = {
+    "addresses": "each bootstrap address and each advertised address: name, connection, TLS, login, first answer",
+    "versions": "what the brokers speak, and whether they agree",
+    "same-cluster": "source and target are two clusters, and all bootstrap addresses of one are of one",
+    "rights": "what our principal may do, against what a mirror does",
+    "controller": "whether a controller is there, and the quorum follows it",
+    "partitions": "partitions without leader, below min.insync.replicas, or with replicas missing",
+    "coordinators": "partitions of __consumer_offsets and __transaction_state that do not serve, and whom that breaks",
+    "log-dirs": "log directories that are offline or nearly full",
+    "durability": "replication factor, min.insync.replicas, unclean elections, of topics and of internal ones",
+    "elections": "leaders, brokers and in-sync replicas that change while we look",
+    "clocks": "the controller's clock against ours and the other cluster's, and records from the future",
+    "quotas": "quotas that apply to our principal and client id",
+    "transactions": "open transactions that hold back the last stable offset",
+    "topics": "topics of the target that cannot hold the copy, or hurt it",
+    "sizes": "record sizes that one side takes and the other does not",
+    "retention": "what is not copied yet, against the time and size at which the source deletes it",
+    "ledger": "losses that the link has written down",
+    "control": "what of the link is paused, throttled or promoted",
+    "examination": "whether the doctor came to its end",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`cluster` is "source", "target" or "cluster", or "link" for what concerns both."""
+
+    severity: Severity
+    check: str
+    cluster: str
+    thing: str
+    evidence: str
+    remedy: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "severity": self.severity.value,
+            "check": self.check,
+            "cluster": self.cluster,
+            "thing": self.thing,
+            "evidence": self.evidence,
+            "remedy": self.remedy,
+        }
+
+
+def exit_code(findings: Iterable[Finding], *, is_examined: bool) -> int:
+    """HEALTHY, WARNINGS or ERRORS by the worst finding; NOT_EXAMINED when a cluster did not answer at all."""
+    if not is_examined:
+        return NOT_EXAMINED
+    severities = {finding.severity for finding in findings}
+    return ERRORS if Severity.ERROR in severities else WARNINGS if Severity.WARNING in severities else HEALTHY
+
+
+def by_severity(findings: Iterable[Finding]) -> list[Finding]:
+    """The worst first; else in the order in which they were found."""
+    order = list(Severity)
+    return sorted(findings, key=lambda finding: order.index(finding.severity))
+
+
+def some(things: Collection[object], limit: int = _SHOWN) -> str:
+    """The first few of many, for a sentence: "a, b and 7 more"."""
+    shown = [str(thing) for thing in things][:limit]
+    rest = len(things) - len(shown)
+    return ", ".join(shown) + (f" and {rest} more" if rest else "") if shown else "none"
+
+
+def number_of(count: int, noun: str) -> str:
+    """A count and its noun: "1 broker", "3 brokers"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def duration(ms: float) -> str:
+    """A span of time as people say it: "3.2 s", "25 min", "4.0 h", "12 days"."""
+    seconds = abs(ms) / 1000
+    if seconds < 90:
+        return f"{seconds:.1f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86_400:.0f} days"
+
+
+def size(count: float) -> str:
+    """Bytes as people say them: "900 bytes", "1.0 MiB"."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count:.0f} bytes"

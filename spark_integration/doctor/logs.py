@@ -1,0 +1,189 @@
+"""Reads where logs begin and end, their latest times, and the transactions that hold them back; writes nothing.
+
+Partitions without a leader, or with one that does not answer, are left out: nothing waits for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import kafka.errors as Errors
+from kafka.protocol.admin import DescribeProducersRequest, DescribeTransactionsRequest, ListTransactionsRequest
+from kafka.protocol.consumer import ListOffsetsRequest
+from kafka.structs import TopicPartition
+
+from spark_integration.doctor.describe import ask, raise_for, speaks
+from spark_integration.doctor.facts import Cluster
+from spark_integration.doctor.link_checks import Backlog
+from spark_integration.doctor.transactions import CoordinatorView, OpenTransaction
+from tolerant_client.mirror.divergence import read_headers
+from tolerant_client.mirror.translated.map_topic import map_topic, read_last_rows
+from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
+
+_MAX_TIMESTAMP = -3  # KIP-734
+_LIST_MAX_TIMESTAMP = 7
+_CHUNK = 500  # partitions a request
+_TIMED_PARTITIONS = 200  # whose oldest uncopied batch is looked at
+
+
+def serving(facts: Cluster, topics: Iterable[str]) -> dict[TopicPartition, int]:
+    """Partitions of these topics that can be asked, and their leaders."""
+    found = {}
+    for name in topics:
+        for p in facts.topics[name].partitions if name in facts.topics else ():
+            if p.leader in facts.living and p.leader not in facts.silent:
+                found[TopicPartition(p.topic, p.index)] = p.leader
+    return found
+
+
+def leader_of(facts: Cluster, partition: TopicPartition) -> int:
+    """The leader by metadata; -1 where there is none."""
+    known = facts.topics[partition.topic].partitions if partition.topic in facts.topics else ()
+    return next((p.leader for p in known if p.index == partition.partition), -1)
+
+
+async def newest_times(cluster: RawCluster, leaders: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """The latest timestamp of each log in ms; empty logs, and brokers before 3.0, tell none."""
+    await cluster.connect()
+    found: dict[TopicPartition, int] = {}
+    highest = cluster.manager.broker_version_data.api_versions.get(ListOffsetsRequest.API_KEY, (0, -1))[1]
+    if highest < _LIST_MAX_TIMESTAMP:
+        return found
+    topic_type = ListOffsetsRequest.ListOffsetsTopic
+    for node, chunk in _chunks(leaders):
+        topics = [
+            topic_type(
+                name=name,
+                partitions=[
+                    topic_type.ListOffsetsPartition(
+                        partition_index=index, timestamp=_MAX_TIMESTAMP, current_leader_epoch=-1, max_num_offsets=1
+                    )
+                    for index in indexes
+                ],
+            )
+            for name, indexes in chunk.items()
+        ]
+
+        def request() -> Any:
+            return ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=topics, max_version=_LIST_MAX_TIMESTAMP)
+
+        for topic in (await ask(cluster, request, node)).topics:
+            for part in topic.partitions:
+                if not part.error_code and part.timestamp >= 0:
+                    found[TopicPartition(topic.name, part.partition_index)] = part.timestamp
+    return found
+
+
+async def open_transactions(cluster: RawCluster, leaders: Mapping[TopicPartition, int]) -> list[OpenTransaction]:
+    """Of partitions whose last stable offset lies before their end; needs Read on the topics."""
+    if not leaders or not speaks(cluster, DescribeProducersRequest):
+        return []
+    stable = await cluster.list_offsets(dict.fromkeys(leaders, LATEST), isolation_level=READ_COMMITTED)
+    ends = await cluster.list_offsets({p: LATEST for p in leaders})
+    held = {p: node for p, node in leaders.items() if stable[p] < ends[p]}
+    found: list[OpenTransaction] = []
+    topic_type = DescribeProducersRequest.TopicRequest
+    for node, chunk in _chunks(held):
+        topics = [topic_type(name=name, partition_indexes=indexes) for name, indexes in chunk.items()]
+        for topic in (await ask(cluster, lambda: DescribeProducersRequest(topics=topics), node)).topics:
+            for part in topic.partitions:
+                raise_for(part.error_code, f"DescribeProducers of {topic.name}-{part.partition_index}")
+                partition = TopicPartition(topic.name, part.partition_index)
+                for e in part.active_producers:
+                    if e.current_txn_start_offset is not None and e.current_txn_start_offset >= 0:
+                        found.append(
+                            OpenTransaction(
+                                partition,
+                                e.producer_id,
+                                e.producer_epoch,
+                                e.coordinator_epoch,
+                                e.current_txn_start_offset,
+                                e.last_timestamp,
+                                ends[partition] - stable[partition],
+                            )
+                        )
+    return found
+
+
+async def coordinator_views(
+    cluster: RawCluster, nodes: Iterable[int], producer_ids: Collection[int]
+) -> dict[int, CoordinatorView]:
+    """What coordinators say of these producer ids; those of transactional ids that we may not describe are absent."""
+    found: dict[int, CoordinatorView] = {}
+    wanted = sorted(producer_ids)
+    for node in nodes:
+        listed = await ask(cluster, lambda: ListTransactionsRequest(state_filters=[], producer_id_filters=wanted), node)
+        raise_for(listed.error_code, f"ListTransactions of broker {node}")
+        ids = [state.transactional_id for state in listed.transaction_states]
+        if not ids:
+            continue
+        described = await ask(cluster, lambda: DescribeTransactionsRequest(transactional_ids=ids), node)
+        for state in described.transaction_states:
+            if not state.error_code:
+                partitions = frozenset(TopicPartition(t.topic, index) for t in state.topics for index in t.partitions)
+                found[state.producer_id] = CoordinatorView(
+                    state.transactional_id,
+                    state.transaction_state,
+                    state.transaction_timeout_ms,
+                    state.transaction_start_time_ms,
+                    partitions,
+                )
+    return found
+
+
+async def transactional_ids(cluster: RawCluster, nodes: Iterable[int]) -> set[str]:
+    """All that living coordinators have, and that we may describe."""
+    found: set[str] = set()
+    for node in nodes:
+        answer = await ask(cluster, lambda: ListTransactionsRequest(state_filters=[], producer_id_filters=[]), node)
+        raise_for(answer.error_code, f"ListTransactions of broker {node}")
+        found.update(state.transactional_id for state in answer.transaction_states)
+    return found
+
+
+async def positions(
+    target: RawCluster, link: str, leaders: Mapping[TopicPartition, int], topics: Mapping[str, str]
+) -> dict[TopicPartition, int]:
+    """How far each source partition was copied; `topics` maps the source's names to the target's.
+
+    With identical offsets it is the end of the target's log; with translated ones the newest row of the link's map.
+    0 where nothing was copied.
+    """
+    if map_topic(link) in await target.partitions([map_topic(link)]):
+        rows = await read_last_rows(target, link, list(leaders))
+        found = {p: rows[p].position if p in rows else 0 for p in leaders}
+    else:
+        found = await target.list_offsets(dict.fromkeys(leaders, LATEST))
+    sources = {name: source for source, name in topics.items()}
+    return {TopicPartition(sources[p.topic], p.partition): at for p, at in found.items() if p.topic in sources}
+
+
+async def source_bounds(source: RawCluster, leaders: Mapping[TopicPartition, int]) -> dict[TopicPartition, tuple[int, int]]:
+    """Where each log begins, and its last stable offset."""
+    starts = await source.list_offsets(dict.fromkeys(leaders, EARLIEST))
+    ends = await source.list_offsets(dict.fromkeys(leaders, LATEST), isolation_level=READ_COMMITTED)
+    return {p: (starts[p], ends[p]) for p in leaders}
+
+
+async def oldest_times(source: RawCluster, backlogs: Collection[Backlog]) -> dict[TopicPartition, int]:
+    """The latest time in the first uncopied batch of those partitions that lag most; ms."""
+    behind = sorted((b for b in backlogs if b.lag), key=lambda b: b.lag, reverse=True)[:_TIMED_PARTITIONS]
+    try:
+        headers = await read_headers(source, {b.partition: max(b.position, b.source_start) for b in behind})
+    except Errors.UnsupportedVersionError:
+        return {}
+    return {partition: header.max_timestamp for partition, header in headers.items()}
+
+
+def _chunks(leaders: Mapping[TopicPartition, int]) -> Iterable[tuple[int, dict[str, list[int]]]]:
+    """(node, partition numbers by topic), not too many a request."""
+    by_node: dict[int, list[TopicPartition]] = {}
+    for partition, node in leaders.items():
+        by_node.setdefault(node, []).append(partition)
+    for node, members in by_node.items():
+        for start in range(0, len(members), _CHUNK):
+            by_topic: dict[str, list[int]] = {}
+            for partition in members[start : start + _CHUNK]:
+                by_topic.setdefault(partition.topic, []).append(partition.partition)
+            yield node, by_topic

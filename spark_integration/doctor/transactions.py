@@ -1,0 +1,109 @@
+"""Open transactions that hold back the last stable offset, and which of them nobody will ever end (KIP-664).  Pure.
+
+A mirror copies up to the last stable offset, and so does whoever reads committed: an open transaction holds up
+everything behind its first record.  It *hangs* when its coordinator does not know that it has this partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from kafka.structs import TopicPartition
+
+from spark_integration.doctor.facts import Cluster
+from spark_integration.doctor.finding import Finding, Severity, duration, some
+
+_SETTLED_MS = 60_000  # a marker may be under way
+_DEFAULT_MAX_TIMEOUT_MS = 900_000  # transaction.max.timeout.ms
+
+
+@dataclass(frozen=True)
+class OpenTransaction:
+    """A producer with an open transaction in a partition, as the partition's leader knows it."""
+
+    partition: TopicPartition
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    start_offset: int
+    last_timestamp: int
+    held_back: int  # offsets from the last stable offset to the high watermark
+
+
+@dataclass(frozen=True)
+class CoordinatorView:
+    """What the coordinator says of a producer id; times in ms, `partitions` those that will get a marker."""
+
+    transactional_id: str
+    state: str
+    timeout_ms: int
+    started_ms: int
+    partitions: frozenset[TopicPartition]
+
+
+def transaction_findings(
+    facts: Cluster,
+    transactions: Iterable[OpenTransaction],
+    views: Mapping[int, CoordinatorView] | None,
+    now_ms: int,
+) -> Iterator[Finding]:
+    """`views` by producer id; None where we may not, or cannot, ask every coordinator."""
+    longest = int(facts.broker_setting("transaction.max.timeout.ms") or _DEFAULT_MAX_TIMEOUT_MS)
+    waiting: dict[int, list[OpenTransaction]] = {}
+    for one in transactions:
+        view = None if views is None else views.get(one.producer_id)
+        age_ms = now_ms - one.last_timestamp
+        # A transactional id that we may not describe is not listed: what nobody seems to know must be old, too.
+        is_forgotten = view is not None and one.partition not in view.partitions and age_ms > _SETTLED_MS
+        if is_forgotten or (view is None and age_ms > longest):
+            yield _hanging(facts, one, view, age_ms, is_asked=views is not None)
+        elif age_ms > _SETTLED_MS:
+            waiting.setdefault(one.producer_id, []).append(one)
+    for producer_id, found in waiting.items():
+        yield _open(facts, producer_id, found, None if views is None else views.get(producer_id), now_ms)
+
+
+def _hanging(facts: Cluster, one: OpenTransaction, view: CoordinatorView | None, age_ms: int, *, is_asked: bool) -> Finding:
+    topic, index = one.partition
+    if not is_asked:
+        why = "older than transaction.max.timeout.ms allows (not every coordinator could be asked)"
+    elif view is None:
+        why = "older than transaction.max.timeout.ms allows, and no coordinator tells us of its producer id"
+    else:
+        why = f"transactional id {view.transactional_id} is {view.state} and does not have this partition any more"
+    return Finding(
+        Severity.ERROR,
+        "transactions",
+        facts.name,
+        f"hanging transaction in {topic}-{index}",
+        f"producer id {one.producer_id} (epoch {one.producer_epoch}) has had it open since offset {one.start_offset}, its last"
+        f" record is {duration(age_ms)} old, {why}; {one.held_back} offsets wait behind it, and a mirror with them",
+        f"kafka-transactions.sh --bootstrap-server {facts.bootstrap_servers} abort --topic {topic} --partition {index}"
+        f" --start-offset {one.start_offset}",
+    )
+
+
+def _open(
+    facts: Cluster, producer_id: int, found: list[OpenTransaction], view: CoordinatorView | None, now_ms: int
+) -> Finding:
+    where = some([f"{one.partition.topic}-{one.partition.partition}" for one in found])
+    held = sum(one.held_back for one in found)
+    if view is None:
+        age, is_late = f"its last record is {duration(now_ms - max(one.last_timestamp for one in found))} old", False
+        who = f"producer id {producer_id}"
+    else:
+        open_ms = now_ms - view.started_ms
+        is_late = open_ms > view.timeout_ms + _SETTLED_MS
+        age = f"open for {duration(open_ms)}, with a timeout of {duration(view.timeout_ms)}, {view.state}"
+        who = f"transactional id {view.transactional_id} (producer id {producer_id})"
+    return Finding(
+        Severity.WARNING if is_late else Severity.INFO,
+        "transactions",
+        facts.name,
+        who,
+        f"{age}: {held} offsets of {where} wait behind it",
+        "Look at the coordinator: it should have aborted it (is its __transaction_state partition led?)"
+        if is_late
+        else "None needed: its coordinator aborts it in time; a shorter transaction.timeout.ms of the producer holds up less",
+    )

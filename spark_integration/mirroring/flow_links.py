@@ -1,0 +1,147 @@
+"""The flows of a MirrorMaker 2 file as links that the supervisor runs: what they copy, and what they do besides."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+
+from spark_integration.mirroring.duties import Duty, DutyThread, connected
+from spark_integration.mirroring.flow_watches import FlowWatches
+from spark_integration.mirroring.mirror_job import MirrorSettings
+from spark_integration.mirroring.restarts import RestartPolicy
+from spark_integration.mirroring.supervisor import EventPrinter, LinkEvent, SupervisedLink, run_links, tell_duty
+from spark_integration.mm2.flows import Flow, Flows
+from spark_integration.monitoring.board import Board
+from spark_integration.monitoring.server import StatusServer
+from tolerant_client.mirror.link.acls import sync_acls
+from tolerant_client.mirror.link.checkpoints import KnownCheckpoints, emit_checkpoints
+from tolerant_client.mirror.link.configs import sync_configs
+from tolerant_client.mirror.link.control import update_control
+from tolerant_client.mirror.link.groups import sync_groups
+from tolerant_client.mirror.link.heartbeats import emit_heartbeat
+from tolerant_client.mirror.sync import plan_link
+from tolerant_client.mirror.topic_filter import LinkTopics, TopicCreation
+from tolerant_client.raw import RawCluster
+
+_PLAN_S = 60.0  # how often the topics are looked at as a whole where the file switches refreshing off
+
+Round = Callable[[RawCluster, RawCluster], Awaitable[object]]
+
+
+def run_flows(
+    flows: Flows,
+    *,
+    is_stopping: Callable[[], bool],
+    metrics: str | None = None,
+    tell: Callable[[LinkEvent], None] | None = None,
+    policy: RestartPolicy = RestartPolicy(),
+) -> None:
+    """Runs flows until `is_stopping`, each by itself; `metrics` is HOST:PORT for metrics and the status page.
+
+    `tell` gets what happens, from several threads; by default it is printed.
+    Raises OptionError for a wrong `metrics`, and TolerantClientError where Spark died: then another process has to go on.
+    """
+    links = [link_of(flow) for flow in flows.flows]
+    with contextlib.ExitStack() as open_:
+        tells = [tell or EventPrinter()]
+        if metrics:
+            board = Board()
+            open_.enter_context(StatusServer(board, metrics))
+            tells.append(open_.enter_context(FlowWatches(links, board)).tell)
+
+        def tell_all(event: LinkEvent) -> None:
+            for each in tells:
+                each(event)
+
+        for flow in flows.heartbeats_only:
+            connect = _connect(flow)
+            thread = DutyThread(flow.link, [heartbeats_of(flow)], connect, tell_duty(flow.link, tells[0]))
+            open_.callback(thread.close)
+        run_links(links, is_stopping=is_stopping, tell=tell_all, policy=policy)
+
+
+def link_of(flow: Flow) -> SupervisedLink:
+    """What the flow copies, how, and what it does besides."""
+    settings = MirrorSettings(
+        flow.source,
+        flow.target,
+        topics_of(flow),
+        flow.link,
+        tasks=flow.tasks,
+        refresh_s=flow.refresh_topics_s,
+        policy=flow.policy,
+        offsets=flow.offsets,
+        goes_on=True,
+    )
+    return SupervisedLink(settings, duties_of(flow), (flow.source_alias, flow.target_alias))
+
+
+def topics_of(flow: Flow) -> LinkTopics:
+    """Which topics the flow copies, and how those that the target lacks are made."""
+    creation = TopicCreation(flow.replication_factor, flow.config_properties_exclude, flow.use_defaults_from)
+    return replace(flow.link_topics, creation=creation)
+
+
+def duties_of(flow: Flow) -> tuple[Duty, ...]:
+    """What the flow does besides copying; what its file switches off is not among it."""
+    topics = topics_of(flow)
+    translated = flow.link if flow.offsets == "translated" else None
+    known = KnownCheckpoints(flow.names.policy.checkpoints_topic(flow.source_alias))
+
+    async def groups(source: RawCluster, target: RawCluster) -> object:
+        return await sync_groups(source, target, topics, flow.groups, link=translated)
+
+    async def checkpoints(source: RawCluster, target: RawCluster) -> object:
+        factor = flow.checkpoints_replication_factor
+        now_ms = int(time.time() * 1000)
+        return await emit_checkpoints(
+            source, target, topics, flow.groups, known, now_ms, link=translated, replication_factor=factor
+        )
+
+    async def configs(source: RawCluster, target: RawCluster) -> object:
+        exclude, defaults = flow.config_properties_exclude, flow.use_defaults_from
+        return await sync_configs(source, target, topics, exclude=exclude, use_defaults_from=defaults)
+
+    async def acls(source: RawCluster, target: RawCluster) -> object:
+        return await sync_acls(source, target, topics)
+
+    async def plan(source: RawCluster, target: RawCluster) -> object:
+        return await plan_link(source, target, topics)
+
+    async def throttle(source: RawCluster, target: RawCluster) -> object:
+        """The file's limit holds where the operator has said none."""
+        return await update_control(
+            target, flow.link, lambda now: now if now.bytes_per_s is not None else replace(now, bytes_per_s=flow.throttle_bytes)
+        )
+
+    wanted: Iterable[tuple[str, float | None, Round]] = (
+        ("sync of group offsets", flow.sync_group_offsets_s, groups),
+        ("checkpoints", flow.emit_checkpoints_s, checkpoints),
+        ("sync of topic configurations", flow.sync_topic_configs_s, configs),
+        ("sync of ACLs", flow.sync_topic_acls_s, acls),
+        ("look at all topics", flow.refresh_topics_s or _PLAN_S, plan),
+        ("throttle of the file", None if flow.throttle_bytes is None else _PLAN_S, throttle),
+    )
+    duties = [Duty(name, interval_s, do) for name, interval_s, do in wanted if interval_s is not None]
+    return (*([] if flow.emit_heartbeats_s is None else [heartbeats_of(flow)]), *duties)
+
+
+def heartbeats_of(flow: Flow) -> Duty:
+    """Heartbeats of the flow, in its target; also of one that copies nothing."""
+    interval_s = flow.emit_heartbeats_s
+    assert interval_s is not None
+
+    async def heartbeat(source: RawCluster, target: RawCluster) -> object:
+        now_ms = int(time.time() * 1000)
+        topic, factor = flow.names.policy.heartbeats_topic(), flow.heartbeats_replication_factor
+        return await emit_heartbeat(
+            target, flow.source_alias, flow.target_alias, now_ms, topic=topic, replication_factor=factor
+        )
+
+    return Duty("heartbeats", interval_s, heartbeat)
+
+
+def _connect(flow: Flow) -> Callable[[], tuple[RawCluster, RawCluster]]:
+    return lambda: connected(flow.source, flow.target, flow.names)

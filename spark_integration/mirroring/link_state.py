@@ -1,0 +1,359 @@
+"""What is known of a running link: immutable samples, and what its tasks report.  Pure: no I/O, no clock, no Spark.
+
+Laws:
+- A number that nobody knows is None, never 0.
+- Topics are called as on the target.  Offsets are half-open, times ms since 1970, rates per second, ages seconds.
+- `position` is how far a partition is copied, in source offsets: with identical offsets the target's log end,
+  with translated ones what the last report says.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.mirror.ledger import lost_offsets
+from tolerant_client.mirror.losses import LedgerRow
+from tolerant_client.mirror.measures import LATENCY_BOUNDS_MS, Copied, Measured, Span
+
+_NO_LATENCIES = (0,) * (len(LATENCY_BOUNDS_MS) + 1)
+OTHERS = "(others)"  # no topic can be called so
+_STALE_REPORT_S = 90.0  # a micro-batch of a tail holds for 10 s
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    """What tasks have done; their commit messages carry it to the driver, a file carries it to the mirror's process.
+
+    `troubles` are places that were read again from the target's log, `losses` ledger rows, `filled` offsets in gaps.
+    `acked` says by partition how far it is copied, in source offsets.  `latencies` is a histogram over
+    LATENCY_BOUNDS_MS.  `paused` and `acked` are as of `time_ms`, `latest` is what the last micro-batch copied, the rest
+    are sums since the start of the query.
+    """
+
+    time_ms: int = 0
+    records: int = 0
+    bytes: int = 0
+    troubles: int = 0
+    losses: int = 0
+    filled: int = 0
+    paused: Mapping[TopicPartition, str] = field(default_factory=dict)
+    acked: Mapping[TopicPartition, int] = field(default_factory=dict)
+    copied: Mapping[TopicPartition, Copied] = field(default_factory=dict)
+    latest: Mapping[TopicPartition, Copied] = field(default_factory=dict)
+    latencies: tuple[int, ...] = _NO_LATENCIES
+    recoveries: Mapping[str, int] = field(default_factory=dict)
+
+    def measured(self, found: Measured) -> TaskReport:
+        """This report with what its process has measured: records and bytes, too, of the time between two micro-batches."""
+        return replace(
+            self,
+            records=sum(done.records for done in found.copied.values()),
+            bytes=sum(done.bytes for done in found.copied.values()),
+            copied=found.copied,
+            latencies=found.latencies,
+            recoveries=found.recoveries,
+        )
+
+    def plus(self, later: Iterable[TaskReport], time_ms: int) -> TaskReport:
+        """The report after one micro-batch more, whose tasks told `later`."""
+        tasks = list(later)
+        latest = added({}, *(task.copied for task in tasks))
+        recoveries = Counter(self.recoveries)
+        latencies = list(self.latencies)
+        for task in tasks:
+            latencies = [before + more for before, more in zip(latencies, task.latencies)]
+            recoveries.update(task.recoveries)
+        return TaskReport(
+            time_ms,
+            self.records + sum(task.records for task in tasks),
+            self.bytes + sum(task.bytes for task in tasks),
+            self.troubles + sum(task.troubles for task in tasks),
+            self.losses + sum(task.losses for task in tasks),
+            self.filled + sum(task.filled for task in tasks),
+            {p: reason for task in tasks for p, reason in task.paused.items()},
+            {**self.acked, **{p: acked for task in tasks for p, acked in task.acked.items()}},
+            added(self.copied, latest),
+            latest,
+            tuple(latencies),
+            dict(recoveries),
+        )
+
+    def to_json(self) -> str:
+        """The report as JSON: partitions are [topic, index], what was copied of one [records, bytes, age, latency]."""
+        found = dict(vars(self))
+        for name in ("paused", "acked", "copied", "latest"):
+            found[name] = [[*partition, value] for partition, value in found[name].items()]
+        return json.dumps(found)
+
+    @classmethod
+    def from_json(cls, text: str) -> TaskReport:
+        """The report that to_json wrote."""
+        found: dict[str, Any] = json.loads(text)
+        for name in ("paused", "acked", "copied", "latest"):
+            found[name] = {TopicPartition(topic, index): value for topic, index, value in found[name]}
+        for name in ("copied", "latest"):
+            found[name] = {
+                partition: Copied(records, size, Span(*age), Span(*latency))
+                for partition, (records, size, age, latency) in found[name].items()
+            }
+        return cls(**{**found, "latencies": tuple(found["latencies"])})
+
+
+class Phase(str, enum.Enum):
+    """What the link's query does; FAILED is the end, a link that is RESTARTING tries again by itself."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Level(str, enum.Enum):
+    """How a link is: OK; WARNING, an operator should look; CRITICAL, nothing is copied."""
+
+    OK = "ok"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class PartitionState:
+    """One partition: both logs' ends, how far it is copied, and when the oldest record that is not was written.
+
+    `source_end` is the last stable offset, as far as can be copied.
+    """
+
+    source_end: int | None = None
+    target_end: int | None = None
+    position: int | None = None
+    oldest_ms: int | None = None
+    bytes_per_offset: float | None = None
+    records_per_s: float = 0.0
+
+    @property
+    def lag_offsets(self) -> int | None:
+        if self.source_end is None or self.position is None:
+            return None
+        return max(self.source_end - self.position, 0)
+
+    @property
+    def lag_bytes(self) -> float | None:
+        lag = self.lag_offsets
+        if not lag:
+            return None if lag is None else 0.0
+        return None if self.bytes_per_offset is None else lag * self.bytes_per_offset
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        if not self.records_per_s:
+            return 0.0
+        return None if self.bytes_per_offset is None else self.records_per_s * self.bytes_per_offset
+
+    def lag_seconds(self, now_ms: int) -> float | None:
+        """The age of the oldest record that is not copied; 0 where there is none."""
+        if self.lag_offsets == 0:
+            return 0.0
+        return None if self.lag_offsets is None or self.oldest_ms is None else max(now_ms - self.oldest_ms, 0) / 1000
+
+
+class TopicState(NamedTuple):
+    """A topic's partitions together: ends, lags in offsets and bytes and rates are sums, ages and latencies the greatest.
+
+    A sum leaves out what is not known, and is None where nothing is.
+    """
+
+    topic: str
+    partitions: int
+    source_end: int | None
+    target_end: int | None
+    lag_offsets: int | None
+    lag_bytes: float | None
+    lag_seconds: float | None
+    records_per_s: float
+    bytes_per_s: float | None
+    records: int
+    bytes: int
+    age: Span
+    latency: Span
+    paused: int
+
+
+class GroupState(NamedTuple):
+    """A consumer group's offset of one topic partition, as the last synchronisation left it on the target.
+
+    `latency` is the time between reading it on the source and having it on the target; `note` says what holds it back.
+    """
+
+    group: str
+    topic: str
+    partition: int
+    offset: int
+    latency: Span = Span()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class LinkState:
+    """A link as of `time_ms`.
+
+    `query` is its Spark query.  `problem` says what the last restart, or the end, was about; `unreachable` names the
+    clusters that did not answer ("source", "target") and why.  `duties` are the periodic ones by name, with what went
+    wrong with the last round, or "".  `recent` is what was copied in the last minute or so, by partition.
+    """
+
+    link: str
+    time_ms: int = 0
+    started_ms: int = 0
+    source: str = "source"  # the clusters' names
+    target: str = "target"
+    offsets: str = "identical"
+    phase: Phase = Phase.STARTING
+    problem: str = ""
+    restarts: int = 0
+    unreachable: Mapping[str, str] = field(default_factory=dict)
+    partitions: Mapping[TopicPartition, PartitionState] = field(default_factory=dict)
+    report: TaskReport = TaskReport()
+    recent: Mapping[TopicPartition, Copied] = field(default_factory=dict)
+    ledger: tuple[LedgerRow, ...] = ()
+    groups: tuple[GroupState, ...] = ()
+    duties: Mapping[str, str] = field(default_factory=dict)
+    held: tuple[str, ...] = ()  # what the operator has paused: "" (the link), "topic", "topic-3"
+    throttle_bytes: int | None = None
+    is_promoted: bool = False
+    query: str = ""
+
+    @property
+    def paused(self) -> Mapping[TopicPartition, str]:
+        """What waits for an operator, and why."""
+        return self.report.paused
+
+    @cached_property
+    def topics(self) -> Mapping[str, TopicState]:
+        """The partitions' states by topic."""
+        members: dict[str, list[TopicPartition]] = {}
+        for partition in self.partitions:
+            members.setdefault(partition.topic, []).append(partition)
+        return {topic: self._topic(topic, partitions) for topic, partitions in sorted(members.items())}
+
+    def most(self, limit: int) -> list[TopicState]:
+        """The topics that are behind most, at most `limit`; the others, if there are any, are one row more, OTHERS."""
+        topics = sorted(self.topics.values(), key=lambda t: (-(t.lag_offsets or 0), -t.records_per_s, t.topic))
+        if len(topics) <= limit:
+            return topics
+        return [*topics[:limit], together(OTHERS, topics[limit:])]
+
+    def _topic(self, topic: str, partitions: list[TopicPartition]) -> TopicState:
+        states = [self.partitions[p] for p in partitions]
+        copied, recent = Copied(), Copied()
+        for partition in partitions:
+            copied = copied.plus(self.report.copied.get(partition, Copied()))
+            recent = recent.plus(self.recent.get(partition, Copied()))
+        return TopicState(
+            topic,
+            len(partitions),
+            total(state.source_end for state in states),
+            total(state.target_end for state in states),
+            total(state.lag_offsets for state in states),
+            total(state.lag_bytes for state in states),
+            greatest(state.lag_seconds(self.time_ms) for state in states),
+            sum(state.records_per_s for state in states),
+            total(state.bytes_per_s for state in states),
+            copied.records,
+            copied.bytes,
+            recent.age,
+            recent.latency,
+            sum(partition in self.paused for partition in partitions),
+        )
+
+    @cached_property
+    def lost(self) -> Mapping[tuple[str, str], int]:
+        """Offsets that are lost, by (topic, reason), as the ledger says."""
+        return lost_offsets(self.ledger)
+
+    @cached_property
+    def health(self) -> tuple[Level, tuple[str, ...]]:
+        """How the link is, and every reason why it is not OK, the worst first."""
+        critical = [f"The {name} cluster does not answer: {why}" for name, why in self.unreachable.items()]
+        if self.phase in (Phase.FAILED, Phase.RESTARTING):
+            critical.append(f"The query is {self.phase}: {self.problem or 'no reason is known'}")
+        warnings = [f"{name} failed: {why}" for name, why in self.duties.items() if why]
+        if self.held:
+            names = ", ".join(name or "the whole link" for name in self.held[:5])
+            warnings.append(f"The operator has paused {names}{' and more' if len(self.held) > 5 else ''}")
+        if self.is_promoted:
+            warnings.append("The link is promoted: it copies nothing")
+        if self.paused:
+            warnings.append(f"{_counted(len(self.paused), 'partition')} paused: see what for")
+        if self.ledger:
+            warnings.append(f"The ledger has {_counted(len(self.ledger), 'row')}: records were lost or left out")
+        since_s = (self.time_ms - (self.report.time_ms or self.started_ms)) / 1000
+        if self.phase is Phase.RUNNING and since_s > _STALE_REPORT_S:
+            warnings.append(f"No micro-batch has ended for {since_s:.0f} s")
+        level = Level.CRITICAL if critical else Level.WARNING if warnings else Level.OK
+        return level, (*critical, *warnings)
+
+
+def together(name: str, topics: Iterable[TopicState]) -> TopicState:
+    """Several topics as one row."""
+    rows = list(topics)
+    age, latency = Span(), Span()
+    for row in rows:
+        age, latency = age.plus(row.age), latency.plus(row.latency)
+    return TopicState(
+        name,
+        sum(t.partitions for t in rows),
+        total(t.source_end for t in rows),
+        total(t.target_end for t in rows),
+        total(t.lag_offsets for t in rows),
+        total(t.lag_bytes for t in rows),
+        greatest(t.lag_seconds for t in rows),
+        sum(t.records_per_s for t in rows),
+        total(t.bytes_per_s for t in rows),
+        sum(t.records for t in rows),
+        sum(t.bytes for t in rows),
+        age,
+        latency,
+        sum(t.paused for t in rows),
+    )
+
+
+def added(
+    before: Mapping[TopicPartition, Copied], *later: Mapping[TopicPartition, Copied]
+) -> dict[TopicPartition, Copied]:
+    """What was copied, by partition, with what was copied later."""
+    found = dict(before)
+    for copies in later:
+        for partition, done in copies.items():
+            known = found.get(partition)
+            found[partition] = done if known is None else known.plus(done)
+    return found
+
+
+def total(values: Iterable[Any]) -> Any:
+    """The sum of what is known; None where nothing is."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def greatest(values: Iterable[Any]) -> Any:
+    """The greatest of what is known; None where nothing is."""
+    return max((value for value in values if value is not None), default=None)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

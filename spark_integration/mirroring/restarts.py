@@ -1,0 +1,86 @@
+"""When a link of a service is started, left alone, taken down and started again.  Pure: time and chance are arguments.
+
+Laws:
+- There is no last try: what failed is tried again for as long as the service runs.
+- A query that finishes no micro-batch is as dead as one that ended.
+- A promoted link is asked about now and then, and never counts as failed.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """Seconds: the first and the longest wait before a new try, how long a link must run well for the waits to begin anew,
+    how long a query may go without a finished micro-batch, and how often a promoted link is asked about.
+    """
+
+    first_s: float = 1.0
+    longest_s: float = 60.0
+    healthy_s: float = 60.0
+    stalled_s: float = 300.0
+    promoted_s: float = 60.0
+
+    def wait_s(self, failures: int, chance: float) -> float:
+        """The wait after so many failures in a row: twice the last one, of which chance (0 to 1) takes up to a half away,
+        so that many links whose cluster was away do not come back in one moment.
+        """
+        whole = min(self.longest_s, self.first_s * 2.0 ** min(failures - 1, 30))
+        return whole * (1 - chance / 2)
+
+
+class Step(enum.Enum):
+    """What is to be done with a link now."""
+
+    START = "start"
+    LOOK = "look"  # it runs: ask how far it has got
+    TAKE_DOWN = "take down"  # it runs, but no micro-batch has ended for too long
+    WAIT = "wait"
+
+
+class LinkLife:
+    """One link through its starts and failures; `now` is monotonic seconds."""
+
+    def __init__(self, policy: RestartPolicy = RestartPolicy()) -> None:
+        self._policy = policy
+        self._is_running = False
+        self._due_at = float("-inf")
+        self._started_at = 0.0
+        self._moved_at = 0.0
+        self._batch: int | None = None
+        self.failures = 0  # in a row
+
+    def step(self, now: float) -> Step:
+        if not self._is_running:
+            return Step.START if now >= self._due_at else Step.WAIT
+        return Step.TAKE_DOWN if now - self._moved_at > self._policy.stalled_s else Step.LOOK
+
+    def started(self, now: float) -> None:
+        self._is_running = True
+        self._batch = None
+        self._started_at = self._moved_at = now
+
+    def looked(self, now: float, batch: int | None) -> None:
+        """`batch` is the last finished micro-batch, None before the first one."""
+        if batch != self._batch:
+            self._batch, self._moved_at = batch, now
+            if now - self._started_at >= self._policy.healthy_s:
+                self.failures = 0
+
+    def failed(self, now: float, chance: float) -> float:
+        """The seconds until the next try."""
+        self.failures += 1
+        return self._rest(now, self._policy.wait_s(self.failures, chance))
+
+    def promoted(self, now: float) -> float:
+        """The seconds until it is asked again whether the link is still promoted."""
+        self.failures = 0
+        return self._rest(now, self._policy.promoted_s)
+
+    def _rest(self, now: float, wait_s: float) -> float:
+        self._is_running = False
+        self._due_at = now + wait_s
+        return wait_s

@@ -1,0 +1,1 @@
+"""MirrorMaker 2's configuration, read as it stands."""

@@ -1,0 +1,522 @@
+"""The life of a link on two real clusters: paused, throttled, promoted, failed over, and back."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import kafka
+import kafka.errors as Errors
+import pytest
+import typer
+from kafka.future import Future
+from kafka.structs import TopicPartition
+from support.mirror_link import T0, append_records, both, compare, consume, create_topic, ends, mirror, prepare
+from typer.testing import CliRunner
+
+from spark_integration.commands.failback import failback as failback_command
+from spark_integration.commands.pause import pause, resume, throttle
+from spark_integration.commands.promote import failover as failover_command
+from spark_integration.commands.promote import promote as promote_command
+from spark_integration.commands.status import plan, status
+from tolerant_client.errors import LinkPausedError, LinkPromotedError, OptionError, ProducerFencedError
+from tolerant_client.mirror.gaps import Gap
+from tolerant_client.mirror.identical.copy import LinkCopier
+from tolerant_client.mirror.identical.gap_producer import GapProducer
+from tolerant_client.mirror.limits import Progress
+from tolerant_client.mirror.link.control import CONTROL_TOPIC, LinkControl, read_control, update_control
+from tolerant_client.mirror.link.failback import delete_topics, failback
+from tolerant_client.mirror.link.groups import sync_groups
+from tolerant_client.mirror.link.promotion import failover, promote
+from tolerant_client.mirror.sync import prepare_link
+from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
+from tolerant_client.mirror.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.producer_transaction import Coordinators
+from tolerant_client.raw import RawCluster
+from tolerant_client.testing import KafkaCluster
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
+LONG = bool(os.environ.get("TOLERANT_LONG"))
+WRITER = Path(__file__).parents[1] / "support" / "mirror_process.py"
+
+
+def control_of(target: str, link: str, **changes: Any) -> LinkControl:
+    """Makes changes to a link's control, as an operator does."""
+    with RawCluster({"bootstrap_servers": target}, name="target") as cluster:
+
+        async def change() -> LinkControl:
+            return await update_control(cluster, link, lambda now: replace(now, **changes))
+
+        return cluster.run(change)
+
+
+def run(source: str, target: str, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    with both(source, target) as (origin, copy):
+
+        async def call() -> Any:
+            return await function(origin, copy, *args, **named)
+
+        return origin.run(call)
+
+
+def fail_over(target: str, link: str, **named: Any) -> Any:
+    with RawCluster({"bootstrap_servers": target}, name="target") as cluster:
+
+        async def call() -> Any:
+            return await failover(cluster, link, **named)
+
+        return cluster.run(call)
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 15.0) -> float:
+    started = time.monotonic()
+    while not what():
+        assert time.monotonic() - started < seconds
+        time.sleep(0.05)
+    return time.monotonic() - started
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_control_is_left(source: str) -> Iterator[None]:
+    """Links back leave a control on the cluster that is every other test's source; their starts would read it."""
+    yield
+    with RawCluster({"bootstrap_servers": source}, name="source") as cluster:
+        if CONTROL_TOPIC in cluster.run(cluster.partitions, [CONTROL_TOPIC]):
+            cluster.run(delete_topics, cluster, [CONTROL_TOPIC])
+
+
+@pytest.fixture
+def running(source: str, target: str) -> Iterator[Callable[[str, str], subprocess.Popen[str]]]:
+    """Mirrors as processes of their own; killed at the end."""
+    started = []
+
+    def start(topics: str, link: str) -> subprocess.Popen[str]:
+        options = json.dumps({"hold_ms": 60_000, "lease_ms": 0})
+        command = [sys.executable, str(WRITER), source, target, topics, link, options]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "copying\n"
+        return process
+
+    yield start
+    for process in started:
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.communicate()
+
+
+# -- pause and throttle -------------------------------------------------------
+
+
+def test_a_running_mirror_obeys_pause_resume_and_promotion(source: str, target: str, running: Any) -> None:
+    create_topic(source, "life-a", 2)
+    create_topic(source, "life-b", 1)
+    append_records(source, "life-a", 100, partitions=2)
+    process = running("life-[ab]", "life-pause")
+    wait_for(lambda: ends(target, "life-a", 2) == [100, 100])
+    control_of(target, "life-pause", paused=frozenset({"life-a-1", "life-b"}))
+    time.sleep(2.0)
+    append_records(source, "life-a", 50, partitions=2, first=100)
+    append_records(source, "life-b", 50)
+    wait_for(lambda: ends(target, "life-a", 2) == [150, 100])
+    assert ends(target, "life-b") == [0]
+    control_of(target, "life-pause", paused=frozenset({"life-b"}))
+    assert wait_for(lambda: ends(target, "life-a", 2) == [150, 150]) < 5
+    control_of(target, "life-pause", paused=frozenset())
+    wait_for(lambda: ends(target, "life-b") == [50])
+    control_of(target, "life-pause", is_promoted=True)
+    assert process.wait(timeout=10) == 1
+    assert "LinkPromotedError" in process.stderr.read()
+    with pytest.raises(LinkPromotedError):
+        prepare(source, target, "life-[ab]", "life-pause")
+    assert compare(source, target, "life-[ab]").identical
+
+
+def test_what_is_paused_is_told_and_the_rest_of_a_run_is_done(source: str, target: str) -> None:
+    create_topic(source, "life-once", 2)
+    append_records(source, "life-once", 100, partitions=2)
+    control_of(target, "life-once", paused=frozenset({"life-once-1"}))
+    progress = mirror(source, target, "life-once", "life-once")
+    paused = progress[TopicPartition("life-once", 1)]
+    assert paused.is_paused and isinstance(paused.error, LinkPausedError) and "paused by an operator" in str(paused.error)
+    assert not progress[TopicPartition("life-once", 0)].is_paused
+    assert ends(target, "life-once", 2) == [100, 0]
+
+
+def test_a_throttled_link_copies_no_faster_than_it_may(source: str, target: str) -> None:
+    create_topic(source, "life-slow", 2)
+    size = append_records(source, "life-slow", 3_000, partitions=2, per_batch=20, size=200)
+    control_of(target, "life-slow", bytes_per_s=size // 2)
+
+    async def copy(origin: RawCluster, there: RawCluster) -> dict[TopicPartition, Progress]:
+        prepared = await prepare_link(origin, there, "life-slow", "life-slow")
+        copier = LinkCopier(origin, there, prepared.producer_id, link="life-slow")
+        return await copier.copy(prepared.ends)
+
+    started = time.monotonic()
+    run(source, target, copy)
+    assert 1.2 < time.monotonic() - started < 10
+    assert compare(source, target, "life-slow").identical
+
+
+# -- promotion ----------------------------------------------------------------
+
+
+def test_batches_that_were_on_their_way_are_refused_after_promotion(source: str, target: str) -> None:
+    """1. a mirror has stamped batches, 2. the link is promoted, 3. they arrive, before or after those of applications."""
+    topic, link = "life-fence", "life-fence"
+    create_topic(source, topic, 2)
+    append_records(source, topic, 100, partitions=2)
+    mirror(source, target, topic, link)
+    append_records(source, topic, 100, partitions=2, first=100, per_batch=10)
+    on_their_way: list[tuple[int, Any, Future]] = []
+    with both(source, target) as (origin, there):
+        produce = there.produce
+
+        def hold(node_id: int, batches: Any, *_: Any, **__: Any) -> Future:
+            future = Future()
+            on_their_way.append((node_id, batches, future))
+            return future
+
+        copying: list[Future] = []
+
+        async def begin() -> None:
+            prepared = await prepare_link(origin, there, topic, link)
+            copier = LinkCopier(origin, there, prepared.producer_id, link=link)
+            there.produce = hold  # type: ignore[method-assign]
+            copying.append(origin.net.call_soon_with_future(copier.copy, prepared.ends))
+            while not on_their_way:
+                await origin.net.sleep(0.01)
+
+        origin.run(begin)
+        assert fail_over(target, link).is_done
+        fenced = ends(target, topic, 2)
+        assert fenced == [101, 101]
+
+        async def arrive() -> list[int]:
+            codes = []
+            there.produce = produce  # type: ignore[method-assign]
+            for node_id, batches, future in on_their_way:
+                answer = await there.produce(node_id, batches)
+                codes += [part.error_code for part in answer]
+                future.success(answer)
+            with pytest.raises(LinkPromotedError):
+                await copying[0]
+            return codes
+
+        assert set(origin.run(arrive)) == {Errors.InvalidProducerEpochError.errno}
+    assert ends(target, topic, 2) == fenced
+
+
+def test_a_gap_that_was_being_filled_is_fenced_too(source: str, target: str) -> None:
+    topic, link = "life-gap", "life-gap"
+    partition = TopicPartition(topic, 0)
+    create_topic(source, topic, 1)
+    append_records(source, topic, 10)
+    mirror(source, target, topic, link)
+    with RawCluster({"bootstrap_servers": target}, name="target") as there:
+        name = f"tolerant-mirror-{link}-gap-{topic}-0"
+        producer = GapProducer(there, Coordinators(there), name, partition, time.monotonic)
+
+        async def begin() -> None:
+            await producer.begin()
+            await producer.add()
+            await producer.produce(Gap(10, 15), 1 << 14)
+
+        there.run(begin)
+        done = fail_over(target, link)
+        after = ends(target, topic)
+        assert done.partitions[0].copied_until == 16  # 10 records, 5 of an aborted transaction, and its marker
+        for late in (producer.add, producer.abort):
+            with pytest.raises(ProducerFencedError):
+                there.run(late)
+        with pytest.raises(ProducerFencedError):
+
+            async def produce() -> None:
+                await producer.produce(Gap(17, 18), 1 << 14)
+
+            there.run(produce)
+    assert ends(target, topic) == after == [17]
+
+
+@pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1 freezes whole mirrors")
+@pytest.mark.parametrize("seed", range(5))
+def test_a_frozen_mirror_that_wakes_after_promotion_appends_nothing(source: str, target: str, running: Any, seed: int) -> None:
+    topic = link = f"life-frozen-{seed}"
+    create_topic(source, topic, 2)
+    append_records(source, topic, 200_000, partitions=2, per_batch=10)
+    process = running(topic, link)
+    wait_for(lambda: ends(target, topic, 2)[0] > 0)
+    time.sleep(random.Random(seed).uniform(0, 0.3))
+    process.send_signal(signal.SIGSTOP)  # with batches in its queues, and answers on their way
+    time.sleep(0.5)
+    assert fail_over(target, link).is_done
+    before = ends(target, topic, 2)
+    append_records(target, topic, 100, partitions=2, first=1_000_000)
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(timeout=30) == 1
+    assert "LinkPromotedError" in process.stderr.read()
+    assert ends(target, topic, 2) == [end + 100 for end in before]
+
+
+def test_promotion_waits_until_nothing_is_left_to_copy(source: str, target: str) -> None:
+    topic, link = "life-promote", "life-promote"
+    create_topic(source, topic, 1)
+    append_records(source, topic, 100)
+    mirror(source, target, topic, link)
+    append_records(source, topic, 10, first=100)
+    report = run(source, target, promote, link, deadline_s=1.0)
+    assert not report.is_done and report.exit_code == 3 and "10 offsets are not copied" in report.blockers[0]
+    assert not run(source, target, lambda _, there: read_control(there, link)).is_promoted
+    mirror(source, target, topic, link)
+    assert run(source, target, promote, link, deadline_s=5.0, is_dry_run=True).exit_code == 0
+    assert ends(target, topic) == [110]
+    report = run(source, target, promote, link, deadline_s=5.0)
+    assert report.is_done and report.exit_code == 0
+    assert ends(target, topic) == [111]  # the fence
+    again = run(source, target, promote, link)
+    assert again.is_done and ends(target, topic) == [111]
+    json.dumps(report.to_json())
+
+
+def test_open_transactions_of_the_source_are_in_the_way_of_a_promotion(source: str, target: str) -> None:
+    topic, link = "life-open", "life-open"
+    create_topic(source, topic, 1)
+    append_records(source, topic, 10)
+    with RawCluster({"bootstrap_servers": source}, name="source") as origin:
+        producer = GapProducer(origin, Coordinators(origin), "life-open", TopicPartition(topic, 0), time.monotonic)
+
+        async def begin() -> None:
+            await producer.begin()
+            await producer.add()
+            await producer.produce(Gap(10, 12), 1 << 14)
+
+        origin.run(begin)
+        mirror(source, target, topic, link)
+        report = run(source, target, promote, link, deadline_s=0.0)
+        assert not report.is_done and "transactions are open" in report.blockers[0]
+        assert "producer id" in report.warnings[0] and "since offset 10" in report.warnings[0]
+        origin.run(producer.abort)
+    wait_for(lambda: ends(source, topic) == [13])
+    mirror(source, target, topic, link)
+    assert run(source, target, promote, link, deadline_s=5.0).is_done
+
+
+# -- circles --------------------------------------------------
+
+
+def test_a_link_that_would_run_in_a_circle_is_refused(source: str, target: str) -> None:
+    create_topic(source, "life-circle", 1)
+    append_records(source, "life-circle", 10)
+    mirror(source, target, "life-circle", "life-there")
+    with pytest.raises(OptionError, match="in a circle: link life-there copies topic life-circle"):
+        prepare(target, source, "life-circle", "life-back")
+
+
+# -- the drill ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hangs", [False, pytest.param(True, marks=pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1"))])
+def test_failover_and_failback_lose_nothing_and_read_nothing_twice(
+    kafka_cluster: KafkaCluster, source: str, target: str, running: Any, hangs: bool
+) -> None:
+    """With `hangs` the source's broker is frozen under a mirror that runs; else nobody asks it any more."""
+    topic, link, group = f"life-drill-{hangs}", f"drill-{hangs}", f"life-drill-{hangs}"
+    create_topic(source, topic, 2)
+    append_records(source, topic, 500, partitions=2)
+    seen = read(source, topic, group, 600)
+    mirror(source, target, topic, link)
+    append_records(source, topic, 100, partitions=2, first=500)
+    mirror(source, target, topic, link)
+    report = run(source, target, sync_groups, LinkTopics.of(topic), TopicFilter((group,)))
+    assert not report.behind
+    if hangs:
+        process = running(topic, link)
+        kafka_cluster.pause(1)
+    done = fail_over(target, link, groups=TopicFilter((group,)))
+    assert done.is_done and [p.copied_until for p in done.partitions] == [600, 600]
+    assert sum(place.left_to_read for place in done.group_places) == 600
+    append_records(target, topic, 200, partitions=2, first=600)
+    seen += read(target, topic, group, 1_000)
+    assert len(seen) == len(set(seen)) == 1_600
+    if hangs:
+        kafka_cluster.resume(1)
+        assert process.wait(timeout=60) == 1 and "LinkPromotedError" in process.stderr.read()
+    back = run(target, source, failback, link, topic)
+    assert back.exit_code == 0 and [p.to_copy for p in back.partitions] == [201, 201]
+    progress = mirror(target, source, topic, link)
+    assert [p.records for p in progress.values()] == [201, 201]
+    assert compare(target, source, topic).identical
+    append_records(target, topic, 10, partitions=2, first=800)
+    assert [p.records for p in mirror(target, source, topic, link).values()] == [10, 10]
+    assert compare(target, source, topic).identical
+    # The source is promoted, and the first link begins another life.
+    assert run(target, source, promote, link, deadline_s=5.0).is_done
+    append_records(source, topic, 5, partitions=2, first=900)
+    assert run(source, target, failback, link, topic).is_done
+    assert [p.records for p in mirror(source, target, topic, link).values()] == [6, 6]
+    assert compare(source, target, topic).identical
+
+
+def test_what_the_old_source_alone_has_is_named_and_given_up_only_when_asked(source: str, target: str) -> None:
+    topic, link = "life-lost", "lost"
+    create_topic(source, topic, 1)
+    append_records(source, topic, 100)
+    mirror(source, target, topic, link)
+    append_records(source, topic, 7, first=100)  # nobody copies them
+    fail_over(target, link)
+    append_records(target, topic, 20, first=1_000)
+    report = run(target, source, failback, "lost-back", topic)
+    (found,) = report.partitions
+    assert report.exit_code == 3 and not report.is_done
+    assert (found.shared_until, found.target_end, found.lost_records, found.lost_offsets) == (100, 107, 7, ((100, 107),))
+    with pytest.raises(Exception, match="life-lost-0"):
+        mirror(target, source, topic, "lost-back")
+    report = run(target, source, failback, "lost-back", topic, discards=True)
+    assert report.is_done and report.deleted_topics == (topic,)
+    mirror(target, source, topic, "lost-back")
+    assert compare(target, source, topic).identical
+
+
+def read(servers: str, topic: str, group: str, count: int) -> list[tuple[int, int]]:
+    """(partition, offset) of what a group reads next; commits it."""
+    consumer = kafka.KafkaConsumer(
+        topic,
+        bootstrap_servers=servers,
+        group_id=group,
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        consumer_timeout_ms=10_000,
+        max_poll_records=100,
+    )
+    try:
+        found: list[tuple[int, int]] = []
+        for record in consumer:
+            found.append((record.partition, record.offset))
+            if len(found) >= count:
+                break
+        consumer.commit()
+        return found
+    finally:
+        consumer.close()
+
+
+# -- the commands -------------------------------------------------------------
+
+
+def invoke(*words: str) -> tuple[int, dict[str, Any]]:
+    app = typer.Typer(pretty_exceptions_enable=False)
+    for command in (pause, resume, throttle, promote_command, failover_command, failback_command, status, plan):
+        app.command(command.__name__)(command)
+    result = CliRunner().invoke(app, [*words, "--json"])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, json.loads(result.stdout)
+
+
+def test_the_commands_of_a_life_print_one_document_each(source: str, target: str) -> None:
+    clusters = ["--source", source, "--target", target, "--link", "cli"]
+    onto = ["--target", target, "--link", "cli"]
+    create_topic(source, "life-cli", 2, {"min.insync.replicas": "1"})
+    append_records(source, "life-cli", 50, partitions=2)
+    code, found = invoke("plan", *clusters, "--topics", "life-cli")
+    (topic,) = found["topics"]
+    assert (code, topic["action"], topic["to_copy"], topic["partitions"]) == (0, "create", 100, 2)
+    assert ends(target, "life-cli") == [-1]
+    mirror(source, target, "life-cli", "cli")
+    append_records(source, "life-cli", 10, partitions=2, first=50)
+    code, found = invoke("status", *clusters)
+    (topic,) = found["topics"]
+    assert (code, topic["lag"], found["health"]) == (3, 20, "needs an operator")
+    assert topic["lag_s"] > 0 and topic["lag_bytes"] > 0
+    code, found = invoke("pause", *onto, "--topic", "life-cli", "--partition", "1", "--dry-run")
+    assert (code, found["is_changed"]) == (0, True)
+    assert control_of(target, "cli").paused == frozenset()
+    assert invoke("pause", *onto, "--topic", "life-cli", "--partition", "1")[1]["paused"] == ["life-cli-1"]
+    assert invoke("throttle", "20M", *onto)[1]["bytes_per_s"] == 20_000_000
+    with pytest.raises(OptionError, match="no topic nothing"):
+        invoke("pause", *onto, "--topic", "nothing")
+    assert mirror(source, target, "life-cli", "cli")[TopicPartition("life-cli", 1)].is_paused
+    assert invoke("resume", *onto)[1]["paused"] == []
+    code, found = invoke("promote", *clusters, "--wait", "0", "--groups", "")
+    assert code == 3 and not found["is_done"] and "10 offsets" in found["blockers"][0]
+    code, found = invoke("failover", *onto, "--dry-run")
+    assert code == 0 and not found["is_done"]
+    code, found = invoke("failover", *onto)
+    assert code == 0 and [p["copied_until"] for p in found["partitions"]] == [60, 50]
+    code, found = invoke("failback", "--source", target, "--target", source, "--link", "cli-back", "--topics", "life-cli")
+    assert code == 3 and [p["lost_records"] for p in found["partitions"]] == [0, 10]
+    code, found = invoke("status", *clusters)
+    assert (code, found["health"]) == (0, "promoted")
+
+
+# -- ranges of time -----------------------------------------------------------
+
+
+def test_a_range_of_time_is_copied_at_its_offsets_and_only_into_empty_logs(source: str, target: str) -> None:
+    topic, link = "life-times", "life-times"
+    create_topic(source, topic, 1)
+    append_records(source, topic, 1_000)  # a ms each
+
+    async def copy(origin: RawCluster, there: RawCluster, **bounds: int) -> dict[TopicPartition, Progress]:
+        prepared = await prepare_link(origin, there, topic, link, **bounds)
+        return await LinkCopier(origin, there, prepared.producer_id, link=link).copy(prepared.ends)
+
+    run(source, target, copy, from_ms=T0 + 200, until_ms=T0 + 700)
+    assert [offset for offset, *_ in consume(target, topic, 1, 10**9)[0]] == list(range(200, 700))
+    run(source, target, copy, from_ms=T0 + 200)
+    assert [offset for offset, *_ in consume(target, topic, 1, 10**9)[0]] == list(range(200, 1_000))
+    assert compare(source, target, topic).identical
+    with pytest.raises(OptionError, match="only an empty log can begin at a time"):
+        run(source, target, prepare_link, topic, "life-times-again", from_ms=T0 + 300)
+
+
+# -- translated offsets -------------------------------------------------------
+
+
+def test_a_link_with_translated_offsets_is_paused_and_promoted_too(source: str, target: str) -> None:
+    topic, link = "life-translated", "life-translated"
+    partition = TopicPartition(topic, 0)
+    create_topic(source, topic, 1)
+    append_records(source, topic, 100)
+    with both(source, target) as (origin, there):
+        copiers: list[TranslatedCopier] = []
+
+        async def copy(lease_ms: int = 0) -> Progress:
+            prepared = await prepare_translated_link(origin, there, topic, link)
+            copiers.append(TranslatedCopier(origin, there, link))
+            return (await copiers[0].copy(prepared.ends, lease_ms=lease_ms))[partition]
+
+        assert origin.run(copy).acked == 100
+        control_of(target, link, paused=frozenset({topic}))
+        append_records(source, topic, 50, first=100)
+        held = origin.run(copy)
+        assert held.is_paused and held.acked < 150 and isinstance(held.error, LinkPausedError)
+        control_of(target, link, paused=frozenset())
+        assert origin.run(copy, 60_000).acked == 150
+        append_records(source, topic, 5, first=150)
+        report = fail_over(target, link)  # while the copier lives on, with a transactional.id that it has used
+        assert report.is_done and report.partitions[0].copied_until == 150
+        before = ends(target, topic)
+
+        async def wake() -> None:
+            await copiers[0].copy({partition: 155})
+
+        with pytest.raises(LinkPromotedError):
+            origin.run(wake)
+        assert ends(target, topic) == before
+        with pytest.raises(LinkPromotedError):
+            origin.run(copy)
+    with pytest.raises(OptionError, match="translated offsets"):
+        run(target, source, failback, "life-translated-back", topic)

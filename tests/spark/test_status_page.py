@@ -1,0 +1,217 @@
+"""The status page in a real browser: what it shows is what the server says, and it asks nobody else."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.browser import Browser, chromium
+from support.link_samples import HOSTILE, NOW_MS, hour, state, troubled
+
+from spark_integration.mirroring.link_state import Phase
+from spark_integration.monitoring.board import Board
+from spark_integration.monitoring.server import StatusServer
+
+ROWS = "return [...document.querySelectorAll(arguments[0])]"
+PICTURES = os.environ.get("TOLERANT_PICTURES")  # a folder for screenshots
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture
+def board() -> Board:
+    made = Board()
+    hour(made, troubled(), step_ms=30_000)
+    return made
+
+
+@pytest.fixture
+def served(board: Board, browser: Browser) -> Iterator[StatusServer]:
+    """A server, and the page of it open; after the test the console must be empty, and nobody else have been asked."""
+    with StatusServer(board, "127.0.0.1:0") as made:
+        browser.driver.get("about:blank")
+        browser.errors()
+        browser.requested()
+        browser.emulate()
+        browser.driver.get(made.url)
+        browser.until("return document.body.dataset.shown")
+        yield made
+        assert browser.errors() == []
+        assert browser.requested() == {made.url.rstrip("/")}
+        browser.driver.get("about:blank")
+
+
+def state_of(served: StatusServer, query: str = "") -> dict[str, Any]:
+    with urllib.request.urlopen(f"{served.url}api/state.json?{query}", timeout=10) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
+def test_numbers_are_those_of_the_server(served: StatusServer, browser: Browser) -> None:
+    link = state_of(served)["link"]
+    for name in ("lag_offsets", "lag_bytes", "lag_seconds", "records_per_s", "bytes_per_s", "records", "bytes"):
+        assert browser.value(f"#{name}") == link["totals"][name], name
+    assert browser.value("#latency_mean") == link["totals"]["latency_ms"]["mean"]
+    for name in ("restarts", "lost_offsets", "ledger_count", "paused_count"):
+        assert browser.value(f"#{name}") == link[name], name
+    assert browser.value("#fault_count") == sum(link["faults"].values()) - link["faults"]["requeued"] == 28
+    assert [browser.text(f"#lag_{unit}") for unit in ("offsets", "bytes", "seconds")] == ["11.2 k", "2.7 MiB", "11 s"]
+    rows = browser.run(f"{ROWS}.map((r) => [r.dataset.topic, +r.dataset.lag])", "#topics tbody tr")
+    assert rows == [[topic["topic"], topic["lag_offsets"]] for topic in link["topics"]]
+    faults = browser.run(f"{ROWS}.map((r) => [r.dataset.kind, +r.dataset.value])", "#faults tbody tr")
+    assert dict(faults) == {kind: n for kind, n in link["faults"].items() if n}
+    assert browser.texts("#groups tbody td:first-child") == ["billing", "search"]
+
+
+def test_texts_are_shown_as_they_are_and_never_run(served: StatusServer, browser: Browser) -> None:
+    assert browser.text("#ledger tbody td:last-child") == HOSTILE
+    assert browser.text("#paused tbody td:last-child") == f"audit.log-2: {HOSTILE}"
+    assert any(HOSTILE in text for text in browser.texts("#reasons li"))
+    assert browser.run("return document.images.length + document.scripts.length") == 1  # the page's own script
+    assert "owned" not in browser.driver.title
+
+
+def test_health_is_told_in_words_to_everybody(served: StatusServer, browser: Browser, board: Board) -> None:
+    assert browser.text("#level") == "warning" and len(browser.texts("#reasons li")) == 3
+    assert browser.run("return document.getElementById('health').getAttribute('role')") == "status"
+    board.tell(replace(state(NOW_MS + 4_000), unreachable={"source": "connection refused"}))
+    browser.until("return document.getElementById('level').textContent === 'critical'")
+    assert browser.texts("#reasons li") == ["The source cluster does not answer: connection refused"]
+    board.tell(state(NOW_MS + 8_000))
+    browser.until("return document.getElementById('level').textContent === 'ok'")
+    assert not browser.run("return document.getElementById('paused-section').checkVisibility()")
+    assert browser.text("#ledger tbody td") == "empty: nothing was lost"
+
+
+def test_charts_have_an_hour_a_line_for_each_topic_and_a_text_for_who_cannot_see_them(
+    served: StatusServer, browser: Browser
+) -> None:
+    link = state_of(served)["link"]
+    for chart in ("lag", "rate", "age"):
+        lines = browser.run(f"{ROWS}.map((p) => p.getAttribute('d'))", f"#chart-{chart} path")
+        assert len(lines) == 6 and all(line.startswith("M") and "NaN" not in line for line in lines)
+        label = browser.run("return document.querySelector(arguments[0]).getAttribute('aria-label')", f"#chart-{chart}")
+        assert "all topics now" in label and "sessions now" in label
+    drawn = browser.run("return document.querySelector('#chart-lag .total').getAttribute('d').match(/[ML]/g).length")
+    assert drawn == len(link["past"]["time_ms"]) > 100
+    assert browser.texts("#legend-lag b")[0] == "11.2 k"
+
+
+def test_topic_shows_its_own_hour_and_partitions(served: StatusServer, browser: Browser) -> None:
+    browser.run("[...document.querySelectorAll('button.topic')].find((b) => b.textContent === 'audit.log').click()")
+    browser.until("return document.getElementById('partitions-section').checkVisibility()")
+    assert browser.texts("#legend-lag span") == ["audit.log"]
+    assert browser.texts("#partitions tbody td:first-child") == ["0", "1", "2", "3"]
+    assert browser.texts("#partitions tbody td:nth-child(4)") == ["300"] * 4
+    assert browser.run("return document.querySelector('button.topic[aria-pressed=true]').textContent") == "audit.log"
+    browser.run("document.querySelector('button.topic[aria-pressed=true]').click()")
+    browser.until("return !document.getElementById('partitions-section').checkVisibility()")
+
+
+def test_a_thousand_topics_are_found_by_a_part_of_their_name(served: StatusServer, browser: Browser, board: Board) -> None:
+    board.tell(state(NOW_MS + 4_000, topics=1_000, partitions=2))
+    browser.until("return document.getElementById('topics-found').textContent === '50 of 1,000'")
+    assert browser.run("return document.querySelectorAll('#topics tbody tr').length") == 50
+    assert browser.text("#topics tbody button") == "topic-0999"
+    field = browser.driver.find_element("id", "filter")
+    field.send_keys("PIC-004")
+    browser.until("return document.getElementById('topics-found').textContent === '10'")
+    assert browser.texts("#topics tbody button")[-1] == "topic-0040"
+    field.send_keys("x")
+    browser.until("return document.querySelector('#topics tbody td').textContent === 'no topic has this in its name'")
+
+
+def test_links_are_chosen_by_buttons(served: StatusServer, browser: Browser, board: Board) -> None:
+    assert not browser.run("return document.getElementById('links').checkVisibility()")
+    board.tell(replace(state(link="B-A", busy=0.0), phase=Phase.RESTARTING, problem="lost"))
+    browser.until("return document.querySelectorAll('#links button').length === 2")
+    assert browser.texts("#links button") == ["● A-B (warning)", "● B-A (critical)"]
+    browser.run("document.querySelectorAll('#links button')[1].click()")
+    browser.until("return document.getElementById('clusters').textContent.startsWith('B → A')")
+    assert browser.value("#lag_offsets") == 0
+
+
+def contrast(first: list[float], second: list[float]) -> float:
+    """WCAG 2.2's ratio of two colours."""
+
+    def luminance(colour: list[float]) -> float:
+        parts = [c / 255 for c in colour]
+        r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    light, dark = sorted((luminance(first), luminance(second)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+COLOURS = """
+const numbers = (text) => text.match(/[\\d.]+/g).map(Number);
+const ground = (e) => {
+  for (; e; e = e.parentElement) {
+    const colour = numbers(getComputedStyle(e).backgroundColor);
+    if (colour.length < 4 || colour[3] > 0) return colour.slice(0, 3);
+  }
+};
+const hasText = (e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+return [...document.querySelectorAll('main *, header *, footer *')]
+  .filter((e) => !(e instanceof SVGElement) && e.checkVisibility() && hasText(e))
+  .map((e) => [`${e.tagName} ${e.textContent.slice(0, 20)}`, numbers(getComputedStyle(e).color).slice(0, 3), ground(e)]);
+"""
+BODY = "return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_has_contrast_enough_in_light_and_dark(served: StatusServer, browser: Browser, scheme: str) -> None:
+    browser.emulate(scheme=scheme)
+    colours = browser.run(COLOURS)
+    assert len(colours) > 100
+    assert (sum(browser.run(BODY)[:3]) < 3 * 64) == (scheme == "dark")
+    faint = [(name, round(contrast(text, ground), 2)) for name, text, ground in colours if contrast(text, ground) < 4.5]
+    assert faint == []
+    if PICTURES:
+        browser.screenshot(Path(PICTURES, f"test-status-{scheme}.png"))
+
+
+def test_page_fits_a_phone(served: StatusServer, browser: Browser) -> None:
+    browser.emulate(width=360, height=740)
+    browser.until("return document.querySelector('#chart-lag').viewBox.baseVal.width < 360")
+    assert browser.run("return document.documentElement.scrollWidth") <= 360
+    assert browser.run("return document.querySelector('#topics .less').checkVisibility()") is False
+    if PICTURES:
+        browser.screenshot(Path(PICTURES, "test-status-phone.png"))
+
+
+def test_everything_is_reached_by_keyboard_and_focus_stays_where_it_is(served: StatusServer, browser: Browser) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    body = browser.driver.switch_to.active_element
+    body.send_keys(Keys.TAB)
+    assert browser.run("return document.activeElement.textContent") == "To the topics"
+    for _ in range(2):  # the filter, the first topic
+        browser.driver.switch_to.active_element.send_keys(Keys.TAB)
+    before = browser.run("return [document.activeElement.textContent, document.body.dataset.shown]")
+    assert before[0] == "sessions"
+    browser.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    browser.until("return document.querySelector('button.topic[aria-pressed=true]')")
+    assert browser.run("return document.activeElement.textContent") == "sessions"
+
+
+def test_page_says_when_the_mirror_does_not_answer(board: Board, browser: Browser) -> None:
+    with StatusServer(board, "127.0.0.1:0") as served:
+        browser.driver.get(served.url)
+        browser.until("return document.body.dataset.shown")
+    browser.until("return document.getElementById('phase').textContent.startsWith('the mirror does not answer')")
+    assert browser.text("#level") == "critical"
+    assert browser.value("#lag_offsets") == 11_200  # the last numbers stay
+    with StatusServer(board, f"127.0.0.1:{served.port}"):
+        browser.until("return document.getElementById('level').textContent === 'warning'")
+    browser.driver.get("about:blank")

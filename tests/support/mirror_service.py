@@ -1,0 +1,43 @@
+"""A service as a process of its own: `python -m support.mirror_service LINKS`, MirrorSettings as a JSON list, or a
+MirrorMaker 2 file.
+
+What happens is told on standard output, a JSON line for each event but the reports.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from spark_integration.mirroring.flow_links import run_flows
+from spark_integration.mirroring.mirror_job import MirrorSettings
+from spark_integration.mirroring.restarts import RestartPolicy
+from spark_integration.mirroring.supervisor import LinkEvent, SupervisedLink, run_links, stop_signals
+from spark_integration.mm2.flows import read_flows
+from tolerant_client.errors import TolerantClientError
+
+# Short waits: a test is not to sleep.
+POLICY = RestartPolicy(first_s=0.5, longest_s=2, healthy_s=5, stalled_s=300, promoted_s=2)
+
+
+def tell(event: LinkEvent) -> None:
+    if event.kind != "report":
+        print(json.dumps({"link": event.link, "kind": event.kind, "text": event.text}), flush=True)
+
+
+def main() -> None:
+    stopping = stop_signals()
+    try:
+        if sys.argv[1].startswith("["):
+            settings = [MirrorSettings(**{"goes_on": True, **fields}) for fields in json.loads(sys.argv[1])]
+            run_links([SupervisedLink(link) for link in settings], is_stopping=stopping.is_set, tell=tell, policy=POLICY)
+        else:
+            run_flows(read_flows(Path(sys.argv[1])), is_stopping=stopping.is_set, tell=tell, policy=POLICY)
+    except TolerantClientError as error:
+        print(json.dumps({"link": "", "kind": "died", "text": str(error)}), flush=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

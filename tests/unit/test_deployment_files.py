@@ -1,0 +1,164 @@
+"""What the deployment files and guides say exists: options, commands, files, keys of the example."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+
+from spark_integration.cli import app
+from spark_integration.mm2.flows import read_flows
+
+PACKAGE = Path(__file__).resolve().parents[2] / "spark_integration"
+DEPLOYMENT, GUIDES = PACKAGE / "deployment", PACKAGE / "guides"
+UNIT = DEPLOYMENT / "tolerant-kafka-mirror.service"
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+MANIFESTS = sorted((DEPLOYMENT / "kubernetes").glob("*.yaml"))
+PAGES = sorted(GUIDES.glob("*.md"))
+
+
+def check(arguments: list[str]) -> None:
+    """Parses a tolerant-kafka command line as the command does, without running it."""
+    name, *rest = arguments
+    assert name in COMMANDS, f"there is no command {name}"
+    command = COMMANDS[name]
+    options = {text: option for option in command.params for text in option.opts}
+    at = 0
+    while at < len(rest):
+        assert rest[at] in options, f"tolerant-kafka {name} has no option {rest[at]}"
+        at += 1 if options[rest[at]].is_flag else 2
+    assert at == len(rest), f"{rest[-1]} needs a value"
+
+
+def command_lines(text: str) -> Iterator[list[str]]:
+    """Every `tolerant-kafka ...` of a page: in blocks and in the text."""
+    joined = text.replace("\\\n", " ")
+    for block in re.findall(r"```sh\n(.*?)```", joined, re.DOTALL):
+        for line in block.splitlines():
+            if line.startswith("tolerant-kafka "):
+                yield shlex.split(line, comments=True)[1:]
+    for inline in re.findall(r"`(tolerant-kafka [a-z-]+ [^`]*)`", re.sub(r"```.*?```", "", joined, flags=re.DOTALL)):
+        yield shlex.split(re.sub(r"\s+", " ", inline))[1:]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_command_of_a_guide_can_be_parsed(page: Path) -> None:
+    for arguments in command_lines(page.read_text()):
+        check([part for part in arguments if part not in (">", "promoted.json")])
+
+
+@pytest.mark.parametrize("page", [*PAGES, DEPLOYMENT / "README.md"], ids=lambda page: f"{page.parent.name}-{page.stem}")
+def test_every_link_of_a_guide_leads_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if not link.startswith("https://"):
+            assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_file_that_a_guide_says_it_was_tried_with_exists(page: Path) -> None:
+    for name in re.findall(r"`(tests/[\w/]+\.py|spark_integration/[\w./-]+)`", page.read_text()):
+        assert (PACKAGE.parent / name).exists(), f"{page.name} names {name}"
+
+
+def test_the_example_is_a_file_of_one_flow_without_warnings() -> None:
+    flows = read_flows(DEPLOYMENT / "mm2.properties")
+    (flow,) = flows.flows
+    assert str(flow) == "A->B"
+    assert flow.tasks == 2
+    assert flow.link_topics.takes("orders") and not flow.link_topics.takes("others")
+    assert flow.sync_group_offsets_s == 10
+
+
+def test_the_commented_lines_of_the_example_are_right_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("B_PASSWORD", "secret")
+    (tmp_path / "ca.pem").write_text("")
+    text = re.sub(r"(?m)^#(?=[\w>.-]+ = )", "", (DEPLOYMENT / "mm2.properties").read_text())
+    file = tmp_path / "mm2.properties"
+    file.write_text(text.replace("/etc/tolerant-kafka/b-ca.pem", str(tmp_path / "ca.pem")))
+    (flow,) = read_flows(file).flows
+    assert 'password="secret"' in flow.target["sasl.jaas.config"]
+
+
+def test_properties_of_the_security_guide_are_known_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("A_KEY_PASSWORD", "A_PASSWORD", "A_SECRET"):
+        monkeypatch.setenv(name, "secret")
+    blocks = re.findall(r"```properties\n(.*?)```", (GUIDES / "security.md").read_text(), re.DOTALL)
+    assert len(blocks) == 5
+    base = "clusters = A, B\nA.bootstrap.servers = a:1\nB.bootstrap.servers = b:1\nA->B.enabled = true\n"
+    providers = (
+        "config.providers = env\n"
+        "config.providers.env.class = org.apache.kafka.common.config.provider.EnvVarConfigProvider\n"
+    )
+    for number, block in enumerate(blocks[:4]):
+        file = tmp_path / f"{number}.properties"
+        file.write_text(base + providers + re.sub("/etc/tolerant-kafka/", f"{tmp_path}/", block))
+        for name in ("a-ca.pem", "mirror.pem", "mirror.keytab"):
+            (tmp_path / name).write_text("")
+        assert read_flows(file).flows
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.stem)
+def test_a_manifest_is_yaml_and_its_arguments_are_those_of_the_command(manifest: Path) -> None:
+    documents = list(yaml.safe_load_all(manifest.read_text()))
+    kinds = {document["kind"]: document for document in documents}
+    if "Deployment" in kinds:
+        (container,) = kinds["Deployment"]["spec"]["template"]["spec"]["containers"]
+        check(container["args"])
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        assert f":{ports['metrics']}" in container["args"][-1]
+        assert {probe["httpGet"]["path"] for probe in (container["livenessProbe"], container["startupProbe"])} == {"/healthz"}
+        selector = kinds["Service"]["spec"]["selector"].items()
+        assert selector <= kinds["Deployment"]["spec"]["template"]["metadata"]["labels"].items()
+        assert kinds["Deployment"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > 10
+    else:
+        spec = kinds["SparkApplication"]["spec"]
+        check(spec["arguments"])
+        assert spec["mainApplicationFile"].endswith("/submit.py")
+
+
+@pytest.mark.parametrize("name", ["Containerfile", "Containerfile.operator"])
+def test_a_container_file_copies_what_is_there_and_runs_a_command_that_exists(name: str) -> None:
+    text = (DEPLOYMENT / name).read_text()
+    assert "FROM " in text
+    for copied in re.findall(r"/src/(spark_integration\S+)", text):
+        assert (PACKAGE.parent / copied).exists()
+    for line in re.findall(r'^CMD (\[.*\])$', text, re.MULTILINE):
+        check(yaml.safe_load(line))
+
+
+def test_the_unit_runs_a_command_that_exists_and_stops_only_the_mirror() -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string(UNIT.read_text())
+    service = unit["Service"]
+    program, *arguments = shlex.split(service["ExecStart"])
+    assert program.endswith("/tolerant-kafka")
+    check(arguments)
+    assert service["KillMode"] == "mixed"  # the JVM must outlive the signal
+    assert int(service["TimeoutStopSec"]) > 10
+    assert service["Restart"] == "on-failure"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
+    unit = tmp_path / UNIT.name
+    unit.write_text(UNIT.read_text().replace("/opt/tolerant-kafka/bin/tolerant-kafka", sys.executable))
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and unit.name not in done.stderr, done.stderr
+
+
+def test_the_main_file_of_spark_submit_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, str(DEPLOYMENT / "submit.py"), "mirror", "--help"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and "--gap-fill" in done.stdout

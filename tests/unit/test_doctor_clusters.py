@@ -1,0 +1,483 @@
+"""What the doctor decides of one cluster, out of facts: a table for each check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from kafka.structs import TopicPartition
+
+from spark_integration.doctor.access import (
+    NEEDS,
+    group_right_findings,
+    principal,
+    quota_findings,
+    right_findings,
+    transactional_id_findings,
+)
+from spark_integration.doctor.clocks import both_clocks_findings, clock_findings, future_findings
+from spark_integration.doctor.coordinators import coordinator_findings
+from spark_integration.doctor.describe import Quota
+from spark_integration.doctor.durability import durability_findings
+from spark_integration.doctor.elections import Snapshot, election_findings
+from spark_integration.doctor.facts import INTERNAL_TOPICS, OPERATIONS, Broker, Cluster, LogDir, Partition, Quorum, Topic
+from spark_integration.doctor.finding import Finding, Severity
+from spark_integration.doctor.replication import controller_findings, log_dir_findings, partition_findings
+from spark_integration.doctor.transactions import CoordinatorView, OpenTransaction, transaction_findings
+from tolerant_client.coordinator_partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, partition_of
+
+ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
+NOW = 1_763_775_000_000
+MINUTE = 60_000
+EVERYTHING = frozenset(OPERATIONS.values())
+
+
+def cluster(*topics: Topic, nodes: Iterable[int] = (1, 2, 3), **more: object) -> Cluster:
+    brokers = {node: Broker(node, f"b{node}", 9092) for node in nodes}
+    facts = Cluster("source", "b1:9092", "id", 1, brokers, {topic.name: topic for topic in topics})
+    return replace(facts, **more)
+
+
+def topic(name: str, *partitions: tuple[int, tuple[int, ...], tuple[int, ...]], **more: object) -> Topic:
+    """`partitions` are (leader, replicas, in sync)."""
+    parts = tuple(Partition(name, n, leader, 5, replicas, isr) for n, (leader, replicas, isr) in enumerate(partitions))
+    return replace(Topic(name, parts), **more)
+
+
+def judged(findings: Iterable[Finding]) -> list[tuple[Severity, str]]:
+    return [(f.severity, f.thing) for f in findings]
+
+
+ALL = (1, 2, 3)
+SOUND = (1, ALL, ALL)
+
+
+# -- partitions ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("partition", "min_isr", "expected", "words"),
+    [
+        (SOUND, "2", None, ""),
+        ((-1, ALL, (3,)), "2", ERROR, "have no leader"),
+        ((1, ALL, (1,)), "2", ERROR, "fewer in-sync replicas than min.insync.replicas=2"),
+        ((1, ALL, (1, 2)), "2", WARNING, "1 of them refuse writes after one more failure"),
+        ((1, ALL, (1, 2)), "1", WARNING, "replicas that are not in sync;"),
+        ((1, ALL, (1, 2)), None, WARNING, "replicas that are not in sync;"),  # the brokers do not tell
+        ((1, (1,), (1,)), "2", ERROR, "fewer in-sync replicas"),
+    ],
+)
+def test_partition_is_judged_by_leader_and_in_sync_replicas(
+    partition: tuple[int, tuple[int, ...], tuple[int, ...]], min_isr: str | None, expected: Severity | None, words: str
+) -> None:
+    configs = {} if min_isr is None else {"orders": {"min.insync.replicas": min_isr}}
+    found = list(partition_findings(cluster(topic("orders", SOUND, partition), configs=configs)))
+    assert [f.severity for f in found] == ([] if expected is None else [expected])
+    if expected is not None:
+        (one,) = found
+        assert words in one.evidence.replace("; partition 1:", ";") and "1 of 2 partitions (1)" in one.evidence
+
+
+def test_many_partitions_of_a_topic_are_one_finding_and_brokers_that_are_away_are_named() -> None:
+    lost = topic("orders", *[(-1, (3,), (3,))] * 40)
+    found = list(partition_findings(cluster(lost, nodes=(1, 2))))
+    assert judged(found) == [(ERROR, "topic orders"), (ERROR, "broker 3")]
+    assert "40 of 40 partitions (0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 30 more)" in found[0].evidence
+    assert "Start broker 3 (not registered)" in found[0].remedy
+    assert "40 replicas assigned to it" in found[1].evidence
+
+
+def test_leader_that_does_not_answer_here_is_an_error_though_metadata_is_content() -> None:
+    (one,) = partition_findings(cluster(topic("orders", (2, ALL, ALL)), silent=frozenset({2})))
+    assert one.severity is ERROR and "led by a broker that does not answer here" in one.evidence and "b2:9092" in one.remedy
+
+
+def test_fenced_broker_without_replicas_is_a_warning() -> None:
+    facts = cluster(topic("orders", SOUND))
+    facts = replace(facts, brokers={**facts.brokers, 4: Broker(4, "b4", 9092, is_fenced=True)})
+    assert judged(partition_findings(facts)) == [(WARNING, "broker 4")]
+
+
+def test_coordinators_topics_are_left_to_their_own_check() -> None:
+    facts = cluster(topic(OFFSETS_TOPIC, (-1, ALL, (1,))))
+    assert list(partition_findings(facts)) == []
+
+
+# -- coordinators (incident 3) ------------------------------------------------
+
+
+def offsets_topic(leaderless: set[int], name: str = OFFSETS_TOPIC) -> Topic:
+    return topic(name, *[(-1, (3,), (3,)) if n in leaderless else (1, (1,), (1,)) for n in range(50)])
+
+
+@pytest.mark.parametrize(("name", "kind"), [(OFFSETS_TOPIC, "group"), (TRANSACTIONS_TOPIC, "transactional id")])
+def test_names_that_hash_to_a_partition_without_leader_are_told(name: str, kind: str) -> None:
+    names = ["billing", "orders-app", "gruppe-\u00e9\U0001f600"]
+    at = {n: partition_of(n, 50) for n in names}
+    assert len(set(at.values())) == 3
+    facts = cluster(offsets_topic({at["billing"]}, name), nodes=(1, 2))
+    (one,) = coordinator_findings(facts, name, names)
+    assert (one.severity, one.thing) == (ERROR, f"{name} partition {at['billing']}")
+    assert f"hit of those we know: billing ({name}-{at['billing']})" in one.evidence
+    assert "orders-app" not in one.evidence
+    assert "Start broker 3 (not registered)" in one.remedy and "unclean election" in one.remedy
+    assert f"every {kind} of theirs waits for a coordinator for ever" in one.evidence
+
+
+def test_nobody_known_is_hit_is_not_said_as_nobody_is_hit() -> None:
+    (one,) = coordinator_findings(cluster(offsets_topic({0}), nodes=(1, 2)), OFFSETS_TOPIC, ["billing"])
+    assert "none of the groups that we know is hit; one whose coordinator is away is listed by no broker" in one.evidence
+
+
+@pytest.mark.parametrize(
+    ("part", "silent", "severity", "words"),
+    [
+        ((2, ALL, ALL), {2}, ERROR, "a leader that does not answer here"),
+        ((1, ALL, (1,)), set(), ERROR, "fewer in-sync replicas than min.insync.replicas=2"),
+        ((1, ALL, (1, 2)), set(), WARNING, "replicas that are not in sync"),
+    ],
+)
+def test_coordinator_partition_that_cannot_serve(
+    part: tuple[int, tuple[int, ...], tuple[int, ...]], silent: set[int], severity: Severity, words: str
+) -> None:
+    facts = cluster(
+        topic(OFFSETS_TOPIC, SOUND, part), silent=frozenset(silent), configs={OFFSETS_TOPIC: {"min.insync.replicas": "2"}}
+    )
+    (one,) = coordinator_findings(facts, OFFSETS_TOPIC, [])
+    assert one.severity is severity and words in one.evidence
+
+
+@pytest.mark.parametrize(("wanted", "expected"), [("3", []), ("4", [ERROR]), (None, [])])
+def test_offsets_topic_that_is_not_there(wanted: str | None, expected: list[Severity]) -> None:
+    settings = {} if wanted is None else {1: {"offsets.topic.replication.factor": wanted}}
+    found = coordinator_findings(cluster(broker_configs=settings), OFFSETS_TOPIC, [])
+    assert [f.severity for f in found] == expected
+
+
+def test_offsets_topic_that_we_may_not_see() -> None:
+    (one,) = coordinator_findings(cluster(topic(OFFSETS_TOPIC, error_code=29)), OFFSETS_TOPIC, ["billing"])
+    assert one.severity is INFO and "cannot be said" in one.evidence
+
+
+def test_sound_coordinators_are_not_mentioned() -> None:
+    facts = cluster(topic(OFFSETS_TOPIC, SOUND), topic(TRANSACTIONS_TOPIC, SOUND))
+    assert [f for name in INTERNAL_TOPICS for f in coordinator_findings(facts, name, ["billing"])] == []
+
+
+# -- durability (incident 4) --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("replicas", "configs", "severity", "words"),
+    [
+        ((1, 2, 3), {"min.insync.replicas": "2"}, None, ""),
+        ((1, 2, 3), {}, None, ""),  # not told
+        ((1,), {}, WARNING, "replication factor 1"),
+        ((1, 2, 3), {"min.insync.replicas": "1"}, WARNING, "min.insync.replicas=1"),
+        ((1, 2), {"min.insync.replicas": "2"}, WARNING, "equals the replication factor (orders: 2)"),
+        ((1, 2), {"min.insync.replicas": "3"}, ERROR, "above the replication factor (orders: 3 of 2)"),
+        ((1, 2, 3), {"min.insync.replicas": "2", "unclean.leader.election.enable": "true"}, WARNING, "enable=true"),
+        ((1, 2, 3), {"min.insync.replicas": "2", "unclean.leader.election.enable": "false"}, None, ""),
+    ],
+)
+def test_durability_rules(replicas: tuple[int, ...], configs: dict[str, str], severity: Severity | None, words: str) -> None:
+    facts = cluster(topic("orders", (1, replicas, replicas)), configs={"orders": configs})
+    found = list(durability_findings(facts, ["orders"]))
+    assert [f.severity for f in found] == ([] if severity is None else [severity])
+    assert all(words in f.evidence and f.thing == "topic orders" for f in found)
+
+
+def test_durability_judges_internal_topics_and_no_topics_that_were_not_chosen() -> None:
+    facts = cluster(topic(OFFSETS_TOPIC, (1, (1,), (1,))), topic("other", (1, (1,), (1,))))
+    assert judged(durability_findings(facts, [])) == [(WARNING, f"topic {OFFSETS_TOPIC}")]
+
+
+def test_cluster_of_one_broker_is_told_once_and_not_topic_by_topic() -> None:
+    single = (1, (1,), (1,))
+    facts = cluster(topic("a", single), topic("b", single), nodes=(1,), configs={n: {"min.insync.replicas": "1"} for n in "ab"})
+    assert judged(durability_findings(facts, ["a", "b"])) == [(WARNING, "the cluster")]
+
+
+# -- elections (incident 5) ---------------------------------------------------
+
+
+def snapshots(*epochs: list[int], brokers: list[set[int]] | None = None) -> list[Snapshot]:
+    """Partitions of one topic with these leader epochs, a second apart."""
+    there = brokers or [set(ALL)] * len(epochs)
+    return [
+        Snapshot(
+            float(second),
+            frozenset(there[second]),
+            {("t", n): Partition("t", n, 1 + epoch % 3, epoch, ALL, ALL) for n, epoch in enumerate(found)},
+        )
+        for second, found in enumerate(epochs)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "severity", "thing"),
+    [
+        ([[5] * 40, [5] * 40], None, ""),
+        ([[5] * 40, [6] + [5] * 39], INFO, "leader of t-0"),
+        ([[5] * 40, [7] + [5] * 39], WARNING, "leader of t-0"),  # twice between two looks
+        ([[5] * 40, [6] + [5] * 39, [7] + [5] * 39], WARNING, "leader of t-0"),
+        ([[5] * 40, [6] * 10 + [5] * 30], ERROR, "election storm"),  # storm_threshold: a fifth, at least 10
+        ([[5] * 40, [6] * 9 + [5] * 31], INFO, "leader of t-0, t-1, t-2 and 6 more"),
+        ([[5] * 40, [3] + [5] * 39], None, ""),  # of a broker that lags behind, or a topic made anew
+    ],
+)
+def test_elections_between_looks_are_counted(epochs: list[list[int]], severity: Severity | None, thing: str) -> None:
+    found = judged(election_findings("source", snapshots(*epochs)))
+    assert found == ([] if severity is None else [(severity, thing)])
+
+
+@pytest.mark.parametrize(
+    ("brokers", "expected"),
+    [
+        ([{1, 2, 3}, {1, 2, 3}], []),
+        ([{1, 2}, {1, 2, 3}], []),  # started once
+        ([{1, 2, 3}, {1, 2}], [(ERROR, "broker 3")]),
+        ([{1, 2, 3}, {1, 2}, {1, 2, 3}], [(WARNING, "broker 3")]),
+        ([{1, 2, 3}, {1, 2}, {1, 2, 3}, {1, 2}, {1, 2, 3}], [(ERROR, "broker 3")]),
+    ],
+)
+def test_brokers_that_come_and_go(brokers: list[set[int]], expected: list[tuple[Severity, str]]) -> None:
+    looks = snapshots(*[[5]] * len(brokers), brokers=brokers)
+    assert judged(election_findings("source", looks)) == expected
+
+
+def test_replicas_that_leave_and_join_are_unsteady() -> None:
+    def look(at: float, isr: tuple[int, ...]) -> Snapshot:
+        return Snapshot(at, frozenset(ALL), {("t", 0): Partition("t", 0, 1, 5, ALL, isr)})
+
+    steady = [look(0, ALL), look(1, (1, 2))]
+    assert judged(election_findings("source", steady)) == []
+    (one,) = election_findings("source", [*steady, look(2, (2, 1, 3))])
+    assert one.severity is WARNING and "t-0" in one.evidence
+
+
+# -- controllers and log directories ------------------------------------------
+
+
+def quorum(leader: int = 1, skew: float = 0, **voters: int) -> Quorum:
+    """`voters` by "v2" -> ms behind."""
+    now = NOW + int(skew)
+    followers = {int(name[1:]): (90, now - behind) for name, behind in voters.items()}
+    return Quorum(leader, 100, {1: (100, now), **followers}, now, NOW - 20, NOW + 20)
+
+
+@pytest.mark.parametrize(
+    ("seen", "failure", "expected"),
+    [
+        (quorum(v2=500, v3=500), "", []),
+        (quorum(v2=500, v3=60_000), "", [(ERROR, "controllers 3")]),  # two of three: none more may fail
+        (quorum(v2=5, v3=5, v4=5, v5=60_000), "", [(WARNING, "controllers 5")]),
+        (quorum(leader=-1), "", [(ERROR, "controller")]),
+        (None, "no answer", [(ERROR, "controller")]),
+        (None, "", []),  # ZooKeeper, and metadata names a controller
+    ],
+)
+def test_controllers(seen: Quorum | None, failure: str, expected: list[tuple[Severity, str]]) -> None:
+    assert judged(controller_findings(cluster(), seen, failure)) == expected
+
+
+def test_cluster_of_zookeeper_without_controller() -> None:
+    assert judged(controller_findings(cluster(controller=-1), None)) == [(ERROR, "controller")]
+    assert judged(controller_findings(cluster(controller=None), None)) == []  # before 0.10 none is named
+
+
+@pytest.mark.parametrize(
+    ("found", "severity"),
+    [
+        (LogDir(1, "/data", 0, 1000, 400), None),
+        (LogDir(1, "/data", 0, 1000, 149), WARNING),
+        (LogDir(1, "/data", 0, 1000, 49), ERROR),
+        (LogDir(1, "/data", 0), None),  # not told
+        (LogDir(1, "/data", 56), ERROR),
+        (LogDir(1, "/data", 13), ERROR),
+    ],
+)
+def test_log_directories(found: LogDir, severity: Severity | None) -> None:
+    findings = list(log_dir_findings("source", [found]))
+    assert [f.severity for f in findings] == ([] if severity is None else [severity])
+    words = {56: "it is offline", 13: "error 13"}.get(found.error_code, "are left")
+    assert all(words in f.evidence for f in findings)
+
+
+# -- clocks -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("skew", "severity", "words"),
+    [
+        (0, None, ""),
+        (5_010, None, ""),  # within what the round trip leaves in doubt
+        (6_000, WARNING, "6.0 s ahead of ours"),
+        (-6_000, WARNING, "6.0 s behind ours"),
+        (-301_000, ERROR, "5 min behind ours"),
+    ],
+)
+def test_controllers_clock(skew: float, severity: Severity | None, words: str) -> None:
+    found = list(clock_findings("source", quorum(skew=skew)))
+    assert [f.severity for f in found] == ([] if severity is None else [severity])
+    assert all(words in f.evidence for f in found)
+
+
+def test_clock_that_cannot_be_seen_is_said_to_be_so() -> None:
+    (one,) = clock_findings("source", None)
+    assert one.severity is INFO and "cannot be seen" in one.evidence
+
+
+def test_clocks_of_two_clusters_are_compared_with_each_other() -> None:
+    assert list(both_clocks_findings(quorum(skew=3_000), quorum(skew=-1_900))) == []
+    (one,) = both_clocks_findings(quorum(skew=3_000), quorum(skew=-2_500))
+    assert "5.5 s behind the source's" in one.evidence
+    assert list(both_clocks_findings(None, quorum(skew=9_000))) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "ahead", "expected"),
+    [
+        ("orders", "CreateTime", 59 * MINUTE, []),
+        ("orders", "CreateTime", 61 * MINUTE, [(WARNING, "topic orders")]),
+        ("orders", "LogAppendTime", 6_000, [(WARNING, "clock of broker 1")]),
+        ("orders", "LogAppendTime", 4_000, []),
+        (OFFSETS_TOPIC, "CreateTime", 6 * MINUTE, [(ERROR, "clock of broker 1")]),
+        ("orders", "CreateTime", -(10**10), []),
+    ],
+)
+def test_times_from_the_future(name: str, kind: str, ahead: int, expected: list[tuple[Severity, str]]) -> None:
+    facts = cluster(topic(name, SOUND), configs={name: {"message.timestamp.type": kind}})
+    assert judged(future_findings(facts, {TopicPartition(name, 0): NOW + ahead}, NOW)) == expected
+
+
+# -- rights and quotas --------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ["source", "target", "cluster"])
+def test_each_right_that_is_missing_is_found_and_none_that_is_there(role: str) -> None:
+    needs = [need for need in NEEDS if need.role == role and need.resource != "group"]
+
+    def lacking(missing: str, resource: str) -> set[str]:
+        less = EVERYTHING - {missing}
+        facts = cluster(
+            topic("orders", SOUND, operations=less if resource == "topic" else EVERYTHING),
+            name=role,
+            operations=less if resource == "cluster" else EVERYTHING,
+        )
+        return {f.evidence.partition(" ")[0] for f in right_findings(facts, ["orders"], "User:m")}
+
+    assert lacking("nothing", "topic") == set()
+    for need in needs:
+        assert lacking(need.operation, need.resource) == {need.operation}
+
+
+def test_rights_without_which_nothing_is_copied_are_errors() -> None:
+    errors = {(need.role, need.resource, need.operation) for need in NEEDS if need.severity is ERROR}
+    reads = {("source", "topic", name) for name in ("Read", "Describe", "DescribeConfigs")}
+    assert errors == reads | {("target", "topic", name) for name in ("Write", "Read", "Describe", "DescribeConfigs")}
+
+
+def test_commands_that_grant_are_whole_and_quoted() -> None:
+    facts = cluster(topic("a b", SOUND, operations=EVERYTHING - {"Read"}), operations=EVERYTHING)
+    (one,) = right_findings(facts, ["a b"], "User:CN=mirror, O=x")
+    assert one.remedy == (
+        "kafka-acls.sh --bootstrap-server b1:9092 --add --allow-principal 'User:CN=mirror, O=x' --operation Read --topic 'a b'"
+    )
+
+
+def test_hidden_topic_and_brokers_that_do_not_tell() -> None:
+    hidden = cluster(topic("orders", error_code=29), operations=EVERYTHING)
+    (one,) = right_findings(hidden, ["orders"], "User:m")
+    assert one.severity is ERROR and one.remedy.endswith(
+        "--operation Read --operation Describe --operation DescribeConfigs --topic orders"
+    )
+    (untold,) = right_findings(cluster(topic("orders", SOUND)), ["orders"], "User:m")
+    assert untold.severity is INFO and "do not tell" in untold.evidence
+
+
+def test_transactional_ids_and_groups() -> None:
+    target = cluster(name="target")
+    assert list(transactional_id_findings(target, {"tolerant-mirror-l": True}, "User:m")) == []
+    ids = {"tolerant-mirror-l": False, "tolerant-mirror-l-gap-t-0": False}
+    (one,) = transactional_id_findings(target, ids, "User:m")
+    assert one.remedy.endswith("--operation Write --resource-pattern-type prefixed --transactional-id tolerant-mirror-l")
+    (group,) = group_right_findings(target, {"billing": frozenset({"Describe"}), "ok": EVERYTHING}, "User:m")
+    assert group.thing == "group billing" and "Read is not allowed" in group.evidence
+    assert list(group_right_findings(cluster(), {"billing": frozenset({"Describe"})}, "User:m")) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"sasl_plain_username": "mirror", "security_protocol": "SASL_SSL"}, "User:mirror"),
+        ({"sasl_plain_username": "a=2Cb=3Dc", "security_protocol": "SASL_SSL"}, "User:a,b=c"),
+        ({"security_protocol": "PLAINTEXT"}, "User:ANONYMOUS"),
+        ({"security_protocol": "SSL"}, "User:PRINCIPAL"),
+    ],
+)
+def test_principal_is_named_where_the_client_knows_it(config: dict[str, str], expected: str) -> None:
+    assert principal(config) == expected
+
+
+@pytest.mark.parametrize(
+    ("entity", "applies"),
+    [
+        ((("user", "mirror"),), True),
+        ((("user", None),), True),
+        ((("user", "other"),), False),
+        ((("client-id", "tolerant-client"),), True),
+        ((("user", "mirror"), ("client-id", "other")), False),
+        ((("user", "mirror"), ("client-id", None)), True),
+        ((("ip", "10.0.0.1"),), False),
+    ],
+)
+def test_quotas_that_apply_to_us(entity: tuple[tuple[str, str | None], ...], applies: bool) -> None:
+    quota = Quota(entity, (("producer_byte_rate", 1_048_576.0),))
+    found = list(quota_findings("target", [quota], "User:mirror", "tolerant-client"))
+    assert len(found) == int(applies)
+    assert all("producer_byte_rate 1.0 MiB/s" in f.evidence for f in found)
+
+
+# -- transactions -------------------------------------------------------------
+
+HERE = TopicPartition("orders", 2)
+
+
+def opened(age_ms: int) -> OpenTransaction:
+    return OpenTransaction(HERE, 4000, 3, 7, 120, NOW - age_ms, 55)
+
+
+def view(*partitions: TopicPartition, age_ms: int = 0, timeout_ms: int = MINUTE) -> CoordinatorView:
+    return CoordinatorView("etl", "Ongoing", timeout_ms, NOW - age_ms, frozenset(partitions))
+
+
+@pytest.mark.parametrize(
+    ("one", "views", "severity", "thing"),
+    [
+        (opened(5_000), {4000: view()}, None, ""),  # its marker may be under way
+        (opened(2 * MINUTE), {4000: view()}, ERROR, "hanging transaction in orders-2"),
+        (opened(2 * MINUTE), {4000: view(HERE, age_ms=MINUTE)}, INFO, "transactional id etl (producer id 4000)"),
+        (opened(9 * MINUTE), {4000: view(HERE, age_ms=9 * MINUTE)}, WARNING, "transactional id etl (producer id 4000)"),
+        (opened(2 * MINUTE), {}, INFO, "producer id 4000"),  # perhaps we may not see its transactional id
+        (opened(16 * MINUTE), {}, ERROR, "hanging transaction in orders-2"),
+        (opened(2 * MINUTE), None, INFO, "producer id 4000"),
+        (opened(16 * MINUTE), None, ERROR, "hanging transaction in orders-2"),
+    ],
+)
+def test_open_transactions(
+    one: OpenTransaction, views: dict[int, CoordinatorView] | None, severity: Severity | None, thing: str
+) -> None:
+    found = list(transaction_findings(cluster(), [one], views, NOW))
+    assert judged(found) == ([] if severity is None else [(severity, thing)])
+    if severity is ERROR:
+        assert "producer id 4000" in found[0].evidence and "55 offsets wait" in found[0].evidence
+        assert found[0].remedy == (
+            "kafka-transactions.sh --bootstrap-server b1:9092 abort --topic orders --partition 2 --start-offset 120"
+        )
+
+
+def test_longest_transaction_is_that_of_the_brokers() -> None:
+    facts = cluster(broker_configs={1: {"transaction.max.timeout.ms": str(60 * MINUTE)}})
+    assert judged(transaction_findings(facts, [opened(16 * MINUTE)], None, NOW)) == [(INFO, "producer id 4000")]

@@ -1,0 +1,508 @@
+"""What the doctor decides of a link, of addresses, and of checks that could not be made; and what it prints."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import kafka.errors as Errors
+import pytest
+from kafka.structs import TopicPartition
+from rich.console import Console
+from support.certificate import self_signed
+
+import spark_integration.doctor
+from spark_integration.doctor import link_examination
+from spark_integration.doctor.checkup import Checkup, not_made
+from spark_integration.doctor.connectivity import (
+    Probe,
+    Stage,
+    address_findings,
+    identity_findings,
+    same_cluster_findings,
+    version_findings,
+)
+from spark_integration.doctor.describe import NotToldError
+from spark_integration.doctor.facts import Broker, Cluster
+from spark_integration.doctor.finding import CHECKS, Finding, Severity, duration, exit_code, size, some
+from spark_integration.doctor.link_checks import (
+    Backlog,
+    Retention,
+    ahead_findings,
+    control_findings,
+    creation_findings,
+    ledger_findings,
+    progress_findings,
+    retention_findings,
+    size_findings,
+    topic_findings,
+)
+from spark_integration.doctor.probing import parse_address, probe_all
+from spark_integration.doctor.report import as_json, print_report
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.ledger import UNREADABLE
+from tolerant_client.mirror.link.control import LinkControl
+from tolerant_client.mirror.losses import LedgerRow
+from tolerant_client.mirror.plan import TopicSpec
+
+ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
+NOW = 1_763_775_000_000
+HOUR, DAY = 3_600_000, 86_400_000
+WEEK = 7 * DAY
+
+
+def severities(findings: Any) -> list[Severity]:
+    return [f.severity for f in findings]
+
+
+# -- topics and sizes ---------------------------------------------------------
+
+PLAIN = {"message.timestamp.type": "CreateTime", "cleanup.policy": "delete", "retention.ms": "1000"}
+PLAIN |= {"max.message.bytes": "1048588"}
+LIMITS = {"message.timestamp.before.max.ms": str(2**63 - 1), "message.timestamp.after.max.ms": str(2**63 - 1)}
+
+
+def spec(partitions: int = 3, **settings: str) -> TopicSpec:
+    effective = {**PLAIN, **LIMITS, **{name.replace("_", "."): value for name, value in settings.items()}}
+    return TopicSpec("orders", partitions, 3, {}, effective)
+
+
+@pytest.mark.parametrize(
+    ("present", "check", "severity", "words"),
+    [
+        (spec(), None, None, ""),
+        (None, "topics", INFO, "the target lacks it"),
+        (spec(message_timestamp_type="LogAppendTime"), "topics", ERROR, "LogAppendTime"),
+        (spec(partitions=2), "topics", WARNING, "2 partitions on the target and 3 on the source"),
+        (spec(partitions=4), "topics", INFO, "4 partitions on the target and 3 on the source"),
+        (spec(cleanup_policy="compact"), "topics", WARNING, "compacted on the target only"),
+        (spec(max_message_bytes="1000"), "sizes", WARNING, "1000 bytes on the target"),
+        (spec(message_timestamp_before_max_ms="5"), "topics", WARNING, "older than 5 ms"),
+        (spec(retention_ms="10"), "topics", WARNING, "keeps records 10 ms on the target"),
+    ],
+)
+def test_target_topic_against_the_source(
+    present: TopicSpec | None, check: str | None, severity: Severity | None, words: str
+) -> None:
+    found = list(topic_findings({"orders": spec()}, {} if present is None else {"orders": present}, 3))
+    assert [(f.check, f.severity) for f in found] == ([] if check is None else [(check, severity)])
+    assert all(words in f.evidence and f.remedy and not f.remedy.startswith(" ") for f in found)
+
+
+def facts(**settings: str) -> Cluster:
+    settings = {name.replace("_", "."): value for name, value in settings.items()}
+    return Cluster("target", "b:9092", "id", 1, {1: Broker(1, "b", 9092)}, {}, broker_configs={1: settings})
+
+
+def test_record_that_no_request_can_hold() -> None:
+    large = {"orders": spec(max_message_bytes="2000")}
+    assert list(size_findings(facts(), large)) == []
+    assert list(size_findings(facts(socket_request_max_bytes="2000"), large)) == []
+    assert severities(size_findings(facts(socket_request_max_bytes="1999"), large)) == [WARNING]
+
+
+def test_creation_that_brokers_refuse() -> None:
+    (refused,) = creation_findings(facts(), ["orders"], [], "Cluster authorization failed.", "User:m")
+    assert (refused.check, refused.severity) == ("rights", ERROR) and "--operation Create --cluster" in refused.remedy
+    (policy,) = creation_findings(facts(), ["orders"], [], "The target refuses to create topic orders: no", "User:m")
+    assert (policy.check, policy.severity) == ("topics", ERROR)
+    assert severities(creation_findings(facts(), ["orders"], ["created without x"], "", "User:m")) == [INFO]
+
+
+LOSS = LedgerRow(1, "l", "orders", 0, 40, 60, "retention", "")
+
+
+# -- retention ----------------------------------------------------------------
+
+P = TopicPartition("orders", 0)
+
+
+def backlog(position: int, start: int, end: int, age_ms: int | None = 0, **more: Any) -> Backlog:
+    return Backlog(P, position, start, end, None if age_ms is None else NOW - age_ms, **more)
+
+
+@pytest.mark.parametrize(
+    ("one", "expected", "words"),
+    [
+        (backlog(90, 0, 100, age_ms=DAY), [], ""),
+        (backlog(100, 0, 100, age_ms=WEEK), [], ""),  # nothing is left to copy
+        (backlog(90, 0, 100, age_ms=WEEK - 12 * HOUR), [WARNING], "may be deleted in 12.0 h"),
+        (backlog(90, 0, 100, age_ms=WEEK - HOUR // 2), [ERROR], "may be deleted in 30 min"),
+        (backlog(90, 0, 100, age_ms=WEEK + HOUR), [ERROR], "were due for deletion 60 min ago"),
+        (backlog(90, 0, 100, age_ms=None), [], ""),  # its time is not known
+        # 10 left, 5 gained in 10 s: ready in 20 s.
+        (backlog(90, 0, 100, age_ms=WEEK + HOUR, copied=9, appended=4), [], ""),
+        # 9,000 left, 5 gained in 10 s: ready in 5 h.
+        (backlog(1000, 0, 10_000, age_ms=WEEK - 4 * HOUR, copied=9, appended=4), [WARNING], "all is copied in 5.0 h"),
+        (backlog(1000, 0, 10_000, age_ms=WEEK - 6 * HOUR, copied=9, appended=4), [], ""),
+        (backlog(1000, 0, 10_000, age_ms=WEEK - HOUR // 2, copied=9, appended=9), [ERROR], "it falls behind"),
+        (backlog(0, 60, 100, age_ms=WEEK), [], ""),  # not begun
+        (backlog(40, 60, 100, age_ms=0), [ERROR], "orders-0 offsets 40 to 60 are gone"),
+    ],
+)
+def test_uncopied_records_against_their_retention(one: Backlog, expected: list[Severity], words: str) -> None:
+    found = list(retention_findings([one], {"orders": Retention(WEEK, None)}, [], NOW, 10))
+    assert severities(found) == expected
+    assert all(words in f.evidence for f in found)
+
+
+@pytest.mark.parametrize(
+    ("position", "expected"), [(60, []), (50, [WARNING]), (11, [WARNING]), (10, [ERROR])]  # of 100 offsets in 1,000 bytes
+)
+def test_uncopied_bytes_against_the_size_that_is_kept(position: int, expected: list[Severity]) -> None:
+    one = backlog(position, 0, 100, source_bytes=1000)
+    assert severities(retention_findings([one], {"orders": Retention(None, 1000)}, [], NOW, 10)) == expected
+
+
+def test_loss_that_is_in_the_ledger_is_not_told_again() -> None:
+    one, row = backlog(40, 60, 100), LOSS
+    assert list(retention_findings([one], {}, [row], NOW, 10)) == []
+    assert severities(retention_findings([one], {}, [row._replace(until_offset=59)], NOW, 10)) == [ERROR]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"cleanup.policy": "delete", "retention.ms": "5", "retention.bytes": "-1"}, Retention(5, None)),
+        ({"cleanup.policy": "compact", "retention.ms": "5", "retention.bytes": "7"}, Retention(None, None)),
+        ({"cleanup.policy": "compact,delete", "retention.ms": "5", "retention.bytes": "7"}, Retention(5, 7)),
+        ({"retention.ms": "5"}, None),
+    ],
+)
+def test_retention_is_what_the_cleanup_policy_makes_of_it(config: dict[str, str], expected: Retention | None) -> None:
+    assert Retention.of(config) == expected
+
+
+def test_target_that_is_ahead() -> None:
+    assert list(ahead_findings([backlog(100, 0, 100)])) == []
+    assert severities(ahead_findings([backlog(101, 0, 100)])) == [ERROR]
+
+
+MOVING = replace(backlog(9, 0, 100, copied=1), partition=TopicPartition("orders", 1))
+
+
+@pytest.mark.parametrize(
+    ("backlogs", "paused", "seconds", "words"),
+    [
+        ([backlog(90, 0, 100)], (), 10, "10 offsets of orders-0 wait, and none was copied in 10 s"),
+        ([backlog(90, 0, 100), MOVING], (), 10, "while others go on"),
+        ([backlog(90, 0, 100)], (), 2, None),  # too short a look
+        ([backlog(100, 0, 100)], (), 10, None),
+        ([backlog(90, 0, 100, appended=10)], (), 10, None),  # all of it has just come
+        ([MOVING], (), 10, None),
+        ([backlog(0, 0, 100)], (), 10, None),  # never started
+        ([backlog(0, 30, 100), MOVING], (), 10, "70 offsets of orders-0 wait"),
+        ([backlog(90, 0, 100)], ("",), 10, None),
+        ([backlog(90, 0, 100)], ("orders",), 10, None),
+        ([backlog(90, 0, 100)], ("orders-1",), 10, "none was copied"),
+    ],
+)
+def test_standstill(backlogs: list[Backlog], paused: tuple[str, ...], seconds: float, words: str | None) -> None:
+    found = list(progress_findings("l", backlogs, LinkControl(paused=frozenset(paused)), seconds))
+    assert severities(found) == ([] if words is None else [WARNING])
+    assert all(str(words) in f.evidence for f in found)
+
+
+def test_promoted_link_stands_by_intention() -> None:
+    assert list(progress_findings("l", [backlog(90, 0, 100)], LinkControl(is_promoted=True), 10)) == []
+
+
+@pytest.mark.parametrize(
+    ("control", "expected"),
+    [
+        (LinkControl(), []),
+        (LinkControl(paused=frozenset({""})), [WARNING]),
+        (LinkControl(paused=frozenset({"", "orders"})), [WARNING, WARNING]),
+        (LinkControl(is_promoted=True), [WARNING]),
+        (LinkControl(bytes_per_s=5), [INFO]),
+    ],
+)
+def test_control_of_the_link(control: LinkControl, expected: list[Severity]) -> None:
+    assert severities(control_findings("l", control)) == expected
+
+
+def test_ledger_counts_offsets_by_topic_and_reason_of_its_link_only() -> None:
+    row = LOSS
+    rows = [row, row._replace(partition=1), row._replace(reason="oversized", until_offset=41), row._replace(link="other")]
+    found = [f.evidence.partition(",")[0] for f in ledger_findings("l", rows)]
+    assert found == ["1 offsets are not on the target (oversized)", "40 offsets are not on the target (retention)"]
+    assert severities(ledger_findings("l", [row._replace(link="", reason=UNREADABLE)])) == [WARNING]
+
+
+# -- addresses ----------------------------------------------------------------
+
+
+def probe(stage: Stage, error: str = "", **more: Any) -> Probe:
+    return replace(Probe("kafka.example:9092", True, None, stage, error), **more)
+
+
+@pytest.mark.parametrize(
+    ("one", "protocol", "words", "remedy"),
+    [
+        (probe(Stage.NAME, "Name or service not known"), "PLAINTEXT", "has no address here", "Correct the name"),
+        (probe(Stage.CONNECTION, "Connection refused"), "PLAINTEXT", "nothing listens there", "Start the broker"),
+        (probe(Stage.CONNECTION, "timed out"), "PLAINTEXT", "cannot be connected to", "firewall"),
+        (probe(Stage.TLS, "[SSL: WRONG_VERSION_NUMBER]"), "SSL", "does not speak TLS", "without SSL"),
+        (probe(Stage.TLS, "EOF", speaks_tls=False), "SASL_SSL", "does not speak TLS", "without SSL"),
+        (probe(Stage.TLS, "CERTIFICATE_VERIFY_FAILED: self-signed"), "SSL", "is not trusted", "truststore"),
+        (probe(Stage.TLS, "CERTIFICATE_VERIFY_FAILED: Hostname mismatch"), "SSL", "for another name", "Use the name"),
+        (probe(Stage.TLS, "CERTIFICATE_VERIFY_FAILED: certificate has expired"), "SSL", "has expired", "Renew"),
+        (probe(Stage.TLS, "TLSV13_ALERT_CERTIFICATE_REQUIRED: certificate required"), "SSL", "refuses our side", "keystore"),
+        (probe(Stage.LOGIN, "Authentication failed"), "SASL_SSL", "refuses our login", "user and password"),
+        (probe(Stage.LOGIN, "UnsupportedSaslMechanismError"), "SASL_SSL", "does not offer our SASL", "sasl.mechanism"),
+        (probe(Stage.ANSWER, "closed", speaks_tls=True), "PLAINTEXT", "speaks TLS", "security.protocol to SSL"),
+        (probe(Stage.ANSWER, "closed", speaks_tls=True), "SASL_PLAINTEXT", "speaks TLS", "security.protocol to SASL_SSL"),
+        (probe(Stage.ANSWER, "nothing within 5 s"), "PLAINTEXT", "does not answer", "hangs"),
+        (probe(Stage.ANSWER, "timed out"), "PLAINTEXT", "does not answer", "hangs"),
+        (probe(Stage.ANSWER, "not answered within its timeout"), "SASL_SSL", "does not answer", "hangs"),
+        (probe(Stage.ANSWER, "closed"), "PLAINTEXT", "want a login (SASL)", "security.protocol"),
+    ],
+)
+def test_failed_connection_in_plain_words(one: Probe, protocol: str, words: str, remedy: str) -> None:
+    (found,) = address_findings("source", protocol, [one], NOW / 1000)
+    assert found.severity is ERROR and words in found.evidence and remedy in found.remedy
+
+
+def test_one_bootstrap_address_of_several_is_a_warning_an_advertised_one_is_an_error() -> None:
+    spoken = probe(Stage.SPOKEN)
+    assert list(address_findings("source", "PLAINTEXT", [spoken], 0)) == []
+    refused = probe(Stage.CONNECTION, "Connection refused", address="other:9092")
+    assert severities(address_findings("source", "PLAINTEXT", [spoken, refused], 0)) == [WARNING]
+    (one,) = address_findings("source", "PLAINTEXT", [spoken, replace(refused, is_bootstrap=False, node_id=2)], 0)
+    assert one.severity is ERROR and "advertised.listeners of broker 2" in one.remedy
+
+
+@pytest.mark.parametrize(
+    ("bootstrap", "advertised", "is_wrong"),
+    [
+        ("kafka.example:9092", "localhost:9092", True),
+        ("kafka.example:9092", "127.0.0.1:9092", True),
+        ("kafka.example:9092", "[::1]:9092", True),
+        ("localhost:9092", "127.0.0.1:9092", False),
+        ("kafka.example:9092", "b1.example:9092", False),
+    ],
+)
+def test_advertised_loopback_is_wrong_for_who_comes_from_afar(bootstrap: str, advertised: str, is_wrong: bool) -> None:
+    # Something else may well listen on our own port 9092: that it can be connected to proves nothing.
+    probes = [probe(Stage.SPOKEN, address=bootstrap), probe(Stage.SPOKEN, address=advertised, is_bootstrap=False, node_id=1)]
+    assert severities(address_findings("source", "PLAINTEXT", probes, 0)) == ([ERROR] if is_wrong else [])
+
+
+@pytest.mark.parametrize(("left_s", "expected"), [(31 * 86_400, []), (29 * 86_400, [WARNING]), (-10, [ERROR])])
+def test_certificate_that_expires(left_s: float, expected: list[Severity]) -> None:
+    one = probe(Stage.SPOKEN, certificate_expires=NOW / 1000 + left_s)
+    assert severities(address_findings("source", "SSL", [one], NOW / 1000)) == expected
+
+
+def test_versions_and_identities() -> None:
+    new = probe(Stage.SPOKEN, version="4.2", api_versions={0: (0, 13)}, cluster_id="x")
+    old = probe(Stage.SPOKEN, address="b2:9092", version="3.9", api_versions={0: (0, 11)}, cluster_id="x")
+    ancient = probe(Stage.SPOKEN, version="0.10", api_versions={0: (0, 2)})
+    assert severities(version_findings("target", [new], is_target=True)) == [INFO]
+    assert severities(version_findings("target", [new, old], is_target=True)) == [WARNING]
+    assert severities(version_findings("target", [ancient], is_target=True)) == [INFO, ERROR]
+    assert severities(version_findings("source", [ancient], is_target=False)) == [INFO]
+    assert list(identity_findings("source", [new, old])) == []
+    assert severities(identity_findings("source", [new, replace(old, cluster_id="y")])) == [ERROR]
+    assert severities(same_cluster_findings("x", "x")) == [ERROR]
+    assert list(same_cluster_findings("x", "y")) == list(same_cluster_findings(None, None)) == []
+
+
+# -- probes, on sockets of our own --------------------------------------------
+
+
+@contextmanager
+def listening(context: ssl.SSLContext | None = None, is_silent: bool = False) -> Iterator[str]:
+    """A server that is no broker: it is silent, or ends each connection after the first bytes."""
+    server = socket.create_server(("127.0.0.1", 0))
+    held: list[socket.socket] = []
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            held.append(connection)
+            if is_silent:
+                continue
+            try:
+                connection.settimeout(2)
+                if context is not None:
+                    connection = context.wrap_socket(connection, server_side=True)
+                connection.recv(100)
+            except OSError:
+                pass
+            connection.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+    finally:
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+        thread.join(5)
+        for connection in held:
+            connection.close()
+
+
+def probed(address: str, **config: Any) -> Probe:
+    (one,) = probe_all([parse_address(address)], {"bootstrap_servers": [address], **config}, 1.5)
+    return one
+
+
+def test_probe_says_at_which_stage_it_ended(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        free = f"127.0.0.1:{server.getsockname()[1]}"
+    assert probed(free).stage is Stage.CONNECTION
+    assert probed("no-such-host.invalid:9092").stage is Stage.NAME
+    with listening() as plain:
+        assert (probed(plain).stage, probed(plain, security_protocol="SSL").stage) == (Stage.ANSWER, Stage.TLS)
+        assert probed(plain, security_protocol="SSL").speaks_tls is False
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(self_signed(tmp_path))
+    with listening(context) as secured:
+        mistaken = probed(secured)
+        assert (mistaken.stage, mistaken.speaks_tls) == (Stage.ANSWER, True)
+        untrusted = probed(secured, security_protocol="SSL")
+        assert untrusted.stage is Stage.TLS and "CERTIFICATE_VERIFY_FAILED" in untrusted.error
+        assert untrusted.certificate_expires is not None and 0 < untrusted.certificate_expires - time.time() < 3 * 86_400
+
+
+def test_silent_address_ends_in_time() -> None:
+    began = time.monotonic()
+    with listening(is_silent=True) as silent:
+        one = probed(silent)
+    assert one.stage is Stage.ANSWER and one.error
+    assert time.monotonic() - began < 10
+    assert "does not answer" in next(address_findings("source", "PLAINTEXT", [one], 0)).evidence
+
+
+# -- checks that could not be made --------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "severity", "remedy"),
+    [
+        (NotToldError("the brokers of the source do not know X"), INFO, "newer brokers tell it"),
+        (Errors.ClusterAuthorizationFailedError("no"), INFO, "Allow Describe on the cluster"),
+        (Errors.KafkaTimeoutError("10 s"), WARNING, "did not answer"),
+        (Errors.UnknownError("?"), WARNING, "logs"),
+        (TypeError("bug"), WARNING, "fault of the doctor"),
+    ],
+)
+def test_check_that_could_not_be_made_is_a_finding(error: Exception, severity: Severity, remedy: str) -> None:
+    checkup = Checkup()
+
+    def check() -> None:
+        raise error
+
+    assert checkup.make("log-dirs", "source", check) is None
+    (one,) = checkup.findings
+    assert one == not_made("log-dirs", "source", error)
+    assert one.severity is severity and remedy in one.remedy and CHECKS["log-dirs"] in one.thing
+    assert [run.outcome for run in checkup.runs] == ["not-made"]
+
+
+def test_examination_that_blocks_is_cut_off_and_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(link_examination, "_SPEAKING_S", 0.2)
+    monkeypatch.setattr("spark_integration.doctor.cluster_examination.probe_all", lambda *_: released.wait(20) and [])
+    subject = link_examination.Subject({"cluster": {"bootstrap.servers": "127.0.0.1:1"}}, seconds=0)
+    checkup = link_examination.examine(subject, Checkup(check_s=0.1))
+    released.set()
+    (one,) = checkup.findings
+    assert "while doing: addresses of the cluster" in one.evidence
+    assert checkup.exit_code == 2
+
+
+def test_fault_of_the_doctor_is_a_finding_and_no_health(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError("bug")
+
+    monkeypatch.setattr(link_examination, "examine_addresses", fails)
+    subject = link_examination.Subject({"cluster": {"bootstrap.servers": "127.0.0.1:1"}}, seconds=0)
+    checkup = link_examination.examine(subject)
+    (one,) = checkup.findings
+    assert (one.check, one.severity) == ("examination", WARNING) and "ZeroDivisionError: bug" in one.evidence
+    assert checkup.exit_code == 2
+
+
+def test_wrong_properties_are_refused_before_anything_is_looked_at() -> None:
+    with pytest.raises(OptionError, match="security.protocol"):
+        link_examination.examine(link_examination.Subject({"source": {"bootstrap.servers": "a:1", "security.protocol": "X"}}))
+
+
+# -- what is printed ----------------------------------------------------------
+
+
+def finding(severity: Severity, check: str = "durability") -> Finding:
+    return Finding(severity, check, "source", "[bold]topic", "evidence", "remedy")
+
+
+@pytest.mark.parametrize(
+    ("found", "is_examined", "code"),
+    [
+        ([], True, 0),
+        ([INFO], True, 0),
+        ([INFO, WARNING], True, 3),
+        ([WARNING, ERROR], True, 1),
+        ([ERROR], False, 2),
+        ([], False, 2),
+    ],
+)
+def test_exit_code_is_that_of_the_worst(found: list[Severity], is_examined: bool, code: int) -> None:
+    assert exit_code(map(finding, found), is_examined=is_examined) == code
+
+
+def test_report_has_its_schema_and_shows_names_as_they_are() -> None:
+    known = {"is_examined": True, "cluster_id": "x", "brokers": 1, "topics": 2, "partitions": 3}
+    checkup = Checkup(
+        names=("source",),
+        findings=[finding(INFO), finding(ERROR)],
+        clusters=[{"name": "source", "bootstrap_servers": "b:1", **known}],
+    )
+    checkup.make("quotas", "source", lambda: 1)
+    report = json.loads(json.dumps(as_json(checkup, 1.5)))
+    assert report.keys() == {"version", "outcome", "exit_code", "seconds", "clusters", "findings", "checks"}
+    assert [f["severity"] for f in report["findings"]] == ["error", "info"]
+    assert report["findings"][0].keys() == {"severity", "check", "cluster", "thing", "evidence", "remedy"}
+    assert report["checks"][0].keys() == {"check", "cluster", "outcome", "seconds"}
+    text = io.StringIO()
+    print_report(checkup, 1.5, Console(file=text, width=160))
+    assert "[bold]topic" in text.getvalue() and "ERRORS: 1 error, 0 warnings, 1 note; 1 of 1 looks" in text.getvalue()
+    brief = io.StringIO()
+    print_report(checkup, 1.5, Console(file=brief, width=160), is_brief=True)
+    assert "info" not in brief.getvalue()
+
+
+def test_every_check_is_documented_and_every_finding_is_of_one() -> None:
+    folder = Path(spark_integration.doctor.__file__).parent
+    documented = (folder / "README.md").read_text(encoding="utf-8")
+    code = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py") if path.name != "finding.py")
+    for check in CHECKS:
+        assert f"### {check}\n" in documented
+        assert f'"{check}"' in code
+    assert documented.count("\n### ") == len(CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"), [(3_200, "3.2 s"), (25 * 60_000, "25 min"), (4 * HOUR, "4.0 h"), (12 * DAY, "12 days"), (-5_000, "5.0 s")]
+)
+def test_durations_are_said_as_people_do(ms: float, text: str) -> None:
+    assert duration(ms) == text
+
+
+def test_sizes_and_lists() -> None:
+    assert [size(n) for n in (900, 1 << 20, 3 << 30)] == ["900 bytes", "1.0 MiB", "3.0 GiB"]
+    assert (some([]), some([1, 2]), some(range(12), 3)) == ("none", "1, 2", "0, 1, 2 and 9 more")

@@ -1,0 +1,291 @@
+"""What is said of a link: its record, what operators change, what stands in the way of moving to the target and back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from kafka.future import Future
+from kafka.net.selector import NetworkSelector
+from kafka.structs import TopicPartition
+
+from tolerant_client.errors import LinkPromotedError, OptionError
+from tolerant_client.mirror.identical.partition import AppendState
+from tolerant_client.mirror.identical.state import _Logs, _of_link, next_append
+from tolerant_client.mirror.link import failback, promotion
+from tolerant_client.mirror.link.beginning import writes
+from tolerant_client.mirror.link.control import (
+    WHOLE_LINK,
+    ControlWatch,
+    LinkControl,
+    decode_control,
+    encode_control,
+    paused,
+    resumed,
+)
+from tolerant_client.mirror.link.failback import SharedLog
+from tolerant_client.mirror.link.plan_report import durability
+from tolerant_client.mirror.link.promotion import Ends, PromotedPartition
+from tolerant_client.mirror.link.status import still
+from tolerant_client.mirror.plan import TopicSpec
+from tolerant_client.mirror.producers import ProducerEntry
+from tolerant_client.mirror.topic_filter import LinkTopics
+
+P = TopicPartition("orders", 3)
+FULL = LinkControl(
+    frozenset({"orders", "clicks-3"}), 1000, True, True, 2, "abc", "{}", (4000, 4001), {P: 12}, {TopicPartition("clicks", 0): 7}
+)
+
+
+# -- the record ---------------------------------------------------------------
+
+
+def test_a_control_is_read_as_it_was_written() -> None:
+    assert decode_control(encode_control(FULL, 1)) == FULL
+    assert decode_control(encode_control(LinkControl(), 1)) == LinkControl()
+
+
+def test_fields_of_other_versions_are_kept() -> None:
+    value = json.dumps({**json.loads(encode_control(FULL, 1)), "colour": ["blue"]}).encode()
+    read = decode_control(value)
+    assert read.others == {"colour": ["blue"]}
+    assert json.loads(encode_control(replace(read, is_promoted=False), 2))["colour"] == ["blue"]
+
+
+@pytest.mark.parametrize("value", [b"", b"[]", b"no JSON", b"{}", b'{"version": 1, "adopted": [1]}', b'{"version": "x"}'])
+def test_what_is_no_control_is_refused(value: bytes) -> None:
+    with pytest.raises(OptionError, match="tolerant-mirror-control"):
+        decode_control(value)
+
+
+def test_a_newer_version_is_not_guessed_at() -> None:
+    with pytest.raises(OptionError, match="newer tolerant-client"):
+        decode_control(b'{"version": 2}')
+
+
+@pytest.mark.parametrize(
+    ("names", "is_paused"),
+    [((), False), (("",), True), (("orders",), True), (("orders-3",), True), (("orders-4",), False), (("order",), False)],
+)
+def test_a_partition_is_paused_by_itself_its_topic_or_its_link(names: tuple[str, ...], is_paused: bool) -> None:
+    assert LinkControl(frozenset(names)).pauses(P) is is_paused
+
+
+def test_a_later_life_has_a_producer_of_its_own() -> None:
+    assert LinkControl().producer_name("dr") == "dr"
+    assert LinkControl(generation=2).producer_name("dr") == "dr~2"
+
+
+def test_a_promoted_link_may_not_write() -> None:
+    LinkControl().require_not_promoted("dr")
+    with pytest.raises(LinkPromotedError, match="failback"):
+        LinkControl(is_promoted=True).require_not_promoted("dr")
+
+
+# -- what operators change ----------------------------------------------------
+
+
+def test_what_is_paused_adds_up() -> None:
+    assert paused(LinkControl(frozenset({"a"})), ["b-1"]).paused == {"a", "b-1"}
+
+
+@pytest.mark.parametrize(
+    ("before", "names", "after"),
+    [
+        ({"a", "b"}, [WHOLE_LINK], set()),
+        ({WHOLE_LINK, "b"}, [WHOLE_LINK], set()),
+        ({"a", "b"}, ["a"], {"b"}),
+        ({"a-1", "a-2", "ab-1", "a-x"}, ["a"], {"ab-1", "a-x"}),
+        ({"a-1", "a-2"}, ["a-1"], {"a-2"}),
+        ({"a"}, ["other"], {"a"}),
+    ],
+)
+def test_what_is_resumed_is_no_longer_paused(before: set[str], names: list[str], after: set[str]) -> None:
+    assert resumed(LinkControl(frozenset(before)), names).paused == after
+
+
+@pytest.mark.parametrize(("before", "name"), [({WHOLE_LINK}, "a"), ({"a"}, "a-1")])
+def test_a_part_of_what_is_paused_cannot_be_resumed_alone(before: set[str], name: str) -> None:
+    with pytest.raises(OptionError, match="cannot be resumed alone"):
+        resumed(LinkControl(frozenset(before)), [name])
+
+
+# -- following it -------------------------------------------------------------
+
+
+class SlowWatch(ControlWatch):
+    """Each look takes until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(None, "dr")  # type: ignore[arg-type]
+        self.looks: list[Future] = []
+
+    async def _read(self) -> None:
+        look = Future()
+        self.looks.append(look)
+        await look
+
+
+def test_a_look_that_began_before_is_not_enough_and_callers_share_one() -> None:
+    net = NetworkSelector()
+    watch = SlowWatch()
+    done: list[int] = []
+
+    async def ask(number: int) -> None:
+        await watch.refresh()
+        done.append(number)
+
+    async def course() -> None:
+        net.call_soon(lambda: ask(1))
+        await net.sleep(0.01)
+        net.call_soon(lambda: ask(2))
+        net.call_soon(lambda: ask(3))
+        await net.sleep(0.01)
+        assert len(watch.looks) == 1
+        watch.looks[0].success(None)
+        await net.sleep(0.01)
+        assert done == [1] and len(watch.looks) == 2
+        watch.looks[1].success(None)
+        await net.sleep(0.01)
+
+    net.run(course)
+    net.close()
+    assert sorted(done) == [1, 2, 3] and len(watch.looks) == 2
+
+
+def test_a_look_that_fails_is_told_to_all_who_wait_for_it() -> None:
+    net = NetworkSelector()
+    watch = SlowWatch()
+    failed: list[str] = []
+
+    async def ask() -> None:
+        try:
+            await watch.refresh()
+        except OptionError as error:
+            failed.append(str(error))
+
+    async def course() -> None:
+        net.call_soon(ask)
+        await net.sleep(0.01)
+        for _ in range(2):
+            net.call_soon(ask)
+        await net.sleep(0.01)
+        watch.looks[0].success(None)
+        await net.sleep(0.01)
+        watch.looks[1].failure(OptionError("no control"))
+        await net.sleep(0.01)
+        net.call_soon(ask)
+        await net.sleep(0.01)
+        assert len(watch.looks) == 3
+        watch.looks[2].success(None)
+        await net.sleep(0.01)
+
+    net.run(course)
+    net.close()
+    assert len(failed) == 2
+
+
+def test_a_process_of_a_former_life_may_not_write_in_the_next() -> None:
+    watch = ControlWatch(None, "dr")  # type: ignore[arg-type]
+    assert watch._as_of_our_life(LinkControl(generation=1)) == LinkControl(generation=1)
+    watch.is_read = True
+    assert watch._as_of_our_life(LinkControl(generation=1)).is_promoted
+    assert watch._as_of_our_life(LinkControl(bytes_per_s=5)) == LinkControl(bytes_per_s=5)
+
+
+# -- promotion ----------------------------------------------------------------
+
+
+def ends(copied: int, stable: int | None, end: int | None, index: int = 0) -> Ends:
+    return Ends(TopicPartition("orders", index), copied, stable, end)
+
+
+def test_nothing_is_in_the_way_when_all_is_copied_and_stands_still() -> None:
+    now = ends(10, 10, 10)
+    assert promotion.blockers([now], {now.partition: now}) == []
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "text"),
+    [
+        (ends(8, 10, 10), ends(8, 10, 10), "2 offsets are not copied yet: orders-0 2"),
+        (ends(10, 10, 12), ends(10, 10, 12), "transactions are open on the source"),
+        (ends(10, 10, 10), ends(9, 9, 9), "producers still write to the source: orders-0"),
+    ],
+)
+def test_what_is_in_the_way_of_a_promotion_is_named(now: Ends, before: Ends, text: str) -> None:
+    (found,) = promotion.blockers([now], {before.partition: before})
+    assert text in found
+
+
+def test_a_target_that_is_ahead_has_no_lag() -> None:
+    assert ends(12, 10, 10).lag == 0 and ends(12, None, None).lag == 0
+
+
+def test_a_failover_says_what_nobody_can_know() -> None:
+    known = PromotedPartition("orders", 0, 10, None, 1_700_000_000_123)
+    assert "2023-11-14 22:13:20.123 UTC" in promotion.failover_warnings([known])[0]
+    assert "newest" not in promotion.failover_warnings([replace(known, last_copied_ms=None)])[0]
+
+
+# -- failback -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("log", "discards", "count"),
+    [
+        (SharedLog("t", 0, 10, 10, 15), False, 0),
+        (SharedLog("t", 0, 10, 12, 15, 2, ((10, 12),)), False, 1),
+        (SharedLog("t", 0, 10, 12, 15, 2, ((10, 12),)), True, 0),
+        (SharedLog("t", 0, 10, 12, 15, 0, (), True, True), True, 1),
+    ],
+)
+def test_a_log_with_what_was_never_copied_is_in_the_way_unless_it_is_given_up(log: SharedLog, discards: bool, count: int) -> None:
+    assert len(failback.blockers([log], discards=discards)) == count
+
+
+def test_an_adopted_log_says_nothing_of_the_links_own_sequence() -> None:
+    own, other = ProducerEntry(7, 0, 41, 5, -1), ProducerEntry(3, 0, 99, 9, -1)
+    adopted = _Logs(0, 60, 0, 50, 50)
+    assert next_append(50, None, _of_link(adopted, [other], {7}), 7) == AppendState(50, 7, 0, 50)
+    assert next_append(50, None, _of_link(adopted, [other, own], {7}), 7) == AppendState(50, 7, 0, 42)
+    plain = _Logs(0, 60, 0, 50)
+    assert next_append(50, None, _of_link(plain, [other], {7}), 7) == AppendState(50, 3, 0, 100)
+
+
+def test_only_what_lies_behind_an_adopted_log_is_compared() -> None:
+    assert _Logs(5, 60, 0, 50, 40).common == (40, 50)
+    assert _Logs(5, 60, 0, 50).common == (5, 50)
+
+
+# -- the others ---------------------------------------------------------------
+
+
+def test_what_a_link_writes_it_writes_under_its_names() -> None:
+    assert writes(LinkTopics.of("orders.*"), "orders")
+    assert not writes(LinkTopics.of("orders.*"), "clicks")
+    assert not writes(LinkTopics.of(".*"), "tolerant-mirror-control")
+
+
+def test_what_stands_still_is_told_unless_it_is_paused_or_promoted() -> None:
+    first, second = [ends(5, 10, 10), ends(5, 10, 10, 1)], [ends(6, 12, 12), ends(5, 10, 10, 1)]
+    (text,) = still(first, second, LinkControl(), 2.0)
+    assert "1 partitions are behind" in text and "orders-1 with 5 offsets" in text
+    assert still(first, second, LinkControl(frozenset({"orders-1"})), 2.0) == []
+    assert still(first, second, LinkControl(is_promoted=True), 2.0) == []
+
+
+def spec(replicas: int, **config: Any) -> TopicSpec:
+    return TopicSpec("orders", 1, replicas, {}, {name.replace("_", "."): value for name, value in config.items()})
+
+
+def test_a_target_that_keeps_less_than_the_source_promises_is_named() -> None:
+    source = spec(3, min_insync_replicas="2")
+    assert durability([source], {}) == []
+    assert durability([source], {"orders": spec(3, min_insync_replicas="2")}) == []
+    fewer, less, unclean = durability(
+        [source], {"orders": spec(2, min_insync_replicas="1", unclean_leader_election_enable="true")}
+    )
+    assert "2 replicas on the target and 3" in fewer and "min.insync.replicas=2" in less and "acknowledged" in unclean

@@ -1,0 +1,15 @@
+"""What duties leave is told once."""
+
+from __future__ import annotations
+
+from tolerant_client.mirror.link.left import Left, LeftSoFar
+
+
+def test_what_is_left_is_told_once_and_again_when_it_comes_back() -> None:
+    so_far = LeftSoFar()
+    ahead, busy = Left("group g", "ahead", "at 5"), Left("group g", "members", "in use")
+    assert so_far.news("groups", [ahead]) == [ahead]
+    assert so_far.news("groups", [ahead._replace(why="at 6"), busy]) == [busy]
+    assert so_far.news("acls", [ahead]) == [ahead]
+    assert so_far.news("groups", []) == []
+    assert so_far.news("groups", [ahead]) == [ahead]

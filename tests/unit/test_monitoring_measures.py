@@ -1,0 +1,124 @@
+"""measures.py: what a target acknowledges is counted once, with its ages and latencies; no broker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kafka.future import Future
+from kafka.structs import TopicPartition
+
+from tolerant_client.mirror.measures import LATENCY_BOUNDS_MS, Copied, MeasuredCluster, Span
+from tolerant_client.produce import ProduceAnswer, ProducedPartition
+from tolerant_client.raw import RawCluster
+from tolerant_client.record_batch import Record, encode_batch
+
+ORDERS, MAP = TopicPartition("orders", 0), TopicPartition("tolerant-mirror-offsets-x", 0)
+T0 = 1_700_000_000_000
+
+
+class Broker:
+    """A cluster whose requests are answered by hand, at a time that stands still in between."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        self.now_s = T0 / 1000
+        self.sent: list[tuple[Future, list[TopicPartition]]] = []
+
+        def produce(cluster: RawCluster, node_id: int, batches: Any, *_: Any, **__: Any) -> Future:
+            self.sent.append((Future(), list(batches)))
+            return self.sent[-1][0]
+
+        monkeypatch.setattr(RawCluster, "produce", produce)
+        self.cluster = MeasuredCluster({"bootstrap_servers": "127.0.0.1:1"}, wall_clock=lambda: self.now_s, **options)
+
+    def produce(self, *times_ms: int, partition: TopicPartition = ORDERS, **options: Any) -> int:
+        batch = encode_batch([Record(0, time, b"k", b"v") for time in times_ms])
+        self.cluster.produce(1, {partition: memoryview(batch)}, **options)
+        return len(batch)
+
+    def answer(self, error_code: int = 0) -> None:
+        future, partitions = self.sent.pop(0)
+        future.success(ProduceAnswer([ProducedPartition(p, error_code, 0) for p in partitions], 0))
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> Any:
+    made = Broker(monkeypatch)
+    yield made
+    made.cluster.close()
+
+
+def test_age_is_measured_at_the_append_and_latency_at_the_acknowledgement(broker: Broker) -> None:
+    size = broker.produce(T0 - 500, T0 - 40)
+    broker.now_s += 0.1
+    broker.answer()
+    taken = broker.cluster.take()
+    assert taken.copied == {ORDERS: Copied(2, size, Span(1, 40, 40, 40, 40), Span(1, 140, 140, 140, 140))}
+    assert taken.latencies[LATENCY_BOUNDS_MS.index(250)] == 1 == sum(taken.latencies)
+
+
+@pytest.mark.parametrize(("latency_ms", "place"), [(0, 0), (5, 0), (6, 1), (300_000, 13), (300_001, 14)])
+def test_latency_is_counted_under_the_first_bound_that_is_not_less(broker: Broker, latency_ms: int, place: int) -> None:
+    broker.produce(T0 - latency_ms)
+    broker.answer()
+    assert broker.cluster.take().latencies[place] == 1
+
+
+def test_what_was_taken_is_not_counted_again(broker: Broker) -> None:
+    broker.produce(T0)
+    broker.answer()
+    assert broker.cluster.take().copied
+    again = broker.cluster.take()
+    assert (again.copied, sum(again.latencies), again.recoveries) == ({}, 0, {})
+
+
+def test_batches_of_a_partition_are_added_up(broker: Broker) -> None:
+    for time_ms in (T0 - 10, T0 - 30):
+        broker.produce(time_ms)
+        broker.answer()
+    assert broker.cluster.take().copied[ORDERS].latency == Span(2, 40, 10, 30, 30)
+
+
+def test_refused_and_unanswered_batches_are_not_counted(broker: Broker) -> None:
+    for _ in range(3):
+        broker.produce(T0)
+    broker.answer(error_code=6)
+    broker.sent[0][0].failure(ConnectionError("away"))
+    assert broker.cluster.take().copied == {}
+
+
+def test_records_without_a_time_count_but_have_no_age(broker: Broker) -> None:
+    broker.produce(-1)
+    broker.answer()
+    copied = broker.cluster.take()
+    assert (copied.copied[ORDERS].records, copied.copied[ORDERS].latency, sum(copied.latencies)) == (1, Span(), 0)
+
+
+def test_clock_of_a_producer_that_is_ahead_gives_no_negative_age(broker: Broker) -> None:
+    broker.produce(T0 + 60_000)
+    broker.answer()
+    assert broker.cluster.take().copied[ORDERS].age == Span(1, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("has_copies", [False, True])
+def test_transactions_are_filler_or_copies_and_the_mirrors_own_topics_neither(
+    monkeypatch: pytest.MonkeyPatch, has_copies: bool
+) -> None:
+    broker = Broker(monkeypatch, has_transactional_copies=has_copies)
+    broker.produce(T0, transactional_id="tolerant-mirror-x")
+    broker.produce(T0, partition=MAP, transactional_id="tolerant-mirror-x")
+    broker.produce(T0, partition=MAP)
+    while broker.sent:
+        broker.answer()
+    assert list(broker.cluster.take().copied) == [ORDERS] * has_copies
+    broker.cluster.close()
+
+
+def test_recovery_events_of_both_clusters_are_told_as_they_grow(broker: Broker) -> None:
+    source = RawCluster({"bootstrap_servers": "127.0.0.1:1"}, broker.cluster.net, name="source")
+    for cluster, kind, number in ((source, "lost", 2), (broker.cluster, "lost", 1), (source, "completed", 9)):
+        cluster.manager.recovery_counters._counts[kind, "Fetch", 1] += number
+    assert broker.cluster.take(source).recoveries == {"lost": 3}
+    source.manager.recovery_counters._counts["retired", "Fetch", 1] += 1
+    assert broker.cluster.take(source).recoveries == {"retired": 1}
+    source.close()

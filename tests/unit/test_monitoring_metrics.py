@@ -1,0 +1,158 @@
+"""prometheus.py, mbean_names.py, grafana.json and the package's README: they all speak of the same metrics."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+from support.link_samples import HOSTILE, NOW_MS, state, troubled
+
+from spark_integration.mirroring.link_state import Phase, TaskReport
+from spark_integration.monitoring.board import Board
+from spark_integration.monitoring.prometheus import MOST_PARTITIONS, LinkCollector
+
+PACKAGE = files("spark_integration.monitoring")
+DASHBOARD: dict[str, Any] = json.loads(PACKAGE.joinpath("grafana.json").read_text())
+NAME = re.compile(r"\b(?:tolerant_mirror|kafka_connect_mirror)_\w+")
+
+
+def registry(*states: Any) -> CollectorRegistry:
+    board = Board()
+    for one in states:
+        board.tell(one)
+    made = CollectorRegistry()
+    made.register(LinkCollector(board))
+    return made
+
+
+def everything() -> Any:
+    """A state with all that a metric can tell."""
+    return replace(troubled(), held=("clicks",), throttle_bytes=1_000_000)
+
+
+def emitted(*states: Any) -> set[str]:
+    families = text_string_to_metric_families(generate_latest(registry(*states)).decode())
+    return {sample.name for family in families for sample in family.samples}
+
+
+def whole(name: str) -> str:
+    """The name that the README has for a sample's."""
+    return re.sub(r"(latency_seconds)_(bucket|sum|count)$", r"\1", name)
+
+
+def value(found: CollectorRegistry, name: str, **labels: str) -> float | None:
+    return found.get_sample_value(name, labels)
+
+
+def test_every_metric_has_its_row_in_the_readme_and_every_row_its_metric() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", PACKAGE.joinpath("README.md").read_text(), re.MULTILINE)
+    documented = [name for name in rows if NAME.fullmatch(name)]
+    assert sorted(documented) == sorted({whole(name) for name in emitted(everything())})
+
+
+def expressions() -> list[str]:
+    targets = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+    variables = [variable["definition"] for variable in DASHBOARD["templating"]["list"] if variable["type"] == "query"]
+    return targets + variables + [a["expr"] for a in DASHBOARD["annotations"]["list"] if "expr" in a]
+
+
+def test_dashboard_asks_only_for_what_is_emitted() -> None:
+    asked = {name for text in expressions() for name in NAME.findall(text)}
+    assert asked - emitted(everything()) == set()
+
+
+def test_every_metric_of_ours_is_on_the_dashboard() -> None:
+    asked = {whole(name) for text in expressions() for name in NAME.findall(text)}
+    assert {whole(n) for n in emitted(everything()) if n.startswith("tolerant_")} - asked == set()
+
+
+def test_dashboard_is_laid_out_without_overlaps_and_every_panel_has_its_own_id() -> None:
+    panels = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert at["x"] + at["w"] <= 24 and not cells & taken, panel["title"]
+        taken |= cells
+    rows = [panel["title"] for panel in panels if panel["type"] == "row"]
+    assert rows[:6] == ["Health", "Lag", "Throughput", "Latency", "Recoveries", "Losses"]
+
+
+def test_values_are_those_of_the_sample() -> None:
+    found = registry(everything())
+    link = {"link": "A-B"}
+    clicks = {**link, "topic": "clicks"}
+    assert value(found, "tolerant_mirror_lag_offsets", **clicks) == 800
+    assert value(found, "tolerant_mirror_lag_bytes", **clicks) == 800 * 250
+    assert value(found, "tolerant_mirror_lag_seconds", **clicks) == 3.0
+    assert value(found, "tolerant_mirror_lost_offsets", **clicks, reason="retention") == 40
+    assert value(found, "tolerant_mirror_records_total", **clicks) == 36_000
+    assert value(found, "tolerant_mirror_log_end_offset", **clicks, cluster="source") == 4 * 1_002_000
+    assert value(found, "tolerant_mirror_partition_lag_offsets", **clicks, partition="3") == 200
+    assert value(found, "tolerant_mirror_recovery_events_total", **link, kind="lost") == 12
+    assert value(found, "tolerant_mirror_health", **link) == 1
+    assert value(found, "tolerant_mirror_report_time_seconds", **link) == (NOW_MS - 4_000) / 1000
+    mm2 = {"source": "A", "target": "B", "topic": "clicks", "partition": "0"}
+    name = "kafka_connect_mirror_mirrorsourceconnector_"
+    assert value(found, name + "record_count", **mm2) == 9_000
+    assert value(found, name + "record_rate", **mm2) == 375
+    assert value(found, name + "byte_rate", **mm2) == 375 * 250
+    assert value(found, name + "replication_latency_ms_avg", **mm2) == 40
+    assert value(found, name + "replication_latency_ms_max", **mm2) == 182
+    group = {"source": "A", "target": "B", "group": "billing", "topic": "orders", "partition": "1"}
+    assert value(found, "kafka_connect_mirror_mirrorcheckpointconnector_checkpoint_latency_ms", **group) == 210
+
+
+def test_histogram_counts_upwards_and_ends_at_infinity() -> None:
+    found = registry(state())
+    name = "tolerant_mirror_replication_latency_seconds_"
+    assert value(found, name + "bucket", link="A-B", le="0.025") == 45
+    assert value(found, name + "bucket", link="A-B", le="+Inf") == 700 == value(found, name + "count", link="A-B")
+    assert value(found, name + "sum", link="A-B") == pytest.approx(32 * 3.6)
+
+
+def test_what_is_not_known_has_no_sample() -> None:
+    found = registry(replace(state(), report=TaskReport(), recent={}))
+    assert value(found, "tolerant_mirror_report_time_seconds", link="A-B") is None
+    assert value(found, "tolerant_mirror_throttle_bytes_per_second", link="A-B") is None
+    mm2 = {"source": "A", "target": "B", "topic": "clicks", "partition": "0"}
+    assert value(found, "kafka_connect_mirror_mirrorsourceconnector_record_age_ms", **mm2) is None
+
+
+def test_a_query_that_does_not_run_is_not_up() -> None:
+    for phase in Phase:
+        found = registry(replace(state(), phase=phase))
+        assert value(found, "tolerant_mirror_up", link="A-B") == (phase is Phase.RUNNING)
+
+
+def test_series_are_bounded_and_their_sums_stay_right() -> None:
+    many = state(topics=1_500, partitions=2)
+    samples = [sample for family in registry(many).collect() for sample in family.samples]
+    lags = [s.value for s in samples if s.name == "tolerant_mirror_lag_offsets"]
+    assert len(lags) == 1_001 and sum(lags) == sum(100 * 2 * n for n in range(1_500))
+    assert len([s for s in samples if s.name == "tolerant_mirror_partition_lag_offsets"]) == MOST_PARTITIONS
+    counts = [s for s in samples if s.name == "kafka_connect_mirror_mirrorsourceconnector_record_count"]
+    assert {s.labels["partition"] for s in counts} == {"all"} and sum(s.value for s in counts) == 3_000 * 9_000
+
+
+def test_several_links_do_not_mix() -> None:
+    found = registry(state(), state(link="B-A", busy=3.0))
+    assert value(found, "tolerant_mirror_lag_offsets", link="A-B", topic="clicks") == 800
+    assert value(found, "tolerant_mirror_lag_offsets", link="B-A", topic="clicks") == 2_400
+
+
+def test_openmetrics_is_spoken_too_and_hostile_texts_stay_in_their_place() -> None:
+    hostile = replace(troubled(), duties={HOSTILE: "x"}, held=('a"\n\\',))
+    found = registry(hostile)
+    assert value(found, "tolerant_mirror_duty_failing", link="A-B", duty=HOSTILE) == 1
+    assert generate_openmetrics(found).endswith(b"# EOF\n")
+    again = {s.labels.get("duty") for f in text_string_to_metric_families(generate_latest(found).decode()) for s in f.samples}
+    assert HOSTILE in again

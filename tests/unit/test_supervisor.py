@@ -1,0 +1,465 @@
+"""A service's links: started again after any failure, each by itself; time, chance, Spark and clusters are given."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+
+from spark_integration.mirroring import ranges
+from spark_integration.mirroring.duties import Duty, DutyThread, Timetable
+from spark_integration.mirroring.link_state import TaskReport
+from spark_integration.mirroring.ranges import RangesStreamWriter
+from spark_integration.mirroring.restarts import LinkLife, RestartPolicy, Step
+from spark_integration.mirroring.supervisor import EventPrinter, LinkEvent, LinkThread, StuckError
+from tolerant_client.errors import ClusterUnreachableError, LinkPromotedError, TargetDivergedError
+from tolerant_client.mirror.link import control
+from tolerant_client.mirror.link.control import LinkControl
+from tolerant_client.mirror.measures import Measured
+
+POLICY = RestartPolicy(first_s=1, longest_s=60, healthy_s=60, stalled_s=300, promoted_s=45)
+
+
+# -- when ---------------------------------------------------------------------
+
+
+def test_each_wait_is_twice_the_one_before_and_none_longer_than_the_longest() -> None:
+    assert [POLICY.wait_s(failures, 0.0) for failures in range(1, 10)] == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert POLICY.wait_s(10**6, 0.0) == 60
+
+
+def test_chance_takes_up_to_a_half_of_a_wait_away() -> None:
+    assert POLICY.wait_s(4, 1.0) == 4
+    assert 4 < POLICY.wait_s(4, 0.3) < 8
+
+
+def test_a_link_is_started_at_once_and_after_a_failure_when_its_wait_is_over() -> None:
+    life = LinkLife(POLICY)
+    assert life.step(0) is Step.START
+    wait_s = life.failed(0, 0.0)
+    assert [life.step(now) for now in (0, wait_s - 0.01, wait_s)] == [Step.WAIT, Step.WAIT, Step.START]
+
+
+def test_waits_grow_while_a_link_fails_again_and_again() -> None:
+    life, now, waits = LinkLife(POLICY), 0.0, []
+    for _ in range(4):
+        life.started(now)
+        life.looked(now + 5, 0)
+        waits.append(life.failed(now + 5, 0.0))
+        now += 100
+    assert waits == [1, 2, 4, 8]
+
+
+def test_a_link_that_ran_well_for_a_while_begins_with_the_shortest_wait() -> None:
+    life = LinkLife(POLICY)
+    for now in (0.0, 10.0, 20.0):
+        life.started(now)
+        assert life.failed(now, 0.0)
+    life.started(100)
+    life.looked(130, 0)
+    life.looked(161, 1)
+    assert life.failed(162, 0.0) == 1
+
+
+def test_time_alone_is_no_health() -> None:
+    life = LinkLife(POLICY)
+    life.started(0)
+    life.failed(0, 0.0)
+    life.started(10)
+    life.looked(200, None)  # no micro-batch has ended
+    assert life.failed(250, 0.0) == 2
+
+
+def test_a_query_that_finishes_nothing_is_taken_down() -> None:
+    life = LinkLife(POLICY)
+    life.started(0)
+    life.looked(100, 0)
+    life.looked(399, 0)
+    assert life.step(399) is Step.LOOK
+    assert life.step(401) is Step.TAKE_DOWN
+
+
+def test_a_query_that_goes_on_is_left_alone() -> None:
+    life = LinkLife(POLICY)
+    life.started(0)
+    for batch in range(100):
+        life.looked(batch * 250.0, batch)
+        assert life.step(batch * 250.0 + 249) is Step.LOOK
+
+
+def test_a_promoted_link_is_asked_about_later_and_counts_as_healthy() -> None:
+    life = LinkLife(POLICY)
+    life.failed(0, 0.0)
+    assert life.promoted(10) == 45
+    assert [life.step(now) for now in (54, 55)] == [Step.WAIT, Step.START]
+    assert life.failed(55, 0.0) == 1
+
+
+# -- one link -----------------------------------------------------------------
+
+
+class FakeJob:
+    """A link whose starts and looks do what the test has put into `starts` and `looks`."""
+
+    def __init__(self, starts: list[Any] = [], looks: list[Any] = []) -> None:
+        self.starts, self.looks = list(starts), list(looks)
+        self.calls: list[str] = []
+        self.stop_error: Exception | None = None
+
+    def _next(self, outcomes: list[Any], default: Any) -> Any:
+        outcome = outcomes.pop(0) if outcomes else default
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def start(self) -> None:
+        self.calls.append("start")
+        self._next(self.starts, None)
+
+    def look(self) -> int | None:
+        self.calls.append("look")
+        return self._next(self.looks, 0)
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+        if self.stop_error:
+            raise self.stop_error
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+def thread(job: FakeJob, events: list[LinkEvent], policy: RestartPolicy = POLICY) -> LinkThread:
+    return LinkThread("A-B", job, events.append, threading.Event(), policy)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ClusterUnreachableError("The source at a:9092 could not be reached"),
+        TargetDivergedError("orders-0 has records of somebody else"),
+        ConnectionRefusedError("py4j"),
+        RuntimeError("a defect"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_ends_a_query_is_told_in_one_sentence_and_the_link_started_again(error: Exception) -> None:
+    events: list[LinkEvent] = []
+    job = FakeJob(looks=[0, error])
+    link = thread(job, events)
+    for _ in range(3):
+        link.step(time.monotonic())
+    link.step(time.monotonic() + 2)
+    assert job.calls == ["start", "look", "look", "stop", "start"]
+    assert [event.kind for event in events] == ["failed"]
+    assert "\n" not in events[0].text and str(error.args[0]) in events[0].text
+    assert "started again in 1 s" in events[0].text or "started again in 0 s" in events[0].text
+
+
+def test_a_start_that_fails_is_repeated() -> None:
+    events: list[LinkEvent] = []
+    job = FakeJob(starts=[ClusterUnreachableError("away"), ClusterUnreachableError("away")])
+    link = thread(job, events)
+    for later in (0, 10, 20, 30):
+        link.step(time.monotonic() + later)
+    assert job.calls == ["start", "stop", "start", "stop", "start", "look"]
+    assert len(events) == 2
+
+
+def test_a_query_without_progress_is_stopped_and_started_again() -> None:
+    events: list[LinkEvent] = []
+    job = FakeJob()
+    link = thread(job, events)
+    link.step(time.monotonic())
+    link.step(time.monotonic() + 301)
+    link.step(time.monotonic() + 303)
+    assert job.calls == ["start", "stop", "start"]
+    assert "No micro-batch" in events[0].text
+
+
+def test_a_promoted_link_is_told_once_and_its_duties_end() -> None:
+    events: list[LinkEvent] = []
+    promoted = LinkPromotedError("Link A-B was promoted")
+    job = FakeJob(starts=[promoted, promoted, promoted])
+    link = thread(job, events)
+    for later in (0, 50, 100):
+        link.step(time.monotonic() + later)
+    assert job.calls == ["start", "stop", "close"] * 3
+    assert [event.kind for event in events] == ["promoted"]
+
+
+def test_a_query_that_spark_does_not_end_for_long_makes_the_link_stuck() -> None:
+    job = FakeJob(looks=[ClusterUnreachableError("away")])
+    job.stop_error = StuckError("Spark has not ended the query")
+    link = thread(job, [])
+    link.step(0)
+    link.step(1)
+    assert link.stuck is None
+    job.starts = [job.stop_error] * 10  # start begins with a stop
+    for now in range(60, 300, 60):
+        link.step(now)
+        assert link.stuck is None
+    link.step(302)
+    assert link.stuck is job.stop_error
+
+
+def test_a_query_that_ends_late_is_started_again() -> None:
+    job = FakeJob(looks=[ClusterUnreachableError("away")])
+    link = thread(job, [])
+    job.stop_error = StuckError("Spark has not ended the query")
+    link.step(0)
+    link.step(1)
+    job.stop_error = None
+    link.step(100)
+    assert job.calls[-1] == "start" and link.stuck is None
+
+
+def test_a_failure_of_spark_with_a_page_of_text_is_one_line() -> None:
+    events: list[LinkEvent] = []
+    error = RuntimeError("Python worker failed to connect back.\n=== Streaming Query ===\nState")
+    link = thread(FakeJob(starts=[error]), events)
+    link.step(0)
+    assert events[0].text.endswith(": Python worker failed to connect back.")
+
+
+def test_a_stop_ends_query_and_duties() -> None:
+    events: list[LinkEvent] = []
+    job, stop = FakeJob(), threading.Event()
+    link = LinkThread("A-B", job, events.append, stop, POLICY)
+    link.start()
+    while "start" not in job.calls:
+        time.sleep(0.01)
+    stop.set()
+    assert link.join(5)
+    assert job.calls[-2:] == ["stop", "close"]
+    assert events[-1].kind == "stopped"
+
+
+def test_one_dead_link_does_not_touch_another() -> None:
+    stop = threading.Event()
+    dead = FakeJob(starts=[RuntimeError("a defect")] * 1000)
+    alive = FakeJob()
+    both = [LinkThread(name, job, lambda event: None, stop, POLICY) for name, job in (("dead", dead), ("alive", alive))]
+    for link in both:
+        link.start()
+    while alive.calls.count("look") < 2:
+        time.sleep(0.01)
+    stop.set()
+    assert all(link.join(5) for link in both)
+    assert alive.calls.count("start") == 1
+
+
+def test_reports_and_duties_that_go_well_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    tell = EventPrinter()
+    for kind in ("report", "duty"):
+        tell(LinkEvent("A-B", kind, "fine"))
+    tell(LinkEvent("A-B", "failed", "failed, and is started again in 4 s: because"))
+    assert capsys.readouterr().err == "tolerant-kafka: A-B: failed, and is started again in 4 s: because\n"
+
+
+def test_a_duty_that_fails_every_second_is_printed_once_until_it_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    tell = EventPrinter()
+    for _ in range(3):
+        tell(LinkEvent("A-B", "duty failed", "heartbeats failed: away", "heartbeats"))
+    tell(LinkEvent("C-D", "duty failed", "heartbeats failed: away", "heartbeats"))
+    for _ in range(2):
+        tell(LinkEvent("A-B", "duty", "heartbeats"))
+    assert capsys.readouterr().err.splitlines() == [
+        "tolerant-kafka: A-B: heartbeats failed: away",
+        "tolerant-kafka: C-D: heartbeats failed: away",
+        "tolerant-kafka: A-B: heartbeats: done again",
+    ]
+
+
+# -- duties -------------------------------------------------------------------
+
+
+async def nothing(source: Any, target: Any) -> None:
+    pass
+
+
+def test_duties_are_due_at_once_and_then_once_an_interval() -> None:
+    often, seldom = Duty("often", 10, nothing), Duty("seldom", 600, nothing)
+    timetable = Timetable([often, seldom])
+    assert timetable.due(0) == [often, seldom]
+    timetable.begun(often, 0)
+    timetable.begun(seldom, 0)
+    assert timetable.due(9.9) == []
+    assert timetable.due(10) == [often]
+    assert timetable.due(5000) == [often, seldom]  # once, however late
+    timetable.begun(often, 5000)
+    assert timetable.due(5009) == [seldom]
+
+
+class FakeCluster:
+    """Runs coroutines at once, and counts how often it was closed."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        coroutine = function(*args)
+        try:
+            coroutine.send(None)
+        except StopIteration as stopped:
+            return stopped.value
+        raise AssertionError("it waits for something")
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class FakeControl:
+    value = LinkControl()
+
+    def __init__(self, target: Any, link: str) -> None:
+        pass
+
+    async def refresh(self) -> LinkControl:
+        return self.value
+
+
+@pytest.fixture
+def promoted(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeControl]]:
+    monkeypatch.setattr("spark_integration.mirroring.duties.ControlWatch", FakeControl)
+    yield FakeControl
+    FakeControl.value = LinkControl()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_duty_that_fails_is_a_warning_and_no_other_duty_suffers(promoted: type[FakeControl]) -> None:
+    told: list[tuple[str, Any, Any]] = []
+    made: list[tuple[FakeCluster, FakeCluster]] = []
+
+    async def fails(source: Any, target: Any) -> None:
+        raise ClusterUnreachableError("away")
+
+    async def counts(source: Any, target: Any) -> int:
+        return 7
+
+    def connect() -> Any:
+        made.append((FakeCluster(), FakeCluster()))
+        return made[-1]
+
+    duties = DutyThread("A-B", [Duty("bad", 0.01, fails), Duty("good", 0.01, counts)], connect, lambda *all: told.append(all))
+    wait_for(lambda: len(told) >= 6)
+    duties.close()
+    assert {(name, report, type(error)) for name, report, error in told} == {
+        ("bad", None, ClusterUnreachableError),
+        ("good", 7, type(None)),
+    }
+    assert len(made) >= 2  # new connections after the failure
+    assert all(cluster.closed == 1 for both in made for cluster in both)
+
+
+def test_nothing_is_done_for_a_promoted_link(promoted: type[FakeControl]) -> None:
+    done: list[int] = []
+
+    async def counts(source: Any, target: Any) -> None:
+        done.append(1)
+
+    promoted.value = LinkControl(is_promoted=True)
+    duties = DutyThread("A-B", [Duty("counts", 0.01, counts)], lambda: (FakeCluster(), FakeCluster()), lambda *all: None)
+    time.sleep(0.6)
+    assert not done
+    promoted.value = control.LinkControl()
+    wait_for(lambda: bool(done))
+    duties.close()
+
+
+def test_duties_end_while_a_round_hangs() -> None:
+    hanging = threading.Event()
+
+    class Hangs(FakeCluster):
+        def run(self, function: Callable[..., Any], *args: Any) -> Any:
+            hanging.set()
+            time.sleep(1)
+
+    duties = DutyThread("A-B", [Duty("hangs", 1, nothing)], lambda: (Hangs(), FakeCluster()), lambda *all: None)
+    assert hanging.wait(5)
+    began = time.monotonic()
+    duties.close(timeout_s=0.1)
+    assert time.monotonic() - began < 0.5
+
+
+# -- signals ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_the_first_signal_asks_and_the_second_one_ends(number: signal.Signals) -> None:
+    script = """
+        import time
+        from spark_integration.mirroring.supervisor import stop_signals
+        stopping = stop_signals()
+        print("ready", flush=True)
+        while not stopping.wait(0.05):
+            pass
+        print("asked", flush=True)
+        while True:
+            time.sleep(0.05)
+    """
+    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True, env=os.environ)
+    assert child.stdout is not None
+    with child.stdout:
+        assert child.stdout.readline() == "ready\n"
+        child.send_signal(number)
+        assert child.stdout.readline() == "asked\n"
+        child.send_signal(number)  # the same one once more, as timeout(1) sends it
+        time.sleep(1.1)
+        assert child.poll() is None
+        child.send_signal(number)
+        assert child.wait(10) == 130
+
+
+# -- a partition that cannot go on --------------------------------------------
+
+
+def writer(folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, *, goes_on: bool) -> RangesStreamWriter:
+    def raises(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(ranges, "copy_ranges", raises)
+    monkeypatch.setattr(ranges, "take_measures", lambda link: Measured({}, TaskReport().latencies, {}))
+    both = {"kafka.bootstrap.servers": "b:1", "source.kafka.bootstrap.servers": "a:1", "producerId": "1"}
+    return RangesStreamWriter({**both, "goesOn": str(goes_on).lower(), "report": str(folder / "report.json")})
+
+
+ROWS = [SimpleNamespace(topic=topic, partition=index, until_offset=None) for topic in ("a", "a-1") for index in (1, 11)]
+
+
+def test_a_service_reports_the_partition_that_cannot_go_on_and_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = TargetDivergedError("a-1-11: records of producer 5 at offset 7")
+    going_on = writer(tmp_path, monkeypatch, error, goes_on=True)
+    going_on.commit([going_on.write(iter(ROWS))], 0)
+    assert dict(ranges.read_report(tmp_path / "report.json").paused) == {
+        TopicPartition("a-1", 11): "a-1-11: records of producer 5 at offset 7"
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "goes_on"), [(TargetDivergedError("a-1: others"), False), (LinkPromotedError("Link A-B was promoted"), True)]
+)
+def test_the_query_ends_in_a_command_and_where_the_link_is_promoted(
+    error: Exception, goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending = writer(tmp_path, monkeypatch, error, goes_on=goes_on)
+    message = ending.write(iter(ROWS))
+    with pytest.raises(type(error)):
+        ending.commit([message], 0)

@@ -1,0 +1,122 @@
+"""What a link looks at, and writes down, before it copies anything: may it, does it run in a circle, where does it begin.
+
+Two links that copy the same topics in opposite directions between two clusters would each take the other's copies for
+foreign writes, or copy them round and round.  Each link writes down in the control topic of its target which cluster it
+copies from and what it takes; so a link finds in the control topic of its *source* those that write there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.link.control import CONTROL_TOPIC, LinkControl, read_controls, update_control
+from tolerant_client.mirror.topic_filter import LinkTopics
+from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
+
+_MAY_NOT = (
+    Errors.TopicAuthorizationFailedError,
+    Errors.ClusterAuthorizationFailedError,
+    Errors.GroupAuthorizationFailedError,
+)
+
+
+async def refuse_circle(source: RawCluster, target: RawCluster, topics: Collection[str], link: str) -> None:
+    """Raises OptionError where a live link copies some of these topics (the source's names) from our target to our source.
+
+    A link lives until it is promoted.  Where we may not read the source's control topic, nothing is found.
+    """
+    there = await target.cluster_id()
+    if there is None:
+        return
+    try:
+        controls = await read_controls(source)
+    except _MAY_NOT:
+        return
+    for other, control in controls.items():
+        if control.is_promoted or control.source_cluster_id != there or not control.topics:
+            continue
+        if both := sorted(name for name in topics if writes(LinkTopics.from_json(control.topics), name)):
+            more = f" and {len(both) - 1} more" if len(both) > 1 else ""
+            raise OptionError(
+                f"Link {link} would run in a circle: link {other} copies topic {both[0]}{more} from this target to this source."
+                f" Promote link {other} first, or leave its topics out"
+            )
+
+
+def writes(topics: LinkTopics, name: str) -> bool:
+    """Whether a link that takes `topics` has this topic on its target."""
+    try:
+        return topics.takes(topics.to_source(name))
+    except OptionError:
+        return False
+
+
+async def write_down(
+    source: RawCluster, target: RawCluster, link: str, topics: LinkTopics, producer_id: int | None, starts: Mapping[TopicPartition, int]
+) -> str | None:
+    """Has the control topic know the link; a warning where the mirror may not write there.  Nothing is written twice."""
+    cluster_id, taken = await source.cluster_id(), topics.to_json()
+
+    def change(control: LinkControl) -> LinkControl:
+        ids = control.producer_ids
+        if producer_id is not None and producer_id not in ids:
+            ids = (*ids, producer_id)
+        return replace(
+            control, source_cluster_id=cluster_id, topics=taken, producer_ids=ids, starts={**control.starts, **starts}
+        )
+
+    try:
+        await update_control(target, link, change)
+    except (*_MAY_NOT, OptionError) as error:
+        if starts:
+            raise
+        text = str(error).removeprefix(f"{type(error).__name__}: ")
+        return (
+            f"link {link} cannot be written down in {CONTROL_TOPIC} of the target ({text}): pausing, throttling and promotion do"
+            " not reach it, and circles are not found; grant the mirror Create, Read and Write on that topic"
+        )
+    return None
+
+
+# -- a range of time ----------------------------------------------------------
+
+
+async def starts_at(
+    source: RawCluster, target: RawCluster, partitions: Iterable[TopicPartition], time_ms: int, control: LinkControl
+) -> dict[TopicPartition, int]:
+    """Where the target's empty logs are to begin, so that no record is copied that is older than `time_ms`.
+
+    With identical offsets only an empty log can begin at an offset.  Those that were begun so before stay as they are.
+    Raises OptionError for a log that is not empty.
+    """
+    wanted = list(partitions)
+    there = await target.partitions({p.topic for p in wanted})
+    present = [p for p in wanted if p.partition in there.get(p.topic, ())]
+    ends = await target.list_offsets(dict.fromkeys(present, LATEST))
+    if full := [p for p in present if ends[p] and p not in control.starts]:
+        raise OptionError(
+            f"{full[0].topic}-{full[0].partition} of the target ends at offset {ends[full[0]]}: only an empty log can begin at a"
+            f" time ({len(full)} of {len(wanted)} partitions are not empty); leave --from out, or delete the topic there"
+        )
+    new = [p for p in wanted if p not in control.starts]
+    return await offsets_at(source, new, time_ms)
+
+
+async def ends_at(source: RawCluster, ends: Mapping[TopicPartition, int], time_ms: int) -> dict[TopicPartition, int]:
+    """The ends of what is older than `time_ms`: no offset from the first record of that time on."""
+    found = await offsets_at(source, ends, time_ms)
+    return {p: min(end, found[p]) for p, end in ends.items()}
+
+
+async def offsets_at(source: RawCluster, partitions: Iterable[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
+    """The first offset at or after a time; the end of what is stable where there is none."""
+    wanted = list(partitions)
+    found = await source.list_offsets(dict.fromkeys(wanted, time_ms))
+    ends = await source.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
+    first = await source.list_offsets(dict.fromkeys(wanted, EARLIEST))
+    return {p: max(first[p], min(found[p], ends[p]) if found[p] >= 0 else ends[p]) for p in wanted}

@@ -1,0 +1,336 @@
+"""What an operator has said of a link, and what the link must remember: a compacted topic on the target.
+
+Topic `tolerant-mirror-control`, one partition.  A record's key is the link, its value JSON; the newest one counts:
+
+    {"version": 1, "time_ms": 1763775000000, "paused": ["orders", "clicks-3"], "bytes_per_s": null, "is_promoted": false,
+     "is_fenced": false, "generation": 0, "source_cluster_id": "...", "topics": "orders|clicks", "producer_ids": [4000],
+     "adopted": {"orders": {"0": 1200}}, "starts": {"clicks": {"3": 500}}}
+
+Laws:
+- A record says everything, so whatever wrote it last holds; fields that we do not know are kept as they are.
+- Writers change what is there (update_control): two at once both have their way, one after the other.
+- The engine obeys within about a second, and looks before it writes anything that it has just derived from the log.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import kafka.errors as Errors
+from kafka.future import Future
+from kafka.structs import TopicPartition
+
+from tolerant_client.errors import LinkPromotedError, OptionError
+from tolerant_client.mirror.divergence import read_slices
+from tolerant_client.mirror.plan import OWN_TOPICS, TIMESTAMP_AFTER, TIMESTAMP_BEFORE, TIMESTAMP_TYPE, TopicSpec
+from tolerant_client.mirror.producers import raise_for
+from tolerant_client.mirror.topics import create_topics, fit_topics
+from tolerant_client.raw import EARLIEST, LATEST, RawCluster
+from tolerant_client.record_batch import Record, encode_batch
+
+CONTROL_TOPIC = f"{OWN_TOPICS}control"
+WHOLE_LINK = ""
+
+_PARTITION = TopicPartition(CONTROL_TOPIC, 0)
+_VERSION = 1
+_LONG_MAX = str(2**63 - 1)
+_HIDDEN_FOR_S = 60.0  # a topic that we may not see is looked for again after that
+
+Positions = Mapping[TopicPartition, int]
+
+
+@dataclass(frozen=True)
+class LinkControl:
+    """What holds for a link; the default is that of a link nobody has said anything of.
+
+    `paused` has WHOLE_LINK, topics ("orders") and partitions ("orders-3"); `bytes_per_s` is that of the whole link.
+    `generation` counts the lives of a link: each has a producer id of its own.  `adopted` are offsets up to which a
+    target log was found to be the source's, whoever wrote it; `starts` where empty target logs are to begin, though the
+    source's begin before.
+    """
+
+    paused: frozenset[str] = frozenset()
+    bytes_per_s: int | None = None
+    is_promoted: bool = False
+    is_fenced: bool = False
+    generation: int = 0
+    source_cluster_id: str | None = None
+    topics: str | None = None
+    producer_ids: tuple[int, ...] = ()
+    adopted: Positions = field(default_factory=dict)
+    starts: Positions = field(default_factory=dict)
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+    def pauses(self, partition: TopicPartition) -> bool:
+        topic, index = partition
+        return bool(self.paused) and not self.paused.isdisjoint((WHOLE_LINK, topic, f"{topic}-{index}"))
+
+    def producer_name(self, link: str) -> str:
+        """What init_producer_id takes: a later life of a link is not fenced with the former one."""
+        return f"{link}~{self.generation}" if self.generation else link
+
+    def require_not_promoted(self, link: str) -> None:
+        """Raises LinkPromotedError for a link that may not write any more."""
+        if self.is_promoted:
+            raise LinkPromotedError(
+                f"Link {link} was promoted: its target belongs to its own producers, and nothing is copied into it any more."
+                " To copy back, run tolerant-kafka failback with source and target exchanged"
+            )
+
+
+def encode_control(control: LinkControl, time_ms: int) -> bytes:
+    """The value of a record."""
+    known = {
+        "version": _VERSION,
+        "time_ms": time_ms,
+        "paused": sorted(control.paused),
+        "bytes_per_s": control.bytes_per_s,
+        "is_promoted": control.is_promoted,
+        "is_fenced": control.is_fenced,
+        "generation": control.generation,
+        "source_cluster_id": control.source_cluster_id,
+        "topics": control.topics,
+        "producer_ids": list(control.producer_ids),
+        "adopted": _nested(control.adopted),
+        "starts": _nested(control.starts),
+    }
+    return json.dumps({**control.others, **known}).encode()
+
+
+def decode_control(value: bytes) -> LinkControl:
+    """What a record says; raises OptionError for one that no mirror of this version has written."""
+    try:
+        found: dict[str, Any] = dict(json.loads(value))
+        if int(found["version"]) > _VERSION:
+            raise OptionError(f"{CONTROL_TOPIC} was written by a newer tolerant-client; install that version here, too")
+        rate = found.get("bytes_per_s")
+        read = LinkControl(
+            frozenset(map(str, found.get("paused", ()))),
+            None if rate is None else max(1, int(rate)),
+            bool(found.get("is_promoted", False)),
+            bool(found.get("is_fenced", False)),
+            int(found.get("generation", 0)),
+            found.get("source_cluster_id"),
+            found.get("topics"),
+            tuple(map(int, found.get("producer_ids", ()))),
+            _flat(found.get("adopted", {})),
+            _flat(found.get("starts", {})),
+        )
+    except OptionError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise OptionError(
+            f"A record of {CONTROL_TOPIC} is none of ours ({type(error).__name__}: {error});"
+            " take away the right to write there from whoever wrote it, and say again what is to hold"
+        ) from error
+    known = set(json.loads(encode_control(read, 0)))
+    return replace(read, others={name: value for name, value in found.items() if name not in known})
+
+
+def _nested(positions: Positions) -> dict[str, dict[str, int]]:
+    nested: dict[str, dict[str, int]] = {}
+    for (topic, index), offset in sorted(positions.items()):
+        nested.setdefault(topic, {})[str(index)] = offset
+    return nested
+
+
+def _flat(nested: Mapping[str, Mapping[str, int]]) -> Positions:
+    return {TopicPartition(topic, int(n)): int(offset) for topic, found in nested.items() for n, offset in found.items()}
+
+
+# -- what operators change ----------------------------------------------------
+
+
+def paused(control: LinkControl, names: Iterable[str]) -> LinkControl:
+    """With what is named (WHOLE_LINK, topics, partitions) paused, too.  Pure."""
+    return replace(control, paused=control.paused | set(names))
+
+
+def resumed(control: LinkControl, names: Iterable[str]) -> LinkControl:
+    """Without pauses of what is named; a topic's name ends those of its partitions, WHOLE_LINK all.  Pure.
+
+    Raises OptionError for what stays paused because something larger is.
+    """
+    left = set(control.paused)
+    for name in names:
+        if name == WHOLE_LINK:
+            return replace(control, paused=frozenset())
+        topic, _, index = name.rpartition("-")
+        larger = "the whole link is" if WHOLE_LINK in left else f"topic {topic} is" if index.isdigit() and topic in left else ""
+        if larger:
+            raise OptionError(f"{name} cannot be resumed alone: {larger} paused; resume that, and pause the rest again")
+        left = {other for other in left if other != name and not _is_partition_of(other, name)}
+    return replace(control, paused=frozenset(left))
+
+
+def _is_partition_of(name: str, topic: str) -> bool:
+    return name.startswith(f"{topic}-") and name[len(topic) + 1 :].isdigit()
+
+
+# -- the topic ----------------------------------------------------------------
+
+
+class ControlWatch:
+    """The control of one link as a running engine follows it: `value` is what was read last.
+
+    On the event loop of `target`.  A look costs two small requests where nothing is new.
+    """
+
+    def __init__(self, target: RawCluster, link: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.value = LinkControl()
+        self.is_read = False
+        self.link = link
+        self._target = target
+        self._clock = clock
+        self._position = 0
+        self._hidden_until = float("-inf")
+        self._reading: Future | None = None
+        self._waiting: Future | None = None  # for a look that has not begun yet
+
+    async def refresh(self) -> LinkControl:
+        """What holds now: read after this was called; calls at the same time share a look.
+
+        Raises OptionError for a record that is none of ours, and KafkaError.
+        """
+        if self._waiting is not None:
+            await self._waiting
+            return self.value
+        waiting = self._waiting = Future()
+        while self._reading is not None:
+            await self._reading  # it began before we were called
+        self._waiting = None
+        reading = self._reading = Future()
+        try:
+            await self._read()
+        except BaseException as error:
+            waiting.failure(error)
+            raise
+        finally:
+            self._reading = None
+            reading.success(None)
+        waiting.success(None)
+        return self.value
+
+    async def _read(self) -> None:
+        if self._clock() < self._hidden_until:
+            return
+        try:
+            # Asked each time: of a topic that was deleted nobody knows the end.  What it said last still holds.
+            if CONTROL_TOPIC in await self._target.partitions([CONTROL_TOPIC]):
+                await self._follow()
+        except Errors.TopicAuthorizationFailedError:
+            self._hidden_until = self._clock() + _HIDDEN_FOR_S
+        self.is_read = True
+
+    async def _follow(self) -> None:
+        end = (await self._target.list_offsets({_PARTITION: LATEST}))[_PARTITION]
+        if end < self._position:
+            self._position = 0  # made anew
+        if end > self._position:
+            for record in await _records(self._target, self._position, end):
+                if record.key == self.link.encode() and record.value is not None:
+                    self.value = self._as_of_our_life(decode_control(record.value))
+            self._position = end
+
+
+    def _as_of_our_life(self, control: LinkControl) -> LinkControl:
+        """A process that slept through a promotion and the link's next life is of the life that was promoted."""
+        is_later = self.is_read and control.generation != self.value.generation
+        return replace(control, is_promoted=True, generation=self.value.generation) if is_later else control
+
+
+async def read_control(target: RawCluster, link: str) -> LinkControl:
+    """What holds for a link; the default where nothing was ever said.  Raises OptionError."""
+    return await ControlWatch(target, link).refresh()
+
+
+async def read_controls(cluster: RawCluster) -> dict[str, LinkControl]:
+    """Of every link whose target this cluster is; records that are none of ours are left out."""
+    topic = cluster.topic_of(CONTROL_TOPIC)  # a source calls its topics as the link does
+    if topic not in await cluster.partitions([topic]):
+        return {}
+    partition = TopicPartition(topic, 0)
+    end = (await cluster.list_offsets({partition: LATEST}))[partition]
+    found: dict[str, LinkControl] = {}
+    for record in await _records(cluster, 0, end, partition):
+        try:
+            found[(record.key or b"").decode()] = decode_control(record.value or b"")
+        except ValueError:
+            continue
+    return found
+
+
+async def write_control(target: RawCluster, link: str, control: LinkControl) -> None:
+    """Says what is to hold, whatever held before."""
+    await update_control(target, link, lambda _: control)
+
+
+async def update_control(target: RawCluster, link: str, change: Callable[[LinkControl], LinkControl]) -> LinkControl:
+    """Makes a change to what holds, and returns what holds then; nothing is written where that is the same.
+
+    Once it returns all in-sync replicas have it.  Raises OptionError where the topic cannot be made, or its newest
+    record is none of ours, and KafkaError.
+    """
+    watch = ControlWatch(target, link)
+    current = await watch.refresh()
+    wanted = change(current)
+    if wanted == current:
+        return current
+    if CONTROL_TOPIC not in await target.partitions([CONTROL_TOPIC]):
+        await _create(target)
+    position = (await target.list_offsets({_PARTITION: LATEST}))[_PARTITION]
+    while True:
+        offset = await target.insist("writing the link's control", lambda: _append(target, link, wanted))
+        # Whoever wrote between our look and our record has been overruled: its change is made, too.
+        between = [
+            record
+            for record in await _records(target, position, offset)
+            if record.key == link.encode() and record.value is not None
+        ]
+        if not between:
+            return wanted
+        assert between[-1].value is not None
+        wanted, position = change(decode_control(between[-1].value)), offset + 1
+
+
+async def _append(target: RawCluster, link: str, control: LinkControl) -> int:
+    now_ms = int(time.time() * 1000)
+    batch = encode_batch([Record(0, now_ms, link.encode(), encode_control(control, now_ms))])
+    node = await target.leader(_PARTITION)
+    # Written twice, if an answer is lost, it says the same.
+    (produced,) = await target.produce_and_wait(node, {_PARTITION: memoryview(bytearray(batch))})
+    raise_for(produced.error_code, f"appending to {CONTROL_TOPIC}")
+    return int(produced.base_offset)
+
+
+async def _records(
+    cluster: RawCluster, start: int, end: int, partition: TopicPartition = _PARTITION
+) -> Iterable[Record]:
+    async def read() -> list[Record]:
+        first = max(start, (await cluster.list_offsets({partition: EARLIEST}))[partition])
+        if first >= end:
+            return []
+        found = (await read_slices(cluster, {partition: (first, end)}, is_committed=False))[partition]
+        if found.until < end:  # an answer that said so falsely, or a log that was made anew
+            raise Errors.OffsetNotAvailableError(f"{CONTROL_TOPIC} could be read up to {found.until} of {end} only")
+        return [record for _, record in sorted(found.records.items())]
+
+    return await cluster.insist("reading the controls of links", read)
+
+
+async def _create(target: RawCluster) -> None:
+    await target.connect()
+    replicas = min(3, len(target.manager.cluster.brokers()))
+    config = {
+        "cleanup.policy": "compact",
+        "min.insync.replicas": "2" if replicas > 2 else "1",  # a failover must not wait for the second of two brokers
+        TIMESTAMP_TYPE: "CreateTime",
+        TIMESTAMP_BEFORE: _LONG_MAX,
+        TIMESTAMP_AFTER: _LONG_MAX,
+    }
+    topics, _ = await fit_topics(target, [TopicSpec(CONTROL_TOPIC, 1, replicas, config)])
+    await create_topics(target, topics)

@@ -1,0 +1,163 @@
+"""Keeps every process of a link from its target for good, whatever it is doing or about to wake up to.
+
+Laws:
+A. The link is written down as promoted before anything is fenced (control.py), and a mirror looks there behind whatever
+   it has read of the log or taken over: so what it derived from a log that is fenced already it never uses.
+B. Identical offsets: a mirror's batches carry the link's producer id with the epoch that the log showed it.  An aborted,
+   empty transaction of the link's transactional.id leaves a marker with a higher epoch of that id in every partition, and
+   a leader refuses what carries a lower one (ProducerAppendInfo.java, checkProducerEpoch).  It takes one offset, which
+   no consumer sees.  The fillers of gaps have transactional.ids of their own: a new epoch ends what they had open.
+C. A producer id that the coordinator no longer gives the link (its transactional.id had expired) can be fenced only by
+   a record of that id: one filler record in the partitions where it was the last to write.
+D. Translated offsets: each partition has a transactional.id; a new epoch fences its copier, and leaves no trace but the
+   marker of a transaction that was open.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from kafka.protocol.admin import ListTransactionsRequest
+from kafka.structs import TopicPartition
+
+from tolerant_client.errors import TolerantClientError
+from tolerant_client.mirror.divergence import read_headers
+from tolerant_client.mirror.gaps import Gap, filler_batches
+from tolerant_client.mirror.link.control import LinkControl
+from tolerant_client.mirror.producers import can_describe_producers, describe_producers
+from tolerant_client.producer_transaction import ProducerTransaction, raise_for_code
+from tolerant_client.raw import LATEST, RawCluster
+from tolerant_client.record_batch import BatchHeader, restamp
+
+_TIMEOUT_MS = 30_000
+_AT_ONCE = 200  # transactional ids, and partitions of a request
+_FILLER_BYTES = 16 << 10
+
+
+class Fenced(NamedTuple):
+    """Where the copy of a partition ends for good; `marker` is the offset of the marker behind it, `records` of filler."""
+
+    copied_until: int
+    marker: int
+    records: tuple[int, ...] = ()
+
+
+async def fence_identical(
+    target: RawCluster, link: str, control: LinkControl, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, Fenced]:
+    """Fences a link with identical offsets that is written down as promoted; nobody else may write yet.
+
+    Raises TolerantClientError where a marker is not found, and KafkaError: repeating it fences again.
+    """
+    prefix = f"tolerant-mirror-{link}-gap-"
+    await _fence_ids(target, [f"{prefix}{p.topic}-{p.partition}" for p in partitions], prefix)
+    before = await target.list_offsets(dict.fromkeys(partitions, LATEST))
+    ending = await read_headers(target, {p: end - 1 for p, end in before.items() if end > control.adopted.get(p, 0)})
+    transaction = ProducerTransaction(target, f"tolerant-mirror-{control.producer_name(link)}", _TIMEOUT_MS)
+    await transaction.begin()
+    wanted = list(partitions)
+    for start in range(0, len(wanted), _AT_ONCE):
+        await transaction.add_partitions(wanted[start : start + _AT_ONCE])
+    await transaction.begin()  # ends what is open with the markers of the next epoch, and returns when they are written
+    markers = await _markers(target, before, transaction.producer_id)
+    records = await _fence_former(target, control, transaction.producer_id, wanted, ending)
+    return {p: Fenced(markers[p], markers[p], records.get(p, ())) for p in wanted}
+
+
+async def fence_translated(target: RawCluster, link: str, partitions: Iterable[TopicPartition]) -> None:
+    """Fences the copiers of a link with translated offsets that is written down as promoted."""
+    prefix = f"tolerant-mirror-{link}-copy-"
+    await _fence_ids(target, [f"{prefix}{p.topic}-{p.partition}" for p in partitions], prefix)
+
+
+async def _fence_ids(target: RawCluster, ids: Iterable[str], prefix: str) -> None:
+    """Gives transactional ids a new epoch, which ends what they had open; those that nobody has used are left alone."""
+    known = await transactional_ids(target, prefix)
+    wanted = [name for name in ids if known is None or name in known]
+
+    async def begin(name: str) -> None:
+        await ProducerTransaction(target, name, _TIMEOUT_MS).begin()
+
+    for start in range(0, len(wanted), _AT_ONCE):
+        for future in [target.net.call_soon_with_future(begin, name) for name in wanted[start : start + _AT_ONCE]]:
+            await future
+
+
+async def transactional_ids(cluster: RawCluster, prefix: str) -> set[str] | None:
+    """Those that the coordinators know (KIP-664, Kafka 3.0); None where the brokers do not tell."""
+    await cluster.connect()
+    if ListTransactionsRequest.API_KEY not in cluster.manager.broker_version_data.api_versions:
+        return None
+
+    async def ask() -> set[str]:
+        await cluster.refresh()
+        found: set[str] = set()
+        for broker in cluster.manager.cluster.brokers():
+            request = ListTransactionsRequest(state_filters=[], producer_id_filters=[], max_version=0)
+            answer = await cluster.send(request, broker.node_id)
+            raise_for_code(answer.error_code, f"listing the transactions of node {broker.node_id}")
+            found |= {state.transactional_id for state in answer.transaction_states}
+        return {name for name in found if name.startswith(prefix)}
+
+    return await cluster.insist("listing transactions", ask)
+
+
+async def _markers(
+    target: RawCluster, before: Mapping[TopicPartition, int], producer_id: int
+) -> dict[TopicPartition, int]:
+    """The offset of the last marker of a producer, from offsets on."""
+    ends = await target.list_offsets(dict.fromkeys(before, LATEST))
+    found: dict[TopicPartition, int] = {}
+    position = {p: offset for p, offset in before.items() if offset < ends[p]}
+    while position:
+        headers = await read_headers(target, position)
+        for partition, header in headers.items():
+            if header.is_control and header.producer_id == producer_id:
+                found[partition] = header.base_offset
+        position = {p: h.next_offset for p, h in headers.items() if h.next_offset < ends[p]}
+    if missing := [p for p in before if p not in found]:
+        raise TolerantClientError(
+            f"{missing[0].topic}-{missing[0].partition} of the target shows no marker of the link's producer id {producer_id}"
+            f" behind offset {before[missing[0]]}: the link may not be fenced there; promote it again"
+        )
+    return found
+
+
+async def _fence_former(
+    target: RawCluster,
+    control: LinkControl,
+    producer_id: int,
+    partitions: Iterable[TopicPartition],
+    ending: Mapping[TopicPartition, BatchHeader],
+) -> dict[TopicPartition, tuple[int, ...]]:
+    """Law C: the offsets of the records that fence former producer ids of the link, where they can still be used."""
+    former: dict[TopicPartition, dict[int, int]] = {}
+    for partition, header in ending.items():
+        if header.producer_id not in (-1, producer_id) and not header.is_control and not header.is_transactional:
+            former.setdefault(partition, {})[header.producer_id] = header.producer_epoch
+    if can_describe_producers(target) and set(control.producer_ids) - {producer_id}:
+        for partition, entries in (await describe_producers(target, partitions)).items():
+            for entry in entries:
+                if entry.producer_id in control.producer_ids and entry.producer_id != producer_id:
+                    former.setdefault(partition, {})[entry.producer_id] = entry.producer_epoch
+    written: dict[TopicPartition, tuple[int, ...]] = {}
+    for partition, epochs in former.items():
+        for old_id, epoch in epochs.items():
+            offset = await _write_filler(target, partition, old_id, epoch + 1)
+            written[partition] = (*written.get(partition, ()), offset)
+    return written
+
+
+async def _write_filler(target: RawCluster, partition: TopicPartition, producer_id: int, epoch: int) -> int:
+    now_ms = int(time.time() * 1000)
+
+    async def write() -> int:
+        ((_, batch),) = filler_batches(Gap(0, 1), is_compacted=True, max_batch_bytes=_FILLER_BYTES, timestamp_ms=now_ms)
+        restamp(batch, producer_id, epoch, 0)
+        (produced,) = await target.produce_and_wait(await target.leader(partition), {partition: batch})
+        raise_for_code(produced.error_code, f"fencing producer id {producer_id} in {partition.topic}-{partition.partition}")
+        return int(produced.base_offset)
+
+    return await target.insist("fencing a former producer id of the link", write)
