@@ -72,15 +72,23 @@ def _hanging(facts: Cluster, one: OpenTransaction, view: CoordinatorView | None,
         why = "older than transaction.max.timeout.ms allows, and no coordinator tells us of its producer id"
     else:
         why = f"transactional id {view.transactional_id} is {view.state} and does not have this partition any more"
+    # Ages are those of the records: without a coordinator's word a live transaction over old records looks the same.
+    is_told = view is not None
+    remedy = (
+        f"kafka-transactions.sh --bootstrap-server {facts.bootstrap_servers} abort --topic {topic} --partition {index}"
+        f" --start-offset {one.start_offset}"
+        if is_told
+        else "Grant us Describe on transactional ids, or run kafka-transactions.sh find-hanging, before it is aborted:"
+        " it may be alive"
+    )
     return Finding(
-        Severity.ERROR,
+        Severity.ERROR if is_told else Severity.WARNING,
         "transactions",
         facts.name,
-        f"hanging transaction in {topic}-{index}",
+        f"hanging transaction in {topic}-{index}" if is_told else f"perhaps a hanging transaction in {topic}-{index}",
         f"producer id {one.producer_id} (epoch {one.producer_epoch}) has had it open since offset {one.start_offset}, its last"
         f" record is {duration(age_ms)} old, {why}; {one.held_back} offsets wait behind it, and a mirror with them",
-        f"kafka-transactions.sh --bootstrap-server {facts.bootstrap_servers} abort --topic {topic} --partition {index}"
-        f" --start-offset {one.start_offset}",
+        remedy,
     )
 
 

@@ -5,6 +5,7 @@ Laws:
 - A duty that is late is done once, not once for each interval that it missed.
 - Duties have connections and a thread of their own: they wait for no record, and no record for them.
 - Nothing is done for a link that is promoted: its target has a life of its own.
+- Partitions that the mirror has stopped may be no copies: their groups and settings are left alone.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from kafka.errors import KafkaError
+from kafka.structs import TopicPartition
 
 from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.errors import ClusterUnreachableError, LinkPromotedError
@@ -29,11 +31,14 @@ _LOOK_S = 0.25  # between two looks at the timetable
 
 @dataclass(frozen=True)
 class Duty:
-    """Something done every `interval_s` seconds; `round` does it once, on the loop of source and target."""
+    """Something done every `interval_s` seconds; `round` does it once, on the loop of source and target.
+
+    It gets the two clusters, and the partitions that the mirror has stopped.
+    """
 
     name: str
     interval_s: float
-    round: Callable[[RawCluster, RawCluster], Awaitable[object]]
+    round: Callable[[RawCluster, RawCluster, Collection[TopicPartition]], Awaitable[object]]
 
 
 class Timetable:
@@ -54,6 +59,7 @@ class DutyThread:
     """Does the duties of one link until it is closed.
 
     `connect` makes clients of source and target on one event loop; after an error it is called again.
+    `stopped` are the partitions that the mirror has stopped: set it before and whenever that changes.
     `tell` gets (duty's name, what its round returned, None) or (name, None, the error).
     """
 
@@ -63,7 +69,9 @@ class DutyThread:
         duties: Iterable[Duty],
         connect: Callable[[], tuple[RawCluster, RawCluster]],
         tell: Callable[[str, object, Exception | None], None],
+        stopped: Collection[TopicPartition] = (),
     ) -> None:
+        self.stopped = stopped
         self._link = link
         self._timetable = Timetable(duties)
         self._connect = connect
@@ -94,7 +102,7 @@ class DutyThread:
                 self._both = source, target, ControlWatch(target, self._link)
             source, target, control = self._both
             source.run(control.refresh).require_not_promoted(self._link)
-            report = source.run(duty.round, source, target)
+            report = source.run(duty.round, source, target, self.stopped)
         except LinkPromotedError:
             pass  # the mirror itself says so
         except Exception as error:  # whatever it was, the other duties are not to suffer

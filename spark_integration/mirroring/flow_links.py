@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import replace
+
+from kafka.structs import TopicPartition
 
 from spark_integration.mirroring.duties import Duty, DutyThread, connected
 from spark_integration.mirroring.flow_watches import FlowWatches
@@ -27,7 +29,8 @@ from tolerant_client.raw import RawCluster
 
 _PLAN_S = 60.0  # how often the topics are looked at as a whole where the file switches refreshing off
 
-Round = Callable[[RawCluster, RawCluster], Awaitable[object]]
+Stopped = Collection[TopicPartition]
+Round = Callable[[RawCluster, RawCluster, Stopped], Awaitable[object]]
 
 
 def run_flows(
@@ -90,27 +93,28 @@ def duties_of(flow: Flow) -> tuple[Duty, ...]:
     translated = flow.link if flow.offsets == "translated" else None
     known = KnownCheckpoints(flow.names.policy.checkpoints_topic(flow.source_alias))
 
-    async def groups(source: RawCluster, target: RawCluster) -> object:
-        return await sync_groups(source, target, topics, flow.groups, link=translated)
+    async def groups(source: RawCluster, target: RawCluster, stopped: Stopped) -> object:
+        return await sync_groups(source, target, topics, flow.groups, link=translated, leave_out=stopped)
 
-    async def checkpoints(source: RawCluster, target: RawCluster) -> object:
+    async def checkpoints(source: RawCluster, target: RawCluster, stopped: Stopped) -> object:
         factor = flow.checkpoints_replication_factor
         now_ms = int(time.time() * 1000)
         return await emit_checkpoints(
-            source, target, topics, flow.groups, known, now_ms, link=translated, replication_factor=factor
+            source, target, topics, flow.groups, known, now_ms, link=translated, replication_factor=factor, leave_out=stopped
         )
 
-    async def configs(source: RawCluster, target: RawCluster) -> object:
+    async def configs(source: RawCluster, target: RawCluster, stopped: Stopped) -> object:
         exclude, defaults = flow.config_properties_exclude, flow.use_defaults_from
-        return await sync_configs(source, target, topics, exclude=exclude, use_defaults_from=defaults)
+        alone = {partition.topic for partition in stopped}
+        return await sync_configs(source, target, topics, exclude=exclude, use_defaults_from=defaults, leave_out=alone)
 
-    async def acls(source: RawCluster, target: RawCluster) -> object:
+    async def acls(source: RawCluster, target: RawCluster, _: Stopped) -> object:
         return await sync_acls(source, target, topics)
 
-    async def plan(source: RawCluster, target: RawCluster) -> object:
+    async def plan(source: RawCluster, target: RawCluster, _: Stopped) -> object:
         return await plan_link(source, target, topics)
 
-    async def throttle(source: RawCluster, target: RawCluster) -> object:
+    async def throttle(source: RawCluster, target: RawCluster, _: Stopped) -> object:
         """The file's limit holds where the operator has said none."""
         return await update_control(
             target, flow.link, lambda now: now if now.bytes_per_s is not None else replace(now, bytes_per_s=flow.throttle_bytes)
@@ -133,7 +137,7 @@ def heartbeats_of(flow: Flow) -> Duty:
     interval_s = flow.emit_heartbeats_s
     assert interval_s is not None
 
-    async def heartbeat(source: RawCluster, target: RawCluster) -> object:
+    async def heartbeat(source: RawCluster, target: RawCluster, _: Stopped) -> object:
         now_ms = int(time.time() * 1000)
         topic, factor = flow.names.policy.heartbeats_topic(), flow.heartbeats_replication_factor
         return await emit_heartbeat(

@@ -34,6 +34,7 @@ from spark_integration.mirroring.duties import Duty, DutyThread, connected
 from spark_integration.mirroring.mirror_job import MirrorSettings
 from spark_integration.mirroring.restarts import LinkLife, RestartPolicy, Step
 from tolerant_client.errors import LinkPromotedError, TolerantClientError
+from tolerant_client.mirror.link.left import LeftSoFar
 from tolerant_client.mirror.sync import PreparedLink
 
 _log = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ _STOP_S = 6.0  # for all links together
 _SPARK_STOP_S = 2.0  # then it is killed: within 10 s all is over
 _SPARK_SILENT_S = 60.0  # a JVM that answers nothing for so long is dead
 _SAME_S = 1.0  # two signals closer than this are one that came twice: timeout(1) signals a process and its group
+_LEFT_AT_ONCE = 20  # lines of one round
+_AS_IT_SHOULD_BE = {"ahead", "members", "write", "kept", "type"}  # what is left by the rules of a duty
 FORCED = 130  # exit code after a second signal
 
 
@@ -111,9 +114,6 @@ class SparkLink:
         link = self._settings.link
         self._folder = tempfile.TemporaryDirectory(prefix=f"tolerant-mirror-{link}-", ignore_cleanup_errors=True)
         self._query = mirror_job.start(self._settings, prepared, self._session, Path(self._folder.name))
-        if self._wanted and self._duties is None:
-            connect = functools.partial(connected, self._settings.source, self._settings.target, self._settings.names)
-            self._duties = DutyThread(link, self._wanted, connect, tell_duty(link, self._tell))
         self._tell(LinkEvent(link, "started", _started(prepared), prepared))
 
     def look(self) -> int | None:
@@ -125,7 +125,10 @@ class SparkLink:
                 raise TolerantClientError("The query has ended by itself")
             raise mirror_job.original_error(str(error)) from error
         progress = self._query.lastProgress
-        return None if progress is None else int(progress["batchId"])
+        if progress is None:
+            return None
+        self._see_to_duties()
+        return int(progress["batchId"])
 
     def stop(self) -> None:
         if self._query is not None:
@@ -143,6 +146,16 @@ class SparkLink:
         if self._duties is not None:
             self._duties.close()
             self._duties = None
+
+    def _see_to_duties(self) -> None:
+        """They begin behind the first micro-batch: it has found the partitions that are no copies."""
+        if self._duties is not None:
+            self._duties.stopped = frozenset(self._paused)
+        elif self._wanted:
+            settings = self._settings
+            connect = functools.partial(connected, settings.source, settings.target, settings.names)
+            tell = tell_duty(settings.link, self._tell)
+            self._duties = DutyThread(settings.link, self._wanted, connect, tell, frozenset(self._paused))
 
     def _tell_report(self) -> None:
         assert self._folder is not None
@@ -316,10 +329,16 @@ def stop_signals() -> threading.Event:
 
 
 def tell_duty(link: str, tell: Tell) -> Callable[[str, object, Exception | None], None]:
-    """What DutyThread tells, as events of a link."""
+    """What DutyThread tells, as events of a link; what a round left undone, once, and again when it comes back."""
+    so_far = LeftSoFar()
 
     def done(name: str, report: object, error: Exception | None) -> None:
         if error is None:
+            news = [each for each in so_far.news(name, getattr(report, "left", ())) if each.reason not in _AS_IT_SHOULD_BE]
+            for each in news[:_LEFT_AT_ONCE]:
+                tell(LinkEvent(link, "left", f"{name} left {each}", each))
+            if len(news) > _LEFT_AT_ONCE:
+                tell(LinkEvent(link, "left", f"{name} left {len(news) - _LEFT_AT_ONCE} more"))
             tell(LinkEvent(link, "duty", name, report))
         else:
             tell(LinkEvent(link, "duty failed", f"{name} failed, and is tried again: {_sentence(error)}", name))

@@ -15,6 +15,8 @@ from support.mirror_link import append_records, both, compare, create_topic, end
 from tolerant_client.errors import RecoveryExhaustedError, TolerantClientError
 from tolerant_client.mirror.identical.copy import LinkCopier
 from tolerant_client.mirror.limits import CopyLimits, Progress
+from tolerant_client.mirror.link.control import CONTROL_TOPIC
+from tolerant_client.mirror.link.failback import delete_topics
 from tolerant_client.mirror.sync import prepare_link
 from tolerant_client.raw import RawCluster
 from tolerant_client.testing import (
@@ -268,6 +270,10 @@ def test_source_that_never_answers_a_fetch_well_becomes_an_error(
 ) -> None:
     topic = f"mirror-no-fetch-{fault.name}"
     sources(topic)
+    # A source that is a target, too, has the controls of links, which a start reads: it would be the first to fail.
+    with RawCluster({"bootstrap_servers": kafka_cluster.bootstrap_servers}, name="source") as cluster:
+        if CONTROL_TOPIC in cluster.run(cluster.partitions):
+            cluster.run(delete_topics, cluster, [CONTROL_TOPIC])
     prepare(kafka_cluster.bootstrap_servers, target_cluster.bootstrap_servers, topic)
     source = fault_proxy([fault], kafka_cluster)
     copying = InBackground(source.bootstrap_servers, target_cluster.bootstrap_servers, topic, IMPATIENT)

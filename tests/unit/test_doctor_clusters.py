@@ -461,9 +461,9 @@ def view(*partitions: TopicPartition, age_ms: int = 0, timeout_ms: int = MINUTE)
         (opened(2 * MINUTE), {4000: view(HERE, age_ms=MINUTE)}, INFO, "transactional id etl (producer id 4000)"),
         (opened(9 * MINUTE), {4000: view(HERE, age_ms=9 * MINUTE)}, WARNING, "transactional id etl (producer id 4000)"),
         (opened(2 * MINUTE), {}, INFO, "producer id 4000"),  # perhaps we may not see its transactional id
-        (opened(16 * MINUTE), {}, ERROR, "hanging transaction in orders-2"),
+        (opened(16 * MINUTE), {}, WARNING, "perhaps a hanging transaction in orders-2"),
         (opened(2 * MINUTE), None, INFO, "producer id 4000"),
-        (opened(16 * MINUTE), None, ERROR, "hanging transaction in orders-2"),
+        (opened(16 * MINUTE), None, WARNING, "perhaps a hanging transaction in orders-2"),
     ],
 )
 def test_open_transactions(
@@ -476,6 +476,8 @@ def test_open_transactions(
         assert found[0].remedy == (
             "kafka-transactions.sh --bootstrap-server b1:9092 abort --topic orders --partition 2 --start-offset 120"
         )
+    else:
+        assert all("abort --topic" not in one.remedy for one in found), "it may be alive"
 
 
 def test_longest_transaction_is_that_of_the_brokers() -> None:

@@ -34,7 +34,7 @@ def acl(topic: str, operation: str, permission: str = "ALLOW") -> TopicAcl:
         (acl("*", "READ"), SAME, acl("*", "READ"), None),
         (acl("*", "READ"), RENAMED, None, "wildcard"),
         (acl("*", "READ"), LinkTopics(TopicFilter(("t.*",))), None, None),
-        (acl("x.internal", "READ"), RENAMED, None, None),
+        (acl("mm2-x.internal", "READ"), RENAMED, None, None),
         (acl("B.t", "READ"), RENAMED, None, None),  # came from the target
         (acl("__consumer_offsets", "READ"), SAME, None, None),
     ],

@@ -285,7 +285,7 @@ def test_a_duty_that_fails_every_second_is_printed_once_until_it_is_done(capsys:
 # -- duties -------------------------------------------------------------------
 
 
-async def nothing(source: Any, target: Any) -> None:
+async def nothing(source: Any, target: Any, stopped: Any) -> None:
     pass
 
 
@@ -348,10 +348,10 @@ def test_a_duty_that_fails_is_a_warning_and_no_other_duty_suffers(promoted: type
     told: list[tuple[str, Any, Any]] = []
     made: list[tuple[FakeCluster, FakeCluster]] = []
 
-    async def fails(source: Any, target: Any) -> None:
+    async def fails(source: Any, target: Any, stopped: Any) -> None:
         raise ClusterUnreachableError("away")
 
-    async def counts(source: Any, target: Any) -> int:
+    async def counts(source: Any, target: Any, stopped: Any) -> int:
         return 7
 
     def connect() -> Any:
@@ -372,7 +372,7 @@ def test_a_duty_that_fails_is_a_warning_and_no_other_duty_suffers(promoted: type
 def test_nothing_is_done_for_a_promoted_link(promoted: type[FakeControl]) -> None:
     done: list[int] = []
 
-    async def counts(source: Any, target: Any) -> None:
+    async def counts(source: Any, target: Any, stopped: Any) -> None:
         done.append(1)
 
     promoted.value = LinkControl(is_promoted=True)

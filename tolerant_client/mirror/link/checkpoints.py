@@ -11,7 +11,7 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import kafka.errors as Errors
@@ -115,6 +115,7 @@ async def emit_checkpoints(
     replication_factor: int = 3,
     is_dry_run: bool = False,
     positions: GroupPositions | None = None,
+    leave_out: Collection[TopicPartition] = (),
 ) -> CheckpointsReport:
     """One round; `known` is kept from round to round, so that each reads only what is new.
 
@@ -124,7 +125,7 @@ async def emit_checkpoints(
     """
     found = positions
     if found is None:
-        found = await read_positions(source, target, topics, groups, link=link)
+        found = await read_positions(source, target, topics, groups, link=link, leave_out=leave_out)
     await known.refresh(target)
     due, unchanged = due_checkpoints(found.positions, known.last)
     left = list(found.left)

@@ -156,8 +156,9 @@ async def sync_configs(
     exclude: Iterable[str] = CONFIG_PROPERTIES_EXCLUDE,
     use_defaults_from: str = "target",
     is_dry_run: bool = False,
+    leave_out: Collection[str] = (),
 ) -> ConfigsReport:
-    """One round over the topics that both clusters have; with `is_dry_run` the target's brokers only check it.
+    """One round over the topics that both clusters have, but those of the target to `leave_out`; with `is_dry_run` the target's brokers only check it.
 
     Raises OptionError for a wrong `exclude` or `use_defaults_from`, ClusterUnreachableError.
     """
@@ -171,7 +172,7 @@ async def sync_configs(
     of_source = [source.wire_topic(name) for name in await source.partitions()]
     names = {name: topics.to_target(name) for name in of_source if topics.takes(name)}
     replicas = await _replicas(target)
-    names = {name: copied for name, copied in names.items() if copied in replicas}
+    names = {name: copied for name, copied in names.items() if copied in replicas and copied not in leave_out}
     left: list[Left] = []
     originals = await _describe(source, list(names), left)
     copies = await _describe(target, list(names.values()), left)

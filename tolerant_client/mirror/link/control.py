@@ -75,7 +75,7 @@ class LinkControl:
 
     def require_not_promoted(self, link: str) -> None:
         """Raises LinkPromotedError for a link that may not write any more."""
-        if self.is_promoted:
+        if self.is_promoted or self.is_fenced:
             raise LinkPromotedError(
                 f"Link {link} was promoted: its target belongs to its own producers, and nothing is copied into it any more."
                 " To copy back, run tolerant-kafka failback with source and target exchanged"
@@ -186,7 +186,7 @@ class ControlWatch:
         self.link = link
         self._target = target
         self._clock = clock
-        self._position = 0
+        self.position = 0
         self._hidden_until = float("-inf")
         self._reading: Future | None = None
         self._waiting: Future | None = None  # for a look that has not begun yet
@@ -228,13 +228,13 @@ class ControlWatch:
 
     async def _follow(self) -> None:
         end = (await self._target.list_offsets({_PARTITION: LATEST}))[_PARTITION]
-        if end < self._position:
-            self._position = 0  # made anew
-        if end > self._position:
-            for record in await _records(self._target, self._position, end):
+        if end < self.position:
+            self.position = 0  # made anew
+        if end > self.position:
+            for record in await _records(self._target, self.position, end):
                 if record.key == self.link.encode() and record.value is not None:
                     self.value = self._as_of_our_life(decode_control(record.value))
-            self._position = end
+            self.position = end
 
 
     def _as_of_our_life(self, control: LinkControl) -> LinkControl:
@@ -282,7 +282,7 @@ async def update_control(target: RawCluster, link: str, change: Callable[[LinkCo
         return current
     if CONTROL_TOPIC not in await target.partitions([CONTROL_TOPIC]):
         await _create(target)
-    position = (await target.list_offsets({_PARTITION: LATEST}))[_PARTITION]
+    position = watch.position
     while True:
         offset = await target.insist("writing the link's control", lambda: _append(target, link, wanted))
         # Whoever wrote between our look and our record has been overruled: its change is made, too.

@@ -116,6 +116,11 @@ async def failback(
     where it would run in a circle (the forward link was not promoted), and for translated offsets; KafkaError.
     """
     chosen = LinkTopics.of(topics)
+    if chosen.to_target("orders") != "orders":
+        raise OptionError(
+            f"Link {link} renames topics (orders to {chosen.to_target('orders')}): what it copies back would be other topics."
+            " Failing back needs the same names on both clusters (IdentityReplicationPolicy)"
+        )
     await source.connect()
     await target.require_record_batches()
     if await source.cluster_id() == await target.cluster_id() is not None:

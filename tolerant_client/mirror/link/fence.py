@@ -134,13 +134,14 @@ async def _fence_former(
 ) -> dict[TopicPartition, tuple[int, ...]]:
     """Law C: the offsets of the records that fence former producer ids of the link, where they can still be used."""
     former: dict[TopicPartition, dict[int, int]] = {}
+    ids = set(control.producer_ids) - {producer_id}  # whoever else wrote is an application, and is not to be fenced
     for partition, header in ending.items():
-        if header.producer_id not in (-1, producer_id) and not header.is_control and not header.is_transactional:
+        if header.producer_id in ids and not header.is_control and not header.is_transactional:
             former.setdefault(partition, {})[header.producer_id] = header.producer_epoch
-    if can_describe_producers(target) and set(control.producer_ids) - {producer_id}:
+    if can_describe_producers(target) and ids:
         for partition, entries in (await describe_producers(target, partitions)).items():
             for entry in entries:
-                if entry.producer_id in control.producer_ids and entry.producer_id != producer_id:
+                if entry.producer_id in ids:
                     former.setdefault(partition, {})[entry.producer_id] = entry.producer_epoch
     written: dict[TopicPartition, tuple[int, ...]] = {}
     for partition, epochs in former.items():

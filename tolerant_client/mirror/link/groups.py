@@ -14,7 +14,7 @@ empty.  Share and streams groups (KIP-932, KIP-1071) and those of Connect worker
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -147,9 +147,15 @@ def decide_moves(
 
 
 async def read_positions(
-    source: RawCluster, target: RawCluster, topics: LinkTopics, groups: TopicFilter, *, link: str | None = None
+    source: RawCluster,
+    target: RawCluster,
+    topics: LinkTopics,
+    groups: TopicFilter,
+    *,
+    link: str | None = None,
+    leave_out: Collection[TopicPartition] = (),
 ) -> GroupPositions:
-    """Where the groups stand that have committed offsets of the link's topics.
+    """Where the groups stand that have committed offsets of the link's topics; not those of partitions to `leave_out`.
 
     `link` is given only where its offsets are translated: then its map on the target says where.
     Raises OptionError where such a link has no map, UnsupportedSourceError for a source before Kafka 0.10.2,
@@ -183,7 +189,9 @@ async def read_positions(
         for place, offset in found.items():
             if topics.takes(place.topic):
                 there = TopicPartition(topics.to_target(place.topic), place.partition)
-                wanted.setdefault(name, {})[there] = offset
+                if there not in leave_out:
+                    wanted.setdefault(name, {})[there] = offset
+    left += [Left(f"{p.topic}-{p.partition}", "stopped", "the mirror has stopped it: it may be no copy") for p in leave_out]
     logs, missing = await _target_logs(target, wanted, link)
     positions = []
     waiting: dict[TopicPartition, list[str]] = {}
@@ -213,11 +221,12 @@ async def sync_groups(
     may_rewind: bool = False,
     is_dry_run: bool = False,
     positions: GroupPositions | None = None,
+    leave_out: Collection[TopicPartition] = (),
 ) -> GroupsReport:
     """One round; `positions` spares reading those of the source again.  Raises what read_positions does."""
     known = positions
     if known is None:
-        known = await read_positions(source, target, topics, groups, link=link)
+        known = await read_positions(source, target, topics, groups, link=link, leave_out=leave_out)
     names = sorted({p.group for p in known.positions})
     left = list(known.left)
     home = await groups_home(target) if names else GroupsHome(())

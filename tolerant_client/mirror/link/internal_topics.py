@@ -51,7 +51,8 @@ async def write_records(
 
 async def _create(cluster: RawCluster, topic: str, replication_factor: int) -> None:
     await cluster.refresh()
-    replicas = max(1, min(replication_factor, len(cluster.manager.cluster.brokers())))
+    brokers = len(cluster.manager.cluster.brokers())
+    replicas = min(replication_factor, brokers) if replication_factor > 0 else -1  # the broker's default (KIP-464)
     config = {
         CLEANUP_POLICY: "compact",
         TIMESTAMP_TYPE: "CreateTime",
