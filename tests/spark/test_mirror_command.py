@@ -296,6 +296,7 @@ def test_verify_that_cannot_compare_ends_with_2(clusters: tuple[str, str]) -> No
     assert (done.returncode, done.stdout) == (2, "")
 
 
+@pytest.mark.skipif(not LONG, reason="a minute; tox -e demo runs it, too: TOLERANT_LONG=1")
 def test_the_demo_proves_what_it_says() -> None:
     done = run("demo", "--records", "30000", "--json", timeout=280)
     assert done.returncode == 0, done.stderr
