@@ -69,7 +69,7 @@ _S = TypeVar("_S")
 
 
 def chosen(core: tuple[_S, ...], table: tuple[_S, ...]) -> list[_S]:
-    """Every other one of the core in every run of all tests; with TOLERANT_LONG=1 (tox: `parity`) the whole table."""
+    """Every third one of the core in every run of all tests; with TOLERANT_LONG=1 (tox: `parity`) the whole table."""
     return list(table if os.environ.get("TOLERANT_LONG") else core[::3])
 
 
