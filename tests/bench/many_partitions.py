@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from kafka.errors import NotLeaderForPartitionError
 from kafka.protocol.admin import DeleteTopicsRequest
 from kafka.structs import TopicPartition
 from peers import BenchError, Launch, Pair, Running, mm2_properties
@@ -54,14 +55,19 @@ def fill(pair: Pair, topics: int, partitions: int) -> None:
 
         async def write(some: list[str]) -> None:
             await create_topics(source, [TopicSpec(name, partitions, 1) for name in some])
-            led = await source.by_leader(TopicPartition(name, index) for name in some for index in range(partitions))
-            for node, members in led.items():
-                batches = {
-                    p: memoryview(bytearray(encode_batch([Record(0, int(time.time() * 1000), None, b"x" * 100)]))) for p in members
-                }
-                for produced in await source.produce_and_wait(node, batches):
-                    if produced.error_code:
-                        raise BenchError(f"{produced.partition}: error {produced.error_code}")
+            left = {TopicPartition(name, index) for name in some for index in range(partitions)}
+
+            async def append() -> None:
+                for node, members in (await source.by_leader(left)).items():
+                    record = Record(0, int(time.time() * 1000), None, b"x" * 100)
+                    batches = {p: memoryview(bytearray(encode_batch([record]))) for p in members}
+                    produced = await source.produce_and_wait(node, batches)
+                    left.difference_update(part.partition for part in produced if not part.error_code)
+                if left:
+                    await source.refresh()
+                    raise NotLeaderForPartitionError(f"{len(left)} partitions have no leader yet")
+
+            await source.insist("writing a record to each partition", append)
 
         for start in range(0, topics, _TOPICS_AT_ONCE):
             source.run(write, names[start : start + _TOPICS_AT_ONCE])
