@@ -24,7 +24,6 @@ from tolerant_client.mirror.link.control import update_control
 from tolerant_client.mirror.link.groups import sync_groups
 from tolerant_client.mirror.link.heartbeats import emit_heartbeat
 from tolerant_client.mirror.sync import plan_link
-from tolerant_client.mirror.topic_filter import LinkTopics, TopicCreation
 from tolerant_client.raw import RawCluster
 
 _PLAN_S = 60.0  # how often the topics are looked at as a whole where the file switches refreshing off
@@ -70,7 +69,7 @@ def link_of(flow: Flow) -> SupervisedLink:
     settings = MirrorSettings(
         flow.source,
         flow.target,
-        topics_of(flow),
+        flow.link_topics,
         flow.link,
         tasks=flow.tasks,
         refresh_s=flow.refresh_topics_s,
@@ -81,15 +80,9 @@ def link_of(flow: Flow) -> SupervisedLink:
     return SupervisedLink(settings, duties_of(flow), (flow.source_alias, flow.target_alias))
 
 
-def topics_of(flow: Flow) -> LinkTopics:
-    """Which topics the flow copies, and how those that the target lacks are made."""
-    creation = TopicCreation(flow.replication_factor, flow.config_properties_exclude, flow.use_defaults_from)
-    return replace(flow.link_topics, creation=creation)
-
-
 def duties_of(flow: Flow) -> tuple[Duty, ...]:
     """What the flow does besides copying; what its file switches off is not among it."""
-    topics = topics_of(flow)
+    topics = flow.link_topics
     translated = flow.link if flow.offsets == "translated" else None
     known = KnownCheckpoints(flow.names.policy.checkpoints_topic(flow.source_alias))
 

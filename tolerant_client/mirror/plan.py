@@ -23,7 +23,7 @@ DEFAULT_MAX_MESSAGE_BYTES = 1_048_588  # ServerLogConfigs.java, since Kafka 2.x;
 _LONG_MAX = 2**63 - 1
 
 # What belongs to the brokers of one cluster, not to the topic.
-_NOT_COPIED = frozenset(
+NOT_COPIED = frozenset(
     {
         "leader.replication.throttled.replicas",
         "follower.replication.throttled.replicas",
@@ -169,7 +169,7 @@ def _as_created(wanted: TopicSpec, target_brokers: int, creation: TopicCreation,
     config = {
         key: value
         for key, value in {**defaults, **wanted.config}.items()
-        if key not in _NOT_COPIED and not excluded.matches(key)
+        if key not in NOT_COPIED and not excluded.matches(key)
     }
     most = target_brokers if replicas < 0 else replicas
     if int(config.get("min.insync.replicas", "1")) > most:

@@ -25,6 +25,7 @@ from kafka.protocol.metadata import MetadataRequest
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link.left import Left
 from tolerant_client.mirror.plan import (
+    NOT_COPIED,
     CLEANUP_POLICY,
     DEFAULT_MAX_MESSAGE_BYTES,
     MAX_MESSAGE_BYTES,
@@ -43,24 +44,7 @@ _OF_TOPIC, _OF_BROKERS_FILE, _DEFAULT = 1, 4, 5  # DescribeConfigsResponse.Confi
 _UNTOLD = -1  # by version 0 (Kafka 0.11), which has is_default instead
 _TOPICS_OF_A_REQUEST = 200
 
-_KEPT = frozenset(
-    {
-        TIMESTAMP_TYPE,
-        TIMESTAMP_BEFORE,
-        TIMESTAMP_AFTER,
-        # Of one cluster's brokers, not of the topic; tiers (KIP-405); gone in Kafka 4.0 (KIP-724, KIP-937).
-        "leader.replication.throttled.replicas",
-        "follower.replication.throttled.replicas",
-        "remote.storage.enable",
-        "local.retention.ms",
-        "local.retention.bytes",
-        "remote.log.copy.disable",
-        "remote.log.delete.on.disable",
-        "message.format.version",
-        "message.downconversion.enable",
-        "message.timestamp.difference.max.ms",
-    }
-)
+_KEPT = NOT_COPIED | {TIMESTAMP_TYPE, TIMESTAMP_BEFORE, TIMESTAMP_AFTER}
 
 
 class Setting(NamedTuple):
