@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.plan import TopicSpec, fit_config, plan_topics, select_topics
+from tolerant_client.mirror.plan import TopicSpec, fit_config, in_operations, plan_topics, select_topics
 from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, TopicNames
 from tolerant_client.mirror.topic_filter import CONFIG_PROPERTIES_EXCLUDE, LinkTopics, TopicCreation, TopicFilter
 
@@ -234,3 +234,14 @@ def test_unknown_names_are_dropped_and_values_below_the_least_are_raised() -> No
 def test_refusal_that_dropping_does_not_settle_is_the_users(refusal: str) -> None:
     with pytest.raises(OptionError, match="The target refuses to create topic orders: .*create it yourself"):
         fit_config(TopicSpec("orders", 1, 1, {"segment.bytes": "1048576"}), refusal)
+
+
+def test_topics_are_made_in_operations_that_a_controller_takes() -> None:
+    """A KRaft controller keeps at most 10,000 records of one operation: a topic, its partitions, its settings."""
+    topics = [TopicSpec(f"t{number}", 100, 1, {"retention.ms": "1"}) for number in range(100)]
+    pieces = list(in_operations([*topics, TopicSpec("very-wide", 9_000, 1)]))
+    assert [topic.name for some in pieces for topic in some] == [*(topic.name for topic in topics), "very-wide"]
+    assert max(sum(2 + topic.partitions for topic in some) for some in pieces[:-1]) <= 2_500
+    assert [topic.name for topic in pieces[-1]] == ["very-wide"]
+    assert len(pieces) == 6
+    assert list(in_operations([])) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from tolerant_client.errors import OptionError
@@ -21,6 +21,8 @@ TIMESTAMP_AFTER = "message.timestamp.after.max.ms"
 
 DEFAULT_MAX_MESSAGE_BYTES = 1_048_588  # ServerLogConfigs.java, since Kafka 2.x; 1,000,012 before
 _LONG_MAX = 2**63 - 1
+# A KRaft controller refuses an operation of more than 10,000 (QuorumController.java, MAX_RECORDS_PER_USER_OP).
+_CONTROLLER_RECORDS = 2_500
 
 # What belongs to the brokers of one cluster, not to the topic.
 NOT_COPIED = frozenset(
@@ -155,6 +157,24 @@ def fit_config(topic: TopicSpec, refusal: str) -> tuple[TopicSpec, str]:
             f" (the source has {topic.config[name]})"
         )
     raise OptionError(f"The target refuses to create topic {topic.name}: {refusal}; create it yourself, or exclude it")
+
+
+def in_operations(topics: Iterable[TopicSpec]) -> Iterator[list[TopicSpec]]:
+    """Topics in pieces that a controller takes in one operation: it keeps a record for each topic, partition and setting.
+
+    Pure.  A topic is not divided.
+    """
+    some: list[TopicSpec] = []
+    records = 0
+    for topic in topics:
+        size = 1 + topic.partitions + len(topic.config)
+        if some and records + size > _CONTROLLER_RECORDS:
+            yield some
+            some, records = [], 0
+        some.append(topic)
+        records += size
+    if some:
+        yield some
 
 
 def _as_created(wanted: TopicSpec, target_brokers: int, creation: TopicCreation, excluded: TopicFilter) -> TopicSpec:

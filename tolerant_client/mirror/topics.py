@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any, NamedTuple
 
 import kafka.errors as Errors
@@ -22,6 +23,7 @@ from tolerant_client.mirror.plan import (
     TIMESTAMP_TYPE,
     TopicSpec,
     fit_config,
+    in_operations,
 )
 from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.raw import RawCluster
@@ -135,7 +137,8 @@ async def fit_topics(target: RawCluster, topics: Iterable[TopicSpec]) -> tuple[t
         unsettled = dict(wanted)
         while unsettled:
             refused = {}
-            for name, code, words in await _create(target, unsettled.values(), validate_only=True):
+            answers = [await _create(target, some, validate_only=True) for some in in_operations(unsettled.values())]
+            for name, code, words in chain.from_iterable(answers):
                 if code in _REFUSALS:
                     wanted[name], warning = fit_config(wanted[name], words)
                     warnings.append(warning)
@@ -154,10 +157,11 @@ async def create_topics(target: RawCluster, topics: Iterable[TopicSpec]) -> None
 
     Raises OptionError with the brokers' words for what they refuse.
     """
-    missing = {topic.name: topic for topic in topics}
-    if not missing:
-        return
+    for some in in_operations(topics):
+        await _create_some(target, {topic.name: topic for topic in some})
 
+
+async def _create_some(target: RawCluster, missing: dict[str, TopicSpec]) -> None:
     async def create() -> None:
         for name, code, words in await _create(target, missing.values(), validate_only=False):
             if code in _REFUSALS:
@@ -171,9 +175,11 @@ async def create_topics(target: RawCluster, topics: Iterable[TopicSpec]) -> None
 
 async def add_partitions(target: RawCluster, topics: Iterable[TopicSpec]) -> None:
     """Gives topics as many partitions as they have here, and waits for their leaders."""
-    narrow = {topic.name: topic for topic in topics}
-    if not narrow:
-        return
+    for some in in_operations(topics):
+        await _add_some(target, {topic.name: topic for topic in some})
+
+
+async def _add_some(target: RawCluster, narrow: dict[str, TopicSpec]) -> None:
     wanted = CreatePartitionsRequest.CreatePartitionsTopic
 
     async def add() -> None:
