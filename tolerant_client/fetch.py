@@ -1,8 +1,8 @@
-"""Fetch as whole record batches: requests, answers as views, and fetch sessions (KIP-227).
+"""Fetch as whole record batches: requests by topic name, and answers as views.
 
 Wire facts: FetchRequest.json and FetchResponse.json of Apache Kafka, versions
-0 to 11 (Kafka 0.8 to 4.x; 12 and later change the encoding, not the meaning; 0
-to 3 as Kafka 3.9 has them, the last release that answers them).
+0 to 11 (Kafka 0.8 to 4.x; 0 to 3 as Kafka 3.9 has them, the last release that
+answers them).  Version 13 is in fetch_by_id.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MIN_FETCH_VERSION = 0
 MAX_FETCH_VERSION = 11
 FIRST_BATCH_FETCH_VERSION = 4  # answers to older ones hold message sets of v0 and v1
 
-_FINAL_EPOCH = -1  # a request with this session epoch neither uses nor opens a session
+FINAL_EPOCH = -1  # a request with this session epoch neither uses nor opens a session
 _PARTITION_V11 = struct.Struct(">iiqqi")
 _PARTITION_V5 = struct.Struct(">iqqi")
 _PARTITION_V4 = struct.Struct(">iqi")
@@ -94,7 +94,7 @@ class RawFetch:
         partition_max_bytes: int,
         isolation_level: int = 0,
         session_id: int = 0,
-        session_epoch: int = _FINAL_EPOCH,
+        session_epoch: int = FINAL_EPOCH,
         forgotten: Iterable[TopicPartition] = (),
         names: TopicNames | None = None,
     ) -> None:
@@ -111,7 +111,7 @@ class RawFetch:
         self.expected_ms = float(max_wait_ms)
         # A repeat of an epoch that the broker has seen is refused (71), so
         # only a request outside any session may be sent again as it stands.
-        self.resend_safe = session_epoch == _FINAL_EPOCH
+        self.resend_safe = session_epoch == FINAL_EPOCH
 
     def expect_response(self) -> bool:
         return True
@@ -207,74 +207,3 @@ class RawFetch:
         if at != len(body):
             raise ValueError(f"Fetch answer has {len(body)} bytes, its fields {at}")
         return FetchAnswer(error_code, session_id, throttle_time_ms, fetched)
-
-
-class FetchSession:
-    """An incremental fetch session with one broker: only what changed is sent and answered.
-
-    The caller moves positions with `seek` and `forget`, sends `request()`, and
-    reports the outcome with `answered` or `failed`.  One request at a time.
-    """
-
-    def __init__(self, version: int, isolation_level: int = 0, names: TopicNames | None = None) -> None:
-        self.version = version
-        self.isolation_level = isolation_level
-        self.names = names
-        self.positions: dict[TopicPartition, int] = {}
-        self._changed: set[TopicPartition] = set()
-        self._forgotten: set[TopicPartition] = set()
-        self._id = 0
-        self._epoch = 0
-
-    def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Fetch `partition` from `offset` in the next request."""
-        self.positions[partition] = offset
-        self._changed.add(partition)
-        self._forgotten.discard(partition)
-
-    def forget(self, partition: TopicPartition) -> None:
-        """Stop fetching `partition`; unknown partitions are ignored."""
-        if self.positions.pop(partition, None) is not None:
-            self._changed.discard(partition)
-            self._forgotten.add(partition)
-
-    def request(self, *, max_wait_ms: int, max_bytes: int, partition_max_bytes: int) -> RawFetch:
-        """The next request; a new session starts with all partitions (epoch 0)."""
-        is_full = self._epoch == 0 or self.version < 7
-        positions = self.positions if is_full else {p: self.positions[p] for p in self._changed}
-        forgotten = () if is_full else tuple(self._forgotten)
-        self._changed.clear()
-        self._forgotten.clear()
-        return RawFetch(
-            self.version,
-            dict(positions),
-            max_wait_ms=max_wait_ms,
-            max_bytes=max_bytes,
-            partition_max_bytes=partition_max_bytes,
-            isolation_level=self.isolation_level,
-            session_id=self._id,
-            session_epoch=self._epoch if self.version >= 7 else _FINAL_EPOCH,
-            forgotten=forgotten,
-            names=self.names,
-        )
-
-    def answered(self, answer: FetchAnswer) -> bool:
-        """Takes the session's id and epoch from an answer; False when the session is gone.
-
-        A partition whose records were answered must be moved with `seek`, or the
-        broker sends the same records again.
-        """
-        if answer.error_code:
-            self.failed()
-            return False
-        if answer.session_id == 0:
-            self._id = self._epoch = 0  # the broker's session cache is full: full requests go on working
-        else:
-            self._id = answer.session_id
-            self._epoch = 1 if self._epoch == 0x7FFFFFFF else self._epoch + 1
-        return True
-
-    def failed(self) -> None:
-        """Starts a new session: nobody knows which epoch the broker has seen."""
-        self._id = self._epoch = 0
-        self._forgotten.clear()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import random
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
@@ -33,9 +34,10 @@ from tolerant_client.fetch import (
     MIN_FETCH_VERSION,
     FetchAnswer,
     FetchedPartition,
-    FetchSession,
     RawFetch,
 )
+from tolerant_client.fetch_by_id import FETCH_BY_ID_VERSION
+from tolerant_client.fetch_session import FetchSession
 from tolerant_client.manager import TolerantConnectionManager
 from tolerant_client.mirror.replication_policy import TopicNames
 from tolerant_client.produce import (
@@ -311,7 +313,8 @@ class RawCluster:
     async def session(self, *, isolation_level: int = 0) -> FetchSession:
         """A new incremental fetch session, for any one node."""
         await self.connect()
-        return FetchSession(self._fetch_version, isolation_level, self.names)
+        has_ids = self._highest(FETCH_API_KEY) >= FETCH_BY_ID_VERSION
+        return FetchSession(self._fetch_version, isolation_level, self.names, self._topic_id if has_ids else None)
 
     async def send_fetch(self, node_id: int, request: RawFetch) -> FetchAnswer:
         """Sends a fetch on the node's own fetch connection."""
@@ -413,6 +416,11 @@ class RawCluster:
                     self.manager.cluster.request_update()  # the leader that we know may lead no longer
             await self.net.sleep(backoff * random.uniform(0.8, 1.2))
             backoff = min(backoff * 2, 1.0)
+
+    def _topic_id(self, topic: str) -> uuid.UUID | None:
+        """The id of a topic whose leaders are known; None where the brokers have given it none."""
+        known: uuid.UUID | None = self.manager.cluster.topic_id(self.wire_topic(topic))
+        return known if known is not None and known.int else None
 
     def _highest(self, api_key: int) -> int:
         highest: int = self.manager.broker_version_data.api_versions[api_key][1]

@@ -19,6 +19,7 @@ from tolerant_client.api_rows import FETCH_IN_SESSION
 from tolerant_client.apis import Buffer
 from tolerant_client.identity import speaks_of
 from tolerant_client.request_facts import expected_ms, order_keys, partitions_of, row_of
+from tolerant_client.wire import skip_tags
 
 _ID_AT = 8  # length, api_key, api_version, correlation_id (RequestHeader.json)
 _ID_END = 12
@@ -177,32 +178,7 @@ def _compile(header: Any, key: tuple[int, int]) -> _Decode:
     if is_flexible and key[0] != apis.API_VERSIONS:  # its answer's header never has tagged fields (KIP-511)
 
         def decode(body: memoryview, at: int) -> tuple[Any, int]:
-            return decode_body(body, skip_tagged_fields(body, at))
+            return decode_body(body, skip_tags(body, at))
 
     _decoders[key] = decode
     return decode
-
-
-def skip_tagged_fields(body: memoryview, at: int) -> int:
-    """Where the tagged fields that start at `at` end; raises ValueError when they are cut."""
-    count, at = _unsigned_varint(body, at)
-    for _ in range(count):
-        _, at = _unsigned_varint(body, at)
-        size, at = _unsigned_varint(body, at)
-        at += size
-        if at > len(body):
-            raise ValueError("tagged fields are cut")
-    return at
-
-
-def _unsigned_varint(body: memoryview, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 35, 7):
-        if at >= len(body):
-            raise ValueError("varint is cut")
-        byte = body[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    raise ValueError("varint does not end")

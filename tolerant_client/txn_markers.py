@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 from kafka.structs import TopicPartition
 
+from tolerant_client.wire import encode_uvarint, read_uvarint, skip_tags
+
 WRITE_TXN_MARKERS_API_KEY = 27
 
 _MARKER = struct.Struct(">qh?")  # producer id, producer epoch, is it a commit
@@ -50,16 +52,16 @@ class WriteTxnMarkers:
         client = client_id.encode()
         topic = self.partition.topic.encode()
         where = (
-            _unsigned_varint(2)  # one topic
-            + _unsigned_varint(len(topic) + 1)
+            encode_uvarint(2)  # one topic
+            + encode_uvarint(len(topic) + 1)
             + topic
-            + _unsigned_varint(2)  # one partition
+            + encode_uvarint(2)  # one partition
             + _PARTITION.pack(self.partition.partition)
             + _NO_TAGS
             + _PARTITION.pack(_COORDINATOR_EPOCH)
             + _NO_TAGS
         )
-        body = bytearray(_unsigned_varint(len(self.markers) + 1))
+        body = bytearray(encode_uvarint(len(self.markers) + 1))
         for producer_id, producer_epoch in self.markers:
             body += _MARKER.pack(producer_id, producer_epoch, False) + where
         body += _NO_TAGS
@@ -72,59 +74,28 @@ class WriteTxnMarkers:
         Raises ValueError or struct.error when the body is cut, has bytes left over, or speaks of another partition
         or of other producer ids than the request.
         """
-        at = _skip_tags(body, 0)  # of the header
-        count, at = _read_unsigned_varint(body, at)
+        at = skip_tags(body, 0)  # of the header
+        count, at = read_uvarint(body, at)
         producers: set[int] = set()
         codes: set[int] = set()
         for _ in range(count - 1):
             producers.add(_PRODUCER_ID.unpack_from(body, at)[0])
-            topics, at = _read_unsigned_varint(body, at + _PRODUCER_ID.size)
+            topics, at = read_uvarint(body, at + _PRODUCER_ID.size)
             for _ in range(topics - 1):
-                length, at = _read_unsigned_varint(body, at)
+                length, at = read_uvarint(body, at)
                 topic = str(body[at : at + length - 1], "utf-8")
-                partitions, at = _read_unsigned_varint(body, at + length - 1)
+                partitions, at = read_uvarint(body, at + length - 1)
                 for _ in range(partitions - 1):
                     index, code = _RESULT.unpack_from(body, at)
-                    at = _skip_tags(body, at + _RESULT.size)
+                    at = skip_tags(body, at + _RESULT.size)
                     if self.partition != (topic, index):
                         raise ValueError(f"WriteTxnMarkers answer speaks of {topic}-{index}")
                     codes.add(code)
-                at = _skip_tags(body, at)
-            at = _skip_tags(body, at)
-        at = _skip_tags(body, at)
+                at = skip_tags(body, at)
+            at = skip_tags(body, at)
+        at = skip_tags(body, at)
         if at != len(body):
             raise ValueError(f"WriteTxnMarkers answer has {len(body)} bytes, its fields {at}")
         if producers != {producer_id for producer_id, _ in self.markers}:
             raise ValueError("WriteTxnMarkers answer speaks of other producers than its request")
         return codes - {0}
-
-
-def _unsigned_varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value >= 0x80:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
-
-
-def _read_unsigned_varint(body: memoryview, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 35, 7):
-        if at >= len(body):
-            break
-        byte = body[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    raise ValueError("varint cut short, or of more than 5 bytes")
-
-
-def _skip_tags(body: memoryview, at: int) -> int:
-    count, at = _read_unsigned_varint(body, at)
-    for _ in range(count):
-        _, at = _read_unsigned_varint(body, at)
-        size, at = _read_unsigned_varint(body, at)
-        at += size
-    return at

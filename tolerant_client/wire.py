@@ -1,4 +1,4 @@
-"""The strings and topic lists that the raw requests and answers share (Kafka protocol guide, "Protocol Primitives")."""
+"""The strings, varints and topic lists that the raw requests and answers share (Kafka protocol guide, "Protocol Primitives")."""
 
 from __future__ import annotations
 
@@ -27,3 +27,39 @@ def read_topic(body: memoryview, at: int) -> tuple[str, int, int]:
     at += length
     (count,) = _COUNT.unpack_from(body, at)
     return name, count, at + _COUNT.size
+
+
+def encode_uvarint(value: int) -> bytes:
+    """An UNSIGNED_VARINT: seven bits a byte, the lowest first."""
+    encoded = bytearray()
+    while value >= 0x80:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def read_uvarint(body: memoryview, at: int) -> tuple[int, int]:
+    """The number at `at`, of at most 5 bytes, and the position behind it; raises ValueError when it is cut or longer."""
+    value = 0
+    for shift in range(0, 35, 7):
+        if at >= len(body):
+            raise ValueError("varint is cut")
+        byte = body[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise ValueError("varint does not end")
+
+
+def skip_tags(body: memoryview, at: int) -> int:
+    """Where the tagged fields (KIP-482) that start at `at` end; raises ValueError when they are cut."""
+    count, at = read_uvarint(body, at)
+    for _ in range(count):
+        _, at = read_uvarint(body, at)
+        size, at = read_uvarint(body, at)
+        at += size
+        if at > len(body):
+            raise ValueError("tagged fields are cut")
+    return at

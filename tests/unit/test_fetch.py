@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import uuid
 from typing import Any
 
 import pytest
@@ -11,10 +12,14 @@ from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchRequest, FetchResponse
 from kafka.structs import TopicPartition
 
-from tolerant_client.fetch import MAX_FETCH_VERSION, MIN_FETCH_VERSION, FetchAnswer, FetchSession, RawFetch
+from tolerant_client.fetch import MAX_FETCH_VERSION, MIN_FETCH_VERSION, FetchAnswer, RawFetch
+from tolerant_client.fetch_by_id import FETCH_BY_ID_VERSION, RawFetchById
+from tolerant_client.fetch_session import FetchSession
 from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, TopicNames
 
-VERSIONS = range(MIN_FETCH_VERSION, MAX_FETCH_VERSION + 1)
+BY_NAME = range(MIN_FETCH_VERSION, MAX_FETCH_VERSION + 1)
+VERSIONS = [*BY_NAME, FETCH_BY_ID_VERSION]
+IDS = {"a": uuid.UUID(int=2**127 + 5), "b-\u00fc": uuid.UUID(int=7), "c": uuid.UUID(int=9)}
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b-\u00fc", 0)
 
 
@@ -24,6 +29,8 @@ def frame(request: RawFetch, correlation_id: int = 7) -> bytes:
 
 def fetch(version: int, **options: Any) -> RawFetch:
     given = {"positions": {A0: 5, B0: 2**40, A1: 0}, "max_wait_ms": 250, "max_bytes": 1 << 24, "partition_max_bytes": 1 << 20}
+    if version == FETCH_BY_ID_VERSION:
+        return RawFetchById(IDS, **{**given, **options})
     return RawFetch(version, **{**given, **options})
 
 
@@ -51,8 +58,10 @@ def theirs(version: int, request: RawFetch) -> bytes:
         isolation_level=request.isolation_level,
         session_id=request.session_id,
         session_epoch=request.session_epoch,
-        topics=[FetchRequest.FetchTopic(topic=name, partitions=parts) for name, parts in topics.items()],
-        forgotten_topics_data=[FetchRequest.ForgottenTopic(topic=name, partitions=parts) for name, parts in forgotten.items()],
+        topics=[FetchRequest.FetchTopic(topic=name, topic_id=IDS[name], partitions=parts) for name, parts in topics.items()],
+        forgotten_topics_data=[
+            FetchRequest.ForgottenTopic(topic=name, topic_id=IDS[name], partitions=parts) for name, parts in forgotten.items()
+        ],
         rack_id="",
     )
     encoded.with_header(correlation_id=7, client_id="me")
@@ -82,9 +91,13 @@ def answer(version: int, *, error_code: int = 0, session_id: int = 0, partitions
         throttle_time_ms=12,
         error_code=error_code,
         session_id=session_id,
-        responses=[FetchResponse.FetchableTopicResponse(topic=name, partitions=parts) for name, parts in topics.items()],
+        responses=[
+            FetchResponse.FetchableTopicResponse(topic=name, topic_id=IDS[name], partitions=parts)
+            for name, parts in topics.items()
+        ],
     )
-    return bytes(response.encode(header=False))
+    tags = b"\0" if version == FETCH_BY_ID_VERSION else b""  # of a flexible header, behind its correlation id
+    return tags + bytes(response.encode(header=False))
 
 
 SOME = {A0: (0, b"records of a0", [(9, 4), (10, 5)]), A1: (1, b"", []), B0: (0, b"x" * 300, [])}
@@ -96,7 +109,7 @@ def test_request_bytes_are_those_of_kafka_python(version: int) -> None:
     assert frame(request) == theirs(version, request)
 
 
-@pytest.mark.parametrize("version", range(7, MAX_FETCH_VERSION + 1))
+@pytest.mark.parametrize("version", VERSIONS[7:])
 def test_session_request_bytes_are_those_of_kafka_python(version: int) -> None:
     request = fetch(version, positions={A1: 8}, session_id=77, session_epoch=3, forgotten=[A0, B0])
     assert frame(request) == theirs(version, request)
@@ -118,7 +131,7 @@ def test_answer_is_decoded_as_kafka_python_encodes_it(version: int) -> None:
     assert [bytes(part.records) for part in parts.values()] == [b"records of a0", b"", b"x" * 300]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", BY_NAME)
 def test_broker_is_asked_by_its_own_names_and_answers_by_the_targets(version: int) -> None:
     names = TopicNames(DefaultReplicationPolicy(), "west")
     session = FetchSession(version, names=names)
@@ -290,3 +303,75 @@ def test_version_without_sessions_sends_all_positions_each_time() -> None:
     request = session.request()
     assert request.positions == {A0: 1}
     assert request.resend_safe
+
+
+class ByIds(Session):
+    """A session with a broker that knows topic ids, `ids` by the names of topics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids = dict(IDS)
+        self.session = FetchSession(11, topic_id=self.ids.get)
+
+
+def test_topics_are_asked_for_by_id_where_all_have_one() -> None:
+    opened = ByIds()
+    opened.session.seek(A0, 1)
+    request = opened.request()
+    assert isinstance(request, RawFetchById) and request.topic_ids == {"a": IDS["a"]}
+    opened.answered()
+    opened.session.seek(B0, 2)
+    later = opened.request()
+    assert isinstance(later, RawFetchById)
+    assert (later.session_epoch, later.positions) == (1, {B0: 2})
+    assert later.topic_ids == {name: IDS[name] for name in ("a", "b-\u00fc")}, "the answer may speak of all of the session"
+    assert request.topic_ids == {"a": IDS["a"]}, "a request that is on its way stays as it is"
+
+
+def test_topic_without_an_id_makes_the_whole_session_go_by_names() -> None:
+    opened = ByIds()
+    del opened.ids["b-\u00fc"]
+    opened.session.seek(A0, 1)
+    opened.session.seek(B0, 2)
+    assert not isinstance(opened.request(), RawFetchById)
+    opened.answered()
+    opened.session.seek(A0, 3)
+    request = opened.request()
+    assert not isinstance(request, RawFetchById)
+    assert (request.session_epoch, request.positions) == (1, {A0: 3})
+    opened.ids["b-\u00fc"] = IDS["b-\u00fc"]
+    opened.session.failed()
+    assert isinstance(opened.request(), RawFetchById), "the next session sees that all have one"
+
+
+def test_topic_made_anew_begins_a_new_session() -> None:
+    opened = ByIds()
+    opened.session.seek(A0, 5)
+    opened.session.seek(B0, 2)
+    opened.request()
+    opened.answered()
+    opened.ids["a"] = IDS["c"]
+    opened.session.seek(A0, 0)
+    request = opened.request()
+    assert isinstance(request, RawFetchById)
+    assert (request.session_epoch, request.positions, request.topic_ids["a"]) == (0, {A0: 0, B0: 2}, IDS["c"])
+
+
+def test_topic_that_the_metadata_has_lost_keeps_the_id_it_had_in_the_session() -> None:
+    opened = ByIds()
+    opened.session.seek(A0, 5)
+    opened.session.seek(B0, 2)
+    opened.request()
+    opened.answered()
+    del opened.ids["a"]
+    opened.session.seek(A0, 6)
+    opened.session.forget(B0)
+    request = opened.request()
+    assert isinstance(request, RawFetchById)
+    assert (request.session_epoch, request.positions, request.forgotten) == (1, {A0: 6}, (B0,))
+
+
+def test_answer_with_a_topic_id_that_was_not_asked_for_is_another_requests() -> None:
+    body = answer(FETCH_BY_ID_VERSION, partitions=SOME)
+    with pytest.raises(ValueError, match="not of its session"):
+        RawFetchById({"c": IDS["c"]}, {}, max_wait_ms=1, max_bytes=2, partition_max_bytes=3).decode_response(memoryview(body))

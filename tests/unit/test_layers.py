@@ -30,12 +30,13 @@ SANS_IO = (
     "silence",
     "storm",
     "varint_columns",
+    "wire",
 )
 
 # The lower ones may not import the upper ones.
 ORDER = [
     {"resubscribing"},
-    {"errors", "api_rows", "masking", "forking"},
+    {"errors", "api_rows", "masking", "forking", "wire"},
     {"policy", "roundtrips", "correlation"},
     {"framing", "apis", "events"},
     {"lifecycle", "coordinator_partition", "storm"},
@@ -58,9 +59,11 @@ ORDER = [
     {"fetcher"},
     {"consumer"},
     {"installation"},
-    {"wire", "mirror.replication_policy"},
+    {"mirror.replication_policy"},
     {"mirror.topic_filter"},
     {"fetch", "produce", "txn_markers"},
+    {"fetch_by_id"},
+    {"fetch_session"},
     {"raw"},
     {"producer_settings", "producer_partition", "topic_lookup"},
     {"batch_producer", "producer_transaction"},

@@ -14,7 +14,8 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OversizedRecordError, RecoveryExhaustedError, TolerantClientError
-from tolerant_client.fetch import FetchAnswer, FetchedPartition, FetchSession
+from tolerant_client.fetch import FetchAnswer, FetchedPartition
+from tolerant_client.fetch_session import FetchSession
 from tolerant_client.mirror.appendable import Appendable
 from tolerant_client.mirror.identical.append import Appender
 from tolerant_client.mirror.identical.partition import PartitionCopy, Phase
