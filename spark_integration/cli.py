@@ -1,8 +1,8 @@
 """The command tolerant-kafka: mirrors of topics, their life, and what is wrong with clusters.
 
 Exit codes: 0 done (verify: identical), 1 failed on the way (verify: different),
-2 could not start (verify: could not compare), 3 done, with losses that the ledger
-tells, or with partitions that policy has paused, 130 interrupted.
+2 could not start (verify: could not compare), 3 done, but look at it, 128 and the
+signal's number where a copy was interrupted (130: SIGINT, 143: SIGTERM).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from kafka.errors import KafkaError
 
 from spark_integration.commands.demo import demo
 from spark_integration.commands.doctor import doctor
+from spark_integration.commands.exits import exit_code, tell_failure
 from spark_integration.commands.failback import failback
 from spark_integration.commands.mirror import mirror
 from spark_integration.commands.offsets import offsets
 from spark_integration.commands.pause import pause, resume, throttle
+from spark_integration.commands.plan import plan
 from spark_integration.commands.promote import failover, promote
-from spark_integration.commands.status import plan, status
+from spark_integration.commands.status import status
 from spark_integration.commands.take_over import hand_back, take_over
 from spark_integration.commands.translate import translate
 from spark_integration.commands.verify import verify
-from tolerant_client.errors import ClusterUnreachableError, OptionError
-from tolerant_client.testing import ClusterStartError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 _PANELS = {
@@ -46,9 +46,8 @@ def main() -> None:
     try:
         app()
     except KafkaError as error:
-        text = str(error).removeprefix(f"{type(error).__name__}: ")
-        typer.echo(f"tolerant-kafka: {text}", err=True)
-        sys.exit(2 if isinstance(error, (OptionError, ClusterStartError, ClusterUnreachableError)) else 1)
+        tell_failure(error)
+        sys.exit(exit_code(error))
 
 
 if __name__ == "__main__":

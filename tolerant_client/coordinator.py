@@ -7,6 +7,8 @@ Laws:
 - Only a broker's answer accuses: where no broker can be asked for metadata,
   the whole cluster is away, which a client survives as kafka-python does.
 - A coordinator is found when it has answered a request, not when its name is known.
+- A join that has begun is needed until its assignment is taken over.  One that ends between two
+  polls waits for the next one, which takes it over; heartbeats keep the member's place until then.
 """
 
 from __future__ import annotations
@@ -113,6 +115,7 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
         policy = getattr(self._manager, "recovery_policy", None) or RecoveryPolicy()
         self._absence = Absence(policy.coordinator_timeout_ms / 1000)
         self._next_lookup = 0.0
+        self._assigned: Any = None  # by a join that has ended; the next poll takes it over
 
     async def ensure_coordinator_ready_async(self, timeout_ms: float | None = None) -> bool:
         """Waits until the coordinator is known; False when `timeout_ms` passed.
@@ -194,6 +197,44 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
             return
         raise found.error(waited_ms, failure)
 
+    # -- joining ----------------------------------------------------------------
+
+    async def _do_join_and_sync_async(self) -> Any:
+        """The assignment of the join that has ended since the last poll, else of a new one.
+
+        kafka-python would join once more, and again, for as long as joins end between polls.
+        """
+        if self._assigned is not None:
+            return self._assigned
+        # Its reasons (another subscription, other metadata) are gone for kafka-python once it has sent the
+        # subscription and assigned by the metadata: a poll that ended before the join would have been the last
+        # to look at it.  As requestRejoinIfNecessary of AbstractCoordinator.java.
+        self.request_rejoin()
+        try:
+            assigned = await super()._do_join_and_sync_async()
+        except Errors.KafkaConnectionError as error:
+            # kafka-python tries the same node again without a word, until its pauses have grown.
+            self._absence.failed(f"coordinator {self.coordinator_id}: {_name(error)}", time.monotonic(), is_known=True)
+            raise
+        if not self.rebalance_in_progress():
+            raise Errors.IllegalGenerationError(f"group {self.group_id}: the member left while it was joining")
+        self._assigned = assigned
+        self._enable_heartbeat()
+        return assigned
+
+    async def _on_join_complete_async(self, generation: int, member_id: str, protocol: str, assigned: bytes) -> None:
+        self._assigned = None
+        await super()._on_join_complete_async(generation, member_id, protocol, assigned)
+
+    def reset_generation(self, *args: Any, **kwargs: Any) -> None:
+        """Forgets the membership, and what was assigned with it."""
+        self._assigned = None
+        super().reset_generation(*args, **kwargs)
+
+    def stable(self) -> bool:
+        """Whether the broker expects heartbeats: from the end of the join on, not only from the next poll."""
+        return self._assigned is not None or bool(super().stable())
+
     # -- what kafka-python does with the coordinator, watched -------------------
 
     async def _send_group_coordinator_request(self) -> Any:
@@ -215,14 +256,6 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
             why = f"coordinator {self.coordinator_id}: {_name(error)}"
             self._absence.failed(why, time.monotonic(), is_known=True)
         super().coordinator_dead(error)
-
-    async def _do_join_and_sync_async(self) -> Any:
-        try:
-            return await super()._do_join_and_sync_async()
-        except Errors.KafkaConnectionError as error:
-            # kafka-python tries the same node again without a word, until its pauses have grown.
-            self._absence.failed(f"coordinator {self.coordinator_id}: {_name(error)}", time.monotonic(), is_known=True)
-            raise
 
     def _process_join_group_response(self, response: Any, send_time: float) -> Any:
         if time.monotonic() - send_time > _HELD:

@@ -262,38 +262,17 @@ class RawCluster:
                 )
 
         async def ask() -> None:
-            groups = await self.by_leader(p for p in timestamps if p not in found)
             failure: Exception | None = None
-            for node, members in groups.items():
-                by_topic: dict[str, list[Any]] = {}
-                topic_type = ListOffsetsRequest.ListOffsetsTopic
-                for p in members:
-                    by_topic.setdefault(p.topic, []).append(
-                        topic_type.ListOffsetsPartition(
-                            partition_index=p.partition, timestamp=timestamps[p], current_leader_epoch=-1, max_num_offsets=1
-                        )
-                    )
-                request = ListOffsetsRequest(
-                    replica_id=-1,
-                    isolation_level=isolation_level,
-                    topics=[topic_type(name=self.wire_topic(topic), partitions=parts) for topic, parts in by_topic.items()],
-                    max_version=_LIST_LOCAL_OFFSETS if EARLIEST_LOCAL in timestamps.values() else 6,
-                )
-                answer = await self.send(request, node)
-                for topic in answer.topics:
-                    name = self.topic_of(topic.name)
-                    for part in topic.partitions:
-                        partition = TopicPartition(name, part.partition_index)
-                        has_no_times = part.error_code == Errors.UnsupportedForMessageFormatError.errno
-                        if has_no_times and partition in without_times:
-                            found[partition] = -1  # messages of v0: none is at or after a time
-                        elif part.error_code:
-                            if has_no_times:
-                                without_times.add(partition)
-                            failure = Errors.for_code(part.error_code)(f"{name}-{part.partition_index}")
-                        elif partition in timestamps:
-                            old = part.old_style_offsets  # of version 0
-                            found[partition] = old[0] if old else part.offset
+            for node, members in (await self.by_leader(p for p in timestamps if p not in found)).items():
+                for partition, answer in (await self.offsets_at(node, members, timestamps, isolation_level)).items():
+                    if not isinstance(answer, Exception):
+                        found[partition] = answer
+                    elif isinstance(answer, Errors.UnsupportedForMessageFormatError) and partition in without_times:
+                        found[partition] = -1  # messages of v0: none is at or after a time
+                    else:
+                        if isinstance(answer, Errors.UnsupportedForMessageFormatError):
+                            without_times.add(partition)
+                        failure = answer
             if failure is not None:
                 raise failure
             if missing := [p for p in timestamps if p not in found]:
@@ -302,6 +281,36 @@ class RawCluster:
         if timestamps:
             await self.insist("listing offsets", ask)
         return found
+
+    async def offsets_at(
+        self, node_id: int, partitions: Iterable[TopicPartition], timestamps: Mapping[TopicPartition, int], isolation_level: int
+    ) -> dict[TopicPartition, int | Exception]:
+        """What one node answers, asked once, of each partition: an offset, or an error."""
+        topic_type = ListOffsetsRequest.ListOffsetsTopic
+        by_topic: dict[str, list[Any]] = {}
+        for p in partitions:
+            by_topic.setdefault(p.topic, []).append(
+                topic_type.ListOffsetsPartition(
+                    partition_index=p.partition, timestamp=timestamps[p], current_leader_epoch=-1, max_num_offsets=1
+                )
+            )
+        request = ListOffsetsRequest(
+            replica_id=-1,
+            isolation_level=isolation_level,
+            topics=[topic_type(name=self.wire_topic(topic), partitions=parts) for topic, parts in by_topic.items()],
+            max_version=_LIST_LOCAL_OFFSETS if EARLIEST_LOCAL in timestamps.values() else 6,
+        )
+        told: dict[TopicPartition, int | Exception] = {}
+        for topic in (await self.send(request, node_id)).topics:
+            name = self.topic_of(topic.name)
+            for part in topic.partitions:
+                partition = TopicPartition(name, part.partition_index)
+                if part.error_code:
+                    told[partition] = Errors.for_code(part.error_code)(f"{name}-{part.partition_index}")
+                elif partition in timestamps:
+                    old = part.old_style_offsets  # of version 0
+                    told[partition] = old[0] if old else part.offset
+        return told
 
     # -- batches --------------------------------------------------------------
 
@@ -409,6 +418,11 @@ class RawCluster:
                 repeated = repeated + 1 if str(error) == last else 1
                 last = str(error)
                 if repeated >= 3 and not getattr(error, "retriable", False):
+                    if isinstance(error, Errors.AuthorizationError) and not isinstance(error.__cause__, type(error)):
+                        raise type(error)(
+                            f"{error.args[0] if error.args else what}: {what} of the {self.name} is not allowed to us;"
+                            " tolerant-kafka doctor names the right that is missing"
+                        ) from error
                     raise
                 if time.monotonic() > deadline:
                     raise self._unreachable(patience_ms, error, what) from error

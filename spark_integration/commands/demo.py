@@ -14,7 +14,7 @@ def demo(
     records: Annotated[int, typer.Option("--records", min=1000, help="Records to mirror.")] = 200_000,
     as_json: Json = False,
 ) -> None:
-    """Mirror between two clusters of its own, through a proxy that spoils 1 answer in 50."""
+    """Mirror between two clusters of its own, through proxies that spoil 1 answer in 4."""
     from spark_integration.mirroring.demo import run_demo
 
     result = run_demo(records, is_quiet=as_json)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,18 +14,21 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from spark_integration.commands.link import MaybeSource, MaybeTarget
 from spark_integration.commands.options import Json, LinkName, SourceProperties, TargetProperties, client_properties
 from spark_integration.doctor.checkup import Checkup
 from spark_integration.doctor.finding import ERRORS, HEALTHY, NOT_EXAMINED, WARNINGS
+from spark_integration.doctor.link_checks import LinkOptions
 from spark_integration.doctor.link_examination import Subject, examine
 from spark_integration.doctor.report import as_json, print_report
+from spark_integration.doctor.rights import CHECKPOINTS, HEARTBEATS, Duty
+from spark_integration.mm2.flows import Flow, read_flows
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.gaps import GapFill
 from tolerant_client.mirror.topic_filter import LinkTopics
 
 _WORST_FIRST = (NOT_EXAMINED, ERRORS, WARNINGS, HEALTHY)
 
-_Source = Annotated[str | None, typer.Option("--source", metavar="HOST:PORT", help="Bootstrap servers of the source cluster.")]
-_Target = Annotated[str | None, typer.Option("--target", metavar="HOST:PORT", help="Bootstrap servers of the target cluster.")]
 _Cluster = Annotated[str | None, typer.Option("--cluster", metavar="HOST:PORT", help="One cluster alone, whatever it is for.")]
 _Topics = Annotated[str, typer.Option("--topics", metavar="REGEX", help="Topics of the mirror, by their whole names.")]
 _Groups = Annotated[
@@ -33,8 +38,8 @@ _Ids = Annotated[list[str], typer.Option("--transactional-id", help="The same fo
 
 
 def doctor(
-    source: _Source = None,
-    target: _Target = None,
+    source: MaybeSource = None,
+    target: MaybeTarget = None,
     cluster: _Cluster = None,
     config: Annotated[
         Path | None,
@@ -70,11 +75,11 @@ def doctor(
     if config is not None:
         if clusters or topics != ".*" or link != "default":
             raise OptionError("--config says what the clusters, topics and links are: leave the other options out")
-        subjects = _flows(config)
+        subjects = flow_subjects(config)
     elif not clusters or "cluster" in clusters and len(clusters) > 1:
         raise OptionError("Give --source, --target or both, or --cluster alone: HOST:PORT[,HOST:PORT...]")
     else:
-        subjects = [Subject(clusters, LinkTopics.of(topics), link)]
+        subjects = [Subject(clusters, LinkTopics.of(topics), link, options=link_options(given, link))]
 
     codes, reports = set(), []
     for subject in subjects:
@@ -95,6 +100,20 @@ def doctor(
     raise typer.Exit(code)
 
 
+def link_options(given: Mapping[str, tuple[str | None, Path | None]], link: str) -> LinkOptions:
+    """What other commands take for the link of this command line."""
+
+    def of(*names: str) -> str:
+        words = []
+        for name in names:
+            servers, path = given[name]
+            words += [f"--{name} {shlex.quote(servers or name.upper())}"]
+            words += [f"--{name}-properties {shlex.quote(str(path))}"] if path is not None else []
+        return " ".join([*words, f"--link {shlex.quote(link)}"])
+
+    return LinkOptions(of("target"), of("source", "target"))
+
+
 def _examine(subject: Subject) -> Checkup:
     if not sys.stderr.isatty():
         return examine(subject)
@@ -102,15 +121,42 @@ def _examine(subject: Subject) -> Checkup:
         return examine(subject)
 
 
-def _flows(path: Path) -> list[Subject]:
-    from spark_integration.mm2.flows import read_flows
-
+def flow_subjects(path: Path) -> list[Subject]:
+    """What to examine for each flow of a MirrorMaker 2 file; says on standard error what is to be told about the file."""
     flows = read_flows(path)
     for warning in flows.warnings:
         typer.echo(f"tolerant-kafka: warning: {warning}", err=True)
     if not flows.flows:
         raise OptionError(f"{path} enables no flow; set A->B.enabled = true")
+    backwards = {(flow.target_cluster, flow.source_cluster) for flow in flows.heartbeats_only}
     return [
-        Subject({"source": flow.source, "target": flow.target}, flow.link_topics, flow.link, copied_groups=flow.groups)
+        Subject(
+            {"source": flow.source, "target": flow.target},
+            flow.link_topics,
+            flow.link,
+            copied_groups=flow.groups,
+            duties=duties_of(flow, beats_back=(flow.source_cluster, flow.target_cluster) in backwards),
+            called={
+                HEARTBEATS: flow.names.policy.heartbeats_topic(),
+                CHECKPOINTS: flow.names.policy.checkpoints_topic(flow.source_alias),
+            },
+            options=LinkOptions(*[f"--config {shlex.quote(str(path))} --flow {shlex.quote(str(flow))}"] * 2),
+        )
         for flow in flows.flows
     ]
+
+
+def duties_of(flow: Flow, *, beats_back: bool) -> frozenset[Duty]:
+    """What the flow does; `beats_back`: the file has the way back write its heartbeats, too."""
+    gap_fills = {flow.policy.gap_fill, *(value for setting, _, value in flow.policy.overrides if setting == "gap_fill")}
+    done = {
+        Duty.COPY: True,
+        Duty.GROUPS: flow.sync_group_offsets_s is not None or flow.emit_checkpoints_s is not None,
+        Duty.CONFIGS: flow.sync_topic_configs_s is not None,
+        Duty.ACLS: flow.sync_topic_acls_s is not None,
+        Duty.HEARTBEATS: flow.emit_heartbeats_s is not None,
+        Duty.HEARTBEATS_BACK: beats_back,
+        Duty.CHECKPOINTS: flow.emit_checkpoints_s is not None,
+        Duty.MARKERS: GapFill.MARKERS in gap_fills,
+    }
+    return frozenset(duty for duty, is_done in done.items() if is_done)

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from spark_integration.commands.link import (
-    BackTopics,
     Config,
     DryRun,
     FlowName,
+    GivenTopics,
     MaybeLink,
     MaybeSource,
     MaybeTarget,
@@ -21,18 +21,21 @@ from spark_integration.commands.link import (
 )
 from spark_integration.commands.options import Json, SourceProperties, TargetProperties
 from tolerant_client.mirror.link import failback as way_back
-from tolerant_client.mirror.link.failback import FailbackReport
+from tolerant_client.mirror.link.failback import FailbackReport, lost_records
 from tolerant_client.raw import RawCluster
 
 
 def failback(
     source: MaybeSource = None,
     target: MaybeTarget = None,
-    topics: BackTopics = None,
+    topics: GivenTopics = None,
     link: MaybeLink = None,
     discard_diverged: Annotated[
         bool,
-        typer.Option("--discard-diverged", help="Delete topics of the target whose logs have what was never copied; they are copied anew."),
+        typer.Option(
+            "--discard-diverged",
+            help="Delete topics of the target whose logs have what was never copied, or cannot be compared; they are copied anew.",
+        ),
     ] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -45,7 +48,8 @@ def failback(
 
     Compares both logs of every partition.  Where the target's is the beginning of the source's, the link back goes on at
     its end and copies only the difference.  Where the target has records that were never copied, they are named and
-    nothing is done, unless --discard-diverged gives them up.  Then start the mirror of the link back as any other.
+    nothing is done, unless --discard-diverged gives them up; only topics that a link took from there are deleted.  Then
+    start the mirror of the link back as any other.
     Exit codes: 0 ready, 3 something is in the way, nothing was written.
     """
     given = given_link(source, target, topics, link, config, flow, None, source_properties, target_properties)
@@ -62,7 +66,8 @@ def failback(
         raise typer.Exit(report.exit_code)
     table = Table("topic", "partition", "same until", "to copy", "only on the target", title=f"link {report.link}: failback")
     for p in report.partitions:
-        lost = f"{p.lost_records:,} records of offsets {p.shared_until:,} to {p.target_end:,}" if p.is_diverged else ""
+        lost = f"{lost_records([p])} records of offsets {p.shared_until:,} to {p.target_end:,}" if p.is_diverged else ""
+        lost = lost or ("" if p.is_proved else "nothing is left to compare")
         table.add_row(p.topic, str(p.partition), f"{p.shared_until:,}", f"{p.to_copy:,}", lost)
     Console().print(table)
     for text in report.blockers:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -15,9 +15,12 @@ from spark_integration.commands.options import client_properties
 from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link.control import read_control
-from tolerant_client.mirror.link.promotion import link_topics
+from tolerant_client.mirror.link.scope import link_topics, written_topics
 from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter, group_filter
 from tolerant_client.raw import RawCluster
+
+if TYPE_CHECKING:
+    from spark_integration.mm2.flows import Flow
 
 _T = TypeVar("_T")
 
@@ -27,7 +30,7 @@ MaybeTopics = Annotated[
     str | None,
     typer.Option("--topics", metavar="REGEX", help="Whole topic names; without it, what the link's mirror has written down."),
 ]
-BackTopics = Annotated[str | None, typer.Option("--topics", metavar="REGEX", help="Regular expression that a whole topic name must match.")]
+GivenTopics = Annotated[str | None, typer.Option("--topics", metavar="REGEX", help="Regular expression that a whole topic name must match.")]
 MaybeLink = Annotated[str | None, typer.Option("--link", help="Name of the link (default: default).")]
 Config = Annotated[
     Path | None,
@@ -49,6 +52,7 @@ class GivenLink:
     source: Mapping[str, str] | None = field(repr=False, default=None)
     topics: LinkTopics | None = None
     groups: TopicFilter | None = None
+    flow: Flow | None = None  # of a file
 
     def known(self) -> GivenLink:
         """With the topics that the link has written down, if none were given; raises OptionError where it has not."""
@@ -57,6 +61,14 @@ class GivenLink:
 
         async def ask(target: RawCluster) -> LinkTopics:
             return link_topics(await read_control(target, self.link), self.link, None)
+
+        return replace(self, topics=self.run_on_target(ask))
+
+    def whole(self) -> GivenLink:
+        """With all topics that the link has written down, whatever was given; raises OptionError where nobody says them."""
+
+        async def ask(target: RawCluster) -> LinkTopics:
+            return written_topics(await read_control(target, self.link), self.link, self.topics)
 
         return replace(self, topics=self.run_on_target(ask))
 
@@ -128,7 +140,7 @@ def _of_file(config: Path, wanted: str | None, groups: str | None) -> GivenLink:
     if wanted is None and len(flows) != 1:
         raise OptionError(f"{config} has {len(flows)} flows ({', '.join(flows)}): say which with --flow")
     flow = flows[wanted] if wanted is not None else next(iter(flows.values()))
-    return GivenLink(flow.link, flow.target, flow.source, flow.link_topics, _groups(groups, flow.groups))
+    return GivenLink(flow.link, flow.target, flow.source, flow.link_topics, _groups(groups, flow.groups), flow)
 
 
 def _groups(given: str | None, default: TopicFilter) -> TopicFilter | None:

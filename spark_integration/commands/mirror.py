@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import sys
 import time
-from typing import Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+from kafka.errors import KafkaError
+from kafka.structs import TopicPartition
 
-from spark_integration.commands.link import Config, MaybeLink, MaybeSource, MaybeTarget, time_ms
+from spark_integration.commands.exits import FAILED, LOOK, tell_failure
+from spark_integration.commands.link import Config, GivenTopics, MaybeLink, MaybeSource, MaybeTarget, time_ms
 from spark_integration.commands.mirror_flows import mirror_flows
-from spark_integration.commands.options import Json, SourceProperties, TargetProperties, client_properties
+from spark_integration.commands.options import (
+    Json,
+    Offsets,
+    OffsetsKind,
+    SourceProperties,
+    TargetProperties,
+    client_properties,
+)
 from spark_integration.mirroring.watch import LinkWatch
+from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.link.ends import look
 from tolerant_client.mirror.losses import MirrorPolicy
+from tolerant_client.mirror.topic_filter import names_of
+from tolerant_client.raw import RawCluster
 
+if TYPE_CHECKING:  # with Spark, which a look at a file needs not
+    from spark_integration.mirroring.mirror_job import MirrorSettings
 
-class Offsets(str, enum.Enum):
-    IDENTICAL = "identical"
-    TRANSLATED = "translated"
-
+_SHOWN: Final = 20  # partitions of an interrupted copy
 
 GapFill = Annotated[
     list[str],
@@ -43,19 +56,17 @@ OnOversized = Annotated[
         "--on-oversized", metavar="[REGEX=]fail|continue|pause", help="When a record is above the target's max.message.bytes."
     ),
 ]
-
-
-_Topics = Annotated[
-    str | None, typer.Option("--topics", metavar="REGEX", help="Regular expression that a whole topic name must match.")
-]
 _Time = "2026-11-22T05:00:00+00:00, or ms since 1970"
 
 
 def mirror(
     source: MaybeSource = None,
     target: MaybeTarget = None,
-    topics: _Topics = None,
+    topics: GivenTopics = None,
     config: Config = None,
+    clusters: Annotated[
+        str | None, typer.Option("--clusters", metavar="ALIAS[,ALIAS]", help="With --config: only the flows into these clusters.")
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Stop at the log ends seen at the start.")] = False,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="With --config: show the flows, and copy nothing.")] = False,
     as_json: Json = False,
@@ -64,7 +75,7 @@ def mirror(
     metrics: Annotated[
         str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Serve a status page at /, Prometheus metrics at /metrics.")
     ] = None,
-    offsets: Annotated[Offsets | None, typer.Option("--offsets", help="translated: for topics with other writers.")] = None,
+    offsets: Offsets = None,
     gap_fill: GapFill = [],
     on_loss: OnLoss = [],
     on_oversized: OnOversized = [],
@@ -80,19 +91,23 @@ def mirror(
     if config is not None:
         own = (source, target, topics, link, tasks, offsets, from_time, until_time, source_properties, target_properties)
         if once or gap_fill or on_loss or on_oversized or any(option is not None for option in own):
-            raise OptionError("--config says what is copied and how: only --metrics, --dry-run and --json go with it")
-        mirror_flows(config, metrics, is_dry_run=is_dry_run, as_json=as_json)
+            raise OptionError(
+                "--config says what is copied and how: only --clusters, --metrics, --dry-run and --json go with it"
+            )
+        mirror_flows(config, names_of(clusters or ""), metrics, is_dry_run=is_dry_run, as_json=as_json)
         return
+    if clusters is not None:
+        raise OptionError("--clusters goes with --config")
     if source is None or target is None or topics is None:
         raise OptionError("Give --source, --target and --topics, or --config with a MirrorMaker 2 file")
     if is_dry_run:
         raise OptionError("--dry-run goes with --config; for one link: tolerant-kafka plan")
     if until_time is not None and not once:
         raise OptionError("--until goes with --once")
-    from spark_integration.mirroring import mirror_job  # with Spark, which a look at a file needs not
+    from spark_integration.mirroring import mirror_job
     from spark_integration.mirroring.supervisor import stop_signals
 
-    is_identical = offsets is not Offsets.TRANSLATED
+    is_identical = offsets is not OffsetsKind.TRANSLATED
     settings = mirror_job.MirrorSettings(
         client_properties(source, source_properties),
         client_properties(target, target_properties),
@@ -121,7 +136,14 @@ def mirror(
         metrics=metrics,
         offsets=settings.offsets,
     ) as watch:
-        mirror_job.run(settings, prepared, stopping.is_set, watch.tell)
+        try:
+            is_done = mirror_job.run(settings, prepared, stopping.is_set, watch.tell)
+        except KafkaError as error:  # whatever it is, it is no wrong option: copying had begun
+            tell_failure(error)
+            raise typer.Exit(FAILED) from error
+    if once and not is_done:
+        _tell_interruption(settings, prepared.ends)
+        raise typer.Exit(stopping.exit_code)
     seconds = time.monotonic() - started
     names = sorted({p.topic for p in prepared.ends})
     behind = [p for p in watch.behind if p not in watch.paused] if once and is_identical else []
@@ -141,4 +163,17 @@ def mirror(
     else:
         typer.echo(f"{len(names)} topics copied in {seconds:.1f} s; they have gained {watch.copied:,} offsets on the target")
     if watch.losses or watch.paused or behind:
-        raise typer.Exit(3)
+        raise typer.Exit(LOOK)
+
+
+def _tell_interruption(settings: MirrorSettings, ends: Mapping[TopicPartition, int]) -> None:
+    """Says on standard error how far the target is, in source offsets."""
+    with RawCluster(kafka_python_config(settings.target), name="target") as target:
+        found = target.run(look, None, target, settings.link, ends, settings.offsets == "translated")
+    left = [(f"{e}", e.copied, ends[e.partition]) for e in found if e.copied < ends[e.partition]]
+    for name, copied, end in left[:_SHOWN]:
+        typer.echo(f"tolerant-kafka: interrupted: {name} is copied up to offset {copied:,} of {end:,}", err=True)
+    if len(left) > _SHOWN:
+        typer.echo(f"tolerant-kafka: interrupted: and {len(left) - _SHOWN:,} more partitions", err=True)
+    offsets = sum(end - copied for _, copied, end in left)
+    typer.echo(f"tolerant-kafka: interrupted: {offsets:,} offsets are not copied; start the mirror again", err=True)

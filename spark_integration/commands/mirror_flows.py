@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 import typer
@@ -12,9 +13,14 @@ from rich.table import Table
 from spark_integration.mm2.flows import Flow, Flows, read_flows
 
 
-def mirror_flows(config: Path, metrics: str | None = None, *, is_dry_run: bool = False, as_json: bool = False) -> None:
-    """Runs until SIGTERM or SIGINT; with `is_dry_run` says what it would run.  Raises OptionError and TolerantClientError."""
-    flows = read_flows(config)
+def mirror_flows(
+    config: Path, targets: Collection[str] = (), metrics: str | None = None, *, is_dry_run: bool = False, as_json: bool = False
+) -> None:
+    """Runs until SIGTERM or SIGINT; with `is_dry_run` says what it would run.
+
+    With `targets` only the flows into these clusters.  Raises OptionError and TolerantClientError.
+    """
+    flows = read_flows(config, targets)
     for warning in flows.warnings:
         typer.echo(f"tolerant-kafka: warning: {warning}", err=True)
     if is_dry_run:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
 from typing import Annotated
 
 import javaproperties
 import typer
 
-Source = Annotated[str, typer.Option("--source", metavar="HOST:PORT", help="Bootstrap servers of the source cluster.")]
-Target = Annotated[str, typer.Option("--target", metavar="HOST:PORT", help="Bootstrap servers of the target cluster.")]
-Topics = Annotated[str, typer.Option("--topics", metavar="REGEX", help="Regular expression that a whole topic name must match.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 SourceProperties = Annotated[
     Path | None,
@@ -19,6 +17,16 @@ SourceProperties = Annotated[
 TargetProperties = Annotated[
     Path | None,
     typer.Option("--target-properties", exists=True, dir_okay=False, help="Java client properties of the target."),
+]
+
+
+class OffsetsKind(str, enum.Enum):
+    IDENTICAL = "identical"
+    TRANSLATED = "translated"
+
+
+Offsets = Annotated[
+    OffsetsKind | None, typer.Option("--offsets", help="translated: for topics with other writers; default identical.")
 ]
 LinkName = Annotated[str, typer.Option("--link", help="Name of the link; two links may not share a target topic.")]
 

@@ -12,7 +12,7 @@ import typer
 from spark_integration.commands.link import Config, DryRun, FlowName, GivenLink, MaybeLink, MaybeTarget, echo_json, given_link
 from spark_integration.commands.options import Json, TargetProperties
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.link.control import WHOLE_LINK, LinkControl, paused, read_control, resumed, update_control
+from tolerant_client.mirror.link.control import NO_LIMIT, WHOLE_LINK, LinkControl, paused, read_control, resumed, update_control
 from tolerant_client.raw import RawCluster
 
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
@@ -57,7 +57,13 @@ def resume(
 
 
 def throttle(
-    rate: Annotated[str, typer.Argument(metavar="BYTES_PER_SECOND|off", help="As 20M, 512Ki or 1000000; off for no limit.")],
+    rate: Annotated[
+        str,
+        typer.Argument(
+            metavar="BYTES_PER_SECOND|off|default",
+            help="As 20M, 512Ki or 1000000; off for no limit; default for what the mirror's file says.",
+        ),
+    ],
     target: MaybeTarget = None,
     link: MaybeLink = None,
     dry_run: DryRun = False,
@@ -68,7 +74,8 @@ def throttle(
 ) -> None:
     """Limit how many bytes a second a link fetches from its source, all of its tasks together.
 
-    Each task has an equal share.  For a moment it may be exceeded by half a second's worth and an answer of each broker.
+    What is said here holds until something else is said, whatever a file says.  Each task has an equal share.  For a moment
+    it may be exceeded by half a second's worth and an answer of each broker.
     """
     limit = parse_rate(rate)
     given = given_link(None, target, None, link, config, flow, target_properties=target_properties)
@@ -76,13 +83,15 @@ def throttle(
 
 
 def parse_rate(text: str) -> int | None:
-    """Bytes a second; None for off.  Raises OptionError."""
-    if text == "off":
+    """Bytes a second, NO_LIMIT for off, None for default.  Raises OptionError."""
+    if text == "default":
         return None
+    if text == "off":
+        return NO_LIMIT
     found = _RATE.fullmatch(text)
     rate = int(float(found[1]) * _UNITS[found[2]]) if found else 0
     if rate < 1:
-        raise OptionError(f"{text!r} is no rate: give bytes a second as 20M, 512Ki or 1000000, or off")
+        raise OptionError(f"{text!r} is no rate: give bytes a second as 20M, 512Ki or 1000000, or off, or default")
     return rate
 
 
@@ -127,5 +136,10 @@ def _change(given: GivenLink, change: Callable[[LinkControl], LinkControl], dry_
         return
     would = "would be" if dry_run else "is"
     what = "the whole link" if WHOLE_LINK in after.paused else ", ".join(sorted(after.paused)) or "nothing"
-    rate = "no limit" if after.bytes_per_s is None else f"{after.bytes_per_s:,} bytes a second"
-    typer.echo(f"Link {given.link}: paused {would} {what}; its rate {would} {rate}{'' if after != before else ' (as before)'}")
+    typer.echo(f"Link {given.link}: paused {would} {what}; its rate {would} {_rate(after)}{'' if after != before else ' (as before)'}")
+
+
+def _rate(control: LinkControl) -> str:
+    if control.bytes_per_s is None:
+        return "what its file says, or no limit"
+    return "no limit" if control.bytes_per_s == NO_LIMIT else f"at most {control.bytes_per_s:,} bytes a second"

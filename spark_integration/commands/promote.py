@@ -22,7 +22,7 @@ from spark_integration.commands.link import (
 )
 from spark_integration.commands.options import Json, SourceProperties, TargetProperties
 from tolerant_client.mirror.link import promotion
-from tolerant_client.mirror.link.promotion import PromotionReport
+from tolerant_client.mirror.link.promotion_report import PromotionReport
 from tolerant_client.raw import RawCluster
 
 
@@ -42,23 +42,23 @@ def promote(
 ) -> None:
     """Make the target the cluster to write to, once all is copied; stop the source's producers first, keep the mirror running.
 
-    Waits until nothing is left to copy, no transaction is open and nobody writes; then no process of the link can write
-    any more, the groups are moved a last time, and a report says where every partition and group stands.  There is no way
-    back but failback: each partition of the target has gained a marker.  Exit codes: 0 promoted, 3 something is in the
-    way (nothing was written then), or was left.
+    A link is promoted as a whole.  Waits until nothing is left to copy, all that was copied is the source's, no transaction
+    is open and nobody writes; then no process of the link can write any more, the groups are moved a last time, and a report
+    says where every partition and group stands.  There is no way back but failback: each partition of the target has gained
+    a marker.  Exit codes: 0 promoted, 3 something is in the way (nothing was written then), or was left.
     """
-    given = given_link(source, target, topics, link, config, flow, groups, source_properties, target_properties).known()
+    given = given_link(source, target, topics, link, config, flow, groups, source_properties, target_properties)
 
     def tell(text: str) -> None:
         if not as_json:
-            typer.echo(f"tolerant-kafka: waiting: {text}", err=True)
+            typer.echo(f"tolerant-kafka: {text}", err=True)
 
     async def ask(origin: RawCluster, there: RawCluster) -> PromotionReport:
         return await promotion.promote(
-            origin, there, given.link, given.link_topics, given.groups, deadline_s=wait, is_dry_run=dry_run, tell=tell
+            origin, there, given.link, given.topics, given.groups, deadline_s=wait, is_dry_run=dry_run, tell=tell
         )
 
-    _show(given.run(ask), as_json)
+    _show(given.whole().run(ask), as_json)
 
 
 def failover(
@@ -77,10 +77,10 @@ def failover(
     No process of the link can write any more, wherever it is; the report says how far every partition was copied and
     where every group stands.
     """
-    given = given_link(None, target, topics, link, config, flow, groups, target_properties=target_properties).known()
+    given = given_link(None, target, topics, link, config, flow, groups, target_properties=target_properties)
 
     async def ask(there: RawCluster) -> PromotionReport:
-        return await promotion.failover(there, given.link, given.link_topics, given.groups, is_dry_run=dry_run)
+        return await promotion.failover(there, given.link, given.topics, given.groups, is_dry_run=dry_run)
 
     _show(given.run_on_target(ask), as_json)
 

@@ -1,4 +1,4 @@
-"""The commands `tolerant-kafka status` and `plan`: how a link is doing, and what it would do."""
+"""The command `tolerant-kafka status`: how a link is doing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from rich.table import Table
 from spark_integration.commands.link import (
     Config,
     FlowName,
-    Groups,
     MaybeLink,
     MaybeSource,
     MaybeTarget,
@@ -18,7 +17,6 @@ from spark_integration.commands.link import (
     given_link,
 )
 from spark_integration.commands.options import Json, SourceProperties, TargetProperties
-from tolerant_client.mirror.link.plan_report import LinkPlan, plan_everything
 from tolerant_client.mirror.link.status import LinkStatus, read_status
 from tolerant_client.raw import RawCluster
 
@@ -44,7 +42,7 @@ def status(
     if as_json:
         echo_json(found.to_json())
         raise typer.Exit(found.exit_code)
-    rate = "" if found.bytes_per_s is None else f", at most {found.bytes_per_s:,} bytes/s"
+    rate = f", at most {found.bytes_per_s:,} bytes/s" if found.bytes_per_s else ""
     table = Table(
         "topic", "partitions", "lag", "seconds", "bytes", "paused", "lost",
         title=f"link {found.link}: {found.health}, {found.copied_per_s:,.0f} offsets/s{rate}",
@@ -60,52 +58,4 @@ def status(
         typer.echo(f"tolerant-kafka: loss: {row}", err=True)
     for text in found.findings:
         typer.echo(f"tolerant-kafka: look: {text}", err=True)
-    raise typer.Exit(found.exit_code)
-
-
-def plan(
-    source: MaybeSource = None,
-    target: MaybeTarget = None,
-    topics: MaybeTopics = None,
-    link: MaybeLink = None,
-    groups: Groups = None,
-    as_json: Json = False,
-    config: Config = None,
-    flow: FlowName = None,
-    source_properties: SourceProperties = None,
-    target_properties: TargetProperties = None,
-) -> None:
-    """What a mirror would do: topics, their configuration, ACLs, groups, durability; writes nothing.  Exit code 3: it would stop."""
-    given = given_link(source, target, topics, link, config, flow, groups, source_properties, target_properties).known()
-
-    async def ask(origin: RawCluster, there: RawCluster) -> LinkPlan:
-        return await plan_everything(origin, there, given.link, given.link_topics, given.groups)
-
-    found = given.run(ask)
-    if as_json:
-        echo_json(found.to_json())
-        raise typer.Exit(found.exit_code)
-    console = Console()
-    table = Table("topic", "what", "partitions", "replicas", "offsets to copy", "why", title=f"link {found.link}: plan")
-    for t in found.topics:
-        width = f"{t.target_partitions} to {t.partitions}" if t.action == "grow" else str(t.partitions)
-        waiting = "" if t.to_copy is None else f"{t.to_copy:,}"
-        table.add_row(t.topic, t.action, width, str(t.replication_factor), waiting, t.why)
-    console.print(table)
-    lines = [f"refused: {text}" for text in found.refusals]
-    lines += [f"warning: {text}" for text in found.warnings]
-    lines += [f"durability: {text}" for text in found.durability]
-    if found.configs is not None:
-        lines += [f"configuration: {c.topic} {c.name}: {c.before} to {c.after or 'the default'}" for c in found.configs.changed]
-        lines += [f"configuration left: {left}" for left in found.configs.left]
-    if found.acls is not None:
-        lines += [f"ACL: {acl}" for acl in found.acls.added] + [f"ACL left: {left}" for left in found.acls.left]
-    if found.groups is not None:
-        lines += [
-            f"group: {m.position.group}, {m.position.partition.topic}-{m.position.partition.partition} to {m.position.offset:,}"
-            for m in found.groups.moved
-        ]
-        lines += [f"group left: {left}" for left in found.groups.left]
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(found.exit_code)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
-from kafka.structs import TopicPartition
 from rich.console import Console
 from rich.table import Table
 
@@ -16,9 +15,9 @@ from spark_integration.commands.options import Json
 from spark_integration.mirroring.duties import connected
 from spark_integration.mm2.flows import Flow, read_flows
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.link import takeover
+from tolerant_client.mirror.link import handback, takeover
+from tolerant_client.mirror.link.handback import HandBackReport
 from tolerant_client.mirror.link.takeover import TakeoverReport
-from tolerant_client.mirror.plan import select_topics
 from tolerant_client.raw import RawCluster
 
 _T = TypeVar("_T")
@@ -57,26 +56,28 @@ def take_over(config: Mm2File, flow: FlowName = None, dry_run: DryRun = False, a
 
 
 def hand_back(config: Mm2File, flow: FlowName = None, dry_run: DryRun = False, as_json: Json = False) -> None:
-    """Have MirrorMaker 2 go on where this mirror has stopped; stop the mirror before, and start MirrorMaker 2 behind this."""
+    """Have MirrorMaker 2 go on where this mirror has stopped; stop the mirror before, and start MirrorMaker 2 behind this.
+
+    From then on the mirror refuses to copy this flow, until take-over.  Exit codes: 0 ready, 3 something is in the way,
+    nothing was written.
+    """
     given = _chosen(config, flow)
 
-    async def ask(source: RawCluster, target: RawCluster) -> dict[TopicPartition, tuple[int, int]]:
-        names = select_topics(given.link_topics, await source.partitions())
-        there = await target.partitions(names)
-        partitions = [TopicPartition(topic, number) for topic, numbers in there.items() for number in numbers]
-        is_translated = given.offsets == "translated"
-        copied = await takeover.copied_until(target, given.link, partitions, is_translated=is_translated)
-        wire = {TopicPartition(source.wire_topic(p.topic), p.partition): offset for p, offset in copied.items()}
-        return await takeover.hand_back(target, wire, given.source_alias, is_dry_run=dry_run)
+    async def ask(source: RawCluster, target: RawCluster) -> HandBackReport:
+        return await handback.hand_back(
+            source, target, given.link, given.link_topics, given.source_alias, offsets=given.offsets, is_dry_run=dry_run
+        )
 
-    changed = _run(given, ask)
-    rows = [{"topic": p.topic, "partition": p.partition, "from": was, "to": now} for p, (was, now) in sorted(changed.items())]
+    report = _run(given, ask)
     if as_json:
-        echo_json({"link": given.link, "is_dry_run": dry_run, "partitions": rows})
-        return
-    for row in rows:
-        typer.echo(f"{row['topic']}-{row['partition']}: MirrorMaker 2 goes on at {row['to']:,} instead of {row['from']:,}")
-    typer.echo("Nothing was written" if dry_run else "Ready: start MirrorMaker 2")
+        echo_json(report.to_json())
+        raise typer.Exit(report.exit_code)
+    for p in report.partitions:
+        typer.echo(f"{p.topic}-{p.partition}: MirrorMaker 2 goes on at {p.after:,} instead of {p.before:,}")
+    for text in report.blockers:
+        typer.echo(f"tolerant-kafka: in the way: {text}", err=True)
+    typer.echo("Ready: start MirrorMaker 2" if report.is_done else "Nothing was written")
+    raise typer.Exit(report.exit_code)
 
 
 def _chosen(config: Path, flow: str | None) -> Flow:

@@ -30,6 +30,7 @@ def translate(
     source: Annotated[str | None, typer.Option("--source", metavar="HOST:PORT", help="Where --group has committed.")] = None,
     commit: Annotated[bool, typer.Option("--commit", help="Commit for the same group on the target; it must be idle there.")] = False,
     force: Annotated[bool, typer.Option("--force", help="With --commit: also backwards.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --commit: only say what would be committed.")] = False,
     back: Annotated[bool, typer.Option("--back", help="--topic and --offset are the target's: translate to the source's.")] = False,
     as_json: Json = False,
     config: Config = None,
@@ -40,15 +41,16 @@ def translate(
     """Translate offsets of a link that was mirrored with translated offsets, exactly.
 
     A consumer that goes on at a translated offset reads each record once.  Exit code 1: an offset is not on the target
-    (not copied yet, deleted there, or its partition is not mirrored); then its place says so.
+    (not copied yet, deleted there, or its partition is not mirrored), or nobody knows where (another mirror has copied it,
+    before-takeover); then its place says so, and --commit leaves such a partition as it is.
     """
     from tolerant_client.mirror.translated import translate as translation
 
     is_group = group is not None
     if is_group == (topic is not None and offset is not None) or config is None and is_group != (source is not None):
         raise OptionError("Give either --topic and --offset, or --group and --source")
-    if commit and not is_group or back and is_group or force and not commit:
-        raise OptionError("--commit goes with --group, --force with --commit, --back with --topic and --offset")
+    if commit and not is_group or back and is_group or (force or dry_run) and not commit:
+        raise OptionError("--commit goes with --group, --force and --dry-run with --commit, --back with --topic and --offset")
     given = given_link(source, target, None, link, config, flow, None, source_properties, target_properties)
     committed: list[translation.GroupCommit] = []
     with RawCluster(kafka_python_config(given.target), name="target") as there:
@@ -67,10 +69,10 @@ def translate(
         if commit and group is not None:
             # As a closure: run() passes no keyword arguments on.
             async def move() -> list[translation.GroupCommit]:
-                return await translation.commit_group(there, group, found.values(), is_forced=force)
+                return await translation.commit_group(there, group, found.values(), is_forced=force, is_dry_run=dry_run)
 
             committed = there.run(move)
-    _print_translations(found, committed, as_json, names, back)
+    _print_translations(found, committed, as_json, names, back, "would commit" if dry_run else "committed")
     raise typer.Exit(0 if all(one.is_exact for one in found.values()) else 1)
 
 
@@ -82,7 +84,9 @@ async def _names(target: RawCluster, given: GivenLink) -> TopicNames | None:
     return None if written is None else LinkTopics.from_json(written).names
 
 
-def _print_translations(found: Any, committed: Any, as_json: bool, names: TopicNames | None, back: bool) -> None:
+def _print_translations(
+    found: Any, committed: Any, as_json: bool, names: TopicNames | None, back: bool, done: str
+) -> None:
     def told(topic: str, is_source: bool) -> str:
         return names.to_source(topic) if names is not None and is_source else topic
 
@@ -92,16 +96,18 @@ def _print_translations(found: Any, committed: Any, as_json: bool, names: TopicN
         topic = told(one.partition.topic, not back)
         row = {"topic": topic, "partition": one.partition.partition, "offset": one.offset, "place": "not-mirrored"}
         if one.found is not None:
-            row |= {"target_topic": told(one.target.topic, back), "target_offset": one.found.translated, "place": one.found.place.value}
+            row |= {"target_topic": told(one.target.topic, back), "place": one.found.place.value}
             row["position"] = one.found.position
+            if one.is_known:
+                row["target_offset"] = one.found.translated
         if one.target in by_target:
-            row |= {"committed": by_target[one.target].is_written, "before": by_target[one.target].before}
+            row |= {done.replace(" ", "_"): by_target[one.target].is_written, "before": by_target[one.target].before}
         rows.append(row)
     if as_json:
         typer.echo(json.dumps(rows))
         return
     columns = ["topic", "partition", "offset", "target_topic", "target_offset", "place", "position"]
-    columns += ["committed", "before"] if committed else []
+    columns += [done.replace(" ", "_"), "before"] if committed else []
     table = Table(*(name.replace("_", " ") for name in columns))
     for row in rows:
         table.add_row(*(str(row.get(name, "")) for name in columns))

@@ -11,44 +11,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from spark_integration.doctor.describe import Quota
-from spark_integration.doctor.facts import Cluster
-from spark_integration.doctor.finding import Finding, Severity, number_of, size, some
+from spark_integration.doctor.facts import Cluster, Topic
+from spark_integration.doctor.finding import Finding, Severity, number_of, size, some, worst
+from spark_integration.doctor.rights import Asked, Duty, Right, rights_to
 
 _NOT_AUTHORIZED = 29  # TOPIC_AUTHORIZATION_FAILED
 _SHOWN_IN_COMMAND = 20
 _ANONYMOUS = "User:ANONYMOUS"
 _UNKNOWN = "User:PRINCIPAL"  # only the brokers know it
-
-
-class Need(NamedTuple):
-    """An operation that a mirror does."""
-
-    role: str  # "source" or "target"
-    resource: str  # "topic", "cluster" or "group"
-    operation: str
-    severity: Severity
-    purpose: str
-
-
-NEEDS: Sequence[Need] = (
-    Need("source", "topic", "Read", Severity.ERROR, "reading the records"),
-    Need("source", "topic", "Describe", Severity.ERROR, "finding partitions and their ends"),
-    Need("source", "topic", "DescribeConfigs", Severity.ERROR, "giving the target's topics the same configuration"),
-    Need("source", "group", "Describe", Severity.INFO, "copying what groups have committed"),
-    Need("source", "cluster", "Describe", Severity.INFO, "finding all groups, copying ACLs, and the doctor's own looks"),
-    Need("target", "topic", "Write", Severity.ERROR, "writing the records"),
-    Need("target", "topic", "Read", Severity.ERROR, "comparing the end of the copy with the source"),
-    Need("target", "topic", "Describe", Severity.ERROR, "finding partitions and their ends"),
-    Need("target", "topic", "DescribeConfigs", Severity.ERROR, "knowing what the topics take"),
-    Need("target", "topic", "Delete", Severity.WARNING, "starting a log where the source's starts (DeleteRecords)"),
-    Need("target", "topic", "Alter", Severity.WARNING, "adding the partitions that the source gains"),
-    Need("target", "topic", "AlterConfigs", Severity.WARNING, "keeping topic configurations the same"),
-    Need("target", "group", "Read", Severity.INFO, "committing for groups that are copied"),
-    Need("target", "cluster", "Create", Severity.INFO, "creating topics (or Create on these topics)"),
-    Need("target", "cluster", "Describe", Severity.INFO, "finding all groups, and the doctor's own looks"),
-    Need("target", "cluster", "Alter", Severity.INFO, "copying ACLs"),
-    Need("target", "cluster", "ClusterAction", Severity.INFO, "--gap-fill markers (no other way of filling gaps needs it)"),
-)
 
 
 def principal(config: Mapping[str, Any]) -> str:
@@ -59,64 +29,81 @@ def principal(config: Mapping[str, Any]) -> str:
     return _ANONYMOUS if config.get("security_protocol", "PLAINTEXT") == "PLAINTEXT" else _UNKNOWN
 
 
-def right_findings(facts: Cluster, topics: Collection[str], who: str) -> Iterator[Finding]:
-    """Rights to topics and to the cluster that a mirror of these topics lacks; `facts.name` is its role."""
-    needs = [need for need in NEEDS if need.role == facts.name]
-    known = [facts.topics[name] for name in sorted(topics) if name in facts.topics]
-    hidden = [topic.name for topic in known if topic.error_code == _NOT_AUTHORIZED]
-    if hidden:
-        operations = [need.operation for need in needs if need.resource == "topic" and need.severity is Severity.ERROR]
-        options = [f"--topic {shlex.quote(name)}" for name in hidden[:_SHOWN_IN_COMMAND]]
-        yield Finding(
-            Severity.ERROR if needs else Severity.INFO,
-            "rights",
-            facts.name,
-            f"topic {some(hidden)}",
-            f"not even Describe is allowed to {who}: whether it exists is not told",
-            _acls(facts, who, [*operations, *(["Create"] if facts.name == "target" else [])] or ["Describe"], options),
-        )
-    told = [topic for topic in known if topic.operations is not None]
-    for need in needs:
-        if need.resource == "topic":
-            lacking = [t.name for t in told if t.operations is not None and need.operation not in t.operations]
-            if lacking:
-                yield _lacking(facts, "topic", need.operation, lacking, need.severity, need.purpose, who)
-        elif need.resource == "cluster" and facts.operations is not None and need.operation not in facts.operations:
-            yield _lacking(facts, "cluster", need.operation, ["kafka-cluster"], need.severity, need.purpose, who)
-    if needs and known and not told and not hidden:
+def right_findings(facts: Cluster, asked: Iterable[Asked], who: str, uncreatable: Collection[str] = ()) -> Iterator[Finding]:
+    """Rights to topics and to the cluster that a link lacks; the brokers refuse to create `uncreatable`."""
+    hidden: dict[str, list[Right]] = {}
+    lacking: list[_Lack] = []
+    untold: set[str] = set()
+    for right, names in asked:
+        if right.resource == "cluster":
+            if facts.operations or "Describe" in right.operations:
+                lacking += _lacking(right, {} if facts.operations is None else {"kafka-cluster": facts.operations})
+            elif facts.operations is not None:
+                yield _not_told(facts, right, who)
+            continue
+        allowed: dict[str, Collection[str]] = {}
+        for topic in (facts.topics[name] for name in names if name in facts.topics):
+            if topic.error_code == _NOT_AUTHORIZED:
+                hidden.setdefault(topic.name, []).append(right)
+            elif topic.operations is None:
+                untold.add(topic.name)
+            else:
+                allowed[topic.name] = {*topic.operations, "Create"}  # what is there need not be created
+        allowed |= {name: set(right.operations) - {"Create"} for name in names if name in uncreatable}
+        lacking += _lacking(right, allowed)
+    yield from _hidden(facts, hidden, who)
+    yield from _told(facts, lacking, who)
+    if untold:
         yield Finding(
             Severity.INFO,
             "rights",
             facts.name,
-            number_of(len(known), "topic"),
+            number_of(len(untold), "topic"),
             "the brokers do not tell what a principal may do (before Kafka 2.3)",
-            "Compare kafka-acls.sh --list with the table of rights in this project's documentation",
+            f"Compare {facts.tool('kafka-acls.sh')} --list with the table of rights in this project's guide to security",
         )
 
 
-def group_right_findings(facts: Cluster, rights: Mapping[str, Collection[str]], who: str) -> Iterator[Finding]:
-    """Groups whose offsets a mirror could not copy."""
-    for need in NEEDS:
-        if need.role == facts.name and need.resource == "group":
-            lacking = sorted(group for group, allowed in rights.items() if need.operation not in allowed)
-            if lacking:
-                yield _lacking(facts, "group", need.operation, lacking, need.severity, need.purpose, who)
-
-
-def transactional_id_findings(facts: Cluster, ids: Mapping[str, bool], who: str) -> Iterator[Finding]:
-    """Transactional ids of a mirror that our principal may not even describe."""
-    lacking = sorted(name for name, may in ids.items() if not may)
-    if not lacking:
-        return
-    prefix = _common_prefix(lacking)
-    yield Finding(
-        Severity.ERROR,
+def _not_told(facts: Cluster, right: Right, who: str) -> Finding:
+    return Finding(
+        Severity.INFO,
         "rights",
         facts.name,
-        f"transactional id {some(lacking, 3)}",
-        "not even Describe, which Write implies, is allowed: a mirror needs Write for its producer id and for transactions",
-        _acls(facts, who, ["Write"], ["--resource-pattern-type prefixed", f"--transactional-id {prefix}"]),
+        "the cluster",
+        f"whether {' and '.join(right.operations)} is allowed to {who} is told only with Describe; needed for {right.purpose}",
+        _acls(facts, who, [*right.operations, "Describe"], "cluster", []),
     )
+
+
+def hidden_findings(facts: Cluster, topics: Iterable[Topic], who: str) -> Iterator[Finding]:
+    """Topics of one cluster alone that our principal may not see."""
+    for topic in topics:
+        if topic.error_code == _NOT_AUTHORIZED:
+            yield _unseen(facts, [topic.name], Severity.INFO, ["Describe"], who)
+
+
+def group_right_findings(
+    facts: Cluster, rights: Mapping[str, Collection[str]], duties: Collection[Duty], who: str
+) -> Iterator[Finding]:
+    """Groups whose offsets a mirror could not copy; `rights` are those to each group."""
+    for right in rights_to(facts.name, "group", duties):
+        yield from _told(facts, _lacking(right, rights), who)
+
+
+def transactional_id_findings(
+    facts: Cluster, ids: Mapping[str, bool], duties: Collection[Duty], who: str
+) -> Iterator[Finding]:
+    """Transactional ids of a mirror that our principal may not even describe."""
+    lacking = sorted(name for name, may in ids.items() if not may)
+    for right in rights_to(facts.name, "transactional-id", duties) if lacking else ():
+        yield Finding(
+            right.severity,
+            "rights",
+            facts.name,
+            f"transactional id {some(lacking, 3)}",
+            f"not even Describe, which Write implies, is allowed to {who}; Write is needed for {right.purpose}",
+            _acls(facts, who, right.operations, "transactional-id", [right.name], is_prefix=True),
+        )
 
 
 def quota_findings(name: str, found: Iterable[Quota], who: str, client_id: str) -> Iterator[Finding]:
@@ -137,7 +124,7 @@ def quota_findings(name: str, found: Iterable[Quota], who: str, client_id: str) 
             name,
             f"quota of {of}",
             f"{limits} for each broker",
-            "Raise it (kafka-configs.sh --alter --add-config) if a mirror has to be faster; it waits as long as it is told to",
+            "Raise it if a mirror has to be faster; it waits as long as it is told to",
         )
 
 
@@ -145,34 +132,86 @@ def _limit(key: str, value: float) -> str:
     return f"{key} {size(value)}/s" if key.endswith("byte_rate") else f"{key} {value:g}"
 
 
-def _lacking(
-    facts: Cluster, resource: str, operation: str, names: Sequence[str], severity: Severity, purpose: str, who: str
+class _Lack(NamedTuple):
+    """An operation that is missing of one resource."""
+
+    right: Right
+    operation: str
+    name: str
+
+
+def _lacking(right: Right, allowed: Mapping[str, Collection[str]]) -> list[_Lack]:
+    """What is missing of a right; `allowed` has the operations by name."""
+    return [
+        _Lack(right, operation, name)
+        for operation in right.operations
+        for name, operations in allowed.items()
+        if operation not in operations
+    ]
+
+
+def _told(facts: Cluster, lacking: Iterable[_Lack], who: str) -> Iterator[Finding]:
+    """A finding for each operation that is missing of things for the same reasons."""
+    reasons: dict[tuple[str, str, str], list[Right]] = {}
+    for right, operation, name in lacking:
+        reasons.setdefault((right.resource, operation, name), []).append(right)
+    alike: dict[tuple[str, str, tuple[Right, ...]], list[str]] = {}
+    for (resource, operation, name), rights in reasons.items():
+        alike.setdefault((resource, operation, tuple(rights)), []).append(name)
+    for (resource, operation, because), names in alike.items():
+        names.sort()
+        yield Finding(
+            worst(right.severity for right in because),
+            "rights",
+            facts.name,
+            "the cluster" if resource == "cluster" else f"{resource} {some(names)}",
+            f"{operation} is not allowed to {who}; it is needed for {_purposes(because)}",
+            _acls(facts, who, [operation], resource, names),
+        )
+
+
+def _purposes(rights: Iterable[Right]) -> str:
+    return "; ".join(dict.fromkeys(right.purpose for right in rights))
+
+
+def _hidden(facts: Cluster, hidden: Mapping[str, Sequence[Right]], who: str) -> Iterator[Finding]:
+    """Topics that may not be seen: those that need the same rights are one finding."""
+    alike: dict[tuple[Right, ...], list[str]] = {}
+    for name, rights in hidden.items():
+        alike.setdefault(tuple(rights), []).append(name)
+    for rights, names in alike.items():
+        operations = list(dict.fromkeys(operation for right in rights for operation in right.operations))
+        yield _unseen(facts, sorted(names), worst(right.severity for right in rights), operations, who, rights)
+
+
+def _unseen(
+    facts: Cluster, names: Sequence[str], severity: Severity, operations: Sequence[str], who: str, rights: Sequence[Right] = ()
 ) -> Finding:
-    thing = "the cluster" if resource == "cluster" else f"{resource} {some(names)}"
-    options = [f"--{resource} {shlex.quote(name)}" for name in names[:_SHOWN_IN_COMMAND]]
-    if resource == "cluster":
-        options = ["--cluster"]
+    purposes = f"; needed for {_purposes(rights)}" if rights else ""
     return Finding(
         severity,
         "rights",
         facts.name,
-        thing,
-        f"{operation} is not allowed to {who}; it is needed for {purpose}",
-        _acls(facts, who, [operation], options),
+        f"topic {some(names)}",
+        f"not even Describe is allowed to {who}: whether it exists is not told{purposes}",
+        _acls(facts, who, operations, "topic", names),
     )
 
 
-def _acls(facts: Cluster, who: str, operations: Sequence[str], resources: Sequence[str]) -> str:
+def create_command(facts: Cluster, who: str, topics: Sequence[str]) -> str:
+    """What lets our principal create these topics."""
+    return _acls(facts, who, ["Create"], "topic", topics)
+
+
+def _acls(
+    facts: Cluster, who: str, operations: Sequence[str], resource: str, names: Sequence[str], *, is_prefix: bool = False
+) -> str:
+    """A whole command line; what has no room in it is told in a comment of the shell."""
     wanted = " ".join(f"--operation {operation}" for operation in operations)
-    return (
-        f"kafka-acls.sh --bootstrap-server {facts.bootstrap_servers} --add --allow-principal {shlex.quote(who)}"
-        f" {wanted} {' '.join(resources)}"
-    )
-
-
-def _common_prefix(names: Sequence[str]) -> str:
-    low, high = min(names), max(names)
-    for index, letter in enumerate(low):
-        if index >= len(high) or high[index] != letter:
-            return low[:index]
-    return low
+    things = " ".join(f"--{resource} {shlex.quote(name)}" for name in names[:_SHOWN_IN_COMMAND])
+    if resource == "cluster":
+        things = "--cluster"
+    pattern = " --resource-pattern-type prefixed" if is_prefix else ""
+    rest = len(names) - _SHOWN_IN_COMMAND
+    more = f"  # and {rest} more: name what they begin with, and add --resource-pattern-type prefixed" if rest > 0 else ""
+    return f"{facts.tool('kafka-acls.sh')} --add --allow-principal {shlex.quote(who)} {wanted} {things}{pattern}{more}"

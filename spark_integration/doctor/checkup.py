@@ -29,8 +29,8 @@ _NEEDED = {
     "quotas": "DescribeConfigs on the cluster",
     "durability": "DescribeConfigs on the topics and the cluster",
     "transactions": "Read on the topics",
-    "ledger": "Read on topic tolerant-mirror-ledger",
-    "control": "Read on topic tolerant-mirror-control",
+    "ledger": "Read on topic tolerant-mirror-ledger of the target",
+    "control": "Read on topic tolerant-mirror-control of the target",
     "retention": "Read on the topics of both clusters",
 }
 
@@ -74,7 +74,7 @@ class Checkup:
         found = list(findings)
         with self._lock:
             if not self.is_cut_off:
-                self.findings += [finding for finding in found if finding not in self.findings]
+                self.findings = list(dict.fromkeys([*self.findings, *found]))
 
     def ask(self, check: str, cluster: RawCluster, function: Callable[..., Awaitable[_T]], *args: Any) -> _T | None:
         """What a coroutine of a check has read; None where it could not be read, and then there is a finding."""

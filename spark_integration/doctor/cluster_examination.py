@@ -12,7 +12,7 @@ from kafka.protocol.admin import DescribeQuorumRequest
 from kafka.structs import TopicPartition
 
 from spark_integration.doctor import describe, logs
-from spark_integration.doctor.access import principal, quota_findings, right_findings
+from spark_integration.doctor.access import hidden_findings, principal, quota_findings, right_findings
 from spark_integration.doctor.checkup import Checkup
 from spark_integration.doctor.clocks import clock_findings, future_findings
 from spark_integration.doctor.connectivity import (
@@ -27,7 +27,8 @@ from spark_integration.doctor.elections import Snapshot, election_findings
 from spark_integration.doctor.facts import INTERNAL_TOPICS, MIN_ISR, UNCLEAN, Cluster, Quorum
 from spark_integration.doctor.probing import Address, parse_address, probe_all
 from spark_integration.doctor.replication import controller_findings, log_dir_findings, partition_findings
-from spark_integration.doctor.transactions import transaction_findings
+from spark_integration.doctor.rights import Asked, created_names
+from spark_integration.doctor.transactions import still_open, transaction_findings
 from tolerant_client.coordinator_partition import TRANSACTIONS_TOPIC
 from tolerant_client.raw import RawCluster
 
@@ -119,10 +120,13 @@ def examine_cluster(checkup: Checkup, raw: RawCluster, probes: list[Probe], conf
     return Examined(raw, facts, principal(config), snapshots=[snapshot])
 
 
-def examine_parts(checkup: Checkup, found: Examined, topics: Collection[str], client_id: str) -> None:
-    """All checks of one cluster; `topics` are those of the mirror."""
+def examine_parts(
+    checkup: Checkup, found: Examined, topics: Collection[str], client_id: str, asked: Collection[Asked]
+) -> None:
+    """All checks of one cluster; `topics` are those of the mirror, `asked` the rights that it needs there."""
     raw, facts = found.raw, found.facts
-    unseen = [name for name in topics if name not in facts.topics]
+    wished = [name for one in asked for name in one.names]
+    unseen = sorted({name for name in (*topics, *wished) if name not in facts.topics})
     hidden = (checkup.ask("rights", raw, describe.hidden_topics, raw, unseen) if unseen else None) or {}
     found.facts = facts = replace(facts, topics={**facts.topics, **hidden})
     talking = sorted(node for node in facts.living if node not in facts.silent)
@@ -132,7 +136,12 @@ def examine_parts(checkup: Checkup, found: Examined, topics: Collection[str], cl
     settings = checkup.ask("durability", raw, describe.broker_configs, raw, talking, _BROKER_CONFIGS) or {}
     found.facts = facts = replace(facts, configs=configs, broker_configs=settings)
 
-    checkup.add(right_findings(facts, topics, found.who))
+    if asked:
+        new = [name for name in created_names(asked) if name not in facts.topics]
+        refused = (checkup.ask("rights", raw, describe.uncreatable, raw, new) if new else None) or ()
+        checkup.add(right_findings(facts, asked, found.who, refused))
+    else:
+        checkup.add(hidden_findings(facts, hidden.values(), found.who))
     _examine_controller(checkup, found)
     checkup.add(partition_findings(facts))
     dirs = checkup.ask("log-dirs", raw, describe.log_dirs, raw, talking, set(topics))
@@ -182,6 +191,11 @@ def _examine_logs(checkup: Checkup, found: Examined, topics: Collection[str], ta
         coordinators = facts.topics[TRANSACTIONS_TOPIC].partitions if TRANSACTIONS_TOPIC in facts.topics else ()
         is_whole = bool(coordinators) and all(p.leader in talking for p in coordinators)
         views = checkup.ask("transactions", raw, logs.coordinator_views, raw, talking, ids)
+        # What ended while we asked the coordinators is not held back any more, whatever they said of it.
+        leaders = {one.partition: logs.leader_of(facts, one.partition) for one in open_ones}
+        later = checkup.ask("transactions", raw, logs.open_transactions, raw, leaders)
+        if later is not None:
+            open_ones = still_open(open_ones, later)
         checkup.add(transaction_findings(facts, open_ones, views if is_whole else None, _now_ms()))
 
 

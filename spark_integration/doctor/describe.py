@@ -35,7 +35,9 @@ from spark_integration.doctor.facts import (
     Quorum,
     Topic,
 )
-from tolerant_client.errors import TolerantClientError
+from tolerant_client.errors import OptionError, TolerantClientError
+from tolerant_client.mirror.plan import TopicSpec
+from tolerant_client.mirror.topics import fit_topics
 from tolerant_client.raw import RawCluster
 
 _METADATA_WITH_RIGHTS = 10  # the last version that tells the rights to the cluster, too (KIP-430, KIP-700)
@@ -93,6 +95,8 @@ async def describe_cluster(cluster: RawCluster, silent: Collection[int] = ()) ->
         topics,
         operations(answer.authorized_operations),
         silent=frozenset(silent),
+        version=tuple(cluster.manager.broker_version_data.broker_version),
+        is_secured=cluster.manager.config["security_protocol"] != "PLAINTEXT",
     )
 
 
@@ -210,15 +214,22 @@ async def list_groups(cluster: RawCluster, nodes: Iterable[int]) -> dict[str, in
     return found
 
 
-async def group_rights(cluster: RawCluster, groups: dict[str, int]) -> dict[str, Operations]:
-    """What we may do with groups; absent where the brokers do not tell (before 2.3)."""
+async def group_rights(cluster: RawCluster, groups: Collection[str], nodes: Iterable[int]) -> dict[str, Operations]:
+    """What we may do with groups; absent where the brokers do not tell (before 2.3), or a coordinator is away.
+
+    Every broker is asked: asking for a group's coordinator would create __consumer_offsets, and its metadata may be hidden.
+    """
     found: dict[str, Operations] = {}
-    for node in sorted(set(groups.values())):
-        names = sorted(group for group, coordinator in groups.items() if coordinator == node)
+    names = sorted(groups)
+    for node in nodes:
         for start in range(0, len(names), _CHUNK):
             chunk = names[start : start + _CHUNK]
-            answer = await ask(cluster, lambda: DescribeGroupsRequest(groups=chunk, include_authorized_operations=True), node)
-            for group in answer.groups:
+
+            def request(chunk: Sequence[str] = chunk) -> Any:
+                # From version 6 on (KIP-1043) a group that is not there is an error, and then nothing is told.
+                return DescribeGroupsRequest(groups=list(chunk), include_authorized_operations=True, max_version=5)
+
+            for group in (await ask(cluster, request, node)).groups:
                 if group.error_code == Errors.GroupAuthorizationFailedError.errno:
                     found[group.group_id] = frozenset()
                 elif not group.error_code and (told := operations(group.authorized_operations)) is not None:
@@ -234,6 +245,19 @@ async def may_describe_transactional_ids(cluster: RawCluster, ids: Sequence[str]
     answer = await ask(cluster, lambda: DescribeTransactionsRequest(transactional_ids=list(ids)))
     refused = Errors.TransactionalIdAuthorizationFailedError.errno
     return {state.transactional_id: state.error_code != refused for state in answer.transaction_states}
+
+
+async def uncreatable(cluster: RawCluster, topics: Iterable[str]) -> set[str]:
+    """Those of these missing topics that we may not create; asked with validateOnly, so nothing is created."""
+    found: set[str] = set()
+    for name in topics:
+        try:
+            await fit_topics(cluster, [TopicSpec(name, 1, 1)])
+        except (Errors.TopicAuthorizationFailedError, Errors.ClusterAuthorizationFailedError):
+            found.add(name)
+        except OptionError:
+            continue  # the brokers' policy; whoever creates it will be told
+    return found
 
 
 async def quotas(cluster: RawCluster) -> list[Quota]:

@@ -6,10 +6,11 @@ of producers; min.insync.replicas counts only for those with acks=all (tolerant-
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import shlex
+from collections.abc import Collection, Iterator, Sequence
 
 from spark_integration.doctor.facts import INTERNAL_TOPICS, UNCLEAN, Cluster
-from spark_integration.doctor.finding import Finding, Severity, some
+from spark_integration.doctor.finding import Finding, Severity, number_of, some
 
 _REASSIGN = "add replicas with kafka-reassign-partitions.sh"
 
@@ -45,14 +46,14 @@ def durability_findings(facts: Cluster, topics: Collection[str]) -> Iterator[Fin
             facts, impossible, Severity.ERROR,
             f"min.insync.replicas is above the replication factor ({name}: {min_isr[name]} of {factor[name]}):"
             " writes with acks=all are always refused",
-            f"Set min.insync.replicas to {max(1, factor[name] - 1)}, or {_REASSIGN}",
+            f"{_set(facts, impossible, f'min.insync.replicas={max(1, factor[name] - 1)}')}  # or {_REASSIGN}",
         )  # fmt: skip
     alone = [name for name in min_isr if min_isr[name] == 1 and factor[name] > 1]
     if alone:
         yield _finding(
             facts, alone, Severity.WARNING,
             "min.insync.replicas=1: a leader that is alone acknowledges, and what it acknowledged is lost with it",
-            "Set min.insync.replicas=2 (kafka-configs.sh --alter --entity-type topics --add-config min.insync.replicas=2)",
+            _set(facts, alone, "min.insync.replicas=2"),
         )  # fmt: skip
     rigid = [name for name in min_isr if min_isr[name] == factor[name] > 1]
     if rigid:
@@ -61,7 +62,7 @@ def durability_findings(facts: Cluster, topics: Collection[str]) -> Iterator[Fin
             facts, rigid, Severity.WARNING,
             f"min.insync.replicas equals the replication factor ({name}: {factor[name]}): while any one broker restarts,"
             " writes with acks=all are refused",
-            f"Set min.insync.replicas to {factor[name] - 1}, or {_REASSIGN}",
+            f"{_set(facts, rigid, f'min.insync.replicas={factor[name] - 1}')}  # or {_REASSIGN}",
         )  # fmt: skip
     unclean = [name for name in factor if facts.config(name, UNCLEAN) == "true"]
     if unclean:
@@ -69,7 +70,7 @@ def durability_findings(facts: Cluster, topics: Collection[str]) -> Iterator[Fin
             facts, unclean, Severity.WARNING,
             f"{UNCLEAN}=true: a replica that lags may become leader, and what it lacks is lost (a mirror then finds"
             " its source truncated)",
-            f"Set {UNCLEAN}=false",
+            _set(facts, unclean, f"{UNCLEAN}=false"),
         )  # fmt: skip
     yield from _default_findings(facts, brokers)
 
@@ -86,6 +87,13 @@ def _default_findings(facts: Cluster, brokers: int) -> Iterator[Finding]:
             "default.replication.factor=1: topics that are created without a replication factor have one replica",
             "Set default.replication.factor=3 and min.insync.replicas=2 on the brokers",
         )
+
+
+def _set(facts: Cluster, topics: Sequence[str], setting: str) -> str:
+    """The command for the first of these topics."""
+    more = f"  # and so {number_of(len(topics) - 1, 'more topic')}" if len(topics) > 1 else ""
+    command = f"{facts.tool('kafka-configs.sh')} --alter --entity-type topics --entity-name {shlex.quote(topics[0])}"
+    return f"{command} --add-config {setting}{more}"
 
 
 def _finding(facts: Cluster, topics: Collection[str], severity: Severity, evidence: str, remedy: str) -> Finding:

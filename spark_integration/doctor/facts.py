@@ -14,6 +14,8 @@ INTERNAL_TOPICS = (OFFSETS_TOPIC, TRANSACTIONS_TOPIC)
 
 MIN_ISR = "min.insync.replicas"
 UNCLEAN = "unclean.leader.election.enable"
+ADMIN_PROPERTIES = "admin.properties"  # of somebody who may; only the operator knows the file
+_ADMIN_CONFIG = frozenset({"kafka-leader-election.sh"})  # call it otherwise than all others
 
 # AclOperation.java: what kafka-acls.sh calls each code.
 OPERATIONS: Mapping[int, str] = {
@@ -109,7 +111,8 @@ class Cluster:
     """What metadata shows of a cluster; `name` is "source", "target" or "cluster".
 
     `silent` are brokers in the metadata that could not be spoken to from here; `configs` and
-    `broker_configs` hold values in force of those topics and brokers that were asked for.
+    `broker_configs` hold values in force of those topics and brokers that were asked for; `version` is what the
+    brokers speak; `is_secured` says that a client needs more than the address.
     """
 
     name: str
@@ -122,6 +125,13 @@ class Cluster:
     configs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     broker_configs: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     silent: frozenset[int] = frozenset()
+    version: tuple[int, ...] = ()
+    is_secured: bool = False
+
+    def tool(self, name: str) -> str:
+        """The beginning of a command line of Kafka's own tools, as far as it is the same for all of them."""
+        login = f" {'--admin.config' if name in _ADMIN_CONFIG else '--command-config'} {ADMIN_PROPERTIES}"
+        return f"{name} --bootstrap-server {self.bootstrap_servers}{login if self.is_secured else ''}"
 
     @property
     def living(self) -> dict[int, Broker]:

@@ -4,18 +4,20 @@ Laws:
 - A finding names a thing, shows evidence that was read from a broker (never a
   guess), and gives a remedy; many things of one kind are one finding.
 - A check that could not be made is a finding, too.
+- A report does not grow with the cluster (bounded).
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 HEALTHY, ERRORS, NOT_EXAMINED, WARNINGS = 0, 1, 2, 3  # exit codes
 
 _SHOWN = 10
+_ALIKE = 20
 
 
 class Severity(str, enum.Enum):
@@ -76,14 +78,35 @@ def exit_code(findings: Iterable[Finding], *, is_examined: bool) -> int:
     """HEALTHY, WARNINGS or ERRORS by the worst finding; NOT_EXAMINED when a cluster did not answer at all."""
     if not is_examined:
         return NOT_EXAMINED
-    severities = {finding.severity for finding in findings}
-    return ERRORS if Severity.ERROR in severities else WARNINGS if Severity.WARNING in severities else HEALTHY
+    codes = {Severity.ERROR: ERRORS, Severity.WARNING: WARNINGS, Severity.INFO: HEALTHY}
+    return codes[worst(finding.severity for finding in findings)]
+
+
+def worst(severities: Iterable[Severity]) -> Severity:
+    """The worst of some; INFO of none."""
+    found = set(severities)
+    return next((severity for severity in Severity if severity in found), Severity.INFO)
 
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
     """The worst first; else in the order in which they were found."""
     order = list(Severity)
     return sorted(findings, key=lambda finding: order.index(finding.severity))
+
+
+def bounded(findings: Iterable[Finding], limit: int = _ALIKE) -> list[Finding]:
+    """Of many findings of one severity, check and cluster the first, and one that tells how many more there are."""
+    kept: dict[tuple[Severity, str, str], list[Finding]] = {}
+    for finding in findings:
+        kept.setdefault((finding.severity, finding.check, finding.cluster), []).append(finding)
+    found: list[Finding] = []
+    for alike in kept.values():
+        found += alike[:limit]
+        if rest := alike[limit:]:
+            first = rest[0]
+            said = f"as with those above: {some([finding.thing for finding in rest])}"
+            found.append(replace(first, thing=f"{len(rest)} more", evidence=said, remedy="As for those above"))
+    return found
 
 
 def some(things: Collection[object], limit: int = _SHOWN) -> str:

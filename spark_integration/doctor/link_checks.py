@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
+from spark_integration.doctor.access import create_command
 from spark_integration.doctor.facts import Cluster
 from spark_integration.doctor.finding import Finding, Severity, duration, number_of, size, some
 from tolerant_client.errors import OptionError
@@ -22,6 +23,13 @@ _DAY_MS, _HOUR_MS = 86_400_000, 3_600_000
 _PROGRESS_S = 3.0  # a look that is shorter proves no standstill
 _SOON_MS = 60_000  # a mirror that is done in this time is not in danger
 _BYTES_FULL, _BYTES_NEAR = 0.9, 0.5  # of retention.bytes
+
+
+class LinkOptions(NamedTuple):
+    """What other commands take to mean the link: those that need its target alone, and those that need both clusters."""
+
+    of_target: str = "--target TARGET"
+    of_both: str = "--source SOURCE --target TARGET"
 
 
 def topic_findings(source: Mapping[str, TopicSpec], target: Mapping[str, TopicSpec], brokers: int) -> Iterator[Finding]:
@@ -68,8 +76,7 @@ def creation_findings(
             "target",
             f"topic {some(sorted(missing))}",
             f"the brokers would not create it: {refusal}",
-            f"kafka-acls.sh --bootstrap-server {target.bootstrap_servers} --add --allow-principal {shlex.quote(who)}"
-            " --operation Create --cluster (or Create on these topics)"
+            create_command(target, who, sorted(missing))
             if is_right
             else "Create it yourself as the brokers allow, or exclude it",
         )
@@ -171,7 +178,7 @@ class Retention:
         return cls(limit("retention.ms"), limit("retention.bytes"))
 
 
-def ahead_findings(backlogs: Iterable[Backlog]) -> Iterator[Finding]:
+def ahead_findings(backlogs: Iterable[Backlog], options: LinkOptions = LinkOptions()) -> Iterator[Finding]:
     """Target logs that end behind the source's: theirs was cut, or somebody else writes to the target."""
     ahead: dict[str, list[Backlog]] = {}
     for backlog in backlogs:
@@ -185,8 +192,8 @@ def ahead_findings(backlogs: Iterable[Backlog]) -> Iterator[Finding]:
             f"topic {topic}",
             f"{number_of(len(found), 'partition')} longer on the target than on the source: {worst} goes up to offset"
             f" {worst.position} there, and up to {worst.source_end} on the source",
-            "tolerant-kafka verify tells which records differ: the source has lost some (unclean election, topic made"
-            " anew), or others write to the target; then use --offsets translated, or another topic",
+            f"tolerant-kafka verify {options.of_both}  # tells which records differ: the source has lost some (unclean"
+            " election, topic made anew), or others write to the target; then use --offsets translated, or another topic",
         )
 
 
@@ -335,26 +342,27 @@ def ledger_findings(link: str, rows: Iterable[LedgerRow]) -> Iterator[Finding]:
         )
 
 
-def control_findings(link: str, control: LinkControl) -> Iterator[Finding]:
+def control_findings(link: str, control: LinkControl, options: LinkOptions = LinkOptions()) -> Iterator[Finding]:
     """What an operator has told the link to leave."""
+    resume = f"tolerant-kafka resume {options.of_target}"
     if control.is_promoted:
         yield _link(
             Severity.WARNING, "control", f"link {link}", "it is promoted: nothing is copied any more",
-            "None if that is meant; tolerant-kafka failback copies the other way",
+            "None if that is meant; the guide to the failover drill says how to copy the other way",
         )  # fmt: skip
     if WHOLE_LINK in control.paused:
         yield _link(
-            Severity.WARNING, "control", f"link {link}", "the whole link is paused", f"tolerant-kafka resume --link {link}",
+            Severity.WARNING, "control", f"link {link}", "the whole link is paused", resume,
         )  # fmt: skip
     paused = sorted(control.paused - {WHOLE_LINK})
     if paused:
         yield _link(
-            Severity.WARNING, "control", f"link {link}", f"paused: {some(paused)}", f"tolerant-kafka resume --link {link}",
+            Severity.WARNING, "control", f"link {link}", f"paused: {some(paused)}", resume,
         )  # fmt: skip
-    if control.bytes_per_s is not None:
+    if control.bytes_per_s:
         yield _link(
             Severity.INFO, "control", f"link {link}", f"it copies at most {size(control.bytes_per_s)}/s",
-            "tolerant-kafka throttle, if it has to be faster",
+            f"tolerant-kafka throttle off {options.of_target}  # if it has to be faster",
         )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from spark_integration.doctor.coordinators import coordinator_findings
 from spark_integration.doctor.finding import Finding, Severity
 from spark_integration.doctor.link_checks import (
     Backlog,
+    LinkOptions,
     Retention,
     ahead_findings,
     control_findings,
@@ -39,8 +40,10 @@ from spark_integration.doctor.link_checks import (
     size_findings,
     topic_findings,
 )
+from spark_integration.doctor.rights import Duty, asked
+from spark_integration.mm2.loops import names_of
 from spark_integration.security.kafka_config import kafka_python_config
-from tolerant_client.coordinator_partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, partition_of
+from tolerant_client.coordinator_partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.ledger import read_ledger
 from tolerant_client.mirror.link.control import LinkControl, read_control
@@ -60,7 +63,9 @@ class Subject:
 
     `clusters` has Java client properties by role: "source" and "target", or "cluster" for one alone.  `copied_groups`
     are those whose offsets are copied; `groups` and `transactional_ids` more names to look for at coordinators.
-    `seconds` is how long elections and progress are watched.
+    `seconds` is how long elections and progress are watched.  `duties` are those of the link, `called` what it calls
+    the topics of the rights' table.  `options` are what other commands take to mean this link: of its target alone,
+    and of both clusters.
     """
 
     clusters: Mapping[str, Mapping[str, str]]
@@ -70,6 +75,9 @@ class Subject:
     copied_groups: TopicFilter = group_filter()
     groups: tuple[str, ...] = ()
     transactional_ids: tuple[str, ...] = ()
+    duties: frozenset[Duty] = frozenset({Duty.COPY})
+    called: Mapping[str, str] = field(default_factory=dict)
+    options: LinkOptions = LinkOptions()
 
 
 def examine(subject: Subject, checkup: Checkup | None = None) -> Checkup:
@@ -146,9 +154,13 @@ class _Examination:
         return {topics.to_source(name): name for name in chosen}
 
     def _examine(self, chosen: Mapping[str, str], name: str) -> None:
-        topics = chosen.values() if name == "target" else chosen.keys()
-        client_id = self._subject.clusters[name].get("client.id", "")
-        examine_parts(self._checkup, self._found[name], list(topics), client_id)
+        is_target = name == "target"
+        topics = chosen.values() if is_target else chosen.keys()
+        subject, found = self._subject, self._found[name]
+        client_id = subject.clusters[name].get("client.id", "")
+        named = [subject.topics.to_target(topic) if is_target else topic for topic in literal_names(subject.topics)]
+        rights = list(asked(name, subject.duties, {*topics, *named}, subject.called, found.facts.version))
+        examine_parts(self._checkup, found, list(topics), client_id, rights)
 
     def _examine_coordinators(self) -> None:
         """With the names that any of the clusters has, and those that were asked for."""
@@ -157,6 +169,16 @@ class _Examination:
         for one in self._found.values():
             self._checkup.add(coordinator_findings(one.facts, OFFSETS_TOPIC, groups))
             self._checkup.add(coordinator_findings(one.facts, TRANSACTIONS_TOPIC, ids))
+
+
+def literal_names(topics: LinkTopics) -> list[str]:
+    """Topics of the source that the expressions name whole: these are meant even where they are not shown to us."""
+    return sorted({
+        names.start
+        for expression in topics.filter.include
+        for names in names_of(expression)
+        if names.is_exact and topics.takes(names.start)
+    })
 
 
 class _Look(NamedTuple):
@@ -199,21 +221,23 @@ class _Link:
         checkup.add(ledger_findings(link, ledger or ()))
         control = checkup.ask("control", target.raw, read_control, target.raw, link)
         if control is not None:
-            checkup.add(control_findings(link, control))
+            checkup.add(control_findings(link, control, self._subject.options))
         self._examine_backlog(before, ledger or (), control)
 
     def _examine_rights(self) -> None:
         source, target, checkup = self._source, self._target, self._checkup
         ids = [f"tolerant-mirror-{self._subject.link}", f"tolerant-mirror-{self._subject.link}-gap-TOPIC-0"]
         may = checkup.ask("rights", target.raw, describe.may_describe_transactional_ids, target.raw, ids)
-        checkup.add(transactional_id_findings(target.facts, may or {}, target.who))
+        duties = self._subject.duties
+        checkup.add(transactional_id_findings(target.facts, may or {}, duties, target.who))
+        if Duty.GROUPS not in duties:
+            return
         wanted = self._subject.copied_groups
         groups = sorted(group for group in {*source.groups, *self._subject.groups} if wanted.matches(group))[:_GROUPS]
-        for one in (source, target):
-            coordinators = _coordinators(one, groups)
-            if coordinators:
-                rights = checkup.ask("rights", one.raw, describe.group_rights, one.raw, coordinators)
-                checkup.add(group_right_findings(one.facts, rights or {}, one.who))
+        for one in (source, target) if groups else ():
+            talking = sorted(node for node in one.facts.living if node not in one.facts.silent)
+            rights = checkup.ask("rights", one.raw, describe.group_rights, one.raw, groups, talking)
+            checkup.add(group_right_findings(one.facts, rights or {}, duties, one.who))
 
     def _examine_topics(self) -> None:
         source, target, checkup = self._source, self._target, self._checkup
@@ -251,6 +275,8 @@ class _Link:
         self, before: Mapping[TopicPartition, _Look], ledger: Iterable[LedgerRow], control: LinkControl | None
     ) -> None:
         source, checkup, link = self._source, self._checkup, self._subject.link
+        if control is not None and control.is_promoted:
+            return  # the target has a life of its own
         sizes = {p: size for (node, p), size in source.sizes.items() if logs.leader_of(source.facts, p) == node}
         backlogs = [
             Backlog(p, now.position, now.start, now.end, None, sizes.get(p), now.position - then.position, now.end - then.end)
@@ -267,21 +293,8 @@ class _Link:
         }
         rows = [row for row in ledger if row.link == link]
         checkup.add(retention_findings(backlogs, retentions, rows, int(time.time() * 1000), self._subject.seconds))
-        checkup.add(ahead_findings(backlogs))
+        checkup.add(ahead_findings(backlogs, self._subject.options))
         checkup.add(progress_findings(link, backlogs, control, self._subject.seconds))
 
     def _on_target(self, partition: TopicPartition) -> TopicPartition:
         return TopicPartition(self._chosen[partition.topic], partition.partition)
-
-
-def _coordinators(one: Examined, groups: list[str]) -> dict[str, int]:
-    """Groups and the living brokers that coordinate them, by what metadata shows: asking a broker might make the topic."""
-    topic = one.facts.topics.get(OFFSETS_TOPIC)
-    if topic is None or not topic.partitions:
-        return {}
-    found = {}
-    for group in groups:
-        leader = topic.partitions[partition_of(group, len(topic.partitions))].leader
-        if leader in one.facts.living and leader not in one.facts.silent:
-            found[group] = leader
-    return found

@@ -18,7 +18,7 @@ from spark_integration.doctor.facts import Cluster
 from spark_integration.doctor.link_checks import Backlog
 from spark_integration.doctor.transactions import CoordinatorView, OpenTransaction
 from tolerant_client.mirror.divergence import read_headers
-from tolerant_client.mirror.translated.map_topic import map_topic, read_last_rows
+from tolerant_client.mirror.translated.map_topic import copied_until, map_topic
 from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
 
 _MAX_TIMESTAMP = -3  # KIP-734
@@ -147,12 +147,11 @@ async def positions(
 ) -> dict[TopicPartition, int]:
     """How far each source partition was copied; `topics` maps the source's names to the target's.
 
-    With identical offsets it is the end of the target's log; with translated ones the newest row of the link's map.
+    With identical offsets it is the end of the target's log; with translated ones what the link's map says.
     0 where nothing was copied.
     """
     if map_topic(link) in await target.partitions([map_topic(link)]):
-        rows = await read_last_rows(target, link, list(leaders))
-        found = {p: rows[p].position if p in rows else 0 for p in leaders}
+        found = await copied_until(target, link, leaders)
     else:
         found = await target.list_offsets(dict.fromkeys(leaders, LATEST))
     sources = {name: source for source, name in topics.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
 from spark_integration.doctor.facts import INTERNAL_TOPICS, Cluster, LogDir, Partition, Quorum, Topic
@@ -80,8 +81,9 @@ def _topic_findings(facts: Cluster, topic: Topic) -> Iterator[Finding]:
     if leaderless:
         yield _finding(
             facts, topic, leaderless, Severity.ERROR, "have no leader: they can be neither read nor written",
-            f"Start {_away(facts, leaderless)}; if they never come back, an unclean election"
-            " (kafka-leader-election.sh --election-type unclean) loses what only they had",
+            f"Start {_away(facts, leaderless)}; if they never come back, this loses what only they had:"
+            f" {facts.tool('kafka-leader-election.sh')} --election-type unclean --topic {shlex.quote(topic.name)}"
+            f" --partition {leaderless[0].index}",
         )  # fmt: skip
     if silent:
         yield _finding(

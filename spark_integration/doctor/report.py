@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spark_integration.doctor.checkup import Checkup
-from spark_integration.doctor.finding import ERRORS, HEALTHY, NOT_EXAMINED, WARNINGS, Severity, by_severity, number_of
+from spark_integration.doctor.finding import ERRORS, HEALTHY, NOT_EXAMINED, WARNINGS, Severity, bounded, by_severity, number_of
 
 _VERSION = 1
 _OUTCOMES = {HEALTHY: "healthy", WARNINGS: "warnings", ERRORS: "errors", NOT_EXAMINED: "not-examined"}
@@ -25,7 +25,7 @@ def as_json(checkup: Checkup, seconds: float) -> dict[str, Any]:
         "exit_code": checkup.exit_code,
         "seconds": round(seconds, 3),
         "clusters": sorted(checkup.clusters, key=lambda cluster: str(cluster["name"])),
-        "findings": [finding.as_json() for finding in by_severity(checkup.findings)],
+        "findings": [finding.as_json() for finding in bounded(by_severity(checkup.findings))],
         "checks": [run.as_json() for run in checkup.runs],
     }
 
@@ -40,7 +40,7 @@ def print_report(checkup: Checkup, seconds: float, console: Console, *, is_brief
                 f" {number_of(cluster['topics'], 'topic')}, {number_of(cluster['partitions'], 'partition')}"
             )
         console.print(Text(f"{cluster['name']} {cluster['bootstrap_servers']}: {said}"))
-    shown = [f for f in by_severity(checkup.findings) if not (is_brief and f.severity is Severity.INFO)]
+    shown = [f for f in bounded(by_severity(checkup.findings)) if not (is_brief and f.severity is Severity.INFO)]
     if shown:
         table = Table("", "check", "where", "what was found", "what to do", show_lines=True)
         for finding in shown:

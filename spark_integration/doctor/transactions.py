@@ -42,13 +42,22 @@ class CoordinatorView:
     partitions: frozenset[TopicPartition]
 
 
+def still_open(seen: Iterable[OpenTransaction], later: Iterable[OpenTransaction]) -> list[OpenTransaction]:
+    """Those of a later look that were open before."""
+    before = {(one.partition, one.producer_id, one.start_offset) for one in seen}
+    return [one for one in later if (one.partition, one.producer_id, one.start_offset) in before]
+
+
 def transaction_findings(
     facts: Cluster,
     transactions: Iterable[OpenTransaction],
     views: Mapping[int, CoordinatorView] | None,
     now_ms: int,
 ) -> Iterator[Finding]:
-    """`views` by producer id; None where we may not, or cannot, ask every coordinator."""
+    """What `transactions` mean that were open before the coordinators were asked, and after.
+
+    `views` by producer id; None where we may not, or cannot, ask every coordinator.
+    """
     longest = int(facts.broker_setting("transaction.max.timeout.ms") or _DEFAULT_MAX_TIMEOUT_MS)
     waiting: dict[int, list[OpenTransaction]] = {}
     for one in transactions:
@@ -75,11 +84,10 @@ def _hanging(facts: Cluster, one: OpenTransaction, view: CoordinatorView | None,
     # Ages are those of the records: without a coordinator's word a live transaction over old records looks the same.
     is_told = view is not None
     remedy = (
-        f"kafka-transactions.sh --bootstrap-server {facts.bootstrap_servers} abort --topic {topic} --partition {index}"
-        f" --start-offset {one.start_offset}"
+        f"{facts.tool('kafka-transactions.sh')} abort --topic {topic} --partition {index} --start-offset {one.start_offset}"
         if is_told
-        else "Grant us Describe on transactional ids, or run kafka-transactions.sh find-hanging, before it is aborted:"
-        " it may be alive"
+        else f"{facts.tool('kafka-transactions.sh')} find-hanging --topic {topic} --partition {index}"
+        "  # by a principal that may describe transactional ids, before it is aborted: it may be alive"
     )
     return Finding(
         Severity.ERROR if is_told else Severity.WARNING,

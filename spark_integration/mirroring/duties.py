@@ -3,7 +3,8 @@
 Laws:
 - Each duty has an interval, and what fails is a warning: it is tried again an interval later.
 - A duty that is late is done once, not once for each interval that it missed.
-- Duties have connections and a thread of their own: they wait for no record, and no record for them.
+- Duties have connections and a thread of their own: they wait for no record, and no record for them.  What others
+  measure the mirror's life by (heartbeats) waits for no other duty either.
 - Nothing is done for a link that is promoted: its target has a life of its own.
 - Partitions that the mirror has stopped may be no copies: their groups and settings are left alone.
 """
@@ -33,12 +34,20 @@ _LOOK_S = 0.25  # between two looks at the timetable
 class Duty:
     """Something done every `interval_s` seconds; `round` does it once, on the loop of source and target.
 
-    It gets the two clusters, and the partitions that the mirror has stopped.
+    It gets the two clusters, and the partitions that the mirror has stopped.  One that `is_apart` has a thread of its own.
     """
 
     name: str
     interval_s: float
     round: Callable[[RawCluster, RawCluster, Collection[TopicPartition]], Awaitable[object]]
+    is_apart: bool = False
+
+
+def lanes(duties: Iterable[Duty]) -> list[list[Duty]]:
+    """The duties by the thread that does them, in their order: each that is apart alone, the others together.  Pure."""
+    every = list(duties)
+    together = [duty for duty in every if not duty.is_apart]
+    return [*([duty] for duty in every if duty.is_apart), *([together] if together else [])]
 
 
 class Timetable:
@@ -81,9 +90,13 @@ class DutyThread:
         self._thread = threading.Thread(target=self._run, name=f"duties-{link}", daemon=True)
         self._thread.start()
 
-    def close(self, timeout_s: float = 2.0) -> None:
-        """Ends after the round that runs now; one that takes longer than `timeout_s` is left to itself."""
+    def stop(self) -> None:
+        """Lets it end after the round that runs now."""
         self._stop.set()
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Stops, and waits for the end; a round that takes longer than `timeout_s` is left to itself."""
+        self.stop()
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
@@ -116,10 +129,14 @@ class DutyThread:
 
     def _disconnect(self) -> None:
         both, self._both = self._both, None
-        if both is not None:
-            source, target, _ = both
+        if both is None:
+            return
+        source, target, _ = both
+        try:
             target.close()
             source.close()
+        except Exception:  # the thread goes on, with new ones
+            _log.exception("Duties of link %s", self._link)
 
 
 def connected(

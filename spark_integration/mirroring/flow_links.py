@@ -5,27 +5,28 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from dataclasses import replace
 
 from kafka.structs import TopicPartition
 
 from spark_integration.mirroring.duties import Duty, DutyThread, connected
 from spark_integration.mirroring.flow_watches import FlowWatches
+from spark_integration.mirroring.link_events import EventPrinter, LinkEvent, Listeners, tell_duty
 from spark_integration.mirroring.mirror_job import MirrorSettings
 from spark_integration.mirroring.restarts import RestartPolicy
-from spark_integration.mirroring.supervisor import EventPrinter, LinkEvent, SupervisedLink, run_links, tell_duty
+from spark_integration.mirroring.supervisor import SupervisedLink, run_links
 from spark_integration.mm2.flows import Flow, Flows
 from spark_integration.monitoring.board import Board
 from spark_integration.monitoring.server import StatusServer
 from tolerant_client.mirror.link.acls import sync_acls
 from tolerant_client.mirror.link.checkpoints import KnownCheckpoints, emit_checkpoints
 from tolerant_client.mirror.link.configs import sync_configs
-from tolerant_client.mirror.link.control import update_control
-from tolerant_client.mirror.link.groups import sync_groups
+from tolerant_client.mirror.link.control import ControlWatch
+from tolerant_client.mirror.link.groups import SharedPositions, sync_groups
 from tolerant_client.mirror.link.heartbeats import emit_heartbeat
 from tolerant_client.mirror.sync import plan_link
 from tolerant_client.raw import RawCluster
 
+_END_S = 1.0
 _PLAN_S = 60.0  # how often the topics are looked at as a whole where the file switches refreshing off
 
 Stopped = Collection[TopicPartition]
@@ -47,21 +48,25 @@ def run_flows(
     """
     links = [link_of(flow) for flow in flows.flows]
     with contextlib.ExitStack() as open_:
-        tells = [tell or EventPrinter()]
+        watches: list[FlowWatches] = []  # one, or none
         if metrics:
             board = Board()
             open_.enter_context(StatusServer(board, metrics))
-            tells.append(open_.enter_context(FlowWatches(links, board)).tell)
-
-        def tell_all(event: LinkEvent) -> None:
-            for each in tells:
-                each(event)
-
-        for flow in flows.heartbeats_only:
-            connect = _connect(flow)
-            thread = DutyThread(flow.link, [heartbeats_of(flow)], connect, tell_duty(flow.link, tells[0]))
-            open_.callback(thread.close)
-        run_links(links, is_stopping=is_stopping, tell=tell_all, policy=policy)
+            watches.append(open_.enter_context(FlowWatches(links, board)))
+        listeners = Listeners([tell or EventPrinter(), *(watch.tell for watch in watches)])
+        beating = [
+            DutyThread(flow.link, [heartbeats_of(flow)], _connect(flow), tell_duty(flow.link, listeners))
+            for flow in flows.heartbeats_only
+        ]
+        try:
+            run_links(links, is_stopping=is_stopping, tell=listeners, policy=policy)
+        finally:
+            for thread in beating:  # all at once: what the links' end leaves of the stop's 10 s is short
+                thread.stop()
+            for watch in watches:
+                watch.stop()
+            for thread in beating:
+                thread.close(timeout_s=_END_S)
 
 
 def link_of(flow: Flow) -> SupervisedLink:
@@ -76,6 +81,7 @@ def link_of(flow: Flow) -> SupervisedLink:
         policy=flow.policy,
         offsets=flow.offsets,
         goes_on=True,
+        bytes_per_s=flow.throttle_bytes,
     )
     return SupervisedLink(settings, duties_of(flow), (flow.source_alias, flow.target_alias))
 
@@ -85,15 +91,21 @@ def duties_of(flow: Flow) -> tuple[Duty, ...]:
     topics = flow.link_topics
     translated = flow.link if flow.offsets == "translated" else None
     known = KnownCheckpoints(flow.names.policy.checkpoints_topic(flow.source_alias))
+    shared = SharedPositions(topics, flow.groups, translated)
 
     async def groups(source: RawCluster, target: RawCluster, stopped: Stopped) -> object:
-        return await sync_groups(source, target, topics, flow.groups, link=translated, leave_out=stopped)
+        control = ControlWatch(target, flow.link)
+        await control.require_not_promoted()  # from now on it knows which life of the link is ours
+        positions = await shared.read("groups", source, target, stopped)
+        may_write = control.require_not_promoted
+        return await sync_groups(source, target, topics, flow.groups, positions=positions, may_write=may_write)
 
     async def checkpoints(source: RawCluster, target: RawCluster, stopped: Stopped) -> object:
         factor = flow.checkpoints_replication_factor
+        positions = await shared.read("checkpoints", source, target, stopped)
         now_ms = int(time.time() * 1000)
         return await emit_checkpoints(
-            source, target, topics, flow.groups, known, now_ms, link=translated, replication_factor=factor, leave_out=stopped
+            source, target, topics, flow.groups, known, now_ms, replication_factor=factor, positions=positions
         )
 
     async def configs(source: RawCluster, target: RawCluster, stopped: Stopped) -> object:
@@ -107,19 +119,12 @@ def duties_of(flow: Flow) -> tuple[Duty, ...]:
     async def plan(source: RawCluster, target: RawCluster, _: Stopped) -> object:
         return await plan_link(source, target, topics)
 
-    async def throttle(source: RawCluster, target: RawCluster, _: Stopped) -> object:
-        """The file's limit holds where the operator has said none."""
-        return await update_control(
-            target, flow.link, lambda now: now if now.bytes_per_s is not None else replace(now, bytes_per_s=flow.throttle_bytes)
-        )
-
     wanted: Iterable[tuple[str, float | None, Round]] = (
         ("sync of group offsets", flow.sync_group_offsets_s, groups),
         ("checkpoints", flow.emit_checkpoints_s, checkpoints),
         ("sync of topic configurations", flow.sync_topic_configs_s, configs),
         ("sync of ACLs", flow.sync_topic_acls_s, acls),
         ("look at all topics", flow.refresh_topics_s or _PLAN_S, plan),
-        ("throttle of the file", None if flow.throttle_bytes is None else _PLAN_S, throttle),
     )
     duties = [Duty(name, interval_s, do) for name, interval_s, do in wanted if interval_s is not None]
     return (*([] if flow.emit_heartbeats_s is None else [heartbeats_of(flow)]), *duties)
@@ -137,7 +142,7 @@ def heartbeats_of(flow: Flow) -> Duty:
             target, flow.source_alias, flow.target_alias, now_ms, topic=topic, replication_factor=factor
         )
 
-    return Duty("heartbeats", interval_s, heartbeat)
+    return Duty("heartbeats", interval_s, heartbeat, is_apart=True)
 
 
 def _connect(flow: Flow) -> Callable[[], tuple[RawCluster, RawCluster]]:

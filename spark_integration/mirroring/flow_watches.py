@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import TracebackType
 
 from kafka.errors import KafkaError
+from rich.console import Console
 
+from spark_integration.mirroring.link_events import LinkEvent, undone
 from spark_integration.mirroring.link_state import GroupState, LinkState, Phase
-from spark_integration.mirroring.supervisor import LinkEvent, SupervisedLink
+from spark_integration.mirroring.supervisor import SupervisedLink
 from spark_integration.mirroring.watch import LinkWatch
 from spark_integration.monitoring.board import Board
 from tolerant_client.mirror.link.control import LinkControl
 from tolerant_client.mirror.link.groups import GroupsReport
+from tolerant_client.mirror.measures import Span
 from tolerant_client.mirror.sync import PreparedLink
 
+_PHASES: Mapping[str, Phase] = {
+    "started": Phase.RUNNING,
+    "failed": Phase.RESTARTING,
+    "promoted": Phase.STOPPED,
+    "stopped": Phase.STOPPED,
+    "dead": Phase.FAILED,
+}
 
 class FlowWatches:
     """Takes LinkEvents, each link's from its own threads; a link that never ran is on the board with what went wrong."""
@@ -26,68 +37,79 @@ class FlowWatches:
         self._started_ms = int(time.time() * 1000)
 
     def __enter__(self) -> FlowWatches:
-        for link in self._links:
-            self._show(link, Phase.STARTING, "")
+        for link in self._links.values():
+            self._show(link, Phase.STARTING)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for watch in self._watches.values():
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        for watch in list(self._watches.values()):
             try:
-                watch.__exit__(None, None, None)
+                watch.__exit__(kind, error, trace)
             except KafkaError:
                 pass  # a cluster that is away at the end: the mirror itself has said so
 
+    def stop(self) -> None:
+        """Lets all watches end at once, each with its time for a last look, and waits for nothing."""
+        for watch in list(self._watches.values()):
+            watch.stop()
+
     def tell(self, event: LinkEvent) -> None:
-        """Raises KafkaError where a link has started and the clusters do not answer then."""
+        link = self._links.get(event.link)
+        if link is None:
+            return  # heartbeats of a flow that copies nothing
         watch = self._watches.get(event.link)
-        if watch is None:
-            if event.kind == "started":
-                self._watches[event.link] = self._watch(event.link, event.facts)
-            elif event.kind in ("failed", "promoted"):
-                self._show(event.link, Phase.RESTARTING if event.kind == "failed" else Phase.STOPPED, event.text)
-        elif event.kind == "started":
-            watch.tell_phase(Phase.RUNNING)
+        phase = _PHASES.get(event.kind)
+        problem = "" if event.kind in ("started", "stopped") else event.text
+        if event.kind == "started" and watch is None:
+            self._watches[event.link] = self._watch(link, event.facts)
+        elif phase is not None and watch is None:
+            self._show(link, phase, problem, is_promoted=event.kind == "promoted")
+        elif watch is None:
+            return
+        elif phase is not None:
+            watch.tell_phase(phase, problem)
         elif event.kind == "report":
             watch.tell(event.facts)
-        elif event.kind == "failed":
-            watch.tell_phase(Phase.RESTARTING, event.text)
-        elif event.kind in ("promoted", "stopped"):
-            watch.tell_phase(Phase.STOPPED, event.text)
-        elif event.kind == "control" and isinstance(event.facts, LinkControl):
-            watch.tell_control(event.facts.paused, event.facts.bytes_per_s, event.facts.is_promoted)
         elif event.kind == "duty":
-            watch.tell_duty(event.text)
+            watch.sample.tell_duty(event.text, undone(getattr(event.facts, "left", ())))
             if isinstance(event.facts, GroupsReport):
-                watch.tell_groups(_groups(event.facts))
+                watch.sample.tell_groups(_groups(event.facts))
         elif event.kind == "duty failed":
-            watch.tell_duty(event.facts, event.text)
+            watch.sample.tell_duty(event.facts, event.text.removeprefix(f"{event.facts} "))
 
-    def _watch(self, link: str, prepared: PreparedLink) -> LinkWatch:
-        settings = self._links[link].settings
+    def _watch(self, link: SupervisedLink, prepared: PreparedLink) -> LinkWatch:
+        settings = link.settings
         watch = LinkWatch(
             settings.source,
             settings.target,
             prepared.ends,
-            link,
+            settings.link,
             is_once=False,
             is_shown=False,
             board=self._board,
-            names=self._links[link].aliases,
+            names=link.aliases,
             offsets=settings.offsets,
             topic_names=settings.names,
+            duties={duty.name: duty.interval_s for duty in link.duties},
+            own_rate=settings.bytes_per_s,
+            console=Console(quiet=True),  # events are printed by EventPrinter
         )
         return watch.__enter__()
 
-    def _show(self, link: str, phase: Phase, problem: str) -> None:
-        now_ms = int(time.time() * 1000)
-        aliases = self._links[link].aliases
-        self._board.tell(LinkState(link, now_ms, self._started_ms, *aliases, phase=phase, problem=problem))
+    def _show(self, link: SupervisedLink, phase: Phase, problem: str = "", *, is_promoted: bool = False) -> None:
+        now_ms, control = int(time.time() * 1000), LinkControl(is_promoted=is_promoted)
+        name, at, aliases = link.settings.link, (now_ms, self._started_ms), link.aliases
+        self._board.tell(LinkState(name, *at, *aliases, phase=phase, problem=problem, control=control))
 
 
 def _groups(report: GroupsReport) -> list[GroupState]:
     """What the round left of each group's offsets, as far as the report names them."""
+    latency = Span().seen(report.latency_ms)
     moved = [
-        GroupState(m.position.group, m.position.partition.topic, m.position.partition.partition, m.position.offset)
+        GroupState(m.position.group, m.position.partition.topic, m.position.partition.partition, m.position.offset, latency)
         for m in report.moved
     ]
     known = {group[:3] for group in moved}

@@ -20,19 +20,20 @@ from typing import Any, NamedTuple
 from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.ledger import lost_offsets
+from tolerant_client.mirror.link.control import LinkControl
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.measures import LATENCY_BOUNDS_MS, Copied, Measured, Span
 
 _NO_LATENCIES = (0,) * (len(LATENCY_BOUNDS_MS) + 1)
 OTHERS = "(others)"  # no topic can be called so
-_STALE_REPORT_S = 90.0  # a micro-batch of a tail holds for 10 s
 
 
 @dataclass(frozen=True)
 class TaskReport:
     """What tasks have done; their commit messages carry it to the driver, a file carries it to the mirror's process.
 
-    `troubles` are places that were read again from the target's log, `losses` ledger rows, `filled` offsets in gaps.
+    `troubles` are places that were read again from the target's log, `losses` ledger rows, `filled` offsets in gaps; of
+    the last two those of micro-batches: what happens while Spark plans the next one is not among them.
     `acked` says by partition how far it is copied, in source offsets.  `latencies` is a histogram over
     LATENCY_BOUNDS_MS.  `paused` and `acked` are as of `time_ms`, `latest` is what the last micro-batch copied, the rest
     are sums since the start of the query.
@@ -120,17 +121,6 @@ class Phase(str, enum.Enum):
         return self.value
 
 
-class Level(str, enum.Enum):
-    """How a link is: OK; WARNING, an operator should look; CRITICAL, nothing is copied."""
-
-    OK = "ok"
-    WARNING = "warning"
-    CRITICAL = "critical"
-
-    def __str__(self) -> str:
-        return self.value
-
-
 @dataclass(frozen=True)
 class PartitionState:
     """One partition: both logs' ends, how far it is copied, and when the oldest record that is not was written.
@@ -174,7 +164,8 @@ class PartitionState:
 class TopicState(NamedTuple):
     """A topic's partitions together: ends, lags in offsets and bytes and rates are sums, ages and latencies the greatest.
 
-    A sum leaves out what is not known, and is None where nothing is.
+    A sum leaves out what is not known, and is None where nothing is.  Of the partitions that are `behind` the age is known
+    of so many (`aged`); `paused` wait for an operator, `held` are paused by one.
     """
 
     topic: str
@@ -191,6 +182,9 @@ class TopicState(NamedTuple):
     age: Span
     latency: Span
     paused: int
+    behind: int
+    aged: int
+    held: int
 
 
 class GroupState(NamedTuple):
@@ -207,13 +201,22 @@ class GroupState(NamedTuple):
     note: str = ""
 
 
+class DutyState(NamedTuple):
+    """A periodic duty: when its last round ended (0: none has yet), what went wrong with it, or "", and its interval."""
+
+    time_ms: int = 0
+    problem: str = ""
+    interval_s: float = 0.0
+
+
 @dataclass(frozen=True)
 class LinkState:
     """A link as of `time_ms`.
 
     `query` is its Spark query.  `problem` says what the last restart, or the end, was about; `unreachable` names the
-    clusters that did not answer ("source", "target") and why.  `duties` are the periodic ones by name, with what went
-    wrong with the last round, or "".  `recent` is what was copied in the last minute or so, by partition.
+    clusters that did not answer ("source", "target") and why, `blind` says why nobody could look at all, `leaderless` how
+    many partitions of which cluster have no leader.  `recent` is what was copied in the last minute or so, by partition.
+    `control` is what the operator has ordered, `own_rate` the limit that the mirror was started with, bytes/s.
     """
 
     link: str
@@ -226,21 +229,34 @@ class LinkState:
     problem: str = ""
     restarts: int = 0
     unreachable: Mapping[str, str] = field(default_factory=dict)
+    blind: str = ""
+    leaderless: Mapping[str, int] = field(default_factory=dict)
     partitions: Mapping[TopicPartition, PartitionState] = field(default_factory=dict)
     report: TaskReport = TaskReport()
     recent: Mapping[TopicPartition, Copied] = field(default_factory=dict)
     ledger: tuple[LedgerRow, ...] = ()
     groups: tuple[GroupState, ...] = ()
-    duties: Mapping[str, str] = field(default_factory=dict)
-    held: tuple[str, ...] = ()  # what the operator has paused: "" (the link), "topic", "topic-3"
-    throttle_bytes: int | None = None
-    is_promoted: bool = False
+    duties: Mapping[str, DutyState] = field(default_factory=dict)
+    control: LinkControl = LinkControl()
+    own_rate: int | None = None
     query: str = ""
 
     @property
     def paused(self) -> Mapping[TopicPartition, str]:
         """What waits for an operator, and why."""
         return self.report.paused
+
+    @property
+    def throttle_bytes(self) -> int | None:
+        """The limit that holds, bytes/s; None without one."""
+        return self.control.rate(self.own_rate)
+
+    @property
+    def throttle_from(self) -> str:
+        """Who has said the limit: "operator", or "start" (the file or command that started the mirror); "" without one."""
+        if self.throttle_bytes is None:
+            return ""
+        return "start" if self.control.bytes_per_s is None else "operator"
 
     @cached_property
     def topics(self) -> Mapping[str, TopicState]:
@@ -278,6 +294,9 @@ class LinkState:
             recent.age,
             recent.latency,
             sum(partition in self.paused for partition in partitions),
+            sum(bool(state.lag_offsets) for state in states),
+            sum(bool(state.lag_offsets) and state.oldest_ms is not None for state in states),
+            sum(self.control.pauses(partition) for partition in partitions),
         )
 
     @cached_property
@@ -285,27 +304,16 @@ class LinkState:
         """Offsets that are lost, by (topic, reason), as the ledger says."""
         return lost_offsets(self.ledger)
 
-    @cached_property
-    def health(self) -> tuple[Level, tuple[str, ...]]:
-        """How the link is, and every reason why it is not OK, the worst first."""
-        critical = [f"The {name} cluster does not answer: {why}" for name, why in self.unreachable.items()]
-        if self.phase in (Phase.FAILED, Phase.RESTARTING):
-            critical.append(f"The query is {self.phase}: {self.problem or 'no reason is known'}")
-        warnings = [f"{name} failed: {why}" for name, why in self.duties.items() if why]
-        if self.held:
-            names = ", ".join(name or "the whole link" for name in self.held[:5])
-            warnings.append(f"The operator has paused {names}{' and more' if len(self.held) > 5 else ''}")
-        if self.is_promoted:
-            warnings.append("The link is promoted: it copies nothing")
-        if self.paused:
-            warnings.append(f"{_counted(len(self.paused), 'partition')} paused: see what for")
-        if self.ledger:
-            warnings.append(f"The ledger has {_counted(len(self.ledger), 'row')}: records were lost or left out")
-        since_s = (self.time_ms - (self.report.time_ms or self.started_ms)) / 1000
-        if self.phase is Phase.RUNNING and since_s > _STALE_REPORT_S:
-            warnings.append(f"No micro-batch has ended for {since_s:.0f} s")
-        level = Level.CRITICAL if critical else Level.WARNING if warnings else Level.OK
-        return level, (*critical, *warnings)
+
+def newly_paused(before: Mapping[TopicPartition, str], now: Mapping[TopicPartition, str]) -> list[tuple[str, str]]:
+    """Who is paused that was not before, and why; partitions of one topic for one reason together."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for topic, partition in sorted(now.keys() - before.keys()):
+        found.setdefault((topic, now[TopicPartition(topic, partition)]), []).append(partition)
+    return [
+        (f"{topic}-{numbers[0]}" + (f" and {len(numbers) - 1} more of its partitions" if len(numbers) > 1 else ""), why)
+        for (topic, why), numbers in found.items()
+    ]
 
 
 def together(name: str, topics: Iterable[TopicState]) -> TopicState:
@@ -329,6 +337,9 @@ def together(name: str, topics: Iterable[TopicState]) -> TopicState:
         age,
         latency,
         sum(t.paused for t in rows),
+        sum(t.behind for t in rows),
+        sum(t.aged for t in rows),
+        sum(t.held for t in rows),
     )
 
 
@@ -353,7 +364,3 @@ def total(values: Iterable[Any]) -> Any:
 def greatest(values: Iterable[Any]) -> Any:
     """The greatest of what is known; None where nothing is."""
     return max((value for value in values if value is not None), default=None)
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

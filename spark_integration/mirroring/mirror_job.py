@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_integration.mirroring.link_state import TaskReport
-from spark_integration.mirroring.ranges import read_report
+from spark_integration.mirroring.ranges import ReportFile
 from spark_integration.security.kafka_config import kafka_python_config
 from spark_integration.source import TolerantKafkaDataSource
 from tolerant_client import errors
@@ -42,7 +42,8 @@ _TASK_ATTEMPTS = 8
 # The JVM only plans here: starting soon is worth more to it than peak speed.
 _SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError"
 _NEVER_MS = 10 * 365 * 86_400_000
-_REPORT = "tolerant-mirror-report.json"  # what commits on the driver tell this process
+# What commits and plans on the driver, which are processes of their own, tell this one.
+_REPORT, _WAITING = "tolerant-mirror-report.json", "tolerant-mirror-waiting.json"
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
@@ -53,8 +54,9 @@ class MirrorSettings:
     `once` ends the mirror at the log ends seen at its start.  In tail mode each
     micro-batch copies for `hold_ms`, and for `lease_ms` more while Spark plans
     the next one.  `offsets` is identical or translated.  `topics` may be a regular expression.
-    With `goes_on` a partition that cannot go on is reported, and the query lives.  New topics and partitions are looked
-    for every `refresh_s` seconds; None: never.  `from_ms` and, with `once`, `until_ms` bound what is copied by the times of
+    With `goes_on` a partition that cannot go on, or a topic that is refused, is reported, and the query lives.  New topics
+    and partitions are looked for every `refresh_s` seconds; None: never.  `bytes_per_s` is the rate of the link unless its
+    operator says another one; None: no limit.  `from_ms` and, with `once`, `until_ms` bound what is copied by the times of
     its records (prepare_link).
     """
 
@@ -70,6 +72,7 @@ class MirrorSettings:
     offsets: str = "identical"
     goes_on: bool = False
     refresh_s: float | None = 30.0
+    bytes_per_s: int | None = None
     from_ms: int | None = None
     until_ms: int | None = None
 
@@ -93,12 +96,14 @@ def prepare(settings: MirrorSettings) -> PreparedLink:
         try:
             if settings.offsets == "identical":
                 identical = partial(
-                    prepare_link, from_ms=settings.from_ms, until_ms=settings.until_ms, compares=not settings.goes_on
+                    prepare_link, from_ms=settings.from_ms, until_ms=settings.until_ms, goes_on=settings.goes_on
                 )
                 return source.run(identical, source, target, settings.topics, settings.link, settings.policy)
-            prepare_copies = partial(prepare_translated_link, from_ms=settings.from_ms, until_ms=settings.until_ms)
-            translated = source.run(prepare_copies, source, target, settings.topics, settings.link)
-            return PreparedLink(NO_PRODUCER_ID, translated.created, translated.ends, translated.warnings)
+            translated = partial(
+                prepare_translated_link, from_ms=settings.from_ms, until_ms=settings.until_ms, goes_on=settings.goes_on
+            )
+            copies = source.run(translated, source, target, settings.topics, settings.link)
+            return PreparedLink(NO_PRODUCER_ID, copies.created, copies.ends, copies.warnings, copies.waiting)
         finally:
             target.close()
 
@@ -126,7 +131,7 @@ def spark_session(tasks: int) -> SparkSession:
 
 
 def start(settings: MirrorSettings, link: PreparedLink, session: SparkSession, checkpoint: Path) -> StreamingQuery:
-    """Starts the streaming query of a prepared link; its checkpoint is to hold `_REPORT` too."""
+    """Starts the streaming query of a prepared link; its checkpoint is for QueryReport, too."""
     session.dataSource.register(TolerantKafkaDataSource)
     session.createDataFrame([], "nothing INT")  # makes it this thread's session: Spark looks its data sources up there
     source = {f"kafka.{key}": value for key, value in settings.source.items()}
@@ -139,9 +144,14 @@ def start(settings: MirrorSettings, link: PreparedLink, session: SparkSession, c
         .option("tail", not settings.once)
         .options(**({} if settings.until_ms is None else {"untilMs": settings.until_ms}))
         .option("refreshIntervalMs", _NEVER_MS if settings.refresh_s is None else round(settings.refresh_s * 1000))
+        .option("waiting", str(checkpoint / _WAITING))
         .options(**source, **{f"target.{key}": value for key, value in target.items()})
         .load()
     )
+    if settings.tasks == 1 and not settings.once:
+        # Within one stage Spark has a Python worker read the rows and another one write them, and changes their parts with
+        # each micro-batch: then both would have a copier of every partition, which fetches all of it for its lease.
+        ranges = ranges.repartition(1)
     writer = (
         ranges.writeStream.format("tolerantkafka")
         .option("payload", "ranges")
@@ -151,6 +161,7 @@ def start(settings: MirrorSettings, link: PreparedLink, session: SparkSession, c
         .option("producerId", link.producer_id)
         .option("policy", settings.policy.to_json())
         .option("tasks", settings.tasks)
+        .option("bytesPerSecond", settings.bytes_per_s or 0)
         .option("holdMs", 0 if settings.once else settings.hold_ms)
         .option("leaseMs", 0 if settings.once else settings.lease_ms)
         .option("goesOn", settings.goes_on)
@@ -169,32 +180,43 @@ def run(
     link: PreparedLink,
     is_stopping: Callable[[], bool] = lambda: False,
     tell: Callable[[TaskReport], None] = lambda report: None,
-) -> None:
-    """Runs the mirror until it is done (`once`) or `is_stopping`.
+) -> bool:
+    """Runs the mirror until it is done (`once`) or `is_stopping`; whether it has ended by itself.
 
     `tell` gets once a second, and at the end, what the tasks have done and what is paused.
     Raises the error that stopped a partition, as the executor raised it.
     """
     session = spark_session(settings.tasks)
+    is_stopped = False
     try:
         with tempfile.TemporaryDirectory(prefix="tolerant-mirror-", ignore_cleanup_errors=True) as folder:
             query = start(settings, link, session, Path(folder))
+            report = QueryReport(Path(folder))
             try:
                 while not query.awaitTermination(1):
-                    tell(read_report(Path(folder, _REPORT)))
+                    tell(report.read())
                     if is_stopping():
+                        is_stopped = True
                         query.stop()
             except StreamingQueryException as error:
                 raise original_error(str(error)) from error
             finally:
-                tell(read_report(Path(folder, _REPORT)))
+                tell(report.read())
     finally:
         session.stop()
+    return not is_stopped
 
 
-def report_of(checkpoint: Path) -> TaskReport:
-    """What the query with this checkpoint has told up to its last micro-batch."""
-    return read_report(checkpoint / _REPORT)
+class QueryReport:
+    """What the query with this checkpoint has told up to its last micro-batch, and what its reader leaves out."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._done = ReportFile(checkpoint / _REPORT)
+        self._waiting = ReportFile(checkpoint / _WAITING)
+
+    def read(self) -> TaskReport:
+        done, waiting = self._done.read(), self._waiting.read().paused
+        return replace(done, paused={**waiting, **done.paused}) if waiting else done
 
 
 def original_error(text: str) -> TolerantClientError:

@@ -1,32 +1,36 @@
-"""payload=ranges: rows say which offsets to copy, and the sink copies them on the executor.
+"""payload=ranges: rows say which partitions to copy, and the sink copies them on the executor.
 
 The records never cross the JVM.  Read side: a stream of rows (topic, partition,
-from_offset, until_offset), half-open; until_offset null means "and whatever
+until_offset), exclusive; until_offset null means "and whatever
 arrives while the micro-batch lasts".  Write side: each task hands its rows to
 the copier of its Python worker process (tolerant_client.mirror.worker).
 
 Options of the read side: kafka.* (source), target.kafka.*, linkTopics (JSON of
 mirror.topic_filter.LinkTopics) or subscribePattern (a regular expression), tasks
-(default 1), tail (default false), refreshIntervalMs (default 30000), untilMs (with
-Trigger.AvailableNow: no record from the first one of that time on; default none).
+(default 1), tail (default false: Trigger.AvailableNow copies up to the ends of its start), refreshIntervalMs (default
+30000), untilMs (with Trigger.AvailableNow: no record from the first one of that time on; default none), waiting (a file
+on the driver that gets, when that changes, what cannot be copied now and why, as the `paused` of a
+link_state.TaskReport; default none).
 Options of the write side: kafka.* (target), source.kafka.*, link (default
 "default"), offsets (identical, the default, or translated), producerId (for
 identical offsets), linkTopics (where topics have other names on the target),
-policy (JSON of mirror.losses.MirrorPolicy, default its defaults), tasks (that share the
-link's rate, default 1), holdMs (default 0), leaseMs (default 0), report (a file on the driver that gets, after each
-micro-batch, link_state.TaskReport as JSON; default none), goesOn (default false).
+policy (JSON of mirror.losses.MirrorPolicy, default its defaults), bytesPerSecond (of the link, unless its operator
+says another rate; default none), tasks (that share the link's rate, default 1), holdMs (default 0), leaseMs (default 0),
+report (a file on the driver that gets, after each micro-batch, link_state.TaskReport as JSON; default none), goesOn
+(default false).
 
-An error that no repeat cures is not raised by the task, which Spark would repeat,
-but by the commit: the other tasks bring their partitions to the end before.
-With goesOn it is not raised at all but reported, as what the partition waits for: the
-others go on, and the next micro-batch looks at it again.
+Laws:
+- What is wrong with one topic or partition is told of it alone; the others go on, and it is looked at again.
+- An error that no repeat cures is not raised by the task, which Spark would repeat, but by the commit: the other tasks
+  bring their partitions to the end before.  With goesOn it is not raised at all but reported, as what the partition waits
+  for, and the next micro-batch looks at it again.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +38,9 @@ from kafka.structs import TopicPartition
 from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, InputPartition, WriterCommitMessage
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
+from spark_integration.mirroring.link_events import sentence
 from spark_integration.mirroring.link_state import TaskReport
-from spark_integration.reading.offsets import NestedOffsets, nested_offsets
+from spark_integration.mirroring.ranges_scope import Scope
 from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.errors import (
     DataLossError,
@@ -47,12 +52,13 @@ from tolerant_client.errors import (
     TolerantClientError,
     UnsupportedSourceError,
 )
+from tolerant_client.mirror.led_offsets import list_led_offsets, stable_ends
 from tolerant_client.mirror.link.beginning import ends_at
 from tolerant_client.mirror.losses import MirrorPolicy
 from tolerant_client.mirror.sync import make_topics, plan_link
 from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.mirror.worker import LinkConfig, copy_ranges, take_measures
-from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
+from tolerant_client.raw import EARLIEST, RawCluster
 
 _INCURABLE = (
     DataLossError,
@@ -64,6 +70,7 @@ _INCURABLE = (
     UnsupportedSourceError,
 )
 _NO_TOPICS_S = 1.0
+_LOOK_S = 30.0  # between two looks at the leaders
 
 
 @dataclass
@@ -74,13 +81,16 @@ class CopiedRanges(WriterCommitMessage):
     error: TolerantClientError | None = None
 
 
+Row = tuple[str, int, int | None]  # topic, partition, until_offset
+
+
 @dataclass
 class RangesTask(InputPartition):
     """The rows of one task."""
 
-    rows: tuple[tuple[str, int, int, int | None], ...]
+    rows: tuple[Row, ...]
 
-    def __init__(self, rows: tuple[tuple[str, int, int, int | None], ...]) -> None:
+    def __init__(self, rows: tuple[Row, ...]) -> None:
         super().__init__(rows)
         self.rows = rows
 
@@ -88,10 +98,9 @@ class RangesTask(InputPartition):
 class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans what there is to copy; with `target.kafka.*` it also creates topics that appear.
 
-    An offset is {"offsets": {topic: {partition: end}}, "trigger": n}.  Where n moves
-    on, every partition is planned whose log does not end at 0: in tail mode with
-    each micro-batch, so that tasks always run, else with the first, since the target
-    may have to get as far as a source log that is empty by now.
+    An offset is {"trigger": n}, the number of the micro-batch.  What each one copies is known here alone: a query of
+    ranges is never started from a checkpoint, and thousands of offsets need not be written down for each micro-batch.
+    In tail mode n moves on each time, so that tasks always run, else once.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -108,43 +117,40 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._is_tail = lowered.get("tail", "false").lower() == "true"
         self._refresh_s = _number(lowered, "refreshIntervalMs", 30_000) / 1000
         self._until_ms = _number(lowered, "untilMs", 0) if "untilms" in lowered else None
-        self._refreshed_at = float("-inf")
-        self._partitions: list[TopicPartition] = []
-        self._last: NestedOffsets | None = None  # where Trigger.AvailableNow ends
+        self._told = ReportFile(Path(lowered["waiting"])) if lowered.get("waiting") else None
+        self._refreshed_at = self._looked_at = float("-inf")
+        self._scope = Scope()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_clusters": None}  # executors get the reader for `read` alone
+        return {}  # executors get the reader for `read` alone, once for each micro-batch
 
     def initialOffset(self) -> dict[str, Any]:
         self._refresh()
-        return {"offsets": self._list(EARLIEST), "trigger": 0}
+        return {"trigger": 0}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        ends = self._ends()
+        self._refresh()
         if self._until_ms is not None:
             source, _ = self._connected()
-            places = {TopicPartition(topic, int(n)): end for topic, found in ends.items() for n, end in found.items()}
-            ends = nested_offsets(source.run(ends_at, source, places, self._until_ms))
-        self._last = ends
+            self._scope = replace(self._scope, ends=source.run(ends_at, source, self._scope.ends, self._until_ms))
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        ends = self._last if self._last is not None else self._ends()
-        if not ends and self._is_tail:
+        if not self._is_tail:
+            return {"trigger": 1}
+        self._refresh()
+        if not self._scope.ends:
             time.sleep(_NO_TOPICS_S)  # topics may appear; until then no task slows the micro-batches down
-        return {"offsets": ends, "trigger": start["trigger"] + 1 if self._is_tail else 1}
+        return {"trigger": start["trigger"] + 1}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        is_every = end["trigger"] > start["trigger"]
-        rows = [
-            (topic, int(index), start["offsets"].get(topic, {}).get(index, 0), None if self._is_tail else until)
-            for topic, ends in end["offsets"].items()
-            for index, until in ends.items()
-            if self._is_tail or until > (0 if is_every else start["offsets"].get(topic, {}).get(index, 0))
-        ]
-        size = {row: end["offsets"][row[0]][str(row[1])] - row[2] for row in rows}
-        return [RangesTask(tuple(rows)) for rows in spread(size, self._tasks)]
+        sizes: dict[Row, int] = {
+            (*p, None if self._is_tail else until): self._scope.gained.get(p, 0)
+            for p, until in self._scope.ends.items()
+            if self._is_tail or until > 0  # also a log that is empty by now: the target has to get as far
+        }
+        return [RangesTask(tuple(rows)) for rows in spread(sizes, self._tasks)]
 
-    def read(self, partition: InputPartition) -> Iterator[tuple[str, int, int, int | None]]:
+    def read(self, partition: InputPartition) -> Iterator[Row]:
         assert isinstance(partition, RangesTask)
         return iter(partition.rows)
 
@@ -154,18 +160,6 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             target.close()
             source.close()
 
-    def _ends(self) -> NestedOffsets:
-        self._refresh()
-        return self._list(LATEST)
-
-    def _list(self, which: int) -> NestedOffsets:
-        source, _ = self._connected()
-
-        async def ask() -> dict[TopicPartition, int]:
-            return await source.list_offsets(dict.fromkeys(self._partitions, which), isolation_level=READ_COMMITTED)
-
-        return nested_offsets(source.run(ask))
-
     def _connected(self) -> tuple[RawCluster, RawCluster]:
         if self._clusters is None:
             source = RawCluster(self._configs[0], name="source", names=self._topics.names)
@@ -173,14 +167,30 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._clusters
 
     def _refresh(self) -> None:
-        """Looks for new topics and partitions, and creates them on the target."""
+        """Looks for new topics and partitions, and creates them on the target; in between for leaders only."""
         now = time.monotonic()
         if now - self._refreshed_at >= self._refresh_s:
-            source, target = self._connected()
-            planned = source.run(plan_link, source, target, self._topics)
-            source.run(make_topics, target, planned.topics)
-            self._partitions = list(planned.ends)
-            self._refreshed_at = now
+            self._take(self._planned())
+            self._refreshed_at = self._looked_at = now
+        elif now - self._looked_at >= _LOOK_S:
+            source, _ = self._connected()
+            self._take(self._scope.after_look(source.run(stable_ends, source, self._scope.led)))
+            self._looked_at = now
+
+    def _planned(self) -> Scope:
+        source, target = self._connected()
+        topics = self._topics if not self._scope.ends else replace(self._topics, waits_for_topics=True)
+        planned = source.run(make_topics, target, source.run(plan_link, source, target, topics))
+        copies = source.run(target.partitions, self._scope.lacking(planned))
+        starts: Mapping[TopicPartition, int] = {}
+        if not self._scope.ends and self._tasks > 1:
+            starts = source.run(list_led_offsets, source, dict.fromkeys(planned.ends, EARLIEST)).offsets
+        return self._scope.after_plan(planned, copies, starts)
+
+    def _take(self, scope: Scope) -> None:
+        if self._told is not None and scope.waiting != self._scope.waiting:
+            self._told.write(TaskReport(paused=scope.waiting))
+        self._scope = scope
 
 
 class RangesStreamWriter(DataSourceStreamWriter):
@@ -202,11 +212,12 @@ class RangesStreamWriter(DataSourceStreamWriter):
             policy=MirrorPolicy.from_json(lowered.get("policy", "{}")),
             is_translated=offsets == "translated",
             names=topics.names,
+            bytes_per_s=_number(lowered, "bytesPerSecond", 0) or None,
             shares=max(1, _number(lowered, "tasks", 1)),
         )
         self._hold_ms = _number(lowered, "holdMs", 0)
         self._lease_ms = _number(lowered, "leaseMs", 0)
-        self._report = Path(lowered["report"]) if lowered.get("report") else None
+        self._report = ReportFile(Path(lowered["report"])) if lowered.get("report") else None
         self._goes_on = lowered.get("goeson", "false").lower() == "true"
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
@@ -216,22 +227,28 @@ class RangesStreamWriter(DataSourceStreamWriter):
         hold_until = time.monotonic() + self._hold_ms / 1000
         try:
             copied = copy_ranges(self._link, until, hold_ms=self._hold_ms, lease_ms=self._lease_ms)
-        except _INCURABLE as error:
+        except _INCURABLE as error:  # of the task as a whole
             if not self._goes_on or isinstance(error, LinkPromotedError):
                 return CopiedRanges(error=error)
             time.sleep(max(0.0, hold_until - time.monotonic()))
-            return CopiedRanges(TaskReport(paused={named(until, error): _text(error)}).measured(take_measures(self._link)))
-        # Where all are paused the copier is done at once; Spark is not to plan one micro-batch after another then.
-        time.sleep(max(0.0, hold_until - time.monotonic()))
-        done = copied.values()
+            return CopiedRanges(TaskReport(paused=dict.fromkeys(until, sentence(error))).measured(take_measures(self._link)))
+        stopped = {p: why for p, done in copied.items() if (why := done.stopped_by) is not None}
+        final = [why for why in stopped.values() if isinstance(why, LinkPromotedError if self._goes_on else _INCURABLE)]
+        if not final:
+            for why in stopped.values():
+                if not isinstance(why, _INCURABLE):
+                    raise why
+            # Where all are paused the copier is done at once; Spark is not to plan one micro-batch after another then.
+            time.sleep(max(0.0, hold_until - time.monotonic()))
+        waiting = {p: why for p, done in copied.items() if done.is_paused and (why := done.error) is not None}
         report = TaskReport(
-            troubles=sum(p.troubles for p in done),
-            losses=sum(p.losses for p in done),
-            filled=sum(p.filled for p in done),
-            paused={partition: _text(p.error) for partition, p in copied.items() if p.is_paused},
-            acked={partition: p.acked for partition, p in copied.items()},
+            troubles=sum(done.troubles for done in copied.values()),
+            losses=sum(done.losses for done in copied.values()),
+            filled=sum(done.filled for done in copied.values()),
+            paused={p: sentence(why) for p, why in {**waiting, **({} if final else stopped)}.items()},
+            acked={p: done.acked for p, done in copied.items()},
         )
-        return CopiedRanges(report.measured(take_measures(self._link)))
+        return CopiedRanges(report.measured(take_measures(self._link)), final[0] if final else None)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Adds to the report, and raises the first error that no repeat cures.
@@ -240,8 +257,7 @@ class RangesStreamWriter(DataSourceStreamWriter):
         """
         done = [message for message in messages if isinstance(message, CopiedRanges)]
         if self._report is not None:
-            told = read_report(self._report).plus([message.report for message in done], int(time.time() * 1000))
-            write_report(self._report, told)
+            self._report.write(self._report.read().plus([message.report for message in done], int(time.time() * 1000)))
         for message in done:
             if message.error is not None:
                 raise message.error
@@ -250,41 +266,40 @@ class RangesStreamWriter(DataSourceStreamWriter):
         """Nothing is left to undo: a repeated task goes on from the target's log."""
 
 
-def spread(
-    size: Mapping[tuple[str, int, int, int | None], int], tasks: int
-) -> list[list[tuple[str, int, int, int | None]]]:
+def spread(sizes: Mapping[Row, int], tasks: int) -> list[list[Row]]:
     """Deals rows to at most `tasks` tasks, the largest first, each to the task that has least.  Pure."""
-    dealt: list[list[tuple[str, int, int, int | None]]] = [[] for _ in range(min(tasks, len(size)))]
+    dealt: list[list[Row]] = [[] for _ in range(min(tasks, len(sizes)))]
     load = [0] * len(dealt)
-    for row in sorted(size, key=lambda r: (-size[r], r[:3], r[3] is None, r[3])):
+    for row in sorted(sizes, key=lambda r: (-sizes[r], r[:2], r[2] is None, r[2])):
         least = load.index(min(load))
         dealt[least].append(row)
-        load[least] += size[row] + 1
+        load[least] += sizes[row] + 1
     return dealt
 
 
-def named(partitions: Iterable[TopicPartition], error: TolerantClientError) -> TopicPartition:
-    """The partition that an error speaks of; the first one if it names none."""
-    return max(sorted(partitions), key=lambda p: len(f"{p.topic}-{p.partition}") if f"{p.topic}-{p.partition}" in str(error) else 0)
+class ReportFile:
+    """A TaskReport in a file, by which processes of one host tell each other; read again only when it was replaced."""
 
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int] | None = None
+        self._report = TaskReport()
 
-def write_report(path: Path, report: TaskReport) -> None:
-    """Replaces the file at once: a reader finds the whole of it, or that of the micro-batch before."""
-    beside = path.with_name(f"{path.name}.new")
-    beside.write_text(report.to_json())
-    beside.replace(path)
+    def read(self) -> TaskReport:
+        """What was written last; an empty report before that."""
+        try:
+            stat = self._path.stat()
+            if (seen := (stat.st_ino, stat.st_mtime_ns)) != self._seen:
+                self._report, self._seen = TaskReport.from_json(self._path.read_text()), seen
+        except FileNotFoundError:
+            pass
+        return self._report
 
-
-def read_report(path: Path) -> TaskReport:
-    """What the query has told up to the last micro-batch; an empty report before the first one has ended."""
-    try:
-        return TaskReport.from_json(path.read_text())
-    except FileNotFoundError:
-        return TaskReport()
-
-
-def _text(error: TolerantClientError | None) -> str:
-    return str(error).removeprefix(f"{type(error).__name__}: ")
+    def write(self, report: TaskReport) -> None:
+        """Replaces the file at once: a reader finds the whole of it, or that of the micro-batch before."""
+        beside = self._path.with_name(f"{self._path.name}.new")
+        beside.write_text(report.to_json())
+        beside.replace(self._path)
 
 
 def _topics(lowered: Mapping[str, str]) -> LinkTopics | None:

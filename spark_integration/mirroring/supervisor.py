@@ -14,14 +14,13 @@ import logging
 import os
 import random
 import signal
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
@@ -30,11 +29,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_integration.mirroring import mirror_job
-from spark_integration.mirroring.duties import Duty, DutyThread, connected
+from spark_integration.mirroring.duties import Duty, DutyThread, connected, lanes
+from spark_integration.mirroring.link_events import LinkEvent, Tell, sentence, tell_duty
+from spark_integration.mirroring.link_state import newly_paused
 from spark_integration.mirroring.mirror_job import MirrorSettings
 from spark_integration.mirroring.restarts import LinkLife, RestartPolicy, Step
 from tolerant_client.errors import LinkPromotedError, TolerantClientError
-from tolerant_client.mirror.link.left import LeftSoFar
 from tolerant_client.mirror.sync import PreparedLink
 
 _log = logging.getLogger(__name__)
@@ -44,26 +44,7 @@ _STOP_S = 6.0  # for all links together
 _SPARK_STOP_S = 2.0  # then it is killed: within 10 s all is over
 _SPARK_SILENT_S = 60.0  # a JVM that answers nothing for so long is dead
 _SAME_S = 1.0  # two signals closer than this are one that came twice: timeout(1) signals a process and its group
-_LEFT_AT_ONCE = 20  # lines of one round
-_AS_IT_SHOULD_BE = {"ahead", "members", "write", "kept", "type"}  # what is left by the rules of a duty
 FORCED = 130  # exit code after a second signal
-
-
-@dataclass(frozen=True)
-class LinkEvent:
-    """What happened to a link, as one sentence; `facts` are for programs.
-
-    kind: started (facts: PreparedLink), report (facts: TaskReport; twice a second), paused (facts: partitions with reasons),
-    failed, promoted, duty (facts: what its round returned; `text` is the duty's name), duty failed (facts: its name), stopped.
-    """
-
-    link: str
-    kind: str
-    text: str
-    facts: Any = None
-
-
-Tell = Callable[[LinkEvent], None]
 
 
 @dataclass(frozen=True)
@@ -105,7 +86,8 @@ class SparkLink:
         self._tell = tell
         self._query: StreamingQuery | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._duties: DutyThread | None = None
+        self._report: mirror_job.QueryReport | None = None
+        self._duties: list[DutyThread] = []
         self._paused: Mapping[TopicPartition, str] = {}
 
     def start(self) -> None:
@@ -113,6 +95,7 @@ class SparkLink:
         prepared = mirror_job.prepare(self._settings)
         link = self._settings.link
         self._folder = tempfile.TemporaryDirectory(prefix=f"tolerant-mirror-{link}-", ignore_cleanup_errors=True)
+        self._report = mirror_job.QueryReport(Path(self._folder.name))
         self._query = mirror_job.start(self._settings, prepared, self._session, Path(self._folder.name))
         self._tell(LinkEvent(link, "started", _started(prepared), prepared))
 
@@ -143,26 +126,28 @@ class SparkLink:
             self._folder = None
 
     def close(self) -> None:
-        if self._duties is not None:
-            self._duties.close()
-            self._duties = None
+        for thread in self._duties:
+            thread.stop()
+        for thread in self._duties:
+            thread.close()
+        self._duties = []
 
     def _see_to_duties(self) -> None:
         """They begin behind the first micro-batch: it has found the partitions that are no copies."""
-        if self._duties is not None:
-            self._duties.stopped = frozenset(self._paused)
-        elif self._wanted:
+        stopped = frozenset(self._paused)
+        for thread in self._duties:
+            thread.stopped = stopped
+        if not self._duties:
             settings = self._settings
             connect = functools.partial(connected, settings.source, settings.target, settings.names)
             tell = tell_duty(settings.link, self._tell)
-            self._duties = DutyThread(settings.link, self._wanted, connect, tell, frozenset(self._paused))
+            self._duties = [DutyThread(settings.link, lane, connect, tell, stopped) for lane in lanes(self._wanted)]
 
     def _tell_report(self) -> None:
-        assert self._folder is not None
-        report = mirror_job.report_of(Path(self._folder.name))
-        for partition in sorted(report.paused.keys() - self._paused.keys()):
-            text = f"{partition.topic}-{partition.partition} waits for an operator: {report.paused[partition]}"
-            self._tell(LinkEvent(self._settings.link, "paused", text, report.paused))
+        assert self._report is not None
+        report = self._report.read()
+        for who, why in newly_paused(self._paused, report.paused):
+            self._tell(LinkEvent(self._settings.link, "paused", f"{who} waits: {why}", report.paused))
         self._paused = report.paused
         self._tell(LinkEvent(self._settings.link, "report", "", report))
 
@@ -191,12 +176,19 @@ class LinkThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while not self._stop.is_set() and self.stuck is None:
-            self.step(time.monotonic())
-            self._stop.wait(_LOOK_S)
-        self._end(time.monotonic())
-        self._job.close()
-        self._tell(LinkEvent(self.name, "stopped", "stopped"))
+        try:
+            while not self._stop.is_set() and self.stuck is None:
+                self.step(time.monotonic())
+                self._stop.wait(_LOOK_S)
+            self._end(time.monotonic())
+            self._job.close()
+        except Exception as error:  # a thread that ends by itself must not be missed by nobody
+            _log.exception("Link %s", self.name)
+            self.stuck = StuckError(f"Its thread has ended: {sentence(error)}")
+        if self.stuck is None:
+            self._tell(LinkEvent(self.name, "stopped", "stopped"))
+        else:
+            self._tell(LinkEvent(self.name, "dead", f"goes on in another process only: {sentence(self.stuck)}"))
 
     def step(self, now: float) -> None:
         """Does what is due; whatever goes wrong, it is the link's own affair."""
@@ -220,7 +212,7 @@ class LinkThread:
             self._job.close()
             self._life.promoted(now)
             if self._told != str(error):
-                self._tell(LinkEvent(self.name, "promoted", f"not started: {_sentence(error)}"))
+                self._tell(LinkEvent(self.name, "promoted", f"not started: {sentence(error)}"))
             self._told = str(error)
         except Exception as error:  # the law: a link that fails is started again
             if not isinstance(error, (KafkaError, PySparkException, OSError, ValueError)):
@@ -228,7 +220,7 @@ class LinkThread:
             self._end(now)
             wait_s = self._life.failed(now, random.random())
             self._told = ""
-            self._tell(LinkEvent(self.name, "failed", f"failed, and is started again in {wait_s:.0f} s: {_sentence(error)}"))
+            self._tell(LinkEvent(self.name, "failed", f"failed, and is started again in {wait_s:.0f} s: {sentence(error)}"))
 
     def _end(self, now: float) -> None:
         try:
@@ -309,16 +301,27 @@ def run_links(
         raise TolerantClientError(f"Spark died: {death}; the process ends, so that whoever started it starts it again")
 
 
-def stop_signals() -> threading.Event:
+class StopSignal(threading.Event):
+    """Whether a signal has asked for a stop; `number` is which one, 0 before."""
+
+    number = 0
+
+    @property
+    def exit_code(self) -> int:
+        """That of a process which the signal has ended, as shells tell it."""
+        return 128 + self.number
+
+
+def stop_signals() -> StopSignal:
     """Set by the first SIGTERM or SIGINT; the second one ends the process at once with exit code 130."""
-    stopping = threading.Event()
+    stopping = StopSignal()
     asked_at = 0.0
 
     def ask(number: int, frame: object) -> None:
         nonlocal asked_at
         now = time.monotonic()
         if not stopping.is_set():
-            asked_at = now
+            asked_at, stopping.number = now, number
         elif now - asked_at > _SAME_S:
             os._exit(FORCED)
         stopping.set()
@@ -326,47 +329,6 @@ def stop_signals() -> threading.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ask)
     return stopping
-
-
-def tell_duty(link: str, tell: Tell) -> Callable[[str, object, Exception | None], None]:
-    """What DutyThread tells, as events of a link; what a round left undone, once, and again when it comes back."""
-    so_far = LeftSoFar()
-
-    def done(name: str, report: object, error: Exception | None) -> None:
-        if error is None:
-            news = [each for each in so_far.news(name, getattr(report, "left", ())) if each.reason not in _AS_IT_SHOULD_BE]
-            for each in news[:_LEFT_AT_ONCE]:
-                tell(LinkEvent(link, "left", f"{name} left {each}", each))
-            if len(news) > _LEFT_AT_ONCE:
-                tell(LinkEvent(link, "left", f"{name} left {len(news) - _LEFT_AT_ONCE} more"))
-            tell(LinkEvent(link, "duty", name, report))
-        else:
-            tell(LinkEvent(link, "duty failed", f"{name} failed, and is tried again: {_sentence(error)}", name))
-
-    return done
-
-
-class EventPrinter:
-    """Prints what an operator should read, a line each on standard error; a duty that fails again in the same way, once."""
-
-    def __init__(self) -> None:
-        self._failing: dict[tuple[str, str], str] = {}
-
-    def __call__(self, event: LinkEvent) -> None:
-        if event.kind == "duty":
-            if self._failing.pop((event.link, event.text), None) is not None:
-                self._print(event.link, f"{event.text}: done again")
-        elif event.kind == "duty failed":
-            duty = (event.link, event.facts)
-            if self._failing.get(duty) != event.text:
-                self._failing[duty] = event.text
-                self._print(event.link, event.text)
-        elif event.kind != "report":
-            self._print(event.link, event.text)
-
-    @staticmethod
-    def _print(link: str, text: str) -> None:
-        print(f"tolerant-kafka: {link}: {text}", file=sys.stderr, flush=True)
 
 
 def _ends(function: Callable[[], object], timeout_s: float) -> bool:
@@ -381,11 +343,6 @@ def _started(link: PreparedLink) -> str:
     created = f", {len(link.created)} of them created" if link.created else ""
     warnings = "".join(f"; warning: {warning}" for warning in link.warnings)
     return f"copying {len(topics)} topics with {len(link.ends)} partitions{created}{warnings}"
-
-
-def _sentence(error: BaseException) -> str:
-    lines = str(error).removeprefix(f"{type(error).__name__}: ").strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _is_active(query: StreamingQuery) -> bool:

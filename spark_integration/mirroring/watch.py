@@ -1,41 +1,51 @@
-"""Watches a link from outside, in a thread of its own: progress bars, and samples of what is known of it."""
+"""Watches a link from outside: progress bars, and samples of what is known of it.
+
+Laws:
+- The watch never delays the mirror: its thread has the clients, and all their waiting.  Its start waits for nothing, its
+  end for END_S; a thread that a dead cluster holds longer is left to itself, with its clients.
+- What is known is never lost: where a cluster does not tell how far the copies are, the tasks' reports do.
+"""
 
 from __future__ import annotations
 
+import functools
+import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from types import TracebackType
+from typing import TypeVar
 
-from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 from rich.console import Console
 
-from spark_integration.mirroring.link_state import GroupState, LinkState, PartitionState, Phase, TaskReport, added
+from spark_integration.mirroring.estimates import Ages, Rates, sizes_by_topic
+from spark_integration.mirroring.link_clusters import AWAY, LinkClusters
+from spark_integration.mirroring.link_events import sentence
+from spark_integration.mirroring.link_sample import LinkSample
+from spark_integration.mirroring.link_state import DutyState, LinkState, PartitionState, Phase, TaskReport, newly_paused
 from spark_integration.monitoring.bars import LinkBars
 from spark_integration.monitoring.board import Board
-from spark_integration.monitoring.look import MOST_AGES, bytes_per_offset, log_ends, stable_ends, written_ms
+from spark_integration.monitoring.look import MOST_AGES
 from spark_integration.monitoring.server import StatusServer
-from spark_integration.security.kafka_config import kafka_python_config
-from tolerant_client.errors import OptionError, TolerantClientError
-from tolerant_client.mirror.ledger import read_ledger
+from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.measures import Copied
 from tolerant_client.mirror.replication_policy import TopicNames
-from tolerant_client.raw import LATEST, RawCluster
 
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+END_S = 1.5  # for the last look
+_LOSSES_S = 10.0  # for the last look of a mirror that has come to its end by itself, and has had losses
 _INTERVAL_S = 0.5
-_SHARE = 30  # a look that takes the processor n seconds is followed by 30 n without one
+_SHARE = 30  # a look that takes the processor n seconds is followed by 30 n without one, but no more than that:
+_LONGEST_S = 30.0
+_CONTROL_INTERVAL_S = 2.0
 _LEDGER_INTERVAL_S = 10.0
 _SIZES_INTERVAL_S = 60.0
 _AGAIN_S = 5.0  # after a question that failed
-_RATE_S = 10.0
-_RECENT_MS = 60_000
-_PATIENCE_MS = 5_000  # a cluster that is away for a moment shows no progress, nothing else
-_AWAY = (KafkaError, OSError, ValueError)  # ValueError: an answer that cannot be decoded, again and again
-_KNOWN_SIZE = 100  # records of a topic, once copied, tell what its records take
 
 
 class LinkWatch:
@@ -45,8 +55,10 @@ class LinkWatch:
     last stable offsets at the start; with `is_once` they are the goal, else the
     present ones are.  `metrics` is HOST:PORT to serve metrics and the status page at;
     where there are several links, one StatusServer shows the `board` of all.
-    `names` are those of the clusters, `topic_names` those of the link's topics.
+    `names` are those of the clusters, `topic_names` those of the link's topics, `duties` the intervals of its
+    periodic duties in seconds, `own_rate` the limit that it was started with, bytes/s.
     Topics of the reports that `ends` does not have are watched, too.
+    Raises OptionError for a wrong `metrics`.
     """
 
     def __init__(
@@ -64,51 +76,48 @@ class LinkWatch:
         offsets: str = "identical",
         console: Console | None = None,
         topic_names: TopicNames | None = None,
+        duties: Mapping[str, float] = {},
+        own_rate: int | None = None,
     ) -> None:
-        self._topic_names = topic_names
-        self._source, self._target = self._connect(source, target)
+        self._open = functools.partial(LinkClusters, source, target, link, topic_names)
         self._ends = ends
         self._goals = _by_topic(ends)
         self._is_once = is_once
         self._is_identical = offsets == "identical"
         self._board = Board() if board is None and metrics else board
-        self._server: StatusServer | None = None
-        if self._board is not None and metrics:
-            try:
-                self._server = StatusServer(self._board, metrics)
-            except OptionError:
-                self._close()
-                raise
-        self._stop = threading.Event()
-        self._lock = threading.Lock()  # of _state
-        self._thread = threading.Thread(target=self._run, name=f"tolerant-kafka-watch-{link}", daemon=True)
+        self._server = StatusServer(self._board, metrics) if self._board is not None and metrics else None
         self._bars = LinkBars(is_once=is_once, is_shown=is_shown, console=console)
+        self._stop = threading.Event()
+        self._stop_by = float("inf")
+        self._thread = threading.Thread(target=self._run, name=f"tolerant-kafka-watch-{link}", daemon=True)
         now_ms = _now_ms()
-        self._state = LinkState(
-            link,
-            now_ms,
-            now_ms,
-            *names,
-            offsets=offsets,
-            query=f"tolerant-mirror-{link}",
-            partitions={p: PartitionState(source_end=end) for p, end in ends.items()},
+        self.sample = LinkSample(
+            LinkState(
+                link,
+                now_ms,
+                now_ms,
+                *names,
+                offsets=offsets,
+                query=f"tolerant-mirror-{link}",
+                partitions={p: PartitionState(source_end=end) for p, end in ends.items()},
+                duties={duty: DutyState(interval_s=interval_s) for duty, interval_s in duties.items()},
+                own_rate=own_rate,
+            )
         )
         self._first: dict[TopicPartition, int] = {}
         self._last: dict[TopicPartition, int] = {}
-        self._positions: deque[tuple[float, Mapping[TopicPartition, int]]] = deque()
-        self._written: dict[TopicPartition, tuple[int, int]] = {}  # the offset that was asked for, and its time
-        self._asked: dict[TopicPartition, None] = {}  # whose age was asked for, the longest ago first
+        self._rates = Rates()
+        self._ages = Ages()
         self._sizes: Mapping[TopicPartition, float] = {}
-        self._latest: deque[tuple[int, Mapping[TopicPartition, Copied]]] = deque()
-        self._former_reports = TaskReport()  # of queries that were started again
-        self._ledger_at = self._sizes_at = float("-inf")
-        self._former_losses: list[LedgerRow] = []
+        self._control_at = self._ledger_at = self._sizes_at = float("-inf")
+        self._former_losses: list[LedgerRow] | None = None
+        self._problem = "it was not asked"  # why the last look has not seen all
         self.losses: list[LedgerRow] = []  # ledger rows of the link since the start
 
     @property
     def state(self) -> LinkState:
         """What is known now."""
-        return self._state
+        return self.sample.state
 
     @property
     def url(self) -> str:
@@ -118,171 +127,169 @@ class LinkWatch:
     @property
     def paused(self) -> Mapping[TopicPartition, str]:
         """What the last report says is paused, and what for."""
-        return self._state.paused
+        return self.state.paused
 
     @property
     def copied(self) -> int:
         """Offsets that the target's logs have gained since the start."""
-        return sum(end - self._first.get(partition, 0) for partition, end in self._last.items())
+        copied = self.state.report.copied
+        gained = 0
+        for partition, end in self._target_ends().items():
+            first = self._first.get(partition)
+            gained += copied.get(partition, Copied()).records if first is None else end - first
+        return gained
 
     @property
     def behind(self) -> list[TopicPartition]:
-        """Partitions that do not reach on the target as far as the source did at the start."""
-        return [partition for partition, end in self._ends.items() if self._last.get(partition, 0) < end]
+        """Partitions that are not copied as far as the source's logs went at the start."""
+        copied = self._target_ends() if self._is_identical else self.state.report.acked
+        return [partition for partition, end in self._ends.items() if copied.get(partition, 0) < end]
+
+    def _target_ends(self) -> dict[TopicPartition, int]:
+        """Where the target's logs end, as far as it has told, or, with identical offsets, the tasks have."""
+        acked = self.state.report.acked if self._is_identical else {}
+        return {p: max(self._last.get(p, 0), acked.get(p, 0)) for p in {**self._last, **acked}}
 
     # -- what others tell -----------------------------------------------------
 
     def tell(self, report: TaskReport) -> None:
         """Takes what the tasks of the running query have done, and prints what was not paused before."""
-        for partition in sorted(report.paused.keys() - self.paused.keys()):
-            text = f"tolerant-kafka: paused: {partition.topic}-{partition.partition}: {report.paused[partition]}"
-            self._bars.print(text)
-        with self._lock:
-            last = self._state.report
-            if report.time_ms and report.time_ms != last.time_ms:
-                if report.records < last.records - self._former_reports.records:
-                    self._former_reports = last  # another query: it counts from 0
-                self._latest.append((report.time_ms, report.latest))
-                while report.time_ms - self._latest[0][0] > _RECENT_MS:
-                    self._latest.popleft()
-                report = replace(self._former_reports.plus([report], report.time_ms), latest=report.latest)
-                recent = added({}, *(latest for _, latest in self._latest))
-                new = {p: PartitionState() for p in report.acked if p not in self._state.partitions}
-                self._state = replace(
-                    self._state,
-                    report=report,
-                    recent=recent,
-                    partitions={**self._state.partitions, **new},
-                    phase=Phase.RUNNING,
-                )
-            else:
-                self._state = replace(self._state, report=replace(last, paused=report.paused))
+        for who, why in newly_paused(self.paused, report.paused):
+            self._bars.print(f"tolerant-kafka: paused: {who}: {why}")
+        self.sample.tell_report(report)
 
     def tell_phase(self, phase: Phase, problem: str = "") -> None:
-        """Takes what has become of the query; RESTARTING counts as one restart."""
-        with self._lock:
-            restarts = self._state.restarts + (phase is Phase.RESTARTING)
-            self._state = replace(self._state, phase=phase, problem=problem, restarts=restarts)
-
-    def tell_duty(self, duty: str, problem: str = "") -> None:
-        """Takes how the last round of a periodic duty ended."""
-        with self._lock:
-            self._state = replace(self._state, duties={**self._state.duties, duty: problem})
-
-    def tell_groups(self, groups: Iterable[GroupState]) -> None:
-        """Takes the groups' offsets as the last round left them."""
-        with self._lock:
-            before = {group[:3]: group.latency for group in self._state.groups}
-            told = tuple(
-                group._replace(latency=before[group[:3]].plus(group.latency) if group[:3] in before else group.latency)
-                for group in groups
-            )
-            self._state = replace(self._state, groups=told)
-
-    def tell_control(self, held: Iterable[str], throttle_bytes: int | None, is_promoted: bool) -> None:
-        """Takes what the operator has ordered."""
-        with self._lock:
-            self._state = replace(
-                self._state, held=tuple(sorted(held)), throttle_bytes=throttle_bytes, is_promoted=is_promoted
-            )
+        """Takes what has become of the query, and shows it at once."""
+        self.sample.tell_phase(phase, problem)
+        self._show()
 
     # -- its life -------------------------------------------------------------
 
     def __enter__(self) -> LinkWatch:
-        try:
-            self._last = self._read_surely()
-            self._first = dict(self._last)
-            self._former_losses = self._read_ledger()
-        except BaseException:
-            self._close()
-            raise
-        for cluster in (self._source, self._target):
-            cluster.patience_ms = min(cluster.patience_ms, _PATIENCE_MS)
-        self._bars.progress.start()
+        self._bars.start()
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._target.patience_ms = self._patience_ms
-        try:
-            self._took(self._read_surely())
-            self.losses = [row for row in self._read_ledger() if row not in self._former_losses]
-        except KafkaError as error:
-            if kind is None:  # else the mirror's own error is the one to show
-                reason = str(error).removeprefix(f"{type(error).__name__}: ")
-                raise TolerantClientError(
-                    f"Copying has ended, but the target did not tell how far, and what its ledger says was lost: {reason};"
-                    " start the mirror again"
-                ) from error
-        finally:
-            self._bars.progress.stop()
-            self._close()
+    def stop(self) -> None:
+        """Lets it end, and waits for nothing."""
+        if not self._stop.is_set():
+            self._stop_by = time.monotonic() + END_S
+            self._stop.set()
 
-    def _connect(self, source: Mapping[str, str], target: Mapping[str, str]) -> tuple[RawCluster, RawCluster]:
-        origin = RawCluster(kafka_python_config(source), name="source", names=self._topic_names)
-        copy = RawCluster(kafka_python_config(target), origin.net, name="target")
-        self._patience_ms = copy.patience_ms
-        return origin, copy
-
-    def _close(self) -> None:
-        self._target.close()
-        self._source.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Raises TolerantClientError where losses were found, and the target does not tell which."""
+        self.stop()
+        self._thread.join(max(0.0, self._stop_by - time.monotonic()))
+        if self._is_once and error is None and self._owes_losses:
+            self._thread.join(_LOSSES_S)
+        if error is not None:
+            self.tell_phase(Phase.FAILED, sentence(error.__cause__ or error))  # an exit has its cause
+        elif self.state.phase is not Phase.FAILED:
+            self.tell_phase(Phase.STOPPED, self.state.problem)
+        problem = "it did not answer in time" if self._thread.is_alive() else self._problem
+        if problem and error is None:  # else the mirror's own error is the one to show
+            text = f"the target did not tell how far it is: {problem}; the numbers are the tasks' own"
+            self._bars.print(f"tolerant-kafka: {text}")
+        self._bars.stop()
         if self._server is not None:
             self._server.close()
+        if problem and error is None and self._owes_losses:
+            raise TolerantClientError(
+                f"Copying has ended, but the target did not tell what its ledger says was lost: {problem};"
+                " start the mirror again"
+            )
 
-    def _read(self, cluster: RawCluster) -> dict[TopicPartition, int]:
-        """Where the logs end: the source's as far as it is stable, which is what can be copied."""
-        partitions = list(self._state.partitions)
-        if cluster is self._source:
-            return cluster.run(stable_ends, cluster, partitions)
-        return cluster.run(log_ends, cluster, partitions)
-
-    def _read_surely(self) -> dict[TopicPartition, int]:
-        """The target's ends; waits for those of the start that have no leader at the moment."""
-        found = self._read(self._target)
-        missing = dict.fromkeys(self._ends.keys() - found.keys(), LATEST)
-        return {**found, **(self._target.run(self._target.list_offsets, missing) if missing else {})}
-
-    def _read_ledger(self) -> list[LedgerRow]:
-        return [row for row in self._target.run(read_ledger, self._target) if row.link == self._state.link]
+    @property
+    def _owes_losses(self) -> bool:
+        return self.state.report.losses > len(self.losses)
 
     # -- looking --------------------------------------------------------------
 
     def _run(self) -> None:
-        if self._board is None and not self._bars.is_shown:
-            return  # nobody sees it
+        clusters: LinkClusters | None = None
         pause_s = 0.0
-        while not self._stop.wait(pause_s):
-            started = time.thread_time()
-            self._look()
-            if self._bars.is_shown:
-                self._bars.show(self._state, self._goals)
-            pause_s = max(_INTERVAL_S, _SHARE * (time.thread_time() - started))
+        try:
+            while not self._stop.wait(pause_s):
+                started = time.thread_time()
+                try:
+                    clusters = clusters or self._open()
+                    self.look(clusters)
+                except Exception as error:
+                    self._cannot_look(error)
+                pause_s = min(max(_INTERVAL_S, _SHARE * (time.thread_time() - started)), _LONGEST_S)
+            try:
+                clusters = clusters or self._open()
+                self.look_last(clusters)
+            except Exception as error:
+                self._problem = sentence(error)
+        finally:
+            if clusters is not None:
+                clusters.close()
 
-    def _look(self) -> None:
+    def look(self, clusters: LinkClusters) -> None:
         """One sample; what could not be read stays as it was, and the cluster is said not to answer."""
         unreachable: dict[str, str] = {}
+        partitions = list(self.state.partitions)
+        is_seen = self._board is not None or self._bars.is_shown
+        if is_seen or not self._last:
+            self._took(_asked(unreachable, "target", clusters.target_ends, partitions) or {})
+        if self._former_losses is None and not unreachable:
+            self._former_losses = _quietly(clusters.ledger)
+        if not is_seen:
+            return
         source_ends: Mapping[TopicPartition, int] = {}
         if self._board is not None or not self._is_once:
-            source_ends = self._try(unreachable, self._source) or {}
-        target_ends = self._try(unreachable, self._target)
-        self._took(target_ends or {})
-        ledger = self._state.ledger
+            source_ends = _asked(unreachable, "source", clusters.source_ends, partitions) or {}
         now = time.monotonic()
-        if self._board is not None:
-            if now - self._ledger_at >= _LEDGER_INTERVAL_S and not unreachable:
+        ledger, control = self.state.ledger, self.state.control
+        leaderless: Mapping[str, int] = self.state.leaderless
+        if self._board is not None and not unreachable:
+            leaderless = clusters.leaderless(partitions)
+        if self._board is not None and "target" not in unreachable:
+            if now - self._ledger_at >= _LEDGER_INTERVAL_S:
                 self._ledger_at = now
-                ledger = tuple(self._quietly(self._read_ledger) or ledger)
-        positions = self._last if self._is_identical else self._state.report.acked
-        rates = self._rates(now, dict(positions))
-        with self._lock:
-            former, copied = self._state.partitions, self._state.report.copied
-        topics = _sizes_by_topic(copied)
-        states: dict[TopicPartition, PartitionState] = {}
-        for partition, known in former.items():
-            states[partition] = PartitionState(
+                ledger = tuple(_quietly(clusters.ledger) or ledger)
+                self.losses = self._since_the_start(ledger)
+            if now - self._control_at >= _CONTROL_INTERVAL_S:
+                self._control_at = now
+                control = _quietly(clusters.control) or control
+        states = self._partition_states(clusters, source_ends, now, may_ask=self._board is not None and not unreachable)
+        moves = any(state.records_per_s for state in states.values())  # the first micro-batch may be long
+        self.sample.change(
+            lambda state: replace(
+                state,
+                time_ms=_now_ms(),
+                partitions={**state.partitions, **states},
+                unreachable=unreachable,
+                blind="",
+                leaderless=leaderless,
+                ledger=ledger,
+                control=control,
+                phase=Phase.RUNNING if state.phase is Phase.STARTING and moves else state.phase,
+            )
+        )
+        self._show()
+
+    def look_last(self, clusters: LinkClusters) -> None:
+        """What counts once the mirror has ended: how far the target is, and what was lost."""
+        unreachable: dict[str, str] = {}
+        self._took(_asked(unreachable, "target", clusters.target_ends, list(self.state.partitions)) or {})
+        if not unreachable:
+            rows = _asked(unreachable, "target", clusters.ledger)
+            self.losses = self.losses if rows is None else self._since_the_start(rows)
+        self._problem = unreachable.get("target", "")
+
+    def _partition_states(
+        self, clusters: LinkClusters, source_ends: Mapping[TopicPartition, int], now: float, *, may_ask: bool
+    ) -> dict[TopicPartition, PartitionState]:
+        former, report = self.state.partitions, self.state.report
+        positions = dict(self._last if self._is_identical else report.acked)
+        rates = self._rates.of(now, positions)
+        topics = sizes_by_topic(report.copied)
+        states = {
+            partition: PartitionState(
                 source_ends.get(partition, known.source_end),
                 self._last.get(partition),
                 positions.get(partition),
@@ -290,98 +297,67 @@ class LinkWatch:
                 topics.get(partition.topic) or self._sizes.get(partition),
                 rates.get(partition, 0.0),
             )
-        if self._board is not None and not unreachable:
-            self._read_ages(states)
-            self._read_sizes(states, now)
+            for partition, known in former.items()
+        }
+        if may_ask:
+            turn = self._ages.turn(states, MOST_AGES)
+            if turn:
+                self._ages.told(turn, _quietly(clusters.written_ms, turn) or {})
+            self._read_sizes(clusters, states, now)
         for partition, state in states.items():
-            offset, time_ms = self._written.get(partition, (-1, 0))
-            if offset == state.position:
-                states[partition] = replace(state, oldest_ms=time_ms)
-        with self._lock:
-            new = {p: s for p, s in self._state.partitions.items() if p not in states}
-            has_started = self._state.phase is Phase.STARTING and any(rates.values())  # the first micro-batch may be long
-            self._state = replace(
-                self._state,
-                time_ms=_now_ms(),
-                partitions={**states, **new},
-                unreachable=unreachable,
-                ledger=ledger,
-                phase=Phase.RUNNING if has_started else self._state.phase,
-            )
-            sample = self._state
-        if self._board is not None:
-            self._board.tell(sample)
+            oldest_ms = self._ages.oldest_ms(partition, state.position)
+            if oldest_ms is not None:
+                states[partition] = replace(state, oldest_ms=oldest_ms)
+        return states
+
+    def _read_sizes(self, clusters: LinkClusters, states: Mapping[TopicPartition, PartitionState], now: float) -> None:
+        """Asks what offsets take of partitions that are behind and have not told it by what was copied."""
+        wanted = [p for p, state in states.items() if state.lag_offsets and state.bytes_per_offset is None]
+        if wanted and now - self._sizes_at >= _SIZES_INTERVAL_S:
+            sizes = _quietly(clusters.bytes_per_offset, wanted, {p: states[p].source_end or 0 for p in wanted})
+            self._sizes = sizes or {}
+            self._sizes_at = now if sizes is not None else now - _SIZES_INTERVAL_S + _AGAIN_S
 
     def _took(self, target_ends: Mapping[TopicPartition, int]) -> None:
         """Takes the target's ends; of partitions that are new, what was copied so far counts as gained."""
         for partition in target_ends.keys() - self._last.keys():
-            done = self._state.report.copied.get(partition, Copied())
+            done = self.state.report.copied.get(partition, Copied())
             self._first.setdefault(partition, max(target_ends[partition] - done.records, 0))
         self._last = {**self._last, **target_ends}
 
-    def _try(self, unreachable: dict[str, str], cluster: RawCluster) -> dict[TopicPartition, int] | None:
-        try:
-            return self._read(cluster)
-        except _AWAY as error:
-            unreachable[cluster.name] = str(error).removeprefix(f"{type(error).__name__}: ")
-            return None
+    def _since_the_start(self, rows: Iterable[LedgerRow]) -> list[LedgerRow]:
+        """The first look may be late, and clocks may differ: either of the two tells."""
+        former = self._former_losses
+        return [row for row in rows if row.time_ms >= self.state.started_ms or former is not None and row not in former]
 
-    def _quietly(self, read: Any, *arguments: Any) -> Any:
-        """What was read; None where that failed: the next look tells whether the cluster is away."""
-        try:
-            return read(*arguments)
-        except _AWAY:
-            return None
+    def _cannot_look(self, error: Exception) -> None:
+        blind = f"{type(error).__name__}: {sentence(error)}"
+        if blind != self.state.blind:
+            _log.error("The watch of link %s cannot look, and tries again: %s", self.state.link, blind, exc_info=error)
+        self.sample.change(lambda state: replace(state, blind=blind))
+        self._show()
 
-    def _rates(self, now: float, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, float]:
-        while len(self._positions) > 1 and now - self._positions[1][0] >= _RATE_S:
-            self._positions.popleft()
-        rates: dict[TopicPartition, float] = {}
-        if self._positions and now > self._positions[0][0]:
-            at, before = self._positions[0]
-            rates = {p: max(position - before.get(p, position), 0) / (now - at) for p, position in positions.items()}
-        if not self._positions or now - self._positions[-1][0] >= 1.0:
-            self._positions.append((now, positions))
-        return rates
-
-    def _read_ages(self, states: Mapping[TopicPartition, PartitionState]) -> None:
-        """Asks when the oldest records were written that are not copied: of so many partitions a look, all in turn."""
-        wanted = {
-            p: state.position
-            for p, state in states.items()
-            if state.lag_offsets and state.position is not None and self._written.get(p, (-1, 0))[0] != state.position
-        }
-        turn = [*(p for p in wanted if p not in self._asked), *(p for p in self._asked if p in wanted)][:MOST_AGES]
-        if not turn:
-            return
-        for partition in turn:
-            self._asked.pop(partition, None)
-            self._asked[partition] = None
-        offsets = {p: wanted[p] for p in turn}
-        times = self._quietly(self._source.run, written_ms, self._source, offsets) or {}
-        self._written.update((p, (offsets[p], time_ms)) for p, time_ms in times.items())
-        for partition in [p for p, state in states.items() if not state.lag_offsets]:
-            self._written.pop(partition, None)
-            self._asked.pop(partition, None)
-
-    def _read_sizes(self, states: Mapping[TopicPartition, PartitionState], now: float) -> None:
-        """Asks what offsets take of partitions that are behind and have not told it by what was copied."""
-        wanted = [p for p, state in states.items() if state.lag_offsets and state.bytes_per_offset is None]
-        if wanted and now - self._sizes_at >= _SIZES_INTERVAL_S:
-            ends = {p: states[p].source_end or 0 for p in wanted}
-            sizes = self._quietly(self._source.run, bytes_per_offset, self._source, wanted, ends)
-            self._sizes = sizes or {}
-            self._sizes_at = now if sizes is not None else now - _SIZES_INTERVAL_S + _AGAIN_S
+    def _show(self) -> None:
+        if self._board is not None:
+            self._board.tell(self.state)
+        self._bars.show(self.state, self._goals)
 
 
-def _sizes_by_topic(copied: Mapping[TopicPartition, Copied]) -> dict[str, float]:
-    """Bytes a record by topic, where enough was copied to tell."""
-    records: dict[str, int] = {}
-    sizes: dict[str, int] = {}
-    for (topic, _), done in copied.items():
-        records[topic] = records.get(topic, 0) + done.records
-        sizes[topic] = sizes.get(topic, 0) + done.bytes
-    return {topic: sizes[topic] / number for topic, number in records.items() if number >= _KNOWN_SIZE}
+def _asked(unreachable: dict[str, str], name: str, ask: Callable[..., _T], *arguments: object) -> _T | None:
+    """What a cluster answered; where it did not, `unreachable` says why."""
+    try:
+        return ask(*arguments)
+    except AWAY as error:
+        unreachable[name] = str(error).removeprefix(f"{type(error).__name__}: ")
+        return None
+
+
+def _quietly(ask: Callable[..., _T], *arguments: object) -> _T | None:
+    """What was answered; None where that failed: the next look tells whether the cluster is away."""
+    try:
+        return ask(*arguments)
+    except AWAY:
+        return None
 
 
 def _by_topic(ends: Mapping[TopicPartition, int]) -> dict[str, int]:

@@ -64,7 +64,6 @@ class Flow:
     checkpoints_replication_factor: int
     heartbeats_replication_factor: int
     refresh_topics_s: float | None
-    refresh_groups_s: float | None
     sync_topic_configs_s: float | None
     sync_topic_acls_s: float | None
     sync_group_offsets_s: float | None
@@ -107,7 +106,9 @@ def read_flows(path: Path, targets: Collection[str] = ()) -> Flows:
     settings, warnings = read_properties(path)
     clusters = _clusters(settings)
     if unknown := sorted(set(targets) - set(clusters)):
-        raise OptionError(f"{unknown[0]!r} is none of clusters = {', '.join(clusters)}")
+        near = keys.nearest(unknown[0], clusters)
+        hint = f"; did you mean {near}?" if near else ""
+        raise OptionError(f"{unknown[0]!r} is none of clusters = {', '.join(clusters)}{hint}")
     file = [known(setting, clusters) for setting in settings.values()]
     for one in file:
         _refuse(one)
@@ -240,7 +241,6 @@ def _flow(given: Settings, source: str, target: str) -> Flow:
         checkpoints_replication_factor=replicas(given, "checkpoints.topic.replication.factor", 3),
         heartbeats_replication_factor=replicas(given, "heartbeats.topic.replication.factor", 3),
         refresh_topics_s=seconds(given, "refresh.topics", True, 600),
-        refresh_groups_s=seconds(given, "refresh.groups", True, 600),
         sync_topic_configs_s=seconds(given, "sync.topic.configs", True, 600),
         sync_topic_acls_s=seconds(given, "sync.topic.acls", True, 600),
         sync_group_offsets_s=seconds(given, "sync.group.offsets", False, 60),

@@ -62,6 +62,7 @@ _NO_WORKERS = "there are no Connect workers: Spark plans, schedules and restarts
 _NO_STORES = "there is no Connect worker to keep offsets, status and configuration; the target's own log says where to go on"
 _NO_REST = "there is no REST server of Connect"
 _NO_OFFSET_SYNCS = "offsets are identical, or their exact map is kept on the target; no offset syncs are needed"
+_EVERY_ROUND = "every round of group offsets and of checkpoints lists the groups anew; `groups` says which are taken"
 _NO_TRACE = "only none; all is refused: what the target does not take would be lost without a trace (`tolerant.on.oversized`)"
 _CREATED_ALIKE = "topics get the source's partitions and settings, and `replication.factor`; so they do in MirrorMaker 2"
 _NO_REPEATS = "no record is copied twice, and that without transactions of the mirror's own"
@@ -82,8 +83,8 @@ FLOW: Final = (
     Key("groups.blacklist", "", _USED, "old name of `groups.exclude`"),
     Key("refresh.topics.enabled", "true", _USED, "whether new topics and partitions are looked for"),
     Key("refresh.topics.interval.seconds", "600", _USED, "how often"),
-    Key("refresh.groups.enabled", "true", _USED, "whether new groups are looked for"),
-    Key("refresh.groups.interval.seconds", "600", _USED, "how often"),
+    Key("refresh.groups.enabled", "true", _IDLE, _EVERY_ROUND),
+    Key("refresh.groups.interval.seconds", "600", _IDLE, _EVERY_ROUND),
     Key("sync.topic.configs.enabled", "true", _USED, "whether topics' settings are kept as on the source"),
     Key("sync.topic.configs.interval.seconds", "600", _USED, "how often"),
     Key("config.properties.exclude", ", ".join(CONFIG_PROPERTIES_EXCLUDE), _USED, "settings of topics that are not copied"),
@@ -147,7 +148,7 @@ OURS: Final = (
     Key("tolerant.gap.fill", "auto", _USED, "list of `[REGEX=]auto`, transactions, markers or records, as `--gap-fill`"),
     Key("tolerant.on.loss", "fail", _USED, "list of `[REGEX=]fail`, continue or pause, as `--on-loss`"),
     Key("tolerant.on.oversized", "fail", _USED, "list of `[REGEX=]fail`, continue or pause, as `--on-oversized`"),
-    Key("tolerant.throttle", "", _USED, "bytes/s that the flow may copy"),
+    Key("tolerant.throttle", "", _USED, "bytes/s that the flow may copy, unless `tolerant-kafka throttle` says otherwise"),
 )
 WORKER: Final = (
     Key("key.converter", CONVERTER, _USED, _COPIED_AS_BYTES),

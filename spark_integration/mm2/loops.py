@@ -44,6 +44,11 @@ class Names(NamedTuple):
     is_all: bool = False
 
     @property
+    def is_exact(self) -> bool:
+        """Whether it is one name, `start`."""
+        return self.is_whole and _ANY not in self.start
+
+    @property
     def sample(self) -> str:
         """Such a name, with what no alias has where it is not known."""
         return self.start.replace(_ANY, "?") + ("" if self.is_whole else "?")
@@ -171,8 +176,7 @@ def _taken(flow: Copies, names: Names) -> list[Names]:
             both = names.meet(included)
             if both is None or any(out.covers(both) for out in excluded):
                 continue
-            is_name = both.is_whole and _ANY not in both.start
-            if is_name and not flow.topics.matches(both.start):
+            if both.is_exact and not flow.topics.matches(both.start):
                 continue
             if not is_cycle(flow.names.policy, both.sample, flow.target_alias):
                 found.append(both)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -12,9 +12,17 @@ from spark_integration.mirroring.link_state import LinkState, TopicState, togeth
 _MOST_BARS = 20  # more topics than these are one bar
 
 
+class Terminal(Console):
+    """A console whose other end may go away: rich's own would point standard output elsewhere then, and end the process."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 class LinkBars:
     """Progress bars on standard error, or on `console`; shows nothing unless `is_shown`, but prints all the same.
 
+    A terminal that is gone is no error: nothing is shown any more.
     With `is_once` the bars end at the goals that `show` gets, else at the source's present ends.
     """
 
@@ -27,7 +35,7 @@ class LinkBars:
             TextColumn("{task.fields[rate]}", justify="right"),
             TextColumn("{task.fields[state]}"),
             *([TimeRemainingColumn()] if is_once else []),
-            console=console or Console(stderr=True),
+            console=console or Terminal(stderr=True),
             disable=not is_shown,
         )
         self._bars: dict[str, TaskID] = {}
@@ -36,12 +44,28 @@ class LinkBars:
     def is_shown(self) -> bool:
         return not self.progress.disable
 
+    def start(self) -> None:
+        self._write(self.progress.start)
+
+    def stop(self) -> None:
+        self._write(self.progress.stop)
+
     def print(self, text: str) -> None:
         """A line above the bars."""
-        self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._write(lambda: self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True))
 
     def show(self, state: LinkState, goals: Mapping[str, int]) -> None:
         """Draws what is known of the link."""
+        if self.is_shown:
+            self._write(lambda: self._draw(state, goals))
+
+    def _write(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except (OSError, ValueError):  # ValueError: a file that is closed
+            self.progress.disable = True
+
+    def _draw(self, state: LinkState, goals: Mapping[str, int]) -> None:
         rows = list(state.topics.values())
         if len(rows) > _MOST_BARS:
             every = together(f"{len(rows):,} topics", rows)

@@ -34,6 +34,13 @@ async def log_ends(target: RawCluster, partitions: Collection[TopicPartition]) -
     return await target.list_offsets(dict.fromkeys(led, LATEST), isolation_level=READ_UNCOMMITTED)
 
 
+def leaderless(cluster: RawCluster, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+    """Partitions without a leader, as far as is known without asking; one that is gone, or was never there, is none."""
+    metadata = cluster.manager.cluster
+    without = [p for p in partitions if cluster.known_leader(p) is None]
+    return [p for p in without if p.partition in (metadata.partitions_for_topic(cluster.wire_topic(p.topic)) or ())]
+
+
 async def written_ms(source: RawCluster, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
     """When the batch at each offset was written, as its first record says; absent where that is not told.
 
@@ -88,7 +95,7 @@ def _by_topic(source: RawCluster, partitions: Iterable[TopicPartition]) -> list[
 
 
 async def _led(cluster: RawCluster, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
-    await cluster.connect()
+    await cluster.connect(cluster.patience_ms)
     await cluster.track({p.topic for p in partitions})
     led = [p for p in partitions if cluster.known_leader(p) is not None]
     if len(led) < len(partitions):

@@ -9,7 +9,7 @@ Laws:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 
 from kafka.structs import TopicPartition
@@ -22,14 +22,16 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from spark_integration.mirroring.link_state import Level, LinkState, Phase
+from spark_integration.mirroring.link_state import LinkState, Phase
 from spark_integration.monitoring.board import Board
+from spark_integration.monitoring.health import Level, health_of
 from spark_integration.monitoring.mbean_names import CHECKPOINT_METRICS, SOURCE_METRICS, checkpoint_values, source_values
 from tolerant_client.mirror.measures import LATENCY_BOUNDS_MS, Copied
 
 MOST_PARTITIONS = 1_000
 MOST_TOPICS = 1_000
 MOST_GROUPS = 1_000
+MOST_HELD = 1_000
 _PREFIX = "tolerant_mirror_"
 
 _LINK = ("link",)
@@ -41,39 +43,49 @@ _GAUGES: Mapping[str, tuple[str, Sequence[str]]] = {
     "health": ("0 ok, 1 an operator should look, 2 nothing is copied", _LINK),
     "cluster_reachable": ("1 while the cluster answers", ("link", "cluster")),
     "promoted": ("1 for a link that was promoted", _LINK),
+    "fenced": ("1 for a link whose promotion has begun", _LINK),
+    "handed_back": ("1 for a link that was handed back to MirrorMaker 2", _LINK),
     "start_time_seconds": ("When the link was started", _LINK),
     "look_time_seconds": ("When the clusters were last looked at", _LINK),
     "report_time_seconds": ("When the last micro-batch ended", _LINK),
-    "throttle_bytes_per_second": ("The limit that the operator has set; absent without one", _LINK),
+    "throttle_bytes_per_second": ("The limit that holds; said_by: operator, or start", ("link", "said_by")),
     "log_end_offset": ("Sum of the log end offsets of a topic", ("link", "cluster", "topic")),
     "lag_offsets": ("Offsets that the target is behind", _TOPIC),
     "lag_bytes": ("Bytes that the target is behind: its lag in offsets times the bytes that an offset takes", _TOPIC),
-    "lag_seconds": ("Age of the oldest record that is not copied", _TOPIC),
+    "lag_seconds": ("Age of the oldest record that is not copied, of the partitions asked so far", _TOPIC),
     "offset_rate": ("Offsets that the target's log gains per second, mean of 10 s", _TOPIC),
     "partition_lag_offsets": ("Offsets that the target's partition is behind", ("link", "topic", "partition")),
     "partition_lag_seconds": ("Age of the partition's oldest record that is not copied", ("link", "topic", "partition")),
+    "behind_partitions": ("Partitions that are not copied to their end", _LINK),
+    "aged_partitions": ("Partitions that are behind, and whose lag in seconds is known", _LINK),
+    "leaderless_partitions": ("Partitions that have no leader", ("link", "cluster")),
     "paused_partitions": ("Partitions that wait for an operator", _TOPIC),
     "held": ("1 for what the operator has paused: the link (empty name), a topic, topic-partition", ("link", "name")),
     "ledger_rows": ("Losses in the ledger", ("link", "reason")),
     "lost_offsets": ("Offsets that the ledger says are lost", ("link", "topic", "reason")),
-    "duty_failing": ("1 where the last round of a periodic duty failed", ("link", "duty")),
+    "duty_failing": ("1 where the last round of a periodic duty failed, or could not do all", ("link", "duty")),
+    "duty_time_seconds": ("When the last round of a periodic duty ended", ("link", "duty")),
     "groups": ("Consumer groups whose offsets are synchronised", _LINK),
 }
 _COUNTERS: Mapping[str, tuple[str, Sequence[str]]] = {
     "restarts": ("Queries that were started again after a failure", _LINK),
     "records": ("Records that the target has acknowledged", _TOPIC),
     "bytes": ("Bytes, as they are stored, that the target has acknowledged", _TOPIC),
-    "filled_offsets": ("Offsets without a record on the source that were filled", _LINK),
+    "filled_offsets": ("Offsets without a record on the source that micro-batches filled", _LINK),
     "troubles": ("Places that were read again from the target's log after a fault", _LINK),
     "recovery_events": ("What recovery did about answers that were missing, late or wrong", ("link", "kind")),
 }
 
 
 class LinkCollector(Collector):
-    """Collects from a board; register it in a registry of its own, or in prometheus_client.REGISTRY."""
+    """Collects from a board; register it in a registry of its own, or in prometheus_client.REGISTRY.
 
-    def __init__(self, board: Board) -> None:
+    `now_ms` tells the time, ms since 1970.
+    """
+
+    def __init__(self, board: Board, now_ms: Callable[[], int]) -> None:
         self._board = board
+        self._now_ms = now_ms
 
     def describe(self) -> Iterable[Metric]:
         """Every metric, without samples: a link may be told of later."""
@@ -83,7 +95,7 @@ class LinkCollector(Collector):
         """The metrics of this moment."""
         families = _families()
         for state in self._board.states():
-            _add_link(families, state)
+            _add_link(families, state, self._now_ms())
             _add_topics(families, state)
             _add_partitions(families, state)
             _add_groups(families, state)
@@ -115,25 +127,31 @@ def _add(families: dict[str, Metric], name: str, labels: Iterable[object], value
         family.add_metric([str(label) for label in labels], value)
 
 
-def _add_link(families: dict[str, Metric], state: LinkState) -> None:
+def _add_link(families: dict[str, Metric], state: LinkState, now_ms: int) -> None:
     link, report = state.link, state.report
     info, latency = families["info"], families["latency"]
     assert isinstance(info, InfoMetricFamily) and isinstance(latency, HistogramMetricFamily)
     facts = {"source": state.source, "target": state.target, "offsets": state.offsets, "version": version("tolerant-client")}
     info.add_metric([link], facts)
     _add(families, "up", [link], state.phase is Phase.RUNNING)
-    _add(families, "health", [link], list(Level).index(state.health[0]))
+    _add(families, "health", [link], list(Level).index(health_of(state, now_ms)[0]))
     for cluster in ("source", "target"):
         _add(families, "cluster_reachable", [link, cluster], cluster not in state.unreachable)
-    _add(families, "promoted", [link], state.is_promoted)
+        _add(families, "leaderless_partitions", [link, cluster], state.leaderless.get(cluster, 0))
+    _add(families, "promoted", [link], state.control.is_promoted)
+    _add(families, "fenced", [link], state.control.is_fenced)
+    _add(families, "handed_back", [link], state.control.is_handed_back)
     _add(families, "start_time_seconds", [link], state.started_ms / 1000)
     _add(families, "look_time_seconds", [link], state.time_ms / 1000)
     _add(families, "report_time_seconds", [link], report.time_ms / 1000 if report.time_ms else None)
-    _add(families, "throttle_bytes_per_second", [link], state.throttle_bytes)
-    for name in state.held:
+    _add(families, "throttle_bytes_per_second", [link, state.throttle_from], state.throttle_bytes)
+    for name in sorted(state.control.paused)[:MOST_HELD]:
         _add(families, "held", [link, name], 1)
-    for duty, problem in state.duties.items():
-        _add(families, "duty_failing", [link, duty], bool(problem))
+    for name, duty in state.duties.items():
+        _add(families, "duty_failing", [link, name], bool(duty.problem))
+        _add(families, "duty_time_seconds", [link, name], duty.time_ms / 1000 if duty.time_ms else None)
+    _add(families, "behind_partitions", [link], sum(topic.behind for topic in state.topics.values()))
+    _add(families, "aged_partitions", [link], sum(topic.aged for topic in state.topics.values()))
     for reason, rows in Counter(str(row.reason) for row in state.ledger).items():
         _add(families, "ledger_rows", [link, reason], rows)
     for (topic, reason), offsets in state.lost.items():

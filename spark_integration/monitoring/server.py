@@ -30,6 +30,7 @@ from prometheus_client.exposition import choose_encoder
 
 from spark_integration.mirroring.link_state import Phase
 from spark_integration.monitoring.board import Board
+from spark_integration.monitoring.health import health_of
 from spark_integration.monitoring.prometheus import LinkCollector
 from spark_integration.monitoring.status import DEFAULT_TOPICS, state_json
 from tolerant_client.errors import OptionError
@@ -50,7 +51,7 @@ class StatusServer:
         if not host or not port.isdecimal() or int(port) > 65_535:
             raise OptionError(f"--metrics needs HOST:PORT, such as 127.0.0.1:9464, not {address!r}")
         registry = CollectorRegistry()
-        registry.register(LinkCollector(board))
+        registry.register(LinkCollector(board, now_ms))
         ProcessCollector(registry=registry)
         try:
             self._server = _Server(host, int(port), board, registry)
@@ -149,16 +150,18 @@ class _Handler(BaseHTTPRequestHandler):
 def liveness(board: Board, at_ms: int) -> tuple[HTTPStatus, dict[str, Any]]:
     """Whether the process is of use: 503 once a link has failed for good, or nobody looks at it any more.
 
-    A cluster that does not answer is no reason to kill the mirror: `links` tells of it.
+    A cluster that does not answer, or a watch that says why it cannot look, is no reason to kill the mirror: `links` tells
+    of it.
     """
     states = board.states()
     dead = [
         state.link
         for state in states
-        if state.phase is Phase.FAILED or state.phase is Phase.RUNNING and at_ms - state.time_ms > _SILENT_S * 1000
+        if state.phase is Phase.FAILED
+        or state.phase is Phase.RUNNING and not state.blind and at_ms - state.time_ms > _SILENT_S * 1000
     ]
     status = HTTPStatus.SERVICE_UNAVAILABLE if dead else HTTPStatus.OK
-    links = {state.link: {"health": state.health[0], "phase": state.phase} for state in states}
+    links = {state.link: {"health": health_of(state, at_ms)[0], "phase": state.phase} for state in states}
     return status, {"status": "dead" if dead else "ok", "dead": dead, "links": links}
 
 

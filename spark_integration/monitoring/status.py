@@ -2,7 +2,8 @@
 
 Laws:
 - Texts are data: the page sets them as text, never as markup.
-- The answer's size is bounded, whatever a link has: topics by `most`, paused partitions, ledger rows and groups by MOST_ROWS.
+- The answer's size is bounded, whatever a link has: topics by `most`, partitions, what is paused, ledger rows and groups by
+  MOST_ROWS.  What is left out is the least: of partitions those that are behind least.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Any
 
-from spark_integration.mirroring.link_state import LinkState, TopicState, greatest, total
+from kafka.structs import TopicPartition
+
+from spark_integration.mirroring.link_state import DutyState, LinkState, PartitionState, TopicState, greatest, total
 from spark_integration.monitoring.board import Board, Point
+from spark_integration.monitoring.health import health_of
 from tolerant_client.mirror.measures import Span
 
 DEFAULT_TOPICS = 50
@@ -36,13 +40,13 @@ def state_json(
     return {
         "now_ms": now_ms,
         "version": version("tolerant-client"),
-        "links": [_in_short(state) for state in states],
-        "link": None if chosen is None else _in_full(board, chosen, min(most, MOST_TOPICS), matching, focus),
+        "links": [_in_short(state, now_ms) for state in states],
+        "link": None if chosen is None else _in_full(board, chosen, now_ms, min(most, MOST_TOPICS), matching, focus),
     }
 
 
-def _in_short(state: LinkState) -> dict[str, Any]:
-    level, reasons = state.health
+def _in_short(state: LinkState, now_ms: int) -> dict[str, Any]:
+    level, reasons = health_of(state, now_ms)
     return {
         "link": state.link,
         "source": state.source,
@@ -57,7 +61,7 @@ def _in_short(state: LinkState) -> dict[str, Any]:
     }
 
 
-def _in_full(board: Board, state: LinkState, most: int, matching: str, focus: str) -> dict[str, Any]:
+def _in_full(board: Board, state: LinkState, now_ms: int, most: int, matching: str, focus: str) -> dict[str, Any]:
     report = state.report
     rows = list(state.topics.values())
     found = [row for row in state.most(len(rows)) if matching.lower() in row.topic.lower()]
@@ -67,19 +71,20 @@ def _in_full(board: Board, state: LinkState, most: int, matching: str, focus: st
     charted = [focus] if focus in state.topics else [row.topic for row in found[:_CHARTED]]
     shown = found[:most]
     return {
-        **_in_short(state),
+        **_in_short(state, now_ms),
         "restarts": state.restarts,
         "problem": state.problem,
         "reported_ms": report.time_ms or None,
-        "throttle_bytes": state.throttle_bytes,
-        "is_promoted": state.is_promoted,
-        "held": state.held,
+        "control": _control(state),
         "totals": {
             "topics": len(rows),
             "partitions": len(state.partitions),
             "lag_offsets": total(row.lag_offsets for row in rows),
             "lag_bytes": total(row.lag_bytes for row in rows),
             "lag_seconds": greatest(row.lag_seconds for row in rows),
+            "behind": sum(row.behind for row in rows),
+            "aged": sum(row.aged for row in rows),
+            "held": sum(row.held for row in rows),
             "records_per_s": sum(row.records_per_s for row in rows),
             "bytes_per_s": total(row.bytes_per_s for row in rows),
             "records": report.records,
@@ -92,7 +97,8 @@ def _in_full(board: Board, state: LinkState, most: int, matching: str, focus: st
         "past": _past(board.past(state.link)),
         "topics_past": {topic: _past(board.past(state.link, topic)) for topic in charted},
         "focus": focus if focus in state.topics else "",
-        "partitions": _partitions(state, focus),
+        "focus_partitions": state.topics[focus].partitions if focus in state.topics else 0,
+        "partitions": _first(_partition(state, *row) for row in _most_behind(state, focus)),
         "faults": {**report.recoveries, "read again": report.troubles},
         "paused": _first(
             {"topic": p.topic, "partition": p.partition, "reason": reason} for p, reason in sorted(state.paused.items())
@@ -102,8 +108,26 @@ def _in_full(board: Board, state: LinkState, most: int, matching: str, focus: st
         "ledger_count": len(state.ledger),
         "lost_offsets": sum(state.lost.values()),
         "groups": _groups(state),
-        "duties": [{"duty": duty, "problem": problem} for duty, problem in sorted(state.duties.items())],
+        "duties": [_duty(name, duty) for name, duty in sorted(state.duties.items())],
     }
+
+
+def _control(state: LinkState) -> dict[str, Any]:
+    """What the operator has ordered: "" among `paused` is the whole link."""
+    control = state.control
+    return {
+        "is_promoted": control.is_promoted,
+        "is_fenced": control.is_fenced,
+        "is_handed_back": control.is_handed_back,
+        "throttle_bytes": state.throttle_bytes,
+        "throttle_from": state.throttle_from,
+        "paused": _first(sorted(control.paused)),
+        "paused_count": len(control.paused),
+    }
+
+
+def _duty(name: str, duty: DutyState) -> dict[str, Any]:
+    return {"duty": name, "problem": duty.problem, "ended_ms": duty.time_ms or None, "interval_s": duty.interval_s}
 
 
 def _topic(row: TopicState) -> dict[str, Any]:
@@ -116,19 +140,23 @@ def _span(span: Span) -> dict[str, float] | None:
     return {"mean": span.mean, "least": span.least, "greatest": span.greatest, "last": span.last}
 
 
-def _partitions(state: LinkState, focus: str) -> list[dict[str, Any]]:
-    return _first(
-        {
-            "partition": partition.partition,
-            "source_end": known.source_end,
-            "target_end": known.target_end,
-            "lag_offsets": known.lag_offsets,
-            "lag_seconds": known.lag_seconds(state.time_ms),
-            "paused": state.paused.get(partition),
-        }
-        for partition, known in sorted(state.partitions.items())
-        if partition.topic == focus
-    )
+def _most_behind(state: LinkState, topic: str) -> list[tuple[TopicPartition, PartitionState]]:
+    """The topic's partitions in their order; of more than MOST_ROWS those that wait for somebody or are behind most."""
+    rows = [(partition, known) for partition, known in state.partitions.items() if partition.topic == topic]
+    worst = sorted(rows, key=lambda row: (row[0] not in state.paused, -(row[1].lag_offsets or 0), row[0]))
+    return sorted(worst[:MOST_ROWS], key=lambda row: row[0])
+
+
+def _partition(state: LinkState, partition: TopicPartition, known: PartitionState) -> dict[str, Any]:
+    return {
+        "partition": partition.partition,
+        "source_end": known.source_end,
+        "target_end": known.target_end,
+        "lag_offsets": known.lag_offsets,
+        "lag_seconds": known.lag_seconds(state.time_ms),
+        "paused": state.paused.get(partition),
+        "is_held": state.control.pauses(partition),
+    }
 
 
 def _groups(state: LinkState) -> list[dict[str, Any]]:

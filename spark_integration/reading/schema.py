@@ -52,7 +52,7 @@ BATCHES: Final = StructType(
         StructField("batch", BinaryType()),
     ]
 )
-RANGES: Final = "topic string, partition int, from_offset bigint, until_offset bigint"
+RANGES: Final = "topic string, partition int, until_offset bigint"
 
 _ARROW: Final = {
     **{field.name: field.type for field in ALL_COLUMNS},

@@ -30,7 +30,7 @@ from tolerant_client import KafkaProducer
 from tolerant_client.coordinator_partition import OFFSETS_TOPIC, partition_of
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.ledger import Ledger
-from tolerant_client.mirror.link.control import LinkControl, write_control
+from tolerant_client.mirror.link.control import CONTROL_TOPIC, LinkControl, write_control
 from tolerant_client.mirror.losses import LedgerRow, LossReason
 from tolerant_client.mirror.producers import raise_for
 from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, TopicNames
@@ -330,13 +330,13 @@ def test_missing_rights_come_with_the_command_that_grants_them(source: str, guar
 
     checkup = look()
     remedies = lacking(checkup)
-    assert remedies.keys() == {"Write", "Delete", "Alter", "AlterConfigs"}
-    assert remedies["Write"] == (
-        f"kafka-acls.sh --bootstrap-server {guarded.servers_of('SASL')} --add --allow-principal User:mirror"
-        " --operation Write --topic doctor-rights"
-    )
+    assert remedies.keys() == {"Write", "Delete", "Alter"}
+    grant = f"kafka-acls.sh --bootstrap-server {guarded.servers_of('SASL')} --command-config admin.properties --add"
+    assert remedies["Write"] == f"{grant} --allow-principal User:mirror --operation Write --topic doctor-rights"
     ids = found(checkup, "rights", "transactional id")
-    assert "--resource-pattern-type prefixed --transactional-id tolerant-mirror-default" in ids.remedy
+    assert ids.remedy.endswith("--transactional-id tolerant-mirror- --resource-pattern-type prefixed")
+    own = found(checkup, "rights", CONTROL_TOPIC)
+    assert own.severity is Severity.WARNING and "--operation Create --operation Write --operation Read" in own.remedy
     assert checkup.exit_code == 1
     # What the doctor itself may not look at is said, and is no fault of the cluster.
     refused = [f for f in checkup.findings if f.thing.startswith("not looked at")]
@@ -344,6 +344,7 @@ def test_missing_rights_come_with_the_command_that_grants_them(source: str, guar
     assert {f.severity for f in refused} == {Severity.INFO}
 
     allow(guarded, ResourceType.TOPIC, "doctor-rights", ACLOperation.ALL)
+    allow(guarded, ResourceType.TOPIC, "tolerant-mirror-", ACLOperation.ALL, prefixed=True)
     allow(guarded, ResourceType.TRANSACTIONAL_ID, "tolerant-mirror-default", ACLOperation.WRITE, prefixed=True)
     again = look()
     assert lacking(again) == {}
@@ -357,7 +358,7 @@ def test_topics_that_we_may_not_see_or_create_are_said_to_be_so(source: str, gua
     checkup = examine(Subject(clusters, LinkTopics.of("doctor-create"), seconds=0))
     unseen = found(checkup, "rights", "topic doctor-create")
     assert unseen.severity is Severity.ERROR and "whether it exists is not told" in unseen.evidence
-    assert unseen.remedy.endswith("--operation DescribeConfigs --operation Create --topic doctor-create")
+    assert unseen.remedy.endswith("--operation Create --operation Alter --operation Delete --topic doctor-create")
     allow(guarded, ResourceType.TOPIC, "doctor-create", ACLOperation.READ, ACLOperation.DESCRIBE_CONFIGS)
     refused = found(examine(Subject(clusters, LinkTopics.of("doctor-create"), seconds=0)), "rights", "topic doctor-create")
     assert refused.severity is Severity.ERROR and "would not create it" in refused.evidence

@@ -9,7 +9,7 @@ import kafka
 import pytest
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
 from kafka.structs import TopicPartition
-from support.mirror_link import create_topic
+from support.mirror_link import create_topic, nobody_is_promoted
 
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.gaps import Gap
@@ -62,7 +62,7 @@ def test_markers_say_that_they_need_cluster_action(cluster: KafkaCluster) -> Non
     create_topic(cluster.bootstrap_servers, "markers")
     allow(cluster, "another", ACLOperation.CLUSTER_ACTION, ResourceType.CLUSTER, "kafka-cluster")
     with as_mirror(cluster) as target:
-        filler = MarkerFiller(target)
+        filler = MarkerFiller(target, nobody_is_promoted)
         with pytest.raises(OptionError, match="ClusterAction"):
             target.run(filler.fill, TopicPartition("markers", 0), Gap(0, 2))
         allow(cluster, "mirror", ACLOperation.CLUSTER_ACTION, ResourceType.CLUSTER, "kafka-cluster")
@@ -74,7 +74,7 @@ def test_transactions_say_which_transactional_id_they_need(cluster: KafkaCluster
     name = "tolerant-mirror-link-gap-transactions-0"
     allow(cluster, "another", ACLOperation.WRITE, ResourceType.TRANSACTIONAL_ID, name)
     with as_mirror(cluster) as target:
-        filler = TransactionFiller(target, "link")
+        filler = TransactionFiller(target, "link", nobody_is_promoted)
         with pytest.raises(OptionError, match=f"{name}; grant it Write"):
             target.run(filler.fill, TopicPartition("transactions", 0), Gap(0, 2))
         allow(cluster, "mirror", ACLOperation.WRITE, ResourceType.TRANSACTIONAL_ID, name)

@@ -45,7 +45,7 @@ import pytest
 from kafka.future import Future
 from kafka.protocol.producer import EndTxnRequest
 from kafka.structs import TopicPartition
-from support.mirror_link import T0, create_topic
+from support.mirror_link import T0, create_topic, nobody_is_promoted
 
 from tolerant_client.errors import TargetDivergedError
 from tolerant_client.mirror.gaps import Gap, filler_batches, is_filler
@@ -123,9 +123,9 @@ class Writer:
         self.way = way
         self.happened: list[str] = []
         self.fill: Callable[[TopicPartition, Gap], Awaitable[int]] = {
-            "transactions": TransactionFiller(cluster, link).fill,
-            "filled transaction": TransactionFiller(cluster, link, empty_transactions=1).fill,
-            "markers": MarkerFiller(cluster).fill,
+            "transactions": TransactionFiller(cluster, link, nobody_is_promoted).fill,
+            "filled transaction": TransactionFiller(cluster, link, nobody_is_promoted, empty_transactions=1).fill,
+            "markers": MarkerFiller(cluster, nobody_is_promoted).fill,
             "records": self._fill_with_records,
         }[way]
 
@@ -396,7 +396,7 @@ def test_a_marker_that_the_broker_repeats_has_room_but_for_the_last_one(
     cluster = RepeatingCluster({"bootstrap_servers": kafka_cluster.bootstrap_servers})
     cluster.repeats = repeats
     with cluster:
-        filler = TransactionFiller(cluster, "repeats", empty_transactions=empty_transactions)
+        filler = TransactionFiller(cluster, "repeats", nobody_is_promoted, empty_transactions=empty_transactions)
 
         async def run() -> tuple[int, str]:
             return await filler.fill(partition, Gap(0, 8)), await content(cluster, partition)

@@ -25,17 +25,20 @@ from typer.testing import CliRunner
 
 from spark_integration.commands.failback import failback as failback_command
 from spark_integration.commands.pause import pause, resume, throttle
+from spark_integration.commands.plan import plan
 from spark_integration.commands.promote import failover as failover_command
 from spark_integration.commands.promote import promote as promote_command
-from spark_integration.commands.status import plan, status
+from spark_integration.commands.status import status
 from tolerant_client.errors import LinkPausedError, LinkPromotedError, OptionError, ProducerFencedError
 from tolerant_client.mirror.gaps import Gap
 from tolerant_client.mirror.identical.copy import LinkCopier
+from tolerant_client.mirror.identical.fill import MarkerFiller, TransactionFiller
 from tolerant_client.mirror.identical.gap_producer import GapProducer
 from tolerant_client.mirror.limits import Progress
-from tolerant_client.mirror.link.control import CONTROL_TOPIC, LinkControl, read_control, update_control
+from tolerant_client.mirror.link.control import CONTROL_TOPIC, ControlWatch, LinkControl, read_control, update_control
 from tolerant_client.mirror.link.failback import delete_topics, failback
 from tolerant_client.mirror.link.groups import sync_groups
+from tolerant_client.mirror.link.plan_report import plan_everything
 from tolerant_client.mirror.link.promotion import failover, promote
 from tolerant_client.mirror.sync import prepare_link
 from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
@@ -149,7 +152,8 @@ def test_what_is_paused_is_told_and_the_rest_of_a_run_is_done(source: str, targe
     control_of(target, "life-once", paused=frozenset({"life-once-1"}))
     progress = mirror(source, target, "life-once", "life-once")
     paused = progress[TopicPartition("life-once", 1)]
-    assert paused.is_paused and isinstance(paused.error, LinkPausedError) and "paused by an operator" in str(paused.error)
+    assert paused.is_paused and isinstance(paused.error, LinkPausedError)
+    assert f"paused by an operator; tolerant-kafka resume --target {target} --link life-once lets it go on" in str(paused.error)
     assert not progress[TopicPartition("life-once", 0)].is_paused
     assert ends(target, "life-once", 2) == [100, 0]
 
@@ -234,9 +238,14 @@ def test_a_gap_that_was_being_filled_is_fenced_too(source: str, target: str) -> 
             await producer.add()
             await producer.produce(Gap(10, 15), 1 << 14)
 
+        may_write = ControlWatch(there, link).require_not_promoted
+        fillers = [TransactionFiller(there, link, may_write), MarkerFiller(there, may_write)]
         there.run(begin)
         done = fail_over(target, link)
         after = ends(target, topic)
+        for filler in fillers:
+            with pytest.raises(LinkPromotedError):
+                there.run(filler.fill, partition, Gap(17, 18))
         assert done.partitions[0].copied_until == 16  # 10 records, 5 of an aborted transaction, and its marker
         for late in (producer.add, producer.abort):
             with pytest.raises(ProducerFencedError):
@@ -287,7 +296,24 @@ def test_promotion_waits_until_nothing_is_left_to_copy(source: str, target: str)
     assert ends(target, topic) == [111]  # the fence
     again = run(source, target, promote, link)
     assert again.is_done and ends(target, topic) == [111]
+    control_of(target, link, is_fenced=False)  # as if it had died behind the fence
+    again = run(source, target, promote, link)
+    assert again.is_done and again.exit_code == 0 and again.partitions[0].copied_until == 110
+    assert ends(target, topic) == [112]
     json.dumps(report.to_json())
+
+
+def test_what_is_no_copy_is_in_the_way_of_a_promotion(source: str, target: str) -> None:
+    topic, link = "life-foreign", "life-foreign"
+    create_topic(source, topic, 2)
+    append_records(source, topic, 100, partitions=2)
+    mirror(source, target, topic, link)
+    append_records(target, topic, 10, first=100)  # somebody else's, in partition 0; nothing is left to copy
+    report = run(source, target, promote, link, deadline_s=0.0)
+    assert not report.is_done and report.exit_code == 3 and not any(p.lag for p in report.partitions)
+    (found,) = report.blockers
+    assert "life-foreign-0" in found and "foreign record batch at offset 100" in found
+    assert not run(source, target, lambda _, there: read_control(there, link)).is_promoted
 
 
 def test_open_transactions_of_the_source_are_in_the_way_of_a_promotion(source: str, target: str) -> None:
@@ -433,6 +459,7 @@ def test_the_commands_of_a_life_print_one_document_each(source: str, target: str
     code, found = invoke("plan", *clusters, "--topics", "life-cli")
     (topic,) = found["topics"]
     assert (code, topic["action"], topic["to_copy"], topic["partitions"]) == (0, "create", 100, 2)
+    assert (found["configs"], found["acls"], found["groups"], found["others"]) == (None, None, None, [])  # mirror does none
     assert ends(target, "life-cli") == [-1]
     mirror(source, target, "life-cli", "cli")
     append_records(source, "life-cli", 10, partitions=2, first=50)
@@ -445,12 +472,19 @@ def test_the_commands_of_a_life_print_one_document_each(source: str, target: str
     assert control_of(target, "cli").paused == frozenset()
     assert invoke("pause", *onto, "--topic", "life-cli", "--partition", "1")[1]["paused"] == ["life-cli-1"]
     assert invoke("throttle", "20M", *onto)[1]["bytes_per_s"] == 20_000_000
+    assert invoke("throttle", "off", *onto)[1]["bytes_per_s"] == 0
+    assert invoke("throttle", "default", *onto)[1]["bytes_per_s"] is None
+    with pytest.raises(OptionError, match="or off, or default"):
+        invoke("throttle", "fast", *onto)
     with pytest.raises(OptionError, match="no topic nothing"):
         invoke("pause", *onto, "--topic", "nothing")
     assert mirror(source, target, "life-cli", "cli")[TopicPartition("life-cli", 1)].is_paused
     assert invoke("resume", *onto)[1]["paused"] == []
     code, found = invoke("promote", *clusters, "--wait", "0", "--groups", "")
     assert code == 3 and not found["is_done"] and "10 offsets" in found["blockers"][0]
+    for command in (("promote", *clusters, "--wait", "0"), ("failover", *onto)):
+        with pytest.raises(OptionError, match="differ in life-cli. A link is promoted as a whole"):
+            invoke(*command, "--topics", "life-none")
     code, found = invoke("failover", *onto, "--dry-run")
     assert code == 0 and not found["is_done"]
     code, found = invoke("failover", *onto)
@@ -506,6 +540,9 @@ def test_a_link_with_translated_offsets_is_paused_and_promoted_too(source: str, 
         control_of(target, link, paused=frozenset())
         assert origin.run(copy, 60_000).acked == 150
         append_records(source, topic, 5, first=150)
+        plan_of = origin.run(plan_everything, origin, there, link, topic)
+        assert (plan_of.offsets, plan_of.refusals) == ("translated", ())  # its logs differ, as they should
+        assert [(t.action, t.to_copy) for t in plan_of.topics] == [("copy", 5)]
         report = fail_over(target, link)  # while the copier lives on, with a transactional.id that it has used
         assert report.is_done and report.partitions[0].copied_until == 150
         before = ends(target, topic)

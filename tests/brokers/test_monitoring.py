@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +17,10 @@ from kafka.structs import TopicPartition
 from support.mirror_link import append_records, create_topic, prepare
 
 from spark_integration.mirroring.link_state import Phase
-from spark_integration.mirroring.ranges import RangesStreamWriter, read_report
+from spark_integration.mirroring.ranges import RangesStreamWriter, ReportFile
 from spark_integration.mirroring.watch import LinkWatch
 from spark_integration.monitoring.board import Board
+from tolerant_client.mirror.link.control import update_control
 from tolerant_client.mirror.worker import close_workers
 from tolerant_client.raw import RawCluster
 
@@ -68,7 +70,7 @@ def test_lag_is_told_before_a_copy_and_what_was_copied_after_it(source: str, tar
 
         message = writer.write(iter([Row(topic, index, 0, EACH) for index in range(PARTITIONS)]))
         writer.commit([message], 0)
-        watch.tell(read_report(report))
+        watch.tell(ReportFile(report).read())
         after = until(watch, lambda state: state.topics[topic].lag_offsets == 0)
         copied = after.topics[topic]
         assert (copied.records, copied.lag_seconds, after.phase) == (EACH * PARTITIONS, 0, Phase.RUNNING)
@@ -85,6 +87,12 @@ def test_lag_is_told_before_a_copy_and_what_was_copied_after_it(source: str, tar
         mm2 = "kafka_connect_mirror_mirrorsourceconnector_record_count"
         assert f'{mm2}{{partition="1",source="A",target="B",topic="{topic}"}} {EACH}.0' in lines
         assert watch.copied == EACH * PARTITIONS
+
+        with RawCluster({"bootstrap_servers": target}) as cluster:
+            held = frozenset((topic,))
+            cluster.run(update_control, cluster, "A-B", lambda now: replace(now, bytes_per_s=5_000, paused=held))
+        ordered = until(watch, lambda state: state.control.bytes_per_s == 5_000)
+        assert (ordered.topics[topic].held, ordered.throttle_from, ordered.leaderless) == (PARTITIONS, "operator", {})
     close_workers()
 
 
@@ -105,7 +113,7 @@ def test_a_second_copy_adds_to_the_report(source: str, target: str, tmp_path: Pa
             }
         )
         writer.commit([writer.write(iter([Row(topic, 0, 0, EACH * number)]))], number)
-        told = read_report(report)
+        told = ReportFile(report).read()
         assert (told.records, told.copied[partition].records, told.latest[partition].records) == (EACH * number,) * 2 + (EACH,)
         assert sum(told.latencies) >= number
     close_workers()

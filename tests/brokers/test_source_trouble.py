@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import kafka
 import pytest
@@ -15,6 +16,7 @@ from kafka.structs import TopicPartition
 from support.mirror_link import T0, append_batches, append_records, both, compare, consume, create_topic, ends, header_at, mirror, prepare
 
 from tolerant_client.errors import DataLossError, SourceTruncatedError, TargetDivergedError
+from tolerant_client.mirror import sync
 from tolerant_client.mirror.epochs import source_truncations
 from tolerant_client.mirror.gaps import FILLER
 from tolerant_client.mirror.identical import state
@@ -437,6 +439,29 @@ def test_what_an_unclean_election_took_back_is_found_and_written_down(
     assert progress.acked == max(200, 100 + records_after)
     assert values(target, topic, 250).get(249) == (b"other 149" if records_after == 150 else None)
     assert mirror(servers, target, topic)[partition].losses == 0
+
+
+def test_a_partition_without_a_leader_holds_up_no_other_and_comes_back(
+    three_nodes: KafkaCluster, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = "trouble-leaderless"
+    servers, led, lost = three_nodes.bootstrap_servers, TopicPartition(topic, 0), TopicPartition(topic, 1)
+    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
+    admin.create_topics([NewTopic(topic, -1, -1, replica_assignments={0: [1], 1: [2]})])
+    admin.close()
+    append_records(servers, topic, 10, partitions=2)
+    monkeypatch.setattr(sync, "ELECTION_MS", 500)
+    with both(servers, target) as (origin, copy):
+        three_nodes.kill(2)
+        began = time.monotonic()
+        link = origin.run(prepare_link, origin, copy, topic, topic)
+        assert time.monotonic() - began < 30  # a wait for the leader would have been 60 s, and then an error
+        assert (dict(link.ends), link.waiting.keys()) == ({led: 10}, {lost})  # or its leader is not known to be dead yet
+        copier = LinkCopier(origin, copy, link.producer_id, link=topic)
+        assert origin.run(copier.copy, link.ends)[led].acked == 10
+        three_nodes.restart(2)
+        found = origin.run(partial(plan_link, patience_ms=30_000), origin, copy, topic)
+        assert (dict(found.ends), found.waiting) == ({led: 10, lost: 10}, {})
 
 
 @long_only

@@ -417,6 +417,8 @@ def test_a_group_that_moves_to_the_target_reads_every_record_once(source: str, t
 
     shown = CliRunner().invoke(app, command)
     assert shown.exit_code == 0, shown.output
+    dry = CliRunner().invoke(app, [*command, "--commit", "--dry-run"])
+    assert dry.exit_code == 0 and json.loads(dry.output)[0]["would_commit"], dry.output
     with both(source, target) as (_, there):
         assert there.run(group_offsets, there, group) == {}, "without --commit nothing is written"
     done = CliRunner().invoke(app, [*command, "--commit"])

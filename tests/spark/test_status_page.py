@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,13 +13,15 @@ from typing import Any
 
 import pytest
 from support.browser import Browser, chromium
-from support.link_samples import HOSTILE, NOW_MS, hour, state, troubled
+from support.link_samples import HOSTILE, hour, state, troubled
 
-from spark_integration.mirroring.link_state import Phase
+from spark_integration.mirroring.link_state import DutyState, GroupState, Phase
 from spark_integration.monitoring.board import Board
 from spark_integration.monitoring.server import StatusServer
+from tolerant_client.mirror.link.control import LinkControl
 
 ROWS = "return [...document.querySelectorAll(arguments[0])]"
+NOW_MS = int(time.time() * 1000) + 600_000  # ahead: no sample is old while these tests run
 PICTURES = os.environ.get("TOLERANT_PICTURES")  # a folder for screenshots
 
 
@@ -31,7 +34,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def board() -> Board:
     made = Board()
-    hour(made, troubled(), step_ms=30_000)
+    hour(made, troubled(NOW_MS), step_ms=30_000)
     return made
 
 
@@ -131,9 +134,90 @@ def test_a_thousand_topics_are_found_by_a_part_of_their_name(served: StatusServe
     browser.until("return document.querySelector('#topics tbody td').textContent === 'no topic has this in its name'")
 
 
+def test_what_the_operator_has_ordered_is_shown(served: StatusServer, browser: Browser, board: Board) -> None:
+    assert not browser.run("return document.getElementById('control-section').checkVisibility()")
+    control = LinkControl(paused=frozenset(("orders", "clicks-3")), bytes_per_s=2 << 20)
+    board.tell(replace(state(NOW_MS + 4_000), control=control))
+    browser.until("return document.getElementById('control-section').checkVisibility()")
+    assert browser.texts("#control tbody td") == [
+        *("throttle", "at most 2.0 MiB/s, as the operator has said"),
+        *("paused", "clicks-3"),
+        *("paused", "orders"),
+    ]
+    assert browser.text("#phase") == "running, at most 2.0 MiB/s"
+    assert browser.text("#held") == "5 paused by the operator"
+    row = f"{ROWS}.find((r) => r.dataset.topic === 'orders').cells[1].textContent"
+    assert browser.run(row, "#topics tbody tr") == "4, 4 paused"
+    browser.run("[...document.querySelectorAll('button.topic')].find((b) => b.textContent === 'clicks').click()")
+    browser.until("return document.querySelectorAll('#partitions tbody tr').length === 4")
+    assert browser.texts("#partitions tbody td:last-child") == ["", "", "", "the operator has paused it"]
+
+
+def test_a_link_that_copies_nothing_any_more_is_called_so(served: StatusServer, browser: Browser, board: Board) -> None:
+    for control, words in (
+        (LinkControl(is_promoted=True, is_fenced=True), "promoted"),
+        (LinkControl(is_fenced=True), "fenced"),
+        (LinkControl(is_handed_back=True), "handed back"),
+    ):
+        board.tell(replace(state(NOW_MS + 4_000), phase=Phase.STOPPED, control=control, own_rate=1 << 20))
+        browser.until("return document.getElementById('phase').textContent.includes(arguments[0])", words)
+        assert browser.text("#phase") == f"stopped, {words}, at most 1.0 MiB/s"
+        assert browser.text("#level") == "warning"
+        assert browser.texts("#control tbody td:first-child") == [words, "throttle"]
+    assert browser.text("#control tbody tr:last-child td:last-child") == "at most 1.0 MiB/s, as the mirror was started with"
+
+
+def test_age_of_a_sample_is_called_one(served: StatusServer, browser: Browser, board: Board) -> None:
+    assert not browser.run("return document.getElementById('aged').checkVisibility()")
+    later = state(NOW_MS + 4_000)
+    unknown = {p: replace(s, oldest_ms=None) for p, s in later.partitions.items() if p.topic != "orders" and p.partition}
+    board.tell(replace(later, partitions={**later.partitions, **unknown}))
+    browser.until("return document.getElementById('aged').checkVisibility()")
+    assert browser.text("#aged") == "age known of 7 of 28 that are behind"
+
+
+def test_duties_tell_when_they_ended(served: StatusServer, browser: Browser, board: Board) -> None:
+    hour_ago = int(time.time() * 1000) - 3_600_000
+    duties = {"beat": DutyState(hour_ago, "", 1.0), "groups": DutyState(0, "", 60.0), "acls": DutyState(hour_ago, "refused")}
+    board.tell(replace(state(NOW_MS + 4_000), duties=duties))
+    browser.until("return document.querySelector('#duties tbody td').textContent === 'acls'")
+    rows = ("acls", "60 min ago", "refused"), ("beat", "60 min ago", "done"), ("groups", "not yet", "")
+    assert browser.texts("#duties tbody td") == [text for row in rows for text in row]
+
+
+def test_a_column_of_latencies_that_nobody_knows_is_not_shown(served: StatusServer, browser: Browser, board: Board) -> None:
+    assert browser.run("return document.getElementById('group-latency').checkVisibility()")
+    board.tell(replace(state(NOW_MS + 4_000), groups=(GroupState("billing", "orders", 0, 5, note="behind"),)))
+    browser.until("return document.querySelectorAll('#groups tbody tr').length === 1")
+    assert browser.texts("#groups tbody td") == ["billing", "1", "behind"]
+    assert not browser.run("return document.getElementById('group-latency').checkVisibility()")
+
+
+def test_ten_thousand_partitions_are_shown_at_once(browser: Browser) -> None:
+    board, big = Board(), state(NOW_MS, topics=100, partitions=100)
+    for step in range(5, -1, -1):
+        board.tell(replace(big, time_ms=NOW_MS - 2_000 * step))
+    with StatusServer(board, "127.0.0.1:0") as served:
+        began = time.monotonic()
+        browser.driver.get(served.url)
+        browser.until("return document.body.dataset.shown")
+        assert time.monotonic() - began < (10 if os.environ.get("CI") else 4)  # 0.4 s on a machine that is free
+        assert browser.text("#partition_count") == "10,000"
+        assert browser.run("return document.querySelectorAll('#topics tbody tr').length") == 50
+        assert browser.run("return document.querySelectorAll('*').length") < 3_000
+        with urllib.request.urlopen(f"{served.url}api/state.json", timeout=10) as answer:
+            assert len(answer.read()) < 200_000
+        board.tell(state(NOW_MS + 2_000, topics=1, partitions=10_000))
+        browser.until("return document.querySelectorAll('#topics tbody tr').length === 1")
+        browser.run("document.querySelector('button.topic').click()")
+        browser.until("return document.getElementById('partitions-shown').textContent.startsWith('200 of 10,000')")
+        assert browser.run("return document.querySelectorAll('#partitions tbody tr').length") == 200
+        browser.driver.get("about:blank")
+
+
 def test_links_are_chosen_by_buttons(served: StatusServer, browser: Browser, board: Board) -> None:
     assert not browser.run("return document.getElementById('links').checkVisibility()")
-    board.tell(replace(state(link="B-A", busy=0.0), phase=Phase.RESTARTING, problem="lost"))
+    board.tell(replace(state(NOW_MS, link="B-A", busy=0.0), phase=Phase.RESTARTING, problem="lost"))
     browser.until("return document.querySelectorAll('#links button').length === 2")
     assert browser.texts("#links button") == ["● A-B (warning)", "● B-A (critical)"]
     browser.run("document.querySelectorAll('#links button')[1].click()")

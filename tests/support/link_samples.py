@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kafka.structs import TopicPartition
 
-from spark_integration.mirroring.link_state import GroupState, LinkState, PartitionState, Phase, TaskReport
+from spark_integration.mirroring.link_state import DutyState, GroupState, LinkState, PartitionState, Phase, TaskReport
 from spark_integration.monitoring.board import Board
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.measures import Copied, Span
@@ -53,7 +53,7 @@ def state(at_ms: int = NOW_MS, *, link: str = "A-B", topics: int = 8, partitions
             for group, ms in (("billing", 210), ("search", 95))
             for index in (0, 1)
         ),
-        duties={"sync_topic_configs": "", "sync_topic_acls": "", "sync_group_offsets": ""},
+        duties={name: DutyState(at_ms - 5_000, "", 60.0) for name in ("sync_topic_configs", "sync_topic_acls", "heartbeats")},
         query=f"tolerant-mirror-{link}",
     )
 
@@ -67,7 +67,7 @@ def troubled(at_ms: int = NOW_MS, *, detail: str = HOSTILE) -> LinkState:
         quiet,
         report=replace(quiet.report, paused={where: f"audit.log-2: {detail}"}, losses=1),
         ledger=(row,),
-        duties={**quiet.duties, "sync_topic_acls": f"refused: {detail}"},
+        duties={**quiet.duties, "sync_topic_acls": DutyState(at_ms - 5_000, f"refused: {detail}", 60.0)},
         restarts=2,
     )
 

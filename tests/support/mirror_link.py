@@ -143,6 +143,10 @@ def compare(source: str, target: str, topics: LinkTopics | str) -> VerifyReport:
         return origin.run(verify, origin, copy, topics)
 
 
+async def nobody_is_promoted() -> None:
+    """What the gap fillers of a link ask that may write."""
+
+
 def ends(servers: str, topic: str, partitions: int = 1) -> list[int]:
     """Log end offsets; -1 for a topic that is not there."""
     with RawCluster({"bootstrap_servers": servers}, name="reader") as cluster:

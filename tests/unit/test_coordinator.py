@@ -13,9 +13,18 @@ import kafka.errors as Errors
 import pytest
 from kafka.consumer.subscription_state import SubscriptionState
 from kafka.net.selector import NetworkSelector
-from kafka.protocol.consumer import OffsetFetchRequest, OffsetFetchResponse
+from kafka.protocol.consumer import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
 from kafka.protocol.metadata import FindCoordinatorRequest, FindCoordinatorResponse, MetadataResponse
-from kafka.structs import TopicPartition
+from kafka.structs import MemberState, TopicPartition
 from support import fake_broker
 from support.fake_broker import FakeBroker, serve
 
@@ -31,7 +40,7 @@ from tolerant_client.errors import CoordinatorUnavailableError, TolerantClientEr
 from tolerant_client.manager import TolerantConnectionManager, TolerantNetClient
 from tolerant_client.policy import RecoveryPolicy
 
-NOT_AVAILABLE, NOT_COORDINATOR = 15, 16
+NOT_AVAILABLE, NOT_COORDINATOR, UNKNOWN_MEMBER_ID = 15, 16, 25
 GROUP = "hello"  # belongs to partition 22 of 50
 
 
@@ -200,7 +209,7 @@ def test_coordinator_that_was_just_named_gets_its_chance_unless_it_failed_last()
 
 
 class GroupBroker(FakeBroker):
-    """Names itself as every group's coordinator, unless told otherwise."""
+    """Names itself as every group's coordinator, unless told otherwise; every member is the only one of its group."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,6 +218,9 @@ class GroupBroker(FakeBroker):
         self.coordinator_port: int | None = None
         self.offsets_leader = -1
         self.committed: dict[tuple[str, int], tuple[int, int]] = {}
+        self.topics: dict[str, int] = {}  # how many partitions
+        self.heartbeat_error = 0
+        self.generation = 0
 
     def _answer_FindCoordinator(self, request: Any, version: int) -> Any:
         port = self.port if self.coordinator_port is None else self.coordinator_port
@@ -240,11 +252,38 @@ class GroupBroker(FakeBroker):
         group = group_class(group_id=GROUP, topics=topics, error_code=self.fetch_error())
         return OffsetFetchResponse(version=version, throttle_time_ms=0, groups=[group])
 
+    def _answer_JoinGroup(self, request: Any, version: int) -> Any:
+        self.generation += 1
+        protocol = request.protocols[0]
+        member = JoinGroupResponse.JoinGroupResponseMember(
+            member_id="member", group_instance_id=None, metadata=protocol.metadata
+        )
+        return JoinGroupResponse(
+            version=version, throttle_time_ms=0, error_code=0, generation_id=self.generation,
+            protocol_name=protocol.name, leader="member", member_id="member", members=[member],
+        )  # fmt: skip
+
+    def _answer_SyncGroup(self, request: Any, version: int) -> Any:
+        assignment = request.assignments[0].assignment
+        return SyncGroupResponse(version=version, throttle_time_ms=0, error_code=0, assignment=assignment)
+
+    def _answer_Heartbeat(self, request: Any, version: int) -> Any:
+        return HeartbeatResponse(version=version, throttle_time_ms=0, error_code=self.heartbeat_error)
+
     def _answer_Metadata(self, request: Any, version: int) -> Any:
         broker = MetadataResponse.MetadataResponseBroker(node_id=1, host=self.host, port=self.port, rack=None)
         topic_class = MetadataResponse.MetadataResponseTopic
         part_class = topic_class.MetadataResponsePartition
-        topics = []
+        topics = [
+            topic_class(error_code=0, name=name, is_internal=False, partitions=[
+                part_class(
+                    error_code=0, partition_index=n, leader_id=1, leader_epoch=0,
+                    replica_nodes=[1], isr_nodes=[1], offline_replicas=[],
+                )
+                for n in range(count)
+            ])
+            for name, count in self.topics.items()
+        ]  # fmt: skip
         if any(topic.name == OFFSETS_TOPIC for topic in request.topics or []):
             partitions = [
                 part_class(
@@ -253,16 +292,21 @@ class GroupBroker(FakeBroker):
                 )  # fmt: skip
                 for n in range(50)
             ]
-            topics = [topic_class(error_code=0, name=OFFSETS_TOPIC, is_internal=True, partitions=partitions)]
+            topics += [topic_class(error_code=0, name=OFFSETS_TOPIC, is_internal=True, partitions=partitions)]
         return MetadataResponse(version=version, brokers=[broker], cluster_id="fake", controller_id=1, topics=topics)
 
 
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> GroupBroker:
-    monkeypatch.setitem(fake_broker.API_VERSIONS, 10, (4, 4))
-    monkeypatch.setitem(fake_broker.API_VERSIONS, 9, (8, 8))
-    monkeypatch.setitem(fake_broker._REQUESTS, 10, FindCoordinatorRequest)
-    monkeypatch.setitem(fake_broker._REQUESTS, 9, OffsetFetchRequest)
+    for request, version in (
+        (FindCoordinatorRequest, 4),
+        (OffsetFetchRequest, 8),
+        (JoinGroupRequest, 5),
+        (SyncGroupRequest, 3),
+        (HeartbeatRequest, 3),
+    ):
+        monkeypatch.setitem(fake_broker.API_VERSIONS, request.API_KEY, (version, version))
+        monkeypatch.setitem(fake_broker._REQUESTS, request.API_KEY, request)
     return GroupBroker()
 
 
@@ -272,7 +316,7 @@ def make(broker: GroupBroker) -> Iterator[Callable[..., TolerantCoordinator]]:
     net = NetworkSelector()
     made: list[TolerantConnectionManager] = []
 
-    def coordinator(address: str, limit_ms: float) -> TolerantCoordinator:
+    def coordinator(address: str, limit_ms: float, **configs: Any) -> TolerantCoordinator:
         policy = RecoveryPolicy(coordinator_timeout_ms=limit_ms)
         manager = TolerantConnectionManager(
             net, bootstrap_servers=address, reconnect_backoff_max_ms=200, recovery_policy=policy
@@ -288,6 +332,7 @@ def make(broker: GroupBroker) -> Iterator[Callable[..., TolerantCoordinator]]:
             api_version=manager.broker_version,
             retry_backoff_ms=20,
             request_timeout_ms=5_000,
+            **configs,
         )
 
     yield coordinator
@@ -423,3 +468,128 @@ def test_position_taken_from_a_commit_keeps_its_leader_epoch_so_that_truncation_
     assert state.position.leader_epoch == 2
     assert coordinator._subscription.maybe_validate_position_for_current_leader(PARTITIONS[0], 3)
     assert coordinator._subscription.partitions_needing_validation()
+
+
+# -- joining, with polls that are shorter than a join ------------------------
+
+
+@pytest.fixture
+def member(broker: GroupBroker, make: Callable[..., TolerantCoordinator]) -> Iterator[TolerantCoordinator]:
+    """Has subscribed to "t"; between two polls nothing happens but in `until`."""
+    with serve(broker) as address:
+        coordinator = make(address, limit_ms=60_000, heartbeat_interval_ms=50)
+        coordinator._subscription.subscribe(topics=["t"])
+        coordinator._cluster.set_topics(["t"])
+        yield coordinator
+        coordinator._close_heartbeat()
+
+
+def until(member: TolerantCoordinator, is_true: Callable[[], Any]) -> None:
+    """Lets time pass on the event loop, as its thread does between two polls."""
+    deadline = time.monotonic() + 10
+    while not is_true():
+        assert time.monotonic() < deadline, "it has not come about within 10 s"
+        member._net.poll(timeout_ms=10)
+
+
+def knows(member: TolerantCoordinator, broker: GroupBroker, partitions: int) -> None:
+    """Its metadata has the topic with so many partitions."""
+    broker.topics = {"t": partitions}
+    member._cluster.request_update()
+    until(member, lambda: len(member._cluster.partitions_for_topic("t") or ()) == partitions)
+
+
+def join_between_polls(member: TolerantCoordinator) -> None:
+    """Polls as briefly as can be until a join is under way, and lets it end."""
+    while member._join_task is None:
+        assert member.poll(timeout_ms=0) is False
+    until(member, lambda: member._join_task.is_done)
+
+
+def assigned(member: TolerantCoordinator) -> set[int]:
+    return {partition.partition for partition in member._subscription.assigned_partitions()}
+
+
+def test_join_that_ends_between_two_polls_is_taken_over_by_the_next_one(
+    broker: GroupBroker, member: TolerantCoordinator
+) -> None:
+    knows(member, broker, 2)
+    join_between_polls(member)
+    assert member.poll(timeout_ms=0)
+    assert (member.state, assigned(member)) == (MemberState.STABLE, {0, 1})
+    # kafka-python alone joins once more in every poll, and never has a partition.
+    assert broker.names().count("JoinGroup") == 1
+
+
+def test_topic_that_appears_after_the_assignment_is_assigned_though_the_next_join_ends_between_polls(
+    broker: GroupBroker, member: TolerantCoordinator
+) -> None:
+    assert member.poll(timeout_ms=10_000)
+    assert (member.state, assigned(member)) == (MemberState.STABLE, set())
+    knows(member, broker, 2)
+    join_between_polls(member)
+    # By now the assignment agrees with the metadata, which is all that kafka-python asks about.
+    assert member.need_rejoin()
+    assert member.poll(timeout_ms=0)
+    assert (member.state, assigned(member)) == (MemberState.STABLE, {0, 1})
+    assert not member.need_rejoin()
+
+
+def test_heartbeats_keep_the_place_of_a_member_whose_join_ended_between_polls(
+    broker: GroupBroker, member: TolerantCoordinator
+) -> None:
+    knows(member, broker, 1)
+    join_between_polls(member)
+    until(member, lambda: broker.names().count("Heartbeat") >= 2)
+    assert member.poll(timeout_ms=0)
+    assert broker.names().count("JoinGroup") == 1
+
+
+def test_member_that_its_group_forgets_before_the_next_poll_joins_anew(
+    broker: GroupBroker, member: TolerantCoordinator
+) -> None:
+    knows(member, broker, 1)
+    broker.heartbeat_error = UNKNOWN_MEMBER_ID
+    join_between_polls(member)
+    until(member, lambda: member.state is MemberState.UNJOINED)
+    broker.heartbeat_error = 0
+    assert member.poll(timeout_ms=10_000)
+    assert (member.state, assigned(member)) == (MemberState.STABLE, {0})
+    assert broker.names().count("JoinGroup") == 2
+
+
+def test_member_that_leaves_while_it_joins_takes_no_assignment_over(
+    broker: GroupBroker, member: TolerantCoordinator
+) -> None:
+    knows(member, broker, 1)
+
+    def leave(name: str, frame: bytes) -> list[bytes]:
+        if name == "SyncGroup":
+            member.reset_generation()
+        return [frame]
+
+    broker.spoil = leave
+    join_between_polls(member)
+    assert not member.stable()
+    broker.spoil = lambda name, frame: [frame]
+    assert member.poll(timeout_ms=10_000)
+    assert (member.state, assigned(member)) == (MemberState.STABLE, {0})
+    assert broker.names().count("JoinGroup") == 2
+
+
+def test_rejoin_that_lost_its_connection_is_begun_again(broker: GroupBroker, member: TolerantCoordinator) -> None:
+    knows(member, broker, 1)
+    assert member.poll(timeout_ms=10_000)
+    assert assigned(member) == {0}
+    knows(member, broker, 2)
+    syncs = broker.names().count("SyncGroup")
+
+    def lose_the_first(name: str, frame: bytes) -> list[bytes]:
+        if name == "SyncGroup" and broker.names().count(name) == syncs + 1:
+            raise ConnectionResetError
+        return [frame]
+
+    broker.spoil = lose_the_first
+    assert member.poll(timeout_ms=10_000)
+    # kafka-python alone has assigned by the new metadata, and so it thinks that it has joined.
+    assert (member.state, assigned(member)) == (MemberState.STABLE, {0, 1})

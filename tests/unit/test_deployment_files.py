@@ -26,6 +26,33 @@ COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[
 MANIFESTS = sorted((DEPLOYMENT / "kubernetes").glob("*.yaml"))
 PAGES = sorted(GUIDES.glob("*.md"))
 
+# Fields of SparkApplication, v1beta2, as of the operator's commit 38082f3 (config/crd/bases): unknown ones the API server drops
+# without a word.
+SPARK_APPLICATION = {
+    "spec": """
+        arguments batchScheduler batchSchedulerOptions deps driver driverIngressOptions
+        driverPodDisruptionBudget dynamicAllocation executor failureRetries hadoopConf hadoopConfigMap image
+        imagePullPolicy imagePullSecrets mainApplicationFile mainClass memoryOverheadFactor mode monitoring
+        nodeSelector proxyUser pythonVersion restartPolicy retryInterval sparkConf sparkConfigMap
+        sparkUIOptions sparkVersion suspend timeToLiveSeconds type volumes
+    """,
+    "driver": """
+        affinity annotations configMaps coreLimit coreRequest cores dnsConfig env envFrom envSecretKeyRefs
+        envVars gpu hostAliases hostNetwork image initContainers javaOptions kubernetesMaster labels lifecycle
+        memory memoryLimit memoryOverhead nodeSelector podName podSecurityContext ports priorityClassName
+        schedulerName secrets securityContext serviceAccount serviceAnnotations serviceLabels
+        shareProcessNamespace sidecars template terminationGracePeriodSeconds tolerations volumeMounts
+    """,
+    "executor": """
+        affinity annotations configMaps coreLimit coreRequest cores deleteOnTermination dnsConfig env envFrom
+        envSecretKeyRefs envVars gpu hostAliases hostNetwork image initContainers instances javaOptions labels
+        lifecycle memory memoryLimit memoryOverhead nodeSelector podSecurityContext ports priorityClassName
+        schedulerName secrets securityContext serviceAccount shareProcessNamespace sidecars template
+        terminationGracePeriodSeconds tolerations volumeMounts
+    """,
+    "restartPolicy": "onFailureRetries onFailureRetryInterval onSubmissionFailureRetries onSubmissionFailureRetryInterval type",
+}
+
 
 def check(arguments: list[str]) -> None:
     """Parses a tolerant-kafka command line as the command does, without running it."""
@@ -124,6 +151,9 @@ def test_a_manifest_is_yaml_and_its_arguments_are_those_of_the_command(manifest:
         spec = kinds["SparkApplication"]["spec"]
         check(spec["arguments"])
         assert spec["mainApplicationFile"].endswith("/submit.py")
+        for name, fields in SPARK_APPLICATION.items():
+            given = spec if name == "spec" else spec[name]
+            assert given.keys() <= set(fields.split()), f"{name} of the Spark operator has other fields"
 
 
 @pytest.mark.parametrize("name", ["Containerfile", "Containerfile.operator"])
@@ -147,6 +177,31 @@ def test_the_unit_runs_a_command_that_exists_and_stops_only_the_mirror() -> None
     assert service["KillMode"] == "mixed"  # the JVM must outlive the signal
     assert int(service["TimeoutStopSec"]) > 10
     assert service["Restart"] == "on-failure"
+
+
+def test_the_units_user_reads_nothing_but_what_systemd_hands_it() -> None:
+    """DynamicUser is nobody that /etc/tolerant-kafka, with its secrets, could be readable for."""
+    lines = [line for line in UNIT.read_text().splitlines() if not line.startswith("#")]
+    service = [line.partition("=")[::2] for line in lines if "=" in line]
+    assert ("DynamicUser", "yes") in service
+    handed = dict(value.split(":", 1) for name, value in service if name == "LoadCredential")
+    (command,) = [value for name, value in service if name == "ExecStart"]
+    assert re.findall(r"\$\{CREDENTIALS_DIRECTORY\}/(\S+)", command) == list(handed) == ["mm2.properties"]
+    read_by_it = [value for name, value in service if name not in ("LoadCredential", "EnvironmentFile")]
+    assert not any("/etc/tolerant-kafka" in value for value in read_by_it)
+
+
+def test_files_that_systemd_hands_over_are_named_as_the_guide_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    monkeypatch.setenv("B_KEY_PASSWORD", "secret")
+    (tmp_path / "mirror.pem").write_text("")
+    (block,) = re.findall(r"```properties\n(.*?)```", (GUIDES / "running.md").read_text(), re.DOTALL)
+    base = "clusters = A, B\nA.bootstrap.servers = a:1\nB.bootstrap.servers = b:1\nA->B.enabled = true\n"
+    file = tmp_path / "mm2.properties"
+    file.write_text(f"{base}{block}B.security.protocol = SSL\nB.ssl.keystore.type = PEM\n")
+    file.chmod(0o400)
+    (flow,) = read_flows(file).flows
+    assert flow.target["ssl.keystore.location"] == f"{tmp_path}/mirror.pem"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from kafka.structs import TopicPartition
 
 from spark_integration.doctor.access import (
-    NEEDS,
     group_right_findings,
+    hidden_findings,
     principal,
     quota_findings,
     right_findings,
@@ -24,7 +27,8 @@ from spark_integration.doctor.elections import Snapshot, election_findings
 from spark_integration.doctor.facts import INTERNAL_TOPICS, OPERATIONS, Broker, Cluster, LogDir, Partition, Quorum, Topic
 from spark_integration.doctor.finding import Finding, Severity
 from spark_integration.doctor.replication import controller_findings, log_dir_findings, partition_findings
-from spark_integration.doctor.transactions import CoordinatorView, OpenTransaction, transaction_findings
+from spark_integration.doctor.rights import CHECKPOINTS, RIGHTS, Asked, Duty, asked, created_names
+from spark_integration.doctor.transactions import CoordinatorView, OpenTransaction, still_open, transaction_findings
 from tolerant_client.coordinator_partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, partition_of
 
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
@@ -91,6 +95,21 @@ def test_many_partitions_of_a_topic_are_one_finding_and_brokers_that_are_away_ar
 def test_leader_that_does_not_answer_here_is_an_error_though_metadata_is_content() -> None:
     (one,) = partition_findings(cluster(topic("orders", (2, ALL, ALL)), silent=frozenset({2})))
     assert one.severity is ERROR and "led by a broker that does not answer here" in one.evidence and "b2:9092" in one.remedy
+
+
+def test_commands_for_partitions_and_settings_are_whole() -> None:
+    facts = cluster(topic("orders", SOUND, (-1, (3,), (3,))), nodes=(1, 2))
+    assert partition_findings(facts).__next__().remedy.endswith(
+        " kafka-leader-election.sh --bootstrap-server b1:9092 --election-type unclean --topic orders --partition 1"
+    )
+    secured = replace(facts, is_secured=True)
+    assert secured.tool("kafka-leader-election.sh").endswith(" --admin.config admin.properties")
+    alone = cluster(topic("a", SOUND), topic("b", SOUND), configs={name: {"min.insync.replicas": "1"} for name in "ab"})
+    (one,) = durability_findings(alone, ["a", "b"])
+    assert one.remedy == (
+        "kafka-configs.sh --bootstrap-server b1:9092 --alter --entity-type topics --entity-name a"
+        " --add-config min.insync.replicas=2  # and so 1 more topic"
+    )
 
 
 def test_fenced_broker_without_replicas_is_a_warning() -> None:
@@ -355,57 +374,138 @@ def test_times_from_the_future(name: str, kind: str, ahead: int, expected: list[
 # -- rights and quotas --------------------------------------------------------
 
 
-@pytest.mark.parametrize("role", ["source", "target", "cluster"])
+EVERY_DUTY = frozenset(Duty)
+GUIDE = Path(__file__).resolve().parents[2] / "spark_integration" / "guides" / "security.md"
+
+
+def asked_of(role: str, *topics: str, duties: frozenset[Duty] = EVERY_DUTY, version: tuple[int, ...] = (2, 7)) -> list[Asked]:
+    return list(asked(role, duties, topics, {}, version))
+
+
+@pytest.mark.parametrize("role", ["source", "target"])
 def test_each_right_that_is_missing_is_found_and_none_that_is_there(role: str) -> None:
-    needs = [need for need in NEEDS if need.role == role and need.resource != "group"]
+    rights = asked_of(role, "orders")
+    names = {name for one in rights for name in one.names}
 
-    def lacking(missing: str, resource: str) -> set[str]:
-        less = EVERYTHING - {missing}
-        facts = cluster(
-            topic("orders", SOUND, operations=less if resource == "topic" else EVERYTHING),
-            name=role,
-            operations=less if resource == "cluster" else EVERYTHING,
-        )
-        return {f.evidence.partition(" ")[0] for f in right_findings(facts, ["orders"], "User:m")}
+    def lacking(missing: str, which: str) -> set[tuple[str, str]]:
+        def allowed(name: str) -> frozenset[str]:
+            return EVERYTHING - {missing} if name == which else EVERYTHING
 
-    assert lacking("nothing", "topic") == set()
-    for need in needs:
-        assert lacking(need.operation, need.resource) == {need.operation}
+        topics = [topic(name, SOUND, operations=allowed(name)) for name in names]
+        facts = cluster(*topics, name=role, operations=allowed("the cluster"))
+        return {(f.thing, f.evidence.partition(" ")[0]) for f in right_findings(facts, rights, "User:m")}
+
+    assert lacking("nothing", "orders") == set()
+    for right, wanted in rights:
+        for operation in set(right.operations) - {"Create"}:
+            for name in wanted or ("the cluster",):
+                assert lacking(operation, name) == {(f"topic {name}" if wanted else name, operation)}
 
 
-def test_rights_without_which_nothing_is_copied_are_errors() -> None:
-    errors = {(need.role, need.resource, need.operation) for need in NEEDS if need.severity is ERROR}
-    reads = {("source", "topic", name) for name in ("Read", "Describe", "DescribeConfigs")}
-    assert errors == reads | {("target", "topic", name) for name in ("Write", "Read", "Describe", "DescribeConfigs")}
+def test_right_to_create_is_asked_of_the_brokers_for_what_is_missing() -> None:
+    rights = asked_of("target", "orders")
+    assert created_names(rights) == {"tolerant-mirror-control", "tolerant-mirror-ledger", "heartbeats", CHECKPOINTS}
+    facts = cluster(name="target", operations=EVERYTHING)
+    (one,) = right_findings(facts, rights, "User:m", ["heartbeats"])
+    assert one.remedy.endswith("--operation Create --topic heartbeats") and "emit.heartbeats.enabled" in one.evidence
+
+
+def test_rights_are_asked_for_where_the_link_does_its_duty() -> None:
+    def resources(*duties: Duty, version: tuple[int, ...] = (4, 2)) -> set[tuple[str, str]]:
+        found = asked_of("target", "orders", duties=frozenset(duties), version=version)
+        return {(right.resource, right.name) for right, _ in found}
+
+    copying = {("topic", ""), ("topic", "tolerant-mirror-")}
+    assert resources(Duty.COPY) == copying
+    assert resources(Duty.COPY, version=(2, 7)) == copying | {("cluster", "")}
+    assert resources(Duty.COPY, Duty.CHECKPOINTS) == copying | {("topic", CHECKPOINTS)}
+    assert resources(Duty.ACLS) == {("cluster", "")}
+
+
+def test_rights_to_the_cluster_are_told_only_to_who_may_describe_it() -> None:
+    facts = cluster(name="target", operations=frozenset())
+    markers = asked_of("target", duties=frozenset({Duty.MARKERS}))
+    (one,) = right_findings(facts, markers, "User:m")
+    assert one.severity is INFO and "whether ClusterAction is allowed" in one.evidence
+    both = asked_of("source", duties=frozenset({Duty.GROUPS, Duty.ACLS}))
+    (one,) = right_findings(replace(facts, name="source"), both, "User:m")
+    assert one.severity is WARNING and "Describe is not allowed" in one.evidence
+    assert "finding all groups; reading ACLs" in one.evidence  # one command for both
+
+
+def test_the_guides_table_and_commands_are_the_rights_of_the_code() -> None:
+    """A command for each resource, with all operations but those of markers, old brokers and MirrorMaker 2's offsets."""
+    text = GUIDE.read_text()
+    section = text[text.index("## Least rights") : text.index("## What others may do")]
+    rows = [
+        f"| {r.role} | {r.thing} | {', '.join(r.operations)} | {r.purpose} | {r.severity.value} |" for r in RIGHTS
+    ]
+    assert [line for line in section.splitlines() if line.startswith("|")][2:] == rows
+    (block,) = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
+    granted = {}
+    for line in block.splitlines():
+        words = shlex.split(line)
+        assert words[:2] == ["kafka-acls.sh", "--bootstrap-server"]
+        assert words[3:6] == ["--add", "--allow-principal", "User:mirror"]
+        operations = {word for before, word in zip(words, words[1:]) if before == "--operation"}
+        (kind,) = {"--topic", "--group", "--transactional-id", "--cluster"} & set(words)
+        name = "" if kind == "--cluster" else words[words.index(kind) + 1]
+        assert name.endswith("-") == ("prefixed" in words)
+        granted[{"a": "source", "b": "target"}[words[2][0]], kind[2:], name] = operations
+    wanted: dict[tuple[str, str, str], set[str]] = {}
+    for right in RIGHTS:
+        if right.duty not in (Duty.MARKERS, Duty.TAKE_OVER) and right.before is None:
+            name = right.name or {"topic": "orders", "group": "billing"}.get(right.resource, "")
+            wanted.setdefault((right.role, right.resource, name), set()).update(right.operations)
+    assert granted == wanted
 
 
 def test_commands_that_grant_are_whole_and_quoted() -> None:
     facts = cluster(topic("a b", SOUND, operations=EVERYTHING - {"Read"}), operations=EVERYTHING)
-    (one,) = right_findings(facts, ["a b"], "User:CN=mirror, O=x")
+    rights = asked_of("source", "a b", duties=frozenset({Duty.COPY}))
+    (one,) = right_findings(facts, rights, "User:CN=mirror, O=x")
     assert one.remedy == (
         "kafka-acls.sh --bootstrap-server b1:9092 --add --allow-principal 'User:CN=mirror, O=x' --operation Read --topic 'a b'"
     )
+    (secured,) = right_findings(replace(facts, is_secured=True), rights, "User:m")
+    assert secured.remedy.startswith("kafka-acls.sh --bootstrap-server b1:9092 --command-config admin.properties --add ")
+    many = [topic(f"t{n:02}", SOUND, operations=EVERYTHING - {"Read"}) for n in range(50)]
+    rights = asked_of("source", *(t.name for t in many), duties=frozenset({Duty.COPY}))
+    (one,) = right_findings(cluster(*many), rights, "User:m")
+    command, _, comment = one.remedy.partition("  # ")
+    assert command.endswith("--topic t19") and comment.startswith("and 30 more")
 
 
 def test_hidden_topic_and_brokers_that_do_not_tell() -> None:
+    rights = asked_of("source", "orders", duties=frozenset({Duty.COPY}))
     hidden = cluster(topic("orders", error_code=29), operations=EVERYTHING)
-    (one,) = right_findings(hidden, ["orders"], "User:m")
+    (one,) = right_findings(hidden, rights, "User:m")
     assert one.severity is ERROR and one.remedy.endswith(
         "--operation Read --operation Describe --operation DescribeConfigs --topic orders"
     )
-    (untold,) = right_findings(cluster(topic("orders", SOUND)), ["orders"], "User:m")
+    control = cluster(topic("tolerant-mirror-control", error_code=29), operations=EVERYTHING)
+    (one,) = right_findings(control, rights, "User:m")
+    assert one.severity is WARNING and "(circles)" in one.evidence
+    assert one.remedy.endswith("--operation Read --operation Describe --topic tolerant-mirror-control")
+    (untold,) = right_findings(cluster(topic("orders", SOUND)), rights, "User:m")
     assert untold.severity is INFO and "do not tell" in untold.evidence
+    (alone,) = hidden_findings(cluster(name="cluster"), [topic("__consumer_offsets", error_code=29)], "User:m")
+    assert alone.severity is INFO and alone.remedy.endswith("--operation Describe --topic __consumer_offsets")
 
 
 def test_transactional_ids_and_groups() -> None:
     target = cluster(name="target")
-    assert list(transactional_id_findings(target, {"tolerant-mirror-l": True}, "User:m")) == []
-    ids = {"tolerant-mirror-l": False, "tolerant-mirror-l-gap-t-0": False}
-    (one,) = transactional_id_findings(target, ids, "User:m")
-    assert one.remedy.endswith("--operation Write --resource-pattern-type prefixed --transactional-id tolerant-mirror-l")
-    (group,) = group_right_findings(target, {"billing": frozenset({"Describe"}), "ok": EVERYTHING}, "User:m")
+    assert list(transactional_id_findings(target, {"tolerant-mirror-l": True}, EVERY_DUTY, "User:m")) == []
+    ids = {"tolerant-mirror-l": True, "tolerant-mirror-l-gap-t-0": False}
+    (one,) = transactional_id_findings(target, ids, EVERY_DUTY, "User:m")
+    assert one.remedy.endswith(
+        "--operation Write --operation Describe --transactional-id tolerant-mirror- --resource-pattern-type prefixed"
+    )
+    rights = {"billing": frozenset({"Describe"}), "ok": EVERYTHING}
+    (group,) = group_right_findings(target, rights, EVERY_DUTY, "User:m")
     assert group.thing == "group billing" and "Read is not allowed" in group.evidence
-    assert list(group_right_findings(cluster(), {"billing": frozenset({"Describe"})}, "User:m")) == []
+    assert list(group_right_findings(cluster(), rights, EVERY_DUTY, "User:m")) == []
+    assert list(group_right_findings(target, rights, {Duty.COPY}, "User:m")) == []
 
 
 @pytest.mark.parametrize(
@@ -478,6 +578,13 @@ def test_open_transactions(
         )
     else:
         assert all("abort --topic" not in one.remedy for one in found), "it may be alive"
+
+
+def test_transaction_that_ended_while_the_coordinators_were_asked_hangs_no_more() -> None:
+    """A copy of old records has old times: its age proves nothing."""
+    one, other = opened(99 * MINUTE), replace(opened(99 * MINUTE), start_offset=130)
+    assert still_open([one], []) == [] and still_open([one], [other]) == []
+    assert still_open([one], [other, replace(one, held_back=60)]) == [replace(one, held_back=60)]
 
 
 def test_longest_transaction_is_that_of_the_brokers() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import socket
 import ssl
 import threading
@@ -16,11 +17,14 @@ from typing import Any
 
 import kafka.errors as Errors
 import pytest
+import typer.main
 from kafka.structs import TopicPartition
 from rich.console import Console
 from support.certificate import self_signed
 
 import spark_integration.doctor
+from spark_integration.cli import app
+from spark_integration.commands.doctor import flow_subjects, link_options
 from spark_integration.doctor import link_examination
 from spark_integration.doctor.checkup import Checkup, not_made
 from spark_integration.doctor.connectivity import (
@@ -46,13 +50,16 @@ from spark_integration.doctor.link_checks import (
     size_findings,
     topic_findings,
 )
+from spark_integration.doctor.link_examination import literal_names
 from spark_integration.doctor.probing import parse_address, probe_all
 from spark_integration.doctor.report import as_json, print_report
+from spark_integration.doctor.rights import CHECKPOINTS, Duty
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.ledger import UNREADABLE
 from tolerant_client.mirror.link.control import LinkControl
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.plan import TopicSpec
+from tolerant_client.mirror.topic_filter import LinkTopics
 
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 NOW = 1_763_775_000_000
@@ -112,7 +119,8 @@ def test_record_that_no_request_can_hold() -> None:
 
 def test_creation_that_brokers_refuse() -> None:
     (refused,) = creation_findings(facts(), ["orders"], [], "Cluster authorization failed.", "User:m")
-    assert (refused.check, refused.severity) == ("rights", ERROR) and "--operation Create --cluster" in refused.remedy
+    assert (refused.check, refused.severity) == ("rights", ERROR)
+    assert refused.remedy.endswith("--operation Create --topic orders")
     (policy,) = creation_findings(facts(), ["orders"], [], "The target refuses to create topic orders: no", "User:m")
     assert (policy.check, policy.severity) == ("topics", ERROR)
     assert severities(creation_findings(facts(), ["orders"], ["created without x"], "", "User:m")) == [INFO]
@@ -224,10 +232,51 @@ def test_promoted_link_stands_by_intention() -> None:
         (LinkControl(paused=frozenset({"", "orders"})), [WARNING, WARNING]),
         (LinkControl(is_promoted=True), [WARNING]),
         (LinkControl(bytes_per_s=5), [INFO]),
+        (LinkControl(bytes_per_s=0), []),  # the operator has taken the limit away
     ],
 )
 def test_control_of_the_link(control: LinkControl, expected: list[Severity]) -> None:
     assert severities(control_findings("l", control)) == expected
+
+
+def test_commands_about_the_link_are_whole(tmp_path: Path) -> None:
+    given: dict[str, tuple[str | None, Path | None]]
+    given = {"source": ("a:1", None), "target": ("b:1", tmp_path / "b b.properties")}
+    options = link_options(given, "dr")
+    assert options.of_target == f"--target b:1 --target-properties '{tmp_path}/b b.properties' --link dr"
+    stopped = LinkControl(paused=frozenset({"orders"}), bytes_per_s=5)
+    remedies = [finding.remedy for finding in control_findings("dr", stopped, options)]
+    remedies += [finding.remedy for finding in ahead_findings([backlog(101, 0, 100)], options)]
+    assert [shlex.split(text, comments=True)[:2] for text in remedies] == [
+        ["tolerant-kafka", name] for name in ("resume", "throttle", "verify")
+    ]
+    assert "throttle off --target b:1" in remedies[1] and "verify --source a:1 --target b:1" in remedies[2]
+    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for text in remedies:
+        _, name, *words = shlex.split(text, comments=True)
+        known = {option for parameter in commands[name].params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= known
+
+
+def test_topics_that_an_expression_names_whole_are_meant_even_where_they_are_hidden() -> None:
+    assert literal_names(LinkTopics.of(r"orders|payments\..*|a\.b")) == ["a.b", "orders"]
+
+
+@pytest.mark.parametrize("switched_off", ["", "sync.topic.acls", "emit.checkpoints", "B->A.emit.heartbeats"])
+def test_duties_of_a_flow_are_those_that_its_file_switches_on(tmp_path: Path, switched_off: str) -> None:
+    file = tmp_path / "mm2.properties"
+    lines = ["clusters = A, B", "A.bootstrap.servers = a:1", "B.bootstrap.servers = b:1", "A->B.enabled = true"]
+    file.write_text("\n".join([*lines, f"{switched_off}.enabled = false"] if switched_off else lines))
+    (subject,) = flow_subjects(file)
+    everything = frozenset(Duty) - {Duty.MARKERS, Duty.TAKE_OVER}
+    less = {
+        "sync.topic.acls": {Duty.ACLS},
+        "emit.checkpoints": {Duty.CHECKPOINTS, Duty.GROUPS},
+        "B->A.emit.heartbeats": {Duty.HEARTBEATS_BACK},
+    }
+    assert subject.duties == everything - less.get(switched_off, set())
+    assert subject.called == {"heartbeats": "heartbeats", CHECKPOINTS: "A.checkpoints.internal"}
+    assert subject.options.of_target == f"--config {file} --flow 'A->B'"
 
 
 def test_ledger_counts_offsets_by_topic_and_reason_of_its_link_only() -> None:
@@ -463,6 +512,17 @@ def finding(severity: Severity, check: str = "durability") -> Finding:
 )
 def test_exit_code_is_that_of_the_worst(found: list[Severity], is_examined: bool, code: int) -> None:
     assert exit_code(map(finding, found), is_examined=is_examined) == code
+
+
+def test_report_does_not_grow_with_the_cluster() -> None:
+    many = [replace(finding(WARNING), thing=f"topic t{n}") for n in range(5_000)]
+    checkup = Checkup(names=("source",))
+    checkup.add([*many, finding(ERROR)])
+    checkup.add(many)
+    assert len(checkup.findings) == 5_001
+    shown = as_json(checkup, 1.0)["findings"]
+    assert [f["severity"] for f in shown] == ["error", *["warning"] * 21]
+    assert shown[-1]["thing"] == "4980 more" and "t20, topic t21" in shown[-1]["evidence"]
 
 
 def test_report_has_its_schema_and_shows_names_as_they_are() -> None:

@@ -11,7 +11,7 @@ import pytest
 from kafka.future import Future
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import OptionError
+from tolerant_client.errors import LinkPromotedError, OptionError
 from tolerant_client.mirror.gaps import Gap, marker_producer
 from tolerant_client.mirror.identical.fill import MarkerFiller, TransactionFiller
 from tolerant_client.txn_markers import WriteTxnMarkers
@@ -42,6 +42,8 @@ class FakeTarget:
         self.answers: dict[str, Callable[[Any], Any]] = {"FindCoordinator": lambda _: SimpleNamespace(error_code=0, node_id=1)}
         self.markers_api = (0, 1)
         self.updates = 0
+        self.looks = 0
+        self.is_promoted = False
         self.net = SimpleNamespace(sleep=self._sleep)
         self.manager = SimpleNamespace(
             broker_version_data=SimpleNamespace(api_versions={27: self.markers_api}),
@@ -73,13 +75,18 @@ class FakeTarget:
         self.sent.append(request)
         return self.answers[request.name.removesuffix("Request")](request)
 
+    async def may_write(self) -> None:
+        self.looks += 1
+        if self.is_promoted:
+            raise LinkPromotedError("promoted")
+
     def append(self, count: int, answer: Any) -> Any:
         self.log_end += count
         return answer
 
 
 def marking(target: FakeTarget) -> MarkerFiller:
-    return MarkerFiller(target, clock=target.clock)  # type: ignore[arg-type]
+    return MarkerFiller(target, target.may_write, clock=target.clock)  # type: ignore[arg-type]
 
 
 def transacting(target: FakeTarget) -> TransactionFiller:
@@ -99,7 +106,7 @@ def transacting(target: FakeTarget) -> TransactionFiller:
     target.answers["InitProducerId"] = lambda _: SimpleNamespace(error_code=0, producer_id=7, producer_epoch=3)
     target.answers["AddPartitionsToTxn"] = add
     target.answers["EndTxn"] = end
-    return TransactionFiller(target, "link", clock=target.clock)  # type: ignore[arg-type]
+    return TransactionFiller(target, "link", target.may_write, clock=target.clock)  # type: ignore[arg-type]
 
 
 def names(target: FakeTarget) -> list[str]:
@@ -287,3 +294,43 @@ def test_a_timeout_that_the_brokers_do_not_allow_names_the_remedy() -> None:
     target.answers["InitProducerId"] = lambda _: SimpleNamespace(error_code=50)
     with pytest.raises(OptionError, match="transaction.max.timeout.ms"):
         run(filler.fill(P, Gap(0, 1)))
+
+
+def test_who_was_fenced_by_a_promotion_takes_over_and_writes_nothing() -> None:
+    # 1. A filler adds its partition.  2. The link is promoted and its transactional.id fenced.  3. It ends the transaction.
+    target = FakeTarget()
+    filler = transacting(target)
+
+    def fenced(_: Any) -> Any:
+        target.is_promoted = True
+        return SimpleNamespace(error_code=90)
+
+    target.answers["EndTxn"] = fenced
+    with pytest.raises(LinkPromotedError):
+        run(filler.fill(P, Gap(0, 1)))
+    assert names(target)[-1] == "InitProducerId" and names(target).count("AddPartitionsToTxn") == 1
+    with pytest.raises(LinkPromotedError):
+        run(filler.fill(P, Gap(0, 1)))
+    assert names(target).count("AddPartitionsToTxn") == 1
+
+
+def test_it_is_asked_once_a_takeover_whether_transactions_may_fill() -> None:
+    target = FakeTarget()
+    filler = transacting(target)
+    for end in range(3):
+        run(filler.fill(P, Gap(end, end + 1)))
+    assert target.looks == 1
+
+
+def test_markers_of_a_promoted_link_are_not_sent() -> None:
+    target = FakeTarget()
+
+    def answer(request: Any) -> set[int]:
+        target.is_promoted = True  # while the first request is under way, and its markers land before the fence
+        found: set[int] = target.append(len(request.markers), set())
+        return found
+
+    target.answers["WriteTxnMarkers"] = answer
+    with pytest.raises(LinkPromotedError):
+        run(marking(target).fill(P, Gap(0, 5_000)))
+    assert len(target.sent) == 1

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from kafka.structs import TopicPartition
 
-from spark_integration.mirroring import flow_watches
+from spark_integration.mirroring import flow_links, flow_watches
 from spark_integration.mirroring.flow_links import duties_of, link_of
 from spark_integration.mirroring.flow_watches import FlowWatches
-from spark_integration.mirroring.link_state import Phase, TaskReport
+from spark_integration.mirroring.link_events import LinkEvent
+from spark_integration.mirroring.link_sample import LinkSample
+from spark_integration.mirroring.link_state import LinkState, Phase, TaskReport
 from spark_integration.mirroring.mirror_job import MirrorSettings
-from spark_integration.mirroring.supervisor import LinkEvent, SupervisedLink
+from spark_integration.mirroring.supervisor import SupervisedLink
 from spark_integration.mm2.flows import Flow, read_flows
 from spark_integration.monitoring.board import Board
+from tolerant_client.errors import TolerantClientError
+from tolerant_client.mirror.link.groups import GroupMove, GroupPosition, GroupsReport
+from tolerant_client.mirror.link.left import Left
+from tolerant_client.mirror.measures import Span
 from tolerant_client.mirror.sync import PreparedLink
+from tolerant_client.raw import RawCluster
 
 FILE = """
 clusters = A, B
@@ -61,8 +69,47 @@ def test_what_the_file_switches_off_is_no_duty(tmp_path: Path) -> None:
     assert [duty.name for duty in duties] == ["look at all topics"]
 
 
-def test_a_limit_of_the_file_is_a_duty(tmp_path: Path) -> None:
-    assert "throttle of the file" in {duty.name for duty in duties_of(flow(tmp_path, "tolerant.throttle = 1000000"))}
+def test_a_limit_of_the_file_is_what_the_link_is_started_with(tmp_path: Path) -> None:
+    limited = flow(tmp_path, "tolerant.throttle = 1000000")
+    assert link_of(limited).settings.bytes_per_s == 1_000_000
+    assert link_of(flow(tmp_path)).settings.bytes_per_s is None
+    # What a duty wrote down as the link's would outlive the file, and overrule the operator's "off".
+    assert not [duty.name for duty in duties_of(limited) if "throttle" in duty.name]
+
+
+def test_a_round_of_groups_looks_at_the_control_before_it_reads_and_before_it_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    class Watch:
+        def __init__(self, _: Any, link: str) -> None:
+            assert link == "A-B"
+
+        async def require_not_promoted(self) -> None:
+            done.append("look")
+
+    async def read(*_: Any) -> None:
+        done.append("read")
+
+    async def sync(*_: Any, may_write: Callable[[], Awaitable[None]], **__: Any) -> None:
+        done.append("sync")
+        await may_write()
+
+    monkeypatch.setattr(flow_links, "ControlWatch", Watch)
+    monkeypatch.setattr(flow_links.SharedPositions, "read", read)
+    monkeypatch.setattr(flow_links, "sync_groups", sync)
+    duties = {duty.name: duty for duty in duties_of(flow(tmp_path, "sync.group.offsets.enabled = true"))}
+    clusters = cast(RawCluster, None), cast(RawCluster, None)
+    with pytest.raises(StopIteration):
+        duties["sync of group offsets"].round(*clusters, frozenset()).__await__().send(None)
+    assert done == ["look", "read", "sync", "look"]
+
+
+def test_how_long_a_groups_offset_took_is_on_the_board() -> None:
+    move = GroupMove(GroupPosition("billing", TopicPartition("orders", 3), 70, 70, "", False), 50)
+    (shown,) = flow_watches._groups(GroupsReport((move,), 0, (), (), latency_ms=40))
+    assert shown[:4] == ("billing", "orders", 3, 70) and shown.latency == Span().seen(40)
 
 
 class FakeWatch:
@@ -70,24 +117,26 @@ class FakeWatch:
 
     made: list[FakeWatch] = []
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_: Any, **options: Any) -> None:
         self.told: list[Any] = []
+        self.options = options
+        self.sample = LinkSample(LinkState("A-B"))
         self.made.append(self)
 
     def __enter__(self) -> FakeWatch:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.told.append("closed")
+    def stop(self) -> None:
+        self.told.append("stopping")
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.told.append(error or "closed")
 
     def tell(self, report: TaskReport) -> None:
         self.told.append(report)
 
     def tell_phase(self, phase: Phase, problem: str = "") -> None:
         self.told.append((phase, problem))
-
-    def tell_duty(self, duty: str, problem: str = "") -> None:
-        self.told.append((duty, problem))
 
 
 @pytest.fixture
@@ -116,16 +165,67 @@ def test_events_go_to_the_watch_of_their_link(watched: tuple[FlowWatches, Board]
         watches.tell(LinkEvent("A-B", "report", "", report))
         watches.tell(LinkEvent("A-B", "failed", "away"))
         watches.tell(LinkEvent("A-B", "started", "copying", PreparedLink(1, (), {})))
-        watches.tell(LinkEvent("A-B", "duty failed", "heartbeats failed: no", "heartbeats"))
-        watches.tell(LinkEvent("A-B", "duty", "heartbeats", None))
         watches.tell(LinkEvent("A-B", "promoted", "not started"))
+        watches.tell(LinkEvent("A-B", "stopped", "stopped"))
+        watches.tell(LinkEvent("A-B", "dead", "Spark does not end"))
+        watches.tell(LinkEvent("C-D", "duty", "heartbeats"))  # of a flow that copies nothing
     (watch,) = FakeWatch.made
     assert watch.told == [
         report,
         (Phase.RESTARTING, "away"),
         (Phase.RUNNING, ""),
-        ("heartbeats", "heartbeats failed: no"),
-        ("heartbeats", ""),
         (Phase.STOPPED, "not started"),
+        (Phase.STOPPED, ""),
+        (Phase.FAILED, "Spark does not end"),
+        "stopping",
         "closed",
     ]
+
+
+def test_a_round_that_could_not_do_all_is_a_problem_of_its_duty(watched: tuple[FlowWatches, Board]) -> None:
+    watches, _ = watched
+    refused, kept = Left("group g", "refused", "grant Read on it"), Left("group h", "ahead", "it is further on")
+    with watches:
+        watches.tell(LinkEvent("A-B", "started", "copying", PreparedLink(1, (), {})))
+        (watch,) = FakeWatch.made
+
+        def problem(left: tuple[Left, ...] | None) -> str:
+            if left is None:
+                watches.tell(LinkEvent("A-B", "duty failed", "groups failed, and is tried again: away", "groups"))
+            else:
+                watches.tell(LinkEvent("A-B", "duty", "groups", GroupsReport((), 0, (), left)))
+            return watch.sample.state.duties["groups"].problem
+
+        assert problem((kept,)) == ""
+        assert problem((kept, refused)) == "did not do all: group g: grant Read on it"
+        assert problem(None) == "failed, and is tried again: away"
+        assert problem(()) == ""
+
+
+def test_a_promoted_link_that_was_never_started_is_shown_as_promoted(watched: tuple[FlowWatches, Board]) -> None:
+    watches, board = watched
+    with watches:
+        watches.tell(LinkEvent("B-A", "promoted", "not started: it was promoted"))
+        (found,) = [state for state in board.states() if state.link == "B-A"]
+    assert (found.phase, found.control.is_promoted) == (Phase.STOPPED, True)
+
+
+def test_watches_are_told_what_the_process_died_of(watched: tuple[FlowWatches, Board]) -> None:
+    watches, _ = watched
+    with pytest.raises(TolerantClientError):
+        with watches:
+            watches.tell(LinkEvent("A-B", "started", "copying", PreparedLink(1, (), {})))
+            raise TolerantClientError("Spark died")
+    (watch,) = FakeWatch.made
+    assert watch.told[0] == "stopping" and str(watch.told[1]).endswith("Spark died")
+
+
+def test_watches_know_the_intervals_of_duties_and_the_files_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeWatch.made.clear()
+    monkeypatch.setattr(flow_watches, "LinkWatch", FakeWatch)
+    with FlowWatches([link_of(flow(tmp_path, "tolerant.throttle = 5000"))], Board()) as watches:
+        watches.tell(LinkEvent("A-B", "started", "copying", PreparedLink(1, (), {})))
+    (watch,) = FakeWatch.made
+    assert watch.options["own_rate"] == 5_000
+    assert watch.options["console"].quiet  # what happens is printed once, by EventPrinter
+    assert watch.options["duties"]["heartbeats"] == 1 and watch.options["duties"]["checkpoints"] == 60

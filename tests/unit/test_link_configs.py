@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tolerant_client.mirror.link.configs import Setting, decide_changes
+from tolerant_client.mirror.link import configs
+from tolerant_client.mirror.link.configs import ConfigChange, Setting, decide_changes
 from tolerant_client.mirror.topic_filter import CONFIG_PROPERTIES_EXCLUDE
 
 OWN, DYNAMIC_DEFAULT, FILE, DEFAULT = 1, 3, 4, 5
@@ -58,6 +61,49 @@ def test_min_insync_replicas_are_never_more_than_replicas(replicas: int, after: 
     wanted, present = {"min.insync.replicas": Setting("3", OWN)}, {"min.insync.replicas": Setting("9", OWN)}
     changes, _ = decide_changes("t", wanted, present, replicas)
     assert [change.after for change in changes] == [after]
+
+
+class Broker:
+    """Refuses some settings, and with them all others of their request for the topic."""
+
+    def __init__(self, refused: dict[str, int]) -> None:
+        self.refused = refused
+        self.asked: list[list[str]] = []
+
+    async def insist(self, what: str, attempt: Any) -> Any:
+        return await attempt()
+
+    async def send(self, request: Any) -> Any:
+        answers = []
+        for resource in request.resources:
+            names = [config.name for config in resource.configs]
+            self.asked.append(names)
+            code = next((self.refused[name] for name in names if name in self.refused), 0)
+            message = f"it takes no {names[-1]}" if code else None
+            answers.append(SimpleNamespace(resource_name=resource.resource_name, error_code=code, error_message=message))
+        return SimpleNamespace(responses=answers)
+
+
+def altered(broker: Broker, changes: list[ConfigChange]) -> Any:
+    with pytest.raises(StopIteration) as stopped:
+        configs._alter(broker, changes, False).send(None)  # type: ignore[arg-type]
+    return stopped.value.value
+
+
+def test_a_value_that_is_refused_holds_up_no_other() -> None:
+    broker = Broker({"bad": 40})
+    changes = [ConfigChange(topic, name, "1", "2") for topic, name in (("t", "bad"), ("t", "good"), ("u", "good"))]
+    changed, left = altered(broker, changes)
+    assert [(c.topic, c.name) for c in changed] == [("t", "good"), ("u", "good")]
+    assert [(x.name, x.reason) for x in left] == [("t bad", "refused")] and "it takes no bad" in left[0].why
+    assert broker.asked == [["bad", "good"], ["good"], ["bad"], ["good"]]
+
+
+def test_a_topic_whose_settings_are_not_ours_to_change_is_asked_for_once() -> None:
+    broker = Broker({"a": 29})  # TOPIC_AUTHORIZATION_FAILED
+    changed, left = altered(broker, [ConfigChange("t", name, "1", "2") for name in "ab"])
+    assert not changed and [x.name for x in left] == ["t"] and "grant AlterConfigs" in left[0].why
+    assert broker.asked == [["a", "b"]]
 
 
 def test_what_stays_different_is_said() -> None:

@@ -14,24 +14,27 @@ from kafka.structs import TopicPartition
 from tolerant_client.errors import LinkPromotedError, OptionError
 from tolerant_client.mirror.identical.partition import AppendState
 from tolerant_client.mirror.identical.state import _Logs, _of_link, next_append
-from tolerant_client.mirror.link import failback, promotion
+from tolerant_client.mirror.link import failback
 from tolerant_client.mirror.link.beginning import writes
 from tolerant_client.mirror.link.control import (
+    NO_LIMIT,
     WHOLE_LINK,
     ControlWatch,
     LinkControl,
     decode_control,
     encode_control,
+    link_options,
     paused,
     resumed,
 )
+from tolerant_client.mirror.link.ends import Ends
 from tolerant_client.mirror.link.failback import SharedLog
 from tolerant_client.mirror.link.plan_report import durability
-from tolerant_client.mirror.link.promotion import Ends, PromotedPartition
-from tolerant_client.mirror.link.status import still
+from tolerant_client.mirror.link.status import still, unfinished
 from tolerant_client.mirror.plan import TopicSpec
 from tolerant_client.mirror.producers import ProducerEntry
 from tolerant_client.mirror.topic_filter import LinkTopics
+from tolerant_client.raw import RawCluster
 
 P = TopicPartition("orders", 3)
 FULL = LinkControl(
@@ -85,6 +88,26 @@ def test_a_promoted_link_may_not_write() -> None:
 
 
 # -- what operators change ----------------------------------------------------
+
+
+@pytest.mark.parametrize(("said", "rate"), [(None, 500), (NO_LIMIT, None), (7, 7)])
+def test_an_operators_rate_goes_before_that_of_the_file(said: int | None, rate: int | None) -> None:
+    control = decode_control(encode_control(LinkControl(bytes_per_s=said), 1))
+    assert control.rate(500) == rate
+    assert LinkControl().rate(None) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        ({"bootstrap_servers": ["b:1", "c:2"]}, "--target b:1,c:2"),
+        ({"bootstrap_servers": "b:1", "security_protocol": "SSL"}, "--target b:1 --target-properties FILE"),
+    ],
+)
+def test_the_options_of_a_remedy_are_all_that_its_command_takes(config: dict[str, Any], options: str) -> None:
+    with RawCluster(config, name="target") as target, RawCluster({"bootstrap_servers": "a:1"}, name="source") as source:
+        assert link_options("d r", target) == f"{options} --link 'd r'"
+        assert link_options("dr", target, source) == f"--source a:1 {options} --link dr"
 
 
 def test_what_is_paused_adds_up() -> None:
@@ -195,41 +218,6 @@ def test_a_process_of_a_former_life_may_not_write_in_the_next() -> None:
     assert watch._as_of_our_life(LinkControl(bytes_per_s=5)) == LinkControl(bytes_per_s=5)
 
 
-# -- promotion ----------------------------------------------------------------
-
-
-def ends(copied: int, stable: int | None, end: int | None, index: int = 0) -> Ends:
-    return Ends(TopicPartition("orders", index), copied, stable, end)
-
-
-def test_nothing_is_in_the_way_when_all_is_copied_and_stands_still() -> None:
-    now = ends(10, 10, 10)
-    assert promotion.blockers([now], {now.partition: now}) == []
-
-
-@pytest.mark.parametrize(
-    ("now", "before", "text"),
-    [
-        (ends(8, 10, 10), ends(8, 10, 10), "2 offsets are not copied yet: orders-0 2"),
-        (ends(10, 10, 12), ends(10, 10, 12), "transactions are open on the source"),
-        (ends(10, 10, 10), ends(9, 9, 9), "producers still write to the source: orders-0"),
-    ],
-)
-def test_what_is_in_the_way_of_a_promotion_is_named(now: Ends, before: Ends, text: str) -> None:
-    (found,) = promotion.blockers([now], {before.partition: before})
-    assert text in found
-
-
-def test_a_target_that_is_ahead_has_no_lag() -> None:
-    assert ends(12, 10, 10).lag == 0 and ends(12, None, None).lag == 0
-
-
-def test_a_failover_says_what_nobody_can_know() -> None:
-    known = PromotedPartition("orders", 0, 10, None, 1_700_000_000_123)
-    assert "2023-11-14 22:13:20.123 UTC" in promotion.failover_warnings([known])[0]
-    assert "newest" not in promotion.failover_warnings([replace(known, last_copied_ms=None)])[0]
-
-
 # -- failback -----------------------------------------------------------------
 
 
@@ -260,6 +248,10 @@ def test_only_what_lies_behind_an_adopted_log_is_compared() -> None:
     assert _Logs(5, 60, 0, 50).common == (5, 50)
 
 
+def ends(copied: int, stable: int | None, end: int | None, index: int = 0) -> Ends:
+    return Ends(TopicPartition("orders", index), copied, stable, end)
+
+
 # -- the others ---------------------------------------------------------------
 
 
@@ -275,6 +267,12 @@ def test_what_stands_still_is_told_unless_it_is_paused_or_promoted() -> None:
     assert "1 partitions are behind" in text and "orders-1 with 5 offsets" in text
     assert still(first, second, LinkControl(frozenset({"orders-1"})), 2.0) == []
     assert still(first, second, LinkControl(is_promoted=True), 2.0) == []
+
+
+def test_a_promotion_that_died_on_the_way_is_told_with_the_commands_that_end_it() -> None:
+    assert unfinished(LinkControl(), "T", "B") == unfinished(LinkControl(is_promoted=True, is_fenced=True), "T", "B") == []
+    (text,) = unfinished(LinkControl(is_promoted=True), "--target b:1 --link dr", "--source a:1 --target b:1 --link dr")
+    assert "promote --source a:1 --target b:1 --link dr" in text and "failover --target b:1 --link dr" in text
 
 
 def spec(replicas: int, **config: Any) -> TopicSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.structs import TopicPartition
 
 from tolerant_client.coordinator_partition import partition_of
-from tolerant_client.errors import UnsupportedSourceError
+from tolerant_client.errors import LinkPromotedError, UnsupportedSourceError
 from tolerant_client.mirror.link import group_requests, groups
 from tolerant_client.mirror.link.group_requests import (
     GroupsHome,
@@ -25,7 +26,19 @@ from tolerant_client.mirror.link.group_requests import (
     fetch_offsets,
     group_states,
 )
-from tolerant_client.mirror.link.groups import GroupMove, GroupPosition, TargetLog, decide_moves, position_of
+from tolerant_client.mirror.link.groups import (
+    GroupMove,
+    GroupPosition,
+    GroupPositions,
+    SharedPositions,
+    TargetLog,
+    decide_moves,
+    position_of,
+    read_positions,
+)
+from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
+from tolerant_client.mirror.translated.offset_map import MapRow, OffsetMap, RowKey, Run
+from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.producer_transaction import CommittedOffset
 
 PLACE = TopicPartition("A.orders", 3)
@@ -79,6 +92,68 @@ def test_a_group_is_moved_forward_while_nobody_consumes(
     assert moves == ([GroupMove(position, -1 if before is None else before)] if moved else [])
     assert [x.reason for x in left] == ([reason] if reason else [])
     assert unchanged == (before == wanted)
+
+
+def test_a_group_at_what_another_mirror_has_copied_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. MirrorMaker 2 copies source offsets up to 200, 2. the link takes over, 3. groups stand before and behind that."""
+
+    async def list_groups(cluster: Any) -> Any:
+        return {name: ListedGroup(name, "consumer", "Empty", "classic") for name in ("old", "new")}, {}
+
+    async def groups_home(cluster: Any) -> GroupsHome:
+        return GroupsHome(())
+
+    async def fetch_offsets(cluster: Any, names: Any) -> Any:
+        at = {"old": 150, "new": 203}
+        return {name: {PLACE: CommittedOffset(at[name], "")} for name in names}, {}
+
+    async def target_logs(target: Any, wanted: Any, link: str) -> Any:
+        row = MapRow(RowKey(PLACE, 0), "A.orders", ("", ""), 210, 0, (Run(200, 61, 10),))
+        known = groups._translated(OffsetMap([row], 200), [150, 203])
+        return {PLACE: TargetLog(0, 80, known)}, {}
+
+    for function in (list_groups, groups_home, fetch_offsets):
+        monkeypatch.setattr(groups, function.__name__, function)
+    monkeypatch.setattr(groups, "_target_logs", target_logs)
+    topics = LinkTopics.of("A.orders")
+    found = drive(read_positions(Named(), Named(), topics, TopicFilter(), link="A-B"))  # type: ignore[arg-type]
+    assert [(p.group, p.offset) for p in found.positions] == [("new", 64)]
+    (left,) = found.left
+    assert (left.name, left.reason) == ("group old, A.orders-3", "before-takeover") and "150" in left.why
+
+
+class Named:
+    name = "source"
+
+
+def drive(coroutine: Any) -> Any:
+    """Runs what waits for nothing."""
+    with pytest.raises(StopIteration) as stopped:
+        coroutine.send(None)
+    return stopped.value.value
+
+
+def test_two_duties_share_a_reading_and_none_gets_its_own_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings: list[Any] = []
+
+    async def read_positions(*_: Any, leave_out: Any, **__: Any) -> Any:
+        readings.append(leave_out)
+        return GroupPositions((), (), clock[0])
+
+    clock = [100.0]
+    monkeypatch.setattr(groups, "read_positions", read_positions)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    shared = SharedPositions(LinkTopics.of("t"), TopicFilter())
+
+    def read(duty: str, leave_out: Any = ()) -> Any:
+        return drive(shared.read(duty, None, None, leave_out))  # type: ignore[arg-type]
+
+    assert read("groups") is read("checkpoints") and len(readings) == 1
+    first = read("groups")
+    assert read("groups") is not first and len(readings) == 3
+    clock[0] += 60
+    assert read("checkpoints") is not None and len(readings) == 4, "it was too old"
+    assert read("groups", [PLACE]) is not None and len(readings) == 5, "another partition was stopped since"
 
 
 def test_a_group_of_which_the_target_says_nothing_is_not_moved() -> None:
@@ -247,6 +322,58 @@ def test_commits_tell_partitions_from_coordinators(
     (part,) = topic.partitions
     assert (part.committed_offset, part.committed_metadata, part.committed_leader_epoch) == (5, "m", -1)
     assert (sent.generation_id_or_member_epoch, sent.member_id) == (-1, "")
+
+
+def test_a_round_that_began_before_a_promotion_commits_nothing_behind_it(made: list[Brokers]) -> None:
+    # 1. A round has decided.  2. It commits for the first groups.  3. The link is promoted.  4. The others are left alone.
+    cluster = Brokers(NEW, {NAMES[0]: [16, 0]})
+    wanted = {name: {PLACE: CommittedOffset(5, "")} for name in NAMES}
+    committed: list[int] = []
+
+    async def may_write() -> None:
+        committed.append(cluster.count(OffsetCommitRequest))
+        if committed[-1]:
+            raise LinkPromotedError("promoted")
+
+    with pytest.raises(LinkPromotedError):
+        run(made, cluster, commit_offsets, wanted, may_write)
+    assert cluster.count(OffsetCommitRequest) == committed[-1] < 20
+
+
+def test_a_round_passes_on_what_asks_whether_it_may_still_commit(made: list[Brokers], monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(name: str, value: Any) -> None:
+        async def tell(*_: Any) -> Any:
+            return value
+
+        monkeypatch.setattr(groups, name, tell)
+
+    async def may_write() -> None:
+        raise LinkPromotedError("promoted")
+
+    answer("groups_home", GroupsHome(()))
+    answer("fetch_offsets", ({"g": {}}, {}))
+    answer("group_states", ({"g": "Empty"}, {}))
+    cluster = Brokers(NEW)
+    positions = groups.GroupPositions((GroupPosition("g", PLACE, 5, 5, "", False),), (), 0.0)
+
+    async def round_of(target: Any) -> None:
+        topics, every = LinkTopics(), TopicFilter()
+        await groups.sync_groups(target, target, topics, every, positions=positions, may_write=may_write)
+
+    with pytest.raises(LinkPromotedError):
+        run(made, cluster, round_of)
+    assert not cluster.count(OffsetCommitRequest)
+
+
+def test_a_commit_that_is_sent_again_is_asked_for_again(made: list[Brokers]) -> None:
+    cluster = Brokers(NEW, {"g": [16, 0]})
+    asked: list[None] = []
+
+    async def may_write() -> None:
+        asked.append(None)
+
+    run(made, cluster, commit_offsets, {"g": {PLACE: CommittedOffset(5, "")}}, may_write)
+    assert len(asked) == cluster.count(OffsetCommitRequest) == 2
 
 
 @pytest.mark.parametrize(

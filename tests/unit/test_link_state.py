@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
-from support.link_samples import NOW_MS, state, troubled
+from support.link_samples import NOW_MS, state
 
-from spark_integration.mirroring.link_state import OTHERS, Level, LinkState, PartitionState, Phase, TaskReport
+from spark_integration.mirroring.link_state import OTHERS, LinkState, PartitionState, TaskReport
+from tolerant_client.mirror.link.control import LinkControl
 from tolerant_client.mirror.measures import LATENCY_BOUNDS_MS, Copied, Measured, Span
 
 FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -109,6 +108,37 @@ def test_topic_is_the_sum_of_its_partitions_and_as_old_as_the_oldest() -> None:
     assert (other.lag_offsets, other.lag_bytes, other.source_end) == (None, None, None)
 
 
+def test_topic_counts_what_is_behind_whose_age_is_known_and_what_is_held() -> None:
+    found = LinkState(
+        "A-B",
+        NOW_MS,
+        partitions={
+            FIRST: PartitionState(10, 8, 8, NOW_MS - 1_000),
+            SECOND: PartitionState(10, 4, 4),
+            TopicPartition("orders", 2): PartitionState(10, 10, 10),
+        },
+        control=LinkControl(paused=frozenset(("orders-1", "other"))),
+    )
+    (orders,) = found.topics.values()
+    assert (orders.behind, orders.aged, orders.held) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("control", "own_rate", "limit", "said_by"),
+    [
+        (LinkControl(), None, None, ""),
+        (LinkControl(), 500, 500, "start"),
+        (LinkControl(bytes_per_s=200), 500, 200, "operator"),
+        (LinkControl(bytes_per_s=0), 500, None, ""),  # the operator has lifted it
+    ],
+)
+def test_limit_is_the_operators_or_else_the_one_of_the_start(
+    control: LinkControl, own_rate: int | None, limit: int | None, said_by: str
+) -> None:
+    found = LinkState("A-B", control=control, own_rate=own_rate)
+    assert (found.throttle_bytes, found.throttle_from) == (limit, said_by)
+
+
 def test_topics_beyond_the_limit_are_one_row_and_no_sum_changes() -> None:
     found = state(topics=30)
     rows = found.most(10)
@@ -117,32 +147,3 @@ def test_topics_beyond_the_limit_are_one_row_and_no_sum_changes() -> None:
     for name in ("partitions", "lag_offsets", "records", "records_per_s"):
         assert sum(getattr(row, name) for row in rows) == sum(getattr(row, name) for row in found.topics.values()), name
     assert OTHERS not in [row.topic for row in found.most(30)]
-
-
-def test_health_is_ok_without_a_reason_only() -> None:
-    assert state().health == (Level.OK, ())
-
-
-@pytest.mark.parametrize(
-    ("change", "level", "words"),
-    [
-        ({"unreachable": {"source": "refused"}}, Level.CRITICAL, "The source cluster does not answer: refused"),
-        ({"phase": Phase.RESTARTING, "problem": "lost"}, Level.CRITICAL, "The query is restarting: lost"),
-        ({"phase": Phase.FAILED}, Level.CRITICAL, "The query is failed"),
-        ({"duties": {"sync_topic_acls": "no"}}, Level.WARNING, "sync_topic_acls failed: no"),
-        ({"held": ("",)}, Level.WARNING, "paused the whole link"),
-        ({"is_promoted": True}, Level.WARNING, "promoted"),
-        ({"report": TaskReport(NOW_MS - 91_000)}, Level.WARNING, "No micro-batch has ended for 91 s"),
-        ({"report": TaskReport(), "started_ms": NOW_MS - 200_000}, Level.WARNING, "No micro-batch has ended for 200 s"),
-    ],
-)
-def test_health_names_every_reason(change: dict[str, object], level: Level, words: str) -> None:
-    found, reasons = replace(state(), **change).health  # type: ignore[arg-type]
-    assert found is level
-    assert any(words in reason for reason in reasons), reasons
-
-
-def test_worst_reason_comes_first() -> None:
-    level, reasons = replace(troubled(), unreachable={"target": "away"}).health
-    assert level is Level.CRITICAL
-    assert reasons[0].startswith("The target cluster") and len(reasons) == 4

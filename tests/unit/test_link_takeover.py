@@ -1,50 +1,17 @@
-"""Where MirrorMaker 2 is, read from its own records and found in the logs."""
+"""Where MirrorMaker 2 is, found in the logs."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.link.takeover import (
-    TakenPartition,
-    blockers,
-    decode_position,
-    encode_position,
-    last_match,
-    offsets_topic,
-)
+from tolerant_client.mirror.divergence import LogSlice
+from tolerant_client.mirror.link import takeover
+from tolerant_client.mirror.link.takeover import Bounds, TakenPartition, blockers, find_position, is_identical, last_match
 from tolerant_client.record_batch import Record
-
-# As Kafka Connect 4.2 has written it (JsonConverter without schemas).
-KEY = b'["MirrorSourceConnector",{"cluster":"A","partition":1,"topic":"orders"}]'
-
-
-def test_a_position_of_mirrormaker_2_is_the_offset_behind_the_last_record() -> None:
-    assert decode_position(KEY, b'{"offset":41}') == ("A", TopicPartition("orders", 1), 42)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        (KEY, None),  # a reset
-        (b'["MirrorHeartbeatConnector",{"sourceClusterAlias":"A"}]', b'{"offset":1}'),
-        (b'["MirrorCheckpointConnector",{"group":"g"}]', b'{"offset":0}'),
-        (b'["MirrorSourceConnector",{"cluster":"A"}]', b'{"offset":1}'),
-        (b"not JSON", b'{"offset":1}'),
-        (None, b'{"offset":1}'),
-    ],
-)
-def test_other_records_of_the_topic_are_no_positions(key: bytes | None, value: bytes | None) -> None:
-    assert decode_position(key, value) is None
-
-
-def test_what_is_written_is_what_mirrormaker_2_reads() -> None:
-    assert json.loads(encode_position(42)) == {"offset": 41}
-    told = decode_position(KEY, encode_position(42))
-    assert told is not None and told[2] == 42
-    assert offsets_topic("A") == "mm2-offsets.A.internal"
 
 
 def records(*values: int, first: int = 0) -> list[Record]:
@@ -94,3 +61,82 @@ def test_translated_offsets_need_a_position_that_the_logs_show() -> None:
     assert blockers([known], "translated") == ()
     (text,) = blockers([known, partition("lost", is_identical=False, position=-1)], "translated")
     assert "lost-0" in text
+
+
+def test_open_transactions_are_in_the_way_of_identical_offsets() -> None:
+    opened = replace(partition("open", is_identical=True, position=100), is_open=True)
+    (text,) = blockers([opened], "identical")
+    assert "open-0" in text and "transactions" in text
+    assert blockers([opened], "translated") == ()
+
+
+# -- what shows that two logs are one -----------------------------------------
+
+PLACE = TopicPartition("orders", 0)
+
+
+def drive(coroutine: Any) -> Any:
+    """Runs what waits for nothing."""
+    with pytest.raises(StopIteration) as stopped:
+        coroutine.send(None)
+    return stopped.value.value
+
+
+@pytest.fixture
+def slices(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Record]]:
+    """The records of the two logs, by the clusters' names, which stand for the clusters."""
+    logs: dict[str, list[Record]] = {"source": [], "target": []}
+
+    async def read_slices(cluster: str, ranges: Any, *, is_committed: bool) -> Any:
+        ((p, (start, until)),) = ranges.items()
+        return {p: LogSlice(until, {r.offset: r for r in logs[cluster] if start <= r.offset < until})}
+
+    async def first_difference_of_logs(source: str, target: str, p: TopicPartition, start: int, until: int) -> int | None:
+        here = {r.offset: r for r in logs[source] if start <= r.offset < until}
+        return min((r.offset for r in logs[target] if r.offset in here and here[r.offset] != r), default=None)
+
+    monkeypatch.setattr(takeover, "read_slices", read_slices)
+    monkeypatch.setattr(takeover, "first_difference_of_logs", first_difference_of_logs)
+    return logs
+
+
+def identical(bounds: Bounds, committed: int = -1) -> bool:
+    return bool(drive(is_identical("source", "target", PLACE, bounds, committed)))  # type: ignore[arg-type]
+
+
+def test_equal_records_at_equal_offsets_show_it(slices: dict[str, list[Record]]) -> None:
+    slices["source"], slices["target"] = records(*range(10)), records(*range(8))
+    assert identical(Bounds(0, 10, 0, 8, 8))
+    slices["target"] = records(*range(1, 9))
+    assert not identical(Bounds(0, 10, 0, 8, 8))
+
+
+def test_an_end_alone_shows_nothing(slices: dict[str, list[Record]]) -> None:
+    """Retention has emptied the target; the source's log happens to go on there."""
+    slices["source"] = records(*range(500))
+    emptied = Bounds(0, 500, 400, 400, 400)
+    assert not identical(emptied)
+    assert not identical(emptied, committed=380)
+    assert identical(emptied, committed=400), "MirrorMaker 2 has noted that very offset"
+    assert identical(Bounds(0, 500, 0, 0, 0)), "an empty log that never had a record"
+
+
+def test_a_target_that_lies_where_the_source_was_compacted_shows_nothing(slices: dict[str, list[Record]]) -> None:
+    slices["source"], slices["target"] = records(*range(10), first=990), records(*range(10))
+    assert not identical(Bounds(0, 1000, 0, 10, 10), committed=1000)
+
+
+def test_a_target_that_ends_behind_the_source_is_no_copy(slices: dict[str, list[Record]]) -> None:
+    assert not identical(Bounds(0, 300, 400, 400, 400), committed=400)
+
+
+def position(bounds: Bounds, committed: int) -> int:
+    return int(drive(find_position("source", "target", PLACE, bounds, committed)))  # type: ignore[arg-type]
+
+
+def test_of_an_emptied_log_nobody_knows_more_than_mirrormaker_2(slices: dict[str, list[Record]]) -> None:
+    emptied = Bounds(100, 500, 400, 400, 400)
+    assert position(emptied, -1) == -1, "copying from the source's first record would repeat what the target had"
+    assert position(emptied, 380) == 380
+    assert position(emptied, 50) == 100
+    assert position(Bounds(100, 500, 0, 0, 0), -1) == 100

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import urllib.request
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,14 +15,16 @@ pytest.importorskip("pyspark")
 
 from kafka.structs import TopicPartition
 
-from spark_integration.mirroring import ranges
-from spark_integration.mirroring.link_state import TaskReport
+from spark_integration.mirroring import mirror_job, ranges
+from spark_integration.mirroring.link_state import Phase, TaskReport
 from spark_integration.mirroring.mirror_job import original_error
-from spark_integration.mirroring.ranges import CopiedRanges, RangesStreamReader, RangesStreamWriter, read_report
+from spark_integration.mirroring.ranges import CopiedRanges, RangesStreamWriter, ReportFile
 from spark_integration.mirroring.watch import LinkWatch
 from tolerant_client.errors import (
     ClusterUnreachableError,
     DataLossError,
+    LinkPromotedError,
+    OffsetMapError,
     OversizedRecordError,
     RecoveryExhaustedError,
     SourceTruncatedError,
@@ -29,11 +32,11 @@ from tolerant_client.errors import (
     TolerantClientError,
 )
 from tolerant_client.mirror.limits import Progress
+from tolerant_client.mirror.link.control import LinkControl
 from tolerant_client.mirror.measures import Copied, Measured
 
 FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
 PROPERTIES = {"bootstrap.servers": "127.0.0.1:1"}
-READ = {"kafka.bootstrap.servers": "a:1", "target.kafka.bootstrap.servers": "b:1", "subscribePattern": "orders.*"}
 WRITE = {"kafka.bootstrap.servers": "b:1", "source.kafka.bootstrap.servers": "a:1", "producerId": "7"}
 MEASURED = Measured({FIRST: Copied(10, 100)}, (1,) + (0,) * 14, {"lost": 1})
 GONE = DataLossError("orders-0: offsets 5 to 9 are gone")
@@ -42,12 +45,11 @@ GONE = DataLossError("orders-0: offsets 5 to 9 are gone")
 class Row(NamedTuple):
     topic: str
     partition: int
-    from_offset: int
     until_offset: int | None
 
 
-def progress(paused: TolerantClientError | None = None) -> Progress:
-    return Progress(10, 10, 100, 0, 0, 0, paused is not None, paused)
+def progress(paused: TolerantClientError | None = None, stopped: TolerantClientError | None = None) -> Progress:
+    return Progress(10, 10, 100, 0, 0, 0, paused is not None, paused or stopped)
 
 
 def write(monkeypatch: pytest.MonkeyPatch, outcome: Any, **options: str) -> CopiedRanges:
@@ -60,27 +62,10 @@ def write(monkeypatch: pytest.MonkeyPatch, outcome: Any, **options: str) -> Copi
 
     monkeypatch.setattr(ranges, "copy_ranges", copy_ranges)
     monkeypatch.setattr(ranges, "take_measures", lambda link: MEASURED)
-    message = RangesStreamWriter({**WRITE, **options}).write(iter([Row("orders", 0, 0, 10), Row("orders", 1, 0, 10)]))
+    message = RangesStreamWriter({**WRITE, **options}).write(iter([Row("orders", 0, 10), Row("orders", 1, 10)]))
     copied = pickle.loads(pickle.dumps(message))
     assert isinstance(copied, CopiedRanges)
     return copied
-
-
-# -- what is planned ----------------------------------------------------------
-
-
-def test_once_plans_a_log_that_is_empty_but_starts_later_since_the_target_has_to_get_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    reader = RangesStreamReader(READ)
-    ends = {"orders": {"0": 40, "1": 0, "2": 50}}
-    monkeypatch.setattr(reader, "_ends", lambda: ends)
-    start = {"offsets": {"orders": {"0": 40, "1": 0, "2": 30}}, "trigger": 0}
-    end = reader.latestOffset(start, None)  # type: ignore[arg-type]
-    assert end != start  # or else Spark runs no micro-batch
-    (task,) = reader.partitions(start, end)
-    assert list(reader.read(task)) == [("orders", 2, 30, 50), ("orders", 0, 40, 40)]
-    assert reader.latestOffset(end, None) == end  # type: ignore[arg-type]  # and the next one has nothing to do
 
 
 # -- from tasks to the driver -------------------------------------------------
@@ -98,7 +83,8 @@ def test_once_plans_a_log_that_is_empty_but_starts_later_since_the_target_has_to
 def test_error_that_no_repeat_cures_is_raised_once_by_the_commit(
     monkeypatch: pytest.MonkeyPatch, error: TolerantClientError
 ) -> None:
-    message = write(monkeypatch, error)
+    message = write(monkeypatch, {FIRST: progress(), SECOND: progress(stopped=error)})
+    assert message.report.paused == {} and message.report.records == 10  # what the others did is told
     with pytest.raises(type(error)) as raised:
         RangesStreamWriter(WRITE).commit([CopiedRanges(), None, message], 0)
     assert str(raised.value) == str(error)
@@ -110,25 +96,69 @@ def test_error_that_no_repeat_cures_is_raised_once_by_the_commit(
 def test_other_errors_are_left_to_spark_to_repeat(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     with pytest.raises(type(error)):
         write(monkeypatch, error)
+    if isinstance(error, TolerantClientError):
+        with pytest.raises(type(error)):
+            write(monkeypatch, {FIRST: progress(), SECOND: progress(stopped=error)}, goesOn="true")
+
+
+def test_a_link_that_goes_on_names_each_stopped_partition_with_its_own_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = {FIRST: progress(stopped=GONE), SECOND: progress(stopped=TargetDivergedError("orders-1: foreign"))}
+    message = write(monkeypatch, stopped, goesOn="true")
+    assert message.error is None
+    assert message.report.paused == {FIRST: "orders-0: offsets 5 to 9 are gone", SECOND: "orders-1: foreign"}
+    assert message.report.records == 10
+
+
+def test_an_error_of_a_whole_task_is_told_of_all_its_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = write(monkeypatch, OffsetMapError("the map is gone"), goesOn="true")
+    assert message.report.paused == {FIRST: "the map is gone", SECOND: "the map is gone"}
+
+
+def test_a_promoted_link_ends_also_where_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    promoted = LinkPromotedError("promoted")
+    for outcome in (promoted, {FIRST: progress(stopped=GONE), SECOND: progress(stopped=promoted)}):
+        assert isinstance(write(monkeypatch, outcome, goesOn="true").error, LinkPromotedError)
+
+
+def test_partitions_that_the_reader_leaves_out_are_in_the_report_of_the_query(tmp_path: Path) -> None:
+    tasks, waiting = (ReportFile(tmp_path / name) for name in (mirror_job._REPORT, mirror_job._WAITING))
+    report = mirror_job.QueryReport(tmp_path)
+    assert report.read() == TaskReport()
+    waiting.write(TaskReport(paused={FIRST: "it has no leader", SECOND: "refused"}))
+    assert report.read().paused == {FIRST: "it has no leader", SECOND: "refused"}
+    tasks.write(TaskReport(7, 3, paused={FIRST: "gone"}))
+    assert report.read() == TaskReport(7, 3, paused={FIRST: "gone", SECOND: "refused"})
+    waiting.write(TaskReport())
+    assert report.read() == TaskReport(7, 3, paused={FIRST: "gone"})
+
+
+def test_a_report_is_read_again_only_when_it_was_replaced(tmp_path: Path) -> None:
+    file = ReportFile(tmp_path / "report")
+    file.write(TaskReport(1))
+    first = file.read()
+    assert file.read() is first
+    file.write(TaskReport(2))
+    assert file.read() == TaskReport(2)
 
 
 def test_paused_partitions_reach_the_report_with_their_reasons(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     report = tmp_path / "paused.json"
-    assert read_report(report).paused == {}
+    assert ReportFile(report).read().paused == {}
     message = write(monkeypatch, {FIRST: progress(GONE), SECOND: progress()})
     writer = RangesStreamWriter({**WRITE, "report": str(report)})
     writer.commit([message, CopiedRanges()], 0)
-    assert read_report(report).paused == {FIRST: "orders-0: offsets 5 to 9 are gone"}
+    assert ReportFile(report).read().paused == {FIRST: "orders-0: offsets 5 to 9 are gone"}
     writer.commit([CopiedRanges()], 1)
-    assert read_report(report).paused == {}
+    assert ReportFile(report).read().paused == {}
 
 
 def test_paused_partitions_are_told_even_if_another_one_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     report = tmp_path / "paused.json"
-    messages = [write(monkeypatch, {SECOND: progress(GONE)}), write(monkeypatch, TargetDivergedError("foreign"))]
+    foreign = {FIRST: progress(stopped=TargetDivergedError("foreign"))}
+    messages = [write(monkeypatch, {SECOND: progress(GONE)}), write(monkeypatch, foreign)]
     with pytest.raises(TargetDivergedError):
         RangesStreamWriter({**WRITE, "report": str(report)}).commit(list(messages), 0)
-    assert list(read_report(report).paused) == [SECOND]
+    assert list(ReportFile(report).read().paused) == [SECOND]
 
 
 def test_task_of_nothing_but_paused_partitions_lasts_as_long_as_its_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,26 +171,50 @@ def test_task_of_nothing_but_paused_partitions_lasts_as_long_as_its_hold(monkeyp
 # -- from the driver to the operator ------------------------------------------
 
 
+class Target:
+    """The clusters of a watch whose source nobody asks; `ends` says how far the target has come."""
+
+    def __init__(self, ends: Mapping[TopicPartition, int], failure: Exception | None) -> None:
+        self._ends = ends
+        self._failure = failure
+
+    def target_ends(self, partitions: object) -> dict[TopicPartition, int]:
+        return dict(self._ends)
+
+    def source_ends(self, partitions: object) -> dict[TopicPartition, int]:
+        return {FIRST: 10, SECOND: 10}
+
+    def leaderless(self, partitions: object) -> dict[str, int]:
+        return {}
+
+    def control(self) -> LinkControl:
+        return LinkControl()
+
+    def written_ms(self, positions: object) -> dict[TopicPartition, int]:
+        return {}
+
+    def bytes_per_offset(self, partitions: object, ends: object) -> dict[TopicPartition, float]:
+        return {}
+
+    def ledger(self) -> list[Any]:
+        if self._failure is not None:
+            raise self._failure
+        return []
+
+    def close(self) -> None:
+        pass
+
+
 class Watch(LinkWatch):
     """A watch of two partitions with ends 10 and 10; `target` says how far the target has come."""
 
-    def __init__(self, target: Mapping[TopicPartition, int], *, metrics: str | None = None) -> None:
+    def __init__(
+        self, target: Mapping[TopicPartition, int], *, metrics: str | None = None, failure: Exception | None = None
+    ) -> None:
         super().__init__(
             PROPERTIES, PROPERTIES, {FIRST: 10, SECOND: 10}, "default", is_once=True, is_shown=False, metrics=metrics
         )
-        self.target = target
-        self.failure: Exception | None = None
-
-    def _read(self, cluster: Any) -> dict[TopicPartition, int]:
-        return dict(self.target)
-
-    def _quietly(self, read: Any, *arguments: Any) -> Any:
-        return None
-
-    def _read_ledger(self) -> list[Any]:
-        if self.failure is not None:
-            raise self.failure
-        return []
+        self._open = partial(Target, target, failure)  # type: ignore[assignment]
 
 
 def test_a_partition_that_is_ahead_does_not_hide_one_that_is_behind() -> None:
@@ -174,12 +228,15 @@ def test_a_partition_that_is_ahead_does_not_hide_one_that_is_behind() -> None:
 
 def test_pause_is_printed_when_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
     with Watch({FIRST: 4, SECOND: 10}) as watch:
-        for paused in ({}, {FIRST: "why"}, {FIRST: "why"}, {FIRST: "why", SECOND: "too [bold]"}, {}, {FIRST: "again"}):
+        both = {FIRST: "both", SECOND: "both"}
+        more = {FIRST: "why", SECOND: "too [bold]"}
+        for paused in ({}, {FIRST: "why"}, {FIRST: "why"}, more, {}, {FIRST: "again"}, {}, both):
             watch.tell(TaskReport(paused=paused))
     assert capsys.readouterr().err.splitlines() == [
         "tolerant-kafka: paused: orders-0: why",
         "tolerant-kafka: paused: orders-1: too [bold]",
         "tolerant-kafka: paused: orders-0: again",
+        "tolerant-kafka: paused: orders-0 and 1 more of its partitions: both",
     ]
 
 
@@ -187,7 +244,7 @@ def test_metrics_count_paused_partitions_by_topic() -> None:
     with Watch({FIRST: 4, SECOND: 10}, metrics="127.0.0.1:0") as watch:
 
         def counted() -> str:
-            watch._look()
+            watch.tell_phase(Phase.RUNNING)  # shows what is known
             with urllib.request.urlopen(f"{watch.url}metrics", timeout=5) as answer:
                 lines = answer.read().decode().splitlines()
             return next(str(line) for line in lines if line.startswith("tolerant_mirror_paused_partitions{"))
@@ -198,14 +255,7 @@ def test_metrics_count_paused_partitions_by_topic() -> None:
         assert counted() == 'tolerant_mirror_paused_partitions{link="default",topic="orders"} 0.0'
 
 
-def test_ledger_that_cannot_be_read_at_the_end_is_an_error() -> None:
-    with pytest.raises(TolerantClientError, match="Copying has ended, but .* gone;"):
-        with Watch({FIRST: 10, SECOND: 10}) as watch:
-            watch.failure = ClusterUnreachableError("gone")
-
-
 def test_error_of_the_mirror_is_shown_rather_than_that_of_its_ledger() -> None:
     with pytest.raises(DataLossError):
-        with Watch({FIRST: 10, SECOND: 10}) as watch:
-            watch.failure = ClusterUnreachableError("gone")
+        with Watch({FIRST: 10, SECOND: 10}, failure=ClusterUnreachableError("gone")):
             raise GONE

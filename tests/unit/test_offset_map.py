@@ -26,7 +26,7 @@ from tolerant_client.mirror.translated.offset_map import (
     extend,
     join_runs,
 )
-from tolerant_client.mirror.translated.place import check_target, find_loss
+from tolerant_client.mirror.translated.place import check_target, find_loss, overtaken, taken_over
 from tolerant_client.record_batch import BatchHeader, Record, decode_records, encode_batch, read_header
 
 PARTITION = TopicPartition("orders", 3)
@@ -82,6 +82,58 @@ def test_every_offset_of_both_sides_is_translated_as_a_plain_search_does(
         back = found.source_of(offset)
         assert back.translated == (sources[at] if at < len(pairs) else sources[-1] + 1)
         assert (back.place is Place.RECORD) == (at < len(pairs) and targets[at] == offset)
+
+
+@pytest.mark.parametrize(
+    ("offset", "found"),
+    [
+        (90, (-1, Place.BEFORE_TAKEOVER)),
+        (105, (15, Place.RECORD)),  # by this link, before MirrorMaker 2 went on
+        (115, (-1, Place.BEFORE_TAKEOVER)),  # the next run is far behind its record
+        (199, (-1, Place.BEFORE_TAKEOVER)),
+        (200, (61, Place.NEXT)),
+        (203, (62, Place.RECORD)),
+        (207, (66, Place.END)),
+        (300, (66, Place.NOT_COPIED)),
+    ],
+)
+def test_what_another_mirror_has_copied_has_no_translation(offset: int, found: tuple[int, Place]) -> None:
+    rows = rows_of([[Run(100, 10, 10)], [Run(202, 61, 5)]], 210)
+    assert OffsetMap(rows.values(), 200).translate(offset)[1:3] == found
+
+
+@pytest.mark.parametrize(
+    ("offset", "found"),
+    [
+        (5, (-1, Place.BEFORE_TAKEOVER)),
+        (12, (102, Place.RECORD)),
+        (40, (-1, Place.BEFORE_TAKEOVER)),  # a copy by the other mirror
+        (61, (202, Place.RECORD)),
+        (70, (207, Place.END)),
+    ],
+)
+def test_copies_by_another_mirror_are_nobodys_on_the_way_back(offset: int, found: tuple[int, Place]) -> None:
+    rows = rows_of([[Run(100, 10, 10)], [Run(202, 61, 5)]], 210)
+    assert OffsetMap(rows.values(), 200).source_of(offset)[1:3] == found
+
+
+def test_before_anything_is_copied_after_a_takeover_only_older_copies_are_known() -> None:
+    known = OffsetMap(rows_of([[Run(100, 10, 10)]]).values(), 200)
+    assert known.position == 200
+    assert known.translate(104)[1:3] == (14, Place.RECORD)
+    for offset in (110, 200, 250):
+        assert known.translate(offset).place is Place.BEFORE_TAKEOVER
+
+
+def test_a_link_that_took_over_goes_on_where_it_took_over() -> None:
+    (row,) = extend(None, PARTITION, "copy", IDS, [Run(50, 100, 50)], 100, 7)
+    assert taken_over(row, 90) == row
+    after = taken_over(row, 180)
+    assert (after.position, after.epoch, after.runs) == (180, -1, row.runs), "the epoch may have ended before it"
+    assert find_loss(after, IDS, 150, 200, None) is None, "what retention took before it was copied by the other mirror"
+    assert overtaken(PARTITION, 180, 180) is None
+    found = overtaken(PARTITION, 180, 190)
+    assert found is not None and found[0][1:] == (180, 190) and "no longer has offsets 180 to 190" in str(found[1])
 
 
 def test_a_row_is_filled_up_before_the_next_begins_and_final_ones_stay() -> None:

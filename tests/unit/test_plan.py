@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -144,9 +145,11 @@ def test_append_times_of_the_source_become_create_times() -> None:
 
 
 @pytest.mark.parametrize("present", [TopicSpec("orders", 3, 1, STAMPED), TopicSpec("orders", 3, 1, {}, STAMPED)])
-def test_target_topic_that_would_rewrite_timestamps_is_refused(present: TopicSpec) -> None:
-    with pytest.raises(OptionError, match="Topic orders of the target has .*set it to CreateTime"):
-        plan_topics({"orders": spec()}, {"orders": present}, 1)
+def test_target_topic_that_would_rewrite_timestamps_is_refused_and_no_other(present: TopicSpec) -> None:
+    other = spec("payments")
+    plan = plan_topics({"orders": spec(), "payments": other}, {"orders": present}, 1)
+    assert re.match("Topic orders of the target has .*set it to CreateTime", plan.refused["orders"])
+    assert [topic.name for topic in plan.copied] == ["payments"]
 
 
 def test_created_topic_takes_records_of_any_time() -> None:

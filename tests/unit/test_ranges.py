@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,18 +15,22 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyspark")
 
+from kafka.structs import TopicPartition
+
 from spark_integration.mirroring.link_state import TaskReport
 from spark_integration.mirroring.mirror_job import original_error
-from spark_integration.mirroring.ranges import RangesStreamReader, RangesStreamWriter, spread
+from spark_integration.mirroring.ranges import RangesStreamReader, RangesStreamWriter, ReportFile, Row, spread
+from spark_integration.mirroring.ranges_scope import Scope
 from tolerant_client.errors import OptionError, TargetDivergedError, TolerantClientError
+from tolerant_client.mirror.led_offsets import LedOffsets
 
-Row = tuple[str, int, int, int | None]
 rows: st.SearchStrategy[dict[Row, int]] = st.dictionaries(
-    st.tuples(st.sampled_from("abc"), st.integers(0, 50), st.just(0), st.none() | st.integers(0, 9)),
+    st.tuples(st.sampled_from("abc"), st.integers(0, 50), st.none() | st.integers(0, 9)),
     st.integers(0, 10**9),
     max_size=60,
 )
 
+FIRST, SECOND, NEW = TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("new", 0)
 READ = {
     "kafka.bootstrap.servers": "a:1",
     "target.kafka.bootstrap.servers": "b:1",
@@ -51,30 +59,69 @@ def test_dealing_is_the_same_each_time(size: dict[Row, int], tasks: int) -> None
     assert spread(size, tasks) == spread(dict(reversed(size.items())), tasks)
 
 
-def reader(**changes: str) -> RangesStreamReader:
-    return RangesStreamReader({**READ, **changes})
+def reader(ends: dict[TopicPartition, int] | None = None, **changes: str) -> RangesStreamReader:
+    """A reader whose last look has found `ends`, and that looks no more."""
+    made = RangesStreamReader({**READ, **changes})
+    made._scope = Scope(ends or {FIRST: 10, SECOND: 0, NEW: 3})
+    made._refreshed_at = made._looked_at = float("inf")
+    return made
 
 
-def offset(end: int, trigger: int = 0) -> dict[str, Any]:
-    return {"offsets": {"orders": {"0": end, "1": end}}, "trigger": trigger}
+def planned(made: RangesStreamReader) -> list[list[Row]]:
+    """The rows of each task of the first micro-batch."""
+    start = made.initialOffset()
+    end = made.latestOffset(start, None)  # type: ignore[arg-type]
+    assert end != start  # or else Spark runs no micro-batch
+    return [list(made.read(task)) for task in made.partitions(start, end)]
 
 
-def test_only_partitions_with_something_new_are_planned() -> None:
-    end = {"offsets": {"orders": {"0": 10, "1": 5}, "new": {"0": 3}}, "trigger": 0}
-    start = {"offsets": {"orders": {"0": 5, "1": 5}}, "trigger": 0}
-    (task,) = reader().partitions(start, end)
-    assert list(reader().read(task)) == [("orders", 0, 5, 10), ("new", 0, 0, 3)]
+def test_once_plans_every_log_that_does_not_end_at_0_and_then_nothing_more() -> None:
+    made = reader()
+    (rows,) = planned(made)
+    assert sorted(rows) == [("new", 0, 3), ("orders", 0, 10)]
+    end = {"trigger": 1}
+    assert made.latestOffset(end, None) == end  # type: ignore[arg-type]
 
 
-def test_tail_mode_plans_all_partitions_without_an_end() -> None:
-    (task,) = reader(tail="true").partitions(offset(5), offset(5, 1))
-    assert sorted(reader().read(task)) == [("orders", 0, 5, None), ("orders", 1, 5, None)]
+def test_tail_mode_plans_all_partitions_without_an_end_each_time() -> None:
+    made = reader(tail="true")
+    (rows,) = planned(made)
+    assert sorted(rows) == [("new", 0, None), ("orders", 0, None), ("orders", 1, None)]
+    assert made.latestOffset({"trigger": 7}, None) == {"trigger": 8}  # type: ignore[arg-type]
 
 
-def test_reader_travels_to_executors_without_connections() -> None:
-    travelled = pickle.loads(pickle.dumps(reader(tasks="3")))
-    (task, other) = travelled.partitions(offset(0), offset(5))
-    assert [*travelled.read(task), *travelled.read(other)] == [("orders", 0, 0, 5), ("orders", 1, 0, 5)]
+def test_what_a_micro_batch_copies_is_in_no_offset_and_goes_to_its_executors_alone() -> None:
+    many = {TopicPartition("wide", number): number for number in range(1, 10_001)}
+    made = reader(many, tail="true", tasks="2")
+    start = made.initialOffset()
+    assert len(json.dumps(made.latestOffset(start, None))) < 20  # type: ignore[arg-type]
+    travelled = pickle.dumps(made)
+    assert len(travelled) < 200
+    (task, _) = made.partitions(start, {"trigger": 1})
+    assert len(list(pickle.loads(travelled).read(task))) == 5_000
+
+
+def test_a_reader_looks_for_leaders_between_two_looks_for_topics(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = reader(tail="true", refreshIntervalMs="600000", waiting=str(tmp_path / "waiting"))
+    looks: list[LedOffsets] = [LedOffsets({FIRST: 12, NEW: 3}, {SECOND: "it has no leader"}), LedOffsets({SECOND: 1}, {})]
+    monkeypatch.setattr(made, "_connected", lambda: (Asked(lambda: looks.pop(0)), None))
+    made._refreshed_at = time.monotonic()
+    for waits in ({SECOND: "it has no leader"}, {}):
+        made._looked_at = float("-inf")
+        made.latestOffset({"trigger": 0}, None)  # type: ignore[arg-type]
+        assert ReportFile(tmp_path / "waiting").read().paused == waits
+        assert made._looked_at > float("-inf")
+    assert made._scope.ends == {FIRST: 12, SECOND: 1, NEW: 3}
+
+
+class Asked:
+    """A cluster on whose loop everything has one answer."""
+
+    def __init__(self, answer: Callable[[], Any]) -> None:
+        self._answer = answer
+
+    def run(self, *_: object) -> Any:
+        return self._answer()
 
 
 @pytest.mark.parametrize(

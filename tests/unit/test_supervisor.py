@@ -18,14 +18,22 @@ import pytest
 from kafka.structs import TopicPartition
 
 from spark_integration.mirroring import ranges
-from spark_integration.mirroring.duties import Duty, DutyThread, Timetable
+from spark_integration.mirroring.duties import Duty, DutyThread, Timetable, lanes
+from spark_integration.mirroring.link_events import EventPrinter, LinkEvent, Listeners, undone
 from spark_integration.mirroring.link_state import TaskReport
 from spark_integration.mirroring.ranges import RangesStreamWriter
 from spark_integration.mirroring.restarts import LinkLife, RestartPolicy, Step
-from spark_integration.mirroring.supervisor import EventPrinter, LinkEvent, LinkThread, StuckError
-from tolerant_client.errors import ClusterUnreachableError, LinkPromotedError, TargetDivergedError
+from spark_integration.mirroring.supervisor import LinkThread, StuckError
+from tolerant_client.errors import (
+    ClusterUnreachableError,
+    LinkPromotedError,
+    TargetDivergedError,
+    TolerantClientError,
+)
+from tolerant_client.mirror.limits import Progress
 from tolerant_client.mirror.link import control
 from tolerant_client.mirror.link.control import LinkControl
+from tolerant_client.mirror.link.left import Left
 from tolerant_client.mirror.measures import Measured
 
 POLICY = RestartPolicy(first_s=1, longest_s=60, healthy_s=60, stalled_s=300, promoted_s=45)
@@ -260,6 +268,54 @@ def test_one_dead_link_does_not_touch_another() -> None:
     assert alive.calls.count("start") == 1
 
 
+def test_a_thread_that_ends_by_itself_is_told_of_and_ends_the_process() -> None:
+    events: list[LinkEvent] = []
+
+    class Broken(FakeJob):
+        def stop(self) -> None:
+            raise RuntimeError("a defect")
+
+    link = thread(Broken(starts=[ClusterUnreachableError("away")]), events)
+    link.start()
+    assert link.join(10)
+    assert link.stuck is not None and "a defect" in str(link.stuck)
+    assert events[-1].kind == "dead" and "a defect" in events[-1].text
+
+
+def test_a_link_that_is_stuck_does_not_say_that_it_was_stopped() -> None:
+    events: list[LinkEvent] = []
+    job = FakeJob(looks=[ClusterUnreachableError("away")])
+    job.stop_error = StuckError("Spark has not ended the query")
+    link = thread(job, events, RestartPolicy(first_s=0.01, longest_s=0.01, stalled_s=0.01))
+    link.start()
+    assert link.join(20)
+    assert [event.kind for event in events][-1] == "dead"
+
+
+def test_nobody_who_is_told_hinders_the_others_or_who_tells(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[LinkEvent] = []
+
+    def gone(event: LinkEvent) -> None:
+        raise BrokenPipeError("standard output is closed")
+
+    job, stop = FakeJob(), threading.Event()
+    link = LinkThread("A-B", job, Listeners([gone, heard.append, gone]), stop, POLICY)
+    job.looks = [ClusterUnreachableError("away")] * 3
+    for now in (0, 1, 100, 101, 200, 201):
+        link.step(now)
+    assert [event.kind for event in heard] == ["failed"] * 3
+    assert len([record for record in caplog.records if "Telling of link A-B failed" in record.message]) == 2  # once each
+
+
+def test_what_a_duty_leaves_by_its_rules_is_no_failure_and_what_it_could_not_do_is() -> None:
+    rules = [Left("group g", "members", "in use"), Left("group h", "ahead", "further on")]
+    failures = [Left("group i", reason, f"why {reason}") for reason in ("error", "refused", "leaderless")]
+    assert undone(rules) == ""
+    assert undone([*rules, failures[1]]) == "did not do all: group i: why refused"
+    assert undone([*rules, *failures]) == "did not do all: group i: why error, and 2 more"
+    assert len(undone([Left("t-0", "leaderless", "groups: " + "billing, " * 5_000)])) < 600
+
+
 def test_reports_and_duties_that_go_well_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     tell = EventPrinter()
     for kind in ("report", "duty"):
@@ -369,6 +425,49 @@ def test_a_duty_that_fails_is_a_warning_and_no_other_duty_suffers(promoted: type
     assert all(cluster.closed == 1 for both in made for cluster in both)
 
 
+def test_duties_that_are_apart_have_a_thread_of_their_own() -> None:
+    beat, groups, acls = Duty("beat", 1, nothing, is_apart=True), Duty("groups", 60, nothing), Duty("acls", 600, nothing)
+    assert lanes([groups, beat, acls]) == [[beat], [groups, acls]]
+    assert lanes([beat]) == [[beat]] and lanes([]) == []
+
+
+def test_heartbeats_go_on_while_another_duty_hangs(promoted: type[FakeControl]) -> None:
+    told: list[str] = []
+    hanging, ends = threading.Event(), threading.Event()
+
+    async def hangs(source: Any, target: Any, stopped: Any) -> None:
+        hanging.set()
+        ends.wait(10)
+
+    duties = [Duty("groups", 60, hangs), Duty("heartbeats", 0.01, nothing, is_apart=True)]
+    threads = [
+        DutyThread("A-B", lane, lambda: (FakeCluster(), FakeCluster()), lambda name, *_: told.append(name))
+        for lane in lanes(duties)
+    ]
+    assert hanging.wait(5)
+    so_far = len(told)
+    wait_for(lambda: len(told) >= so_far + 3)
+    assert set(told) == {"heartbeats"}
+    ends.set()
+    for each in threads:
+        each.close()
+
+
+def test_clients_that_cannot_be_closed_do_not_end_the_duties(promoted: type[FakeControl]) -> None:
+    told: list[Any] = []
+
+    class Unclosable(FakeCluster):
+        def close(self) -> None:
+            raise OSError("bad descriptor")
+
+    async def fails(source: Any, target: Any, stopped: Any) -> None:
+        raise ClusterUnreachableError("away")
+
+    duties = DutyThread("A-B", [Duty("bad", 0.01, fails)], lambda: (Unclosable(), Unclosable()), lambda *all: told.append(all))
+    wait_for(lambda: len(told) >= 3)
+    duties.close()
+
+
 def test_nothing_is_done_for_a_promoted_link(promoted: type[FakeControl]) -> None:
     done: list[int] = []
 
@@ -431,11 +530,14 @@ def test_the_first_signal_asks_and_the_second_one_ends(number: signal.Signals) -
 # -- a partition that cannot go on --------------------------------------------
 
 
-def writer(folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, *, goes_on: bool) -> RangesStreamWriter:
-    def raises(*_: Any, **__: Any) -> None:
-        raise error
+STOPPED = TopicPartition("a-1", 11)
 
-    monkeypatch.setattr(ranges, "copy_ranges", raises)
+
+def writer(folder: Path, monkeypatch: pytest.MonkeyPatch, error: TolerantClientError, *, goes_on: bool) -> RangesStreamWriter:
+    def copy(link: Any, until: Any, **_: Any) -> dict[TopicPartition, Progress]:
+        return {p: Progress(5, 0, 0, 0, 0, 0, False, error if p == STOPPED else None) for p in until}
+
+    monkeypatch.setattr(ranges, "copy_ranges", copy)
     monkeypatch.setattr(ranges, "take_measures", lambda link: Measured({}, TaskReport().latencies, {}))
     both = {"kafka.bootstrap.servers": "b:1", "source.kafka.bootstrap.servers": "a:1", "producerId": "1"}
     return RangesStreamWriter({**both, "goesOn": str(goes_on).lower(), "report": str(folder / "report.json")})
@@ -448,16 +550,15 @@ def test_a_service_reports_the_partition_that_cannot_go_on_and_lives(tmp_path: P
     error = TargetDivergedError("a-1-11: records of producer 5 at offset 7")
     going_on = writer(tmp_path, monkeypatch, error, goes_on=True)
     going_on.commit([going_on.write(iter(ROWS))], 0)
-    assert dict(ranges.read_report(tmp_path / "report.json").paused) == {
-        TopicPartition("a-1", 11): "a-1-11: records of producer 5 at offset 7"
-    }
+    told = ranges.ReportFile(tmp_path / "report.json").read()
+    assert dict(told.paused) == {STOPPED: "a-1-11: records of producer 5 at offset 7"}
 
 
 @pytest.mark.parametrize(
     ("error", "goes_on"), [(TargetDivergedError("a-1: others"), False), (LinkPromotedError("Link A-B was promoted"), True)]
 )
 def test_the_query_ends_in_a_command_and_where_the_link_is_promoted(
-    error: Exception, goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: TolerantClientError, goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ending = writer(tmp_path, monkeypatch, error, goes_on=goes_on)
     message = ending.write(iter(ROWS))

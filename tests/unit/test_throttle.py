@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
+import pytest
+from kafka.structs import TopicPartition
+
+from tolerant_client.mirror.identical.copy import LinkCopier
+from tolerant_client.mirror.link.control import NO_LIMIT, LinkControl
 from tolerant_client.mirror.link.throttle import BURST_S, TokenBucket
+from tolerant_client.mirror.sync import PreparedLink
+from tolerant_client.mirror.translated.copier import TranslatedCopier
+from tolerant_client.raw import RawCluster
 
 
 def fetched(bucket: TokenBucket, size: int, seconds: float) -> int:
@@ -64,3 +74,56 @@ def test_answers_are_as_small_as_the_rate_and_never_tiny() -> None:
     bucket.set_rate(1, 0.0)
     assert bucket.answer_bytes(24 << 20) == 16 << 10
     assert bucket.answer_bytes(1000) == 1000
+
+
+@pytest.mark.parametrize("kind", [LinkCopier, TranslatedCopier])
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [(None, 1_000_000), (4_000_000, 500_000), (NO_LIMIT, 24 << 20)],  # a quarter of a second's worth, of two copiers
+)
+def test_a_copier_takes_the_rate_it_was_started_with_unless_the_operator_says_another(
+    kind: Any, said: int | None, answer: int
+) -> None:
+    with RawCluster({"bootstrap_servers": "a:9092"}, name="source") as source:
+        target = RawCluster({"bootstrap_servers": "b:9092"}, source.net, name="target")
+        own = (7,) if kind is LinkCopier else ("dr",)
+        copier = kind(source, target, *own, bytes_per_s=8_000_000, shares=2)
+        copier.control.value = LinkControl(bytes_per_s=said)
+        copier._obey()
+        assert copier._bucket.answer_bytes(24 << 20) == answer
+        target.close()
+
+
+@pytest.mark.parametrize(("given", "rate"), [(None, None), (5_000, 5_000)])
+def test_the_rate_of_a_link_goes_through_spark_to_its_tasks(tmp_path: Path, given: int | None, rate: int | None) -> None:
+    pytest.importorskip("pyspark")
+    from spark_integration.mirroring.mirror_job import MirrorSettings, start
+    from spark_integration.mirroring.ranges import RangesStreamWriter
+
+    query = MagicMock()  # each of its calls makes it again, as a reader's and a writer's do
+    for step in ("format", "option", "options", "load", "repartition", "queryName", "trigger"):
+        getattr(query, step).return_value = query
+    query.writeStream = query
+    settings = MirrorSettings({"bootstrap.servers": "a:1"}, {"bootstrap.servers": "b:1"}, "orders", bytes_per_s=given)
+    start(settings, PreparedLink(7, (), {}), MagicMock(readStream=query), tmp_path)
+    options = dict(call.args for call in query.option.call_args_list)
+    clusters = {"kafka.bootstrap.servers": "b:1", "source.kafka.bootstrap.servers": "a:1"}
+    writer = RangesStreamWriter({**clusters, **{name: str(value) for name, value in options.items()}})
+    assert writer._link.bytes_per_s == rate
+
+
+def test_a_copier_of_translated_offsets_knows_its_rate_before_a_second_has_passed() -> None:
+    with RawCluster({"bootstrap_servers": "a:9092"}, name="source") as source:
+        target = RawCluster({"bootstrap_servers": "b:9092"}, source.net, name="target")
+        copier = TranslatedCopier(source, target, "dr", bytes_per_s=4_000_000)
+        copier._partitions[TopicPartition("orders", 0)] = MagicMock(wants_more=False)
+
+        async def look() -> LinkControl:
+            return LinkControl()
+
+        copier.control.refresh = look  # type: ignore[method-assign]
+        following = copier._follow_control()
+        following.send(None)  # up to its first pause
+        assert copier._bucket.answer_bytes(24 << 20) == 1_000_000
+        following.close()
+        target.close()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kafka.structs import TopicPartition
+
 from tolerant_client.errors import TolerantClientError
 
 
@@ -26,7 +28,7 @@ class Progress(NamedTuple):
     """What a copier has done for a partition; offsets before `acked` are on the target.
 
     `filled` are offsets in gaps, `losses` ledger rows.  With `is_paused` the
-    partition waits for its operator, and `error` says what for.
+    partition waits for its operator, and `error` says what for; without it `error` is what stopped the partition.
     """
 
     acked: int
@@ -37,3 +39,16 @@ class Progress(NamedTuple):
     losses: int
     is_paused: bool
     error: TolerantClientError | None
+
+    @property
+    def stopped_by(self) -> TolerantClientError | None:
+        """What ended the copying of the partition; None while it goes on, or waits."""
+        return None if self.is_paused else self.error
+
+
+def raise_stopped(progress: dict[TopicPartition, Progress]) -> dict[TopicPartition, Progress]:
+    """The same; raises the error of the first partition that stopped."""
+    for done in progress.values():
+        if done.stopped_by is not None:
+            raise done.stopped_by
+    return progress

@@ -76,13 +76,20 @@ class TopicSpec:
 class TopicsPlan:
     """Topics to create on the target, those to give more partitions, and those that can stay as they are.
 
-    `grow` and `existing` have the source's partition counts.
+    `grow` and `existing` have the source's partition counts.  `refused` says by topic why it cannot be copied, or not
+    all of it; one that is refused altogether is in none of the others.
     """
 
     create: tuple[TopicSpec, ...]
     existing: tuple[TopicSpec, ...]
     grow: tuple[TopicSpec, ...] = ()
     warnings: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def copied(self) -> tuple[TopicSpec, ...]:
+        """Every topic that is copied, with the source's partition count."""
+        return (*self.create, *self.existing, *self.grow)
 
 
 def select_topics(topics: LinkTopics | str, available: Mapping[str, object]) -> list[str]:
@@ -112,13 +119,14 @@ def plan_topics(
     A missing topic is created with the source's partition count and
     configuration as `creation` says; its replication factor is at most the
     number of target brokers.  A target topic with fewer partitions
-    gets more.  Raises OptionError for a target topic that cannot hold the copy.
+    gets more.  One that cannot hold the copy is refused.
     """
     excluded = TopicFilter(creation.config_exclude)
     create: list[TopicSpec] = []
     existing: list[TopicSpec] = []
     grow: list[TopicSpec] = []
     warnings: list[str] = []
+    refused: dict[str, str] = {}
     for name, wanted in source.items():
         present = target.get(name)
         if present is None:
@@ -131,13 +139,14 @@ def plan_topics(
                 )
             continue
         if present.value(TIMESTAMP_TYPE, "") == LOG_APPEND_TIME:
-            raise OptionError(
+            refused[name] = (
                 f"Topic {name} of the target has {TIMESTAMP_TYPE}={LOG_APPEND_TIME}, which would rewrite timestamps;"
-                f" set it to CreateTime"
+                " set it to CreateTime"
             )
+            continue
         (existing if present.partitions >= wanted.partitions else grow).append(wanted)
         warnings += _existing_warnings(wanted, present)
-    return TopicsPlan(tuple(create), tuple(existing), tuple(grow), tuple(warnings))
+    return TopicsPlan(tuple(create), tuple(existing), tuple(grow), tuple(warnings), refused)
 
 
 def fit_config(topic: TopicSpec, refusal: str) -> tuple[TopicSpec, str]:

@@ -5,13 +5,14 @@ Everything that can be wrong is found here, before the first write.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import OptionError, TolerantClientError
+from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError
 from tolerant_client.mirror.identical.state import read_append_states
+from tolerant_client.mirror.led_offsets import list_led_offsets, stable_ends
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link.beginning import ends_at, refuse_circle, starts_at, write_down
 from tolerant_client.mirror.link.control import LinkControl, read_control
@@ -19,37 +20,64 @@ from tolerant_client.mirror.losses import Loss, LossPolicy, MirrorPolicy
 from tolerant_client.mirror.plan import TopicSpec, TopicsPlan, plan_topics, select_topics
 from tolerant_client.mirror.producers import init_producer_id
 from tolerant_client.mirror.topic_filter import LinkTopics
-from tolerant_client.mirror.topics import add_partitions, create_topics, describe_topics, fit_topics, require_names
-from tolerant_client.raw import LATEST, READ_COMMITTED, RawCluster
+from tolerant_client.mirror.topics import (
+    add_partitions,
+    create_each_topic,
+    describe_each_topic,
+    fit_each_topic,
+    require_names,
+)
+from tolerant_client.raw import LATEST, RawCluster
+
+ELECTION_MS = 10_000  # how long a start waits for leaders: an election takes less, a dead broker any time
+
 
 @dataclass(frozen=True)
 class PlannedLink:
-    """Topics of a link, and where the committed part of the source's logs ends (last stable offsets)."""
+    """Topics of a link, and where the committed part of the source's logs ends (last stable offsets).
+
+    `waiting` says why partitions have no end: they have no leader, or their topic is refused.  `described` are the chosen
+    topics as the source and the target have them now.
+    """
 
     topics: TopicsPlan
     ends: Mapping[TopicPartition, int]
+    waiting: Mapping[TopicPartition, str] = field(default_factory=dict)
+    described: tuple[Mapping[str, TopicSpec], Mapping[str, TopicSpec]] = ({}, {})
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What may hurt, one sentence each."""
         return self.topics.warnings
 
+    def require_all(self) -> None:
+        """Raises OptionError where a topic is refused."""
+        for why in self.topics.refused.values():
+            raise OptionError(why)
+
 
 @dataclass(frozen=True)
 class PreparedLink:
-    """A link that can start: its producer id and the partitions with their source's last stable offsets."""
+    """A link that can start: its producer id and the partitions with their source's last stable offsets.
+
+    `waiting` says of others why they cannot be copied now.
+    """
 
     producer_id: int
     created: tuple[str, ...]
     ends: Mapping[TopicPartition, int]
     warnings: tuple[str, ...] = ()
+    waiting: Mapping[TopicPartition, str] = field(default_factory=dict)
 
 
-async def plan_link(source: RawCluster, target: RawCluster, topics: LinkTopics | str) -> PlannedLink:
+async def plan_link(
+    source: RawCluster, target: RawCluster, topics: LinkTopics | str, *, patience_ms: int = 0
+) -> PlannedLink:
     """What a link over these topics (or those that match a regular expression) would do; writes nothing.
 
     Names are the target's; the source must be a RawCluster with the names of `topics`.
-    It may be any Kafka from 0.8.2 on, the target must know record batches.
+    It may be any Kafka from 0.8.2 on, the target must know record batches.  What is wrong with one topic or partition is
+    told of it alone; partitions without a leader are waited for `patience_ms` at most.
     Raises OptionError, UnsupportedSourceError or ClusterUnreachableError.
     """
     topics = LinkTopics.of(topics)
@@ -61,19 +89,45 @@ async def plan_link(source: RawCluster, target: RawCluster, topics: LinkTopics |
             f"Source {source.bootstrap_servers} and target {target.bootstrap_servers} are the same cluster"
             f" ({await source.cluster_id()}); give two clusters"
         )
-    chosen = select_topics(topics, await source.partitions())
-    wanted = await describe_topics(source, chosen)
-    brokers = len(target.manager.cluster.brokers())
-    plan = plan_topics(wanted, await describe_topics(target, chosen), brokers, topics.creation)
-    create, warnings = await fit_topics(target, plan.create)
-    ends = await source.list_offsets(dict.fromkeys(partitions_of(wanted.values()), LATEST), isolation_level=READ_COMMITTED)
-    return PlannedLink(replace(plan, create=create, warnings=plan.warnings + warnings), ends)
+    available = await source.partitions()
+    chosen = select_topics(topics, available)
+    wanted = await describe_each_topic(source, chosen)
+    present = await describe_each_topic(target, wanted.topics)
+    visible = {name: topic for name, topic in wanted.topics.items() if name not in present.refused}
+    plan = plan_topics(visible, present.topics, len(target.manager.cluster.brokers()), topics.creation)
+    fitted = await fit_each_topic(target, plan.create)
+    unsaid = {name: _text(error) for name, error in {**wanted.refused, **present.refused, **fitted.refused}.items()}
+    plan = replace(
+        plan, create=fitted.topics, warnings=plan.warnings + fitted.warnings, refused={**plan.refused, **unsaid}
+    )
+    ends, leaderless = await stable_ends(source, list(partitions_of(plan.copied)), patience_ms)
+    refused = {TopicPartition(name, n): why for name, why in plan.refused.items() for n in available[name]}
+    return PlannedLink(plan, ends, {**leaderless, **refused}, (wanted.topics, present.topics))
 
 
-async def make_topics(target: RawCluster, plan: TopicsPlan) -> None:
-    """Creates the topics and partitions that the target lacks; repeatable."""
-    await create_topics(target, plan.create)
-    await add_partitions(target, plan.grow)
+async def make_topics(target: RawCluster, planned: PlannedLink) -> PlannedLink:
+    """Creates the topics and partitions that the target lacks; repeatable.
+
+    Returns what can be copied then: what the brokers refuse to make is waiting, too.
+    """
+    plan = planned.topics
+    errors = {**await create_each_topic(target, plan.create), **await add_partitions(target, plan.grow)}
+    if not errors:
+        return planned
+    refused = {name: _text(error) for name, error in errors.items()}
+    there = await target.partitions(refused)
+    unmade = [p for p in planned.ends if p.topic in refused and p.partition not in there.get(p.topic, ())]
+    lacking = {p: refused[p.topic] for p in unmade}
+    return replace(
+        planned,
+        topics=replace(
+            plan,
+            create=tuple(topic for topic in plan.create if topic.name not in refused),
+            refused={**plan.refused, **refused},
+        ),
+        ends={p: end for p, end in planned.ends.items() if p not in lacking},
+        waiting={**planned.waiting, **lacking},
+    )
 
 
 async def prepare_link(
@@ -85,44 +139,70 @@ async def prepare_link(
     *,
     from_ms: int | None = None,
     until_ms: int | None = None,
-    compares: bool = True,
+    goes_on: bool = False,
 ) -> PreparedLink:
     """Checks both clusters and every topic, then creates the missing topics.
 
-    Without `compares` a target log that differs is left to the engine, which stops that partition alone.
-    `from_ms` and `until_ms` bound what is copied by time: the empty logs of the target begin at the first record of
-    that time, and `ends` are where the second one begins.
-    Raises what plan_link does, LinkPromotedError, TargetDivergedError, and DataLossError where the
-    policy is to fail; unless a cluster went away on the way, nothing was written then.
+    A link that `goes_on` leaves topics out that are refused, and target logs that differ to the engine, which stops
+    those partitions alone.  `from_ms` and `until_ms` bound what is copied by time: the empty logs of the target begin at
+    the first record of that time, and `ends` are where the second one begins.
+    Raises what plan_link does, OptionError for a topic that is refused, LinkPromotedError, TargetDivergedError, and
+    DataLossError where the policy is to fail; unless a cluster went away on the way, nothing was written then.
     """
-    planned = await plan_link(source, target, topics)
-    control = await read_control(target, link)
-    control.require_not_promoted(link)
-    await refuse_circle(source, target, [source.wire_topic(name) for name in {p.topic for p in planned.ends}], link)
+    planned, control = await check_link(source, target, topics, link, goes_on=goes_on, has_start=from_ms is not None)
     starts = {} if from_ms is None else await starts_at(source, target, planned.ends, from_ms, control)
     control = replace(control, starts={**control.starts, **starts})
     producer_id = await init_producer_id(target, control.producer_name(link))
-    there = (*planned.topics.existing, *planned.topics.grow)
-    if compares:
-        await _refuse_differences(source, target, there, producer_id, Ledger(target, link), policy, control)
+    if not goes_on:
+        await _refuse_differences(source, target, planned, producer_id, Ledger(target, link), policy, control)
     warning = await write_down(source, target, link, LinkTopics.of(topics), producer_id, starts)
-    await make_topics(target, planned.topics)
-    ends = planned.ends if until_ms is None else await ends_at(source, planned.ends, until_ms)
-    warnings = planned.warnings if warning is None else (*planned.warnings, warning)
-    return PreparedLink(producer_id, tuple(t.name for t in planned.topics.create), ends, warnings)
+    made = await make_topics(target, planned)
+    if not goes_on:
+        made.require_all()
+    ends = made.ends if until_ms is None else await ends_at(source, made.ends, until_ms)
+    warnings = made.warnings if warning is None else (*made.warnings, warning)
+    return PreparedLink(producer_id, tuple(t.name for t in made.topics.create), ends, warnings, made.waiting)
+
+
+async def check_link(
+    source: RawCluster, target: RawCluster, topics: LinkTopics | str, link: str, *, goes_on: bool, has_start: bool
+) -> tuple[PlannedLink, LinkControl]:
+    """The plan of a link that may start, and what the operator says of it; writes nothing.
+
+    `has_start`: it begins at a time, for which every partition must tell its offset now.
+    Raises what plan_link does, OptionError for a topic that is refused unless the link `goes_on`, LinkPromotedError.
+    """
+    planned = await plan_link(source, target, topics, patience_ms=ELECTION_MS)
+    if not goes_on:
+        planned.require_all()
+    control = await read_control(target, link)
+    control.require_not_promoted(link)
+    copied = [source.wire_topic(topic.name) for topic in planned.topics.copied]
+    unseen = await refuse_circle(source, target, copied, link)
+    if has_start and planned.waiting:
+        partition, why = min(planned.waiting.items())
+        raise ClusterUnreachableError(
+            f"{partition.topic}-{partition.partition} cannot tell where the time of --from begins: {why}; start the mirror when"
+            " all partitions can, or leave the topic out"
+        )
+    return replace(planned, topics=replace(planned.topics, warnings=(*planned.warnings, *unseen))), control
 
 
 async def _refuse_differences(
     source: RawCluster,
     target: RawCluster,
-    topics: Collection[TopicSpec],
+    planned: PlannedLink,
     producer_id: int,
     ledger: Ledger,
     policy: MirrorPolicy,
     control: LinkControl,
 ) -> None:
+    topics = (*planned.topics.existing, *planned.topics.grow)
     there = await target.partitions(topic.name for topic in topics)
-    partitions = [p for p in partitions_of(topics) if p.partition in there.get(p.topic, ())]
+    both = [p for p in partitions_of(topics) if p in planned.ends and p.partition in there.get(p.topic, ())]
+    # What has no leader is compared by the engine, when it has one.
+    led = await list_led_offsets(target, dict.fromkeys(both, LATEST), patience_ms=ELECTION_MS)
+    partitions = list(led.offsets)
     if not partitions:
         return
 
@@ -141,3 +221,7 @@ async def _refuse_differences(
 def partitions_of(topics: Iterable[TopicSpec]) -> Iterable[TopicPartition]:
     """Every partition of these topics."""
     return (TopicPartition(topic.name, index) for topic in topics for index in range(topic.partitions))
+
+
+def _text(error: Exception) -> str:
+    return str(error).removeprefix(f"{type(error).__name__}: ")

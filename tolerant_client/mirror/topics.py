@@ -7,7 +7,8 @@ cannot tell is left out here, never guessed.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ _SET_FOR_THIS_TOPIC = 1  # DescribeConfigsResponse config_source DYNAMIC_TOPIC_C
 _SOURCE_UNKNOWN = -1  # in version 0 (Kafka 0.11), which has is_default instead
 _CREATE_TIMEOUT_MS = 30_000
 _NO_TOPIC_ID = uuid.UUID(int=0)
+_BELIEVED_AFTER = 3  # answers
 _REFUSALS = frozenset(
     {
         Errors.InvalidTopicError.errno,
@@ -59,32 +61,67 @@ def require_names(source: RawCluster, topics: LinkTopics) -> None:
         raise Errors.IllegalStateError(f"The source cluster has the names {source.names}, the link {topics.names}; give it the link's")
 
 
+class DescribedTopics(NamedTuple):
+    """Topics that exist, by name, and why the brokers do not tell us of others."""
+
+    topics: dict[str, TopicSpec]
+    refused: dict[str, Exception]
+
+
+class FittedTopics(NamedTuple):
+    """Topics as the brokers would create them, warnings about what had to go, and why they refuse others."""
+
+    topics: tuple[TopicSpec, ...]
+    warnings: tuple[str, ...]
+    refused: dict[str, Exception]
+
+
 async def describe_topics(cluster: RawCluster, topics: Iterable[str]) -> dict[str, TopicSpec]:
-    """Partition count, replication factor and configuration of the topics that exist."""
-    present = await cluster.partitions(list(topics))
-    if not present:
-        return {}
+    """Partition count, replication factor and configuration of the topics that exist.
+
+    Raises TopicAuthorizationFailedError for one that may not be described.
+    """
+    found = await describe_each_topic(cluster, topics)
+    _raise_first(found.refused)
+    return found.topics
+
+
+async def describe_each_topic(cluster: RawCluster, topics: Iterable[str]) -> DescribedTopics:
+    """As describe_topics, but a topic that may not be described hides no other."""
+    present, refused = await _visible(cluster, list(topics))
     replicas: dict[str, int] = {}
     own: dict[str, dict[str, str]] = {}
     effective: dict[str, dict[str, str]] = {}
+    doubts = _Doubts(refused)
 
     async def metadata() -> None:
         for name, topic in (await _metadata(cluster, present)).items():
             replicas[name] = max((len(p.replica_nodes) for p in topic.partitions), default=1)
 
     async def configs() -> None:
-        for name, told in (await _configs(cluster, present, None)).items():
-            values = [c for c in told if c.value is not None]
+        for result in await _configs(cluster, present.keys() - refused.keys(), None):
+            name = cluster.topic_of(result.resource_name)
+            if result.error_code == Errors.TopicAuthorizationFailedError.errno:
+                what = f"topic {name} of the {cluster.name} may not be described; grant DescribeConfigs on it"
+                doubts.refuse(name, Errors.TopicAuthorizationFailedError(what))
+                continue
+            _raise(result.error_code, f"DescribeConfigs of {result.resource_name}")
+            values = [c for c in result.configs if c.value is not None]
             own[name] = {c.name: c.value for c in values if _is_own(c)}
             effective[name] = {c.name: c.value for c in values}
+        doubts.settle()
 
-    await cluster.insist("describing topics", metadata)
-    if _speaks(cluster, DescribeConfigsRequest):
-        await cluster.insist("describing topic configurations", configs)
-    return {
-        name: TopicSpec(name, len(indexes), replicas[name], own.get(name, {}), effective.get(name, {}))
-        for name, indexes in present.items()
-    }
+    await _ask_of(cluster, present, "describing topics", metadata)
+    if present and _speaks(cluster, DescribeConfigsRequest):
+        await _ask_of(cluster, present, "describing topic configurations", configs)
+    told = {name: indexes for name, indexes in present.items() if name not in refused}
+    return DescribedTopics(
+        {
+            name: TopicSpec(name, len(indexes), replicas[name], own.get(name, {}), effective.get(name, {}))
+            for name, indexes in told.items()
+        },
+        refused,
+    )
 
 
 async def topic_facts(target: RawCluster, topics: Iterable[str]) -> dict[str, TopicFacts]:
@@ -96,15 +133,17 @@ async def topic_facts(target: RawCluster, topics: Iterable[str]) -> dict[str, To
     found: dict[str, TopicFacts] = {}
 
     async def ask() -> None:
-        for name, told in (await _configs(target, present, [CLEANUP_POLICY, MAX_MESSAGE_BYTES])).items():
-            config = {c.name: c.value for c in told if c.value is not None}
+        for result in await _configs(target, present, [CLEANUP_POLICY, MAX_MESSAGE_BYTES]):
+            _raise(result.error_code, f"DescribeConfigs of {result.resource_name}")
+            name = target.topic_of(result.resource_name)
+            config = {c.name: c.value for c in result.configs if c.value is not None}
             spec = TopicSpec(name, 0, 0, config)
             found[name] = TopicFacts(
                 spec.is_compacted, spec.max_message_bytes, ids.get(name), "delete" in config.get(CLEANUP_POLICY, "delete")
             )
 
-    await target.insist("describing topic configurations", ask)
-    return found
+    await _ask_of(target, present, "describing topic configurations", ask)
+    return {name: facts for name, facts in found.items() if name in present}
 
 
 async def topic_ids(cluster: RawCluster, topics: Iterable[str]) -> dict[str, uuid.UUID]:
@@ -120,87 +159,191 @@ async def topic_ids(cluster: RawCluster, topics: Iterable[str]) -> dict[str, uui
             if topic.topic_id not in (None, _NO_TOPIC_ID):
                 found[name] = topic.topic_id
 
-    if present:
-        await cluster.insist("reading the topics' ids", ask)
-    return found
+    await _ask_of(cluster, present, "reading the topics' ids", ask)
+    return {name: topic_id for name, topic_id in found.items() if name in present}
 
 
 async def fit_topics(target: RawCluster, topics: Iterable[TopicSpec]) -> tuple[tuple[TopicSpec, ...], tuple[str, ...]]:
     """The topics as the target's brokers would create them, and warnings about what had to go; creates nothing.
 
-    Raises OptionError with the brokers' words for what they refuse altogether.
+    Raises OptionError with the brokers' words for what they refuse altogether, TopicAuthorizationFailedError.
     """
+    fitted = await fit_each_topic(target, topics)
+    _raise_first(fitted.refused)
+    return fitted.topics, fitted.warnings
+
+
+async def fit_each_topic(target: RawCluster, topics: Iterable[TopicSpec]) -> FittedTopics:
+    """As fit_topics, but a topic that is refused is in the way of no other."""
     wanted = {topic.name: topic for topic in topics}
     warnings: list[str] = []
+    refused: dict[str, Exception] = {}
+    doubts = _Doubts(refused)
 
     async def ask() -> None:
-        unsettled = dict(wanted)
+        unsettled = {name: topic for name, topic in wanted.items() if name not in refused}
         while unsettled:
-            refused = {}
+            changed = {}
             answers = [await _create(target, some, validate_only=True) for some in in_operations(unsettled.values())]
             for name, code, words in chain.from_iterable(answers):
                 if code in _REFUSALS:
-                    wanted[name], warning = fit_config(wanted[name], words)
+                    try:
+                        wanted[name], warning = fit_config(wanted[name], words)
+                    except OptionError as error:
+                        refused[name] = error
+                        continue
                     warnings.append(warning)
-                    refused[name] = wanted[name]
-                elif code not in (0, Errors.TopicAlreadyExistsError.errno):
-                    _raise(code, f"creating topic {name}: {words}")
-            unsettled = refused  # the brokers name one fault at a time
+                    changed[name] = wanted[name]
+                else:
+                    doubts.take(name, code, f"creating topic {name}: {words}")
+            unsettled = changed  # the brokers name one fault at a time
+        doubts.settle()
 
     if wanted:
         await target.insist("asking whether topics can be created", ask)
-    return tuple(wanted.values()), tuple(warnings)
+    return FittedTopics(tuple(t for t in wanted.values() if t.name not in refused), tuple(warnings), refused)
 
 
 async def create_topics(target: RawCluster, topics: Iterable[TopicSpec]) -> None:
     """Creates topics and waits until every partition has a leader; existing ones are left alone.
 
-    Raises OptionError with the brokers' words for what they refuse.
+    Raises OptionError with the brokers' words for what they refuse, TopicAuthorizationFailedError.
     """
+    _raise_first(await create_each_topic(target, topics))
+
+
+async def create_each_topic(target: RawCluster, topics: Iterable[TopicSpec]) -> dict[str, Exception]:
+    """As create_topics, but a topic that is refused is in the way of no other: why, by topic."""
+    refused: dict[str, Exception] = {}
     for some in in_operations(topics):
-        await _create_some(target, {topic.name: topic for topic in some})
+        refused |= await _create_some(target, {topic.name: topic for topic in some})
+    return refused
 
 
-async def _create_some(target: RawCluster, missing: dict[str, TopicSpec]) -> None:
+async def _create_some(target: RawCluster, missing: dict[str, TopicSpec]) -> dict[str, Exception]:
+    refused: dict[str, Exception] = {}
+    doubts = _Doubts(refused)
+
     async def create() -> None:
-        for name, code, words in await _create(target, missing.values(), validate_only=False):
+        left = [topic for name, topic in missing.items() if name not in refused]
+        for name, code, words in await _create(target, left, validate_only=False):
             if code in _REFUSALS:
-                raise OptionError(f"The target refuses to create topic {name}: {words}; create it yourself, or exclude it")
-            if code not in (0, Errors.TopicAlreadyExistsError.errno):
-                _raise(code, f"creating topic {name}: {words}")
+                refused[name] = OptionError(
+                    f"The target refuses to create topic {name}: {words}; create it yourself, or exclude it"
+                )
+            else:
+                doubts.take(name, code, f"creating topic {name}: {words}")
+        doubts.settle()
 
     await target.insist("creating topics", create)
-    await _wait_for_leaders(target, missing)
+    await _wait_for_leaders(target, {name: topic for name, topic in missing.items() if name not in refused})
+    return refused
 
 
-async def add_partitions(target: RawCluster, topics: Iterable[TopicSpec]) -> None:
-    """Gives topics as many partitions as they have here, and waits for their leaders."""
+async def add_partitions(target: RawCluster, topics: Iterable[TopicSpec]) -> dict[str, Exception]:
+    """Gives topics as many partitions as they have here, and waits for their leaders; why others are refused, by topic."""
+    refused: dict[str, Exception] = {}
     for some in in_operations(topics):
-        await _add_some(target, {topic.name: topic for topic in some})
+        refused |= await _add_some(target, {topic.name: topic for topic in some})
+    return refused
 
 
-async def _add_some(target: RawCluster, narrow: dict[str, TopicSpec]) -> None:
+async def _add_some(target: RawCluster, narrow: dict[str, TopicSpec]) -> dict[str, Exception]:
+    refused: dict[str, Exception] = {}
+    doubts = _Doubts(refused)
     wanted = CreatePartitionsRequest.CreatePartitionsTopic
 
     async def add() -> None:
+        left = [topic for name, topic in narrow.items() if name not in refused]
         request = CreatePartitionsRequest(
-            topics=[wanted(name=t.name, count=t.partitions, assignments=None) for t in narrow.values()],
+            topics=[wanted(name=t.name, count=t.partitions, assignments=None) for t in left],
             timeout_ms=_CREATE_TIMEOUT_MS,
             validate_only=False,
         )
-        refusals = []
+        contested = {}
         for result in (await target.send(request, await _controller(target))).results:
-            if result.error_code == Errors.InvalidPartitionsError.errno:
-                refusals.append(result)  # another driver of the link may have added them
-            elif result.error_code:
-                _raise(result.error_code, f"adding partitions to topic {result.name}: {result.error_message}")
-        there = await target.partitions([result.name for result in refusals])
-        for result in refusals:
-            if len(there.get(result.name, ())) < narrow[result.name].partitions:
-                raise OptionError(f"The target refuses to add partitions to topic {result.name}: {result.error_message}")
+            if result.error_code in _REFUSALS:
+                contested[result.name] = result.error_message  # another driver of the link may have added them
+            else:
+                what = f"adding partitions to topic {result.name}: {result.error_message}"
+                doubts.take(result.name, result.error_code, what)
+        there = await target.partitions(contested)
+        for name, words in contested.items():
+            if len(there.get(name, ())) < narrow[name].partitions:
+                refused[name] = OptionError(
+                    f"The target refuses to add partitions to topic {name}: {words}; add them yourself, or exclude the topic"
+                )
+        doubts.settle()
 
     await target.insist("adding partitions", add)
-    await _wait_for_leaders(target, narrow)
+    await _wait_for_leaders(target, {name: topic for name, topic in narrow.items() if name not in refused})
+    return refused
+
+
+class _Doubts:
+    """Errors of single topics: what no repeat cures is believed when it was answered often enough, and `refused` then."""
+
+    def __init__(self, refused: dict[str, Exception]) -> None:
+        self._refused = refused
+        self._answers: Counter[str] = Counter()
+        self._unsure: Exception | None = None
+
+    def take(self, name: str, error_code: int, what: str) -> None:
+        """Raises what may heal."""
+        if error_code in (0, Errors.TopicAlreadyExistsError.errno):
+            return
+        error = Errors.for_code(error_code)(what)
+        if getattr(error, "retriable", False):
+            raise error
+        self.refuse(name, error)
+
+    def refuse(self, name: str, error: Exception) -> None:
+        self._answers[name] += 1
+        if self._answers[name] < _BELIEVED_AFTER:
+            self._unsure = error
+        else:
+            self._refused[name] = error
+
+    def settle(self) -> None:
+        """Raises, at the end of an attempt, what has to be asked again."""
+        error, self._unsure = self._unsure, None
+        if error is not None:
+            raise error
+
+
+def _raise_first(refused: dict[str, Exception]) -> None:
+    for error in refused.values():
+        raise error
+
+
+async def _visible(cluster: RawCluster, topics: list[str]) -> tuple[dict[str, list[int]], dict[str, Exception]]:
+    """Partition numbers of the topics that exist, and those that may not be described."""
+    try:
+        return await cluster.partitions(topics), {}
+    except Errors.TopicAuthorizationFailedError:
+        refusal = Errors.TopicAuthorizationFailedError
+        hidden = {name for name, topic in (await _answers(cluster, topics)).items() if topic.error_code == refusal.errno}
+        if not hidden:
+            raise
+        why = f"of the {cluster.name} may not be described; grant Describe on it"
+        there = await cluster.partitions([name for name in topics if name not in hidden])
+        return there, {name: refusal(f"topic {name} {why}") for name in hidden}
+
+
+async def _ask_of(cluster: RawCluster, present: dict[str, Any], what: str, ask: Callable[[], Awaitable[None]]) -> None:
+    """Has `ask` look at the topics of `present` until it succeeds; what is deleted meanwhile is taken out of them."""
+
+    async def attempt() -> None:
+        try:
+            await ask()
+        except Errors.UnknownTopicOrPartitionError:
+            there = await cluster.partitions(list(present))
+            for name in present.keys() - there.keys():
+                del present[name]
+            raise
+
+    if present:
+        await cluster.insist(what, attempt)
 
 
 async def _wait_for_leaders(target: RawCluster, topics: dict[str, TopicSpec]) -> None:
@@ -211,8 +354,9 @@ async def _wait_for_leaders(target: RawCluster, topics: dict[str, TopicSpec]) ->
             if len(leading) < topic.partitions:
                 raise Errors.LeaderNotAvailableError(f"topic {name}")
 
-    target.manager.cluster._topics |= topics.keys()
-    await target.insist("waiting for the new partitions' leaders", ready)
+    if topics:
+        target.manager.cluster._topics |= topics.keys()
+        await target.insist("waiting for the new partitions' leaders", ready)
 
 
 async def _create(target: RawCluster, topics: Iterable[TopicSpec], *, validate_only: bool) -> list[tuple[str, int, str]]:
@@ -246,28 +390,26 @@ async def _controller(cluster: RawCluster) -> Any:
 
 
 async def _metadata(cluster: RawCluster, topics: Iterable[str]) -> dict[str, Any]:
+    told = await _answers(cluster, topics)
+    for name, topic in told.items():
+        _raise(topic.error_code, f"Metadata of {name}")
+    return told
+
+
+async def _answers(cluster: RawCluster, topics: Iterable[str]) -> dict[str, Any]:
     wanted = [MetadataRequest.MetadataRequestTopic(name=cluster.wire_topic(name)) for name in topics]
-    answer = await cluster.send(MetadataRequest(topics=wanted, allow_auto_topic_creation=False))
-    for topic in answer.topics:
-        _raise(topic.error_code, f"Metadata of {topic.name}")
-    return {cluster.topic_of(topic.name): topic for topic in answer.topics}
+    answer = await cluster.send(MetadataRequest(topics=wanted, allow_auto_topic_creation=False)) if wanted else None
+    return {} if answer is None else {cluster.topic_of(topic.name): topic for topic in answer.topics}
 
 
-async def _configs(cluster: RawCluster, topics: Iterable[str], names: list[str] | None) -> dict[str, Any]:
+async def _configs(cluster: RawCluster, topics: Iterable[str], names: list[str] | None) -> list[Any]:
     resource = DescribeConfigsRequest.DescribeConfigsResource
-    answer = await cluster.send(
-        DescribeConfigsRequest(
-            resources=[
-                resource(resource_type=_TOPIC_RESOURCE, resource_name=cluster.wire_topic(name), configuration_keys=names)
-                for name in topics
-            ],
-            include_synonyms=False,
-            include_documentation=False,
-        )
-    )
-    for result in answer.results:
-        _raise(result.error_code, f"DescribeConfigs of {result.resource_name}")
-    return {cluster.topic_of(result.resource_name): result.configs for result in answer.results}
+    resources = [
+        resource(resource_type=_TOPIC_RESOURCE, resource_name=cluster.wire_topic(name), configuration_keys=names)
+        for name in topics
+    ]
+    request = DescribeConfigsRequest(resources=resources, include_synonyms=False, include_documentation=False)
+    return list((await cluster.send(request)).results) if resources else []
 
 
 def _is_own(config: Any) -> bool:

@@ -39,12 +39,13 @@ class LinkConfig:
     policy: MirrorPolicy = MirrorPolicy()
     is_translated: bool = False  # offsets=translated: `producer_id` is not used
     names: TopicNames | None = None  # partitions are called as on the target
+    bytes_per_s: int | None = None  # of the link, unless its operator says another rate
     shares: int = 1  # how many processes may copy at once: each gets its share of the link's rate
 
     def key(self) -> str:
         """The same for equal links; `credentials` count by what they hold.  A digest, since passwords are among it."""
         names = self.names and self.names.to_json()
-        how = [self.producer_id, vars(self.limits), self.link, self.policy, self.is_translated, names, self.shares]
+        how = [self.producer_id, vars(self.limits), self.link, self.policy, self.is_translated, names, self.bytes_per_s, self.shares]
         parts = [dict(self.source), dict(self.target), *how]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=vars).encode()).hexdigest()
 
@@ -61,7 +62,13 @@ class _Worker:
         self.copier: LinkCopier | TranslatedCopier
         if link.is_translated:
             self.copier = TranslatedCopier(
-                self._source, self._target, link.link, limits=link.limits, policy=link.policy, shares=link.shares
+                self._source,
+                self._target,
+                link.link,
+                limits=link.limits,
+                policy=link.policy,
+                bytes_per_s=link.bytes_per_s,
+                shares=link.shares,
             )
         else:
             self.copier = LinkCopier(
@@ -71,6 +78,7 @@ class _Worker:
                 link.limits,
                 link=link.link,
                 policy=link.policy,
+                bytes_per_s=link.bytes_per_s,
                 shares=link.shares,
             )
         self._net.start()
@@ -82,7 +90,7 @@ class _Worker:
 
     def copy(self, until: Mapping[TopicPartition, int | None], hold_ms: int, lease_ms: int) -> dict[TopicPartition, Progress]:
         async def copy() -> dict[TopicPartition, Progress]:
-            return await self.copier.copy(until, hold_ms=hold_ms, lease_ms=lease_ms)
+            return await self.copier.copy_each(until, hold_ms=hold_ms, lease_ms=lease_ms)
 
         progress: dict[TopicPartition, Progress] = self._net.run(copy)
         for partition, done in progress.items():  # a copier counts troubles since it has the partition
@@ -115,7 +123,7 @@ _lock = threading.Lock()
 def copy_ranges(
     link: LinkConfig, until: Mapping[TopicPartition, int | None], *, hold_ms: int = 0, lease_ms: int = 0
 ) -> dict[TopicPartition, Progress]:
-    """Copies partitions of a link at least up to the given offsets; see LinkCopier.copy.
+    """Copies partitions of a link at least up to the given offsets; see LinkCopier.copy_each.
 
     Blocks the calling thread; several threads may call at once.
     """

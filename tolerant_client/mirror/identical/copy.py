@@ -30,8 +30,8 @@ from tolerant_client.mirror.identical.partition import AppendState, PartitionCop
 from tolerant_client.mirror.identical.pull import Puller
 from tolerant_client.mirror.identical.state import AheadOfSource, LogStart, read_append_states
 from tolerant_client.mirror.ledger import Ledger
-from tolerant_client.mirror.limits import CopyLimits, Progress
-from tolerant_client.mirror.link.control import ControlWatch
+from tolerant_client.mirror.limits import CopyLimits, Progress, raise_stopped
+from tolerant_client.mirror.link.control import ControlWatch, link_options
 from tolerant_client.mirror.link.throttle import TokenBucket
 from tolerant_client.mirror.losses import LedgerRow, Loss, LossPolicy, LossReason, MirrorPolicy
 from tolerant_client.mirror.producers import init_producer_id
@@ -50,8 +50,9 @@ class LinkCopier:
     """Copies partitions of one link; both clusters must share one event loop.
 
     All methods run on that loop.  `producer_id` is the link's
-    (state.init_producer_id).  `clock` returns monotonic seconds.  A rate that
-    the operator gives the link is divided by `shares`, the number of its copiers.
+    (state.init_producer_id).  `clock` returns monotonic seconds.  `bytes_per_s`
+    is the link's rate unless the operator gives it another; either is divided
+    by `shares`, the number of its copiers.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class LinkCopier:
         *,
         link: str = "default",
         policy: MirrorPolicy = MirrorPolicy(),
+        bytes_per_s: int | None = None,
         shares: int = 1,
     ) -> None:
         self.source = source
@@ -75,6 +77,7 @@ class LinkCopier:
         self.policy = policy
         self.ledger = Ledger(target, link)
         self.control = ControlWatch(target, link)
+        self._bytes_per_s = bytes_per_s
         self._shares = shares
         self._bucket = TokenBucket()
         self._is_following = False
@@ -82,8 +85,8 @@ class LinkCopier:
         self._net = source.net
         self._partitions: dict[TopicPartition, PartitionCopy] = {}
         fillers: dict[GapFill, GapFiller] = {
-            GapFill.TRANSACTIONS: TransactionFiller(target, link),
-            GapFill.MARKERS: MarkerFiller(target),
+            GapFill.TRANSACTIONS: TransactionFiller(target, link, self.control.require_not_promoted),
+            GapFill.MARKERS: MarkerFiller(target, self.control.require_not_promoted),
         }
         self._appender = Appender(target, limits, clock, fillers, self._spawn, self._appended, self._no_leader)
         self._puller = Puller(
@@ -111,12 +114,17 @@ class LinkCopier:
     async def copy(
         self, until: Mapping[TopicPartition, int | None], *, hold_ms: int = 0, lease_ms: int = 0
     ) -> dict[TopicPartition, Progress]:
+        """As copy_each, but raises the first error that stopped a partition."""
+        return raise_stopped(await self.copy_each(until, hold_ms=hold_ms, lease_ms=lease_ms))
+
+    async def copy_each(
+        self, until: Mapping[TopicPartition, int | None], *, hold_ms: int = 0, lease_ms: int = 0
+    ) -> dict[TopicPartition, Progress]:
         """Copies each partition at least up to its offset, and what arrives for `hold_ms` more.
 
         For `lease_ms` after that the copying goes on in the background, until
-        another writer shows up.  Raises the first partition's error when it
-        stopped; the other partitions are brought to their end before.
-        Calls for the same partition wait for each other.
+        another writer shows up.  A partition that stopped has its error in its progress;
+        the other partitions are brought to their end.  Calls for the same partition wait for each other.
         """
         await self._turns.take(until)
         try:
@@ -141,9 +149,6 @@ class LinkCopier:
             for partition in until:
                 if not lease_ms or self._is_stopped(partition):
                     self._release(partition)
-        for done in progress.values():
-            if done.error is not None and not done.is_paused:
-                raise done.error
         return progress
 
     async def _settled(self, partitions: Iterable[TopicPartition], hold_until: float) -> None:
@@ -271,7 +276,7 @@ class LinkCopier:
             elif isinstance(state, AppendState) and copy.is_too_large(state.log_end, rules.max_batch_bytes):
                 state = self._oversized(copy, state)
             if state is None:
-                copy.trouble("the last record batch could not be read", now)
+                copy.trouble("the last record batch could not be read (is Read allowed on the target's topic?)", now)
                 copy.not_before = max(copy.not_before, now + 0.02)
             elif isinstance(state, TolerantClientError):
                 copy.doubt(state, now)
@@ -313,7 +318,7 @@ class LinkCopier:
     def _obey(self) -> None:
         """Makes what the operator says now take effect."""
         control, copies = self.control.value, list(self._partitions.values())
-        rate = control.bytes_per_s
+        rate = control.rate(self._bytes_per_s)
         self._bucket.set_rate(None if rate is None else rate / self._shares, self.clock())
         try:
             control.require_not_promoted(self.link)
@@ -342,7 +347,8 @@ class LinkCopier:
 
     def _pause(self, copy: PartitionCopy) -> None:
         if copy.phase is not Phase.STOPPED:
-            copy.pause(LinkPausedError(f"{copy} is paused by an operator; tolerant-kafka resume lets it go on"), self.clock())
+            resume = f"tolerant-kafka resume {link_options(self.link, self.target)}"
+            copy.pause(LinkPausedError(f"{copy} is paused by an operator; {resume} lets it go on"), self.clock())
 
     def _not_read(self, partitions: Iterable[TopicPartition], reason: str) -> None:
         """Partitions whose place could not be read are asked for again, a little later each time."""

@@ -13,18 +13,22 @@ E. A gap is filled when the coordinator says that the transaction is over, not w
    (TransactionMarkerRequestCompletionHandler.scala), and no broker refuses that.  Such a marker takes one offset more.
    The log end is read again before every transaction that counts on it, and some of a gap is left behind each, so
    only a repeat of a gap's last marker reaches beyond the gap; that is returned as the log end.
+F. Whoever was fenced by a promotion would fence back, too, so `may_write` is asked between taking over and the first
+   request that writes.  The control is written before anything is fenced (fence.py): who takes over behind the fence
+   finds it there, and who took over before is fenced.
 
 Laws of the markers:
-F. One request in flight a partition, and one writer a partition: nothing but their order is checked.
-G. What a gap has become is read from the log end; error codes are merged by producer id (KafkaApis.scala,
+G. One request in flight a partition, and one writer a partition: nothing but their order is checked.
+H. What a gap has become is read from the log end; error codes are merged by producer id (KafkaApis.scala,
    handleWriteTxnMarkersRequest), so they do not tell of a single marker.
+I. Nothing fences them, so `may_write` is asked before each request; fence.py says what may come late nevertheless.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -49,20 +53,24 @@ _CONTENTIONS = 8  # takeovers in one call
 _QUIET_S = (0.05, 1.0)  # how long the log stands still before we fence back: at first, at most
 _SETTLED_S = 5.0
 
+MayWrite = Callable[[], Awaitable[None]]  # raises LinkPromotedError once the link may not write any more
+
 
 class TransactionFiller:
-    """Fills gaps with aborted transactions (laws A to E); on the loop of `target`."""
+    """Fills gaps with aborted transactions (laws A to F); on the loop of `target`."""
 
     def __init__(
         self,
         target: RawCluster,
         link: str,
+        may_write: MayWrite,
         *,
         empty_transactions: int = EMPTY_TRANSACTIONS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._target = target
         self._link = link
+        self._may_write = may_write
         self._empty_transactions = max(empty_transactions, 1)
         self._clock = clock
         self._coordinators = Coordinators(target)
@@ -74,7 +82,8 @@ class TransactionFiller:
 
         The caller has seen the log end at the gap's start.  `gap.until_offset` comes back when all is well; any other
         one means that the log is not what the caller took it for.  A second call for the partition waits for the first.
-        Raises OptionError and KafkaError, retriable or not; then the log has a part of the gap or all of it.
+        Raises LinkPromotedError, OptionError and KafkaError, retriable or not; then the log has a part of the gap or all
+        of it.
         """
         has_waited = await self._turns.take([partition])  # two fills of one process would not fence each other
         try:
@@ -94,6 +103,7 @@ class TransactionFiller:
                     transactional_id = f"tolerant-mirror-{self._link}-gap-{partition.topic}-{partition.partition}"
                     producer = GapProducer(self._target, self._coordinators, transactional_id, partition, self._clock)
                     await producer.begin()
+                    await self._may_write()
                     self._producers[partition] = producer
                     end = await self._log_end(partition)  # law A: now nobody else moves it inside a gap
                     continue
@@ -149,10 +159,11 @@ class TransactionFiller:
 
 
 class MarkerFiller:
-    """Fills gaps with bare abort markers (laws F and G); on the loop of `target`."""
+    """Fills gaps with bare abort markers (laws G to I); on the loop of `target`."""
 
-    def __init__(self, target: RawCluster, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, target: RawCluster, may_write: MayWrite, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._target = target
+        self._may_write = may_write
         self._clock = clock
         self._unanswered: dict[TopicPartition, float] = {}  # when
         self._turns = Turns()
@@ -175,6 +186,7 @@ class MarkerFiller:
             offsets = range(end, min(end + _MARKERS_PER_REQUEST, gap.until_offset))
             request = WriteTxnMarkers(partition, [marker_producer(offset) for offset in offsets])
             node = await self._target.leader(partition)
+            await self._may_write()
             self._unanswered[partition] = self._clock()
             codes = await self._target.send(request, node)
             del self._unanswered[partition]

@@ -1,7 +1,8 @@
 """Who may read the source's topics may read their copies: ACLs of topics, carried over while the link runs.
 
 As MirrorSourceConnector.syncTopicAcls: ACLs of literal topic names only, those of prefixes are not; ALLOW WRITE is
-dropped, since nobody but the mirror writes a copy, and ALLOW ALL becomes ALLOW READ; DENY stays what it is.
+dropped, since nobody but the mirror writes a copy, and ALLOW ALL becomes ALLOW READ; DENY stays what it is, DENY WRITE,
+too (shouldReplicateAcl, targetAclBinding).
 Laws:
 - ACLs are added, never taken away: an operator may have made them.
 - The wildcard "*" is carried over where topics keep their names; under another name it would name no topic.

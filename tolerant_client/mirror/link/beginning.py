@@ -25,18 +25,21 @@ _MAY_NOT = (
 )
 
 
-async def refuse_circle(source: RawCluster, target: RawCluster, topics: Collection[str], link: str) -> None:
+async def refuse_circle(source: RawCluster, target: RawCluster, topics: Collection[str], link: str) -> tuple[str, ...]:
     """Raises OptionError where a live link copies some of these topics (the source's names) from our target to our source.
 
-    A link lives until it is promoted.  Where we may not read the source's control topic, nothing is found.
+    A link lives until it is promoted.  Returns a warning where that cannot be seen.
     """
     there = await target.cluster_id()
     if there is None:
-        return
+        return ()
     try:
         controls = await read_controls(source)
     except _MAY_NOT:
-        return
+        return (
+            f"whether link {link} runs in a circle cannot be seen: we may not read {CONTROL_TOPIC} of the source; grant the"
+            " mirror Read and Describe on it, also where it does not exist yet",
+        )
     for other, control in controls.items():
         if control.is_promoted or control.source_cluster_id != there or not control.topics:
             continue
@@ -46,6 +49,7 @@ async def refuse_circle(source: RawCluster, target: RawCluster, topics: Collecti
                 f"Link {link} would run in a circle: link {other} copies topic {both[0]}{more} from this target to this source."
                 f" Promote link {other} first, or leave its topics out"
             )
+    return ()
 
 
 def writes(topics: LinkTopics, name: str) -> bool:

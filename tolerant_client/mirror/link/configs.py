@@ -4,7 +4,7 @@ As MirrorSourceConnector.syncTopicConfigs: what was set for a topic (or for its 
 target; what is the default on the source is cleared on the target (`use_defaults_from` "target") or set to the
 source's default ("source"); what the brokers' files say is left alone; `exclude` has regular expressions over names.
 Laws:
-- Only differences are written, and all of them are in the report.
+- Only differences are written, and all of them are in the report; a value that the target refuses holds up no other.
 - What the mirror needs is kept whatever the source has (`_KEPT`): CreateTime and no limits for timestamps, a
   max.message.bytes that takes the largest batch there ever was, min.insync.replicas that the replicas can meet.
 - cleanup.policy is the source's in force, wherever it comes from: another one would delete other records.
@@ -142,7 +142,9 @@ async def sync_configs(
     is_dry_run: bool = False,
     leave_out: Collection[str] = (),
 ) -> ConfigsReport:
-    """One round over the topics that both clusters have, but those of the target to `leave_out`; with `is_dry_run` the target's brokers only check it.
+    """One round over the topics that both clusters have, but those of the target to `leave_out`.
+
+    With `is_dry_run` the target's brokers only check it.
 
     Raises OptionError for a wrong `exclude` or `use_defaults_from`, ClusterUnreachableError.
     """
@@ -176,9 +178,8 @@ async def sync_configs(
     if changes and IncrementalAlterConfigsRequest.API_KEY not in target.manager.broker_version_data.api_versions:
         why = f"{len(changes)} settings differ, but the target's brokers cannot change single ones; Kafka 2.3 or newer can"
         return ConfigsReport((), (*left, Left("topic settings", "refused", why)))
-    refused = await _alter(target, changes, is_dry_run)
-    left += [Left(topic, "refused", why) for topic, why in refused.items()]
-    return ConfigsReport(tuple(change for change in changes if change.topic not in refused), tuple(left))
+    changed, refused = await _alter(target, changes, is_dry_run)
+    return ConfigsReport(tuple(changed), (*left, *refused))
 
 
 async def _replicas(cluster: RawCluster) -> dict[str, int]:
@@ -225,22 +226,60 @@ def _origin(config: Any) -> int:
     return _DEFAULT if config.is_default else _OF_TOPIC
 
 
-async def _alter(target: RawCluster, changes: Iterable[ConfigChange], is_dry_run: bool) -> dict[str, str]:
-    """Why the target refuses topics, by topic; each is changed as a whole, or not at all."""
+class _Refusal(NamedTuple):
+    """Why the target refuses changes of a topic; `is_whole`: whatever they are."""
+
+    why: str
+    is_whole: bool
+
+
+async def _alter(
+    target: RawCluster, changes: Iterable[ConfigChange], is_dry_run: bool
+) -> tuple[list[ConfigChange], list[Left]]:
+    """What was changed, and what the target refuses.
+
+    Brokers change a topic as a whole, or not at all: where they refuse that, each change is asked for alone.
+    """
     by_topic: dict[str, list[ConfigChange]] = {}
     for change in changes:
         by_topic.setdefault(change.topic, []).append(change)
-    refused: dict[str, str] = {}
+    changed: list[ConfigChange] = []
+    left: list[Left] = []
+    topics = list(by_topic)
+    for start in range(0, len(topics), _TOPICS_OF_A_REQUEST):
+        chunk = {topic: by_topic[topic] for topic in topics[start : start + _TOPICS_OF_A_REQUEST]}
+        refused = await _ask(target, chunk, is_dry_run)
+        for topic, wanted in chunk.items():
+            refusal = refused.get(topic)
+            if refusal is None:
+                changed += wanted
+            elif refusal.is_whole:
+                left.append(Left(topic, "refused", refusal.why))
+            else:
+                for change in wanted:
+                    alone = (await _ask(target, {topic: [change]}, is_dry_run)).get(topic) if len(wanted) > 1 else refusal
+                    if alone is None:
+                        changed.append(change)
+                    else:
+                        left.append(Left(f"{topic} {change.name}", "refused", alone.why))
+    return changed, left
+
+
+async def _ask(
+    target: RawCluster, changes: Mapping[str, Collection[ConfigChange]], is_dry_run: bool
+) -> dict[str, _Refusal]:
+    """Why the target refuses changes, by topic."""
     resource = IncrementalAlterConfigsRequest.AlterConfigsResource
+    refused: dict[str, _Refusal] = {}
 
     def operation(change: ConfigChange) -> Any:
         how = _DELETE if change.after is None else _SET
         return resource.AlterableConfig(name=change.name, config_operation=how, value=change.after)
 
-    async def ask(topics: list[str]) -> None:
+    async def ask() -> None:
         wanted = [
-            resource(resource_type=_TOPIC, resource_name=topic, configs=[operation(c) for c in by_topic[topic]])
-            for topic in topics
+            resource(resource_type=_TOPIC, resource_name=topic, configs=[operation(change) for change in of_topic])
+            for topic, of_topic in changes.items()
         ]
         answer = await target.send(IncrementalAlterConfigsRequest(resources=wanted, validate_only=is_dry_run))
         for result in answer.responses:
@@ -250,12 +289,10 @@ async def _alter(target: RawCluster, changes: Iterable[ConfigChange], is_dry_run
             if result.error_code:
                 is_ours = issubclass(error, Errors.AuthorizationError)
                 words = "grant AlterConfigs on it" if is_ours else result.error_message or error.__name__
-                refused[result.resource_name] = f"the target refuses to change its settings: {words}"
+                why = f"the target refuses to change it: {words}"
+                refused[result.resource_name] = _Refusal(why, is_ours or issubclass(error, _GONE))
 
-    topics = list(by_topic)
-    for start in range(0, len(topics), _TOPICS_OF_A_REQUEST):
-        chunk = topics[start : start + _TOPICS_OF_A_REQUEST]
-        await target.insist("changing topic settings", partial(ask, chunk))
+    await target.insist("changing topic settings", ask)
     return refused
 
 

@@ -3,7 +3,7 @@
 Topic `tolerant-mirror-control`, one partition.  A record's key is the link, its value JSON; the newest one counts:
 
     {"version": 1, "time_ms": 1763775000000, "paused": ["orders", "clicks-3"], "bytes_per_s": null, "is_promoted": false,
-     "is_fenced": false, "generation": 0, "source_cluster_id": "...", "topics": "orders|clicks", "producer_ids": [4000],
+     "is_fenced": false, "is_handed_back": false, "generation": 0, "source_cluster_id": "...", "topics": "orders|clicks", "producer_ids": [4000],
      "adopted": {"orders": {"0": 1200}}, "starts": {"clicks": {"3": 500}}}
 
 Laws:
@@ -15,6 +15,7 @@ Laws:
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,7 @@ from tolerant_client.record_batch import Record, encode_batch
 
 CONTROL_TOPIC = f"{OWN_TOPICS}control"
 WHOLE_LINK = ""
+NO_LIMIT = 0
 
 _PARTITION = TopicPartition(CONTROL_TOPIC, 0)
 _VERSION = 1
@@ -47,10 +49,11 @@ Positions = Mapping[TopicPartition, int]
 class LinkControl:
     """What holds for a link; the default is that of a link nobody has said anything of.
 
-    `paused` has WHOLE_LINK, topics ("orders") and partitions ("orders-3"); `bytes_per_s` is that of the whole link.
-    `generation` counts the lives of a link: each has a producer id of its own.  `adopted` are offsets up to which a
-    target log was found to be the source's, whoever wrote it; `starts` where empty target logs are to begin, though the
-    source's begin before.
+    `paused` has WHOLE_LINK, topics ("orders") and partitions ("orders-3").  `bytes_per_s` is what the operator says of the
+    whole link: a rate, NO_LIMIT, or None, and then the rate that its mirror was started with holds.
+    `is_handed_back`: MirrorMaker 2 copies into the target again.  `generation` counts the lives of a link: each has a
+    producer id of its own.  `adopted` are source offsets before which the target was found to have all, whoever wrote it;
+    `starts` where empty target logs are to begin, though the source's begin before.
     """
 
     paused: frozenset[str] = frozenset()
@@ -64,10 +67,15 @@ class LinkControl:
     adopted: Positions = field(default_factory=dict)
     starts: Positions = field(default_factory=dict)
     others: Mapping[str, Any] = field(default_factory=dict)
+    is_handed_back: bool = False
 
     def pauses(self, partition: TopicPartition) -> bool:
         topic, index = partition
         return bool(self.paused) and not self.paused.isdisjoint((WHOLE_LINK, topic, f"{topic}-{index}"))
+
+    def rate(self, default: int | None) -> int | None:
+        """Bytes a second that the link may copy, None without a limit; `default` is what its mirror was started with."""
+        return default if self.bytes_per_s is None else self.bytes_per_s or None
 
     def producer_name(self, link: str) -> str:
         """What init_producer_id takes: a later life of a link is not fenced with the former one."""
@@ -75,6 +83,11 @@ class LinkControl:
 
     def require_not_promoted(self, link: str) -> None:
         """Raises LinkPromotedError for a link that may not write any more."""
+        if self.is_handed_back:
+            raise LinkPromotedError(
+                f"Link {link} was handed back to MirrorMaker 2, and copies nothing any more. To go on behind what MirrorMaker 2"
+                " has copied, stop it and run tolerant-kafka take-over"
+            )
         if self.is_promoted or self.is_fenced:
             raise LinkPromotedError(
                 f"Link {link} was promoted: its target belongs to its own producers, and nothing is copied into it any more."
@@ -91,6 +104,7 @@ def encode_control(control: LinkControl, time_ms: int) -> bytes:
         "bytes_per_s": control.bytes_per_s,
         "is_promoted": control.is_promoted,
         "is_fenced": control.is_fenced,
+        "is_handed_back": control.is_handed_back,
         "generation": control.generation,
         "source_cluster_id": control.source_cluster_id,
         "topics": control.topics,
@@ -110,7 +124,7 @@ def decode_control(value: bytes) -> LinkControl:
         rate = found.get("bytes_per_s")
         read = LinkControl(
             frozenset(map(str, found.get("paused", ()))),
-            None if rate is None else max(1, int(rate)),
+            None if rate is None else max(NO_LIMIT, int(rate)),
             bool(found.get("is_promoted", False)),
             bool(found.get("is_fenced", False)),
             int(found.get("generation", 0)),
@@ -119,6 +133,7 @@ def decode_control(value: bytes) -> LinkControl:
             tuple(map(int, found.get("producer_ids", ()))),
             _flat(found.get("adopted", {})),
             _flat(found.get("starts", {})),
+            is_handed_back=bool(found.get("is_handed_back", False)),
         )
     except OptionError:
         raise
@@ -143,6 +158,18 @@ def _flat(nested: Mapping[str, Mapping[str, int]]) -> Positions:
 
 
 # -- what operators change ----------------------------------------------------
+
+
+def link_options(link: str, target: RawCluster, source: RawCluster | None = None) -> str:
+    """What an operator types behind a command to name a link: "--target b:9092 --link dr", and its source if that is given."""
+    words = []
+    for option, cluster in (("source", source), ("target", target)):
+        if cluster is not None:
+            servers = cluster.bootstrap_servers
+            words.append(f"--{option} {servers if isinstance(servers, str) else ','.join(servers)}")
+            if cluster.manager.config["security_protocol"] != "PLAINTEXT":
+                words.append(f"--{option}-properties FILE")
+    return " ".join([*words, f"--link {shlex.quote(link)}"])
 
 
 def paused(control: LinkControl, names: Iterable[str]) -> LinkControl:
@@ -215,8 +242,17 @@ class ControlWatch:
         waiting.success(None)
         return self.value
 
+    @property
+    def is_hidden(self) -> bool:
+        """Whether the last look was not allowed: then nothing is known, and `value` says what was seen before."""
+        return self._clock() < self._hidden_until
+
+    async def require_not_promoted(self) -> None:
+        """Looks, and raises LinkPromotedError for a link that may not write any more."""
+        (await self.refresh()).require_not_promoted(self.link)
+
     async def _read(self) -> None:
-        if self._clock() < self._hidden_until:
+        if self.is_hidden:
             return
         try:
             # Asked each time: of a topic that was deleted nobody knows the end.  What it said last still holds.
@@ -235,7 +271,6 @@ class ControlWatch:
                 if record.key == self.link.encode() and record.value is not None:
                     self.value = self._as_of_our_life(decode_control(record.value))
             self.position = end
-
 
     def _as_of_our_life(self, control: LinkControl) -> LinkControl:
         """A process that slept through a promotion and the link's next life is of the life that was promoted."""
@@ -277,6 +312,8 @@ async def update_control(target: RawCluster, link: str, change: Callable[[LinkCo
     """
     watch = ControlWatch(target, link)
     current = await watch.refresh()
+    if watch.is_hidden:  # what we wrote would take the place of what we may not see
+        raise Errors.TopicAuthorizationFailedError(f"{CONTROL_TOPIC} of the {target.name} may not be read")
     wanted = change(current)
     if wanted == current:
         return current

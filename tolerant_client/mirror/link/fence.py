@@ -2,7 +2,8 @@
 
 Laws:
 A. The link is written down as promoted before anything is fenced (control.py), and a mirror looks there behind whatever
-   it has read of the log or taken over: so what it derived from a log that is fenced already it never uses.
+   it has read of the log or taken over: so what it derived from a log that is fenced already it never uses.  Who took
+   something over before that is fenced by what follows.
 B. Identical offsets: a mirror's batches carry the link's producer id with the epoch that the log showed it.  An aborted,
    empty transaction of the link's transactional.id leaves a marker with a higher epoch of that id in every partition, and
    a leader refuses what carries a lower one (ProducerAppendInfo.java, checkProducerEpoch).  It takes one offset, which
@@ -11,6 +12,11 @@ C. A producer id that the coordinator no longer gives the link (its transactiona
    a record of that id: one filler record in the partitions where it was the last to write.
 D. Translated offsets: each partition has a transactional.id; a new epoch fences its copier, and leaves no trace but the
    marker of a transaction that was open.
+E. Bare markers (gap.fill=markers) carry no epoch that could be refused, so their filler looks at the control before each
+   request.  One that was on its way when the link was written down as promoted may arrive behind the fence: for a
+   partition that was being filled, at most one request of at most 2,000 markers.  They do no harm there: no consumer sees
+   them, no transaction of an application ends with them (their producer ids are nobody's), and what was copied ends
+   before the fence whatever comes behind it.
 """
 
 from __future__ import annotations
@@ -62,8 +68,9 @@ async def fence_identical(
         await transaction.add_partitions(wanted[start : start + _AT_ONCE])
     await transaction.begin()  # ends what is open with the markers of the next epoch, and returns when they are written
     markers = await _markers(target, before, transaction.producer_id)
+    ends = await _copied_until(target, markers, transaction.producer_id)
     records = await _fence_former(target, control, transaction.producer_id, wanted, ending)
-    return {p: Fenced(markers[p], markers[p], records.get(p, ())) for p in wanted}
+    return {p: Fenced(ends[p], markers[p], records.get(p, ())) for p in wanted}
 
 
 async def fence_translated(target: RawCluster, link: str, partitions: Iterable[TopicPartition]) -> None:
@@ -123,6 +130,18 @@ async def _markers(
             f" behind offset {before[missing[0]]}: the link may not be fenced there; promote it again"
         )
     return found
+
+
+async def _copied_until(
+    target: RawCluster, markers: Mapping[TopicPartition, int], producer_id: int
+) -> dict[TopicPartition, int]:
+    """Where the copies end: before the marker, and before those of fences that were not brought to an end."""
+    ends = dict(markers)
+    while markers:
+        headers = await read_headers(target, {p: ends[p] - 1 for p in markers if ends[p]})
+        markers = {p: h.base_offset for p, h in headers.items() if h.is_control and h.producer_id == producer_id}
+        ends |= markers
+    return ends
 
 
 async def _fence_former(

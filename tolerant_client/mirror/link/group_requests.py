@@ -6,12 +6,14 @@ Laws:
 - One request tells of many groups where the brokers can (FindCoordinator 4: KIP-699, OffsetFetch 8: KIP-709), and
   requests for different groups are under way together.
 - A commit is repeated for a few seconds at most: what was decided about a group soon gets too old to be written.
+- A running mirror looks right before commits go out, each time, whether its link was promoted: what it decided a moment
+  before would set back a group that promotion has moved.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -205,10 +207,13 @@ async def fetch_offsets(
 
 
 async def commit_offsets(
-    cluster: RawCluster, wanted: Mapping[str, Mapping[TopicPartition, CommittedOffset]]
+    cluster: RawCluster,
+    wanted: Mapping[str, Mapping[TopicPartition, CommittedOffset]],
+    may_write: Callable[[], Awaitable[None]] | None = None,
 ) -> tuple[dict[str, dict[TopicPartition, int]], Failures]:
     """Commits for groups without members; the error code of each partition (0: written), and what failed for which group.
 
+    `may_write` is asked right before requests go out, each time; what it raises ends the call.
     A broker refuses a group that has members (UNKNOWN_MEMBER_ID).  The offsets carry no leader epoch: those of
     another cluster mean nothing here (KIP-320).  What may have been written, and failed, is in the failures.
     """
@@ -239,15 +244,18 @@ async def commit_offsets(
         codes = {TopicPartition(t.name, p.partition_index): p.error_code for t in answer.topics for p in t.partitions}
         yield "", next((code for code in codes.values() if code in _OF_THE_COORDINATOR), 0), codes
 
-    return await _Asking(cluster, _COMMIT_PATIENCE_MS).all(list(wanted), request, read, 1)
+    return await _Asking(cluster, _COMMIT_PATIENCE_MS, may_write).all(list(wanted), request, read, 1)
 
 
 class _Asking:
     """Asks the coordinators of many groups, and again those whose answer may heal."""
 
-    def __init__(self, cluster: RawCluster, patience_ms: int) -> None:
+    def __init__(
+        self, cluster: RawCluster, patience_ms: int, may_send: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         self._cluster = cluster
         self._patience_ms = patience_ms
+        self._may_send = may_send
         self._nodes: dict[str, int] = {}
         self._failures: Failures = {}
         self._repeats: dict[str, int] = {}
@@ -272,6 +280,8 @@ class _Asking:
             by_node = await self._by_coordinator(pending)
             chunks = [(node, names[i : i + many]) for node, names in by_node.items() for i in range(0, len(names), many)]
             for start in range(0, len(chunks), _UNDER_WAY):
+                if self._may_send is not None:
+                    await self._may_send()
                 asked = [(names, self._send(node, request(names))) for node, names in chunks[start : start + _UNDER_WAY]]
                 for names, future in asked:
                     try:

@@ -3,6 +3,8 @@
 Laws:
 - With identical offsets an offset is the same number; in translated mode it is the offset map's.  Either is kept
   within what the target has: [log start, log end).  Where it is cut (`is_behind`), the next round moves it on.
+- Where a group stands at records that another mirror has copied, before the link took over, nobody knows where they are
+  on the target: it is left where it is there.
 - What a group has consumed on the target is its own: an offset is moved only while the group has no members there,
   which the brokers check once more, and forward, unless `may_rewind`.
 - What is written depends on nothing but the two clusters: a round may be killed anywhere, and two processes may each
@@ -14,8 +16,9 @@ empty.  Share and streams groups (KIP-932, KIP-1071) and those of Connect worker
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import kafka.errors as Errors
@@ -36,9 +39,16 @@ from tolerant_client.mirror.link.group_requests import (
 from tolerant_client.mirror.link.left import Left
 from tolerant_client.mirror.topic_filter import OWN_TOPICS, LinkTopics, TopicFilter
 from tolerant_client.mirror.translated.map_topic import read_maps, require_map_topic
-from tolerant_client.mirror.translated.offset_map import Place
+from tolerant_client.mirror.translated.offset_map import OffsetMap, Place
 from tolerant_client.producer_transaction import CommittedOffset
 from tolerant_client.raw import EARLIEST, LATEST, RawCluster
+
+
+_SHARED_S = 10.0
+_BEFORE_TAKEOVER = (
+    "it stands at {} on the source, where another mirror copied before the link took over: where that is on the target nobody"
+    " knows; it is moved once it stands at what the link has copied"
+)
 
 
 class GroupPosition(NamedTuple):
@@ -65,19 +75,26 @@ class GroupMove(NamedTuple):
 
 
 class TargetLog(NamedTuple):
-    """What the target has of a partition, half-open, and where offsets of the source are in it; None: the same ones."""
+    """What the target has of a partition, half-open, and where offsets of the source are in it, and whether it lacks
+    records before them; None: the same ones.  Offsets that nobody can translate are absent.
+    """
 
     start: int
     end: int
     translate: Mapping[int, tuple[int, bool]] | None = None
 
+    def knows(self, offset: int) -> bool:
+        """Whether anybody can say where an offset of the source is."""
+        return self.translate is None or offset in self.translate
+
 
 @dataclass(frozen=True)
 class GroupPositions:
-    """Where all groups of a link stand, and of which that cannot be said."""
+    """Where all groups of a link stand, as of `read_at` (monotonic seconds), and of which that cannot be said."""
 
     positions: tuple[GroupPosition, ...]
     left: tuple[Left, ...]
+    read_at: float
 
     @property
     def behind(self) -> tuple[GroupPosition, ...]:
@@ -89,15 +106,18 @@ class GroupPositions:
 class GroupsReport:
     """A round: offsets moved, those that stood right already, and what was left.
 
+    `latency_ms` is the time from reading the source's offsets to having written the target's.
     `left` reasons: "none" (no group at all), "leaderless" (a partition of __consumer_offsets, or of the topic), "type",
     "no-topic", "members" (in use on the target), "ahead" (further on the target), "not-copied" (the map knows nothing
-    of it), "deleted" (moved, but to the start of what the target has), "error".
+    of it), "before-takeover" (another mirror has copied what it stands at), "deleted" (moved, but to the start of what the
+    target has), "stopped" (by the mirror), "error".
     """
 
     moved: tuple[GroupMove, ...]
     unchanged: int
     behind: tuple[GroupPosition, ...]
     left: tuple[Left, ...]
+    latency_ms: int = field(default=0, compare=False)
 
 
 def position_of(
@@ -137,7 +157,7 @@ def decide_moves(
             in_use[group] = in_use.get(group, 0) + 1
         elif at is not None and at.offset > position.offset and not may_rewind:
             why = f"it stands at {at.offset} on the target and at {position.offset} by the source: it is not moved back"
-            left.append(Left(_place(position), "ahead", why))
+            left.append(Left(_place(group, partition), "ahead", why))
         else:
             moves.append(GroupMove(position, -1 if at is None else at.offset))
     for group, count in in_use.items():
@@ -161,6 +181,7 @@ async def read_positions(
     Raises OptionError where such a link has no map, UnsupportedSourceError for a source before Kafka 0.10.2,
     ClusterUnreachableError.
     """
+    read_at = time.monotonic()
     listed, unlisted = await list_groups(source)
     home = await groups_home(source)
     left: list[Left] = []
@@ -199,16 +220,45 @@ async def read_positions(
         for place, offset in by_partition.items():
             if place in missing:
                 waiting.setdefault(place, []).append(name)
+            elif not logs[place].knows(offset.offset):
+                left.append(Left(_place(name, place), "before-takeover", _BEFORE_TAKEOVER.format(offset.offset)))
             else:
                 positions.append(position_of(name, place, offset, logs[place]))
     for position in positions:
         if position.is_deleted:
             why = f"it stands at {position.upstream} on the source, and what the target still has begins at {position.offset}"
-            left.append(Left(_place(position), "deleted", why))
+            left.append(Left(_place(position.group, position.partition), "deleted", why))
     for place, names in waiting.items():
         reason, why = missing[place]
         left.append(Left(f"{place.topic}-{place.partition}", reason, f"{why}; groups with offsets of it: {', '.join(names)}"))
-    return GroupPositions(tuple(positions), tuple(left))
+    return GroupPositions(tuple(positions), tuple(left), read_at)
+
+
+class SharedPositions:
+    """What one duty has read of a link's groups, for another duty whose round comes right behind its own."""
+
+    def __init__(self, topics: LinkTopics, groups: TopicFilter, link: str | None = None) -> None:
+        self._topics = topics
+        self._groups = groups
+        self._link = link
+        self._known: tuple[str, frozenset[TopicPartition], GroupPositions] | None = None
+
+    async def read(
+        self, duty: str, source: RawCluster, target: RawCluster, leave_out: Collection[TopicPartition]
+    ) -> GroupPositions:
+        """Where the groups stand now, or some seconds ago; no `duty` gets what it has had before.
+
+        Raises what read_positions does.
+        """
+        known, self._known = self._known, None
+        if known is not None:
+            reader, without, positions = known
+            is_fresh = time.monotonic() - positions.read_at < _SHARED_S
+            if reader != duty and without == frozenset(leave_out) and is_fresh:
+                return positions
+        positions = await read_positions(source, target, self._topics, self._groups, link=self._link, leave_out=leave_out)
+        self._known = duty, frozenset(leave_out), positions
+        return positions
 
 
 async def sync_groups(
@@ -222,8 +272,12 @@ async def sync_groups(
     is_dry_run: bool = False,
     positions: GroupPositions | None = None,
     leave_out: Collection[TopicPartition] = (),
+    may_write: Callable[[], Awaitable[None]] | None = None,
 ) -> GroupsReport:
-    """One round; `positions` spares reading those of the source again.  Raises what read_positions does."""
+    """One round; `positions` spares reading those of the source again.
+
+    `may_write` is commit_offsets'.  Raises what it raises, and what read_positions does.
+    """
     known = positions
     if known is None:
         known = await read_positions(source, target, topics, groups, link=link, leave_out=leave_out)
@@ -242,12 +296,15 @@ async def sync_groups(
     moves, stay, unchanged = decide_moves(known.positions, before, states, may_rewind=may_rewind)
     left += stay
     if not is_dry_run:
-        moves, refused = await _write(target, moves)
+        moves, refused = await _write(target, moves, may_write)
         left += refused
-    return GroupsReport(tuple(sorted(moves)), unchanged, known.behind, tuple(left))
+    latency_ms = round((time.monotonic() - known.read_at) * 1000)
+    return GroupsReport(tuple(sorted(moves)), unchanged, known.behind, tuple(left), latency_ms)
 
 
-async def _write(target: RawCluster, moves: Iterable[GroupMove]) -> tuple[list[GroupMove], list[Left]]:
+async def _write(
+    target: RawCluster, moves: Iterable[GroupMove], may_write: Callable[[], Awaitable[None]] | None = None
+) -> tuple[list[GroupMove], list[Left]]:
     """What was written, and why the rest was not."""
     unwritten = {(move.position.group, move.position.partition): move for move in moves}
     written: list[GroupMove] = []
@@ -257,7 +314,7 @@ async def _write(target: RawCluster, moves: Iterable[GroupMove]) -> tuple[list[G
         for (group, partition), move in unwritten.items():
             metadata = move.position.metadata if has_metadata else ""
             wanted.setdefault(group, {})[partition] = CommittedOffset(move.position.offset, metadata)
-        codes, failures = await commit_offsets(target, wanted) if wanted else ({}, {})
+        codes, failures = await commit_offsets(target, wanted, may_write) if wanted else ({}, {})
         for group, error in failures.items():
             left.append(Left(f"group {group}", "error", f"committing for it failed, the next round tries again: {error}"))
         too_large: dict[tuple[str, TopicPartition], GroupMove] = {}
@@ -316,14 +373,18 @@ async def _target_logs(
         if place not in maps:
             missing[place] = ("not-copied", f"the map of link {link} knows nothing of it: nothing of it is copied yet")
             continue
-        found = {offset: maps[place].translate(offset) for offset in wanted[place]}
-        translated = {offset: (t.translated, t.place is Place.NOT_COPIED) for offset, t in found.items()}
-        logs[place] = TargetLog(starts[place], ends[place], translated)
+        logs[place] = TargetLog(starts[place], ends[place], _translated(maps[place], wanted[place]))
     return logs, missing
 
 
-def _place(position: GroupPosition) -> str:
-    return f"group {position.group}, {position.partition.topic}-{position.partition.partition}"
+def _translated(offset_map: OffsetMap, offsets: Iterable[int]) -> dict[int, tuple[int, bool]]:
+    found = {offset: offset_map.translate(offset) for offset in offsets}
+    known = {offset: t for offset, t in found.items() if t.place is not Place.BEFORE_TAKEOVER}
+    return {offset: (t.translated, t.place is Place.NOT_COPIED) for offset, t in known.items()}
+
+
+def _place(group: str, partition: TopicPartition) -> str:
+    return f"group {group}, {partition.topic}-{partition.partition}"
 
 
 def _home_name(partition: OffsetsPartition) -> str:

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 
+_FAILURES = frozenset(("error", "refused", "leaderless"))
+
+
 class Left(NamedTuple):
     """`name` (a group, a partition of a group, a setting of a topic, an ACL) was left as it is.
 
@@ -15,6 +18,11 @@ class Left(NamedTuple):
     name: str
     reason: str
     why: str
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the duty could not do it, and an operator should look; not what it leaves by its rules."""
+        return self.reason in _FAILURES
 
     def __str__(self) -> str:
         return f"{self.name}: {self.why}"

@@ -1,37 +1,56 @@
-"""What a link would do, all of it, before anything is written: topics, their configuration, ACLs, groups, durability."""
+"""What a link would really do, all of it, before anything is written: topics, and what its flow does besides copying."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import LinkPromotedError, OptionError, TolerantClientError
 from tolerant_client.mirror.identical.state import read_append_states
+from tolerant_client.mirror.led_offsets import list_led_offsets
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link.acls import AclsReport, sync_acls
 from tolerant_client.mirror.link.beginning import refuse_circle
 from tolerant_client.mirror.link.configs import ConfigsReport, sync_configs
 from tolerant_client.mirror.link.control import LinkControl, read_control
+from tolerant_client.mirror.link.ends import has_map
 from tolerant_client.mirror.link.groups import GroupsReport, sync_groups
-from tolerant_client.mirror.link.promotion import groups_json, look
-from tolerant_client.mirror.losses import Loss
-from tolerant_client.mirror.plan import TopicSpec, plan_topics, select_topics
+from tolerant_client.mirror.link.promotion_report import groups_json
+from tolerant_client.mirror.losses import Loss, LossPolicy, MirrorPolicy
+from tolerant_client.mirror.plan import TopicSpec
+from tolerant_client.mirror.sync import PlannedLink, plan_link
 from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
-from tolerant_client.mirror.topics import describe_topics, fit_topics, require_names
-from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
+from tolerant_client.mirror.translated.map_topic import read_maps
+from tolerant_client.raw import EARLIEST, LATEST, RawCluster
 
 _MIN_INSYNC = "min.insync.replicas"
 _UNCLEAN = "unclean.leader.election.enable"
 
 
 @dataclass(frozen=True)
+class Besides:
+    """What a link does besides copying; what is None or False it does not do.  A mirror without a file does nothing.
+
+    `groups` are those whose offsets are moved, `config_exclude` the properties that are not carried over (without it none
+    are).  `others` are sentences about what changes nothing that is there: heartbeats, checkpoints.
+    """
+
+    groups: TopicFilter | None = None
+    config_exclude: tuple[str, ...] | None = None
+    use_defaults_from: str = "target"
+    has_acls: bool = False
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class TopicPlan:
     """A topic by its name on the target; `action` is create, grow, copy or refuse, `why` says so of the last one.
 
-    `to_copy` are the offsets that wait on the source, None where the topic is refused.
+    `to_copy` are the offsets that wait on the source, None where the topic is refused.  `waiting` says by partition why it
+    cannot be copied now.
     """
 
     topic: str
@@ -42,6 +61,7 @@ class TopicPlan:
     to_copy: int | None
     config: dict[str, str]
     why: str = ""
+    waiting: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -49,6 +69,7 @@ class LinkPlan:
     """Everything that a link would do; `refusals` are what it would stop at, before or while copying."""
 
     link: str
+    offsets: str
     topics: tuple[TopicPlan, ...]
     refusals: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -56,10 +77,11 @@ class LinkPlan:
     configs: ConfigsReport | None
     acls: AclsReport | None
     groups: GroupsReport | None
+    others: tuple[str, ...]
 
     @property
     def exit_code(self) -> int:
-        return 3 if self.refusals or any(t.action == "refuse" for t in self.topics) else 0
+        return 3 if self.refusals or any(t.action == "refuse" or t.waiting for t in self.topics) else 0
 
     def to_json(self) -> dict[str, Any]:
         found = asdict(self)
@@ -84,109 +106,135 @@ async def plan_everything(
     target: RawCluster,
     link: str,
     topics: LinkTopics | str,
-    groups: TopicFilter | None = None,
+    besides: Besides = Besides(),
     *,
-    with_configs: bool = True,
-    with_acls: bool = True,
+    is_translated: bool | None = None,
+    policy: MirrorPolicy = MirrorPolicy(),
 ) -> LinkPlan:
-    """The plan of a link with identical offsets; writes nothing.
+    """The plan of a link; writes nothing.  Whether its offsets are translated is asked of the target where it is not said.
 
     Raises OptionError where nothing matches or both are one cluster, ClusterUnreachableError, UnsupportedSourceError.
     """
     chosen = LinkTopics.of(topics)
-    require_names(source, chosen)
-    await source.connect()
-    await target.require_record_batches()
-    if await source.cluster_id() == await target.cluster_id() is not None:
-        raise OptionError(f"Source and target are the same cluster ({await source.cluster_id()}); give two clusters")
-    names = select_topics(chosen, await source.partitions())
+    planned = await plan_link(source, target, chosen)
     control = await read_control(target, link)
-    refusals = []
+    refusals: list[str] = []
+    warnings = list(planned.warnings)
     try:
         control.require_not_promoted(link)
-        await refuse_circle(source, target, [source.wire_topic(name) for name in names], link)
+        copied = [source.wire_topic(topic.name) for topic in planned.topics.copied]
+        warnings += await refuse_circle(source, target, copied, link)
     except (OptionError, LinkPromotedError) as error:
         refusals.append(_text(error))
-    wanted, present = await describe_topics(source, names), await describe_topics(target, names)
-    plans, warnings = await _plan_topics(target, wanted, present, chosen)
-    partitions = [
-        TopicPartition(plan.topic, n)
-        for plan in plans
-        if plan.action in ("copy", "grow")
-        for n in range(min(plan.partitions, plan.target_partitions))
-    ]
-    waiting = {e.partition: e.lag for e in await look(source, target, link, partitions, False)}
-    rest = [
-        TopicPartition(plan.topic, n)
-        for plan in plans
-        if plan.action in ("create", "grow")
-        for n in range(plan.target_partitions, plan.partitions)
-    ]
-    waiting |= await _stable(source, rest)
-    refusals += await _would_stop(source, target, partitions, Ledger(target, link), control)
-    counted = [
-        replace(plan, to_copy=sum(waiting.get(TopicPartition(plan.topic, n), 0) for n in range(plan.partitions)))
-        if plan.action != "refuse"
-        else plan
-        for plan in plans
-    ]
+    was_begun = await has_map(target, link)
+    is_translated = was_begun if is_translated is None else is_translated
+    there = await target.partitions({p.topic for p in planned.ends})
+    present = {p for p in planned.ends if p.partition in there.get(p.topic, ())}
+    reached: Mapping[TopicPartition, int]
+    stopped: dict[TopicPartition, str] = {}
+    if is_translated:
+        maps = await read_maps(target, link, planned.ends) if was_begun else {}
+        reached = {p: found.position for p, found in maps.items()}
+    else:
+        reached = (await list_led_offsets(target, dict.fromkeys(present, LATEST))).offsets
+        stopped, losses = await _differences(source, target, list(reached), Ledger(target, link), control, policy)
+        refusals += stopped.values()
+        warnings += losses
+    starts = (await list_led_offsets(source, dict.fromkeys(planned.ends, EARLIEST))).offsets
+    to_copy = {p: max(0, end - max(reached.get(p, 0), starts.get(p, 0))) for p, end in planned.ends.items()}
     return LinkPlan(
         link,
-        tuple(counted),
+        "translated" if is_translated else "identical",
+        tuple(topic_plans(planned, to_copy)),
         tuple(refusals),
         tuple(warnings),
-        tuple(durability(wanted.values(), present)),
-        await sync_configs(source, target, chosen, is_dry_run=True) if with_configs else None,
-        await sync_acls(source, target, chosen, is_dry_run=True) if with_acls else None,
-        await sync_groups(source, target, chosen, groups, is_dry_run=True) if groups is not None else None,
+        tuple(durability(planned.described[0].values(), planned.described[1])),
+        *await _besides(source, target, link if is_translated else None, chosen, besides, {*stopped, *planned.waiting}),
+        besides.others,
     )
 
 
-async def _plan_topics(
-    target: RawCluster, wanted: dict[str, TopicSpec], present: dict[str, TopicSpec], topics: LinkTopics
-) -> tuple[list[TopicPlan], list[str]]:
-    """Topic by topic, so that one that is refused hides no other."""
-    brokers = len(target.manager.cluster.brokers())
-    plans: list[TopicPlan] = []
-    warnings: list[str] = []
-    for name, spec in wanted.items():
-        there = present.get(name)
-        width = 0 if there is None else there.partitions
-        try:
-            plan = plan_topics({name: spec}, present, brokers, topics.creation)
-            create, more = await fit_topics(target, plan.create)
-        except OptionError as error:
-            plans.append(TopicPlan(name, "refuse", spec.partitions, width, spec.replication_factor, None, {}, _text(error)))
+def topic_plans(planned: PlannedLink, to_copy: Mapping[TopicPartition, int]) -> Iterable[TopicPlan]:
+    """Topic by topic, by name; pure."""
+    wanted, present = planned.described
+    made = {topic.name: topic for topic in planned.topics.create}
+    grown = {topic.name for topic in planned.topics.grow}
+    waiting: dict[str, dict[int, str]] = {}
+    for (topic, number), why in planned.waiting.items():
+        waiting.setdefault(topic, {})[number] = why
+    for name in sorted({topic.name for topic in planned.topics.copied} | planned.topics.refused.keys()):
+        width = present[name].partitions if name in present else 0
+        if name in planned.topics.refused:
+            factor = wanted[name].replication_factor if name in wanted else 0
+            yield TopicPlan(name, "refuse", len(waiting[name]), width, factor, None, {}, planned.topics.refused[name])
             continue
-        warnings += [*plan.warnings, *more]
-        if create:
-            (made,) = create
-            plans.append(TopicPlan(name, "create", spec.partitions, 0, made.replication_factor, 0, dict(made.config)))
-        else:
-            factor = spec.replication_factor if there is None else there.replication_factor
-            plans.append(TopicPlan(name, "grow" if plan.grow else "copy", spec.partitions, width, factor, 0, {}))
-    return plans, warnings
+        factor = made[name].replication_factor if name in made else present[name].replication_factor
+        yield TopicPlan(
+            name,
+            "create" if name in made else "grow" if name in grown else "copy",
+            wanted[name].partitions,
+            width,
+            factor,
+            sum(to_copy.get(TopicPartition(name, n), 0) for n in range(wanted[name].partitions)),
+            dict(made[name].config) if name in made else {},
+            waiting=waiting.get(name, {}),
+        )
 
 
-async def _stable(source: RawCluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """How many offsets there are to copy of partitions that the target does not have."""
-    wanted = list(partitions)
-    ends = await source.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
-    starts = await source.list_offsets(dict.fromkeys(wanted, EARLIEST))
-    return {p: max(0, ends[p] - starts[p]) for p in wanted}
-
-
-async def _would_stop(
-    source: RawCluster, target: RawCluster, partitions: list[TopicPartition], ledger: Ledger, control: LinkControl
-) -> list[str]:
-    """What the two logs already show that would stop the mirror, or be a loss to decide about."""
+async def _differences(
+    source: RawCluster,
+    target: RawCluster,
+    partitions: list[TopicPartition],
+    ledger: Ledger,
+    control: LinkControl,
+    policy: MirrorPolicy,
+) -> tuple[dict[TopicPartition, str], list[str]]:
+    """What the two logs already show that would stop partitions, and what would be lost and written down."""
     producer_id = control.producer_ids[-1] if control.producer_ids else -1
     states = await read_append_states(source, target, partitions, producer_id, ledger, control=control)
-    errors = [s.error if isinstance(s, Loss) else s for s in states.values()]
-    return [_text(e) for e in errors if isinstance(e, TolerantClientError)]
+    stopped: dict[TopicPartition, str] = {}
+    losses: list[str] = []
+    for partition, state in states.items():
+        if isinstance(state, Loss) and policy.for_topic(partition.topic).on_loss is LossPolicy.CONTINUE:
+            losses.append(f"goes into the ledger as lost: {_text(state.error)}")
+        elif isinstance(state, Loss):
+            stopped[partition] = _text(state.error)
+        elif isinstance(state, TolerantClientError):
+            stopped[partition] = _text(state)
+    return stopped, losses
 
 
-def durability(source: Iterable[TopicSpec], target: dict[str, TopicSpec]) -> list[str]:
+async def _besides(
+    source: RawCluster,
+    target: RawCluster,
+    map_of: str | None,
+    topics: LinkTopics,
+    besides: Besides,
+    stopped: Collection[TopicPartition],
+) -> tuple[ConfigsReport | None, AclsReport | None, GroupsReport | None]:
+    """What would be changed besides the logs; what is stopped, or waits, is left alone.
+
+    `map_of` is the link whose map says where the groups' offsets are on the target; None: they are the same.
+    """
+    configs = None
+    if besides.config_exclude is not None:
+        configs = await sync_configs(
+            source,
+            target,
+            topics,
+            exclude=besides.config_exclude,
+            use_defaults_from=besides.use_defaults_from,
+            is_dry_run=True,
+            leave_out={partition.topic for partition in stopped},
+        )
+    acls = await sync_acls(source, target, topics, is_dry_run=True) if besides.has_acls else None
+    groups = None
+    if besides.groups is not None and (map_of is None or await has_map(target, map_of)):
+        groups = await sync_groups(source, target, topics, besides.groups, link=map_of, is_dry_run=True, leave_out=stopped)
+    return configs, acls, groups
+
+
+def durability(source: Iterable[TopicSpec], target: Mapping[str, TopicSpec]) -> list[str]:
     """Where the target keeps less than the source promises; pure."""
     found = []
     for wanted in source:

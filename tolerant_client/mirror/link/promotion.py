@@ -1,150 +1,102 @@
 """Promotion: the target of a link becomes a cluster that applications write to; and failover, the same without the source.
 
-The course: look until all of the source is copied (failover: not at all), write down that the link is promoted, fence
-whatever process of it there is (fence.py), see how far the copy came, move the groups a last time, write down that it
-is fenced.  Whatever dies on the way, the same command again goes on; once fenced, a link is not fenced again.
+The course: look until all of the source is copied and nothing differs (failover: not at all), write down that the link is
+promoted, fence whatever process of it there is (fence.py), see how far the copy came, move the groups a last time, write
+down that it is fenced.
+Laws:
+- Until the link is written down as promoted nothing is written, and whatever can be found to be in the way is found by then;
+  the groups are rehearsed, too.
+- From then on there is no way back: whatever dies on the way, the same command again goes on.  Groups that cannot be moved
+  are left, and told.  That it is fenced is written down when the report is complete; after that it is not fenced again.
+- A promotion writes its control down, fences, and only then commits for groups; a running mirror looks at the control right
+  before each request that commits for a group (group_requests.py).  So only a request that is on its way for as long as
+  all the fencing takes could put a group back.
 
-What is decided is pure (blockers); times are ms since 1970, offsets half-open, those of the source.
+What is decided is pure (blockers); offsets are half-open, those of the source.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
 
+import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import OptionError
+from tolerant_client.errors import ClusterUnreachableError, OptionError
 from tolerant_client.mirror.divergence import read_headers
-from tolerant_client.mirror.ledger import read_ledger
-from tolerant_client.mirror.link.beginning import writes
-from tolerant_client.mirror.link.control import LinkControl, read_control, update_control
+from tolerant_client.mirror.ledger import Ledger, read_ledger
+from tolerant_client.mirror.link.control import LinkControl, link_options, read_control, update_control
+from tolerant_client.mirror.link.ends import Comparison, Ends, compare_ends, has_map, look
 from tolerant_client.mirror.link.fence import Fenced, fence_identical, fence_translated
 from tolerant_client.mirror.link.group_requests import fetch_offsets, list_groups
 from tolerant_client.mirror.link.groups import GroupsReport, sync_groups
+from tolerant_client.mirror.link.left import Left
+from tolerant_client.mirror.link.promotion_report import (
+    GroupPlace,
+    PromotedPartition,
+    PromotionReport,
+    failover_warnings,
+    promoted_before,
+)
+from tolerant_client.mirror.link.scope import is_heartbeats, partitions_of_link, partitions_on_target, require_whole, some
 from tolerant_client.mirror.losses import LedgerRow
-from tolerant_client.mirror.producers import can_describe_producers, describe_producers
+from tolerant_client.mirror.producers import can_describe_producers, describe_producers, init_producer_id
 from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
-from tolerant_client.mirror.translated.map_topic import map_topic, read_maps
-from tolerant_client.raw import LATEST, READ_COMMITTED, RawCluster
+from tolerant_client.raw import LATEST, RawCluster
 
 _LOOK_S = 1.0  # between two looks: what stands still for that long, stands
-_SHOWN = 5
+_SENTENCES = 5  # differences that are told one by one
 
 
-class Ends(NamedTuple):
-    """A partition of a link: offsets before `copied` are on the target.
+@dataclass(frozen=True)
+class _Link:
+    """What is promoted."""
 
-    The source's committed part ends at `stable`, its log at `end`; both None where the source is not asked.
+    name: str
+    target: RawCluster
+    topics: LinkTopics
+    is_translated: bool
+
+
+def blockers(
+    ends: Iterable[Ends],
+    before: Mapping[TopicPartition, Ends],
+    control: LinkControl = LinkControl(),
+    compared: Comparison | None = None,
+    of_target: str = "--target TARGET",
+    of_both: str = "--source SOURCE --target TARGET",
+) -> list[str]:
+    """Why a link cannot be promoted now; pure.
+
+    `before` is an earlier look, `compared` what the logs themselves say, and None where they were not compared.
+    `of_target` and `of_both` are what commands take to mean the link (link_options).
     """
-
-    partition: TopicPartition
-    copied: int
-    stable: int | None
-    end: int | None
-
-    @property
-    def lag(self) -> int:
-        return 0 if self.stable is None else max(0, self.stable - self.copied)
-
-    @property
-    def open_offsets(self) -> int:
-        """What lies behind a transaction that is open."""
-        return 0 if self.stable is None or self.end is None else self.end - self.stable
-
-    def __str__(self) -> str:
-        return f"{self.partition.topic}-{self.partition.partition}"
-
-
-@dataclass(frozen=True)
-class PromotedPartition:
-    """Where the copy of a partition ends; `lag` are the source's committed offsets that are not on the target."""
-
-    topic: str
-    partition: int
-    copied_until: int
-    lag: int | None
-    last_copied_ms: int | None  # timestamp of the last record that was copied
-    fence_marker: int | None = None
-    fence_records: tuple[int, ...] = ()
-    is_heartbeats: bool = False
-
-
-@dataclass(frozen=True)
-class GroupPlace:
-    """Where a group stands on the target; `left_to_read` offsets of the copy lie before it."""
-
-    group: str
-    topic: str
-    partition: int
-    offset: int
-    left_to_read: int
-
-
-@dataclass(frozen=True)
-class PromotionReport:
-    """What promotion or failover has done, or would do; `is_done` once nothing of the link can write any more."""
-
-    action: str
-    link: str
-    is_dry_run: bool
-    is_done: bool
-    partitions: tuple[PromotedPartition, ...]
-    blockers: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    groups: GroupsReport | None = None
-    group_places: tuple[GroupPlace, ...] = ()
-    losses: tuple[LedgerRow, ...] = ()
-
-    @property
-    def exit_code(self) -> int:
-        """0 where all is well, 3 where an operator has to look."""
-        behind = self.groups is not None and self.groups.behind
-        return 3 if self.blockers or behind or any(p.lag for p in self.partitions if not p.is_heartbeats) else 0
-
-    def to_json(self) -> dict[str, Any]:
-        found = asdict(self)
-        found["losses"] = [row._asdict() for row in self.losses]
-        if self.groups is not None:
-            found["groups"] = groups_json(self.groups)
-        return {**found, "exit_code": self.exit_code}
-
-
-def groups_json(report: GroupsReport) -> dict[str, Any]:
-    """A round of group offsets, without the metadata that groups keep beside theirs."""
-
-    def place(position: Any) -> dict[str, Any]:
-        return {"group": position.group, **position.partition._asdict(), "source": position.upstream, "target": position.offset}
-
-    return {
-        "moved": [{**place(m.position), "before": m.before} for m in report.moved],
-        "unchanged": report.unchanged,
-        "behind": [place(p) for p in report.behind],
-        "left": [left._asdict() for left in report.left],
-    }
-
-
-def blockers(ends: Iterable[Ends], before: Mapping[TopicPartition, Ends]) -> list[str]:
-    """Why a link cannot be promoted now; `before` is an earlier look."""
-    found: list[str] = []
     known = list(ends)
-    lagging = [e for e in known if e.lag]
-    if lagging:
-        found.append(f"{sum(e.lag for e in lagging):,} offsets are not copied yet: {_some(f'{e} {e.lag:,}' for e in lagging)}")
+    differing, unread = compared or Comparison({})
+    found = list(differing.values())[:_SENTENCES]
+    if len(differing) > _SENTENCES:
+        found.append(f"{len(differing) - _SENTENCES} more partitions differ; all of them: tolerant-kafka status {of_both}")
+    if unread:
+        found.append(f"partitions could not be compared with the source's this time: {some(map(_name, unread))}; try again")
+    if compared is None and (beyond := [e for e in known if e.ahead]):
+        what = some(f"{e} ends at {e.copied}, on the source at {e.end}" for e in beyond)
+        found.append(f"the target has more than the source: {what}; which records differ: tolerant-kafka verify {of_both}")
+    lagging = [e for e in known if e.lag and e.partition not in differing]
+    if held := [e for e in lagging if control.pauses(e.partition)]:
+        what = some(f"{e} {e.lag:,}" for e in held)
+        count = sum(e.lag for e in held)
+        resume = f"tolerant-kafka resume {of_target}"
+        found.append(f"{count:,} offsets are not copied, since an operator has paused them: {what}; let them go on: {resume}")
+    if waiting := [e for e in lagging if not control.pauses(e.partition)]:
+        found.append(f"{sum(e.lag for e in waiting):,} offsets are not copied yet: {some(f'{e} {e.lag:,}' for e in waiting)}")
     if opened := [e for e in known if e.open_offsets]:
-        what = _some(f"{e} from offset {e.stable} on" for e in opened)
+        what = some(f"{e} from offset {e.stable} on" for e in opened)
         found.append(f"transactions are open on the source, nothing behind them is copied: {what}; end them, or their producers")
-    grown = [e for e in known if e.partition in before and e.end != before[e.partition].end]
-    if grown:
-        found.append(f"producers still write to the source: {_some(map(str, grown))}; stop them")
+    if grown := [e for e in known if e.partition in before and e.end != before[e.partition].end]:
+        found.append(f"producers still write to the source: {some(map(str, grown))}; stop them")
     return found
-
-
-def _some(texts: Iterable[str]) -> str:
-    known = list(texts)
-    return ", ".join(known[:_SHOWN]) + (f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else "")
 
 
 async def promote(
@@ -160,52 +112,49 @@ async def promote(
 ) -> PromotionReport:
     """Promotes a link whose source is there, once all of it is copied; `groups` are moved a last time.
 
-    The producers on the source must have been stopped; the mirror still runs.  `topics` are what the link has written
-    down of itself where they are not given.  `tell` gets what is waited for.  Where something is in the way after
-    `deadline_s`, nothing has been written.  Raises OptionError and KafkaError.
+    The producers on the source must have been stopped; the mirror still runs.  All that the link copies is promoted, as it
+    has written down; `topics` count where it has not.  `tell` gets what is waited for.  Where something is in the way
+    after `deadline_s`, nothing has been written.  Raises OptionError, for `topics` too that are not those of the link, and
+    KafkaError.
     """
-    control = await read_control(target, link)
-    chosen = link_topics(control, link, topics)
+    control = await _control(target, link)
     if control.is_fenced:
-        return _promoted_before("promote", link, is_dry_run)
-    is_translated = await has_map(target, link)
-    partitions = await partitions_of_link(source, target, chosen)
-    deadline = time.monotonic() + deadline_s
-    before: dict[TopicPartition, Ends] = {}
-    while True:
-        ends = await look(source, target, link, partitions, is_translated)
-        # Heartbeats never end; they say nothing that is to be kept.
-        found = blockers((e for e in ends if not is_heartbeats(chosen, e.partition.topic)), before)
-        if control.is_promoted or before and not found:  # what was begun before has no way back
-            break
-        if before and time.monotonic() >= deadline:
-            break
-        if found:
-            tell("; ".join(found))
-        before = {e.partition: e for e in ends}
-        await source.net.sleep(_LOOK_S)
+        return promoted_before("promote", link, is_dry_run)
+    chosen = await require_whole(source, target, control, link, topics)
+    of = _Link(link, target, chosen, await has_map(target, link))
+    if groups is not None and not is_dry_run:
+        for left in (await _move_groups(of, source, groups, is_dry_run=True)).left:
+            if left.is_failure:
+                tell(f"left will be {left}")
+    if control.is_promoted:  # what was begun before has no way back
+        partitions, lacking = await partitions_of_link(source, target, chosen)
+        found: list[str] = []
+        warnings = [f"{some(map(_name, lacking))}: on the source alone, and so not promoted"] if lacking else []
+        ends = await look(source, target, link, partitions, of.is_translated)
+    else:
+        ends, found = await _wait(of, source, deadline_s, tell)
+        warnings = []
     fences: dict[TopicPartition, Fenced] = {}
-    will_do = not is_dry_run and (control.is_promoted or not found)
+    will_do = not is_dry_run and not found
     if will_do:
-        fences = await _fence(target, link, partitions, is_translated)
-        ends = _as_fenced(await look(source, target, link, partitions, is_translated), fences)
-    moved = None
-    if groups is not None:
-        name = link if is_translated else None
-        moved = await sync_groups(source, target, chosen, groups, link=name, is_dry_run=not will_do)
-    if will_do:
-        await update_control(target, link, lambda now: replace(now, is_fenced=True))
-    return PromotionReport(
+        partitions = [e.partition for e in ends]
+        fences = await _fence(of, partitions)
+        ends = _as_fenced(await look(source, target, link, partitions, of.is_translated), fences)
+    moved = None if groups is None else await _move_groups(of, source, groups, is_dry_run=not will_do)
+    report = PromotionReport(
         "promote",
         link,
         is_dry_run,
         will_do,
-        await _partitions(target, chosen, ends, fences, is_translated),
-        () if will_do else tuple(found),
-        await _open_transactions(source, ends),
+        await _partitions(of, ends, fences),
+        tuple(found),
+        (*warnings, *await _open_transactions(source, ends)),
         moved,
         losses=await _losses(target, link),
     )
+    if will_do:
+        await update_control(target, link, lambda now: replace(now, is_fenced=True))
+    return report
 
 
 async def failover(
@@ -213,81 +162,94 @@ async def failover(
 ) -> PromotionReport:
     """Promotes a link whose source is gone, with what the target has; the mirror may run or not.
 
-    Raises OptionError and KafkaError.
+    `topics` are promote's.  Raises OptionError and KafkaError.
     """
-    control = await read_control(target, link)
-    chosen = link_topics(control, link, topics)
+    control = await _control(target, link)
     if control.is_fenced:
-        return _promoted_before("failover", link, is_dry_run)
-    is_translated = await has_map(target, link)
-    partitions = await _partitions_on(target, chosen)
+        return promoted_before("failover", link, is_dry_run)
+    chosen = await require_whole(None, target, control, link, topics)
+    of = _Link(link, target, chosen, await has_map(target, link))
+    partitions = await partitions_on_target(target, chosen)
     if not partitions:
-        raise OptionError(f"The target has no topic of link {link}; check --link and --topics")
-    fences = {} if is_dry_run else await _fence(target, link, partitions, is_translated)
-    ends = _as_fenced(await look(None, target, link, partitions, is_translated), fences)
-    if not is_dry_run:
-        await update_control(target, link, lambda now: replace(now, is_fenced=True))
-    shown = await _partitions(target, chosen, ends, fences, is_translated)
-    places = await _group_places(target, groups or TopicFilter(), {e.partition: e.copied for e in ends}, is_translated)
-    return PromotionReport(
+        raise OptionError(f"The target has no topic of link {link}; check --target and --link")
+    fences = {} if is_dry_run else await _fence(of, partitions)
+    ends = _as_fenced(await look(None, target, link, partitions, of.is_translated), fences)
+    shown = await _partitions(of, ends, fences)
+    places, unread = await _group_places(of, groups or TopicFilter(), {e.partition: e.copied for e in ends})
+    report = PromotionReport(
         "failover",
         link,
         is_dry_run,
         not is_dry_run,
         shown,
-        warnings=failover_warnings(shown),
-        group_places=tuple(places),
+        warnings=(*failover_warnings(shown), *unread),
+        group_places=places,
         losses=await _losses(target, link),
     )
-
-
-def failover_warnings(partitions: Iterable[PromotedPartition]) -> tuple[str, ...]:
-    """What cannot be known while the source is gone."""
-    times = [p.last_copied_ms for p in partitions if p.last_copied_ms is not None]
-    newest = f"; the newest record that was copied is of {_text_of(max(times))}" if times else ""
-    return (
-        f"what the source had beyond the offsets above is not known{newest}: when it comes back, failback names what is there only",
-        "transactions that were open on the source when it went are not on the target, none of their records",
-    )
-
-
-def _text_of(time_ms: int) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time_ms / 1000)) + f".{time_ms % 1000:03d} UTC"
+    if not is_dry_run:
+        await update_control(target, link, lambda now: replace(now, is_fenced=True))
+    return report
 
 
 # -- steps --------------------------------------------------------------------
 
 
-def link_topics(control: LinkControl, link: str, given: LinkTopics | None) -> LinkTopics:
-    """What a link copies; raises OptionError where nobody says so."""
-    if given is not None:
-        return given
-    if control.topics is None:
-        raise OptionError(f"No mirror of link {link} has written down what it copies; check --link, or give --topics")
-    return LinkTopics.from_json(control.topics)
-
-
-async def has_map(target: RawCluster, link: str) -> bool:
-    """Whether the link has translated offsets."""
-    return map_topic(link) in await target.partitions([map_topic(link)])
-
-
-async def partitions_of_link(source: RawCluster, target: RawCluster, topics: LinkTopics) -> list[TopicPartition]:
-    """Every partition of the link that the source has and the target, too.
-
-    Raises OptionError for one that the target lacks: the mirror has not seen it yet.
-    """
-    there = {TopicPartition(t, n) for t, numbers in (await target.partitions()).items() for n in numbers}
-    names = [name for name in await source.partitions() if writes(topics, name)]
-    wanted = [TopicPartition(t, n) for t, numbers in (await source.partitions(names)).items() for n in numbers]
-    if not wanted:
-        raise OptionError("The source has no topic of this link; check --link and --topics")
-    if lacking := sorted(set(wanted) - there):
+async def _control(target: RawCluster, link: str) -> LinkControl:
+    control = await read_control(target, link)
+    if control.is_handed_back:
         raise OptionError(
-            f"{lacking[0].topic}-{lacking[0].partition} is not on the target yet ({len(lacking)} partitions of the link are not):"
-            " let the mirror run until it has seen them, or leave their topics out"
+            f"Link {link} was handed back to MirrorMaker 2 and writes nothing: stop MirrorMaker 2, and the target is yours"
         )
-    return sorted(wanted)
+    return control
+
+
+async def _wait(
+    of: _Link, source: RawCluster, deadline_s: float, tell: Callable[[str], None]
+) -> tuple[list[Ends], list[str]]:
+    """Looks until nothing is in the way, or the deadline: how far both sides are then, and what is in the way.
+
+    Raises OptionError where the source has nothing of the link.
+    """
+    deadline = time.monotonic() + deadline_s
+    options = link_options(of.name, of.target), link_options(of.name, of.target, source)
+    before: dict[TopicPartition, Ends] = {}
+    while True:
+        partitions, lacking = await partitions_of_link(source, of.target, of.topics)
+        ends = await look(source, of.target, of.name, partitions, of.is_translated)
+        # Heartbeats never end; they say nothing that is to be kept.
+        kept = [e for e in ends if not is_heartbeats(of.topics, e.partition.topic)]
+        control = await read_control(of.target, of.name)
+        there, ledger = [e.partition for e in kept], Ledger(of.target, of.name)
+        compared = await compare_ends(source, of.target, there, ledger, control, of.is_translated)
+        found = blockers(kept, before, control, compared, *options)
+        if lacking:
+            found.insert(0, f"{some(map(_name, lacking))}: not on the target yet; let the mirror run until it has made them there")
+        if before and (not found or time.monotonic() >= deadline):
+            return ends, found
+        if found:
+            tell(f"waiting: {'; '.join(found)}")
+        before = {e.partition: e for e in ends}
+        await source.net.sleep(_LOOK_S)
+
+
+def _name(partition: TopicPartition) -> str:
+    return f"{partition.topic}-{partition.partition}"
+
+
+async def _move_groups(of: _Link, source: RawCluster, groups: TopicFilter, *, is_dry_run: bool) -> GroupsReport:
+    """A round of group offsets.  What no repeat cures is left: a link that is fenced is promoted, whatever its groups do."""
+    name = of.name if of.is_translated else None
+    try:
+        return await sync_groups(source, of.target, of.topics, groups, link=name, is_dry_run=is_dry_run)
+    except ClusterUnreachableError:
+        raise
+    except Exception as error:
+        text = str(error).removeprefix(f"{type(error).__name__}: ")
+        why = (
+            f"none can be moved ({type(error).__name__}: {text}); set them on the target to where they stand on the source"
+            " with kafka-consumer-groups.sh --reset-offsets"
+        )
+        return GroupsReport((), 0, (), (Left("all groups", "error", why),))
 
 
 async def _open_transactions(source: RawCluster, ends: Iterable[Ends]) -> tuple[str, ...]:
@@ -295,7 +257,10 @@ async def _open_transactions(source: RawCluster, ends: Iterable[Ends]) -> tuple[
     wanted = [e.partition for e in ends if e.open_offsets]
     if not wanted or not can_describe_producers(source):
         return ()
-    told = await describe_producers(source, wanted)
+    try:
+        told = await describe_producers(source, wanted)
+    except Errors.AuthorizationError:
+        return ()
     return tuple(
         f"{partition.topic}-{partition.partition}: producer id {entry.producer_id} has had a transaction open since offset"
         f" {entry.transaction_start}"
@@ -305,41 +270,26 @@ async def _open_transactions(source: RawCluster, ends: Iterable[Ends]) -> tuple[
     )
 
 
-def is_heartbeats(topics: LinkTopics, name: str) -> bool:
-    """Whether a topic of the target has the heartbeats that MirrorMaker 2's tools read."""
-    return topics.names is not None and topics.names.policy.is_heartbeats(topics.to_source(name))
+async def _require_rights(of: _Link) -> None:
+    """Raises OptionError where we may not fence: found out behind the control, it would leave half a promotion."""
+    name = (await read_control(of.target, of.name)).producer_name(of.name)
+    try:
+        await init_producer_id(of.target, name)  # as each start of the mirror does: it leaves no trace in any log
+    except Errors.TransactionalIdAuthorizationFailedError as error:
+        raise OptionError(
+            f"We may not use the transactional.id tolerant-mirror-{name} on the target, which fencing takes; grant us Write on"
+            " the prefix tolerant-mirror- of transactional ids, and on the topics of the link"
+        ) from error
 
 
-async def _partitions_on(target: RawCluster, topics: LinkTopics) -> list[TopicPartition]:
-    found = await target.partitions()
-    return sorted(TopicPartition(t, n) for t, numbers in found.items() if writes(topics, t) for n in numbers)
-
-
-async def look(
-    source: RawCluster | None, target: RawCluster, link: str, partitions: Iterable[TopicPartition], is_translated: bool
-) -> list[Ends]:
-    """How far both sides are; the target is asked before the source, so a lag is never told too small."""
-    wanted = list(partitions)
-    if is_translated:
-        maps = await read_maps(target, link, wanted)
-        copied = {p: maps[p].position if p in maps else 0 for p in wanted}
-    else:
-        copied = await target.list_offsets(dict.fromkeys(wanted, LATEST))
-    if source is None:
-        return [Ends(p, copied[p], None, None) for p in wanted]
-    stable = await source.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
-    end = await source.list_offsets(dict.fromkeys(wanted, LATEST))
-    return [Ends(p, copied[p], stable[p], end[p]) for p in wanted]
-
-
-async def _fence(
-    target: RawCluster, link: str, partitions: list[TopicPartition], is_translated: bool
-) -> dict[TopicPartition, Fenced]:
-    control = await update_control(target, link, lambda now: replace(now, is_promoted=True))
-    if is_translated:
-        await fence_translated(target, link, partitions)
+async def _fence(of: _Link, partitions: list[TopicPartition]) -> dict[TopicPartition, Fenced]:
+    if not of.is_translated:
+        await _require_rights(of)
+    control = await update_control(of.target, of.name, lambda now: replace(now, is_promoted=True))
+    if of.is_translated:
+        await fence_translated(of.target, of.name, partitions)
         return {}
-    return await fence_identical(target, link, control, partitions)
+    return await fence_identical(of.target, of.name, control, partitions)
 
 
 def _as_fenced(ends: Iterable[Ends], fences: Mapping[TopicPartition, Fenced]) -> list[Ends]:
@@ -347,25 +297,33 @@ def _as_fenced(ends: Iterable[Ends], fences: Mapping[TopicPartition, Fenced]) ->
 
 
 async def _group_places(
-    target: RawCluster, groups: TopicFilter, copied: Mapping[TopicPartition, int], is_translated: bool
-) -> list[GroupPlace]:
-    listed, _ = await list_groups(target)
-    names = [g.name for g in listed.values() if groups.matches(g.name) and g.is_of_consumers]
-    committed, _ = await fetch_offsets(target, names) if names else ({}, {})
-    ends = await target.list_offsets(dict.fromkeys(copied, LATEST)) if is_translated else copied
-    return [
+    of: _Link, groups: TopicFilter, copied: Mapping[TopicPartition, int]
+) -> tuple[tuple[GroupPlace, ...], tuple[str, ...]]:
+    """Where the groups stand on the target, and a sentence for each that cannot be said of."""
+    try:
+        listed, failures = await list_groups(of.target)
+        names = [g.name for g in listed.values() if groups.matches(g.name) and g.is_of_consumers]
+        committed, unread = await fetch_offsets(of.target, names) if names else ({}, {})
+    except ClusterUnreachableError:
+        raise
+    except Exception as error:  # a link that is fenced is promoted, whatever its groups do
+        return (), (f"where groups stand on the target is not known: {type(error).__name__}: {error}",)
+    ends = await of.target.list_offsets(dict.fromkeys(copied, LATEST)) if of.is_translated else copied
+    places = [
         GroupPlace(name, place.topic, place.partition, offset.offset, max(0, ends[place] - offset.offset))
         for name, by_partition in sorted(committed.items())
         for place, offset in sorted(by_partition.items())
         if place in copied
     ]
+    missing = {**{f"groups of {name}": error for name, error in failures.items()}, **unread}
+    return tuple(places), tuple(f"where {name} stands on the target is not known: {error}" for name, error in missing.items())
 
 
 async def _partitions(
-    target: RawCluster, topics: LinkTopics, ends: Iterable[Ends], fences: Mapping[TopicPartition, Fenced], is_translated: bool
+    of: _Link, ends: Iterable[Ends], fences: Mapping[TopicPartition, Fenced]
 ) -> tuple[PromotedPartition, ...]:
     known = list(ends)
-    last = {} if is_translated else await read_headers(target, {e.partition: e.copied - 1 for e in known if e.copied})
+    last = {} if of.is_translated else await read_headers(of.target, {e.partition: e.copied - 1 for e in known if e.copied})
     partitions = []
     for e in known:
         header, fence = last.get(e.partition), fences.get(e.partition)
@@ -379,7 +337,7 @@ async def _partitions(
                 time_ms,
                 None if fence is None else fence.marker,
                 () if fence is None else fence.records,
-                is_heartbeats(topics, e.partition.topic),
+                is_heartbeats(of.topics, e.partition.topic),
             )
         )
     return tuple(partitions)
@@ -387,7 +345,3 @@ async def _partitions(
 
 async def _losses(target: RawCluster, link: str) -> tuple[LedgerRow, ...]:
     return tuple(row for row in await read_ledger(target) if row.link == link)
-
-
-def _promoted_before(action: str, link: str, is_dry_run: bool) -> PromotionReport:
-    return PromotionReport(action, link, is_dry_run, True, (), warnings=(f"link {link} was promoted before; nothing was done",))

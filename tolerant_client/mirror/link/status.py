@@ -19,13 +19,12 @@ import kafka.errors as Errors
 from kafka.protocol.admin import DescribeLogDirsRequest
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.divergence import read_headers
-from tolerant_client.mirror.identical.state import read_append_states
 from tolerant_client.mirror.ledger import Ledger
-from tolerant_client.mirror.link.control import LinkControl, read_control
-from tolerant_client.mirror.link.promotion import Ends, has_map, link_topics, look
-from tolerant_client.mirror.losses import LedgerRow, Loss
+from tolerant_client.mirror.link.control import LinkControl, link_options, read_control
+from tolerant_client.mirror.link.ends import Ends, compare_ends, has_map, look
+from tolerant_client.mirror.link.scope import link_topics
+from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.plan import select_topics
 from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.raw import EARLIEST, RawCluster
@@ -101,12 +100,14 @@ async def read_status(
     second, seconds = await look(source, target, link, present, is_translated), time.monotonic() - began
     ledger = Ledger(target, link)
     rows = await ledger.rows()
-    wrong = [] if is_translated else await _what_is_wrong(source, target, present, ledger, control)
+    compared = await compare_ends(source, target, present, ledger, control, is_translated)
     waiting = [e.partition for e in second if e.lag]
     ages = await _ages(source, {e.partition: e.copied for e in second if e.lag}) if waiting else {}
     sizes = await _bytes_per_offset(source, second) if waiting else {}
     statuses = _by_topic(second, control, ages, sizes, rows)
-    findings = [*still(first, second, control, seconds), *wrong]
+    findings = unfinished(control, link_options(link, target), link_options(link, target, source))
+    findings += still(first, second, control, seconds)
+    findings += compared.differing.values() if compared is not None else ()
     if missing and not control.is_promoted:
         findings.append(
             f"{missing[0].topic}-{missing[0].partition} is not on the target ({len(missing)} partitions are not): no mirror has"
@@ -123,6 +124,16 @@ async def read_status(
         tuple(findings),
         tuple(row for found in rows.values() for row in found),
     )
+
+
+def unfinished(control: LinkControl, of_target: str, of_both: str) -> list[str]:
+    """A promotion that died before everything was fenced; pure.  The options mean the link (link_options)."""
+    if not control.is_promoted or control.is_fenced:
+        return []
+    return [
+        "its promotion was begun and not finished, so a process of it may still write to the target: before anybody else writes"
+        f" there, run again tolerant-kafka promote {of_both} or, without the source, tolerant-kafka failover {of_target}"
+    ]
 
 
 def still(first: Iterable[Ends], second: Iterable[Ends], control: LinkControl, seconds: float) -> list[str]:
@@ -168,17 +179,6 @@ def _by_topic(
             )
         )
     return found
-
-
-async def _what_is_wrong(
-    source: RawCluster, target: RawCluster, partitions: list[TopicPartition], ledger: Ledger, control: LinkControl
-) -> list[str]:
-    """Differences of the two logs that stop their partitions."""
-    if control.is_promoted or not control.producer_ids:
-        return []
-    states = await read_append_states(source, target, partitions, control.producer_ids[-1], ledger, control=control)
-    errors = [s.error if isinstance(s, Loss) else s for s in states.values()]
-    return [str(e).removeprefix(f"{type(e).__name__}: ") for e in errors if isinstance(e, TolerantClientError)]
 
 
 async def _ages(source: RawCluster, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, float]:

@@ -1,48 +1,48 @@
-"""Taking a link over from MirrorMaker 2, and giving it back: where MirrorMaker 2 is in each partition.
+"""Taking a link over from MirrorMaker 2: it goes on where MirrorMaker 2 has stopped, on the same target topics.
 
-It keeps its positions in `mm2-offsets.ALIAS.internal` of the target, Kafka Connect's topic of source offsets (KIP-382;
-MirrorUtils.wrapPartition and wrapOffset, KafkaOffsetBackingStore.java): the key is ["MirrorSourceConnector", {"cluster":
-alias, "partition": 0, "topic": "orders"}], the value {"offset": n}, n the last source offset that was copied.
-It writes them now and then, so the exact position is looked for in the logs: where the target's last records are on the source.
+MirrorMaker 2 notes its positions now and then (mm2_positions.py), so the exact position is looked for in the logs: where the
+target's last records are on the source.
 Laws:
-- Nothing is guessed: a position that the logs do not show is said to be unknown.
+- Nothing is written while MirrorMaker 2 runs.
+- Nothing is guessed: a position that the logs do not show is said to be unknown.  Logs are identical where records show it,
+  or where MirrorMaker 2 has noted the very offset at which the target's log ends; an equal number alone shows nothing.
 - Of several positions that the logs allow the lowest one counts: rather a record twice than one lost.
+- What is written is one record, the control's: killed before it, nothing was done; run again, the same is found.
 """
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.divergence import read_slices
+from tolerant_client.mirror.divergence import first_difference_of_logs, read_slices
+from tolerant_client.mirror.link.beginning import refuse_circle
 from tolerant_client.mirror.link.control import read_control, update_control
-from tolerant_client.mirror.link.failback import SharedLog, compare_logs, failback
+from tolerant_client.mirror.link.failback import begun, is_live, refuse_one_cluster, shared_partitions
+from tolerant_client.mirror.link.mm2_positions import read_positions_of_mm2, whether_mm2_runs
 from tolerant_client.mirror.plan import select_topics
-from tolerant_client.mirror.producers import raise_for
 from tolerant_client.mirror.topic_filter import LinkTopics
-from tolerant_client.mirror.translated.map_topic import read_last_rows
+from tolerant_client.mirror.translated.map_topic import last_rows
 from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
-from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.record_batch import Record
 
-_CONNECTOR = "MirrorSourceConnector"
 _TAILS = (64, 8, 1)  # records of the target's end that are looked for in one piece; fewer where MirrorMaker 2 repeated some
 _PIECE = 20_000  # source offsets that are looked through at once
 _MOST = 2_000_000  # source offsets that are looked through in all
 
 
-class Mm2Position(NamedTuple):
-    """Where MirrorMaker 2 would go on, and the record that says so: its key and partition, which it goes by."""
+class Bounds(NamedTuple):
+    """The two logs of a partition; `target_stable` is where the target's committed part ends."""
 
-    offset: int
-    key: bytes
-    partition: int
+    source_start: int
+    source_end: int
+    target_start: int
+    target_stable: int
+    target_end: int
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class TakenPartition:
 
     `committed` is where MirrorMaker 2 has written down that it goes on (-1: nowhere), `position` what the logs show
     (-1: they do not), `target_end` the end of the target's log.  `is_identical`: the target's log is the beginning of
-    the source's, offset by offset.
+    the source's, offset by offset; `is_open`: transactions are open there.
     """
 
     topic: str
@@ -60,6 +60,7 @@ class TakenPartition:
     committed: int
     position: int
     target_end: int
+    is_open: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,28 +82,6 @@ class TakeoverReport:
         return {**asdict(self), "exit_code": self.exit_code}
 
 
-def offsets_topic(source_alias: str) -> str:
-    """Where MirrorMaker 2's own worker keeps positions, unless its file says offset.storage.topic."""
-    return f"mm2-offsets.{source_alias}.internal"
-
-
-def decode_position(key: bytes | None, value: bytes | None) -> tuple[str, TopicPartition, int] | None:
-    """The source's alias, the partition by the source's name, and the next offset; None for another connector's record."""
-    try:
-        connector, place = json.loads(key or b"")
-        if connector != _CONNECTOR or value is None:
-            return None
-        partition = TopicPartition(str(place["topic"]), int(place["partition"]))
-        return str(place["cluster"]), partition, int(json.loads(value)["offset"]) + 1
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-def encode_position(next_offset: int) -> bytes:
-    """The value that makes MirrorMaker 2 go on at `next_offset`."""
-    return json.dumps({"offset": next_offset - 1}, separators=(",", ":")).encode()
-
-
 def last_match(source: Sequence[Record], tail: Sequence[Record]) -> int | None:
     """The offset behind the place where `tail`, the target's last records, lies in `source` in one piece.
 
@@ -116,59 +95,83 @@ def last_match(source: Sequence[Record], tail: Sequence[Record]) -> int | None:
     return None
 
 
-async def read_positions_of_mm2(target: RawCluster, source_alias: str) -> dict[TopicPartition, Mm2Position]:
-    """Where MirrorMaker 2 goes on, by partition (the source's names); empty where it has never run."""
-    topic = offsets_topic(source_alias)
-    numbers = (await target.partitions([topic])).get(topic, [])
-    found: dict[TopicPartition, Mm2Position] = {}
-    for number in numbers:
-        partition = TopicPartition(topic, number)
-        start = (await target.list_offsets({partition: EARLIEST}))[partition]
-        end = (await target.list_offsets({partition: LATEST}))[partition]
-        if start == end:
-            continue
-        log = (await read_slices(target, {partition: (start, end)}, is_committed=True))[partition]
-        for _, record in sorted(log.records.items()):
-            told = decode_position(record.key, record.value)
-            if told is not None and told[0] == source_alias:
-                found[told[1]] = Mm2Position(told[2], record.key or b"", number)
-    return found
+async def read_bounds(
+    source: RawCluster, target: RawCluster, partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, Bounds]:
+    """Where both logs of each partition start and end."""
+    wanted = list(partitions)
+    # The target first: what it has by then, the source had before.
+    target_start = await target.list_offsets(dict.fromkeys(wanted, EARLIEST))
+    target_stable = await target.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
+    target_end = await target.list_offsets(dict.fromkeys(wanted, LATEST))
+    source_start = await source.list_offsets(dict.fromkeys(wanted, EARLIEST))
+    source_end = await source.list_offsets(dict.fromkeys(wanted, LATEST))
+    return {
+        p: Bounds(source_start[p], source_end[p], target_start[p], target_stable[p], target_end[p]) for p in wanted
+    }
 
 
-async def find_position(source: RawCluster, target: RawCluster, partition: TopicPartition, committed: int) -> int:
+async def is_contradicted(source: RawCluster, target: RawCluster, partition: TopicPartition, bounds: Bounds) -> bool:
+    """Whether something shows that the target's log is not the beginning of the source's."""
+    if bounds.target_end > bounds.source_end:
+        return True
+    common = max(bounds.source_start, bounds.target_start), bounds.target_end
+    return await first_difference_of_logs(source, target, partition, *common) is not None
+
+
+async def is_identical(
+    source: RawCluster, target: RawCluster, partition: TopicPartition, bounds: Bounds, committed: int
+) -> bool:
+    """Whether the target's log is the beginning of the source's: something must show it, not only nothing contradict it."""
+    if bounds.target_end == 0:
+        return True
+    if await is_contradicted(source, target, partition, bounds):
+        return False
+    if committed == bounds.target_end:
+        return True  # the last record that was copied has the same offset on both sides
+    tail = await _last_records(target, partition, bounds)
+    if not tail:
+        return False
+    span = {partition: (tail[-1].offset, tail[-1].offset + 1)}
+    return tail[-1] == (await read_slices(source, span, is_committed=True))[partition].records.get(tail[-1].offset)
+
+
+async def find_position(
+    source: RawCluster, target: RawCluster, partition: TopicPartition, bounds: Bounds, committed: int
+) -> int:
     """The source offset behind the last record that the target has; -1 where the logs do not show it.
 
-    Where the target has no records it is the source's first offset.  `committed` (-1: unknown) is at most that much.
+    `committed` (-1: unknown) is at most that much.  Where the target has no records any more it is all that is known;
+    where it never had one, copying begins at the source's first.
     """
-    start = (await target.list_offsets({partition: EARLIEST}))[partition]
-    end = (await target.list_offsets({partition: LATEST}, isolation_level=READ_COMMITTED))[partition]
-    source_start = (await source.list_offsets({partition: EARLIEST}))[partition]
-    if start == end:
-        return max(committed, source_start)
-    tail = await _last_records(target, partition, start, end)
+    if bounds.target_end == 0:
+        return bounds.source_start
+    tail = await _last_records(target, partition, bounds)
+    if not tail:
+        return max(committed, bounds.source_start) if committed >= 0 else -1
     for length in _TAILS:
-        found = await _find(source, partition, source_start, tail[-length:], committed)
+        found = await _find(source, partition, bounds.source_start, tail[-length:], committed)
         if found is not None:
             return max(found, committed)
     return -1
 
 
-async def _last_records(target: RawCluster, partition: TopicPartition, start: int, end: int) -> list[Record]:
-    """The last committed records of a log; offsets between them may be markers."""
+async def _last_records(target: RawCluster, partition: TopicPartition, bounds: Bounds) -> list[Record]:
+    """The last committed records of the target's log; offsets between them may be markers."""
+    start, end, tail = bounds.target_start, bounds.target_stable, list[Record]()
     wanted, span = _TAILS[0], _TAILS[0]
-    while True:
+    while start < end:
         log = (await read_slices(target, {partition: (max(start, end - span), end)}, is_committed=True))[partition]
         tail = [record for _, record in sorted(log.records.items())][-wanted:]
         if len(tail) == wanted or end - span <= start:
-            return tail
+            break
         span *= 16
+    return tail
 
 
 async def _find(
     source: RawCluster, partition: TopicPartition, source_start: int, tail: Sequence[Record], committed: int
 ) -> int | None:
-    if not tail:
-        return source_start
     until = (await source.list_offsets({partition: LATEST}, isolation_level=READ_COMMITTED))[partition]
     # The broker names the first offset with this time or a later one: no record of this time lies before.
     at = (await source.list_offsets({partition: min(record.timestamp for record in tail)}))[partition]
@@ -187,21 +190,28 @@ async def _find(
 def blockers(partitions: Sequence[TakenPartition], offsets: str) -> tuple[str, ...]:
     """Why the link cannot go on behind MirrorMaker 2; pure."""
     if offsets == "identical":
-        others = [p for p in partitions if not p.is_identical]
-        if others:
+        found = []
+        if others := [p for p in partitions if not p.is_identical]:
             names = sorted({p.topic for p in others})
-            return (
-                f"{len(others)} partitions of {len(names)} topics do not have the source's offsets on the target"
-                f" ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''}): set tolerant.offsets = translated for the flow,"
-                " leave these topics to a flow of their own that has it, or delete them on the target to have them copied anew",
+            found.append(
+                f"{len(others)} partitions of {len(names)} topics do not have the source's offsets on the target, or have"
+                f" nothing left that shows it ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''}): set"
+                " tolerant.offsets = translated for the flow, leave these topics to a flow of their own that has it, or delete"
+                " them on the target to have them copied anew"
             )
-        return ()
+        if opened := [p for p in partitions if p.is_open]:
+            found.append(
+                f"transactions are open on the target, {opened[0].topic}-{opened[0].partition} ({len(opened)} partitions):"
+                " wait until its coordinator has ended them, then look again"
+            )
+        return tuple(found)
     unknown = [p for p in partitions if p.position < 0]
     if unknown:
         first = unknown[0]
         return (
             f"the last records of {first.topic}-{first.partition} ({len(unknown)} partitions) are not found on the source:"
-            " somebody else has written there, or the source has deleted them; leave these topics out, or delete them on the target",
+            " somebody else has written there, or one side has deleted them; leave these topics out, or delete them on the"
+            " target to have them copied anew",
         )
     return ()
 
@@ -218,82 +228,38 @@ async def take_over(
 ) -> TakeoverReport:
     """Prepares a link to go on where MirrorMaker 2, which must have been stopped, has left its target topics.
 
-    With identical offsets what is there is adopted; with translated ones copying begins at the exact position.
-    Where something is in the way nothing is written.  Raises OptionError for a link that copies already, and KafkaError.
+    With identical offsets what is there is adopted; with translated ones copying begins at the exact position, also where
+    the link had copied before, and was handed back.  Where something is in the way nothing is written.
+    Raises OptionError for a link that copies already, or would run in a circle, and KafkaError.
     """
     await source.connect()
     await target.require_record_batches()
-    control = await read_control(target, link)
-    if control.producer_ids and not control.is_promoted:
-        raise OptionError(f"Link {link} copies into this target already; nothing is to be taken over")
+    await refuse_one_cluster(source, target)
     names = select_topics(topics, await source.partitions())
-    there = await target.partitions(names)
-    known = await read_positions_of_mm2(target, source_alias)
-    found = []
-    for topic, numbers in sorted(there.items()):
-        for number in numbers:
-            partition = TopicPartition(topic, number)
-            if partition.partition in (await source.partitions([topic])).get(topic, ()):
-                found.append(await _look(source, target, partition, known))
-    wrong = blockers(found, offsets)
-    is_done = not wrong and not is_dry_run
-    if is_done and offsets == "identical":
-        is_done = (await failback(source, target, link, topics)).is_done
-    elif is_done:
-        starts = {TopicPartition(p.topic, p.partition): p.position for p in found}
-        await update_control(target, link, lambda now: replace(now, starts={**now.starts, **starts}))
-    return TakeoverReport(link, offsets, is_dry_run, is_done, tuple(found), wrong)
-
-
-async def _look(
-    source: RawCluster, target: RawCluster, partition: TopicPartition, known: Mapping[TopicPartition, Mm2Position]
-) -> TakenPartition:
-    told = known.get(TopicPartition(source.wire_topic(partition.topic), partition.partition))
-    committed = -1 if told is None else told.offset
-    logs: SharedLog = await compare_logs(source, target, partition)
-    is_identical = not logs.is_diverged
-    position = logs.target_end if is_identical else await find_position(source, target, partition, committed)
-    return TakenPartition(partition.topic, partition.partition, is_identical, committed, position, logs.target_end)
-
-
-async def hand_back(
-    target: RawCluster, positions: Mapping[TopicPartition, int], source_alias: str, *, is_dry_run: bool = False
-) -> dict[TopicPartition, tuple[int, int]]:
-    """Has MirrorMaker 2, which must not run, go on at `positions` (the source's names): what it had, and has now.
-
-    Only partitions that it knows: those that it has never copied it would begin at their first record.
-    Raises OptionError where one is among `positions` that has records already, and KafkaError.
-    """
-    known = await read_positions_of_mm2(target, source_alias)
-    strange = sorted(p for p, offset in positions.items() if p not in known and offset > 0)
-    if strange:
+    await refuse_circle(source, target, [source.wire_topic(name) for name in names], link)
+    if is_live(await read_control(target, link)):
         raise OptionError(
-            f"MirrorMaker 2 has no position of {strange[0].topic}-{strange[0].partition} ({len(strange)} partitions) in"
-            f" {offsets_topic(source_alias)}: it would copy it from its beginning, a second time; leave these"
-            " topics out of its file"
+            f"Link {link} copies into this target already; nothing is to be taken over. Where MirrorMaker 2 has copied since,"
+            " run tolerant-kafka hand-back before"
         )
-    changed = {p: (known[p].offset, offset) for p, offset in positions.items() if p in known and known[p].offset != offset}
-    if not is_dry_run:
-        for partition, (_, offset) in changed.items():
-            write = partial(_write, target, source_alias, known[partition], offset)
-            await target.insist("writing MirrorMaker 2's position", write)
-    return changed
-
-
-async def copied_until(
-    target: RawCluster, link: str, partitions: Sequence[TopicPartition], *, is_translated: bool
-) -> dict[TopicPartition, int]:
-    """How far our own link has copied partitions (the target's names), in source offsets."""
-    if not is_translated:
-        return await target.list_offsets(dict.fromkeys(partitions, LATEST))
-    starts = (await read_control(target, link)).starts
-    rows = await read_last_rows(target, link, partitions)
-    return {p: rows[p].position if p in rows else starts.get(p, 0) for p in partitions}
-
-
-async def _write(target: RawCluster, source_alias: str, known: Mm2Position, offset: int) -> None:
-    place = TopicPartition(offsets_topic(source_alias), known.partition)
-    batch = encode_batch([Record(0, int(time.time() * 1000), known.key, encode_position(offset))])
-    node = await target.leader(place)
-    (produced,) = await target.produce_and_wait(node, {place: memoryview(bytearray(batch))})
-    raise_for(produced.error_code, f"appending to {place.topic}")
+    partitions = await shared_partitions(source, target, names)
+    running = await whether_mm2_runs(target, source_alias)
+    known = await read_positions_of_mm2(target, source_alias)
+    rows = await last_rows(target, link, partitions) if offsets == "translated" else {}
+    found = []
+    for p, bounds in (await read_bounds(source, target, partitions)).items():
+        told = known.get(TopicPartition(source.wire_topic(p.topic), p.partition))
+        committed = -1 if told is None else told.offset
+        is_same = await is_identical(source, target, p, bounds, committed)
+        # What our own link had copied before is there, too.
+        least = max(committed, rows[p].position if p in rows else -1)
+        position = bounds.target_end if is_same else await find_position(source, target, p, bounds, least)
+        is_open = bounds.target_stable < bounds.target_end
+        found.append(TakenPartition(p.topic, p.partition, is_same, committed, position, bounds.target_end, is_open))
+    wrong = (*running, *blockers(found, offsets))
+    is_done = not wrong and not is_dry_run
+    if is_done:
+        adopted = {TopicPartition(p.topic, p.partition): p.position for p in found if p.position}
+        cluster_id = await source.cluster_id()
+        await update_control(target, link, lambda now: begun(now, cluster_id, topics, adopted))
+    return TakeoverReport(link, offsets, is_dry_run, is_done, tuple(found), wrong)

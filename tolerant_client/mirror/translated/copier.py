@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import kafka.errors as Errors
 from kafka.future import Future
@@ -22,12 +22,12 @@ from kafka.structs import TopicPartition
 from tolerant_client.errors import LinkPromotedError, OptionError
 from tolerant_client.mirror.identical.append import resolve
 from tolerant_client.mirror.ledger import Ledger
-from tolerant_client.mirror.limits import CopyLimits, Progress
-from tolerant_client.mirror.link.beginning import ends_at, offsets_at, refuse_circle, write_down
-from tolerant_client.mirror.link.control import ControlWatch, read_control
+from tolerant_client.mirror.limits import CopyLimits, Progress, raise_stopped
+from tolerant_client.mirror.link.beginning import ends_at, offsets_at, write_down
+from tolerant_client.mirror.link.control import ControlWatch
 from tolerant_client.mirror.link.throttle import TokenBucket
 from tolerant_client.mirror.losses import MirrorPolicy
-from tolerant_client.mirror.sync import make_topics, plan_link
+from tolerant_client.mirror.sync import check_link, make_topics
 from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.mirror.translated.map_topic import clear_deleted, ensure_map_topic, read_maps
 from tolerant_client.mirror.translated.partition import TransactionLimits, TranslatedLink, TranslatedPartition
@@ -41,11 +41,15 @@ _CONTROL_S = 1.0  # between two looks at what the operator says
 
 @dataclass(frozen=True)
 class PreparedTranslatedLink:
-    """Topics that were created on the target, and the last stable offsets of the source's partitions."""
+    """Topics that were created on the target, and the last stable offsets of the source's partitions.
+
+    `waiting` says of others why they cannot be copied now.
+    """
 
     created: tuple[str, ...]
     ends: Mapping[TopicPartition, int]
     warnings: tuple[str, ...] = ()
+    waiting: Mapping[TopicPartition, str] = field(default_factory=dict)
 
 
 async def prepare_translated_link(
@@ -56,17 +60,15 @@ async def prepare_translated_link(
     *,
     from_ms: int | None = None,
     until_ms: int | None = None,
+    goes_on: bool = False,
 ) -> PreparedTranslatedLink:
     """Checks both clusters, then creates the missing target topics and the link's map topic.
 
-    Names are the target's; the source must be a RawCluster with the names of `topics`.  `from_ms` and `until_ms` are
-    prepare_link's: partitions that nothing was copied of begin at the first record of that time.
+    Names are the target's; the source must be a RawCluster with the names of `topics`.  `from_ms`, `until_ms` and `goes_on`
+    are prepare_link's: partitions that nothing was copied of begin at the first record of that time.
     Raises OptionError, UnsupportedSourceError, LinkPromotedError or ClusterUnreachableError before anything is written.
     """
-    planned = await plan_link(source, target, topics)
-    control = await read_control(target, link)
-    control.require_not_promoted(link)
-    await refuse_circle(source, target, [source.wire_topic(name) for name in {p.topic for p in planned.ends}], link)
+    planned, control = await check_link(source, target, topics, link, goes_on=goes_on, has_start=from_ms is not None)
     await ensure_map_topic(target, link)
     starts: dict[TopicPartition, int] = {}
     if from_ms is not None:
@@ -78,18 +80,20 @@ async def prepare_translated_link(
             )
         starts = await offsets_at(source, [p for p in planned.ends if p not in control.starts], from_ms)
     warning = await write_down(source, target, link, LinkTopics.of(topics), None, starts)
-    await make_topics(target, planned.topics)
-    ends = planned.ends if until_ms is None else await ends_at(source, planned.ends, until_ms)
-    warnings = planned.warnings if warning is None else (*planned.warnings, warning)
-    return PreparedTranslatedLink(tuple(t.name for t in planned.topics.create), ends, warnings)
+    made = await make_topics(target, planned)
+    if not goes_on:
+        made.require_all()
+    ends = made.ends if until_ms is None else await ends_at(source, made.ends, until_ms)
+    warnings = made.warnings if warning is None else (*made.warnings, warning)
+    return PreparedTranslatedLink(tuple(t.name for t in made.topics.create), ends, warnings, made.waiting)
 
 
 class TranslatedCopier:
     """Copies partitions of one link; both clusters must share one event loop.
 
-    Used as a LinkCopier is: all methods run on that loop, `clock` returns
-    monotonic seconds, `failure` says that the copier is of no more use.  The
-    link must have been prepared (prepare_translated_link).
+    Used as a LinkCopier is: all methods run on that loop, `clock`, `bytes_per_s`
+    and `shares` are the same, `failure` says that the copier is of no more use.
+    The link must have been prepared (prepare_translated_link).
     """
 
     def __init__(
@@ -102,6 +106,7 @@ class TranslatedCopier:
         clock: Callable[[], float] = time.monotonic,
         *,
         policy: MirrorPolicy = MirrorPolicy(),
+        bytes_per_s: int | None = None,
         shares: int = 1,
     ) -> None:
         self.failure: Exception | None = None
@@ -113,7 +118,8 @@ class TranslatedCopier:
         self._clock = clock
         self._net = source.net
         self.control = ControlWatch(target, link)
-        self._shares = shares  # the number of copiers that share a rate of the link
+        self._bytes_per_s = bytes_per_s
+        self._shares = shares
         self._bucket = TokenBucket()
         self._is_following = False
         self._link = TranslatedLink(
@@ -144,12 +150,17 @@ class TranslatedCopier:
     async def copy(
         self, until: Mapping[TopicPartition, int | None], *, hold_ms: int = 0, lease_ms: int = 0
     ) -> dict[TopicPartition, Progress]:
+        """As copy_each, but raises the first error that stopped a partition."""
+        return raise_stopped(await self.copy_each(until, hold_ms=hold_ms, lease_ms=lease_ms))
+
+    async def copy_each(
+        self, until: Mapping[TopicPartition, int | None], *, hold_ms: int = 0, lease_ms: int = 0
+    ) -> dict[TopicPartition, Progress]:
         """Copies each partition at least up to its source offset, and what arrives for `hold_ms` more.
 
         For `lease_ms` after that the copying goes on in the background, until
-        another writer shows up.  Raises the first partition's error when it
-        stopped; the other partitions are brought to their end before.
-        Calls for the same partition wait for each other.
+        another writer shows up.  A partition that stopped has its error in its progress;
+        the other partitions are brought to their end.  Calls for the same partition wait for each other.
         """
         await self._turns.take(until)
         try:
@@ -175,9 +186,6 @@ class TranslatedCopier:
                     copy.release()
         if not lease_ms:
             await self._wait(lambda: all(copy.is_done for copy in copies.values()), 0.0)
-        for copy in copies.values():
-            if copy.error is not None:
-                raise copy.error
         return {p: self._progress(copy, *before[p]) for p, copy in copies.items()}
 
     def _progress(self, copy: TranslatedPartition, records: int, size: int, losses: int) -> Progress:
@@ -188,7 +196,7 @@ class TranslatedCopier:
             troubles=copy.troubles,
             filled=0,
             losses=copy.losses - losses,
-            is_paused=copy.paused is not None,
+            is_paused=copy.error is None and copy.paused is not None,
             error=copy.error or copy.paused,
         )
 
@@ -234,20 +242,20 @@ class TranslatedCopier:
     # -- what the operator says -----------------------------------------------
 
     async def _follow_control(self) -> None:
-        """Looks once a second what the operator says, for as long as there is anything to copy."""
+        """Looks at once and once a second what the operator says, for as long as there is anything to copy."""
         try:
             while self._partitions:
-                await self._net.sleep(_CONTROL_S)
                 try:
                     await self.control.refresh()
+                    self._obey()
                 except Errors.KafkaError:
-                    continue  # what was said before holds
-                self._obey()
+                    pass  # what was said before holds
+                await self._net.sleep(_CONTROL_S)
         finally:
             self._is_following = False
 
     def _obey(self) -> None:
-        rate = self.control.value.bytes_per_s
+        rate = self.control.value.rate(self._bytes_per_s)
         self._bucket.set_rate(None if rate is None else rate / self._shares, self._clock())
         for copy in list(self._partitions.values()):
             try:

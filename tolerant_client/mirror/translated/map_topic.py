@@ -19,6 +19,7 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.link.control import read_control
 from tolerant_client.mirror.plan import CLEANUP_POLICY, TopicSpec
 from tolerant_client.mirror.topics import create_topics, describe_topics
 from tolerant_client.mirror.translated.offset_map import CommittedRows, MapRow, OffsetMap, RowKey
@@ -93,6 +94,22 @@ async def read_last_rows(
     return found
 
 
+async def last_rows(target: RawCluster, link: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, MapRow]:
+    """As read_last_rows, also of a link that may have no map: then there are none."""
+    has_map = map_topic(link) in await target.partitions([map_topic(link)])
+    return await read_last_rows(target, link, partitions) if has_map else {}
+
+
+async def copied_until(
+    target: RawCluster, link: str, partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, int]:
+    """The source offset before which all of each partition is on the target: copied, or there when the link took over."""
+    wanted = list(partitions)
+    rows = await last_rows(target, link, wanted)
+    adopted = (await read_control(target, link)).adopted
+    return {p: max(rows[p].position if p in rows else 0, adopted.get(p, 0)) for p in wanted}
+
+
 async def read_maps(
     target: RawCluster, link: str, partitions: Iterable[TopicPartition] | None = None
 ) -> dict[TopicPartition, OffsetMap]:
@@ -109,7 +126,8 @@ async def read_maps(
                 of.pop(key.number, None)
             else:
                 of[key.number] = row
-    return {partition: OffsetMap(of.values()) for partition, of in rows.items() if of}
+    adopted = (await read_control(target, link)).adopted
+    return {partition: OffsetMap(of.values(), adopted.get(partition, 0)) for partition, of in rows.items() if of}
 
 
 async def clear_deleted(target: RawCluster, link: str, partitions: Iterable[TopicPartition]) -> int:

@@ -215,10 +215,14 @@ class Place(str, enum.Enum):
     END = "end"  # all before it is copied, nothing behind it: where its next record can be at the earliest
     NOT_COPIED = "not-copied"  # records before it are not on the target yet: the end of what is
     DELETED = "deleted"  # the target's retention has deleted it: where the oldest one is that the map knows
+    BEFORE_TAKEOVER = "before-takeover"  # another mirror has copied what is there: nobody knows where
 
 
 class Translation(NamedTuple):
-    """`offset` on the one side is `translated` on the other; see Place.  `position`: source offsets before it are copied."""
+    """`offset` on the one side is `translated` on the other (-1: nobody knows); see Place.
+
+    `position`: source offsets before it are copied.
+    """
 
     offset: int
     translated: int
@@ -232,15 +236,19 @@ class OffsetMap:
     A consumer that stood at a source offset and goes on at its translation reads
     each record once: no copied record that it has read lies behind it there,
     and none that it has not read before it.
+
+    What lies before source offset `taken_over` another mirror may have copied, where the map has no run: such an offset
+    has no translation, for the run next to it may be far behind its record.
     """
 
-    def __init__(self, rows: Iterable[MapRow]) -> None:
+    def __init__(self, rows: Iterable[MapRow], taken_over: int = 0) -> None:
         ordered = sorted(rows, key=lambda row: row.key.number)
         if not ordered:
             raise ValueError("an offset map without rows")
         self.partition = ordered[-1].key.partition
         self.target = TopicPartition(ordered[-1].target_topic, self.partition.partition)
-        self.position = ordered[-1].position
+        self.position = max(ordered[-1].position, taken_over)
+        self._taken_over = taken_over
         self.runs = [run for row in ordered for run in row.runs]
         self._is_cut = ordered[0].key.number > 0  # older rows have been taken away
         for before, after in zip(self.runs, self.runs[1:]):
@@ -257,6 +265,8 @@ class OffsetMap:
         at = bisect.bisect_right(self._sources, offset) - 1
         if at >= 0 and offset < self.runs[at].source_until:
             return Translation(offset, self.runs[at].target + offset - self.runs[at].source, Place.RECORD, self.position)
+        if offset < self._taken_over or self.runs[-1].source < self._taken_over:
+            return Translation(offset, -1, Place.BEFORE_TAKEOVER, self.position)
         if at + 1 < len(self.runs):
             place = Place.DELETED if at < 0 and self._is_cut else Place.NEXT
             return Translation(offset, self.runs[at + 1].target, place, self.position)
@@ -268,6 +278,8 @@ class OffsetMap:
         at = bisect.bisect_right(self._targets, offset) - 1
         if at >= 0 and offset < self.runs[at].target_until:
             return Translation(offset, self.runs[at].source + offset - self.runs[at].target, Place.RECORD, self.position)
+        if self._taken_over and (at < 0 or self.runs[at].source < self._taken_over):
+            return Translation(offset, -1, Place.BEFORE_TAKEOVER, self.position)
         if at + 1 < len(self.runs):
             place = Place.DELETED if at < 0 and self._is_cut else Place.NEXT
             return Translation(offset, self.runs[at + 1].source, place, self.position)

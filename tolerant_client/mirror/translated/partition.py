@@ -37,7 +37,7 @@ from tolerant_client.mirror.epochs import source_truncations
 from tolerant_client.mirror.gaps import GapFill
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.limits import CopyLimits
-from tolerant_client.mirror.link.control import ControlWatch, LinkControl
+from tolerant_client.mirror.link.control import ControlWatch, LinkControl, link_options
 from tolerant_client.mirror.link.throttle import TokenBucket
 from tolerant_client.mirror.losses import LedgerRow, LossPolicy, LossReason, MirrorPolicy
 from tolerant_client.mirror.translated.copy_transaction import CopyTransaction, is_fenced
@@ -45,7 +45,7 @@ from tolerant_client.mirror.translated.dense import dense
 from tolerant_client.mirror.translated.intake import Intake
 from tolerant_client.mirror.translated.map_topic import map_partition
 from tolerant_client.mirror.translated.offset_map import MapRow, extend
-from tolerant_client.mirror.translated.place import LostOffsets, check_target, find_loss
+from tolerant_client.mirror.translated.place import LostOffsets, check_target, find_loss, overtaken, taken_over
 from tolerant_client.mirror.translated.shared_reads import SharedReads
 from tolerant_client.raw import EARLIEST, EARLIEST_LOCAL, LATEST, READ_COMMITTED, RawCluster
 
@@ -119,6 +119,7 @@ class TranslatedPartition:
             link.transactions.timeout_ms,
         )
         self._row: MapRow | None = None
+        self._adopted = 0  # the source offset before which another mirror has copied all
         self._ids = ("", "")
         self._rules = AppendRules(GapFill.TRANSACTIONS, False, 0)
         self._fetch_error: Exception | None = None
@@ -170,7 +171,8 @@ class TranslatedPartition:
         control.require_not_promoted(self._link.name)
         is_held = isinstance(self.paused, LinkPausedError)
         if control.pauses(self.partition) and self.paused is None:
-            self.paused = LinkPausedError(f"{self} is paused by an operator; tolerant-kafka resume lets it go on")
+            resume = f"tolerant-kafka resume {link_options(self._link.name, self._link.target)}"
+            self.paused = LinkPausedError(f"{self} is paused by an operator; {resume} lets it go on")
             self.wake()
         elif is_held and not control.pauses(self.partition):
             self.paused = None
@@ -237,16 +239,23 @@ class TranslatedPartition:
         pair = await self._link.reads.topics(self.partition.topic)
         self._ids = pair.ids
         self._rules = self._rules._replace(max_batch_bytes=pair.max_message_bytes)
+        end = (await self._link.target.list_offsets({self.partition: LATEST}))[self.partition]
+        # An empty log was made anew after the link took over.
+        self._adopted = self._link.control.value.adopted.get(self.partition, 0) if end else 0
         if self._row is not None:
-            end = (await self._link.target.list_offsets({self.partition: LATEST}))[self.partition]
             check_target(self._row, self._link.name, self.partition, self._ids, end)
+            self._row = taken_over(self._row, self._adopted)
 
     async def _look_at_source(self) -> int:
         """Where to go on; raises DataLossError where the source no longer has it, unless policy has accepted that."""
         source, row = self._link.source, self._row
         start = (await source.list_offsets({self.partition: EARLIEST}))[self.partition]
         if row is None:
-            return max(start, self._link.control.value.starts.get(self.partition, 0))
+            found = overtaken(self.partition, self._adopted, start) if self._adopted else None
+            if found is not None and found[0] not in self._accepted:
+                self._loss, error = found
+                raise error
+            return max(start, self._adopted, self._link.control.value.starts.get(self.partition, 0))
         end = (await source.list_offsets({self.partition: LATEST}))[self.partition]
         cuts = await source_truncations(source, {self.partition: (row.epoch, row.position)})
         self.intake.epoch = max(self.intake.epoch, row.epoch)

@@ -1,6 +1,7 @@
 """Where a partition with translated offsets goes on, and what keeps it from that.  Pure: no I/O, no clock.
 
-The newest committed row of the offset map is the position; both logs must still be those that it speaks of.
+The newest committed row of the offset map is the position; both logs must still be those that it speaks of.  Where the
+link took over from another mirror behind that row, the position is where it took over.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from kafka.structs import TopicPartition
 from tolerant_client.errors import DataLossError, TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.losses import LossReason
 from tolerant_client.mirror.translated.offset_map import MapRow
+
+
+_GO_ON = "let policy go on behind the loss (--on-loss), or mirror it under another link name to copy what is left"
 
 
 class TopicPair(NamedTuple):
@@ -56,22 +60,35 @@ def find_loss(
     `cut_at` is where the log was cut since the row was written (epochs.source_truncations).
     """
     name, position = f"{row.key.partition.topic}-{row.key.partition.partition}", row.position
-    remedy = "let policy go on behind the loss (--on-loss), or mirror it under another link name to copy what is left"
     if is_another(row.ids[0], ids[0]):
         return LostOffsets(LossReason.RECREATION, min(start, position), position), DataLossError(
-            f"The source topic of {name} was deleted and created again after it was copied up to {position}; {remedy}"
+            f"The source topic of {name} was deleted and created again after it was copied up to {position}; {_GO_ON}"
         )
     if position > end or cut_at is not None:
         cut = end if cut_at is None else cut_at
         return LostOffsets(LossReason.TRUNCATION, cut, position), DataLossError(
             f"The source log of {name} was cut at offset {cut}, but it was copied up to {position}: it has lost records"
-            f" (unclean election); {remedy}"
+            f" (unclean election); {_GO_ON}"
         )
-    if position < start:
-        return LostOffsets(LossReason.RETENTION, position, start), DataLossError(
-            f"The source of {name} no longer has offsets {position} to {start}: retention overtook the mirror; {remedy}"
-        )
-    return None
+    return overtaken(row.key.partition, position, start)
+
+
+def overtaken(partition: TopicPartition, position: int, start: int) -> tuple[LostOffsets, TolerantClientError] | None:
+    """What retention took of a source, whose log starts at `start` now, before it was copied."""
+    if position >= start:
+        return None
+    return LostOffsets(LossReason.RETENTION, position, start), DataLossError(
+        f"The source of {partition.topic}-{partition.partition} no longer has offsets {position} to {start}: retention"
+        f" overtook the mirror; {_GO_ON}"
+    )
+
+
+def taken_over(row: MapRow, position: int) -> MapRow:
+    """The newest row of a partition of which another mirror has copied more since, up to `position`.
+
+    In which leader epoch that lies is not known; the row's own may end before it without a loss.
+    """
+    return row if position <= row.position else row._replace(position=position, epoch=-1)
 
 
 def is_another(before: str, now: str) -> bool:

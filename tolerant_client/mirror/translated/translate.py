@@ -32,13 +32,20 @@ class TranslatedOffset(NamedTuple):
     found: Translation | None
 
     @property
+    def is_known(self) -> bool:
+        """Whether there is an offset on the target for it."""
+        return self.found is not None and self.found.place is not Place.BEFORE_TAKEOVER
+
+    @property
     def is_exact(self) -> bool:
         """Whether a consumer that goes on there reads each record once."""
         return self.found is not None and self.found.place in (Place.RECORD, Place.NEXT, Place.END)
 
 
 class GroupCommit(NamedTuple):
-    """An offset of a group on the target: `before` is what it had, -1 for none; `is_written` whether it has `offset` now."""
+    """An offset of a group on the target: `before` is what it had, -1 for none; `is_written` whether it has `offset` now
+    (or would have).
+    """
 
     target: TopicPartition
     offset: int
@@ -114,14 +121,20 @@ async def group_offsets(cluster: RawCluster, group: str) -> dict[TopicPartition,
 
 
 async def commit_group(
-    target: RawCluster, group: str, offsets: Iterable[TranslatedOffset], *, is_forced: bool = False
+    target: RawCluster,
+    group: str,
+    offsets: Iterable[TranslatedOffset],
+    *,
+    is_forced: bool = False,
+    is_dry_run: bool = False,
 ) -> list[GroupCommit]:
     """Commits translated offsets for a group that is idle on the target; backwards only if `is_forced`.
 
-    Offsets that nothing is known of are left out.  Raises OptionError, before
+    Offsets that nobody can translate are left out.  Raises OptionError, before
     anything is written, where the group has members; brokers refuse such a commit, too.
     """
-    wanted = {o.target: o.found.translated for o in offsets if o.target is not None and o.found is not None}
+    known = [o for o in offsets if o.is_known]
+    wanted = {o.target: o.found.translated for o in known if o.target is not None and o.found is not None}
     states, failures = await group_states(target, [group])
     for error in failures.values():
         raise error
@@ -129,7 +142,7 @@ async def commit_group(
         raise _busy(group, f"state {states[group]}")
     before = await group_offsets(target, group)
     written = {p: offset for p, offset in wanted.items() if is_forced or offset > before.get(p, -1)}
-    if written:
+    if written and not is_dry_run:
         await _commit(target, group, written)
     return [GroupCommit(p, offset, before.get(p, -1), p in written) for p, offset in wanted.items()]
 

@@ -1,0 +1,341 @@
+"""A mirror with exactly the rights of the table (doctor/rights.py, guides/security.md), and with one of them less."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import kafka
+import kafka.errors as Errors
+import pytest
+from kafka.admin import (
+    ACL,
+    ACLFilter,
+    ACLOperation,
+    ACLPermissionType,
+    ACLResourcePatternType,
+    ResourcePattern,
+    ResourcePatternFilter,
+    ResourceType,
+)
+from kafka.structs import TopicPartition
+from support.mirror_link import append_records, create_topic
+
+from spark_integration.commands.doctor import flow_subjects
+from spark_integration.doctor.checkup import Checkup
+from spark_integration.doctor.finding import Finding, Severity
+from spark_integration.doctor.link_examination import examine
+from spark_integration.doctor.rights import RIGHTS, Duty
+from spark_integration.mirroring.flow_links import duties_of, heartbeats_of
+from spark_integration.mm2.flows import Flow, read_flows
+from spark_integration.security.kafka_config import kafka_python_config
+from tolerant_client.mirror.identical.copy import LinkCopier
+from tolerant_client.mirror.limits import CopyLimits
+from tolerant_client.mirror.link.control import CONTROL_TOPIC, LinkControl, read_control, update_control
+from tolerant_client.mirror.link.promotion import promote
+from tolerant_client.mirror.sync import prepare_link
+from tolerant_client.mirror.verify.verification import verify
+from tolerant_client.raw import RawCluster
+from tolerant_client.testing import KafkaCluster
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
+LONG = bool(os.environ.get("TOLERANT_LONG"))
+PASSWORD = "not-secret"
+TOPIC, GROUP = "orders", "billing"
+COPIES = {"source": [TOPIC], "target": [f"A.{TOPIC}", "A.heartbeats"]}
+IMPLYING = {"Describe": {"Read", "Write", "Delete", "Alter"}, "DescribeConfigs": {"AlterConfigs"}}
+
+# What a link that runs already does not need in one round: the doctor tells of it before the mirror has to.
+UNUSED = {
+    *(("topic", name, operation) for name in COPIES["target"] for operation in ("Create", "Alter", "AlterConfigs", "Delete")),
+    *(("topic", "tolerant-mirror-", operation) for operation in ("Create", "Write", "DescribeConfigs")),
+    *(("topic", "A.checkpoints.internal", operation) for operation in ("Create", "Write")),
+    ("topic", "heartbeats", "Create"),
+    ("topic", "A.heartbeats", "Write"),
+    ("topic", TOPIC, "Describe"),  # a link that waits for topics may start with none
+    ("group", GROUP, "Read"),
+    ("cluster", "kafka-cluster", "Alter"),
+}
+
+Grant = tuple[str, str, str, str]  # role, resource, name, operation
+
+
+def guarded(factory: Callable[..., KafkaCluster]) -> KafkaCluster:
+    """User mirror may do what an ACL allows; the broker and this test (ANONYMOUS) may do everything."""
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    return factory(
+        heap="256m",
+        java_options=["-XX:TieredStopAtLevel=1"],
+        broker_config={
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:ANONYMOUS",
+            "listener.name.sasl.sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.sasl.plain.sasl.jaas.config": f'{module} required user_mirror="{PASSWORD}";',
+        },
+        listeners={"SASL": "SASL_PLAINTEXT"},
+    )
+
+
+def grants() -> list[Grant]:
+    """What the table gives a link with every duty, but markers, old brokers and MirrorMaker 2's own offsets."""
+    found: dict[Grant, None] = {}
+    for right in RIGHTS:
+        if right.duty in (Duty.MARKERS, Duty.TAKE_OVER) or right.before is not None:
+            continue
+        copied = [GROUP] if right.resource == "group" else COPIES[right.role]
+        names = ["kafka-cluster"] if right.resource == "cluster" else [right.name] if right.name else copied
+        found |= {(right.role, right.resource, name, operation): None for name in names for operation in right.operations}
+    return list(found)
+
+
+def kafka_name(operation: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", operation).upper()
+
+
+@dataclass
+class Link:
+    """Two guarded clusters and a file of the flow A->B between them, of user mirror."""
+
+    clusters: dict[str, KafkaCluster]
+    file: Path
+
+    @property
+    def flow(self) -> Flow:
+        (flow,) = read_flows(self.file).flows
+        return flow
+
+    def acl(self, grant: Grant) -> ACL:
+        _, resource, name, operation = grant
+        pattern = ACLResourcePatternType.PREFIXED if name.endswith("-") else ACLResourcePatternType.LITERAL
+        kind = ResourceType[resource.replace("-", "_").upper()]
+        allowed = ACLOperation[kafka_name(operation)]
+        return ACL("User:mirror", "*", allowed, ACLPermissionType.ALLOW, ResourcePattern(kind, name, pattern))
+
+    def change(self, role: str, change: Callable[[Any], object], count: int) -> None:
+        """Changes the ACLs of a cluster, and waits until its broker has so many."""
+        admin = kafka.KafkaAdminClient(bootstrap_servers=self.clusters[role].bootstrap_servers)
+        any_resource = ResourcePatternFilter(ResourceType.ANY, None, ACLResourcePatternType.ANY)
+        everything = ACLFilter("User:mirror", None, ACLOperation.ANY, ACLPermissionType.ANY, any_resource)
+        try:
+            change(admin)
+            deadline = time.monotonic() + 20
+            while len(admin.describe_acls(everything)[0]) != count and time.monotonic() < deadline:
+                time.sleep(0.02)
+        finally:
+            admin.close()
+
+    def grant(self) -> None:
+        for role in self.clusters:
+            acls = [self.acl(grant) for grant in grants() if grant[0] == role]
+            self.change(role, lambda admin, acls=acls: admin.create_acls(acls), len(acls))
+
+    @contextmanager
+    def without(self, *lacking: Grant) -> Iterator[None]:
+        (role,) = {grant[0] for grant in lacking}
+        acls = [self.acl(grant) for grant in lacking]
+        count = sum(grant[0] == role for grant in grants())
+        filters = [
+            ACLFilter(
+                acl.principal, acl.host, acl.operation, acl.permission_type,
+                ResourcePatternFilter(
+                    acl.resource_pattern.resource_type, acl.resource_pattern.resource_name, acl.resource_pattern.pattern_type
+                ),
+            )
+            for acl in acls
+        ]  # fmt: skip
+        self.change(role, lambda admin: admin.delete_acls(filters), count - len(acls))
+        try:
+            yield
+        finally:
+            self.change(role, lambda admin: admin.create_acls(acls), count)
+
+    @contextmanager
+    def both(self) -> Iterator[tuple[RawCluster, RawCluster]]:
+        """As user mirror."""
+        flow = self.flow
+        config = kafka_python_config(flow.source)
+        with RawCluster(config, name="source", names=flow.names, patience_ms=15_000) as source:
+            target = RawCluster(kafka_python_config(flow.target), source.net, name="target", patience_ms=15_000)
+            try:
+                yield source, target
+            finally:
+                target.close()
+
+    def run(self) -> list[str]:
+        """Copies what there is and does every duty once; everything that was said about what could not be done."""
+        flow, said = self.flow, []
+        with self.both() as (source, target):
+
+            async def copy() -> tuple[str, ...]:
+                prepared = await prepare_link(source, target, flow.link_topics, flow.link, flow.policy)
+                limits = CopyLimits(patience_ms=8_000)
+                copier = LinkCopier(source, target, prepared.producer_id, limits, link=flow.link, policy=flow.policy)
+                await copier.copy(prepared.ends)
+                return prepared.warnings
+
+            try:
+                said += source.run(copy)
+            except Errors.KafkaError as error:
+                return [str(error)]
+            for duty in duties_of(flow):
+                try:
+                    report: Any = source.run(duty.round, source, target, ())
+                    said += [f"{duty.name}: {left.why}" for left in getattr(report, "left", ()) if left.is_failure]
+                except Errors.KafkaError as error:
+                    said.append(f"{duty.name}: {error}")
+        for back in read_flows(self.file).heartbeats_only:
+            with RawCluster(kafka_python_config(back.target), name="source", patience_ms=15_000) as origin:
+                try:
+                    origin.run(heartbeats_of(back).round, origin, origin, ())
+                except Errors.KafkaError as error:
+                    said.append(f"heartbeats back: {error}")
+        return said
+
+    def examined(self) -> Checkup:
+        (subject,) = flow_subjects(self.file)
+        return examine(replace(subject, seconds=0))
+
+    def lacking(self) -> list[Finding]:
+        """What the doctor says of rights, notes left out."""
+        findings = self.examined().findings
+        return [one for one in findings if one.check == "rights" and one.severity is not Severity.INFO]
+
+
+@pytest.fixture(scope="module")
+def link(kafka_cluster_factory: Callable[..., KafkaCluster], tmp_path_factory: pytest.TempPathFactory) -> Link:
+    clusters = {role: guarded(kafka_cluster_factory) for role in ("source", "target")}
+    lines = ["clusters = A, B", "A->B.enabled = true", f"A->B.topics = {TOPIC}", "replication.factor = 1"]
+    lines += ["sync.group.offsets.enabled = true"]
+    login = f'org.apache.kafka.common.security.plain.PlainLoginModule required username="mirror" password="{PASSWORD}";'
+    for alias, cluster in zip("AB", clusters.values()):
+        lines += [
+            f"{alias}.bootstrap.servers = {cluster.servers_of('SASL')}",
+            f"{alias}.security.protocol = SASL_PLAINTEXT",
+            f"{alias}.sasl.mechanism = PLAIN",
+            f"{alias}.sasl.jaas.config = {login}",
+        ]
+    file = tmp_path_factory.mktemp("least") / "mm2.properties"
+    file.write_text("\n".join(lines))
+    link = Link(clusters, file)
+    link.grant()
+    origin = clusters["source"].bootstrap_servers
+    create_topic(origin, TOPIC, 2, {"segment.ms": "900000"})
+    append_records(origin, TOPIC, 50, partitions=2)
+    producer = kafka.KafkaProducer(bootstrap_servers=origin, transactional_id="orders-app")
+    producer.init_transactions()
+    for ends in (producer.commit_transaction, producer.abort_transaction, producer.commit_transaction):
+        producer.begin_transaction()
+        for number in range(3):
+            producer.send(TOPIC, b"in a transaction", partition=number % 2)
+        ends()
+    producer.close()
+    with RawCluster({"bootstrap_servers": origin}) as cluster:  # another link copies into the source
+        cluster.run(update_control, cluster, "C-A", lambda now: replace(now, source_cluster_id="of-c", topics="{}"))
+    admin = kafka.KafkaAdminClient(bootstrap_servers=origin)
+    admin.delete_records({TopicPartition(TOPIC, 0): 7})  # its log starts above 0
+    admin.close()
+    consumer = kafka.KafkaConsumer(bootstrap_servers=origin, group_id=GROUP, enable_auto_commit=False)
+    consumer.assign([TopicPartition(TOPIC, 1)])
+    consumer.commit({TopicPartition(TOPIC, 1): kafka.OffsetAndMetadata(20, "", -1)})
+    consumer.close(autocommit=False)
+    return link
+
+
+def test_a_link_with_exactly_the_rights_of_the_table_does_all_its_duties(link: Link) -> None:
+    assert [one.evidence for one in link.lacking()] == []  # while nothing is on the target yet
+    assert link.run() == []
+    origin = link.clusters["source"].bootstrap_servers
+    admin = kafka.KafkaAdminClient(bootstrap_servers=origin)
+    admin.create_partitions({TOPIC: kafka.admin.NewPartitions(3)})
+    resource = kafka.admin.ConfigResource(kafka.admin.ConfigResourceType.TOPIC, TOPIC, configs={"segment.ms": "800000"})
+    admin.alter_configs([resource])
+    admin.close()
+    append_records(origin, TOPIC, 10, partitions=3, first=50)
+    (grown,) = link.run()
+    assert "the target's gets the missing ones" in grown
+    assert [one.evidence for one in link.lacking()] == []
+    with link.both() as (source, target):
+        report = source.run(partial(verify, source, target, link.flow.link_topics, allow_behind=True))
+        assert report.identical and {p.topic for p in report.partitions} == set(COPIES["target"])
+        control: LinkControl = target.run(read_control, target, link.flow.link)
+        assert control.source_cluster_id and control.producer_ids
+
+
+@pytest.mark.parametrize(
+    ("lacking", "words", "thing"),
+    [
+        (
+            [("source", "topic", "tolerant-mirror-", "Read"), ("source", "topic", "tolerant-mirror-", "Describe")],
+            "runs in a circle cannot be seen",
+            f"topic {CONTROL_TOPIC}",
+        ),
+        (
+            [("target", "topic", "tolerant-mirror-", "Read")],
+            "cannot be written down in tolerant-mirror-control",
+            f"topic {CONTROL_TOPIC}",
+        ),
+        (
+            [("target", "topic", "A.checkpoints.internal", "Read")],
+            "A.checkpoints.internal of the target cannot be read",
+            "topic A.checkpoints.internal",
+        ),
+    ],
+)
+def test_what_may_not_be_done_is_said_by_the_mirror_and_by_the_doctor(
+    link: Link, lacking: list[Grant], words: str, thing: str
+) -> None:
+    assert link.run() == []
+    with link.without(*lacking):
+        said = link.run()
+        assert any(words in text and "grant" in text for text in said), said
+        found = link.lacking()
+        assert any(thing in one.thing for one in found), found
+        assert all("kafka-acls.sh --bootstrap-server " in one.remedy for one in found)
+
+
+def test_control_that_may_not_be_read_is_not_overwritten(link: Link) -> None:
+    """A mirror with Write alone would take back what an operator has said."""
+    flow, servers = link.flow, link.clusters["target"].bootstrap_servers
+    with RawCluster({"bootstrap_servers": servers}, name="target") as operator:
+        stopped: LinkControl = operator.run(
+            update_control, operator, flow.link, lambda now: replace(now, paused=frozenset({"x"}))
+        )
+        with link.without(("target", "topic", "tolerant-mirror-", "Read")):
+            link.run()
+        assert operator.run(read_control, operator, flow.link) == stopped
+
+
+@pytest.mark.skipif(not LONG, reason="a run of the mirror and of the doctor for each right; TOLERANT_LONG=1")
+@pytest.mark.parametrize("grant", grants(), ids=lambda grant: "-".join(grant))
+def test_each_right_that_is_missing_is_named(link: Link, grant: Grant) -> None:
+    role, resource, name, operation = grant
+    same = {other[3] for other in grants() if other[:3] == grant[:3]}
+    implying = {(*grant[:3], other) for other in same & IMPLYING.get(operation, set())}
+    append_records(link.clusters["source"].bootstrap_servers, TOPIC, 1, partitions=2)
+    with link.without(grant, *implying):
+        found = link.lacking()
+        said = link.run()
+    print(grant, sorted(implying), "\n  mirror:", said, "\n  doctor:", [(one.thing, one.evidence) for one in found])
+    # What is there need not be created, and of transactional ids brokers tell Describe only.
+    if operation != "Create" and (resource, operation) != ("transactional-id", "Write"):
+        assert any(operation in one.remedy for one in found), found
+    assert said or grant[1:] in UNUSED, "the mirror is silent"
+
+
+def test_a_link_is_promoted_with_the_rights_of_the_table(link: Link) -> None:
+    """The last test here: the link copies nothing afterwards."""
+    flow = link.flow
+    with link.both() as (source, target):
+        report: Any = source.run(promote, source, target, flow.link, flow.link_topics, flow.groups)
+        assert report.is_done and not report.blockers and not report.warnings
+        assert report.groups is not None and not [left for left in report.groups.left if left.is_failure]
+    findings = link.examined().findings
+    assert not [one for one in findings if one.check in ("topics", "retention") and one.severity is Severity.ERROR]

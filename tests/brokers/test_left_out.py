@@ -1,0 +1,110 @@
+"""One topic that cannot be copied, on real brokers: it is told, and the others are copied; M1's refusals one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import kafka
+import pytest
+from kafka.structs import TopicPartition
+from support.mirror_link import append_records, both, create_topic, ends, topics_of
+
+pytest.importorskip("pyspark")
+
+from spark_integration.mirroring.ranges import RangesStreamReader, ReportFile
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.sync import PreparedLink, prepare_link
+
+STAMPED = {"message.timestamp.type": "LogAppendTime"}
+
+
+def prepare(source: str, target: str, topics: str, *, goes_on: bool) -> PreparedLink:
+    with both(source, target) as (origin, copy):
+
+        async def run() -> PreparedLink:
+            return await prepare_link(origin, copy, topics, "left-out", goes_on=goes_on)
+
+        return origin.run(run)
+
+
+@pytest.fixture(scope="module")
+def topics(source: str, target: str) -> None:
+    """Of three topics the target would rewrite the times of one, and has a name that collides with another one's."""
+    for name in ("left.good", "left.stamped", "left.colliding"):
+        create_topic(source, name, 2)
+        append_records(source, name, 10, partitions=2)
+    create_topic(target, "left.stamped", 2, STAMPED)
+    create_topic(target, "left_colliding")
+
+
+def test_a_mirror_that_is_started_refuses_before_anything_is_written(source: str, target: str, topics: None) -> None:
+    collides = "refuses to create topic left.colliding: .*collide"
+    for name, why in (("stamped", "set it to CreateTime"), ("(good|colliding)", collides)):
+        with pytest.raises(OptionError, match=why):
+            prepare(source, target, f"left[.]{name}", goes_on=False)
+    assert "left.good" not in topics_of(target)
+
+
+def test_a_service_leaves_refused_topics_out_and_says_why(source: str, target: str, topics: None) -> None:
+    link = prepare(source, target, "left[.].*", goes_on=True)
+    assert {p.topic for p in link.ends} == {"left.good"}
+    assert link.created == ("left.good",)
+    refused = {TopicPartition(f"left.{name}", n) for name in ("stamped", "colliding") for n in (0, 1)}
+    assert link.waiting.keys() == refused
+    assert "set it to CreateTime" in link.waiting[TopicPartition("left.stamped", 1)]
+    assert "collide" in link.waiting[TopicPartition("left.colliding", 0)]
+
+
+def test_a_running_mirror_leaves_out_what_is_refused_or_deleted_and_takes_it_back(
+    source: str, target: str, tmp_path: Path
+) -> None:
+    names = ("running.a", "running.b", "running.c")
+    for name in names:
+        create_topic(source, name)
+        append_records(source, name, 10)
+    reader = RangesStreamReader(
+        {
+            "kafka.bootstrap.servers": source,
+            "target.kafka.bootstrap.servers": target,
+            "subscribePattern": "running[.].*",
+            "tail": "true",
+            "refreshIntervalMs": "0",
+            "waiting": str(tmp_path / "waiting"),
+        }
+    )
+    waiting = ReportFile(tmp_path / "waiting")
+
+    def copied() -> set[str]:
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, None)  # type: ignore[arg-type]
+        rows: list[Any] = [row for task in reader.partitions(start, end) for row in reader.read(task)]
+        return {topic for topic, _, _ in rows}
+
+    admins = [kafka.KafkaAdminClient(bootstrap_servers=servers) for servers in (source, target)]
+    try:
+        assert copied() == set(names)
+        assert ends(target, "running.b") == [0]  # made
+        alter(admins[1], "running.b", "LogAppendTime")
+        admins[0].delete_topics(["running.c"])
+        while "running.c" in topics_of(source):
+            pass
+        assert copied() == {"running.a"}
+        told = waiting.read().paused
+        assert "LogAppendTime" in told[TopicPartition("running.b", 0)]
+        assert "the source has no such topic any more" in told[TopicPartition("running.c", 0)]
+        alter(admins[1], "running.b", "CreateTime")
+        admins[1].delete_topics(["running.c"])
+        while "running.c" in topics_of(target):
+            pass
+        assert copied() == {"running.a", "running.b"}
+        assert waiting.read().paused == {}
+    finally:
+        reader.stop()
+        for admin in admins:
+            admin.close()
+
+
+def alter(admin: kafka.KafkaAdminClient, topic: str, kind: str) -> None:
+    resource = kafka.admin.ConfigResource(kafka.admin.ConfigResourceType.TOPIC, topic, {"message.timestamp.type": kind})
+    admin.alter_configs([resource])

@@ -1,0 +1,179 @@
+"""There and back between MirrorMaker 2 and this mirror, twice, on real brokers; MirrorMaker 2 is what it leaves behind.
+
+tests/spark/test_from_mirrormaker_2.py does it once with the real one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import kafka
+import pytest
+from kafka.structs import TopicPartition
+from support.mirror_link import append_batches, append_records, both, compare, consume, create_topic, ends, mirror
+
+from tolerant_client.errors import LinkPromotedError, OptionError
+from tolerant_client.mirror.link.group_requests import commit_offsets
+from tolerant_client.mirror.link.groups import GroupsReport, sync_groups
+from tolerant_client.mirror.link.handback import HandBackReport, hand_back
+from tolerant_client.mirror.link.mm2_positions import encode_position, offsets_topic, read_positions_of_mm2
+from tolerant_client.mirror.link.takeover import TakeoverReport, take_over
+from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
+from tolerant_client.mirror.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.translated.translate import commit_group, group_offsets, translate_group
+from tolerant_client.producer_transaction import CommittedOffset
+from tolerant_client.record_batch import Record, encode_batch
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
+
+class MirrorMaker2:
+    """What it would do: copies of records at the target's end, and a note of how far it is."""
+
+    def __init__(self, source: str, target: str, alias: str, topic: str) -> None:
+        self.source, self.target, self.alias, self.topic = source, target, alias, topic
+        create_topic(target, offsets_topic(alias), config={"cleanup.policy": "compact"})
+
+    def copies(self, first: int, until: int, noted: int) -> None:
+        """Source offsets [first, until); its note is that it goes on at `noted`."""
+        found = consume(self.source, self.topic, 1, until)[0]
+        copied = [Record(0, time, key, value) for offset, time, key, value, _ in found if first <= offset < until]
+        append_batches(self.target, [(TopicPartition(self.topic, 0), encode_batch(copied))])
+        self.notes(noted)
+
+    def notes(self, offset: int) -> None:
+        key = json.dumps(["MirrorSourceConnector", {"cluster": self.alias, "partition": 0, "topic": self.topic}]).encode()
+        note = encode_batch([Record(0, 0, key, encode_position(offset))])
+        append_batches(self.target, [(TopicPartition(offsets_topic(self.alias), 0), note)])
+
+    @property
+    def goes_on_at(self) -> int:
+        with both(self.source, self.target) as (origin, there):
+            return origin.run(read_positions_of_mm2, there, self.alias)[TopicPartition(self.topic, 0)].offset
+
+
+def run(source: str, target: str, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    with both(source, target) as (origin, there):
+
+        async def call() -> Any:
+            return await function(origin, there, *args, **named)
+
+        return origin.run(call)
+
+
+def values(servers: str, topic: str) -> list[int]:
+    """The numbers of a topic's records, by a consumer with read_committed."""
+    found = consume(servers, topic, 1, 1 << 30, isolation_level="read_committed")[0]
+    return [int(key) for _, _, key, _, _ in found]
+
+
+def test_translated_offsets_there_and_back_twice(source: str, target: str) -> None:
+    topic = link = alias = "taken-translated"
+    topics, place = LinkTopics.of(topic), TopicPartition(topic, 0)
+    for servers in (source, target):
+        create_topic(servers, topic)
+    append_records(target, topic, 5, first=9_000)  # somebody else's
+    append_records(source, topic, 100)
+    mm2 = MirrorMaker2(source, target, alias, topic)
+    mm2.copies(0, 100, noted=60)
+
+    def taken() -> TakeoverReport:
+        report: TakeoverReport = run(source, target, take_over, link, topics, alias, offsets="translated")
+        return report
+
+    def handed(**named: Any) -> HandBackReport:
+        report: HandBackReport = run(source, target, hand_back, link, topics, alias, offsets="translated", **named)
+        return report
+
+    async def copy(origin: Any, there: Any) -> None:
+        prepared = await prepare_translated_link(origin, there, topics, link)
+        await TranslatedCopier(origin, there, link).copy(prepared.ends)
+
+    assert [p.position for p in taken().partitions] == [100] == [p.position for p in taken().partitions]
+    with pytest.raises(OptionError, match="nothing to hand back"):
+        handed()
+    append_records(source, topic, 20, first=100)
+    run(source, target, copy)
+    assert values(target, topic)[5:] == list(range(120))
+
+    # A group that stands where MirrorMaker 2 copied must not skip what that has copied.
+    async def stand(origin: Any, _: Any, group: str, offset: int) -> None:
+        await group_offsets(origin, group)  # a cluster without groups makes the topic of their offsets first
+        codes, failures = await commit_offsets(origin, {group: {place: CommittedOffset(offset, "")}})
+        assert not failures and codes == {group: {place: 0}}
+
+    run(source, target, stand, "taken-early", 50)
+    run(source, target, stand, "taken-late", 110)
+    groups: GroupsReport = run(source, target, sync_groups, topics, TopicFilter(("taken-.*",)), link=link)
+    assert [(m.position.group, m.position.offset) for m in groups.moved] == [("taken-late", 115)]
+    assert [(x.name, x.reason) for x in groups.left] == [(f"group taken-early, {topic}-0", "before-takeover")]
+
+    async def move(origin: Any, there: Any) -> Any:
+        found = await translate_group(origin, there, link, "taken-early")
+        assert not found[place].is_known and not found[place].is_exact
+        return await commit_group(there, "taken-early", found.values()), await group_offsets(there, "taken-early")
+
+    assert run(source, target, move) == ([], {})
+
+    assert not handed(is_dry_run=True).is_done and mm2.goes_on_at == 60
+    (changed,) = handed().partitions
+    assert (changed.before, changed.after) == (60, 120) and mm2.goes_on_at == 120
+    assert handed().partitions == (), "run again it finds nothing to do"
+    append_records(source, topic, 30, first=120)
+    with pytest.raises(LinkPromotedError, match="handed back"):
+        run(source, target, copy)
+
+    mm2.copies(120, 150, noted=130)
+    append_records(source, topic, 10, first=150)
+    (text,) = handed().blockers
+    assert "goes on at 130" in text and "up to 120 only" in text
+    assert [p.position for p in taken().partitions] == [150]
+    run(source, target, copy)
+    assert values(target, topic)[5:] == list(range(160))
+    assert handed().is_done and mm2.goes_on_at == 160
+
+
+def test_identical_offsets_there_and_back_twice(source: str, target: str) -> None:
+    topic = link = alias = "taken-identical"
+    topics = LinkTopics.of(topic)
+    for servers in (source, target):
+        create_topic(servers, topic)
+    append_records(source, topic, 100)
+    mm2 = MirrorMaker2(source, target, alias, topic)
+    mm2.copies(0, 100, noted=80)
+
+    def back() -> HandBackReport:
+        report: HandBackReport = run(source, target, hand_back, link, topics, alias)
+        return report
+
+    with pytest.raises(OptionError, match="nothing to hand back"):
+        back()
+    assert run(source, target, take_over, link, topics, alias).is_done
+    with pytest.raises(OptionError, match="nothing to hand back"):
+        back()
+    assert mm2.goes_on_at == 80, "of a link that never ran nothing is known"
+    append_records(source, topic, 20, first=100)
+    mirror(source, target, topic, link)
+    with pytest.raises(OptionError, match="nothing is to be taken over"):
+        run(source, target, take_over, link, topics, alias)
+    assert back().is_done and mm2.goes_on_at == 120
+    with pytest.raises(LinkPromotedError, match="handed back"):
+        mirror(source, target, topic, link)
+    append_records(source, topic, 40, first=120)
+    mm2.copies(120, 150, noted=150)
+    assert run(source, target, take_over, link, topics, alias).is_done
+    mirror(source, target, topic, link)
+    assert compare(source, target, topic).identical and ends(target, topic) == [160]
+
+    # The target's retention takes all: its end is then a number that shows nothing, unless MirrorMaker 2 has noted it.
+    assert back().is_done and mm2.goes_on_at == 160
+    admin = kafka.KafkaAdminClient(bootstrap_servers=target)
+    admin.delete_records({TopicPartition(topic, 0): 160})
+    admin.close()
+    append_records(source, topic, 10, first=160)
+    mm2.notes(155)
+    assert "do not have the source's offsets" in run(source, target, take_over, link, topics, alias).blockers[0]
+    mm2.notes(160)
+    assert run(source, target, take_over, link, topics, alias, is_dry_run=True).exit_code == 0

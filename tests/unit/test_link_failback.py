@@ -1,0 +1,118 @@
+"""What of an old source's log is proved to be a copy, what is counted as lost, and what may be deleted."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+
+from tolerant_client.mirror.divergence import LogSlice
+from tolerant_client.mirror.link import failback
+from tolerant_client.mirror.link.control import LinkControl
+from tolerant_client.mirror.link.failback import SharedLog, blockers, compare_logs, strangers
+from tolerant_client.mirror.topic_filter import LinkTopics
+from tolerant_client.raw import EARLIEST
+from tolerant_client.record_batch import Record
+
+PLACE = TopicPartition("orders", 0)
+OURS = 4000  # the forward link's producer id
+
+
+class Log:
+    """A cluster with one partition."""
+
+    def __init__(
+        self, start: int, end: int, holes: range = range(0), producer_id: int = OURS, is_control: bool = False
+    ) -> None:
+        self.start, self.end, self.holes = start, end, holes
+        self.header = SimpleNamespace(producer_id=producer_id, is_control=is_control)
+        self.reads: list[int] = []
+
+    async def list_offsets(self, wanted: Any, *, isolation_level: int = 0) -> Any:
+        return {p: self.start if at == EARLIEST else self.end for p, at in wanted.items()}
+
+
+def drive(coroutine: Any) -> Any:
+    """Runs what waits for nothing."""
+    with pytest.raises(StopIteration) as stopped:
+        coroutine.send(None)
+    return stopped.value.value
+
+
+@pytest.fixture(autouse=True)
+def logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def read_slices(log: Log, ranges: Any, *, is_committed: bool) -> Any:
+        ((p, (start, until)),) = ranges.items()
+        assert is_committed
+        if start < log.start:
+            return {p: LogSlice(start)}  # out of range
+        log.reads.append(until - start)
+        offsets = [o for o in range(start, min(until, log.end)) if o not in log.holes]
+        return {p: LogSlice(until, {o: Record(o, 0, b"k", b"v") for o in offsets})}
+
+    async def read_headers(log: Log, offsets: Any) -> Any:
+        return {p: log.header for p, offset in offsets.items() if log.start <= offset < log.end}
+
+    async def first_difference_of_logs(*_: Any) -> None:
+        return None
+
+    for function in (read_slices, read_headers, first_difference_of_logs):
+        monkeypatch.setattr(failback, function.__name__, function)
+
+
+def compared(source: Log, target: Log) -> SharedLog:
+    found: SharedLog = drive(compare_logs(source, target, PLACE, {OURS}))  # type: ignore[arg-type]
+    return found
+
+
+def test_an_emptied_log_is_proved_by_what_the_link_wrote_before_its_end() -> None:
+    """Retention of the old source has taken all; its end may be behind what was copied."""
+    target = Log(100, 100)
+    assert compared(Log(50, 150), target).is_proved
+    for source in (Log(50, 150, producer_id=-1), Log(50, 150, is_control=True)):  # an application's record; the fence
+        found = compared(source, target)
+        assert not found.is_proved and not found.is_diverged
+        (text,) = blockers([found], discards=False)
+        assert "orders-0 ends at offset 100" in text and "--discard-diverged" in text
+        assert blockers([found], discards=True) == ()
+
+
+def test_where_the_source_has_nothing_before_an_emptied_logs_end_nothing_can_be_missing() -> None:
+    assert compared(Log(100, 150, producer_id=-1), Log(100, 100)).is_proved
+    assert compared(Log(0, 150, producer_id=-1), Log(0, 0)).is_proved, "it never had a record"
+
+
+def test_an_emptied_log_that_ends_behind_the_source_has_diverged() -> None:
+    found = compared(Log(0, 90), Log(100, 100))
+    assert found.is_diverged and found.shared_until == 90
+
+
+def test_lost_records_are_counted_where_the_target_still_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shared part ends before the target's log starts."""
+    target = Log(500, 25_500, holes=range(600, 700))
+    log = SharedLog("orders", 0, 90, 25_500, 90)
+    found = drive(failback._with_losses(target, log))  # type: ignore[arg-type]
+    assert (found.lost_records, found.is_counted) == (24_900, True)
+    assert found.lost_offsets == ((500, 600), (700, 25_500))
+    assert max(target.reads) == 10_000, "not all of them are in memory at once"
+    monkeypatch.setattr(failback, "_COUNTED", 20_000)
+    found = drive(failback._with_losses(target, log))  # type: ignore[arg-type]
+    assert (found.lost_records, found.is_counted) == (19_900, False)
+    (text,) = blockers([found], discards=False)
+    assert "at least 19,900 committed records" in text
+
+
+def test_that_nobody_can_see_any_more_whether_records_were_copied_is_said() -> None:
+    found = compared(Log(200, 300), Log(100, 150))
+    assert found.is_diverged and not found.is_proved
+    assert "deleted all that could show" in blockers([found], discards=False)[0]
+
+
+def test_only_what_a_link_took_from_there_is_deleted() -> None:
+    forward = [LinkControl(topics=LinkTopics.of("orders|clicks").to_json()), LinkControl()]
+    assert strangers(["orders", "clicks"], forward) == ()
+    (text,) = strangers(["orders", "users"], forward)
+    assert "topic users would be deleted" in text and "(1 topics)" in text
+    assert strangers(["orders"], []) != ()

@@ -1,0 +1,74 @@
+"""What MirrorMaker 2 is told when a link is given back to it, and when it is told nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from kafka.structs import TopicPartition
+
+from tolerant_client.errors import LinkPromotedError, OptionError
+from tolerant_client.mirror.link.control import LinkControl, decode_control, encode_control
+from tolerant_client.mirror.link.failback import begun, is_live
+from tolerant_client.mirror.link.handback import HandedPartition, decide_positions, require_ran
+from tolerant_client.mirror.link.mm2_positions import Mm2Position
+from tolerant_client.mirror.topic_filter import LinkTopics
+
+PLACE = TopicPartition("orders", 0)
+TOPICS = LinkTopics.of("orders")
+RAN = LinkControl(source_cluster_id="one", topics=TOPICS.to_json(), producer_ids=(7,))
+
+
+def known(offset: int) -> dict[TopicPartition, Mm2Position]:
+    return {PLACE: Mm2Position(offset, b"key", 3)}
+
+
+def test_mirrormaker_2_goes_on_where_the_link_has_stopped() -> None:
+    assert decide_positions({PLACE: 150}, known(100)) == ([HandedPartition("orders", 0, 100, 150)], [])
+    assert decide_positions({PLACE: 100}, known(100)) == ([], [])
+
+
+def test_it_is_never_set_back_to_before_its_own_note() -> None:
+    changed, (text,) = decide_positions({PLACE: 90}, known(100))
+    assert not changed and "goes on at 100 of orders-0" in text and "up to 90 only" in text
+
+
+def test_what_it_has_never_copied_is_in_the_way_unless_it_is_empty() -> None:
+    _, (text,) = decide_positions({PLACE: 5}, {})
+    assert "orders-0" in text and "leave these topics out" in text
+    assert decide_positions({PLACE: 0}, {}) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("control", "is_translated", "why"),
+    [
+        (LinkControl(), False, "nothing to hand back"),
+        (LinkControl(), True, "nothing to hand back"),
+        (replace(RAN, producer_ids=()), False, "nothing to hand back"),  # taken over, never started
+        (replace(RAN, source_cluster_id="other"), False, "copied from cluster other"),
+        (replace(RAN, is_promoted=True), False, "was promoted"),
+        (RAN, False, None),
+        (replace(RAN, is_handed_back=True), False, None),  # killed on the way
+        (replace(RAN, producer_ids=()), True, None),
+    ],
+)
+def test_only_a_link_that_has_copied_from_this_source_is_handed_back(
+    control: LinkControl, is_translated: bool, why: str | None
+) -> None:
+    if why is None:
+        require_ran(control, "A-B", "one", is_translated=is_translated)
+    else:
+        with pytest.raises(OptionError, match=why):
+            require_ran(control, "A-B", "one", is_translated=is_translated)
+
+
+def test_a_link_that_was_handed_back_copies_nothing_until_it_is_taken_over_again() -> None:
+    handed = replace(RAN, is_handed_back=True)
+    assert decode_control(encode_control(handed, 1)) == handed
+    with pytest.raises(LinkPromotedError, match="take-over"):
+        handed.require_not_promoted("A-B")
+    assert is_live(RAN) and not is_live(handed)
+    again = begun(handed, "one", TOPICS, {PLACE: 150})
+    again.require_not_promoted("A-B")
+    assert (again.generation, again.producer_ids, again.adopted) == (1, (), {PLACE: 150})
+    assert begun(again, "one", TOPICS, {PLACE: 150}) == again, "run twice it says the same"

@@ -1,0 +1,126 @@
+"""How the command mirror ends: exit codes, and what it says of a copy that did not come to its end; no Spark, no broker."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from kafka.structs import TopicPartition
+from typer.testing import CliRunner
+
+from spark_integration.cli import app
+from spark_integration.commands import mirror as command
+from spark_integration.mirroring import mirror_job, supervisor
+from spark_integration.mirroring.supervisor import StopSignal
+from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError
+from tolerant_client.mirror.link.ends import Ends
+from tolerant_client.mirror.sync import PreparedLink
+
+FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
+LINK = ["mirror", "--source", "a:1", "--target", "b:1", "--topics", "orders"]
+FILE = """
+clusters = primary, backup, lake
+primary.bootstrap.servers = p:1
+backup.bootstrap.servers = b:1
+lake.bootstrap.servers = l:1
+primary->backup.enabled = true
+primary->lake.enabled = true
+primary->lake.topics = clicks
+"""
+
+
+class Watch:
+    """A watch that sees nothing."""
+
+    behind: list[TopicPartition] = []
+    paused: dict[TopicPartition, str] = {}
+    losses: list[Any] = []
+    copied = 0
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def tell(self, report: object) -> None:
+        pass
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Runs the command with a mirror that ends as it is told, and a target that has got as far as `copied`."""
+
+    def run(outcome: Any, *options: str, number: int = 0, copied: tuple[int, int] = (10, 4)) -> Any:
+        stopping = StopSignal()
+        stopping.number = number
+        monkeypatch.setattr(supervisor, "stop_signals", lambda: stopping)
+        monkeypatch.setattr(command, "LinkWatch", Watch)
+        monkeypatch.setattr(mirror_job, "prepare", lambda settings: PreparedLink(1, (), {FIRST: 10, SECOND: 10}))
+
+        def copy(*_: object) -> Any:
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+
+        async def look(*asked: Any) -> list[Ends]:
+            assert asked[4] is ("translated" in options)
+            return [Ends(p, end, None, None) for p, end in zip((FIRST, SECOND), copied)]
+
+        monkeypatch.setattr(mirror_job, "run", copy)
+        monkeypatch.setattr(command, "look", look)
+        return CliRunner().invoke(app, [*LINK, *options])
+
+    return run
+
+
+@pytest.mark.parametrize("offsets", ["identical", "translated"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_copy_ends_as_a_process_that_a_signal_ended_and_says_where(
+    run: Callable[..., Any], offsets: str, number: int, code: int
+) -> None:
+    done = run(False, "--once", "--offsets", offsets, "--json", number=number)
+    assert (done.exit_code, done.stdout) == (code, "")
+    assert done.stderr.splitlines() == [
+        "tolerant-kafka: interrupted: orders-1 is copied up to offset 4 of 10",
+        "tolerant-kafka: interrupted: 6 offsets are not copied; start the mirror again",
+    ]
+
+
+def test_a_mirror_that_follows_is_stopped_by_a_signal_as_it_should_be(run: Callable[..., Any]) -> None:
+    assert run(False, "--json", number=signal.SIGTERM).exit_code == 0
+    assert run(True, "--once", "--json").exit_code == 0
+
+
+@pytest.mark.parametrize("error", [OptionError("later"), ClusterUnreachableError("away"), TolerantClientError("else")])
+def test_an_error_after_the_start_is_a_failure_and_no_bad_usage(run: Callable[..., Any], error: Exception) -> None:
+    done = run(error)
+    assert (done.exit_code, done.stderr) == (1, f"tolerant-kafka: {error.args[0]}\n")
+
+
+def test_only_the_flows_into_the_clusters_of_this_process_run(tmp_path: Path) -> None:
+    file = tmp_path / "mm2.properties"
+    file.write_text(FILE)
+
+    def flows(*options: str) -> list[str]:
+        done = CliRunner().invoke(app, ["mirror", "--config", str(file), "--dry-run", "--json", *options])
+        assert done.exit_code == 0, done.exception
+        return [flow["flow"] for flow in json.loads(done.stdout)["flows"]]
+
+    assert flows() == ["primary->backup", "primary->lake"]
+    assert flows("--clusters", "backup") == ["primary->backup"]
+    assert flows("--clusters", "lake, backup") == ["primary->backup", "primary->lake"]
+    with pytest.raises(OptionError, match="'bakcup' is none of clusters = primary, backup, lake; did you mean backup?"):
+        CliRunner().invoke(app, ["mirror", "--config", str(file), "--clusters", "bakcup"], catch_exceptions=False)
+    with pytest.raises(OptionError, match="--clusters goes with --config"):
+        CliRunner().invoke(app, [*LINK, "--clusters", "backup"], catch_exceptions=False)

@@ -1,0 +1,97 @@
+"""What `plan` says that a mirror does is what it does: a flow's switches and exclusions, and nothing for a plain mirror."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from kafka.structs import TopicPartition
+
+from spark_integration.commands.plan import besides_of, plan
+from spark_integration.mirroring.flow_links import duties_of
+from spark_integration.mm2.flows import Flow, read_flows
+from tolerant_client.mirror.link.plan_report import Besides, topic_plans
+from tolerant_client.mirror.plan import TopicSpec, TopicsPlan
+from tolerant_client.mirror.sync import PlannedLink
+
+FILE = """
+clusters = A, B
+A.bootstrap.servers = a:9092
+B.bootstrap.servers = b:9092
+A->B.enabled = true
+"""
+DUTIES = {
+    "sync.group.offsets": "sync of group offsets",
+    "sync.topic.configs": "sync of topic configurations",
+    "sync.topic.acls": "sync of ACLs",
+    "emit.heartbeats": "heartbeats",
+    "emit.checkpoints": "checkpoints",
+}
+
+
+def flow(folder: Path, *lines: str) -> Flow:
+    file = folder / "mm2.properties"
+    file.write_text(FILE + "".join(f"{line}\n" for line in lines))
+    (found,) = read_flows(file).flows
+    return found
+
+
+def planned_duties(besides: Besides) -> set[str]:
+    found = {other.split(" ")[0] for other in besides.others} & {"heartbeats", "checkpoints"}
+    if besides.groups is not None:
+        found.add("sync of group offsets")
+    if besides.config_exclude is not None:
+        found.add("sync of topic configurations")
+    if besides.has_acls:
+        found.add("sync of ACLs")
+    return found
+
+
+@pytest.mark.parametrize("switched", [(), *((key,) for key in DUTIES), tuple(DUTIES)])
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_a_flow_is_planned_to_do_its_duties_and_no_others(tmp_path: Path, switched: tuple[str, ...], value: str) -> None:
+    of = flow(tmp_path, *(f"{key}.enabled = {value}" for key in switched))
+    assert planned_duties(besides_of(of)) == {duty.name for duty in duties_of(of)} & set(DUTIES.values())
+
+
+def test_what_a_flow_excludes_is_excluded_from_its_plan(tmp_path: Path) -> None:
+    of = flow(
+        tmp_path,
+        "sync.group.offsets.enabled = true",
+        "groups.exclude = secret-.*",
+        "config.properties.exclude = retention.*",
+        "use.defaults.from = source",
+        "tolerant.throttle = 1000",
+    )
+    besides = besides_of(of)
+    assert besides.groups is not None and not besides.groups.matches("secret-1") and besides.groups.matches("billing")
+    assert besides.config_exclude == ("retention.*",)
+    assert besides.use_defaults_from == "source"
+    assert "at most 1,000 bytes/s, unless the operator says another rate" in besides.others
+
+
+def test_a_plain_mirror_does_nothing_besides_and_its_plan_takes_no_groups() -> None:
+    assert Besides() == Besides(None, None, "target", False, ())
+    assert "groups" not in inspect.signature(plan).parameters
+
+
+def test_topics_are_planned_one_by_one_with_what_waits() -> None:
+    wanted = {name: TopicSpec(name, 2, 3) for name in ("new", "grown", "there", "stamped")}
+    present = {"grown": TopicSpec("grown", 1, 1), "there": TopicSpec("there", 2, 2), "stamped": TopicSpec("stamped", 2, 1)}
+    topics = TopicsPlan(
+        (TopicSpec("new", 2, 1, {"retention.ms": "1"}),), (wanted["there"],), (wanted["grown"],), (), {"stamped": "why"}
+    )
+    waiting = {TopicPartition("stamped", n): "why" for n in (0, 1)} | {TopicPartition("there", 1): "no leader"}
+    ends = {TopicPartition(name, n): 10 for name in ("new", "grown", "there") for n in (0, 1)}
+    found = list(topic_plans(PlannedLink(topics, ends, waiting, (wanted, present)), {**ends, TopicPartition("there", 0): 3}))
+    assert [(t.topic, t.action, t.partitions, t.target_partitions, t.replication_factor, t.to_copy) for t in found] == [
+        ("grown", "grow", 2, 1, 1, 20),
+        ("new", "create", 2, 0, 1, 20),
+        ("stamped", "refuse", 2, 2, 3, None),
+        ("there", "copy", 2, 2, 2, 13),
+    ]
+    assert (found[2].why, found[3].waiting, found[1].config) == ("why", {1: "no leader"}, {"retention.ms": "1"})

@@ -1,0 +1,397 @@
+"""Promotion without brokers: what is in its way, what of a link it takes, and that nothing fails once the link is fenced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import kafka.errors as Errors
+import pytest
+from kafka.structs import TopicPartition
+
+from tolerant_client.errors import ClusterUnreachableError, OptionError, UnsupportedSourceError
+from tolerant_client.mirror.link import fence, promotion, scope
+from tolerant_client.mirror.link.control import LinkControl
+from tolerant_client.mirror.link.ends import Comparison, Ends
+from tolerant_client.mirror.link.fence import Fenced
+from tolerant_client.mirror.link.groups import GroupsReport
+from tolerant_client.mirror.link.left import Left
+from tolerant_client.mirror.link.promotion import blockers, failover, promote
+from tolerant_client.mirror.link.promotion_report import PromotedPartition, PromotionReport, failover_warnings
+from tolerant_client.mirror.link.scope import differing_topics, require_whole
+from tolerant_client.mirror.losses import LedgerRow
+from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, TopicNames
+from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
+from tolerant_client.raw import RawCluster
+
+P = TopicPartition("orders", 0)
+ORDERS = LinkTopics.of("orders")
+
+
+def ends(copied: int, stable: int | None, end: int | None, index: int = 0) -> Ends:
+    return Ends(TopicPartition("orders", index), copied, stable, end)
+
+
+# -- what is in the way -------------------------------------------------------
+
+
+def test_nothing_is_in_the_way_when_all_is_copied_and_stands_still() -> None:
+    now = ends(10, 10, 10)
+    assert blockers([now], {P: now}) == blockers([now], {P: now}, LinkControl(), Comparison({})) == []
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "text"),
+    [
+        (ends(8, 10, 10), ends(8, 10, 10), "2 offsets are not copied yet: orders-0 2"),
+        (ends(10, 10, 12), ends(10, 10, 12), "transactions are open on the source"),
+        (ends(10, 10, 10), ends(9, 9, 9), "producers still write to the source: orders-0"),
+        (ends(12, 10, 10), ends(12, 10, 10), "the target has more than the source: orders-0 ends at 12, on the source at 10"),
+    ],
+)
+def test_what_is_in_the_way_of_a_promotion_is_named(now: Ends, before: Ends, text: str) -> None:
+    (found,) = blockers([now], {P: before})
+    assert text in found
+
+
+def test_what_is_no_copy_is_in_the_way_though_nothing_is_left_to_copy() -> None:
+    now = ends(12, 10, 10)
+    assert blockers([now], {P: now}, compared=Comparison({P: "a foreign record batch"})) == ["a foreign record batch"]
+    (found,) = blockers([now], {P: now}, compared=Comparison({}, (P,)))
+    assert "could not be compared" in found and "orders-0" in found
+
+
+def test_a_log_whose_difference_is_in_the_ledger_is_not_in_the_way() -> None:
+    now = ends(12, 10, 10)
+    assert blockers([now], {P: now}, compared=Comparison({})) == []
+
+
+def test_a_difference_is_told_instead_of_its_lag_and_many_are_not_told_one_by_one() -> None:
+    many = [ends(8, 10, 10, n) for n in range(9)]
+    found = blockers(many, {}, compared=Comparison({e.partition: f"{e} differs" for e in many}))
+    assert found[0] == "orders-0 differs" and len(found) == 6 and "4 more partitions differ; all" in found[-1]
+
+
+def test_what_an_operator_has_paused_is_named_with_the_command_that_resumes_it() -> None:
+    now = [ends(8, 10, 10), ends(7, 10, 10, 1)]
+    held, waiting = blockers(now, {}, LinkControl(frozenset({"orders-1"})), of_target="--link dr")
+    assert held.endswith("paused them: orders-1 3; let them go on: tolerant-kafka resume --link dr") and held.startswith("3 ")
+    assert "2 offsets are not copied yet" in waiting
+    idle = ends(10, 10, 10)
+    assert blockers([idle], {P: idle}, LinkControl(frozenset({""}))) == []
+
+
+def test_a_target_that_is_ahead_has_no_lag() -> None:
+    assert (ends(12, 10, 10).lag, ends(12, 10, 10).ahead) == (0, 2)
+    assert (ends(12, None, None).lag, ends(12, None, None).ahead) == (0, 0)
+
+
+def test_a_failover_says_what_nobody_can_know() -> None:
+    known = PromotedPartition("orders", 0, 10, None, 1_700_000_000_123)
+    assert "2023-11-14 22:13:20.123 UTC" in failover_warnings([known])[0]
+    assert "newest" not in failover_warnings([replace(known, last_copied_ms=None)])[0]
+
+
+# -- what of a link is promoted -----------------------------------------------
+
+
+class Net:
+    """An event loop for what waits for nothing real."""
+
+    def run(self, function: Any, *args: Any) -> Any:
+        coroutine = function(*args)
+        try:
+            coroutine.send(None)
+        except StopIteration as done:
+            return done.value
+        raise AssertionError("it waits")
+
+    async def sleep(self, delay: float) -> None:
+        pass
+
+
+class FakeTarget:
+    """A cluster that has topics."""
+
+    bootstrap_servers = "b:9092"
+
+    def __init__(self, *topics: str) -> None:
+        self.topics = topics
+        self.net = Net()
+        self.manager = SimpleNamespace(config={"security_protocol": "PLAINTEXT"})
+
+    async def partitions(self, topics: Any = None) -> dict[str, list[int]]:
+        return {topic: [0] for topic in self.topics if topics is None or topic in topics}
+
+    def wire_topic(self, topic: str) -> str:
+        return topic
+
+
+def whole(control: LinkControl, given: LinkTopics | None, source: FakeTarget | None, target: FakeTarget) -> LinkTopics:
+    cluster = cast(RawCluster, source), cast(RawCluster, target)
+    found: LinkTopics = target.net.run(require_whole, *cluster, control, "dr", given)
+    return found
+
+
+RENAMED = replace(LinkTopics.of("orders|clicks"), names=TopicNames(DefaultReplicationPolicy(), "A"))
+
+
+@pytest.mark.parametrize(
+    ("given", "differ"),
+    [
+        (LinkTopics.of("orders|clicks"), []),
+        (LinkTopics.of("(clicks|orders)"), []),
+        (LinkTopics.of("orders"), ["clicks"]),
+        (LinkTopics.of("orders|clicks|new"), ["new"]),
+        (LinkTopics.of(".*"), ["local", "new"]),
+        (RENAMED, ["clicks", "orders"]),
+    ],
+)
+def test_two_descriptions_of_topics_are_the_same_where_they_take_the_same(given: LinkTopics, differ: list[str]) -> None:
+    written = LinkTopics.of("orders|clicks")
+    assert differing_topics(written, given, ["orders", "clicks", "new"], ["orders", "clicks", "local"]) == differ
+
+
+def test_a_link_is_promoted_as_a_whole_or_not_at_all() -> None:
+    control = LinkControl(topics=LinkTopics.of("orders|clicks").to_json())
+    target = FakeTarget("orders", "clicks")
+    assert whole(control, None, None, target) == whole(control, LinkTopics.of("clicks|orders"), target, target)
+    with pytest.raises(OptionError, match="differ in clicks. A link is promoted as a whole: leave --topics out"):
+        whole(control, ORDERS, None, target)
+    with pytest.raises(OptionError, match="differ in new"):
+        whole(control, LinkTopics.of("orders|clicks|new"), FakeTarget("orders", "clicks", "new"), target)
+
+
+def test_topics_that_are_given_count_where_nothing_was_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = {"other": LinkControl(topics=LinkTopics.of("cl.*").to_json())}
+
+    async def controls(_: Any) -> dict[str, LinkControl]:
+        return live
+
+    monkeypatch.setattr(scope, "read_controls", controls)
+    target = FakeTarget("orders", "clicks")
+    assert whole(LinkControl(), ORDERS, None, target) == ORDERS
+    with pytest.raises(OptionError, match="is --link other meant"):
+        whole(LinkControl(), LinkTopics.of(".*"), None, target)
+    with pytest.raises(OptionError, match="give --topics"):
+        whole(LinkControl(), None, None, target)
+
+
+# -- the course ---------------------------------------------------------------
+
+HELD = LinkControl(frozenset({"orders"}), topics=ORDERS.to_json())
+
+
+@dataclass
+class World:
+    """Both clusters of a link, as far as promotion asks them; `done` is what it wrote, in its order."""
+
+    control: LinkControl = LinkControl(producer_ids=(7,), topics=ORDERS.to_json())
+    ends: Ends = ends(10, 10, 10)
+    lacking: tuple[TopicPartition, ...] = ()
+    compared: Comparison | None = Comparison({})
+    groups: list[GroupsReport | Exception] = field(default_factory=list)
+    may_fence: bool = True
+    unlisted: Exception | None = None
+    ledger: Exception | None = None
+    done: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+
+    def promote(self, **how: Any) -> PromotionReport:
+        cluster = cast(RawCluster, FakeTarget("orders"))
+        how.setdefault("groups", TopicFilter())
+
+        async def run() -> PromotionReport:
+            return await promote(cluster, cluster, "dr", deadline_s=0.0, tell=self.told.append, **how)
+
+        return cast(PromotionReport, cluster.net.run(run))
+
+    def failover(self) -> PromotionReport:
+        cluster = cast(RawCluster, FakeTarget("orders"))
+        return cast(PromotionReport, cluster.net.run(failover, cluster, "dr", ORDERS))
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    found = World()
+
+    async def update(_: Any, __: str, change: Any) -> LinkControl:
+        found.control = change(found.control)
+        found.done.append("fenced" if found.control.is_fenced else "promoted")
+        return found.control
+
+    async def sync(*_: Any, is_dry_run: bool, **__: Any) -> GroupsReport:
+        found.done.append("rehearsal" if is_dry_run else "groups")
+        answer = found.groups.pop(0) if found.groups else GroupsReport((), 0, (), ())
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def use_id(_: Any, name: str) -> int:
+        assert name == "dr"
+        if not found.may_fence:
+            raise Errors.TransactionalIdAuthorizationFailedError("no")
+        return 7
+
+    async def fence_all(*_: Any) -> dict[TopicPartition, Fenced]:
+        found.done.append("fence")
+        return {P: Fenced(10, 10)}
+
+    async def groups(_: Any) -> tuple[dict[str, Any], dict[str, Exception]]:
+        if found.unlisted is not None:
+            raise found.unlisted
+        return {}, {"broker 3": Errors.GroupAuthorizationFailedError("no")}
+
+    async def ledger(_: Any) -> list[LedgerRow]:
+        if found.ledger is not None:
+            raise found.ledger
+        return []
+
+    def answer(name: str, value: Any) -> None:
+        async def tell(*_: Any, **__: Any) -> Any:
+            return value()
+
+        monkeypatch.setattr(promotion, name, tell)
+
+    answer("read_control", lambda: found.control)
+    answer("has_map", lambda: False)
+    answer("partitions_of_link", lambda: ([P], list(found.lacking)))
+    answer("partitions_on_target", lambda: [P])
+    answer("look", lambda: [found.ends])
+    answer("compare_ends", lambda: found.compared)
+    answer("read_headers", dict)
+    monkeypatch.setattr(promotion, "update_control", update)
+    monkeypatch.setattr(promotion, "sync_groups", sync)
+    monkeypatch.setattr(promotion, "init_producer_id", use_id)
+    monkeypatch.setattr(promotion, "fence_identical", fence_all)
+    monkeypatch.setattr(promotion, "list_groups", groups)
+    monkeypatch.setattr(promotion, "read_ledger", ledger)
+    return found
+
+
+def test_groups_are_rehearsed_before_the_fence_and_moved_behind_it(world: World) -> None:
+    report = world.promote()
+    assert report.is_done and report.exit_code == 0
+    assert world.done == ["rehearsal", "promoted", "fence", "groups", "fenced"]
+
+
+@pytest.mark.parametrize("error", [UnsupportedSourceError("0.10.2"), KeyError(16), Errors.GroupAuthorizationFailedError("no")])
+def test_groups_that_cannot_be_moved_at_all_do_not_leave_a_promotion_half_done(world: World, error: Exception) -> None:
+    world.groups = [error, error]
+    report = world.promote()
+    assert report.is_done and world.control.is_fenced and report.exit_code == 3
+    assert report.groups is not None
+    (left,) = report.groups.left
+    assert left.is_failure and "--reset-offsets" in left.why
+    assert "all groups" in world.told[0]
+
+
+def test_a_cluster_that_is_away_while_groups_are_rehearsed_leaves_the_link_alone(world: World) -> None:
+    world.groups = [ClusterUnreachableError("away")]
+    with pytest.raises(ClusterUnreachableError):
+        world.promote()
+    assert world.done == ["rehearsal"] and not world.control.is_promoted
+
+
+def test_a_promotion_whose_groups_were_cut_short_goes_on(world: World) -> None:
+    world.groups = [GroupsReport((), 0, (), ()), ClusterUnreachableError("away")]
+    with pytest.raises(ClusterUnreachableError):
+        world.promote()
+    assert world.control.is_promoted and not world.control.is_fenced
+    world.ends, world.compared = ends(11, 12, 12), None  # a fence lies there, and somebody has gone on writing
+    report = world.promote()
+    assert report.is_done and report.exit_code == 3 and report.partitions[0].lag == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"compared": Comparison({P: "orders-0 has a foreign record batch"})}, "a foreign record batch"),
+        ({"lacking": (TopicPartition("orders", 1),)}, "orders-1: not on the target yet; let the mirror run"),
+        ({"ends": ends(8, 10, 10), "control": HELD}, "tolerant-kafka resume --target b:9092 --link dr"),
+    ],
+)
+def test_what_is_in_the_way_is_found_before_anything_is_written(world: World, changes: dict[str, Any], text: str) -> None:
+    for name, value in changes.items():
+        setattr(world, name, value)
+    report = world.promote()
+    assert not report.is_done and report.exit_code == 3 and text in report.blockers[0]
+    assert world.done == ["rehearsal", "rehearsal"] and not world.control.is_promoted
+
+
+def test_a_promotion_that_was_begun_leaves_out_what_no_mirror_can_make_any_more(world: World) -> None:
+    world.control = replace(world.control, is_promoted=True)
+    world.lacking = (TopicPartition("orders", 1),)
+    report = world.promote()
+    assert report.is_done and report.warnings[0] == "orders-1: on the source alone, and so not promoted"
+
+
+def test_what_is_promoted_already_is_promoted_by_nobody_again(world: World) -> None:
+    world.control = replace(world.control, is_promoted=True, is_fenced=True)
+    assert world.promote().is_done and world.failover().is_done and world.done == []
+
+
+def test_who_may_not_fence_promotes_nothing_half(world: World) -> None:
+    world.may_fence = False
+    for action in (world.promote, world.failover):
+        with pytest.raises(OptionError, match="grant us Write on the prefix tolerant-mirror-"):
+            action()
+    assert world.done == ["rehearsal"] and not world.control.is_promoted
+
+
+def test_a_link_that_was_handed_back_is_not_promoted(world: World) -> None:
+    world.control = replace(world.control, is_handed_back=True)
+    for action in (world.promote, world.failover):
+        with pytest.raises(OptionError, match="stop MirrorMaker 2"):
+            action()
+    assert world.done == []
+
+
+def test_a_failover_fences_and_moves_nothing(world: World) -> None:
+    world.ends = ends(10, None, None)
+    report = world.failover()
+    assert report.is_done and world.done == ["promoted", "fence", "fenced"]
+    assert "groups of broker 3" in report.warnings[-1]
+
+
+def test_a_failover_whose_groups_cannot_be_listed_is_one_all_the_same(world: World) -> None:
+    world.ends, world.unlisted = ends(10, None, None), KeyError(16)
+    report = world.failover()
+    assert report.is_done and world.control.is_fenced and "KeyError" in report.warnings[-1]
+
+
+def test_a_report_that_was_cut_short_is_made_again(world: World) -> None:
+    world.ledger = ClusterUnreachableError("away")
+    for action in (world.promote, world.failover):
+        with pytest.raises(ClusterUnreachableError):
+            action()
+    world.ledger = None
+    assert not world.control.is_fenced and world.promote().partitions and world.control.is_fenced
+
+
+def test_groups_that_are_left_by_the_rules_are_no_failure() -> None:
+    def code(*left: Left) -> int:
+        return PromotionReport("promote", "dr", False, True, (), groups=GroupsReport((), 0, (), left)).exit_code
+
+    assert code(Left("group g", "members", "in use")) == 0
+    assert code(Left("group g", "error", "no")) == 3
+
+
+# -- the fence ----------------------------------------------------------------
+
+
+def test_a_copy_ends_before_the_marker_of_a_fence_that_was_not_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records up to 10, markers of two fences at 10 and 11; in another partition one, behind an application's marker."""
+    other = TopicPartition("orders", 1)
+    log = {(P, 10): (True, 7), (P, 9): (False, 7), (other, 4): (True, 9)}
+
+    async def headers(_: Any, wanted: dict[TopicPartition, int]) -> dict[TopicPartition, Any]:
+        return {
+            p: SimpleNamespace(is_control=log[p, offset][0], producer_id=log[p, offset][1], base_offset=offset)
+            for p, offset in wanted.items()
+        }
+
+    monkeypatch.setattr(fence, "read_headers", headers)
+    target = FakeTarget()
+    assert target.net.run(fence._copied_until, target, {P: 11, other: 5}, 7) == {P: 10, other: 5}

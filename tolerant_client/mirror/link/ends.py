@@ -1,0 +1,103 @@
+"""How far the two clusters of a link are, and whether what the target has is a copy of what the source has.
+
+Offsets are the source's, half-open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.errors import TolerantClientError
+from tolerant_client.mirror.identical.state import read_append_states
+from tolerant_client.mirror.ledger import Ledger
+from tolerant_client.mirror.link.control import LinkControl
+from tolerant_client.mirror.losses import Loss
+from tolerant_client.mirror.translated.map_topic import copied_until, map_topic
+from tolerant_client.raw import LATEST, READ_COMMITTED, RawCluster
+
+
+class Ends(NamedTuple):
+    """A partition of a link: offsets before `copied` are on the target.
+
+    The source's committed part ends at `stable`, its log at `end`; both None where the source is not asked.
+    """
+
+    partition: TopicPartition
+    copied: int
+    stable: int | None
+    end: int | None
+
+    @property
+    def lag(self) -> int:
+        return 0 if self.stable is None else max(0, self.stable - self.copied)
+
+    @property
+    def ahead(self) -> int:
+        """What the target has and the source's log has no room for: it is no copy, or the source has lost it."""
+        return 0 if self.end is None else max(0, self.copied - self.end)
+
+    @property
+    def open_offsets(self) -> int:
+        """What lies behind a transaction that is open."""
+        return 0 if self.stable is None or self.end is None else self.end - self.stable
+
+    def __str__(self) -> str:
+        return f"{self.partition.topic}-{self.partition.partition}"
+
+
+async def has_map(target: RawCluster, link: str) -> bool:
+    """Whether the link has translated offsets."""
+    return map_topic(link) in await target.partitions([map_topic(link)])
+
+
+async def look(
+    source: RawCluster | None, target: RawCluster, link: str, partitions: Iterable[TopicPartition], is_translated: bool
+) -> list[Ends]:
+    """How far both sides are; the target is asked before the source, so a lag is never told too small."""
+    wanted = list(partitions)
+    if is_translated:
+        copied = await copied_until(target, link, wanted)
+    else:
+        copied = await target.list_offsets(dict.fromkeys(wanted, LATEST))
+    if source is None:
+        return [Ends(p, copied[p], None, None) for p in wanted]
+    stable = await source.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
+    end = await source.list_offsets(dict.fromkeys(wanted, LATEST))
+    return [Ends(p, copied[p], stable[p], end[p]) for p in wanted]
+
+
+class Comparison(NamedTuple):
+    """Partitions whose logs differ, and how; and those that could not be compared this time.
+
+    What the ledger says already is no difference.
+    """
+
+    differing: Mapping[TopicPartition, str]
+    unread: tuple[TopicPartition, ...] = ()
+
+
+async def compare_ends(
+    source: RawCluster,
+    target: RawCluster,
+    partitions: Collection[TopicPartition],
+    ledger: Ledger,
+    control: LinkControl,
+    is_translated: bool,
+) -> Comparison | None:
+    """What stops partitions of a link, as its mirror would find it.
+
+    None where there is nothing to compare: the offsets are translated, nobody has copied yet, or the link is promoted.
+    """
+    if is_translated or control.is_promoted or not control.producer_ids:
+        return None
+    states = await read_append_states(source, target, partitions, control.producer_ids[-1], ledger, control=control)
+    errors = {p: state.error if isinstance(state, Loss) else state for p, state in states.items()}
+    differing = {
+        p: str(error).removeprefix(f"{type(error).__name__}: ")
+        for p, error in errors.items()
+        if isinstance(error, TolerantClientError)
+    }
+    return Comparison(differing, tuple(p for p in partitions if p not in states))
