@@ -1,10 +1,10 @@
 """MirrorMaker 2 and our mirror on very many partitions: how soon, how idle, how large.
 
-    python tests/bench/many_partitions.py [--topics 100] [--partitions 100] [--peers mm2,spark] [--idle 30]
+    python tests/bench/many_partitions.py [--topics 100] [--partitions 100] [--peers mm2,spark] [--empty] [--idle 30]
 
-Each partition has one record.  Our mirror starts with an empty target: its times include that it creates the topics.
-MirrorMaker 2 finds its topics there: it asks for all of them in one operation, which a KRaft controller refuses from
-10,000 partitions on (QuorumController.java, MAX_RECORDS_PER_USER_OP), and then copies nothing.
+Each partition has one record.  A peer finds its topics on the target; with --empty it creates them, and its times include
+that.  MirrorMaker 2 asks for all of them in one operation, which a KRaft controller refuses from 10,000 partitions on
+(QuorumController.java, MAX_RECORDS_PER_USER_OP), and then copies nothing.
 Prints the seconds to the first record and to all records on the target, then, with nothing left to copy, the share of
 a core and the memory (proportional set size) of all the peer's processes, and the brokers' share of a core.
 """
@@ -96,9 +96,10 @@ def delete_all(pair: Pair) -> None:
     time.sleep(5)
 
 
-def create_for_mirrormaker(pair: Pair, run: int, topics: int, partitions: int) -> None:
+def create(pair: Pair, prefix: str, topics: int, partitions: int) -> None:
+    """Creates what a peer would create on the target, whose names begin with `prefix`."""
     with pair.clusters() as (_, target):
-        specs = [TopicSpec(f"source{run}.{name}", partitions, 1) for name in names_of(topics)]
+        specs = [TopicSpec(name.replace(PREFIX, prefix), partitions, 1) for name in names_of(topics)]
         target.run(create_topics, target, specs)
 
 
@@ -134,8 +135,8 @@ def count(target: RawCluster, prefix: str, known: dict[TopicPartition, int], wan
     return found
 
 
-def measure(pair: Pair, name: str, run: int, partitions: int, idle_s: float, timeout_s: float) -> WideRun:
-    how, prefix = launch(pair, name, run)
+def measure(pair: Pair, how: Launch, prefix: str, run: int, partitions: int, idle_s: float, timeout_s: float) -> WideRun:
+    name = how.name
     known: dict[TopicPartition, int] = {}
     with pair.clusters() as (_, target), Running(how, pair.folder, run) as peer:
         first = 0.0
@@ -177,6 +178,7 @@ def main() -> None:
     parser.add_argument("--topics", type=int, default=100)
     parser.add_argument("--partitions", type=int, default=100, help="of each topic")
     parser.add_argument("--peers", type=lambda text: text.split(","), default=["mm2", "spark"])
+    parser.add_argument("--empty", action="store_true", help="start with an empty target")
     parser.add_argument("--idle", type=float, default=30.0, help="seconds")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one peer")
     parser.add_argument("--json", type=Path)
@@ -188,9 +190,10 @@ def main() -> None:
         for number, name in enumerate(options.peers):
             if number:
                 delete_all(pair)
-            if name == "mm2":
-                create_for_mirrormaker(pair, number, options.topics, options.partitions)
-            run = measure(pair, name, number, options.topics * options.partitions, options.idle, options.timeout)
+            how, prefix = launch(pair, name, number)
+            if not options.empty:
+                create(pair, prefix, options.topics, options.partitions)
+            run = measure(pair, how, prefix, number, options.topics * options.partitions, options.idle, options.timeout)
             runs.append(run)
             print(run, flush=True)
     Console(width=None if sys.stdout.isatty() else 150).print(wide_table(runs))

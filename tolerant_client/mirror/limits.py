@@ -9,6 +9,8 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import TolerantClientError
 
+_MANY = 1_000  # partitions
+
 
 @dataclass(frozen=True)
 class CopyLimits:
@@ -22,6 +24,10 @@ class CopyLimits:
     produce_max_requests: int = 64
     append_lease_ms: int = 3_600_000
     patience_ms: int = 120_000
+
+    def fetch_wait_ms(self, partitions: int) -> int:
+        """How long a fetch may wait for records: a broker looks at every partition of it each time, so longer with many."""
+        return self.fetch_max_wait_ms * (2 if partitions > _MANY else 1)
 
 
 class Progress(NamedTuple):

@@ -132,7 +132,7 @@ class Puller:
         fetcher.round += 1
         request = session.request(
             # Behind means that the answer comes at once: a lost one is found sooner.
-            max_wait_ms=10 if fetcher.is_behind else limits.fetch_max_wait_ms,
+            max_wait_ms=10 if fetcher.is_behind else limits.fetch_wait_ms(len(session.positions)),
             max_bytes=self._bucket.answer_bytes(limits.fetch_max_bytes),
             partition_max_bytes=fetcher.partition_max_bytes,
         )

@@ -290,7 +290,7 @@ class TranslatedCopier:
                 while (wait_s := self._bucket.wait_s(self._clock())) > 0:
                     await self._net.sleep(min(wait_s, _CONTROL_S))  # the rate may change
                 is_urgent = len(positions) < len(led) or any(copy.intake.is_behind for copy in led)
-                await self._fetch(node_id, positions, 10 if is_urgent else self._limits.fetch_max_wait_ms)
+                await self._fetch(node_id, positions, 10 if is_urgent else self._limits.fetch_wait_ms(len(positions)))
                 self._clear_now_and_then()
         finally:
             del self._fetching[node_id]
