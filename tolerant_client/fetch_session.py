@@ -65,7 +65,8 @@ class FetchSession:
         if is_full:
             self._ids = self._ids_of(self.positions)
         positions = self.positions if is_full else {p: self.positions[p] for p in self._changed}
-        forgotten = () if is_full else tuple(self._forgotten)
+        # Of a topic without an id the broker was never told.
+        forgotten = () if is_full else tuple(p for p in self._forgotten if not self._ids or p.topic in self._ids)
         self._changed.clear()
         self._forgotten.clear()
         make = partial(RawFetchById, dict(self._ids)) if self._ids else partial(RawFetch, self.version)
@@ -80,6 +81,30 @@ class FetchSession:
             forgotten=forgotten,
             names=self.names,
         )
+
+    def made_anew(self) -> list[TopicPartition]:
+        """Partitions of topics that have another id by now: their positions are of a log that is gone.
+
+        They are forgotten, and a new session begins without them: the present topic is not to be read from there.
+        """
+        if self._topic_id is None:
+            return []
+        anew = {topic for topic, known in self._ids.items() if self._topic_id(topic) not in (None, known)}
+        if not anew:
+            return []
+        gone = [partition for partition in self.positions if partition.topic in anew]
+        for partition in gone:
+            self.forget(partition)
+        for topic in anew:
+            del self._ids[topic]
+        self.failed()
+        return gone
+
+    def go_by_names(self) -> None:
+        """The node turned out to know no ids: begins anew without."""
+        self._topic_id = None
+        self._ids = {}
+        self.failed()
 
     def _knows_topics(self) -> bool:
         """Whether what changed can be told in the session; it then has the ids of topics that are new in it."""

@@ -108,6 +108,7 @@ class RawCluster:
             raise OptionError(f"The {name}'s configuration is wrong: {error}") from error
         self.manager.cluster.config["allow_auto_create_topics"] = False
         self._fetch_version = 0
+        self._without_ids: set[int] = set()  # nodes, in an upgrade that has not reached them
 
     def __enter__(self) -> RawCluster:
         return self
@@ -319,15 +320,24 @@ class RawCluster:
         """Whether the brokers may keep records in remote storage only (KIP-405); true only once connected."""
         return self._highest(ListOffsetsRequest.API_KEY) >= _LIST_LOCAL_OFFSETS
 
-    async def session(self, *, isolation_level: int = 0) -> FetchSession:
-        """A new incremental fetch session, for any one node."""
+    async def session(self, node_id: int, *, isolation_level: int = 0) -> FetchSession:
+        """A new incremental fetch session with a node."""
         await self.connect()
-        has_ids = self._highest(FETCH_API_KEY) >= FETCH_BY_ID_VERSION
+        has_ids = self._highest(FETCH_API_KEY) >= FETCH_BY_ID_VERSION and node_id not in self._without_ids
         return FetchSession(self._fetch_version, isolation_level, self.names, self._topic_id if has_ids else None)
 
     async def send_fetch(self, node_id: int, request: RawFetch) -> FetchAnswer:
-        """Sends a fetch on the node's own fetch connection."""
-        answer: FetchAnswer = await self.send(request, self._fetch_lane(node_id))
+        """Sends a fetch on the node's own fetch connection.
+
+        Raises UnsupportedVersionError, with nothing sent, where the node is older than the one that was asked first.
+        """
+        await self.connect()
+        lane = self._fetch_lane(node_id)
+        connection = await self.manager.get_connection(lane)
+        if request.API_VERSION > connection.broker_version_data.api_versions[FETCH_API_KEY][1]:
+            self._without_ids.add(node_id)
+            raise Errors.UnsupportedVersionError(f"Fetch version {request.API_VERSION}, of node {node_id} of the {self.name}")
+        answer: FetchAnswer = await self.send(request, lane)
         return answer
 
     async def fetch(

@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # with Spark, which a look at a file needs not
     from spark_integration.mirroring.mirror_job import MirrorSettings
 
 _SHOWN: Final = 20  # partitions of an interrupted copy
+_PATIENCE_MS: Final = 5_000  # with a target that is asked how far it is, and may be why the copy was interrupted
 
 GapFill = Annotated[
     list[str],
@@ -168,8 +169,13 @@ def mirror(
 
 def _tell_interruption(settings: MirrorSettings, ends: Mapping[TopicPartition, int]) -> None:
     """Says on standard error how far the target is, in source offsets."""
-    with RawCluster(kafka_python_config(settings.target), name="target") as target:
-        found = target.run(look, None, target, settings.link, ends, settings.offsets == "translated")
+    try:
+        with RawCluster(kafka_python_config(settings.target), name="target", patience_ms=_PATIENCE_MS) as target:
+            found = target.run(look, None, target, settings.link, ends, settings.offsets == "translated")
+    except KafkaError as error:
+        tell_failure(error)
+        typer.echo("tolerant-kafka: interrupted: how far the target is it does not tell; start the mirror again", err=True)
+        return
     left = [(f"{e}", e.copied, ends[e.partition]) for e in found if e.copied < ends[e.partition]]
     for name, copied, end in left[:_SHOWN]:
         typer.echo(f"tolerant-kafka: interrupted: {name} is copied up to offset {copied:,} of {end:,}", err=True)

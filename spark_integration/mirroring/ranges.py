@@ -125,7 +125,8 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {}  # executors get the reader for `read` alone, once for each micro-batch
 
     def initialOffset(self) -> dict[str, Any]:
-        self._refresh()
+        if not self._has_planned:  # else Trigger.AvailableNow has, and its ends are final
+            self._refresh()
         return {"trigger": 0}
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -177,13 +178,17 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._take(self._scope.after_look(source.run(stable_ends, source, self._scope.led)))
             self._looked_at = now
 
+    @property
+    def _has_planned(self) -> bool:
+        return self._refreshed_at > float("-inf")
+
     def _planned(self) -> Scope:
         source, target = self._connected()
-        topics = self._topics if not self._scope.ends else replace(self._topics, waits_for_topics=True)
+        topics = self._topics if not self._has_planned else replace(self._topics, waits_for_topics=True)
         planned = source.run(make_topics, target, source.run(plan_link, source, target, topics))
         copies = source.run(target.partitions, self._scope.lacking(planned))
         starts: Mapping[TopicPartition, int] = {}
-        if not self._scope.ends and self._tasks > 1:
+        if not self._has_planned and self._tasks > 1:
             starts = source.run(list_led_offsets, source, dict.fromkeys(planned.ends, EARLIEST)).offsets
         return self._scope.after_plan(planned, copies, starts)
 
@@ -246,7 +251,7 @@ class RangesStreamWriter(DataSourceStreamWriter):
             losses=sum(done.losses for done in copied.values()),
             filled=sum(done.filled for done in copied.values()),
             paused={p: sentence(why) for p, why in {**waiting, **({} if final else stopped)}.items()},
-            acked={p: done.acked for p, done in copied.items()},
+            acked={p: done.acked for p, done in copied.items() if done.is_placed},
         )
         return CopiedRanges(report.measured(take_measures(self._link)), final[0] if final else None)
 

@@ -15,7 +15,10 @@ from kafka.structs import TopicPartition
 from tolerant_client.mirror.led_offsets import LedOffsets
 from tolerant_client.mirror.sync import PlannedLink
 
-_GONE = "the source has no such topic any more; delete its copy on the target, if it is not needed"
+_GONE = (
+    "the source has no such topic any more, or does not show it to us (is Describe on it still granted?); only if it was"
+    " deleted there, and its copy is not needed, delete the copy on the target"
+)
 
 
 @dataclass(frozen=True)

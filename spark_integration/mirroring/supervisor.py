@@ -89,11 +89,14 @@ class SparkLink:
         self._report: mirror_job.QueryReport | None = None
         self._duties: list[DutyThread] = []
         self._paused: Mapping[TopicPartition, str] = {}
+        self._ends: frozenset[TopicPartition] = frozenset()
+        self._unplaced: frozenset[TopicPartition] = frozenset()  # nobody has read yet whether they are copies
 
     def start(self) -> None:
         self.stop()
         prepared = mirror_job.prepare(self._settings)
         link = self._settings.link
+        self._ends = frozenset(prepared.ends)
         self._folder = tempfile.TemporaryDirectory(prefix=f"tolerant-mirror-{link}-", ignore_cleanup_errors=True)
         self._report = mirror_job.QueryReport(Path(self._folder.name))
         self._query = mirror_job.start(self._settings, prepared, self._session, Path(self._folder.name))
@@ -101,13 +104,13 @@ class SparkLink:
 
     def look(self) -> int | None:
         assert self._query is not None
+        progress = self._query.lastProgress  # before the report: that of its micro-batch is written
         self._tell_report()
         if not self._query.isActive:
             error = self._query.exception()
             if error is None:
                 raise TolerantClientError("The query has ended by itself")
             raise mirror_job.original_error(str(error)) from error
-        progress = self._query.lastProgress
         if progress is None:
             return None
         self._see_to_duties()
@@ -133,8 +136,8 @@ class SparkLink:
         self._duties = []
 
     def _see_to_duties(self) -> None:
-        """They begin behind the first micro-batch: it has found the partitions that are no copies."""
-        stopped = frozenset(self._paused)
+        """They begin behind the first micro-batch, and with the partitions that were read and are copies."""
+        stopped = self._unplaced | self._paused.keys()
         for thread in self._duties:
             thread.stopped = stopped
         if not self._duties:
@@ -146,6 +149,7 @@ class SparkLink:
     def _tell_report(self) -> None:
         assert self._report is not None
         report = self._report.read()
+        self._unplaced = self._ends - report.acked.keys()
         for who, why in newly_paused(self._paused, report.paused):
             self._tell(LinkEvent(self._settings.link, "paused", f"{who} waits: {why}", report.paused))
         self._paused = report.paused

@@ -344,6 +344,46 @@ def test_topic_without_an_id_makes_the_whole_session_go_by_names() -> None:
     assert isinstance(opened.request(), RawFetchById), "the next session sees that all have one"
 
 
+def test_position_in_a_topic_that_was_made_anew_is_not_taken_for_one_in_the_new_topic() -> None:
+    for loses_connection in (False, True):
+        opened = ByIds()
+        opened.session.seek(A0, 5)
+        opened.session.seek(B0, 2)
+        opened.request()
+        opened.answered()
+        assert opened.session.made_anew() == []
+        opened.ids["a"] = IDS["c"]
+        if loses_connection:
+            opened.session.failed()
+        assert opened.session.made_anew() == [A0]
+        request = opened.request()
+        assert isinstance(request, RawFetchById)
+        assert (request.session_epoch, request.positions, request.topic_ids) == (0, {B0: 2}, {"b-\u00fc": IDS["b-\u00fc"]})
+        assert opened.session.made_anew() == []
+
+
+def test_partition_that_leaves_before_the_broker_was_told_of_its_topic() -> None:
+    opened = ByIds()
+    opened.session.seek(A0, 5)
+    opened.request()
+    opened.answered()
+    opened.session.seek(B0, 2)
+    opened.session.forget(B0)
+    request = opened.request()
+    assert (request.positions, request.forgotten) == ({}, ())
+    assert frame(request)
+
+
+def test_node_that_knows_no_ids_is_asked_by_names_from_then_on() -> None:
+    opened = ByIds()
+    opened.session.seek(A0, 5)
+    assert isinstance(opened.request(), RawFetchById)
+    opened.session.go_by_names()
+    request = opened.request()
+    assert not isinstance(request, RawFetchById)
+    assert (request.API_VERSION, request.session_epoch, request.positions) == (11, 0, {A0: 5})
+
+
 def test_topic_made_anew_begins_a_new_session() -> None:
     opened = ByIds()
     opened.session.seek(A0, 5)

@@ -61,7 +61,9 @@ class Watch:
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Runs the command with a mirror that ends as it is told, and a target that has got as far as `copied`."""
 
-    def run(outcome: Any, *options: str, number: int = 0, copied: tuple[int, int] = (10, 4)) -> Any:
+    def run(
+        outcome: Any, *options: str, number: int = 0, copied: tuple[int, int] = (10, 4), away: Exception | None = None
+    ) -> Any:
         stopping = StopSignal()
         stopping.number = number
         monkeypatch.setattr(supervisor, "stop_signals", lambda: stopping)
@@ -74,6 +76,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             return outcome
 
         async def look(*asked: Any) -> list[Ends]:
+            if away is not None:
+                raise away
             assert asked[4] is ("translated" in options)
             return [Ends(p, end, None, None) for p, end in zip((FIRST, SECOND), copied)]
 
@@ -94,6 +98,15 @@ def test_an_interrupted_copy_ends_as_a_process_that_a_signal_ended_and_says_wher
     assert done.stderr.splitlines() == [
         "tolerant-kafka: interrupted: orders-1 is copied up to offset 4 of 10",
         "tolerant-kafka: interrupted: 6 offsets are not copied; start the mirror again",
+    ]
+
+
+def test_a_copy_that_is_interrupted_because_its_target_is_away_was_interrupted_all_the_same(run: Callable[..., Any]) -> None:
+    done = run(False, "--once", number=signal.SIGTERM, away=ClusterUnreachableError("The target is away"))
+    assert done.exit_code == 143
+    assert done.stderr.splitlines() == [
+        "tolerant-kafka: The target is away",
+        "tolerant-kafka: interrupted: how far the target is it does not tell; start the mirror again",
     ]
 
 

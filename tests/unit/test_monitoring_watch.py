@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import threading
@@ -27,6 +28,7 @@ from tolerant_client.errors import ClusterUnreachableError, TolerantClientError
 from tolerant_client.mirror.link.control import LinkControl
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.measures import Copied, Span
+from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import Record, encode_batch
 
 FIRST, SECOND, NEW = TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("new", 0)
@@ -365,11 +367,13 @@ def test_clusters_that_answer_nothing_delay_neither_start_nor_stop_and_what_task
     until(lambda: hanging.closed)  # the thread that was left to itself
 
 
-def test_real_clusters_that_are_away_delay_neither_start_nor_stop() -> None:
+def test_real_clusters_that_are_away_delay_neither_start_nor_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RawCluster, "connect", functools.partialmethod(RawCluster.connect, timeout_ms=2_500))
     began = time.monotonic()
-    with LinkWatch(PROPERTIES, PROPERTIES, {FIRST: 10}, "A-B", is_once=True, is_shown=False, metrics="127.0.0.1:0"):
+    with LinkWatch(PROPERTIES, PROPERTIES, {FIRST: 10}, "A-B", is_once=True, is_shown=False, metrics="127.0.0.1:0") as watch:
         assert time.monotonic() - began < 2
     assert time.monotonic() - began < 2 + module.END_S + 1
+    watch._thread.join()  # its clients draw from the random numbers that other tests count
 
 
 def test_losses_that_tasks_found_and_the_ledger_did_not_tell_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,9 @@ from spark_integration.mirroring.ranges import RangesStreamReader, RangesStreamW
 from spark_integration.mirroring.ranges_scope import Scope
 from tolerant_client.errors import OptionError, TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.led_offsets import LedOffsets
+from tolerant_client.mirror.plan import TopicsPlan
+from tolerant_client.mirror.sync import PlannedLink
+from tolerant_client.mirror.topic_filter import LinkTopics
 
 rows: st.SearchStrategy[dict[Row, int]] = st.dictionaries(
     st.tuples(st.sampled_from("abc"), st.integers(0, 50), st.none() | st.integers(0, 9)),
@@ -81,6 +84,31 @@ def test_once_plans_every_log_that_does_not_end_at_0_and_then_nothing_more() -> 
     assert sorted(rows) == [("new", 0, 3), ("orders", 0, 10)]
     end = {"trigger": 1}
     assert made.latestOffset(end, None) == end  # type: ignore[arg-type]
+
+
+def test_ends_that_are_cut_by_a_time_are_final_however_long_that_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = reader({FIRST: 7})  # as prepareForTriggerAvailableNow leaves it
+    made._refreshed_at = made._looked_at = time.monotonic() - 3600
+    monkeypatch.setattr(made, "_planned", lambda: Scope({FIRST: 10}))
+    assert planned(made) == [[("orders", 0, 7)]]
+
+
+@pytest.mark.parametrize("has_planned", [False, True])
+def test_a_mirror_waits_for_topics_once_it_runs(monkeypatch: pytest.MonkeyPatch, has_planned: bool) -> None:
+    asked: list[LinkTopics] = []
+
+    class Clusters:
+        partitions = None
+
+        def run(self, _: object, *arguments: Any) -> Any:
+            asked.extend(argument for argument in arguments if isinstance(argument, LinkTopics))
+            return {} if isinstance(arguments[0], set) else PlannedLink(TopicsPlan((), ()), {}, {})
+
+    made = reader({}, tail="true", refreshIntervalMs="0")  # its last topic has gone
+    made._refreshed_at = time.monotonic() if has_planned else float("-inf")
+    monkeypatch.setattr(made, "_connected", lambda: (Clusters(), Clusters()))
+    made._refresh()
+    assert [topics.waits_for_topics for topics in asked] == [has_planned]
 
 
 def test_tail_mode_plans_all_partitions_without_an_end_each_time() -> None:

@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 from kafka.structs import TopicPartition
 
-from spark_integration.mirroring import ranges
+from spark_integration.mirroring import ranges, supervisor
 from spark_integration.mirroring.duties import Duty, DutyThread, Timetable, lanes
 from spark_integration.mirroring.link_events import EventPrinter, LinkEvent, Listeners, undone
 from spark_integration.mirroring.link_state import TaskReport
+from spark_integration.mirroring.mirror_job import MirrorSettings
 from spark_integration.mirroring.ranges import RangesStreamWriter
 from spark_integration.mirroring.restarts import LinkLife, RestartPolicy, Step
-from spark_integration.mirroring.supervisor import LinkThread, StuckError
+from spark_integration.mirroring.supervisor import LinkThread, SparkLink, StuckError, SupervisedLink
 from tolerant_client.errors import (
     ClusterUnreachableError,
     LinkPromotedError,
@@ -564,3 +565,28 @@ def test_the_query_ends_in_a_command_and_where_the_link_is_promoted(
     message = ending.write(iter(ROWS))
     with pytest.raises(type(error)):
         ending.commit([message], 0)
+
+
+def test_duties_leave_partitions_alone_whose_place_nobody_has_read_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first micro-batch of a link that goes on ends after its hold, whatever is still being read by then."""
+    placed, paused, unread = (TopicPartition("orders", number) for number in range(3))
+    report = TaskReport(paused={paused: "why"}, acked={placed: 4, paused: 2})
+    begun: list[frozenset[TopicPartition]] = []
+
+    class Thread:
+        stopped: frozenset[TopicPartition]
+
+        def __init__(self, link: str, lane: object, connect: object, tell: object, stopped: frozenset[TopicPartition]) -> None:
+            begun.append(stopped)
+
+    monkeypatch.setattr(supervisor, "DutyThread", Thread)
+    monkeypatch.setattr(supervisor, "lanes", lambda wanted: [wanted])
+    link = SparkLink(SupervisedLink(MirrorSettings({}, {}, "orders")), None, lambda event: None)  # type: ignore[arg-type]
+    link._ends = frozenset((placed, paused, unread))
+    link._report = SimpleNamespace(read=lambda: report)  # type: ignore[assignment]
+    link._query = SimpleNamespace(isActive=True, lastProgress={"batchId": 0})  # type: ignore[assignment]
+    assert link.look() == 0
+    report = TaskReport(acked={placed: 4, paused: 2, unread: 0})
+    assert link.look() == 0
+    (thread,) = link._duties
+    assert (begun, thread.stopped) == ([frozenset((paused, unread))], frozenset())

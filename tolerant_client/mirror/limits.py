@@ -35,6 +35,7 @@ class Progress(NamedTuple):
 
     `filled` are offsets in gaps, `losses` ledger rows.  With `is_paused` the
     partition waits for its operator, and `error` says what for; without it `error` is what stopped the partition.
+    Until `is_placed` the target's log was not read, and may be no copy.
     """
 
     acked: int
@@ -45,6 +46,7 @@ class Progress(NamedTuple):
     losses: int
     is_paused: bool
     error: TolerantClientError | None
+    is_placed: bool = True
 
     @property
     def stopped_by(self) -> TolerantClientError | None:

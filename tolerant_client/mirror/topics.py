@@ -16,7 +16,7 @@ import kafka.errors as Errors
 from kafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest, DescribeConfigsRequest
 from kafka.protocol.metadata import MetadataRequest
 
-from tolerant_client.errors import OptionError
+from tolerant_client.errors import ClusterUnreachableError, OptionError
 from tolerant_client.mirror.plan import (
     CLEANUP_POLICY,
     LOG_APPEND_TIME,
@@ -33,6 +33,7 @@ _TOPIC_RESOURCE = 2
 _SET_FOR_THIS_TOPIC = 1  # DescribeConfigsResponse config_source DYNAMIC_TOPIC_CONFIG
 _SOURCE_UNKNOWN = -1  # in version 0 (Kafka 0.11), which has is_default instead
 _CREATE_TIMEOUT_MS = 30_000
+_ELECTION_MS = 10_000
 _NO_TOPIC_ID = uuid.UUID(int=0)
 _BELIEVED_AFTER = 3  # answers
 _REFUSALS = frozenset(
@@ -356,7 +357,10 @@ async def _wait_for_leaders(target: RawCluster, topics: dict[str, TopicSpec]) ->
 
     if topics:
         target.manager.cluster._topics |= topics.keys()
-        await target.insist("waiting for the new partitions' leaders", ready)
+        try:
+            await target.insist("waiting for the new partitions' leaders", ready, _ELECTION_MS)
+        except ClusterUnreachableError:
+            pass  # the engine waits for those that have none, and for them alone
 
 
 async def _create(target: RawCluster, topics: Iterable[TopicSpec], *, validate_only: bool) -> list[tuple[str, int, str]]:

@@ -212,8 +212,9 @@ class LinkCopier:
         copy = self._partitions[partition]
         now = (copy.records, copy.bytes, copy.filled, copy.losses)
         records, size, filled, losses = (after - former for after, former in zip(now, before))
+        is_paused = copy.phase is Phase.PAUSED and copy.error is not None
         return Progress(
-            copy.acked, records, size, copy.troubles, filled, losses, copy.phase is Phase.PAUSED and copy.error is not None, copy.error
+            copy.acked, records, size, copy.troubles, filled, losses, is_paused, copy.error, copy.is_placed
         )
 
     # -- from trouble back to copying -----------------------------------------

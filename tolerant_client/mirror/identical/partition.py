@@ -122,6 +122,11 @@ class PartitionCopy:
         return 0 if self._first_log_end is None else self.acked - self._first_log_end
 
     @property
+    def is_placed(self) -> bool:
+        """Whether the target's log was read, and is a copy so far."""
+        return self._first_log_end is not None
+
+    @property
     def is_drained(self) -> bool:
         return self.phase is Phase.DRAINING and self.in_flight == 0
 

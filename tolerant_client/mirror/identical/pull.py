@@ -92,7 +92,7 @@ class Puller:
             fetcher = self._fetchers.get(node_id)
             is_new = fetcher is None
             if fetcher is None:
-                session = await self._source.session(isolation_level=READ_COMMITTED)
+                session = await self._source.session(node_id, isolation_level=READ_COMMITTED)
                 fetcher = self._fetchers[node_id] = _Fetcher(node_id, session, self._limits.partition_max_bytes)
             for partition in members:
                 copy = self._partitions.get(partition)
@@ -129,6 +129,9 @@ class Puller:
         while (wait_s := self._bucket.wait_s(self._clock())) > 0:
             await self._source.net.sleep(min(wait_s, 1.0))  # the rate may change
         session = fetcher.session
+        for partition in session.made_anew():
+            if (copy := self._partitions.get(partition)) is not None:
+                self._trouble(copy, "its topic was made anew on the source")
         fetcher.round += 1
         request = session.request(
             # Behind means that the answer comes at once: a lost one is found sooner.
@@ -138,6 +141,9 @@ class Puller:
         )
         try:
             answer = await self._source.send_fetch(fetcher.node_id, request)
+        except Errors.UnsupportedVersionError:
+            session.go_by_names()
+            return None
         except Errors.KafkaError as error:
             session.failed()
             await self._after_failure(fetcher, error)
@@ -193,6 +199,8 @@ class Puller:
             if copy.first_round > fetcher.round:
                 continue
             if part.error_code:
+                if getattr(Errors.for_code(part.error_code), "invalid_metadata", False):
+                    self._source.manager.cluster.request_update()  # the leader, or the topic, may be another one by now
                 copy.refused("fetch", part.error_code, now)
                 self._on_trouble(copy)
                 continue
@@ -257,7 +265,7 @@ class Puller:
         for _ in range(_DRY_ANSWERS):
             try:
                 node_id = await self._source.leader(copy.partition)
-                session = await self._source.session(isolation_level=READ_COMMITTED)
+                session = await self._source.session(node_id, isolation_level=READ_COMMITTED)
                 if self._source.has_tiers:
                     local = await self._source.list_offsets({copy.partition: EARLIEST_LOCAL})
                     if local[copy.partition] > position:

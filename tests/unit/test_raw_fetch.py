@@ -1,0 +1,73 @@
+"""Which fetch version a node gets while its cluster is upgraded (RawCluster.session, send_fetch); no broker."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import kafka.errors as Errors
+import pytest
+from kafka.structs import TopicPartition
+
+from tolerant_client.fetch import FETCH_API_KEY, RawFetch
+from tolerant_client.fetch_by_id import FETCH_BY_ID_VERSION, RawFetchById
+from tolerant_client.raw import RawCluster
+
+A0 = TopicPartition("a", 0)
+LIMITS = {"max_wait_ms": 1, "max_bytes": 2, "partition_max_bytes": 3}
+
+
+class Connection:
+    """A connection whose node speaks Fetch up to `highest`."""
+
+    def __init__(self, highest: int) -> None:
+        self.broker_version_data = SimpleNamespace(api_versions={FETCH_API_KEY: (0, highest)})
+
+    def __await__(self) -> Generator[Any, None, Connection]:
+        yield from ()
+        return self
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[RawCluster]:
+    """A cluster whose first broker knows topic ids; node 1 does not yet."""
+    with RawCluster({"bootstrap_servers": "127.0.0.1:1"}) as made:
+
+        async def connect() -> None:
+            pass
+
+        async def send(request: RawFetch, lane: str) -> str:
+            return f"{request.API_VERSION} to {lane}"
+
+        monkeypatch.setattr(made, "connect", connect)
+        monkeypatch.setattr(made, "send", send)
+        monkeypatch.setattr(made, "_fetch_version", 11)
+        monkeypatch.setattr(made, "_highest", lambda api_key: 17)
+        monkeypatch.setattr(made, "_fetch_lane", lambda node_id: f"fetch-{node_id}")
+        connections = {"fetch-1": Connection(12), "fetch-2": Connection(17)}
+        monkeypatch.setattr(made.manager, "get_connection", connections.__getitem__)
+        made.manager.cluster._topic_ids = {"a": SimpleNamespace(int=5, bytes=bytes(16))}
+        yield made
+
+
+def first_request(cluster: RawCluster, node_id: int) -> RawFetch:
+    session = cluster.run(lambda: cluster.session(node_id))
+    session.seek(A0, 7)
+    return session.request(**LIMITS)
+
+
+def test_node_that_an_upgrade_has_not_reached_gets_no_version_it_does_not_know(cluster: RawCluster) -> None:
+    request = first_request(cluster, 1)
+    assert isinstance(request, RawFetchById)
+    with pytest.raises(Errors.UnsupportedVersionError, match="Fetch version 13, of node 1"):
+        cluster.run(lambda: cluster.send_fetch(1, request))
+    again = first_request(cluster, 1)
+    assert (again.API_VERSION, again.positions) == (11, {A0: 7})
+    assert cluster.run(lambda: cluster.send_fetch(1, again)) == "11 to fetch-1"
+    assert first_request(cluster, 2).API_VERSION == FETCH_BY_ID_VERSION, "the others go on by ids"
+
+
+def test_node_that_knows_ids_is_asked_by_them(cluster: RawCluster) -> None:
+    request = first_request(cluster, 2)
+    assert cluster.run(lambda: cluster.send_fetch(2, request)) == "13 to fetch-2"
