@@ -221,6 +221,7 @@ def test_the_mirror_refuses_an_old_target_by_name(source: str, kafka_0_10: ZooKe
             origin.run(plan_link, origin, target, "to-an-old-target")
 
 
+@long_only
 def test_spark_reads_old_messages(spark: Any, kafka_0_10: ZooKeeperKafka) -> None:
     from spark_integration.source import TolerantKafkaDataSource
 
