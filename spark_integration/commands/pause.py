@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Annotated
 
@@ -107,19 +107,19 @@ def _require_there(given: GivenLink, topics: list[str], partitions: list[int]) -
     """Raises OptionError for what the target does not have, and for a partition that is called as another topic."""
     if not topics:
         return
-    spoken = [f"{topics[0]}-{number}" for number in partitions]
 
-    async def ask(target: RawCluster) -> dict[str, list[int]]:
-        return await target.partitions([*topics, *spoken])
+    async def ask(target: RawCluster) -> tuple[dict[str, list[int]], Collection[str]]:
+        # Not by their names: of a topic that we may not see brokers say so whether it is there or not.
+        return await target.partitions(topics), await target.partitions() if partitions else ()
 
-    there = given.run_on_target(ask)
+    there, visible = given.run_on_target(ask)
     for topic in topics:
         if topic not in there:
             raise OptionError(f"The target has no topic {topic}; topics are called here as on the target")
     for number in partitions:
         if number not in there[topics[0]]:
             raise OptionError(f"Topic {topics[0]} has {len(there[topics[0]])} partitions on the target, none is {number}")
-    if clash := [name for name in spoken if name in there]:
+    if clash := [name for name in (f"{topics[0]}-{number}" for number in partitions) if name in visible]:
         raise OptionError(f"{clash[0]} is a topic of the target, too, which would be paused with it: pause topic {topics[0]} as a whole")
 
 

@@ -75,7 +75,8 @@ def failover(
     """The source is gone: make the target the cluster to write to, with what was copied.  The source is not asked.
 
     No process of the link can write any more, wherever it is; the report says how far every partition was copied and
-    where every group stands.
+    where every group stands.  Partitions without a leader hold up no others: they are named, and the same command fences
+    them when they have one.  Exit codes: 0 promoted, 3 all but what is named.
     """
     given = given_link(None, target, topics, link, config, flow, groups, target_properties=target_properties)
 
@@ -114,6 +115,8 @@ def _show(report: PromotionReport, as_json: bool) -> None:
         typer.echo(f"tolerant-kafka: in the way: {text}", err=True)
     if report.is_done:
         typer.echo(f"Link {report.link} is promoted: nothing of it writes to the target any more")
+    elif report.is_begun:
+        typer.echo(f"Link {report.link} is promoted in part: processes of it may still write to what is named; run this again")
     elif report.is_dry_run and not report.blockers:
         typer.echo(f"Link {report.link} could be promoted now; nothing was written")
     else:

@@ -18,7 +18,9 @@ from spark_integration.doctor.facts import Cluster
 from spark_integration.doctor.link_checks import Backlog
 from spark_integration.doctor.transactions import CoordinatorView, OpenTransaction
 from tolerant_client.mirror.divergence import read_headers
-from tolerant_client.mirror.translated.map_topic import copied_until, map_topic
+from tolerant_client.mirror.link.control import read_control
+from tolerant_client.mirror.link.ends import has_map
+from tolerant_client.mirror.translated.map_topic import copied_until
 from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
 
 _MAX_TIMESTAMP = -3  # KIP-734
@@ -150,7 +152,7 @@ async def positions(
     With identical offsets it is the end of the target's log; with translated ones what the link's map says.
     0 where nothing was copied.
     """
-    if map_topic(link) in await target.partitions([map_topic(link)]):
+    if await has_map(target, link, await read_control(target, link)):
         found = await copied_until(target, link, leaders)
     else:
         found = await target.list_offsets(dict.fromkeys(leaders, LATEST))

@@ -21,6 +21,7 @@ COPIED: Final = ""  # the name of what the link copies
 HEARTBEATS: Final = "heartbeats"
 CHECKPOINTS: Final = "A.checkpoints.internal"  # with the alias of the source
 _MM2_OFFSETS: Final = "mm2-offsets.A.internal"
+_MM2_GROUP: Final = "A-mm2"
 
 # What the doctor asks for of names that begin with OWN_TOPICS, by role.
 _OWN: Final = {"source": (CONTROL_TOPIC,), "target": (CONTROL_TOPIC, LEDGER_TOPIC)}
@@ -162,6 +163,10 @@ RIGHTS: Final = (
     Right(
         "target", "topic", _MM2_OFFSETS, ("Read", "Write", "Describe"), Duty.TAKE_OVER, _WARNING,
         "`take-over` and `hand-back`, while they run",
+    ),
+    Right(
+        "target", "group", _MM2_GROUP, ("Describe",), Duty.TAKE_OVER, _WARNING,
+        "`take-over` and `hand-back`, while they run: seeing whether MirrorMaker 2 does",
     ),
 )  # fmt: skip
 

@@ -39,6 +39,7 @@ from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.mirror.identical.copy import LinkCopier
 from tolerant_client.mirror.limits import CopyLimits
 from tolerant_client.mirror.link.control import CONTROL_TOPIC, LinkControl, read_control, update_control
+from tolerant_client.mirror.link.mm2_positions import whether_mm2_runs
 from tolerant_client.mirror.link.promotion import promote
 from tolerant_client.mirror.sync import prepare_link
 from tolerant_client.mirror.verify.verification import verify
@@ -311,6 +312,13 @@ def test_control_that_may_not_be_read_is_not_overwritten(link: Link) -> None:
         with link.without(("target", "topic", "tolerant-mirror-", "Read")):
             link.run()
         assert operator.run(read_control, operator, flow.link) == stopped
+
+
+def test_that_mirrormaker_2_may_run_unseen_is_in_the_way_of_a_takeover(link: Link) -> None:
+    """Brokers leave a group that we may not describe out of their lists."""
+    with link.both() as (source, target):
+        (text,) = source.run(whether_mm2_runs, target, "A")
+        assert text.endswith("grant us Describe on group A-mm2 of the target")
 
 
 @pytest.mark.skipif(not LONG, reason="a run of the mirror and of the doctor for each right; TOLERANT_LONG=1")

@@ -97,6 +97,8 @@ def test_translated_offsets_there_and_back_twice(source: str, target: str) -> No
     append_records(source, topic, 20, first=100)
     run(source, target, copy)
     assert values(target, topic)[5:] == list(range(120))
+    with pytest.raises(OptionError, match="copies into this target already"):
+        taken()
 
     # A group that stands where MirrorMaker 2 copied must not skip what that has copied.
     async def stand(origin: Any, _: Any, group: str, offset: int) -> None:

@@ -273,6 +273,8 @@ def test_a_promotion_that_died_on_the_way_is_told_with_the_commands_that_end_it(
     assert unfinished(LinkControl(), "T", "B") == unfinished(LinkControl(is_promoted=True, is_fenced=True), "T", "B") == []
     (text,) = unfinished(LinkControl(is_promoted=True), "--target b:1 --link dr", "--source a:1 --target b:1 --link dr")
     assert "promote --source a:1 --target b:1 --link dr" in text and "failover --target b:1 --link dr" in text
+    (text,) = unfinished(LinkControl(is_promoted=True, unfenced=frozenset({P})), "--link dr", "B")
+    assert "may still write there: orders-3;" in text and text.endswith("tolerant-kafka failover --link dr")
 
 
 def spec(replicas: int, **config: Any) -> TopicSpec:

@@ -89,6 +89,22 @@ def test_an_emptied_log_that_ends_behind_the_source_has_diverged() -> None:
     assert found.is_diverged and found.shared_until == 90
 
 
+def test_compacted_logs_that_share_no_record_are_proved_by_what_the_link_wrote() -> None:
+    """Nothing contradicts, but nothing shows it either: the target's last records may never have been copied."""
+    target = Log(0, 1_000, holes=range(950))
+    assert compared(Log(0, 1_100, holes=range(950, 1_000)), target).is_proved
+    found = compared(Log(0, 1_100, holes=range(950, 1_000), producer_id=-1), target)
+    assert not found.is_proved and not found.is_diverged
+    (text,) = blockers([found], discards=False)
+    assert "none that the source still has, too" in text and "orders-0 ends at offset 1000" in text
+    assert compared(Log(0, 1_100, holes=range(950, 999), producer_id=-1), target).is_proved, "both have the last one"
+
+
+def test_records_far_before_the_end_show_nothing_of_the_end() -> None:
+    found = compared(Log(0, 1_100, producer_id=-1), Log(0, 1_000, holes=range(900, 1_000)))
+    assert not found.is_proved
+
+
 def test_lost_records_are_counted_where_the_target_still_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shared part ends before the target's log starts."""
     target = Log(500, 25_500, holes=range(600, 700))

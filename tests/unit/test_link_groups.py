@@ -23,6 +23,7 @@ from tolerant_client.mirror.link.group_requests import (
     ListedGroup,
     OffsetsPartition,
     commit_offsets,
+    described_states,
     fetch_offsets,
     group_states,
 )
@@ -416,6 +417,14 @@ def test_old_brokers_are_asked_for_the_states_of_groups(made: list[Brokers]) -> 
     cluster = Brokers(OLD)
     assert run(made, cluster, group_states, ["one", "three"]) == ({"one": "Empty", "three": "Empty"}, {})
     assert cluster.count(DescribeGroupsRequest) == 1
+
+
+def test_a_group_that_may_not_be_described_is_a_failure_and_not_dead(made: list[Brokers]) -> None:
+    """Brokers leave it out of their lists, as if it were not there."""
+    cluster = Brokers(NEW, {"A-mm2": [Errors.GroupAuthorizationFailedError.errno]})
+    states, failures = run(made, cluster, described_states, ["A-mm2", "one"])
+    assert states == {"one": "Empty"} and isinstance(failures["A-mm2"], Errors.GroupAuthorizationFailedError)
+    assert cluster.count(ListGroupsRequest) == 0
 
 
 def test_brokers_that_tell_no_offsets_are_named(made: list[Brokers]) -> None:

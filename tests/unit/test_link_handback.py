@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import LinkPromotedError, OptionError
+from spark_integration.commands.exits import exit_code
+from tolerant_client.errors import ClusterUnreachableError, LinkPromotedError, OptionError, TolerantClientError
+from tolerant_client.mirror.link import handback
 from tolerant_client.mirror.link.control import LinkControl, decode_control, encode_control
 from tolerant_client.mirror.link.failback import begun, is_live
-from tolerant_client.mirror.link.handback import HandedPartition, decide_positions, require_ran
+from tolerant_client.mirror.link.handback import HandedPartition, decide_positions, hand_back, require_ran
 from tolerant_client.mirror.link.mm2_positions import Mm2Position
 from tolerant_client.mirror.topic_filter import LinkTopics
+from tolerant_client.raw import RawCluster
 
 PLACE = TopicPartition("orders", 0)
 TOPICS = LinkTopics.of("orders")
@@ -37,6 +41,65 @@ def test_what_it_has_never_copied_is_in_the_way_unless_it_is_empty() -> None:
     _, (text,) = decide_positions({PLACE: 5}, {})
     assert "orders-0" in text and "leave these topics out" in text
     assert decide_positions({PLACE: 0}, {}) == ([], [])
+
+
+class Cluster:
+    """Either side of a link; its log's end is the next of `ends`."""
+
+    def __init__(self, *ends: int | Exception) -> None:
+        self.ends = list(ends)
+        self.net = self
+
+    async def connect(self) -> None:
+        pass
+
+    async def sleep(self, seconds: float) -> None:
+        pass
+
+    async def cluster_id(self) -> str:
+        return "one"
+
+    async def partitions(self) -> dict[str, list[int]]:
+        return {"orders": [0]}
+
+    def wire_topic(self, topic: str) -> str:
+        return topic
+
+    async def list_offsets(self, wanted: Any) -> dict[TopicPartition, int]:
+        end = self.ends.pop(0)
+        if isinstance(end, Exception):
+            raise end
+        return dict.fromkeys(wanted, end)
+
+
+@pytest.mark.parametrize(
+    ("again", "words"),
+    [(160, "still ran: it stops now"), (ClusterUnreachableError("away"), "away; handing back is begun and not finished")],
+)
+def test_what_goes_wrong_behind_the_control_is_a_failure_that_the_same_command_mends(
+    monkeypatch: pytest.MonkeyPatch, again: int | Exception, words: str
+) -> None:
+    controls = [RAN]
+
+    def answer(name: str, value: Any) -> None:
+        async def tell(*_: Any) -> Any:
+            return value
+
+        monkeypatch.setattr(handback, name, tell)
+
+    async def update(_: Any, __: str, change: Any) -> None:
+        controls.append(change(controls[-1]))
+
+    answer("read_control", RAN)
+    answer("shared_partitions", [PLACE])
+    answer("read_positions_of_mm2", known(100))
+    answer("whether_mm2_runs", ())
+    answer("_identical_until", ({PLACE: 150}, []))
+    monkeypatch.setattr(handback, "update_control", update)
+    both = cast(RawCluster, Cluster()), cast(RawCluster, Cluster(again))
+    with pytest.raises(TolerantClientError, match=words) as caught:
+        hand_back(*both, "A-B", TOPICS, "A").send(None)
+    assert controls[-1].is_handed_back and exit_code(caught.value) == 1, "2 says that nothing was written"
 
 
 @pytest.mark.parametrize(

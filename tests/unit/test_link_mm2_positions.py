@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
 
@@ -86,15 +87,22 @@ def test_the_last_note_of_a_partition_counts_and_one_that_was_reset_is_none(monk
 
 
 @pytest.mark.parametrize(
-    ("states", "is_running"),
-    [({"A-mm2": "Stable"}, True), ({"A-mm2": "Empty"}, False), ({"A-mm2": "Dead"}, False), ({}, False)],
+    ("told", "words"),
+    [
+        ("Stable", "has members (state Stable)"),
+        ("Empty", None),
+        ("Dead", None),
+        (Errors.GroupAuthorizationFailedError("no"), "grant us Describe on group A-mm2 of the target"),
+        (Errors.CoordinatorNotAvailableError("no"), "(CoordinatorNotAvailableError); run this again"),
+    ],
 )
-def test_mirrormaker_2_runs_while_its_group_has_members(
-    monkeypatch: pytest.MonkeyPatch, states: dict[str, str], is_running: bool
+def test_mirrormaker_2_runs_while_its_group_has_members_and_as_long_as_nobody_tells(
+    monkeypatch: pytest.MonkeyPatch, told: str | Exception, words: str | None
 ) -> None:
-    async def group_states(cluster: Any, groups: list[str]) -> Any:
+    async def described_states(cluster: Any, groups: list[str]) -> Any:
         assert groups == ["A-mm2"]
-        return states, {} if states else {"A-mm2": Exception("not to be seen")}
+        return ({}, {"A-mm2": told}) if isinstance(told, Exception) else ({"A-mm2": told}, {})
 
-    monkeypatch.setattr(mm2_positions, "group_states", group_states)
-    assert bool(drive(whether_mm2_runs(None, "A"))) is is_running  # type: ignore[arg-type]
+    monkeypatch.setattr(mm2_positions, "described_states", described_states)
+    found = drive(whether_mm2_runs(None, "A"))  # type: ignore[arg-type]
+    assert (words is None) == (found == ()) and (words or "") in "".join(found)

@@ -10,7 +10,18 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.divergence import LogSlice
 from tolerant_client.mirror.link import takeover
-from tolerant_client.mirror.link.takeover import Bounds, TakenPartition, blockers, find_position, is_identical, last_match
+from tolerant_client.mirror.link.control import LinkControl
+from tolerant_client.mirror.link.takeover import (
+    Bounds,
+    TakenPartition,
+    blockers,
+    copies_already,
+    find_position,
+    is_identical,
+    last_match,
+    to_adopt,
+)
+from tolerant_client.mirror.translated.offset_map import MapRow, RowKey, Run
 from tolerant_client.record_batch import Record
 
 
@@ -68,6 +79,24 @@ def test_open_transactions_are_in_the_way_of_identical_offsets() -> None:
     (text,) = blockers([opened], "identical")
     assert "open-0" in text and "transactions" in text
     assert blockers([opened], "translated") == ()
+
+
+def test_a_translated_link_that_has_copied_itself_takes_over_nothing() -> None:
+    """Run beside the mirror it would take the mirror's own copies for those of another, which no group can be moved into."""
+    taken = LinkControl(adopted={PLACE: 100})
+    rows = {PLACE: MapRow(RowKey(PLACE, 0), "orders", ("", ""), 100, 7, (Run(50, 0, 50),))}
+    assert not copies_already(taken, {}) and not copies_already(taken, rows), "what it had copied before MirrorMaker 2 did"
+    rows[PLACE] = rows[PLACE]._replace(position=101)
+    assert copies_already(taken, rows) and copies_already(LinkControl(), rows)
+    for over in ({"is_promoted": True}, {"is_handed_back": True}):
+        assert not copies_already(replace(taken, **over), rows)  # type: ignore[arg-type]
+
+
+def test_of_an_empty_log_nothing_is_adopted() -> None:
+    """Found empty by the mirror, it would be taken for one that was made anew."""
+    full = partition("full", is_identical=False, position=90)
+    empty = TakenPartition("empty", 0, False, -1, 100, 0)  # the source's first offset
+    assert to_adopt([full, empty]) == {TopicPartition("full", 0): 90}
 
 
 # -- what shows that two logs are one -----------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,10 +11,12 @@ import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import ClusterUnreachableError, OptionError, UnsupportedSourceError
+from spark_integration.commands.exits import exit_code
+from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError, UnsupportedSourceError
+from tolerant_client.mirror.led_offsets import LedOffsets
 from tolerant_client.mirror.link import fence, promotion, scope
-from tolerant_client.mirror.link.control import LinkControl
-from tolerant_client.mirror.link.ends import Comparison, Ends
+from tolerant_client.mirror.link.control import LinkControl, decode_control, encode_control
+from tolerant_client.mirror.link.ends import Comparison, Ends, has_map, require_no_copies_of_identical
 from tolerant_client.mirror.link.fence import Fenced
 from tolerant_client.mirror.link.groups import GroupsReport
 from tolerant_client.mirror.link.left import Left
@@ -23,6 +26,7 @@ from tolerant_client.mirror.link.scope import differing_topics, require_whole
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, TopicNames
 from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
+from tolerant_client.mirror.translated.map_topic import map_partition, map_topic
 from tolerant_client.raw import RawCluster
 
 P = TopicPartition("orders", 0)
@@ -195,6 +199,9 @@ class World:
     may_fence: bool = True
     unlisted: Exception | None = None
     ledger: Exception | None = None
+    partitions: tuple[TopicPartition, ...] = (P,)
+    leaderless: tuple[TopicPartition, ...] = ()
+    is_translated: bool = False
     done: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
 
@@ -207,9 +214,9 @@ class World:
 
         return cast(PromotionReport, cluster.net.run(run))
 
-    def failover(self) -> PromotionReport:
+    def failover(self, **how: Any) -> PromotionReport:
         cluster = cast(RawCluster, FakeTarget("orders"))
-        return cast(PromotionReport, cluster.net.run(failover, cluster, "dr", ORDERS))
+        return cast(PromotionReport, cluster.net.run(partial(failover, cluster, "dr", ORDERS, **how)))
 
 
 @pytest.fixture
@@ -217,8 +224,10 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     found = World()
 
     async def update(_: Any, __: str, change: Any) -> LinkControl:
-        found.control = change(found.control)
-        found.done.append("fenced" if found.control.is_fenced else "promoted")
+        before, found.control = found.control, change(found.control)
+        if found.control == before:
+            return before
+        found.done.append("fenced" if found.control.is_fenced else "fenced but some" if found.control.unfenced else "promoted")
         return found.control
 
     async def sync(*_: Any, is_dry_run: bool, **__: Any) -> GroupsReport:
@@ -234,9 +243,16 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
             raise Errors.TransactionalIdAuthorizationFailedError("no")
         return 7
 
-    async def fence_all(*_: Any) -> dict[TopicPartition, Fenced]:
-        found.done.append("fence")
-        return {P: Fenced(10, 10)}
+    async def fence_all(_: Any, __: str, *rest: Any) -> dict[TopicPartition, Fenced]:
+        found.done.append("fence" if set(rest[-1]) == {P} else f"fence {','.join(f'{p.partition}' for p in rest[-1])}")
+        return {p: Fenced(10, 10) for p in rest[-1]}
+
+    async def leaders(_: Any, wanted: Any, *, patience_ms: int) -> LedOffsets:
+        left_out = {p: "it has no leader on the target" for p in wanted if p in found.leaderless}
+        return LedOffsets({p: 10 for p in wanted if p not in left_out}, left_out)
+
+    async def look(_: Any, __: Any, ___: str, wanted: Any, is_translated: bool) -> list[Ends]:
+        return [found.ends._replace(partition=p) for p in wanted]
 
     async def groups(_: Any) -> tuple[dict[str, Any], dict[str, Exception]]:
         if found.unlisted is not None:
@@ -255,16 +271,18 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
         monkeypatch.setattr(promotion, name, tell)
 
     answer("read_control", lambda: found.control)
-    answer("has_map", lambda: False)
-    answer("partitions_of_link", lambda: ([P], list(found.lacking)))
-    answer("partitions_on_target", lambda: [P])
-    answer("look", lambda: [found.ends])
+    answer("has_map", lambda: found.is_translated)
+    answer("partitions_of_link", lambda: (list(found.partitions), list(found.lacking)))
+    answer("partitions_on_target", lambda: list(found.partitions))
+    monkeypatch.setattr(promotion, "look", look)
+    monkeypatch.setattr(promotion, "list_led_offsets", leaders)
     answer("compare_ends", lambda: found.compared)
     answer("read_headers", dict)
     monkeypatch.setattr(promotion, "update_control", update)
     monkeypatch.setattr(promotion, "sync_groups", sync)
     monkeypatch.setattr(promotion, "init_producer_id", use_id)
     monkeypatch.setattr(promotion, "fence_identical", fence_all)
+    monkeypatch.setattr(promotion, "fence_translated", fence_all)
     monkeypatch.setattr(promotion, "list_groups", groups)
     monkeypatch.setattr(promotion, "read_ledger", ledger)
     return found
@@ -296,8 +314,9 @@ def test_a_cluster_that_is_away_while_groups_are_rehearsed_leaves_the_link_alone
 
 def test_a_promotion_whose_groups_were_cut_short_goes_on(world: World) -> None:
     world.groups = [GroupsReport((), 0, (), ()), ClusterUnreachableError("away")]
-    with pytest.raises(ClusterUnreachableError):
+    with pytest.raises(TolerantClientError, match="Error: away; the promotion is begun and not finished") as caught:
         world.promote()
+    assert exit_code(caught.value) == 1, "2 says that nothing was written"
     assert world.control.is_promoted and not world.control.is_fenced
     world.ends, world.compared = ends(11, 12, 12), None  # a fence lies there, and somebody has gone on writing
     report = world.promote()
@@ -332,8 +351,9 @@ def test_what_is_promoted_already_is_promoted_by_nobody_again(world: World) -> N
     assert world.promote().is_done and world.failover().is_done and world.done == []
 
 
-def test_who_may_not_fence_promotes_nothing_half(world: World) -> None:
-    world.may_fence = False
+@pytest.mark.parametrize("is_translated", [False, True])
+def test_who_may_not_fence_promotes_nothing_half(world: World, is_translated: bool) -> None:
+    world.may_fence, world.is_translated = False, is_translated
     for action in (world.promote, world.failover):
         with pytest.raises(OptionError, match="grant us Write on the prefix tolerant-mirror-"):
             action()
@@ -346,6 +366,63 @@ def test_a_link_that_was_handed_back_is_not_promoted(world: World) -> None:
         with pytest.raises(OptionError, match="stop MirrorMaker 2"):
             action()
     assert world.done == []
+
+
+Q = TopicPartition("orders", 1)
+
+
+def test_a_partition_without_a_leader_is_in_the_way_before_anything_is_written(world: World) -> None:
+    world.partitions, world.leaderless = (P, Q), (Q,)
+    with pytest.raises(OptionError, match="orders-1 cannot be fenced.* has no leader on the target.*; start a broker"):
+        world.promote()
+    assert world.done == []
+    world.partitions = (Q,)
+    with pytest.raises(OptionError, match="start a broker that has it, or delete the topic, then run this again"):
+        world.failover()
+    assert world.done == []
+
+
+def test_a_failover_fences_what_has_a_leader_and_later_the_rest_alone(world: World) -> None:
+    """Applications write to what was fenced meanwhile: a second fence would take their records for copies."""
+    world.ends, world.partitions, world.leaderless = ends(10, None, None), (P, Q), (Q,)
+    report = world.failover()
+    assert world.done == ["promoted", "fence", "fenced but some"]
+    assert (report.is_done, report.is_begun, report.exit_code) == (False, True, 3) and "orders-1" in report.blockers[0]
+    assert [(p.topic, p.partition) for p in report.partitions] == [P]
+    assert not world.control.is_fenced and decode_control(encode_control(world.control, 1)) == world.control
+    world.done.clear()
+    world.leaderless = ()
+    report = world.failover()
+    assert report.is_done and report.exit_code == 0 and world.done == ["fence 1", "fenced"]
+    assert world.control.is_fenced and not world.control.unfenced
+
+
+def test_a_failover_whose_partition_without_a_leader_was_deleted_is_finished(world: World) -> None:
+    world.ends, world.control = ends(10, None, None), replace(world.control, is_promoted=True, unfenced=frozenset({Q}))
+    assert world.failover().is_done and world.done == ["fenced"]
+
+
+def test_a_rehearsed_failover_names_what_has_no_leader_and_writes_nothing(world: World) -> None:
+    world.ends, world.partitions, world.leaderless = ends(10, None, None), (P, Q), (Q,)
+    report = world.failover(is_dry_run=True)
+    assert (report.is_done, report.is_begun, report.exit_code) == (False, False, 3) and world.done == []
+
+
+def test_a_translated_partition_whose_map_has_no_leader_is_not_fenced(world: World) -> None:
+    world.is_translated, world.leaderless = True, (map_partition("dr", P),)
+    with pytest.raises(OptionError, match="orders-0 cannot be fenced"):
+        world.promote()
+    assert world.done == []
+
+
+def test_a_map_that_a_former_link_of_this_name_has_left_makes_no_link_translated() -> None:
+    target = FakeTarget(map_topic("dr"))
+    identical, translated = LinkControl(producer_ids=(7,)), LinkControl(topics=ORDERS.to_json())
+    assert target.net.run(has_map, target, "dr", translated)
+    assert not target.net.run(has_map, target, "dr", identical), "it would be promoted without a fence"
+    require_no_copies_of_identical(translated, "dr")
+    with pytest.raises(OptionError, match="a name of its own with --link"):
+        require_no_copies_of_identical(identical, "dr")
 
 
 def test_a_failover_fences_and_moves_nothing(world: World) -> None:
@@ -364,8 +441,9 @@ def test_a_failover_whose_groups_cannot_be_listed_is_one_all_the_same(world: Wor
 def test_a_report_that_was_cut_short_is_made_again(world: World) -> None:
     world.ledger = ClusterUnreachableError("away")
     for action in (world.promote, world.failover):
-        with pytest.raises(ClusterUnreachableError):
+        with pytest.raises(TolerantClientError, match="begun and not finished: run this again") as caught:
             action()
+        assert exit_code(caught.value) == 1
     world.ledger = None
     assert not world.control.is_fenced and world.promote().partitions and world.control.is_fenced
 

@@ -3,7 +3,8 @@
 Topic `tolerant-mirror-control`, one partition.  A record's key is the link, its value JSON; the newest one counts:
 
     {"version": 1, "time_ms": 1763775000000, "paused": ["orders", "clicks-3"], "bytes_per_s": null, "is_promoted": false,
-     "is_fenced": false, "is_handed_back": false, "generation": 0, "source_cluster_id": "...", "topics": "orders|clicks", "producer_ids": [4000],
+     "is_fenced": false, "unfenced": [["clicks", 3]], "is_handed_back": false, "generation": 0,
+     "source_cluster_id": "...", "topics": "orders|clicks", "producer_ids": [4000],
      "adopted": {"orders": {"0": 1200}}, "starts": {"clicks": {"3": 500}}}
 
 Laws:
@@ -51,6 +52,7 @@ class LinkControl:
 
     `paused` has WHOLE_LINK, topics ("orders") and partitions ("orders-3").  `bytes_per_s` is what the operator says of the
     whole link: a rate, NO_LIMIT, or None, and then the rate that its mirror was started with holds.
+    `unfenced` are what a failover left for later, where it has fenced the others.
     `is_handed_back`: MirrorMaker 2 copies into the target again.  `generation` counts the lives of a link: each has a
     producer id of its own.  `adopted` are source offsets before which the target was found to have all, whoever wrote it;
     `starts` where empty target logs are to begin, though the source's begin before.
@@ -68,6 +70,7 @@ class LinkControl:
     starts: Positions = field(default_factory=dict)
     others: Mapping[str, Any] = field(default_factory=dict)
     is_handed_back: bool = False
+    unfenced: frozenset[TopicPartition] = frozenset()
 
     def pauses(self, partition: TopicPartition) -> bool:
         topic, index = partition
@@ -104,6 +107,7 @@ def encode_control(control: LinkControl, time_ms: int) -> bytes:
         "bytes_per_s": control.bytes_per_s,
         "is_promoted": control.is_promoted,
         "is_fenced": control.is_fenced,
+        "unfenced": sorted(control.unfenced),
         "is_handed_back": control.is_handed_back,
         "generation": control.generation,
         "source_cluster_id": control.source_cluster_id,
@@ -134,6 +138,7 @@ def decode_control(value: bytes) -> LinkControl:
             _flat(found.get("adopted", {})),
             _flat(found.get("starts", {})),
             is_handed_back=bool(found.get("is_handed_back", False)),
+            unfenced=frozenset(TopicPartition(str(topic), int(n)) for topic, n in found.get("unfenced", ())),
         )
     except OptionError:
         raise

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import TolerantClientError
+from tolerant_client.errors import OptionError, TolerantClientError
 from tolerant_client.mirror.identical.state import read_append_states
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link.control import LinkControl
@@ -48,9 +48,21 @@ class Ends(NamedTuple):
         return f"{self.partition.topic}-{self.partition.partition}"
 
 
-async def has_map(target: RawCluster, link: str) -> bool:
-    """Whether the link has translated offsets."""
-    return map_topic(link) in await target.partitions([map_topic(link)])
+async def has_map(target: RawCluster, link: str, control: LinkControl) -> bool:
+    """Whether the link has translated offsets.
+
+    Only a link with identical ones writes producer ids down: beside them a map is what a former link of this name left.
+    """
+    return not control.producer_ids and map_topic(link) in await target.partitions([map_topic(link)])
+
+
+def require_no_copies_of_identical(control: LinkControl, link: str) -> None:
+    """Raises OptionError where a link that is to have translated offsets has copied with identical ones.  Pure."""
+    if control.producer_ids:
+        raise OptionError(
+            f"Link {link} has copied into this target with identical offsets: give the one with translated offsets a name of"
+            " its own with --link"
+        )
 
 
 async def look(

@@ -26,10 +26,11 @@ from kafka.protocol.admin import DeleteTopicsRequest
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.divergence import first_difference_of_logs, read_headers, read_slices
+from tolerant_client.mirror.divergence import COMPARED_OFFSETS, first_difference_of_logs, read_headers, read_slices
 from tolerant_client.mirror.gaps import is_filler
 from tolerant_client.mirror.link.beginning import refuse_circle, writes
 from tolerant_client.mirror.link.control import LinkControl, Positions, read_control, read_controls, update_control
+from tolerant_client.mirror.link.half_done import half_done
 from tolerant_client.mirror.plan import select_topics
 from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.mirror.translated.map_topic import map_topic
@@ -113,10 +114,10 @@ def blockers(partitions: Collection[SharedLog], *, discards: bool) -> tuple[str,
     if unproved := [p for p in partitions if not p.is_proved and not p.is_diverged]:
         first = unproved[0]
         found.append(
-            f"{len(unproved)} partitions of the target have no records left, so nothing shows whether their logs were copied"
-            f" to their ends: {first.topic}-{first.partition} ends at offset {first.target_end}, and the source has records"
-            " before that. With --discard-diverged these topics are deleted on the target and copied anew; in such a"
-            " partition nothing is lost by that"
+            f"{len(unproved)} partitions of the target have no records left at their ends, or none that the source still has,"
+            f" too, so nothing shows whether their logs were copied to their ends: {first.topic}-{first.partition} ends at"
+            f" offset {first.target_end}, and the source has records before that. With --discard-diverged these topics are"
+            " deleted on the target and copied anew; what the source does not have of them is lost by that"
         )
     return tuple(found)
 
@@ -147,6 +148,7 @@ def begun(now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, a
         now,
         is_promoted=False,
         is_fenced=False,
+        unfenced=frozenset(),
         is_handed_back=False,
         generation=now.generation + had_one,
         producer_ids=(),
@@ -207,11 +209,12 @@ async def failback(
         found = (*found, *strangers([source.wire_topic(name) for name in doomed], forward.values()))
     if found or is_dry_run:
         return FailbackReport(link, is_dry_run, False, tuple(logs), (), found)
-    if doomed:
-        await delete_topics(target, doomed)
     adopted = {TopicPartition(p.topic, p.partition): p.shared_until for p in logs if p.topic not in doomed and p.shared_until}
     cluster_id = await source.cluster_id()
-    await update_control(target, link, lambda now: begun(now, cluster_id, chosen, adopted))
+    with half_done("failing back"):
+        if doomed:
+            await delete_topics(target, doomed)
+        await update_control(target, link, lambda now: begun(now, cluster_id, chosen, adopted))
     return FailbackReport(link, False, True, tuple(logs), doomed)
 
 
@@ -237,7 +240,7 @@ async def _refuse_translated(source: RawCluster, names: Iterable[str], forward: 
         assert control.topics is not None
         both = sorted(name for name in wanted if writes(LinkTopics.from_json(control.topics), source.wire_topic(name)))
         offset_map = source.topic_of(map_topic(other))
-        if both and offset_map in await source.partitions([offset_map]):
+        if both and not control.producer_ids and offset_map in await source.partitions([offset_map]):
             raise OptionError(
                 f"Link {other} copied topic {both[0]} with translated offsets: its records are at other offsets on the two"
                 " clusters, and failback compares logs that are alike; leave such topics out"
@@ -271,6 +274,8 @@ async def compare_logs(
     if common[0] < common[1]:
         difference = await first_difference_of_logs(target, source, partition, *common)
         first = common[1] if difference is None else difference
+        if difference is None and not await _is_shown(source, target, partition, *common):
+            is_proved = await _was_copied(source, partition, first - 1, copied_by)
     elif end == 0 or source_end <= start:
         first = min(end, source_end)
     elif start == end:
@@ -281,6 +286,16 @@ async def compare_logs(
         first, is_proved = start, False  # the source has deleted all that the target has
     topic, index = partition
     return SharedLog(topic, index, first, end, source_end, is_proved=is_proved, is_open=stable < end)
+
+
+async def _is_shown(
+    source: RawCluster, target: RawCluster, partition: TopicPartition, from_offset: int, until_offset: int
+) -> bool:
+    """Whether logs that nothing contradicts show at their common end that one is a copy: a record of both, or filler."""
+    span = {partition: (max(from_offset, until_offset - COMPARED_OFFSETS), until_offset)}
+    original = (await read_slices(target, span, is_committed=True))[partition]
+    copied = (await read_slices(source, span, is_committed=True))[partition]
+    return not copied.records.keys().isdisjoint(original.records.keys() | original.vacant)
 
 
 async def _was_copied(source: RawCluster, partition: TopicPartition, offset: int, copied_by: Collection[int]) -> bool:

@@ -145,7 +145,7 @@ async def list_groups(cluster: RawCluster) -> tuple[dict[str, ListedGroup], Fail
 
 
 async def group_states(cluster: RawCluster, groups: Iterable[str]) -> tuple[dict[str, str], Failures]:
-    """The states of groups, "Dead" for those that are not there, and what failed for which."""
+    """The states of groups, "Dead" for those that are not there or are not for us to see, and what failed for which."""
     wanted = list(groups)
     await cluster.connect()
     if _highest(cluster, ListGroupsRequest) >= _LIST_STATES:
@@ -155,6 +155,11 @@ async def group_states(cluster: RawCluster, groups: Iterable[str]) -> tuple[dict
             return states, {}
         error = next(iter(unlisted.values()))  # what a broker did not list may be in use there
         return {n: s for n, s in states.items() if n in listed}, {n: error for n in wanted if n not in listed}
+    return await described_states(cluster, wanted)
+
+
+async def described_states(cluster: RawCluster, groups: Iterable[str]) -> tuple[dict[str, str], Failures]:
+    """As group_states, asked of each group's coordinator: a group that we may not describe is a failure, and not "Dead"."""
 
     def read(answer: Any) -> Iterator[tuple[str, int, str]]:
         for group in answer.groups:
@@ -163,7 +168,7 @@ async def group_states(cluster: RawCluster, groups: Iterable[str]) -> tuple[dict
     def request(names: Sequence[str]) -> Any:
         return DescribeGroupsRequest(groups=list(names), max_version=_LAST_DESCRIBE)
 
-    return await _Asking(cluster, _READ_PATIENCE_MS).all(wanted, request, read, _GROUPS_OF_A_REQUEST)
+    return await _Asking(cluster, _READ_PATIENCE_MS).all(list(groups), request, read, _GROUPS_OF_A_REQUEST)
 
 
 async def fetch_offsets(

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import OptionError
+from tolerant_client.errors import OptionError, TolerantClientError
 from tolerant_client.mirror.link.beginning import writes
 from tolerant_client.mirror.link.control import CONTROL_TOPIC, LinkControl, read_control, update_control
 from tolerant_client.mirror.link.failback import shared_partitions
+from tolerant_client.mirror.link.half_done import half_done
 from tolerant_client.mirror.link.mm2_positions import Mm2Position, read_positions_of_mm2, whether_mm2_runs, write_position
 from tolerant_client.mirror.link.takeover import is_contradicted, read_bounds
 from tolerant_client.mirror.plan import select_topics
@@ -114,7 +115,8 @@ async def hand_back(
     """Has MirrorMaker 2, which must not run, go on where our link has stopped; the link copies nothing any more.
 
     Only partitions that it knows: those that it has never copied it would begin at their first record.  Where something
-    is in the way nothing is written.  Raises OptionError for a link that has not copied, or still does, and KafkaError.
+    is in the way nothing is written.  Raises OptionError for a link that has not copied,
+    TolerantClientError for one that still does, or whose target goes away on the way: run again it goes on; KafkaError.
     """
     await source.connect()
     is_translated = offsets == "translated"
@@ -134,20 +136,22 @@ async def hand_back(
     wrong = [*await whether_mm2_runs(target, source_alias), *strange, *wrong]
     if wrong or is_dry_run:
         return HandBackReport(link, is_dry_run, False, tuple(changed), tuple(wrong))
-    if not control.is_handed_back:
-        await update_control(target, link, lambda now: replace(now, is_handed_back=True))
-        await target.net.sleep(_OBEYED_S)
-    if is_translated:
-        again = await _translated_until(target, link, partitions)
-    else:
-        again = await target.list_offsets(dict.fromkeys(copied, LATEST))
-    if again != copied:
-        raise OptionError(
-            f"The mirror of link {link} still ran: it stops now. Wait until its process has ended, and run this again"
-        )
-    for partition in changed:
-        place = known[TopicPartition(partition.topic, partition.partition)]
-        await write_position(target, source_alias, place, partition.after)
+    with half_done("handing back"):
+        if not control.is_handed_back:
+            await update_control(target, link, lambda now: replace(now, is_handed_back=True))
+            await target.net.sleep(_OBEYED_S)
+        if is_translated:
+            again = await _translated_until(target, link, partitions)
+        else:
+            again = await target.list_offsets(dict.fromkeys(copied, LATEST))
+        if again != copied:
+            raise TolerantClientError(
+                f"The mirror of link {link} still ran: it stops now, and MirrorMaker 2 has not been told anything yet. Wait"
+                " until its process has ended, and run this again"
+            )
+        for partition in changed:
+            place = known[TopicPartition(partition.topic, partition.partition)]
+            await write_position(target, source_alias, place, partition.after)
     return HandBackReport(link, False, True, tuple(changed))
 
 

@@ -17,7 +17,7 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.divergence import read_slices
-from tolerant_client.mirror.link.group_requests import EMPTY_STATES, group_states
+from tolerant_client.mirror.link.group_requests import EMPTY_STATES, described_states
 from tolerant_client.mirror.producers import raise_for
 from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
 from tolerant_client.record_batch import Record, encode_batch
@@ -81,10 +81,18 @@ async def read_positions_of_mm2(target: RawCluster, source_alias: str) -> dict[T
 
 
 async def whether_mm2_runs(target: RawCluster, source_alias: str) -> tuple[str, ...]:
-    """Why nothing may be changed now: its workers are members of their group; empty where they are not, or nobody tells."""
+    """Why nothing may be changed now: its workers are members of their group, or nobody tells; empty where they are not."""
     group = f"{source_alias}-mm2"
-    states, _ = await group_states(target, [group])
-    state = states.get(group, EMPTY_STATES[0])
+    states, failures = await described_states(target, [group])
+    if group in failures:
+        error = failures[group]
+        is_hidden = isinstance(error, Errors.GroupAuthorizationFailedError)
+        remedy = f"grant us Describe on group {group} of the target" if is_hidden else "run this again when it answers"
+        return (
+            f"whether MirrorMaker 2 runs cannot be seen: the target does not tell of its group {group}"
+            f" ({type(error).__name__}); {remedy}",
+        )
+    state = states[group]
     if state in EMPTY_STATES:
         return ()
     return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from kafka.structs import TopicPartition
@@ -16,7 +16,7 @@ from tolerant_client.mirror.link.acls import AclsReport, sync_acls
 from tolerant_client.mirror.link.beginning import refuse_circle
 from tolerant_client.mirror.link.configs import ConfigsReport, sync_configs
 from tolerant_client.mirror.link.control import LinkControl, read_control
-from tolerant_client.mirror.link.ends import has_map
+from tolerant_client.mirror.link.ends import has_map, require_no_copies_of_identical
 from tolerant_client.mirror.link.groups import GroupsReport, sync_groups
 from tolerant_client.mirror.link.promotion_report import groups_json
 from tolerant_client.mirror.losses import Loss, LossPolicy, MirrorPolicy
@@ -122,12 +122,16 @@ async def plan_everything(
     warnings = list(planned.warnings)
     try:
         control.require_not_promoted(link)
+        if is_translated:
+            require_no_copies_of_identical(control, link)
         copied = [source.wire_topic(topic.name) for topic in planned.topics.copied]
         warnings += await refuse_circle(source, target, copied, link)
     except (OptionError, LinkPromotedError) as error:
         refusals.append(_text(error))
-    was_begun = await has_map(target, link)
+    was_begun = await has_map(target, link, control)
     is_translated = was_begun if is_translated is None else is_translated
+    if is_translated and not was_begun:
+        besides = replace(besides, groups=None)  # no map says yet where their offsets are on the target
     there = await target.partitions({p.topic for p in planned.ends})
     present = {p for p in planned.ends if p.partition in there.get(p.topic, ())}
     reached: Mapping[TopicPartition, int]
@@ -229,7 +233,7 @@ async def _besides(
         )
     acls = await sync_acls(source, target, topics, is_dry_run=True) if besides.has_acls else None
     groups = None
-    if besides.groups is not None and (map_of is None or await has_map(target, map_of)):
+    if besides.groups is not None:
         groups = await sync_groups(source, target, topics, besides.groups, link=map_of, is_dry_run=True, leave_out=stopped)
     return configs, acls, groups
 

@@ -8,6 +8,8 @@ Laws:
   the groups are rehearsed, too.
 - From then on there is no way back: whatever dies on the way, the same command again goes on.  Groups that cannot be moved
   are left, and told.  That it is fenced is written down when the report is complete; after that it is not fenced again.
+- Where the source is gone applications wait for every partition that can be had: failover fences those that have a leader,
+  writes down which have none, and the same command again fences these alone.
 - A promotion writes its control down, fences, and only then commits for groups; a running mirror looks at the control right
   before each request that commits for a group (group_requests.py).  So only a request that is on its way for as long as
   all the fencing takes could put a group back.
@@ -18,7 +20,8 @@ What is decided is pure (blockers); offsets are half-open, those of the source.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import kafka.errors as Errors
@@ -26,12 +29,14 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import ClusterUnreachableError, OptionError
 from tolerant_client.mirror.divergence import read_headers
+from tolerant_client.mirror.led_offsets import list_led_offsets
 from tolerant_client.mirror.ledger import Ledger, read_ledger
 from tolerant_client.mirror.link.control import LinkControl, link_options, read_control, update_control
 from tolerant_client.mirror.link.ends import Comparison, Ends, compare_ends, has_map, look
 from tolerant_client.mirror.link.fence import Fenced, fence_identical, fence_translated
 from tolerant_client.mirror.link.group_requests import fetch_offsets, list_groups
 from tolerant_client.mirror.link.groups import GroupsReport, sync_groups
+from tolerant_client.mirror.link.half_done import half_done
 from tolerant_client.mirror.link.left import Left
 from tolerant_client.mirror.link.promotion_report import (
     GroupPlace,
@@ -44,8 +49,10 @@ from tolerant_client.mirror.link.scope import is_heartbeats, partitions_of_link,
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.producers import can_describe_producers, describe_producers, init_producer_id
 from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
+from tolerant_client.mirror.translated.map_topic import map_partition
 from tolerant_client.raw import LATEST, RawCluster
 
+_LEADERS_MS = 10_000  # how long leaders are waited for: an election under way ends by then
 _LOOK_S = 1.0  # between two looks: what stands still for that long, stands
 _SENTENCES = 5  # differences that are told one by one
 
@@ -114,20 +121,23 @@ async def promote(
 
     The producers on the source must have been stopped; the mirror still runs.  All that the link copies is promoted, as it
     has written down; `topics` count where it has not.  `tell` gets what is waited for.  Where something is in the way
-    after `deadline_s`, nothing has been written.  Raises OptionError, for `topics` too that are not those of the link, and
-    KafkaError.
+    after `deadline_s`, nothing has been written.  Raises OptionError, for `topics` too that are not those of the link, and for
+    partitions of the target without a leader; TolerantClientError where a cluster goes away behind that; KafkaError.
     """
     control = await _control(target, link)
     if control.is_fenced:
         return promoted_before("promote", link, is_dry_run)
     chosen = await require_whole(source, target, control, link, topics)
-    of = _Link(link, target, chosen, await has_map(target, link))
+    of = _Link(link, target, chosen, await has_map(target, link, control))
+    partitions, lacking = await partitions_of_link(source, target, chosen)
+    partitions = _to_fence(control, partitions)
+    if leaderless := (await _without_leader(of, partitions)):
+        raise OptionError(_not_to_be_fenced(leaderless))
     if groups is not None and not is_dry_run:
         for left in (await _move_groups(of, source, groups, is_dry_run=True)).left:
             if left.is_failure:
                 tell(f"left will be {left}")
     if control.is_promoted:  # what was begun before has no way back
-        partitions, lacking = await partitions_of_link(source, target, chosen)
         found: list[str] = []
         warnings = [f"{some(map(_name, lacking))}: on the source alone, and so not promoted"] if lacking else []
         ends = await look(source, target, link, partitions, of.is_translated)
@@ -137,23 +147,26 @@ async def promote(
     fences: dict[TopicPartition, Fenced] = {}
     will_do = not is_dry_run and not found
     if will_do:
-        partitions = [e.partition for e in ends]
-        fences = await _fence(of, partitions)
-        ends = _as_fenced(await look(source, target, link, partitions, of.is_translated), fences)
-    moved = None if groups is None else await _move_groups(of, source, groups, is_dry_run=not will_do)
-    report = PromotionReport(
-        "promote",
-        link,
-        is_dry_run,
-        will_do,
-        await _partitions(of, ends, fences),
-        tuple(found),
-        (*warnings, *await _open_transactions(source, ends)),
-        moved,
-        losses=await _losses(target, link),
-    )
-    if will_do:
-        await update_control(target, link, lambda now: replace(now, is_fenced=True))
+        await _require_rights(of)
+    with half_done("the promotion") if will_do else nullcontext():
+        if will_do:
+            partitions = [e.partition for e in ends]
+            fences = await _fence(of, partitions)
+            ends = _as_fenced(await look(source, target, link, partitions, of.is_translated), fences)
+        moved = None if groups is None else await _move_groups(of, source, groups, is_dry_run=not will_do)
+        report = PromotionReport(
+            "promote",
+            link,
+            is_dry_run,
+            will_do,
+            await _partitions(of, ends, fences),
+            tuple(found),
+            (*warnings, *await _open_transactions(source, ends)),
+            moved,
+            losses=await _losses(target, link),
+        )
+        if will_do:
+            await update_control(target, link, lambda now: replace(now, is_fenced=True, unfenced=frozenset()))
     return report
 
 
@@ -162,32 +175,44 @@ async def failover(
 ) -> PromotionReport:
     """Promotes a link whose source is gone, with what the target has; the mirror may run or not.
 
-    `topics` are promote's.  Raises OptionError and KafkaError.
+    Partitions without a leader hold up no others: they are left, and the report is not done.  `topics` are promote's.
+    Raises OptionError, TolerantClientError where the target goes away on the way, and KafkaError.
     """
     control = await _control(target, link)
     if control.is_fenced:
         return promoted_before("failover", link, is_dry_run)
     chosen = await require_whole(None, target, control, link, topics)
-    of = _Link(link, target, chosen, await has_map(target, link))
+    of = _Link(link, target, chosen, await has_map(target, link, control))
     partitions = await partitions_on_target(target, chosen)
-    if not partitions:
+    if not partitions and not control.unfenced:
         raise OptionError(f"The target has no topic of link {link}; check --target and --link")
-    fences = {} if is_dry_run else await _fence(of, partitions)
-    ends = _as_fenced(await look(None, target, link, partitions, of.is_translated), fences)
-    shown = await _partitions(of, ends, fences)
-    places, unread = await _group_places(of, groups or TopicFilter(), {e.partition: e.copied for e in ends})
-    report = PromotionReport(
-        "failover",
-        link,
-        is_dry_run,
-        not is_dry_run,
-        shown,
-        warnings=(*failover_warnings(shown), *unread),
-        group_places=places,
-        losses=await _losses(target, link),
-    )
+    partitions = _to_fence(control, partitions)
+    leaderless = await _without_leader(of, partitions)
+    led = [p for p in partitions if p not in leaderless]
+    if leaderless and not led:
+        raise OptionError(_not_to_be_fenced(leaderless))
     if not is_dry_run:
-        await update_control(target, link, lambda now: replace(now, is_fenced=True))
+        await _require_rights(of)
+    with nullcontext() if is_dry_run else half_done("the promotion"):
+        fences = await _fence(of, led) if led and not is_dry_run else {}
+        ends = _as_fenced(await look(None, target, link, led, of.is_translated), fences)
+        shown = await _partitions(of, ends, fences)
+        places, unread = await _group_places(of, groups or TopicFilter(), {e.partition: e.copied for e in ends})
+        report = PromotionReport(
+            "failover",
+            link,
+            is_dry_run,
+            not is_dry_run and not leaderless,
+            shown,
+            (_not_to_be_fenced(leaderless),) if leaderless else (),
+            (*failover_warnings(shown), *unread),
+            group_places=places,
+            losses=await _losses(target, link),
+            is_begun=not is_dry_run and bool(leaderless),
+        )
+        if not is_dry_run:
+            left = frozenset(leaderless)
+            await update_control(target, link, lambda now: replace(now, is_fenced=not left, unfenced=left))
     return report
 
 
@@ -270,6 +295,29 @@ async def _open_transactions(source: RawCluster, ends: Iterable[Ends]) -> tuple[
     )
 
 
+def _to_fence(control: LinkControl, partitions: list[TopicPartition]) -> list[TopicPartition]:
+    """What is not fenced yet: of the others a failover has told where their copies end, and applications write there."""
+    return [p for p in partitions if p in control.unfenced] if control.unfenced else partitions
+
+
+async def _without_leader(of: _Link, partitions: Collection[TopicPartition]) -> dict[TopicPartition, str]:
+    """Partitions of the target that nothing can be written to now, and why; those whose map cannot, too."""
+    maps = {p: map_partition(of.name, p) for p in partitions} if of.is_translated else {}
+    asked = dict.fromkeys([*partitions, *maps.values()], LATEST)
+    if not asked:
+        return {}
+    left_out = (await list_led_offsets(of.target, asked, patience_ms=_LEADERS_MS)).left_out
+    return {p: left_out.get(p) or left_out[maps[p]] for p in partitions if p in left_out or maps.get(p) in left_out}
+
+
+def _not_to_be_fenced(leaderless: Mapping[TopicPartition, str]) -> str:
+    partition, why = next(iter(leaderless.items()))
+    return (
+        f"{some(map(_name, leaderless))} cannot be fenced, so a process of the link may still write there ({_name(partition)}:"
+        f" {why}); start a broker that has it, or delete the topic, then run this again"
+    )
+
+
 async def _require_rights(of: _Link) -> None:
     """Raises OptionError where we may not fence: found out behind the control, it would leave half a promotion."""
     name = (await read_control(of.target, of.name)).producer_name(of.name)
@@ -283,8 +331,6 @@ async def _require_rights(of: _Link) -> None:
 
 
 async def _fence(of: _Link, partitions: list[TopicPartition]) -> dict[TopicPartition, Fenced]:
-    if not of.is_translated:
-        await _require_rights(of)
     control = await update_control(of.target, of.name, lambda now: replace(now, is_promoted=True))
     if of.is_translated:
         await fence_translated(of.target, of.name, partitions)

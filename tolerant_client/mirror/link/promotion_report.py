@@ -41,7 +41,10 @@ class GroupPlace:
 
 @dataclass(frozen=True)
 class PromotionReport:
-    """What promotion or failover has done, or would do; `is_done` once nothing of the link can write any more."""
+    """What promotion or failover has done, or would do; `is_done` once nothing of the link can write any more.
+
+    `is_begun`: nothing of it can write to `partitions` any more, but to those that the blockers name.
+    """
 
     action: str
     link: str
@@ -53,6 +56,7 @@ class PromotionReport:
     groups: GroupsReport | None = None
     group_places: tuple[GroupPlace, ...] = ()
     losses: tuple[LedgerRow, ...] = ()
+    is_begun: bool = False
 
     @property
     def exit_code(self) -> int:

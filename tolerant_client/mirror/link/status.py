@@ -23,7 +23,7 @@ from tolerant_client.mirror.divergence import read_headers
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link.control import LinkControl, link_options, read_control
 from tolerant_client.mirror.link.ends import Ends, compare_ends, has_map, look
-from tolerant_client.mirror.link.scope import link_topics
+from tolerant_client.mirror.link.scope import link_topics, some
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.plan import select_topics
 from tolerant_client.mirror.topic_filter import LinkTopics
@@ -94,7 +94,7 @@ async def read_status(
     wanted = [TopicPartition(t, n) for t, numbers in (await source.partitions(names)).items() for n in numbers]
     present = [p for p in wanted if p.partition in there.get(p.topic, ())]
     missing = sorted(set(wanted) - set(present))
-    is_translated = await has_map(target, link)
+    is_translated = await has_map(target, link, control)
     first, began = await look(source, target, link, present, is_translated), time.monotonic()
     await source.net.sleep(look_s)
     second, seconds = await look(source, target, link, present, is_translated), time.monotonic() - began
@@ -130,6 +130,12 @@ def unfinished(control: LinkControl, of_target: str, of_both: str) -> list[str]:
     """A promotion that died before everything was fenced; pure.  The options mean the link (link_options)."""
     if not control.is_promoted or control.is_fenced:
         return []
+    if control.unfenced:
+        what = some(f"{p.topic}-{p.partition}" for p in sorted(control.unfenced))
+        return [
+            f"its failover left what had no leader, and a process of it may still write there: {what}; when it has one, or was"
+            f" deleted, run again tolerant-kafka failover {of_target}"
+        ]
     return [
         "its promotion was begun and not finished, so a process of it may still write to the target: before anybody else writes"
         f" there, run again tolerant-kafka promote {of_both} or, without the source, tolerant-kafka failover {of_target}"

@@ -12,7 +12,7 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -21,18 +21,23 @@ from kafka.structs import TopicPartition
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.divergence import first_difference_of_logs, read_slices
 from tolerant_client.mirror.link.beginning import refuse_circle
-from tolerant_client.mirror.link.control import read_control, update_control
+from tolerant_client.mirror.link.control import LinkControl, read_control, update_control
 from tolerant_client.mirror.link.failback import begun, is_live, refuse_one_cluster, shared_partitions
 from tolerant_client.mirror.link.mm2_positions import read_positions_of_mm2, whether_mm2_runs
 from tolerant_client.mirror.plan import select_topics
 from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.mirror.translated.map_topic import last_rows
+from tolerant_client.mirror.translated.offset_map import MapRow
 from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
 from tolerant_client.record_batch import Record
 
 _TAILS = (64, 8, 1)  # records of the target's end that are looked for in one piece; fewer where MirrorMaker 2 repeated some
 _PIECE = 20_000  # source offsets that are looked through at once
 _MOST = 2_000_000  # source offsets that are looked through in all
+_COPIES_ALREADY = (
+    "copies into this target already; nothing is to be taken over. Where MirrorMaker 2 has copied since, run tolerant-kafka"
+    " hand-back before"
+)
 
 
 class Bounds(NamedTuple):
@@ -187,6 +192,20 @@ async def _find(
     return None
 
 
+def copies_already(control: LinkControl, rows: Mapping[TopicPartition, MapRow]) -> bool:
+    """Whether a link with translated offsets has copied behind where it began: it would take its copies for another's.
+
+    `rows` are the newest of its map.  Pure.
+    """
+    is_over = control.is_promoted or control.is_handed_back
+    return not is_over and any(row.position > control.adopted.get(p, 0) for p, row in rows.items())
+
+
+def to_adopt(partitions: Iterable[TakenPartition]) -> dict[TopicPartition, int]:
+    """What is written down of logs that have something; empty ones are copied as those of any other link.  Pure."""
+    return {TopicPartition(p.topic, p.partition): p.position for p in partitions if p.position and p.target_end}
+
+
 def blockers(partitions: Sequence[TakenPartition], offsets: str) -> tuple[str, ...]:
     """Why the link cannot go on behind MirrorMaker 2; pure."""
     if offsets == "identical":
@@ -237,15 +256,15 @@ async def take_over(
     await refuse_one_cluster(source, target)
     names = select_topics(topics, await source.partitions())
     await refuse_circle(source, target, [source.wire_topic(name) for name in names], link)
-    if is_live(await read_control(target, link)):
-        raise OptionError(
-            f"Link {link} copies into this target already; nothing is to be taken over. Where MirrorMaker 2 has copied since,"
-            " run tolerant-kafka hand-back before"
-        )
+    control = await read_control(target, link)
+    if is_live(control):
+        raise OptionError(f"Link {link} {_COPIES_ALREADY}")
     partitions = await shared_partitions(source, target, names)
     running = await whether_mm2_runs(target, source_alias)
     known = await read_positions_of_mm2(target, source_alias)
     rows = await last_rows(target, link, partitions) if offsets == "translated" else {}
+    if copies_already(control, rows):
+        raise OptionError(f"Link {link} {_COPIES_ALREADY}")
     found = []
     for p, bounds in (await read_bounds(source, target, partitions)).items():
         told = known.get(TopicPartition(source.wire_topic(p.topic), p.partition))
@@ -259,7 +278,7 @@ async def take_over(
     wrong = (*running, *blockers(found, offsets))
     is_done = not wrong and not is_dry_run
     if is_done:
-        adopted = {TopicPartition(p.topic, p.partition): p.position for p in found if p.position}
+        adopted = to_adopt(found)
         cluster_id = await source.cluster_id()
         await update_control(target, link, lambda now: begun(now, cluster_id, topics, adopted))
     return TakeoverReport(link, offsets, is_dry_run, is_done, tuple(found), wrong)

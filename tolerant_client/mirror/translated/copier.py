@@ -25,10 +25,12 @@ from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.limits import CopyLimits, Progress, raise_stopped
 from tolerant_client.mirror.link.beginning import ends_at, offsets_at, write_down
 from tolerant_client.mirror.link.control import ControlWatch
+from tolerant_client.mirror.link.ends import require_no_copies_of_identical
 from tolerant_client.mirror.link.throttle import TokenBucket
 from tolerant_client.mirror.losses import MirrorPolicy
 from tolerant_client.mirror.sync import check_link, make_topics
 from tolerant_client.mirror.topic_filter import LinkTopics
+from tolerant_client.mirror.translated.adopted import Adopted
 from tolerant_client.mirror.translated.map_topic import clear_deleted, ensure_map_topic, read_maps
 from tolerant_client.mirror.translated.partition import TransactionLimits, TranslatedLink, TranslatedPartition
 from tolerant_client.mirror.translated.shared_reads import SharedReads
@@ -69,6 +71,7 @@ async def prepare_translated_link(
     Raises OptionError, UnsupportedSourceError, LinkPromotedError or ClusterUnreachableError before anything is written.
     """
     planned, control = await check_link(source, target, topics, link, goes_on=goes_on, has_start=from_ms is not None)
+    require_no_copies_of_identical(control, link)
     await ensure_map_topic(target, link)
     starts: dict[TopicPartition, int] = {}
     if from_ms is not None:
@@ -133,6 +136,7 @@ class TranslatedCopier:
             clock,
             SharedReads(source, target, link, clock),
             self.control,
+            Adopted(target, self.control),
             self._bucket,
             self._start_fetching,
             self._notify,

@@ -40,12 +40,13 @@ from tolerant_client.mirror.limits import CopyLimits
 from tolerant_client.mirror.link.control import ControlWatch, LinkControl, link_options
 from tolerant_client.mirror.link.throttle import TokenBucket
 from tolerant_client.mirror.losses import LedgerRow, LossPolicy, LossReason, MirrorPolicy
+from tolerant_client.mirror.translated.adopted import Adopted
 from tolerant_client.mirror.translated.copy_transaction import CopyTransaction, is_fenced
 from tolerant_client.mirror.translated.dense import dense
 from tolerant_client.mirror.translated.intake import Intake
 from tolerant_client.mirror.translated.map_topic import map_partition
 from tolerant_client.mirror.translated.offset_map import MapRow, extend
-from tolerant_client.mirror.translated.place import LostOffsets, check_target, find_loss, overtaken, taken_over
+from tolerant_client.mirror.translated.place import LostOffsets, check_target, find_adopted_loss, find_loss, taken_over
 from tolerant_client.mirror.translated.shared_reads import SharedReads
 from tolerant_client.raw import EARLIEST, EARLIEST_LOCAL, LATEST, READ_COMMITTED, RawCluster
 
@@ -87,6 +88,7 @@ class TranslatedLink:
     clock: Callable[[], float]
     reads: SharedReads
     control: ControlWatch
+    adopted: Adopted
     bucket: TokenBucket
     on_taken_over: Callable[[], None]
     on_end: Callable[[], None]  # a partition has reached its offset, or is done
@@ -119,7 +121,7 @@ class TranslatedPartition:
             link.transactions.timeout_ms,
         )
         self._row: MapRow | None = None
-        self._adopted = 0  # the source offset before which another mirror has copied all
+        self._adopted = 0  # the source offset before which another mirror had copied all
         self._ids = ("", "")
         self._rules = AppendRules(GapFill.TRANSACTIONS, False, 0)
         self._fetch_error: Exception | None = None
@@ -240,33 +242,34 @@ class TranslatedPartition:
         self._ids = pair.ids
         self._rules = self._rules._replace(max_batch_bytes=pair.max_message_bytes)
         end = (await self._link.target.list_offsets({self.partition: LATEST}))[self.partition]
-        # An empty log was made anew after the link took over.
-        self._adopted = self._link.control.value.adopted.get(self.partition, 0) if end else 0
         if self._row is not None:
             check_target(self._row, self._link.name, self.partition, self._ids, end)
+        self._adopted = await self._link.adopted.until(self.partition, end)
+        if self._row is not None:
             self._row = taken_over(self._row, self._adopted)
 
     async def _look_at_source(self) -> int:
         """Where to go on; raises DataLossError where the source no longer has it, unless policy has accepted that."""
         source, row = self._link.source, self._row
         start = (await source.list_offsets({self.partition: EARLIEST}))[self.partition]
-        if row is None:
-            found = overtaken(self.partition, self._adopted, start) if self._adopted else None
-            if found is not None and found[0] not in self._accepted:
-                self._loss, error = found
-                raise error
-            return max(start, self._adopted, self._link.control.value.starts.get(self.partition, 0))
+        if row is None and not self._adopted:
+            return max(start, self._link.control.value.starts.get(self.partition, 0))
         end = (await source.list_offsets({self.partition: LATEST}))[self.partition]
-        cuts = await source_truncations(source, {self.partition: (row.epoch, row.position)})
-        self.intake.epoch = max(self.intake.epoch, row.epoch)
-        found = find_loss(row, self._ids, start, end, cuts.get(self.partition))
-        if found is not None and found[0] not in self._accepted:
+        if row is None:
+            position = self._adopted
+            found = find_adopted_loss(self.partition, position, start, end)
+        else:
+            position = row.position
+            cuts = await source_truncations(source, {self.partition: (row.epoch, position)})
+            self.intake.epoch = max(self.intake.epoch, row.epoch)
+            found = find_loss(row, self._ids, start, end, cuts.get(self.partition))
+        if found is not None and not any(found[0].is_part_of(loss) for loss in self._accepted):
             self._loss, error = found
             raise error
-        if row.position > end:
-            self._advance(row.position)
-            raise Errors.OffsetNotAvailableError(f"{self}: the source has not come to offset {row.position} again")
-        return max(start, row.position)
+        if position > end:
+            self._advance(position)
+            raise Errors.OffsetNotAvailableError(f"{self}: the source has not come to offset {position} again")
+        return max(start, position)
 
     async def _copy_one_transaction(self) -> None:
         """From the first record that waits to the commit."""

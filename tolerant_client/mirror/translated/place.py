@@ -32,6 +32,11 @@ class LostOffsets(NamedTuple):
     from_offset: int
     until_offset: int
 
+    def is_part_of(self, other: LostOffsets) -> bool:
+        """Whether it is `other`, or what is left of it: a log that was cut grows again."""
+        is_within = other.from_offset <= self.from_offset and self.until_offset <= other.until_offset
+        return self.reason is other.reason and is_within
+
 
 def check_target(row: MapRow, link: str, target: TopicPartition, ids: tuple[str, str], log_end: int) -> None:
     """Raises TargetDivergedError where the target's log cannot hold what the map says."""
@@ -71,6 +76,18 @@ def find_loss(
             f" (unclean election); {_GO_ON}"
         )
     return overtaken(row.key.partition, position, start)
+
+
+def find_adopted_loss(
+    partition: TopicPartition, adopted: int, start: int, end: int
+) -> tuple[LostOffsets, TolerantClientError] | None:
+    """As find_loss, where the link has copied nothing itself: before `adopted` another mirror has copied all."""
+    if adopted > end:
+        return LostOffsets(LossReason.TRUNCATION, end, adopted), DataLossError(
+            f"The source log of {partition.topic}-{partition.partition} ends at offset {end}, but up to {adopted} it was"
+            f" copied when the link took over: it has lost records (unclean election), or was made anew; {_GO_ON}"
+        )
+    return overtaken(partition, adopted, start)
 
 
 def overtaken(partition: TopicPartition, position: int, start: int) -> tuple[LostOffsets, TolerantClientError] | None:

@@ -1,0 +1,48 @@
+"""What may be paused by name."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import kafka.errors as Errors
+import pytest
+
+from spark_integration.commands.link import GivenLink
+from spark_integration.commands.pause import _require_there
+from tolerant_client.errors import OptionError
+
+
+class Guarded:
+    """A target of which we may see `visible` alone: of all others brokers say so, there or not."""
+
+    def __init__(self, **visible: int) -> None:
+        self.visible = {name.replace("_", "-"): list(range(count)) for name, count in visible.items()}
+
+    async def partitions(self, topics: Any = None) -> dict[str, list[int]]:
+        if topics is not None and not self.visible.keys() >= set(topics):
+            raise Errors.TopicAuthorizationFailedError("no")
+        return {name: found for name, found in self.visible.items() if topics is None or name in topics}
+
+    def run_on_target(self, ask: Any) -> Any:
+        with pytest.raises(StopIteration) as stopped:
+            ask(self).send(None)
+        return stopped.value.value
+
+
+def check(target: Guarded, topics: list[str], partitions: list[int]) -> None:
+    _require_there(cast(GivenLink, target), topics, partitions)
+
+
+def test_a_partition_is_paused_with_the_right_to_its_topic_alone() -> None:
+    check(Guarded(orders=4), ["orders"], [3])
+
+
+def test_a_partition_that_is_called_as_another_topic_is_not_paused_alone() -> None:
+    with pytest.raises(OptionError, match="orders-3 is a topic of the target, too"):
+        check(Guarded(orders=4, orders_3=1), ["orders"], [2, 3])
+    check(Guarded(orders=4, orders_3=1), ["orders"], [2])
+
+
+def test_a_partition_that_is_not_there_is_not_paused() -> None:
+    with pytest.raises(OptionError, match="orders has 4 partitions on the target, none is 4"):
+        check(Guarded(orders=4), ["orders"], [4])

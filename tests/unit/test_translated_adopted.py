@@ -1,0 +1,183 @@
+"""What a translated link makes of logs that another mirror had copied, and that are no longer as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import kafka.errors as Errors
+import pytest
+from kafka.net.selector import NetworkSelector
+from kafka.structs import TopicPartition
+
+from tolerant_client.errors import DataLossError
+from tolerant_client.mirror.led_offsets import LedOffsets
+from tolerant_client.mirror.link.control import LinkControl
+from tolerant_client.mirror.losses import LossReason, MirrorPolicy
+from tolerant_client.mirror.translated import adopted as module
+from tolerant_client.mirror.translated.adopted import Adopted
+from tolerant_client.mirror.translated.offset_map import MapRow, Run, extend
+from tolerant_client.mirror.translated.partition import TransactionLimits, TranslatedPartition
+from tolerant_client.mirror.translated.place import LostOffsets, TopicPair, find_adopted_loss
+from tolerant_client.raw import EARLIEST
+
+PLACES = [TopicPartition("orders", n) for n in range(4)]
+P = PLACES[0]
+OTHER = TopicPartition("clicks", 0)
+IDS = ("source-id", "target-id")
+
+
+class World:
+    """A link that has taken over; `writes` counts the records of its control, which its watch sees when it looks."""
+
+    def __init__(self) -> None:
+        self.net = NetworkSelector()
+        self.written = LinkControl(adopted={**dict.fromkeys(PLACES, 1_000), OTHER: 70}, generation=1)
+        self.writes = 0
+        self.source_end = 2_000
+        self.target_ends: dict[TopicPartition, int] = {}
+        self.row: MapRow | None = None
+        self.value = self.written
+        self.link = "dr"
+
+    async def refresh(self) -> LinkControl:
+        self.value = self.written
+        return self.value
+
+    async def update(self, _: Any, link: str, change: Any) -> LinkControl:
+        before = self.written
+        self.writes += 1
+        await self.net.sleep(0.01)  # others look meanwhile
+        self.written = change(before)
+        return self.written
+
+    async def led(self, _: Any, wanted: Any) -> LedOffsets:
+        return LedOffsets({p: self.target_ends.get(p, 0) for p in wanted}, {})
+
+    def adopted(self) -> Adopted:
+        return Adopted(None, self)  # type: ignore[arg-type]
+
+    def partition(self) -> TranslatedPartition:
+        """As a process makes it that has just started."""
+
+        async def source_offsets(wanted: Any) -> Any:
+            return {p: 0 if at == EARLIEST else self.source_end for p, at in wanted.items()}
+
+        async def target_offsets(wanted: Any) -> Any:
+            return {p: self.target_ends.get(p, 0) for p in wanted}
+
+        async def topics(_: str) -> TopicPair:
+            return TopicPair(IDS, 1 << 20)
+
+        link = SimpleNamespace(
+            source=SimpleNamespace(net=self.net, list_offsets=source_offsets),
+            target=SimpleNamespace(list_offsets=target_offsets),
+            name="dr",
+            clock=lambda: 0.0,
+            policy=MirrorPolicy(),
+            reads=SimpleNamespace(topics=topics),
+            control=self,
+            adopted=self.adopted(),
+            transactions=TransactionLimits(),
+            on_end=lambda: None,
+        )
+        made = TranslatedPartition(link, P)  # type: ignore[arg-type]
+        made._row = self.row
+        return made
+
+    def goes_on_at(self, partition: TranslatedPartition | None = None) -> int:
+        async def look() -> int:
+            chosen = partition or self.partition()
+            await chosen._look_at_target()
+            return await chosen._look_at_source()
+
+        found: int = self.net.run(look)
+        return found
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    found = World()
+    monkeypatch.setattr(module, "update_control", found.update)
+    monkeypatch.setattr(module, "list_led_offsets", found.led)
+    yield found
+    found.net.close()
+
+
+def test_a_topic_that_was_made_anew_behind_a_takeover_is_copied_whole_whoever_goes_on(world: World) -> None:
+    """1. The log is empty: copying begins at the source's first.  2. Some is copied.  3. Another process goes on."""
+    assert world.goes_on_at() == 0
+    (world.row,) = extend(None, P, "orders", IDS, [Run(0, 0, 300)], 300, -1)
+    world.target_ends[P] = 300
+    assert world.goes_on_at() == 300, "not where the log that was deleted had ended"
+
+
+def test_what_was_taken_over_and_is_there_stays_adopted(world: World) -> None:
+    world.target_ends[P] = 900
+    assert world.goes_on_at() == 1_000 and world.writes == 0
+
+
+def test_all_partitions_of_a_topic_that_was_made_anew_are_one_record_of_the_control(world: World) -> None:
+    world.target_ends[PLACES[3]] = 5
+    known = world.adopted()
+
+    async def all_at_once() -> list[int]:
+        futures = [world.net.call_soon_with_future(known.until, p, world.target_ends.get(p, 0)) for p in PLACES]
+        return [await future for future in futures]
+
+    assert world.net.run(all_at_once) == [0, 0, 0, 1_000] and world.writes == 1
+    assert world.written.adopted == {PLACES[3]: 1_000, OTHER: 70}, "other topics, and logs that have records, stay"
+
+
+def test_a_later_life_of_the_link_keeps_what_it_has_taken_over(world: World) -> None:
+    world.written = replace(world.written, generation=2)
+    assert world.net.run(world.adopted().until, P, 0) == 0 and P in world.written.adopted
+
+
+# -- a source that was cut ----------------------------------------------------
+
+
+def test_a_source_that_was_cut_before_the_link_copied_anything_itself_is_found(world: World) -> None:
+    world.target_ends[P], world.source_end = 900, 400
+    partition = world.partition()
+    with pytest.raises(DataLossError, match=r"orders-0 ends at offset 400, but up to 1000 .*; let policy go on"):
+        world.goes_on_at(partition)
+    assert partition._loss == (LossReason.TRUNCATION, 400, 1_000)
+
+
+def test_a_cut_that_policy_has_accepted_is_waited_for_while_the_log_grows(world: World) -> None:
+    world.target_ends[P], world.source_end = 900, 400
+    partition = world.partition()
+    partition._accepted.add(LostOffsets(LossReason.TRUNCATION, 400, 1_000))
+    for world.source_end in (400, 700):  # one loss, not another at each look
+        with pytest.raises(Errors.OffsetNotAvailableError, match="come to offset 1000 again"):
+            world.goes_on_at(partition)
+    world.source_end = 1_200
+    assert world.goes_on_at(partition) == 1_000
+
+
+def test_a_cut_behind_a_row_is_one_loss_too_while_the_log_grows(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_cuts(*_: Any) -> dict[TopicPartition, int]:
+        return {}
+
+    monkeypatch.setattr("tolerant_client.mirror.translated.partition.source_truncations", no_cuts)
+    world.written = world.value = replace(world.written, adopted={})
+    (world.row,) = extend(None, P, "orders", IDS, [Run(0, 0, 1_000)], 1_000, -1)
+    world.target_ends[P], world.source_end = 1_000, 400
+    partition = world.partition()
+    partition._accepted.add(LostOffsets(LossReason.TRUNCATION, 400, 1_000))
+    for world.source_end in (400, 700):
+        with pytest.raises(Errors.OffsetNotAvailableError):
+            world.goes_on_at(partition)
+
+
+def test_what_retention_takes_later_is_another_loss() -> None:
+    accepted = LostOffsets(LossReason.RETENTION, 100, 200)
+    assert accepted.is_part_of(accepted)
+    assert not LostOffsets(LossReason.RETENTION, 100, 250).is_part_of(accepted)
+    assert not LostOffsets(LossReason.TRUNCATION, 100, 200).is_part_of(accepted)
+    found = find_adopted_loss(P, 100, 150, 300)
+    assert found is not None and found[0] == (LossReason.RETENTION, 100, 150)
+    assert find_adopted_loss(P, 100, 50, 100) is None
