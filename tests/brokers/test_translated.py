@@ -193,9 +193,9 @@ def test_what_arrives_while_a_copy_is_held_is_committed_soon(source: str, target
     with both(source, target) as (origin, there):
 
         async def run() -> int:
-            await prepare_translated_link(origin, there, topic, "held")
-            copier = TranslatedCopier(origin, there, "held")
-            held = origin.net.call_soon_with_future(lambda: copier.copy({partition: None}, hold_ms=1500, lease_ms=100))
+            await prepare_translated_link(origin, there, topic, "held-translated")
+            copier = TranslatedCopier(origin, there, "held-translated")
+            held = origin.net.call_soon_with_future(lambda: copier.copy({partition: None}, hold_ms=4000, lease_ms=100))
             await origin.net.sleep(0.5)
             append_records(source, topic, 5)
             progress = (await held)[partition]

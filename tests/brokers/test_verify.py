@@ -342,6 +342,35 @@ def test_one_wrong_answer_is_no_difference(clusters: tuple[str, str], topic: Cal
         assert result.not_compared == ()
 
 
+class Crowded:
+    """A cluster in whose answers the first partition takes all the room."""
+
+    def __init__(self, cluster: RawCluster) -> None:
+        self._cluster = cluster
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cluster, name)
+
+    async def fetch(self, *args: Any, **options: Any) -> list[Any]:
+        parts = await self._cluster.fetch(*args, **options)
+        first = min(part.partition for part in parts)
+        return [part if part.partition == first else part._replace(records=memoryview(b"")) for part in parts]
+
+
+def test_partition_for_which_an_answer_has_no_room_is_not_taken_for_an_empty_one(
+    clusters: tuple[str, str], topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices_comparison, "_LEAST_BYTES", 1000)  # a batch for each answer
+    name = topic(partitions=4)
+    for servers in clusters:
+        append_records(servers, name, 300, partitions=4, per_batch=10, size=200)
+    with both(*clusters) as pair:
+        crowded: list[Any] = [Crowded(cluster) for cluster in pair]
+        slices = [Slice(name, partition, 0, 300) for partition in range(4)]
+        results = pair[0].run(SlicesComparison(*crowded, slices, max_bytes=16_000).run)
+    assert [(r.records, r.error) for r in results] == [(300, None)] * 4
+
+
 def test_accepted_losses_of_the_ledger_are_told_apart(
     clusters: tuple[str, str], topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,19 +1,20 @@
-"""The mirror under spark-submit, on a standalone cluster of two workers, as the guide on running says."""
+"""The mirror under spark-submit, on a standalone cluster of two workers and on YARN, as the guide on running says."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyspark
 import pytest
 from kafka import KafkaProducer
-from support.spark_processes import standalone_cluster
+from support.spark_processes import standalone_cluster, yarn_cluster
 
 import spark_integration
 from tolerant_client.mirror.plan import TopicSpec
@@ -26,27 +27,50 @@ pytestmark = [
     pytest.mark.skipif(not os.environ.get("TOLERANT_LONG"), reason="takes a while; tox: clusters"),
 ]
 
+Cluster = Callable[[Path], contextlib.AbstractContextManager[tuple[list[str], dict[str, str]]]]
+
 PARTITIONS, RECORDS = 4, 2_000
 SUBMIT = Path(spark_integration.__file__).parent / "deployment" / "submit.py"
 
 
-def test_executors_of_a_standalone_cluster_copy(
-    kafka_cluster: Any, kafka_cluster_factory: Callable[..., Any], tmp_path: Path
+@contextlib.contextmanager
+def on_standalone(folder: Path) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Options and environment of spark-submit."""
+    with standalone_cluster(folder, workers=2) as master:
+        yield ["--master", master, "--total-executor-cores", "2"], {}
+        # An application has a folder there for each executor.
+        executors = list(folder.glob("worker-*/app-*/*"))
+        assert len({path.parents[1] for path in executors}) == 2, executors
+
+
+@contextlib.contextmanager
+def on_yarn(folder: Path) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Options and environment of spark-submit."""
+    with yarn_cluster(folder) as conf:
+        executors = ["--master", "yarn", "--deploy-mode", "client", "--num-executors", "2", "--executor-cores", "1"]
+        jars = f"spark.yarn.jars=local:{Path(pyspark.__file__).parent}/jars/*"
+        yield [*executors, "--conf", jars], {"HADOOP_CONF_DIR": str(conf)}
+
+
+@pytest.mark.parametrize("cluster_of", [on_standalone, on_yarn])
+def test_executors_of_a_cluster_copy(
+    cluster_of: Cluster, kafka_cluster: Any, kafka_cluster_factory: Callable[..., Any], tmp_path: Path
 ) -> None:
+    name = f"submitted-{cluster_of.__name__}"
     one, two = kafka_cluster.bootstrap_servers, kafka_cluster_factory(heap="384m").bootstrap_servers
     with RawCluster({"bootstrap_servers": one}) as cluster:
-        cluster.run(create_topics, cluster, [TopicSpec("submitted", PARTITIONS, 1)])
+        cluster.run(create_topics, cluster, [TopicSpec(name, PARTITIONS, 1)])
     producer = KafkaProducer(bootstrap_servers=one)
     for number in range(RECORDS):
-        producer.send("submitted", b"%d" % number, partition=number % PARTITIONS)
+        producer.send(name, b"%d" % number, partition=number % PARTITIONS)
     producer.close()
     home = Path(pyspark.__file__).parent
-    with standalone_cluster(tmp_path, workers=2) as master:
+    with cluster_of(tmp_path) as (options, more):
         command = [
-            *(str(home / "bin" / "spark-submit"), "--master", master, "--total-executor-cores", "2"),
+            *(str(home / "bin" / "spark-submit"), *options),
             *("--executor-memory", "512m", "--conf", "spark.task.maxFailures=8", "--conf", "spark.ui.enabled=false"),
             str(SUBMIT),
-            *("mirror", "--source", one, "--target", two, "--topics", "submitted", "--tasks", "2", "--once", "--json"),
+            *("mirror", "--source", one, "--target", two, "--topics", name, "--tasks", "2", "--once", "--json"),
         ]
         environment = {
             **os.environ,
@@ -54,17 +78,15 @@ def test_executors_of_a_standalone_cluster_copy(
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
+            **more,
         }
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
-        # Each worker has copied: an application has a folder there for each executor.
-        executors = list(tmp_path.glob("worker-*/app-*/*"))
-    assert done.returncode == 0, done.stderr[-3000:]
+        assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.strip().splitlines()[-1])
     assert told["records"] == RECORDS
-    assert len({path.parents[1] for path in executors}) == 2, executors
     with RawCluster({"bootstrap_servers": one}, name="source") as source:
         target = RawCluster({"bootstrap_servers": two}, source.net, name="target")
         try:
-            assert source.run(verify, source, target, "submitted").identical
+            assert source.run(verify, source, target, name).identical
         finally:
             target.close()

@@ -1,4 +1,4 @@
-"""Spark as processes of their own: a standalone cluster, and drivers that tests speak with line by line."""
+"""Spark as processes of their own: a standalone cluster, a YARN, and drivers that tests speak with line by line."""
 
 from __future__ import annotations
 
@@ -21,11 +21,24 @@ from typing import Any
 
 import pyspark
 
-from tolerant_client.testing.artifacts import java_executable
+from tolerant_client.testing.artifacts import cache_dir, java_executable, resolved_jars
 
 PATIENCE = 120.0  # for a slow CI machine that starts five JVMs on two cores
 _DRIVER = Path(__file__).with_name("spark_driver.py")
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
+_MINI_YARN = Path(__file__).with_name("MiniYarn.java")
+_HADOOP = "3.5.0"
+# Hadoop's cluster for tests in one jar, and what it forgets to bring.
+_YARN = (
+    ("org.apache.hadoop", "hadoop-client-minicluster", _HADOOP),
+    ("org.apache.hadoop", "hadoop-client-runtime", _HADOOP),
+    ("org.slf4j", "slf4j-simple", "1.7.36"),
+    ("org.mockito", "mockito-core", "4.11.0"),
+    ("org.junit.jupiter", "junit-jupiter-api", "5.11.4"),
+    ("ch.qos.reload4j", "reload4j", "1.2.25"),
+    ("org.bouncycastle", "bcprov-jdk18on", "1.78.1"),
+    ("org.bouncycastle", "bcpkix-jdk18on", "1.78.1"),
+)
 _REGISTERED = re.compile(r"Successfully registered with master")
 
 
@@ -149,3 +162,19 @@ def standalone_cluster(folder: Path, workers: int) -> Iterator[str]:
             running.callback(worker.close)
             worker.wait_for(_REGISTERED)
         yield address
+
+
+@contextlib.contextmanager
+def yarn_cluster(folder: Path) -> Iterator[Path]:
+    """A resource manager and two node managers of two cores each; the value is what HADOOP_CONF_DIR is to be."""
+    jars = resolved_jars(cache_dir() / f"hadoop-{_HADOOP}" / "minicluster", _YARN, f"Hadoop {_HADOOP}")
+    conf = folder / "conf"
+    conf.mkdir()
+    path = os.pathsep.join(map(str, jars))
+    command = [java_executable(), "-Xmx512m", f"-Duser.dir={folder}", "-cp", path, str(_MINI_YARN), str(conf)]
+    yarn = Process(command, folder / "yarn.log", {})
+    try:
+        yarn.wait_for(re.compile("MiniYarn is up"))
+        yield conf
+    finally:
+        yarn.close()

@@ -101,7 +101,7 @@ def jars(version: str, modules: Sequence[str] = BROKER_MODULES) -> tuple[Path, .
     wanted = [*(("org.apache.kafka", name, version) for name in names), _SLF4J_BINDING]
     if version.startswith(_WANT_JAXB):
         wanted.append(_JAXB)
-    return _kept(place, wanted, f"Kafka {version}")
+    return resolved_jars(place, wanted, f"Kafka {version}")
 
 
 def spark_kafka_jars() -> tuple[Path, ...]:
@@ -112,13 +112,16 @@ def spark_kafka_jars() -> tuple[Path, ...]:
     """
     version = SPARK_KAFKA[0][2]
     place = cache_dir() / f"spark-{version}" / SPARK_KAFKA[0][1]
-    return _kept(place, SPARK_KAFKA, f"Spark's Kafka source {version}", is_transitive=False)
+    return resolved_jars(place, SPARK_KAFKA, f"Spark's Kafka source {version}", is_transitive=False)
 
 
-def _kept(
+def resolved_jars(
     place: Path, wanted: Sequence[tuple[str, str, str]], what: str, is_transitive: bool = True
 ) -> tuple[Path, ...]:
-    """The jars in `place`, resolved into it if it is not there yet."""
+    """The jars in `place`, resolved into it if it is not there yet: `wanted` are (group, artifact, version).
+
+    Raises ClusterStartError, which calls them the jars of `what`.
+    """
     if not place.is_dir():
         java = java_executable()
         with _locked(place):

@@ -223,7 +223,9 @@ class SlicesComparison:
         elif not len(part.records):
             if part.last_stable_offset > position:
                 if side.doubted("no records", self._clock()) >= _BELIEVED_AFTER:
-                    self._check(running, self._nothing, number, min(part.last_stable_offset, running.goals[number]))
+                    if is_alone:
+                        self._check(running, self._nothing, number, min(part.last_stable_offset, running.goals[number]))
+                    side.is_hungry = True  # others may have taken the room: only an answer of its own is believed
             else:
                 stable = part.last_stable_offset
                 self._doubt(running, number, f"no records at offset {position}: its last stable offset is {stable}")
