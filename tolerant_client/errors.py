@@ -209,3 +209,8 @@ class ProducerFencedError(TolerantClientError):
 
 class RepeatDiffersError(TolerantClientError):
     """A write that is repeated has other rows than the one that was committed: it is not deterministic."""
+
+
+def text_of(error: BaseException) -> str:
+    """What an error says, without the name of its class, which kafka-python's errors begin with."""
+    return str(error).removeprefix(f"{type(error).__name__}: ")

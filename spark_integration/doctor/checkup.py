@@ -17,7 +17,7 @@ import kafka.errors as Errors
 
 from spark_integration.doctor.describe import NotToldError
 from spark_integration.doctor.finding import CHECKS, Finding, Severity, exit_code
-from tolerant_client.errors import ClusterUnreachableError
+from tolerant_client.errors import ClusterUnreachableError, text_of
 from tolerant_client.raw import RawCluster
 
 _T = TypeVar("_T")
@@ -129,7 +129,7 @@ class Checkup:
 def not_made(check: str, cluster: str, error: BaseException) -> Finding:
     """The finding for a check that could not be made."""
     title = CHECKS[check]
-    words = str(error).removeprefix(f"{type(error).__name__}: ") or type(error).__name__
+    words = text_of(error) or type(error).__name__
     if isinstance(error, NotToldError):
         return Finding(Severity.INFO, check, cluster, f"not looked at: {title}", words, "None; newer brokers tell it")
     if isinstance(error, Errors.AuthorizationError) or "AUTHORIZATION_FAILED" in words.upper():

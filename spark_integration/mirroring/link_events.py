@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tolerant_client.errors import text_of
 from tolerant_client.mirror.link.left import Left, LeftSoFar
 
 _log = logging.getLogger(__name__)
@@ -113,5 +114,5 @@ class EventPrinter:
 
 def sentence(error: BaseException) -> str:
     """The first line of what an error says."""
-    lines = str(error).removeprefix(f"{type(error).__name__}: ").strip().splitlines()
+    lines = text_of(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

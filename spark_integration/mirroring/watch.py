@@ -29,7 +29,7 @@ from spark_integration.monitoring.bars import LinkBars
 from spark_integration.monitoring.board import Board
 from spark_integration.monitoring.look import MOST_AGES
 from spark_integration.monitoring.server import StatusServer
-from tolerant_client.errors import TolerantClientError
+from tolerant_client.errors import TolerantClientError, text_of
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.measures import Copied
 from tolerant_client.mirror.replication_policy import TopicNames
@@ -348,7 +348,7 @@ def _asked(unreachable: dict[str, str], name: str, ask: Callable[..., _T], *argu
     try:
         return ask(*arguments)
     except AWAY as error:
-        unreachable[name] = str(error).removeprefix(f"{type(error).__name__}: ")
+        unreachable[name] = text_of(error)
         return None
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError
+from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError, text_of
 from tolerant_client.mirror.identical.state import read_append_states
 from tolerant_client.mirror.led_offsets import list_led_offsets, stable_ends
 from tolerant_client.mirror.ledger import Ledger
@@ -96,7 +96,7 @@ async def plan_link(
     visible = {name: topic for name, topic in wanted.topics.items() if name not in present.refused}
     plan = plan_topics(visible, present.topics, len(target.manager.cluster.brokers()), topics.creation)
     fitted = await fit_each_topic(target, plan.create)
-    unsaid = {name: _text(error) for name, error in {**wanted.refused, **present.refused, **fitted.refused}.items()}
+    unsaid = {name: text_of(error) for name, error in {**wanted.refused, **present.refused, **fitted.refused}.items()}
     plan = replace(
         plan, create=fitted.topics, warnings=plan.warnings + fitted.warnings, refused={**plan.refused, **unsaid}
     )
@@ -114,7 +114,7 @@ async def make_topics(target: RawCluster, planned: PlannedLink) -> PlannedLink:
     errors = {**await create_each_topic(target, plan.create), **await add_partitions(target, plan.grow)}
     if not errors:
         return planned
-    refused = {name: _text(error) for name, error in errors.items()}
+    refused = {name: text_of(error) for name, error in errors.items()}
     there = await target.partitions(refused)
     unmade = [p for p in planned.ends if p.topic in refused and p.partition not in there.get(p.topic, ())]
     lacking = {p: refused[p.topic] for p in unmade}
@@ -221,7 +221,3 @@ async def _refuse_differences(
 def partitions_of(topics: Iterable[TopicSpec]) -> Iterable[TopicPartition]:
     """Every partition of these topics."""
     return (TopicPartition(topic.name, index) for topic in topics for index in range(topic.partitions))
-
-
-def _text(error: Exception) -> str:
-    return str(error).removeprefix(f"{type(error).__name__}: ")

@@ -13,7 +13,7 @@ from dataclasses import replace
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import OptionError
+from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.link.control import CONTROL_TOPIC, LinkControl, read_controls, update_control
 from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
@@ -79,7 +79,7 @@ async def write_down(
     except (*_MAY_NOT, OptionError) as error:
         if starts:
             raise
-        text = str(error).removeprefix(f"{type(error).__name__}: ")
+        text = text_of(error)
         return (
             f"link {link} cannot be written down in {CONTROL_TOPIC} of the target ({text}): pausing, throttling and promotion do"
             " not reach it, and circles are not found; grant the mirror Create, Read and Write on that topic"

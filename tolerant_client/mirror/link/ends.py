@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import OptionError, TolerantClientError
+from tolerant_client.errors import OptionError, TolerantClientError, text_of
 from tolerant_client.mirror.identical.state import read_append_states
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link.control import LinkControl
@@ -108,7 +108,7 @@ async def compare_ends(
     states = await read_append_states(source, target, partitions, control.producer_ids[-1], ledger, control=control)
     errors = {p: state.error if isinstance(state, Loss) else state for p, state in states.items()}
     differing = {
-        p: str(error).removeprefix(f"{type(error).__name__}: ")
+        p: text_of(error)
         for p, error in errors.items()
         if isinstance(error, TolerantClientError)
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tolerant_client.errors import ClusterUnreachableError, TolerantClientError
+from tolerant_client.errors import ClusterUnreachableError, TolerantClientError, text_of
 
 
 @contextmanager
@@ -14,5 +14,5 @@ def half_done(what: str) -> Iterator[None]:
     try:
         yield
     except ClusterUnreachableError as error:
-        text = str(error).removeprefix(f"{type(error).__name__}: ")
+        text = text_of(error)
         raise TolerantClientError(f"{text}; {what} is begun and not finished: run this again") from error

@@ -8,7 +8,7 @@ from typing import Any
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import LinkPromotedError, OptionError, TolerantClientError
+from tolerant_client.errors import LinkPromotedError, OptionError, TolerantClientError, text_of
 from tolerant_client.mirror.identical.state import read_append_states
 from tolerant_client.mirror.led_offsets import list_led_offsets
 from tolerant_client.mirror.ledger import Ledger
@@ -127,7 +127,7 @@ async def plan_everything(
         copied = [source.wire_topic(topic.name) for topic in planned.topics.copied]
         warnings += await refuse_circle(source, target, copied, link)
     except (OptionError, LinkPromotedError) as error:
-        refusals.append(_text(error))
+        refusals.append(text_of(error))
     was_begun = await has_map(target, link, control)
     is_translated = was_begun if is_translated is None else is_translated
     if is_translated and not was_begun:
@@ -200,11 +200,11 @@ async def _differences(
     losses: list[str] = []
     for partition, state in states.items():
         if isinstance(state, Loss) and policy.for_topic(partition.topic).on_loss is LossPolicy.CONTINUE:
-            losses.append(f"goes into the ledger as lost: {_text(state.error)}")
+            losses.append(f"goes into the ledger as lost: {text_of(state.error)}")
         elif isinstance(state, Loss):
-            stopped[partition] = _text(state.error)
+            stopped[partition] = text_of(state.error)
         elif isinstance(state, TolerantClientError):
-            stopped[partition] = _text(state)
+            stopped[partition] = text_of(state)
     return stopped, losses
 
 
@@ -261,7 +261,3 @@ def durability(source: Iterable[TopicSpec], target: Mapping[str, TopicSpec]) -> 
                 f"topic {wanted.name} may lose acknowledged records on the target: set {_UNCLEAN}=false there"
             )
     return found
-
-
-def _text(error: TolerantClientError) -> str:
-    return str(error).removeprefix(f"{type(error).__name__}: ")

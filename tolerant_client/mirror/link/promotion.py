@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import ClusterUnreachableError, OptionError
+from tolerant_client.errors import ClusterUnreachableError, OptionError, text_of
 from tolerant_client.mirror.divergence import read_headers
 from tolerant_client.mirror.led_offsets import list_led_offsets
 from tolerant_client.mirror.ledger import Ledger, read_ledger
@@ -269,7 +269,7 @@ async def _move_groups(of: _Link, source: RawCluster, groups: TopicFilter, *, is
     except ClusterUnreachableError:
         raise
     except Exception as error:
-        text = str(error).removeprefix(f"{type(error).__name__}: ")
+        text = text_of(error)
         why = (
             f"none can be moved ({type(error).__name__}: {text}); set them on the target to where they stand on the source"
             " with kafka-consumer-groups.sh --reset-offsets"
