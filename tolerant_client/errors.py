@@ -5,6 +5,8 @@
       FrameError(+InvalidReceiveError)                  bytes that are no Kafka frame
       RecoveryExhaustedError(+KafkaConnectionError)     gave up after `history`
       OutcomeUnknownError                               may have been applied; never sent again by us
+        TransactionOutcomeUnknownError(+kafka's ProducerFencedError)
+                                                        a commit that may or may not have been carried out
       RecordBatchError(+CorruptRecordError)             a record batch that cannot be trusted
       OptionError(+ValueError)                          a wrong option, found before anything is written
       ClusterUnreachableError                           no broker of a cluster answers
@@ -16,7 +18,7 @@
       UnsupportedSourceError                            the source has something that is not copied yet
       OversizedRecordError                              a record that no batch the target takes can hold
       OffsetMapError                                    a translated link's map of offsets cannot be what was copied
-      CoordinatorUnavailableError(+CoordinatorNotAvailableError)
+      CoordinatorUnavailableError(+CoordinatorNotAvailableError, +KafkaTimeoutError)
                                                         a group or transactional id has no coordinator
       DeliveryTimeoutError(+KafkaTimeoutError)          records were not acknowledged in time; may have been written
       RecordRefusedError                                a record that the broker, or the topic, does not take
@@ -41,6 +43,7 @@ from kafka.errors import (
     KafkaError,
     KafkaTimeoutError,
 )
+from kafka.errors import ProducerFencedError as KafkaProducerFencedError
 
 
 class TolerantClientError(KafkaError):  # type: ignore[misc]  # kafka-python is untyped
@@ -76,6 +79,13 @@ class RecoveryExhaustedError(TolerantClientError, KafkaConnectionError):  # type
 
 class OutcomeUnknownError(TolerantClientError):
     """The request may have been applied: its answer was lost and a repeat is not safe."""
+
+
+class TransactionOutcomeUnknownError(OutcomeUnknownError, KafkaProducerFencedError):  # type: ignore[misc]
+    """A transaction that may or may not be committed; the producer has ended, and who handles fencing handles it."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class RecordBatchError(TolerantClientError, CorruptRecordError):  # type: ignore[misc]
@@ -145,7 +155,9 @@ class OffsetMapError(TolerantClientError):
     """The map of a link with translated offsets holds what no mirror has written, or contradicts the target's log."""
 
 
-class CoordinatorUnavailableError(TolerantClientError, CoordinatorNotAvailableError):  # type: ignore[misc]
+class CoordinatorUnavailableError(  # type: ignore[misc]
+    TolerantClientError, CoordinatorNotAvailableError, KafkaTimeoutError
+):
     """No broker coordinates a group (or, with `topic` __transaction_state, a transactional id).
 
     `partition` of `topic` is the one that `group` hashes to, -1 where the topic

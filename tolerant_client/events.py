@@ -150,6 +150,25 @@ class CorruptRecords(Event):
     is_believed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class CoordinatorUnavailable(Event):
+    """The group or transactional id `name` is without a coordinator for `waited_ms`.
+
+    It belongs to `partition` of the internal topic `topic` (-1 where that cannot be
+    seen), whose `leader` (-1: none), `replicas` and `isr` are node ids.
+    """
+
+    kind = "coordinator unavailable"
+    name: str
+    topic: str
+    partition: int
+    leader: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    waited_ms: float
+    message: str
+
+
 Listener = Callable[[Event], None]
 
 

@@ -13,6 +13,7 @@ import inspect
 import logging
 import random
 import time
+from collections.abc import Collection
 from typing import Any
 
 import kafka.errors as Errors
@@ -23,6 +24,7 @@ from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport
 
 from tolerant_client import forking, masking
+from tolerant_client.any_broker import AnyBroker, is_for_any_broker
 from tolerant_client.client_metrics import register
 from tolerant_client.connection import TolerantConnection
 from tolerant_client.events import Event, Listener, RecoveryCounters
@@ -38,11 +40,14 @@ _TLS_TAKES_CONTEXT = "ssl_context" in inspect.signature(KafkaSSLTransport.__init
 
 _SHORT_LIFE = 2.0  # seconds
 
-# A lost answer while connecting or authenticating shows only by silence.  An attempt is given up after this many
-# seconds at least, or what the node's last ones took, twice as long each time, and never more than kafka-python
-# gives it.  Eight round trips of 300 ms (TLS 1.2 and SCRAM) fit into the least.
+# A lost answer while connecting or authenticating shows only by silence.  The first attempts at a node have all the
+# time that kafka-python gives them; once one has succeeded, the next are given up after this many seconds at least,
+# or what the last ones took, twice as long each time.  Eight round trips of 300 ms (TLS 1.2, SCRAM) fit into the least.
 _LEAST_SETUP, _MOST_SETUP = 3.0, 30.0
 _LEAST_RENEWAL = 10.0  # for one step of a re-authentication
+
+# Which node is asked first for what any broker may answer.
+_RANKS = ("connected", "not tried", "doubtful", "failed")
 
 _MAX_SHORT_LIVES = 5  # pauses stop growing here: 16 times reconnect_backoff_ms
 
@@ -99,23 +104,53 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
     def least_loaded_node(self) -> Any:
         """The node for a request that any broker may answer; None where all are backing off.
 
-        Connected nodes come first, then those not tried, then those that failed
-        last.  kafka-python prefers a dead broker without a request in flight to a
+        Connected nodes come first, then those not tried, those whose connection is
+        doubtful, those that failed last.  kafka-python prefers a dead broker without a request in flight to a
         living one that has some, and then waits for it to connect.
         """
-        nodes = [broker.node_id for broker in self.cluster.brokers()]
+        return self.best_node()
+
+    def best_node(self, but: Collection[Any] = ()) -> Any:
+        """As least_loaded_node, leaving some out."""
+        nodes = [broker.node_id for broker in self.cluster.brokers() if broker.node_id not in but]
         random.shuffle(nodes)
-        best, best_rank = None, (3, 0)
+        best, best_rank = None, (len(_RANKS), 0)
         for node_id in nodes:
             connection = self._conns.get(node_id)
             if (connection is not None and connection.paused) or self.connection_delay(node_id) > 0:
                 continue
             in_flight = 0 if connection is None else len(connection.in_flight_requests)
-            is_connected = connection is not None and connection.connected
-            rank = (0 if is_connected else 2 if node_id in self._backoff else 1, in_flight)
+            rank = (_RANKS.index(self._standing(node_id)), in_flight)
             if rank < best_rank:
                 best, best_rank = node_id, rank
         return best
+
+    def _standing(self, node_id: Any) -> str:
+        connection = self._conns.get(node_id)
+        if connection is None or not connection.connected:
+            return "failed" if node_id in self._backoff else "not tried"
+        return "doubtful" if connection.is_doubtful else "connected"
+
+    def is_doubtful(self, node_id: Any) -> bool:
+        """Whether the connection to a node is silent, or answers wrongly."""
+        return self._standing(node_id) == "doubtful"
+
+    def send(self, request: Any, node_id: Any = None, request_timeout_ms: float | None = None) -> Any:
+        """The future of an answer: of `node_id`, else of any broker; of another one where any may answer and it is silent.
+
+        Raises what get_connection raises, but for NodeNotReadyError, which is in the future.
+        """
+        is_for_any = is_for_any_broker(request, node_id)
+        node_id = self.least_loaded_node() if node_id is None else node_id
+        if not is_for_any:
+            return super().send(request, node_id, request_timeout_ms)
+        timeout_ms = self.config["request_timeout_ms"] if request_timeout_ms is None else request_timeout_ms
+        asked = AnyBroker(self, request, timeout_ms)
+        answer = super().send(request, node_id, request_timeout_ms)
+        if answer.is_done:
+            return answer
+        asked.ask(node_id, answer)
+        return asked.future
 
     def recovery_event(self, event: Event, node_id: Any = None) -> None:
         """Counts, and tells the listener, what belongs to no connection."""
@@ -164,6 +199,16 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
 
             self._net.call_later(self.config["reconnect_backoff_max_ms"] / 1000, forget)
 
+    def _setup_seconds(self, node_id: Any, timeout_ms: float | None) -> float:
+        """How long an attempt to connect may take, `timeout_ms` at most."""
+        setup_ms = self.socket_connection_setup_timeout_ms(node_id)
+        if timeout_ms is not None:
+            # A bootstrap: where it is the only address nothing is won by giving up early.
+            is_only = len(self.cluster.bootstrap_brokers()) == 1
+            setup_ms = timeout_ms if is_only else min(setup_ms, timeout_ms)
+        setups = self._setups_of(node_id)
+        return float(setup_ms / 1000 if setups.estimate < 0 else min(setup_ms / 1000, setups.margin))
+
     def _setups_of(self, node_id: Any) -> RoundTrips:
         return self._setups.setdefault(node_id, RoundTrips(_LEAST_SETUP, _MOST_SETUP))
 
@@ -184,17 +229,21 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
     async def _connected_socket(self, node: Any, timeout_at: float | None) -> Any:
         """A socket to the first address of the node that accepts; one that does not is closed at once.
 
-        kafka-python leaves it to the garbage collector.
+        Each address has an equal share of the time that is left: with kafka-python one that swallows everything
+        leaves nothing to the next, and its socket to the garbage collector.
         """
         factory = KafkaNetSocket(self.config["proxy_url"])
         failure = f"{node.host} has no address"
-        for family, kind, proto, _, address in factory.dns_lookup(node.host, node.port):
+        addresses = factory.dns_lookup(node.host, node.port)
+        for tried, (family, kind, proto, _, address) in enumerate(addresses):
+            now = time.monotonic()
+            share_ends = None if timeout_at is None else now + (timeout_at - now) / (len(addresses) - tried)
             sock = factory.socket(family, kind, proto)
             try:
                 sock.setblocking(False)
                 for option in self.config["socket_options"]:
                     sock.setsockopt(*option)
-                return await factory.sock_connect(self._net, sock, address, timeout_at=timeout_at)
+                return await factory.sock_connect(self._net, sock, address, timeout_at=share_ends)
             except (OSError, Errors.KafkaError) as error:
                 sock.close()
                 failure = str(error)
@@ -237,7 +286,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         node = self.cluster.broker_metadata(node_id)
         if node is None:
             raise Errors.UnknownBrokerIdError(node_id)
-        patience = self._setups_of(node_id).margin
+        setup_s = self._setup_seconds(node_id, timeout_ms)
         connection = TolerantConnection(
             self._net,
             node_id=node_id,
@@ -245,7 +294,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
             recovery_policy=self.recovery_policy,
             recovery_listener=self._recovery_listener,
             recovery_counters=self.recovery_counters,
-            setup_timeout=max(_LEAST_RENEWAL, patience),
+            setup_timeout=max(_LEAST_RENEWAL, self._setups_of(node_id).margin),
             **self.config,
         )
         closed = connection.close_future
@@ -257,8 +306,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         if refresh_metadata_on_err:
             closed.add_errback(lambda _: self.cluster.request_update())
         self._conns[node_id] = connection
-        setup_ms = self.socket_connection_setup_timeout_ms(node_id) if timeout_ms is None else timeout_ms
-        deadline = time.monotonic() + min(setup_ms / 1000, patience)
+        deadline = time.monotonic() + setup_s
 
         def connect() -> Any:
             return self._connect(node, connection, reset_backoff_on_connect, timeout_at=deadline)

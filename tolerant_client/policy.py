@@ -51,9 +51,15 @@ class RecoveryPolicy:
     """
 
     coordinator_timeout_ms: float = 30_000.0
-    """How long a group or transactional id may be without a coordinator before a call raises CoordinatorUnavailableError.
+    """How often it is said again that a group or transactional id is without a coordinator; float("inf") says nothing.
 
-    Long enough for a broker's restart or an election; float("inf") waits for ever, as kafka-python does.
+    With `raise_coordinator_unavailable` the time after which calls raise it: long enough for a broker's restart.
+    """
+
+    raise_coordinator_unavailable: bool = False
+    """Whether calls that wait for a coordinator, poll() too, raise CoordinatorUnavailableError.
+
+    Without it they wait as long as kafka-python's; the log and the listener say what is wrong.
     """
 
     def __post_init__(self) -> None:

@@ -1,30 +1,43 @@
-"""kafka-python's transaction manager whose waits end when there is no coordinator.
+"""kafka-python's transaction manager that survives what ends a connection, and knows what became of a transaction.
 
 Laws:
-- As for groups (coordinator.py): a call that waits for the coordinator longer
-  than `RecoveryPolicy.coordinator_timeout_ms` raises CoordinatorUnavailableError.
-- The error changes no state: the request goes on, and the same call, made
-  again, waits for it again.  kafka-python's commit_transaction waits for ever.
+- However a connection ends, its request is sent again over the next one: each of them says the same when it is
+  repeated within its transaction (api_rows.py).
+- A request whose connection ended may still wait in a broker, and be carried out late: EndTxn would end the *next*
+  transaction (KAFKA-17754), AddPartitionsToTxn open one that nobody ends.  So no transaction begins before such a
+  *copy* is fenced: InitProducerId with the producer id and epoch that we have (KIP-360, Kafka 2.5) raises the epoch,
+  and the broker refuses whoever else has taken over the transactional.id.  Older brokers cannot, and are not asked.
+- A commit is reported done when a broker said so.  Where one copy of its EndTxn was lost and another is refused, it
+  may or may not be committed: TransactionOutcomeUnknownError.
+- A transaction with a failed record can only be aborted.  kafka-python commits it where the record timed out, and
+  where a broker lost track of the sequence it drops the transaction and calls the commit a success.
+- That the coordinator is away is watched and said as coordinator_watch.py lays down.  The error changes no state: the
+  request goes on, and the same call, made again, waits for it again.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from typing import Any
 
-from kafka.producer.transaction_manager import FindCoordinatorHandler, TransactionManager
+import kafka.errors as Errors
+from kafka.producer.transaction_manager import (
+    EndTxnHandler,
+    FindCoordinatorHandler,
+    InitProducerIdHandler,
+    TransactionManager,
+    TransactionState,
+)
 from kafka.protocol.metadata import CoordinatorType
 
-from tolerant_client.coordinator import Absence, describe_coordinator
-from tolerant_client.coordinator_partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, CoordinatorPartition
-from tolerant_client.policy import RecoveryPolicy
-
-log = logging.getLogger(__name__)
+from tolerant_client.coordinator_partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from tolerant_client.coordinator_watch import CoordinatorWatch
+from tolerant_client.errors import TransactionOutcomeUnknownError
 
 _LOOK_EVERY = 0.2  # seconds
-_ASK_WITHIN = 10.0  # seconds; describe_coordinator gives up before
+_LAST_LOOK = 0.25  # seconds, for a call whose time is over, and whose error shall say why
+_WATCHED = {CoordinatorType.TRANSACTION: TRANSACTIONS_TOPIC, CoordinatorType.GROUP: OFFSETS_TOPIC}
 
 
 class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # kafka-python is untyped
@@ -34,15 +47,26 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
         super().__init__(*args, **options)
         # Without a manager (kafka-python's own tests) nobody can be asked for metadata.
         self._connections = getattr(self._metadata, "_manager", None)
-        policy = getattr(self._connections, "recovery_policy", None) or RecoveryPolicy()
-        limit = policy.coordinator_timeout_ms / 1000
-        self._absences = {kind: Absence(limit) for kind in (CoordinatorType.TRANSACTION, CoordinatorType.GROUP)}
-        self._group = ""
+        self._watches = {
+            kind: CoordinatorWatch(self._connections, self.transactional_id or "", topic)
+            for kind, topic in _WATCHED.items()
+        }
         self._completion: tuple[str, _WatchedResult] | None = None
+        self._is_copy_left = False  # of a request of this transaction, in some broker
+        self._fence: _WatchedResult | None = None
 
     def initialize_transactions(self) -> Any:
         """Starts the initialization; returns what to wait for."""
         return _WatchedResult(super().initialize_transactions(), self)
+
+    def begin_transaction(self) -> None:
+        """Begins a transaction, once nothing of an earlier one can end it any more."""
+        with self._lock:  # which is held from a transaction's end until its fence is there
+            fence = self._fence
+        if fence is not None:
+            fence.wait()
+            self._fence = None
+        super().begin_transaction()
 
     def begin_commit(self) -> Any:
         """Starts the commit, or goes on with the one that was begun; returns what to wait for."""
@@ -62,6 +86,53 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
                 self._completion = (how, _WatchedResult(begin(), self))
             return self._completion[1]
 
+    # -- what became of it ------------------------------------------------------
+
+    def leave_copy(self) -> None:
+        """A request of this transaction may still be carried out, at any time."""
+        self._is_copy_left = True
+
+    def _complete_transaction(self) -> None:
+        with self._lock:
+            super()._complete_transaction()
+            if self._is_copy_left and self._supports_epoch_bump():
+                self._is_copy_left = False
+                self._raise_epoch()
+
+    def _raise_epoch(self) -> None:
+        """The first half of bump_producer_id_and_epoch, between two transactions."""
+        self._transition_to(TransactionState.BUMPING_PRODUCER_EPOCH)
+        self._sequence_numbers.clear()
+        self._last_acked_offset.clear()
+        request = InitProducerIdHandler(self, self.transaction_timeout_ms, is_epoch_bump=True)
+        self._fence = _WatchedResult(request.result, self)
+        self._enqueue_request(request)
+
+    def classify_batch_error(self, error: Any, batch: Any, log_start_offset: int = -1) -> Any:
+        """What a record that failed means; in a transaction, that it must be aborted."""
+        found = super().classify_batch_error(error, batch, log_start_offset=log_start_offset)
+        if not self.is_transactional() or found == self.ERROR_CLASS_FATAL:
+            return found
+        if self.has_fatal_error():
+            return self.ERROR_CLASS_FATAL
+        # The records may be in the log, or come there yet: the next transaction begins with another epoch.
+        self.leave_copy()
+        return self.ERROR_CLASS_ABORTABLE
+
+    def reset_producer_id(self) -> None:
+        """Makes an idempotent producer begin anew; a transactional one does by aborting."""
+        if not self.is_transactional():
+            super().reset_producer_id()
+
+    def _restart_epoch_bump_without_producer_id(self, transaction_timeout_ms: Any, result: Any) -> None:
+        """Called where the broker refuses our epoch: somebody has taken over, and keeps what he has."""
+        if not self.is_transactional():
+            super()._restart_epoch_bump_without_producer_id(transaction_timeout_ms, result)
+            return
+        fenced = Errors.ProducerFencedError()
+        self.transition_to_fatal_error(fenced)
+        result.done(error=fenced)
+
     # -- lookups, watched -------------------------------------------------------
 
     def lookup_coordinator_for_request(self, request: Any) -> None:
@@ -79,54 +150,86 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
     def _lookup_coordinator(self, coord_type: Any, coord_key: str) -> None:
         known = self.coordinator(coord_type)
         if known is not None:
-            self._absences[coord_type].failed(f"{known} does not serve it", time.monotonic(), is_known=True)
+            absence = self._watches[coord_type].absence
+            absence.failed(f"{known} does not serve it", time.monotonic(), is_known=True)
         super()._lookup_coordinator(coord_type, coord_key)
 
     def _enqueue_request(self, request_handler: Any) -> None:
         if any(waiting is request_handler for _, _, waiting in self._pending_requests):
             return
+        if "on_complete" not in vars(request_handler):
+            _Ending(request_handler)
         if isinstance(request_handler, FindCoordinatorHandler):
-            absence = self._absences[request_handler._coord_type]
-            if request_handler._coord_type == CoordinatorType.GROUP:
-                self._group = request_handler._coord_key
+            watch = self._watches[request_handler._coord_type]
+            watch.name = request_handler._coord_key
             if request_handler.is_retry:
-                absence.failed("FindCoordinator found none", time.monotonic())
-            elif absence.is_lasting:
+                watch.absence.failed("FindCoordinator found none", time.monotonic())
+            elif watch.absence.is_lasting:
                 # Makes the sender pause; kafka-python asks again at once while the coordinator refuses connections.
                 request_handler.set_retry()
         super()._enqueue_request(request_handler)
 
     def answered(self) -> None:
         """A request to a coordinator has been answered."""
-        for absence in self._absences.values():
-            absence.answered()
+        for watch in self._watches.values():
+            watch.answered()
 
     def say_what_is_wrong(self, is_last_chance: bool) -> None:
-        """Raises CoordinatorUnavailableError if a coordinator is away too long, or at all with `is_last_chance`."""
-        for kind, absence in self._absences.items():
+        """Has a coordinator that is away looked up; raises what was found if the policy, or the end of a call, says so."""
+        if self._connections is None:
+            return
+        for kind, watch in self._watches.items():
             is_known = self.coordinator(kind) is not None
-            is_away = is_last_chance and absence.is_lasting and not is_known
-            if self._connections is None or not (is_away or absence.is_due(is_known)):
-                continue
-            is_group = kind == CoordinatorType.GROUP
-            name, topic = (self._group, OFFSETS_TOPIC) if is_group else (self.transactional_id, TRANSACTIONS_TOPIC)
-            found = self._ask(name, topic)
-            now = time.monotonic()
-            waited_ms, failure = absence.waited_ms(now), absence.last_failure
-            absence.told(now)
-            if found is not None:
-                raise found.error(waited_ms, failure)
-            log.warning("%s: no broker has answered for %.1f s; still trying", name, waited_ms / 1000)
+            is_away = is_last_chance and watch.absence.is_lasting and not is_known
+            if is_away or watch.absence.is_due(is_known):
+                looked = threading.Event()
+                self._connections.call_soon(watch.look).add_both(lambda _, looked=looked: looked.set())
+                if is_last_chance:
+                    looked.wait(_LAST_LOOK)
+            if (is_away or watch.is_raising) and (error := watch.take_error()):
+                raise error
 
 
-    def _ask(self, name: str, topic: str) -> CoordinatorPartition | None:
-        """describe_coordinator for the caller's thread; the producer's own thread runs the event loop."""
-        is_done = threading.Event()
-        connections: Any = self._connections
-        future = connections.call_soon(describe_coordinator, connections, name, topic)
-        future.add_both(lambda _: is_done.set())
-        is_done.wait(_ASK_WITHIN)
-        return future.value if future.succeeded() else None
+class _Ending:
+    """What one request of kafka-python does about its end, in place of its handler's own methods."""
+
+    def __init__(self, handler: Any) -> None:
+        self._handler = handler
+        self._is_copy_left = False
+        handler.on_complete = self.on_complete
+        handler.fatal_error = self.fatal_error
+        handler.fail = self.fail
+
+    def on_complete(self, correlation_id: int, outcome: Any) -> None:
+        """Takes the answer, or what ended the connection: all of it means to try again."""
+        if isinstance(outcome, (Errors.RetriableError, Errors.InvalidReceiveError)):
+            # Of a lookup nothing can be left, an InitProducerId cannot be fenced by another one.
+            is_harmless = isinstance(self._handler, (FindCoordinatorHandler, InitProducerIdHandler))
+            if not is_harmless and not isinstance(outcome, Errors.NodeNotReadyError):
+                self._is_copy_left = True
+                self._handler.transaction_manager.leave_copy()
+            outcome = Errors.KafkaConnectionError(str(outcome))
+        type(self._handler).on_complete(self._handler, correlation_id, outcome)
+
+    def fatal_error(self, error: Exception) -> None:
+        """Ends the producer."""
+        type(self._handler).fatal_error(self._handler, self._meaning(error))
+
+    def fail(self, error: Exception) -> None:
+        """Ends this request: the producer has ended."""
+        type(self._handler).fail(self._handler, self._meaning(error))
+
+    def _meaning(self, error: Exception) -> Exception:
+        handler = self._handler
+        if not (self._is_copy_left and isinstance(handler, EndTxnHandler) and handler.request.committed):
+            return error
+        unknown = TransactionOutcomeUnknownError(
+            f"{handler.transactional_id}: the answer to the commit was lost, and its repeat failed ({error}): it may or"
+            " may not be committed. Make a new producer, and read the topic, or the offsets that were committed with"
+            " it, to know"
+        )
+        unknown.__cause__ = error
+        return unknown
 
 
 class _WatchedResult:

@@ -28,7 +28,7 @@ from kafka.structs import MemberState, TopicPartition
 from support import fake_broker
 from support.fake_broker import FakeBroker, serve
 
-from tolerant_client.coordinator import Absence, TolerantCoordinator
+from tolerant_client.coordinator import TolerantCoordinator
 from tolerant_client.coordinator_partition import (
     OFFSETS_TOPIC,
     TRANSACTIONS_TOPIC,
@@ -36,7 +36,9 @@ from tolerant_client.coordinator_partition import (
     java_hash,
     partition_of,
 )
+from tolerant_client.coordinator_watch import Absence
 from tolerant_client.errors import CoordinatorUnavailableError, TolerantClientError
+from tolerant_client.events import CoordinatorUnavailable, Event, Listener
 from tolerant_client.manager import TolerantConnectionManager, TolerantNetClient
 from tolerant_client.policy import RecoveryPolicy
 
@@ -142,7 +144,7 @@ def test_error_is_retriable_belongs_to_both_trees_and_pickles() -> None:
     assert isinstance(error, TolerantClientError)
     assert isinstance(error, Errors.CoordinatorNotAvailableError)
     assert error.retriable
-    assert not isinstance(error, Errors.KafkaTimeoutError)  # which kafka-python's poll() swallows
+    assert isinstance(error, Errors.KafkaTimeoutError)  # as kafka-python's commit() raises
     copy = pickle.loads(pickle.dumps(error))
     assert str(copy) == str(error)
     assert vars(copy) == vars(error)
@@ -172,6 +174,19 @@ def test_absence_of_less_than_its_time_is_not_due_and_an_answer_ends_it() -> Non
     absence.failed("", 30.0)
     assert not absence.is_due(False)
     assert absence.left(30.0) == 30.0
+
+
+def test_absence_may_be_due_sooner_for_the_first_time() -> None:
+    absence = Absence(30.0, first=5.0)
+    for now in range(6):
+        absence.failed("", float(now))
+    assert absence.is_due(False)
+    absence.told(5.0)
+    for now in range(6, 35):
+        absence.failed("", float(now))
+    assert not absence.is_due(False)
+    absence.failed("", 35.0)
+    assert absence.is_due(False)
 
 
 def test_absence_that_was_told_is_due_again_after_as_long_and_counts_from_the_first_failure() -> None:
@@ -312,14 +327,20 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> GroupBroker:
 
 @pytest.fixture
 def make(broker: GroupBroker) -> Iterator[Callable[..., TolerantCoordinator]]:
-    """Makes a coordinator on the served broker; `limit_ms` as the policy would say it."""
+    """Makes a coordinator on the served broker; `limit_ms` and `is_raising` as the policy would say it."""
     net = NetworkSelector()
     made: list[TolerantConnectionManager] = []
 
-    def coordinator(address: str, limit_ms: float, **configs: Any) -> TolerantCoordinator:
-        policy = RecoveryPolicy(coordinator_timeout_ms=limit_ms)
+    def coordinator(
+        address: str, limit_ms: float, is_raising: bool = True, listener: Listener | None = None, **configs: Any
+    ) -> TolerantCoordinator:
+        policy = RecoveryPolicy(coordinator_timeout_ms=limit_ms, raise_coordinator_unavailable=is_raising)
         manager = TolerantConnectionManager(
-            net, bootstrap_servers=address, reconnect_backoff_max_ms=200, recovery_policy=policy
+            net,
+            bootstrap_servers=address,
+            reconnect_backoff_max_ms=200,
+            recovery_policy=policy,
+            recovery_listener=listener,
         )
         made.append(manager)
         manager.bootstrap(10_000)
@@ -377,6 +398,40 @@ def test_short_polls_add_up_and_each_is_as_silent_as_before(
                 assert coordinator.poll(timeout_ms=10) is False
                 silent += 1
     assert silent >= 5
+
+
+def test_poll_goes_on_as_stock_and_says_what_is_wrong_in_the_log_and_to_the_listener(
+    broker: GroupBroker, make: Callable[..., TolerantCoordinator], caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.lookup_error = lambda: NOT_AVAILABLE
+    seen: list[Event] = []
+    with serve(broker) as address:
+        coordinator = make(address, limit_ms=400, is_raising=False, listener=seen.append)
+        ends = time.monotonic() + 10
+        while time.monotonic() < ends and not any(isinstance(event, CoordinatorUnavailable) for event in seen):
+            assert coordinator.poll(timeout_ms=50) is False
+        with pytest.raises(Errors.KafkaTimeoutError, match="that partition has no leader"):
+            coordinator.fetch_committed_offsets(PARTITIONS, timeout_ms=500)
+        broker.lookup_error = lambda: 0
+        assert coordinator.poll(timeout_ms=10_000)
+    (told,) = [event for event in seen if isinstance(event, CoordinatorUnavailable)][:1]
+    assert (told.name, told.topic, told.partition, told.leader) == (GROUP, OFFSETS_TOPIC, 22, -1)
+    assert any("__consumer_offsets-22" in record.getMessage() for record in caplog.records)
+
+
+def test_poll_takes_no_longer_than_it_may_while_nobody_says_what_is_wrong(
+    broker: GroupBroker, make: Callable[..., TolerantCoordinator]
+) -> None:
+    broker.lookup_error = lambda: NOT_AVAILABLE
+    with serve(broker) as address:
+        coordinator = make(address, limit_ms=100, is_raising=True)
+        broker.ignore = lambda name, frame: name == "Metadata"
+        longest = 0.0
+        for _ in range(20):
+            began = time.monotonic()
+            assert coordinator.poll(timeout_ms=100) is False
+            longest = max(longest, time.monotonic() - began)
+    assert longest < 0.6  # a look of 5 s had its way before
 
 
 def test_unavailability_shorter_than_the_policy_allows_is_not_told(

@@ -6,14 +6,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kafka.future import Future
 from kafka.producer.transaction_manager import FindCoordinatorHandler, TransactionState
+from kafka.protocol.metadata import CoordinatorType
 
 from tolerant_client.errors import CoordinatorUnavailableError
 from tolerant_client.transactions import TolerantTransactionManager
 
 
 def make() -> Any:
-    """Nobody to ask for metadata: `_ask` is replaced where a test needs it."""
+    """Nobody to ask for metadata."""
     return TolerantTransactionManager(
         transactional_id="x", transaction_timeout_ms=1000, retry_backoff_ms=10, metadata=SimpleNamespace(_manager=None)
     )
@@ -60,22 +62,22 @@ def test_commit_that_was_begun_is_waited_for_again_and_a_new_one_is_another() ->
     assert transactions.begin_commit() is not first
 
 
-def test_lookups_that_find_nothing_for_too_long_are_told_and_an_answer_ends_the_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_lookups_that_find_nothing_for_too_long_are_told_and_an_answer_ends_the_count() -> None:
     transactions = make()
     result = transactions.initialize_transactions()
-    asked: list[tuple[str, str]] = []
     told = CoordinatorUnavailableError("told", "x")
+    looked: list[str] = []
+    watch = transactions._watches[CoordinatorType.TRANSACTION]
+    watch.is_raising = True
 
-    def ask(name: str, topic: str) -> Any:
-        asked.append((name, topic))
-        return SimpleNamespace(error=lambda waited_ms, failure: told)
+    def call_soon(look: Any) -> Any:
+        looked.append(look.__self__.name)
+        watch.absence.told(1e9)
+        watch._error = told
+        return Future().success(None)
 
-    monkeypatch.setattr(transactions, "_ask", ask)
-    transactions._connections = object()
-    for absence in transactions._absences.values():
-        absence.limit = 0.0
+    transactions._connections = SimpleNamespace(call_soon=call_soon)
+    watch.absence.__init__(0.0)
     request = transactions.next_request_handler(False)
     transactions.lookup_coordinator_for_request(request)
     lookup = transactions.next_request_handler(False)
@@ -86,10 +88,10 @@ def test_lookups_that_find_nothing_for_too_long_are_told_and_an_answer_ends_the_
         assert transactions.next_request_handler(False) is lookup
     with pytest.raises(CoordinatorUnavailableError, match="told"):
         result.wait(timeout_ms=60_000)
-    assert asked == [("x", "__transaction_state")]
+    assert looked == ["x"]
     request.result.done()
     assert result.wait() is True
-    assert not any(absence.failures for absence in transactions._absences.values())
+    assert not any(absence.failures for absence in (watch.absence for watch in transactions._watches.values()))
 
 
 def test_lookups_in_a_series_of_failures_make_the_sender_pause() -> None:
