@@ -20,22 +20,21 @@ from typing import Any
 import kafka.errors as Errors
 from kafka.future import Future
 
-from tolerant_client.api_rows import INIT_IDEMPOTENT, READ_ONLY
-from tolerant_client.apis import FIND_COORDINATOR, INIT_PRODUCER_ID, METADATA
-from tolerant_client.request_facts import row_of
+from tolerant_client.api_rows import READ_ONLY
+from tolerant_client.apis import APIS, FIND_COORDINATOR, INIT_PRODUCER_ID, METADATA
 
 _LOOK_EVERY = 0.1  # seconds
 _PATIENCE = 1.0  # seconds; then twice as long for each one more
 
 
 def is_for_any_broker(request: Any, node_id: Any) -> bool:
-    """Whether another broker would answer as well; of the rest only what names no broker and reads."""
+    """Whether another broker's answer is as good: of lookups, and of what only reads and names no broker."""
     key = getattr(request, "API_KEY", None)
     if key in (METADATA, FIND_COORDINATOR):
         return True  # kafka-python names the broker that it has just drawn
     if key == INIT_PRODUCER_ID:
-        return row_of(key, request) is INIT_IDEMPOTENT
-    return node_id is None and key is not None and row_of(key, request) is READ_ONLY
+        return request.transactional_id is None
+    return node_id is None and key in APIS and APIS[key].rows == (READ_ONLY,)
 
 
 class AnyBroker:
