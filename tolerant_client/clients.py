@@ -3,8 +3,9 @@
     from tolerant_client import KafkaProducer
     producer = KafkaProducer(bootstrap_servers="broker:9092")
 
-Besides kafka-python's own options they take `recovery_policy` and
-`recovery_listener`; `recovery_counters` says what happened so far.
+Besides kafka-python's own options they take `recovery_policy` (a RecoveryPolicy
+or its name) and `recovery_listener`; `recovery_counters` says what happened so
+far.  README.md lists what else changes.
 """
 
 from __future__ import annotations
@@ -73,13 +74,13 @@ class Recovering:
         init: Any,
         args: tuple[Any, ...],
         configs: dict[str, Any],
-        policy: RecoveryPolicy | None,
+        policy: RecoveryPolicy | str | None,
         listener: Listener | None,
     ) -> None:
         self.recovery_counters = RecoveryCounters()
         make_client = functools.partial(
             TolerantNetClient,
-            recovery_policy=policy,
+            recovery_policy=RecoveryPolicy.of(policy),
             recovery_listener=listener,
             recovery_counters=self.recovery_counters,
         )
@@ -101,7 +102,11 @@ class KafkaProducer(Recovering, kafka.KafkaProducer):  # type: ignore[misc]
 
     @forking.repeatable
     def __init__(
-        self, recovery_policy: RecoveryPolicy | None = None, recovery_listener: Listener | None = None, **configs: Any
+        self,
+        *,
+        recovery_policy: RecoveryPolicy | str | None = None,
+        recovery_listener: Listener | None = None,
+        **configs: Any,
     ) -> None:
         init = stock_init_with(kafka.KafkaProducer, TransactionManager=TolerantTransactionManager)
         self._build(init, (), configs, recovery_policy, recovery_listener)
@@ -112,6 +117,10 @@ class KafkaAdminClient(Recovering, kafka.KafkaAdminClient):  # type: ignore[misc
 
     @forking.repeatable
     def __init__(
-        self, recovery_policy: RecoveryPolicy | None = None, recovery_listener: Listener | None = None, **configs: Any
+        self,
+        *,
+        recovery_policy: RecoveryPolicy | str | None = None,
+        recovery_listener: Listener | None = None,
+        **configs: Any,
     ) -> None:
         self._build(stock_init_with(kafka.KafkaAdminClient), (), configs, recovery_policy, recovery_listener)

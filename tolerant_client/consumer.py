@@ -7,10 +7,12 @@
 Laws:
 - What is ours is in the fetcher and the coordinator; this class only has them built.
 - kafka-python's own consumers in the same process stay as they are.
+- Whoever replaces or wraps poll() (a subclass, a tracing agent) sees records, never Arrow.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import Any
 
@@ -24,6 +26,8 @@ from tolerant_client.coordinator import TolerantCoordinator
 from tolerant_client.events import Listener
 from tolerant_client.fetcher import TolerantFetcher
 from tolerant_client.policy import RecoveryPolicy
+
+_stock_poll: Any = inspect.unwrap(kafka.KafkaConsumer.poll)
 
 
 class KafkaConsumer(Recovering, kafka.KafkaConsumer):  # type: ignore[misc]  # kafka-python is untyped
@@ -42,7 +46,7 @@ class KafkaConsumer(Recovering, kafka.KafkaConsumer):  # type: ignore[misc]  # k
     def __init__(
         self,
         *topics: str,
-        recovery_policy: RecoveryPolicy | None = None,
+        recovery_policy: RecoveryPolicy | str | None = None,
         recovery_listener: Listener | None = None,
         **configs: Any,
     ) -> None:
@@ -74,6 +78,6 @@ def poll_arrow(
     consumer._iterator = None
     schema = SCHEMA_WITH_HEADERS if include_headers else SCHEMA
     with consumer._fetcher.arrow(schema):
-        found = consumer.poll(timeout_ms, sys.maxsize if max_records is None else max_records)
+        found = _stock_poll(consumer, timeout_ms, sys.maxsize if max_records is None else max_records)
     batches = [batch for batches in found.values() for batch in batches]
     return pa.Table.from_batches(batches, schema)

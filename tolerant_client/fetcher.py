@@ -87,11 +87,7 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         """Has the next fetch leave, if there is one to send; the records at hand are given out either way."""
         if self._completed_fetches or self._is_fetch_due:
             return
-        try:
-            is_wanted = any(self._to_fetch())
-        except (KeyError, RuntimeError):
-            return  # the event loop changes the assignment just now: the next poll asks
-        if is_wanted:
+        if self._is_fetch_wanted():
             self._is_fetch_due = True
             self._manager.call_soon(self._send_fetches_async)
 
@@ -166,9 +162,16 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         """
         in_flight = list(self._fetch_futures)
         is_waiting = bool(in_flight) and not any(future.is_done for future in in_flight)
-        if is_waiting and not self._is_fetch_due and not any(self._to_fetch()):
+        if is_waiting and not self._is_fetch_due and not self._is_fetch_wanted():
             return in_flight
         return super().send_fetches()
+
+    def _is_fetch_wanted(self) -> bool:
+        """Whether there may be a fetch to send, for a caller outside the event loop, which plans it."""
+        try:
+            return any(self._to_fetch())
+        except (KeyError, RuntimeError):
+            return True  # the assignment changes just now: the event loop looks again
 
     async def _send_fetches_async(self) -> Any:
         try:

@@ -55,7 +55,7 @@ _managers: weakref.WeakSet[TolerantConnectionManager] = weakref.WeakSet()
 _ended = RecoveryCounters()
 
 
-def install(recovery_policy: RecoveryPolicy | None = None, recovery_listener: Listener | None = None) -> None:
+def install(recovery_policy: RecoveryPolicy | str | None = None, recovery_listener: Listener | None = None) -> None:
     """Gives every stock Kafka client made from now on in this process tolerant connections.
 
     The policy and the listener (called with each event, on the event loops of
@@ -65,7 +65,7 @@ def install(recovery_policy: RecoveryPolicy | None = None, recovery_listener: Li
     """
     global _settings
     with _lock:
-        _settings = _Settings(recovery_policy, recovery_listener)
+        _settings = _Settings(RecoveryPolicy.of(recovery_policy), recovery_listener)
         masking.attach()
         if _originals:
             return

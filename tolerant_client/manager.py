@@ -66,12 +66,12 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         self,
         net: Any,
         *,
-        recovery_policy: RecoveryPolicy | None = None,
+        recovery_policy: RecoveryPolicy | str | None = None,
         recovery_listener: Listener | None = None,
         recovery_counters: RecoveryCounters | None = None,
         **configs: Any,
     ) -> None:
-        self.recovery_policy = recovery_policy or RecoveryPolicy()
+        self.recovery_policy = RecoveryPolicy.of(recovery_policy)
         self.recovery_counters = recovery_counters if recovery_counters is not None else RecoveryCounters()
         self._recovery_listener = recovery_listener
         self._short_lives: dict[Any, int] = {}  # connections retired soon after they were made, by node

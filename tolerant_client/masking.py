@@ -8,6 +8,7 @@ Laws:
   and so do arguments that are neither payload nor secret.
 - What is not logged costs nothing: filters see only records of enabled levels.
 - Only kafka-python's own loggers are filtered, not an application's `kafka.mine`.
+- A filter may not raise: logging lets it through to whoever logs.  What cannot be looked at is not printed.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Description(str):
 
 
 _HIDDEN = Description("<hidden>")
+_UNPRINTABLE = Description("<unprintable>")  # its attributes raise, or another thread changes it
 
 # Lines with payload that no type gives away, from their wording: the places of the arguments.
 _PAYLOAD_AT = {
@@ -61,10 +63,17 @@ def _mask(record: logging.LogRecord) -> bool:
     places = _PAYLOAD_AT.get(record.msg, ()) if isinstance(record.msg, str) else ()
     if isinstance(record.args, Mapping):
         # logging takes a dictionary that is the only argument out of its tuple.
-        record.args = masked(record.args)
+        record.args = _safely_masked(record.args)
     else:
-        record.args = tuple(_HIDDEN if at in places else masked(arg) for at, arg in enumerate(record.args))
+        record.args = tuple(_HIDDEN if at in places else _safely_masked(arg) for at, arg in enumerate(record.args))
     return True
+
+
+def _safely_masked(value: Any) -> Any:
+    try:
+        return masked(value)
+    except Exception:
+        return _UNPRINTABLE
 
 
 def masked(value: Any, depth: int = 0) -> Any:
@@ -96,12 +105,14 @@ def _masked_container(value: Any, depth: int) -> Any:
     if isinstance(value, dict):
         return {
             masked(key, depth): _HIDDEN if _is_secret(key) and item is not None else masked(item, depth)
-            for key, item in value.items()
+            for key, item in list(value.items())  # which another thread may change
         }
-    items = [masked(item, depth) for item in value]
+    items = [masked(item, depth) for item in list(value)]
     if isinstance(value, tuple):
         return value._make(items) if hasattr(value, "_make") else tuple(items)
-    return set(items) if isinstance(value, (set, frozenset)) else items
+    if isinstance(value, frozenset):
+        return frozenset(items)
+    return set(items) if isinstance(value, set) else items
 
 
 def _is_secret(key: object) -> bool:

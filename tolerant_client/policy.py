@@ -71,6 +71,18 @@ class RecoveryPolicy:
             raise OptionError(f"probe_max_ms ({self.probe_max_ms}) is below probe_min_ms ({self.probe_min_ms})")
 
     @classmethod
+    def of(cls, policy: RecoveryPolicy | str | None) -> RecoveryPolicy:
+        """A policy as an option gives it: itself, or "strict", "balanced" (also None) or "patient"; else OptionError."""
+        if isinstance(policy, RecoveryPolicy):
+            return policy
+        named = {None: cls.balanced, "balanced": cls.balanced, "strict": cls.strict, "patient": cls.patient}
+        if not isinstance(policy, str | None) or policy not in named:
+            raise OptionError(
+                f"recovery_policy is {policy!r}: it is a RecoveryPolicy, or one of 'strict', 'balanced' and 'patient'"
+            )
+        return named[policy]()
+
+    @classmethod
     def strict(cls) -> RecoveryPolicy:
         """Sends nothing again by itself; the first lost or wrong answer ends its connection."""
         return cls(max_resends=0, max_mismatches=0)

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
+import re
 import socket
 import ssl
 import sys
@@ -27,9 +29,18 @@ log = logging.getLogger(__name__)
 
 _TURN_BYTES = 4 << 20
 _WAKE_BYTES = 1 << 20
-_HAS_LOW_WATER = sys.platform == "linux"  # where poll() heeds SO_RCVLOWAT, and buffers grow to it (tcp(7), socket(7))
+_LOW_WATER_SINCE = (4, 18)  # Linux: before, a mark above what the receive buffer holds is never reached
 _MAX_BUFFERS = 512  # of one sendmsg; Linux and macOS allow 1024 (IOV_MAX)
 _AGAIN = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+def heeds_low_water(platform: str, release: str) -> bool:
+    """Whether this kernel lets poll() sleep until SO_RCVLOWAT is there, and its buffers grow to it (tcp(7), socket(7))."""
+    numbers = re.match(r"(\d+)\.(\d+)", release)
+    return platform == "linux" and numbers is not None and tuple(map(int, numbers.groups())) >= _LOW_WATER_SINCE
+
+
+_HAS_LOW_WATER = heeds_low_water(sys.platform, os.uname().release if hasattr(os, "uname") else "")
 
 
 class QuietSocket(socket.socket):

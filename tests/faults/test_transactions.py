@@ -19,6 +19,7 @@ import kafka.errors as Errors
 import pytest
 from kafka.admin import NewTopic
 from kafka.structs import OffsetAndMetadata, TopicPartition
+from support.ended import end
 from support.held_answers import HELD, RESET, HookedProxy, Link, cut, with_id
 
 import tolerant_client
@@ -92,7 +93,7 @@ def run(client: Any, cluster: KafkaCluster, proxy: HookedProxy, start: Callable[
         report.errors.append(f"init: {error}")
     report.seconds = round(time.monotonic() - began, 2)
     proxy.answer = lambda link, api, frame: [frame]
-    producer.close(timeout=0)
+    end(producer)
     read(cluster, partition, report)
     return report
 
@@ -217,7 +218,7 @@ def test_copy_of_a_commit_that_arrives_in_the_next_transaction_does_not_end_it(
         except Errors.KafkaError as error:
             said = type(error).__name__
         proxy.answer = lambda link, api, frame: [frame]
-        producer.close(timeout=0)
+        end(producer)
         report = Report()
         read(cluster, TopicPartition(topic, 0), report)
         found[name] = said, report.visible

@@ -13,10 +13,14 @@ import kafka
 import kafka.errors as Errors
 import pytest
 from kafka.net.compat import KafkaNetClient
+from kafka.record import MemoryRecords
+from kafka.structs import TopicPartition
 from support.fake_broker import FakeBroker, serve
 
 import tolerant_client
+from tolerant_client.errors import OptionError
 from tolerant_client.manager import TolerantNetClient
+from tolerant_client.record_batch import Record, encode_batch
 
 DESCRIPTORS = Path("/proc/self/fd")
 KINDS = ["KafkaConsumer", "KafkaProducer", "KafkaAdminClient"]
@@ -77,3 +81,49 @@ def test_the_configuration_of_a_stock_client_stays_as_it_was(kind: str) -> None:
             tolerant_client.uninstall()
         assert client.config["kafka_client"] is KafkaNetClient
         client.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # __del__ of what was never made
+@pytest.mark.parametrize("kind", ["KafkaProducer", "KafkaAdminClient"])
+def test_an_address_without_a_name_is_refused_as_by_the_stock_client(kind: str) -> None:
+    for package in (kafka, tolerant_client):
+        with pytest.raises(TypeError, match="positional"):
+            getattr(package, kind)("127.0.0.1:1")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # __del__ of what was never made
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_policy_may_be_named_and_what_is_none_is_refused_at_once(kind: str) -> None:
+    with serve(FakeBroker()) as address:
+        client = getattr(tolerant_client, kind)(bootstrap_servers=address, recovery_policy="strict")
+        assert manager_of(client).recovery_policy == tolerant_client.RecoveryPolicy.strict()
+        client.close()
+    for wrong in ("lenient", 5, ["strict"]):
+        with pytest.raises(OptionError, match="'strict', 'balanced' and 'patient'"):
+            getattr(tolerant_client, kind)(bootstrap_servers="127.0.0.1:1", recovery_policy=wrong)
+
+
+def manager_of(client: Any) -> Any:
+    holder = client._sender if hasattr(client, "_sender") else client
+    return holder._manager if hasattr(holder, "_manager") else holder._client._manager
+
+
+def test_poll_arrow_does_not_call_a_poll_that_somebody_else_wraps() -> None:
+    class Traced(tolerant_client.KafkaConsumer):
+        def poll(self, *args: Any, **options: Any) -> Any:
+            found = super().poll(*args, **options)
+            for records in found.values():
+                for record in records:
+                    assert record.offset >= 0  # what tracing agents look at
+            return found
+
+    partition = TopicPartition("t", 0)
+    with serve(FakeBroker()) as address:
+        consumer = Traced(bootstrap_servers=address, group_id=None)
+        consumer.assign([partition])
+        consumer.seek(partition, 0)
+        data = encode_batch([Record(0, 1_700_000_000_000, None, b"v") for _ in range(5)], base_offset=0)
+        fetcher = consumer._fetcher
+        fetcher._next_partition_records = fetcher.PartitionRecords(0, partition, MemoryRecords(data))
+        assert consumer.poll_arrow(0).num_rows == 5
+        consumer.close()

@@ -7,6 +7,8 @@ import gc
 import logging
 import random
 import struct
+import sys
+import threading
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -228,3 +230,49 @@ def test_a_disabled_level_never_reaches_the_masks(monkeypatch: pytest.MonkeyPatc
     finally:
         logger.setLevel(logging.NOTSET)
         logger.removeFilter(asked.append)
+
+
+class Unready:
+    """What tracing agents and mocks may look like."""
+
+    @property
+    def headers(self) -> Any:
+        raise RuntimeError("not ready")
+
+
+@pytest.mark.parametrize("args", [(Unready(),), ({"a": Unready()},), (frozenset({frozenset({1})}),), ({frozenset({1}): 1},)])
+def test_a_line_that_cannot_be_looked_at_is_logged_and_nothing_is_raised(args: tuple[Any, ...]) -> None:
+    record = logging.LogRecord("kafka.cluster", logging.INFO, "", 0, "state: %s", args, None)
+    assert masking._mask(record)
+    assert record.getMessage().startswith("state: ")
+
+
+def test_frozen_sets_stay_frozen() -> None:
+    shown = masking.masked({frozenset({frozenset({1})}): {2}})
+    assert shown == {frozenset({frozenset({1})}): {2}}
+
+
+def test_a_dictionary_that_another_thread_changes_is_logged() -> None:
+    logger = logging.getLogger("kafka.cluster")
+    changing = {n: n for n in range(20_000)}
+    is_over = threading.Event()
+
+    def change() -> None:
+        n = 20_000
+        while not is_over.is_set():
+            changing[n] = n
+            changing.pop(n - 5, None)
+            n += 1
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(30):
+            record = logger.makeRecord(logger.name, logging.INFO, "", 0, "state: %s", (changing,), None)
+            assert logger.filter(record)
+    finally:
+        sys.setswitchinterval(interval)
+        is_over.set()
+        thread.join()
