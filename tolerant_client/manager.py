@@ -30,7 +30,6 @@ from tolerant_client.connection import TolerantConnection
 from tolerant_client.events import Event, Listener, RecoveryCounters
 from tolerant_client.leaders import LeaderWatch
 from tolerant_client.policy import RecoveryPolicy
-from tolerant_client.roundtrips import RoundTrips
 from tolerant_client.transport import QuietSocket, TolerantSSLTransport, TolerantTCPTransport
 
 log = logging.getLogger(__name__)
@@ -42,8 +41,8 @@ _SHORT_LIFE = 2.0  # seconds
 
 # A lost answer while connecting or authenticating shows only by silence.  The first attempts at a node have all the
 # time that kafka-python gives them; once one has succeeded, the next are given up after this many seconds at least,
-# or what the last ones took, twice as long each time.  Eight round trips of 300 ms (TLS 1.2, SCRAM) fit into the least.
-_LEAST_SETUP, _MOST_SETUP = 3.0, 30.0
+# or twice the longest that succeeded, twice as long each time.  Eight round trips of 300 ms (TLS 1.2, SCRAM) fit into the least.
+_LEAST_SETUP = 3.0
 _LEAST_RENEWAL = 10.0  # for one step of a re-authentication
 
 # Which node is asked first for what any broker may answer.
@@ -77,7 +76,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         self._short_lives: dict[Any, int] = {}  # connections retired soon after they were made, by node
         self._setup_failure: BaseException | None = None  # of the last connection that did not become ready
         self._leader_watch: LeaderWatch | None = None
-        self._setups: dict[Any, RoundTrips] = {}  # from connecting to ready, by node
+        self._patience: dict[Any, float] = {}  # seconds from connecting to ready, of nodes that were ready once
         masking.attach()  # again: modules imported since may log
         super().__init__(net, **configs)
         if self.config["metrics"]:
@@ -174,17 +173,16 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
 
         kafka-python means to do so, but takes every failure after the handshake for success.
         """
-        setups, backoff = self._setups_of(node.node_id), self._backoff.get(node.node_id)
+        backoff, patience = self._backoff.get(node.node_id), self._patience.get(node.node_id)
         began = time.monotonic()
         await super()._connect(node, connection, *args, **kwargs)
         took = time.monotonic() - began
         self._setup_failure = failure = connection.init_future.exception
         if failure is None:
-            setups.sample(took)
-            setups.unanswered = 0
+            self._patience[node.node_id] = max(_LEAST_SETUP, 2 * took, patience or 0.0)
             return
-        if took >= setups.margin:
-            setups.unanswered += 1
+        if patience is not None and took >= patience:
+            self._patience[node.node_id] = 2 * patience
         # kafka-python counts a failure before the handshake, and forgets all of them after one behind it.
         self._backoff.pop(node.node_id, None)
         if backoff is not None:
@@ -201,16 +199,9 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
 
     def _setup_seconds(self, node_id: Any, timeout_ms: float | None) -> float:
         """How long an attempt to connect may take, `timeout_ms` at most."""
-        setup_ms = self.socket_connection_setup_timeout_ms(node_id)
-        if timeout_ms is not None:
-            # A bootstrap: where it is the only address nothing is won by giving up early.
-            is_only = len(self.cluster.bootstrap_brokers()) == 1
-            setup_ms = timeout_ms if is_only else min(setup_ms, timeout_ms)
-        setups = self._setups_of(node_id)
-        return float(setup_ms / 1000 if setups.estimate < 0 else min(setup_ms / 1000, setups.margin))
-
-    def _setups_of(self, node_id: Any) -> RoundTrips:
-        return self._setups.setdefault(node_id, RoundTrips(_LEAST_SETUP, _MOST_SETUP))
+        stocks_ms = self.socket_connection_setup_timeout_ms(node_id)
+        setup_ms = stocks_ms if timeout_ms is None else min(stocks_ms, timeout_ms)
+        return min(float(setup_ms / 1000), self._patience.get(node_id, float("inf")))
 
     async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
         sock = await self._connected_socket(node, timeout_at)
@@ -294,7 +285,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
             recovery_policy=self.recovery_policy,
             recovery_listener=self._recovery_listener,
             recovery_counters=self.recovery_counters,
-            setup_timeout=max(_LEAST_RENEWAL, self._setups_of(node_id).margin),
+            setup_timeout=max(_LEAST_RENEWAL, self._patience.get(node_id, 0.0)),
             **self.config,
         )
         closed = connection.close_future

@@ -181,6 +181,18 @@ def test_the_event_loop_is_not_asked_to_fetch_what_is_in_flight_already(fetcher:
     assert len(runs) == 4
 
 
+def test_an_assignment_that_changes_while_a_fetch_is_planned_is_left_to_the_event_loop(fetcher: TolerantFetcher) -> None:
+    runs: list[Any] = []
+    fetcher._manager.run = lambda work: runs.append(work) or []  # type: ignore[func-returns-value]
+    fetcher._fetch_futures.append(SimpleNamespace(is_done=False))
+    gone = TopicPartition("revoked", 0)
+    fetcher._fetchable_partitions = lambda: [gone]  # type: ignore[method-assign]  # it went between two looks
+    assert fetcher.send_fetches() == []
+    assert len(runs) == 1
+    fetcher._ask_ahead()
+    assert fetcher._manager.scheduled == [fetcher._send_fetches_async]
+
+
 def test_a_resumed_partition_comes_back_although_another_one_was_drained(fetcher: TolerantFetcher) -> None:
     fetcher._completed_fetches.append(answer(A, 0, batch(0)))
     fetcher.fetched_records(max_records=10)

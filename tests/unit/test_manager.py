@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ from typing import Any
 
 import kafka.errors as Errors
 import pytest
+from kafka.net.inet import KafkaNetSocket
 from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 from support.certificate import self_signed
@@ -143,3 +146,67 @@ def test_policy_that_means_nothing_is_refused() -> None:
 
 def test_fake_batch_is_as_long_as_it_says() -> None:
     assert struct.unpack_from(">i", batch(1, 0, payload=b"abc"), 8)[0] == len(batch(1, 0, payload=b"abc")) - 12
+
+
+def test_a_node_that_answers_slowly_at_first_has_all_the_time_that_stock_gives_it_and_then_what_it_needs(
+    net: NetworkSelector,
+) -> None:
+    manager = TolerantConnectionManager(net, bootstrap_servers="127.0.0.1:1")
+    assert manager._setup_seconds(1, None) == 10.0
+    assert manager._setup_seconds(1, 2_000) == 2.0
+    broker = FakeBroker()
+    with serve(broker) as address:
+        known = TolerantConnectionManager(net, bootstrap_servers=address)
+        known.bootstrap(timeout_ms=5_000)
+
+        async def connect() -> None:
+            await known.get_connection(1)
+
+        net.run(connect)
+        assert known._setup_seconds(1, None) == 3.0
+        known._patience[1] = 8.0
+        assert known._setup_seconds(1, None) == 8.0
+        known.close()
+    manager.close()
+
+
+def test_an_address_that_swallows_everything_leaves_time_for_the_next(
+    net: NetworkSelector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swallowing = socket.create_server(("127.0.0.1", 0), backlog=0)
+    silent = swallowing.getsockname()
+    fillers = [socket.socket() for _ in range(4)]
+    for filler in fillers:  # its backlog is full: no handshake is answered any more
+        filler.setblocking(False)
+        filler.connect_ex(silent)
+    broker = FakeBroker()
+    with serve(broker) as address:
+        good = (broker.host, broker.port)
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", each) for each in (silent, good)]
+        monkeypatch.setattr(KafkaNetSocket, "dns_lookup", lambda self, host, port, raise_error=False: found)
+        manager = TolerantConnectionManager(net, bootstrap_servers=address)
+        began = time.monotonic()
+        manager.bootstrap(timeout_ms=2_000)
+        assert time.monotonic() - began < 2.0
+        manager.close()
+    for sock in (*fillers, swallowing):
+        sock.close()
+
+
+def test_a_doubtful_connection_is_asked_after_nodes_that_were_not_tried(net: NetworkSelector) -> None:
+    manager = TolerantConnectionManager(net, bootstrap_servers="127.0.0.1:1")
+
+    def connection(is_doubtful: bool, in_flight: int) -> Any:
+        return SimpleNamespace(
+            connected=True, paused=set(), is_doubtful=is_doubtful, in_flight_requests=[None] * in_flight, close=lambda: None
+        )
+
+    manager.cluster._brokers = {n: SimpleNamespace(node_id=n) for n in (1, 2, 3)}
+    manager._backoff[3] = (1, 0.0, 0.0)
+    manager._conns[1] = connection(is_doubtful=True, in_flight=0)
+    assert manager.least_loaded_node() == 2
+    assert manager.best_node(but=[2]) == 1
+    assert manager.best_node(but=[1, 2]) == 3
+    manager._conns[1] = connection(is_doubtful=False, in_flight=4)
+    assert manager.least_loaded_node() == 1  # a living one that is busy, not one that may be dead
+    manager.close()

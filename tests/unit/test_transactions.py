@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import pickle
+import threading
 from types import SimpleNamespace
 from typing import Any
 
+import kafka.errors as Errors
 import pytest
 from kafka.future import Future
-from kafka.producer.transaction_manager import FindCoordinatorHandler, TransactionState
+from kafka.producer.transaction_manager import (
+    EndTxnHandler,
+    FindCoordinatorHandler,
+    InitProducerIdHandler,
+    ProducerIdAndEpoch,
+    TransactionState,
+)
 from kafka.protocol.metadata import CoordinatorType
 
-from tolerant_client.errors import CoordinatorUnavailableError
+from tolerant_client.errors import CoordinatorUnavailableError, OutcomeUnknownError, TransactionOutcomeUnknownError
 from tolerant_client.transactions import TolerantTransactionManager
 
 
@@ -29,6 +38,7 @@ def in_transaction(transactions: Any) -> Any:
     transactions.initialize_transactions()
     transactions.next_request_handler(False)
     transactions._transition_to(TransactionState.READY)
+    transactions.producer_id_and_epoch = ProducerIdAndEpoch(7, 3)
     transactions.begin_transaction()
     transactions._transaction_started = True
     return transactions
@@ -104,3 +114,126 @@ def test_lookups_in_a_series_of_failures_make_the_sender_pause() -> None:
         transactions.lookup_coordinator_for_request(request)
         pauses.append(transactions.next_request_handler(False).is_retry)
     assert pauses == [False, False, True, True, True]
+
+
+# -- what became of a transaction ------------------------------------------------
+
+
+def sent(transactions: Any) -> Any:
+    """The next request, as kafka-python's sender takes it; `answer` ends it."""
+    request = transactions.next_request_handler(False)
+    identity = transactions.next_in_flight_request_correlation_id()
+    return SimpleNamespace(
+        handler=request, request=request.request, answer=lambda outcome: request.on_complete(identity, outcome)
+    )
+
+
+ENDS = [
+    Errors.KafkaConnectionError("reset"),
+    Errors.RequestTimedOutError("silent"),
+    Errors.CorrelationIdError("shifted"),
+    Errors.InvalidReceiveError("bad length"),
+    Errors.Cancelled(),
+    Errors.NodeNotReadyError(1),
+    Errors.KafkaTimeoutError("never sent"),
+]
+
+
+@pytest.mark.parametrize("ended", ENDS, ids=lambda error: type(error).__name__)
+def test_a_request_is_sent_again_however_its_connection_ended(ended: Exception) -> None:
+    transactions = in_transaction(make())
+    result = transactions.begin_commit()
+    commit = sent(transactions)
+    assert isinstance(commit.handler, EndTxnHandler)
+    commit.answer(ended)
+    lookup, again = pending(transactions)
+    assert isinstance(lookup, FindCoordinatorHandler)
+    assert again is commit.handler
+    assert not result.is_done
+
+
+def test_the_epoch_is_raised_after_a_lost_answer_and_before_the_next_transaction() -> None:
+    transactions = in_transaction(make())
+    transactions._api_version = (3, 9)
+    result = transactions.begin_commit()
+    sent(transactions).answer(Errors.KafkaConnectionError("reset"))
+    transactions.next_request_handler(False)  # the lookup
+    sent(transactions).answer(SimpleNamespace(error_code=0))
+    assert result.wait() is True  # it is committed, whatever becomes of the fence
+    begun = threading.Thread(target=transactions.begin_transaction)
+    begun.start()
+    fence = sent(transactions)
+    assert isinstance(fence.handler, InitProducerIdHandler)
+    assert (fence.request.producer_id, fence.request.producer_epoch) == (7, 3)
+    begun.join(0.3)
+    assert begun.is_alive()
+    fence.answer(SimpleNamespace(error_code=0, producer_id=7, producer_epoch=4))
+    begun.join(10)
+    assert transactions._current_state == TransactionState.IN_TRANSACTION
+    assert transactions.producer_id_and_epoch.epoch == 4
+
+
+def test_brokers_that_cannot_raise_an_epoch_are_not_asked_to() -> None:
+    transactions = in_transaction(make())
+    transactions._api_version = (2, 4)
+    transactions.begin_commit()
+    sent(transactions).answer(Errors.KafkaConnectionError("reset"))
+    transactions.next_request_handler(False)
+    sent(transactions).answer(SimpleNamespace(error_code=0))
+    assert pending(transactions) == []
+    transactions.begin_transaction()
+
+
+FENCED, INVALID_STATE = 90, 48
+
+
+@pytest.mark.parametrize("code", [FENCED, INVALID_STATE])
+def test_a_commit_whose_answer_was_lost_and_whose_repeat_is_refused_is_unknown(code: int) -> None:
+    transactions = in_transaction(make())
+    result = transactions.begin_commit()
+    sent(transactions).answer(Errors.KafkaConnectionError("reset"))
+    transactions.next_request_handler(False)
+    sent(transactions).answer(SimpleNamespace(error_code=code))
+    with pytest.raises(TransactionOutcomeUnknownError, match="may or may not be committed") as caught:
+        result.wait()
+    assert isinstance(caught.value, OutcomeUnknownError)
+    assert isinstance(caught.value, Errors.ProducerFencedError)  # whoever handles that handles this
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_a_commit_that_is_refused_at_once_is_fenced_as_in_kafka_python() -> None:
+    transactions = in_transaction(make())
+    result = transactions.begin_commit()
+    sent(transactions).answer(SimpleNamespace(error_code=FENCED))
+    with pytest.raises(Errors.ProducerFencedError) as caught:
+        result.wait()
+    assert not isinstance(caught.value, OutcomeUnknownError)
+
+
+def test_who_has_taken_over_keeps_the_transactional_id() -> None:
+    # Kafka 2.5 and 2.6 answer 47, where kafka-python takes the id back by asking without an epoch.
+    transactions = in_transaction(make())
+    transactions._api_version = (2, 5)
+    transactions.begin_commit()
+    sent(transactions).answer(Errors.KafkaConnectionError("reset"))
+    transactions.next_request_handler(False)
+    sent(transactions).answer(SimpleNamespace(error_code=0))
+    sent(transactions).answer(SimpleNamespace(error_code=47))
+    with pytest.raises(Errors.ProducerFencedError):
+        transactions.begin_transaction()
+    assert pending(transactions) == []
+
+
+@pytest.mark.parametrize("error", [Errors.KafkaTimeoutError("expired"), Errors.OutOfOrderSequenceNumberError()])
+def test_a_transaction_with_a_failed_record_is_aborted_never_committed(error: Exception) -> None:
+    transactions = in_transaction(make())
+    transactions._api_version = (3, 9)
+    assert transactions.classify_batch_error(error, SimpleNamespace()) == transactions.ERROR_CLASS_ABORTABLE
+    transactions.transition_to_abortable_error(error)
+    with pytest.raises(Errors.KafkaError, match="error state"):
+        transactions.begin_commit()
+    transactions.begin_abort()
+    ended = sent(transactions)
+    assert not ended.request.committed
+    ended.answer(SimpleNamespace(error_code=0))
+    assert isinstance(sent(transactions).handler, InitProducerIdHandler)
