@@ -1,9 +1,10 @@
 """Incident 3, "the groups that could not start" (GROUP_COORDINATOR_NOT_AVAILABLE), replayed.
 
 Each partition of __consumer_offsets has one replica, and a broker is killed.  A group
-that belongs to one of its partitions must be told so, with what an operator needs; the
-other groups must not notice; and when the broker is back the same consumer goes on.
-Stock kafka-python polls beside it, and is silent.
+that belongs to one of its partitions must be told so within seconds, with what an
+operator needs; the other groups must not notice; and when the broker is back the same
+consumer goes on.  By default it is told in the log and by an event, and polls on like
+stock kafka-python, which polls beside it and is silent; who asks for it gets an error.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import kafka
+import kafka.errors as Errors
 import pytest
 from kafka.admin import NewTopic
 from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from tolerant_client import KafkaAdminClient, KafkaConsumer, KafkaProducer, RecoveryPolicy
-from tolerant_client.coordinator import describe_coordinator
 from tolerant_client.coordinator_partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, CoordinatorPartition
+from tolerant_client.coordinator_watch import describe_coordinator
 from tolerant_client.errors import CoordinatorUnavailableError
+from tolerant_client.events import CoordinatorUnavailable, Event, Listener
 from tolerant_client.testing import KafkaCluster
 
 TOPIC = "incident-3-coordinator"
@@ -59,9 +62,13 @@ def ours(cluster: KafkaCluster) -> Iterator[Consumers]:
     """Our consumers, closed after the test; `limit_ms` as RecoveryPolicy.coordinator_timeout_ms."""
     consumers = []
 
-    def make(group: str, *topics: str, limit_ms: float = 60_000) -> Any:
-        policy = RecoveryPolicy(coordinator_timeout_ms=limit_ms)
-        consumers.append(KafkaConsumer(*topics, recovery_policy=policy, **options(cluster, group)))
+    def make(
+        group: str, *topics: str, limit_ms: float = 60_000, is_raising: bool = False, listener: Listener | None = None
+    ) -> Any:
+        policy = RecoveryPolicy(coordinator_timeout_ms=limit_ms, raise_coordinator_unavailable=is_raising)
+        consumers.append(
+            KafkaConsumer(*topics, recovery_policy=policy, recovery_listener=listener, **options(cluster, group))
+        )
         return consumers[-1]
 
     yield make
@@ -137,34 +144,48 @@ def test_brokers_name_the_leader_of_the_partition_that_we_compute(ours: Consumer
 @pytest.mark.usefixtures("collected")
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_group_without_a_coordinator_is_told_which_partition_and_others_go_on(
-    cluster: KafkaCluster, ours: Consumers, record_property: Callable[[str, object], None]
+    cluster: KafkaCluster,
+    ours: Consumers,
+    caplog: pytest.LogCaptureFixture,
+    record_property: Callable[[str, object], None],
 ) -> None:
     asks = ours("asks")
     group, before = led_by(asks, lambda leader: leader == VICTIM, "hit")
     spared, _ = led_by(asks, lambda leader: leader != VICTIM, "spared")
-    consumer = ours(group, TOPIC, limit_ms=3_000)
+    told: list[CoordinatorUnavailable] = []
+
+    def hear(event: Event) -> None:
+        if isinstance(event, CoordinatorUnavailable):
+            told.append(event)
+
+    consumer = ours(group, TOPIC, listener=hear)
+    raising = ours(group, TOPIC, limit_ms=3_000, is_raising=True)
 
     kill_victim(cluster, asks, group)
     began, polls = time.monotonic(), 0
-    with pytest.raises(CoordinatorUnavailableError) as caught:
-        while time.monotonic() - began < PATIENCE:
-            assert consumer.poll(timeout_ms=300) == {}
-            polls += 1
-    error, waited = caught.value, time.monotonic() - began
-    record_property("error", str(error))
-    print(f"\nincident 3, after {waited:.1f} s: {error}")
+    while not told and time.monotonic() - began < PATIENCE:
+        assert consumer.poll(timeout_ms=300) == {}
+        polls += 1
+    (event, *_), waited = told, time.monotonic() - began
+    record_property("told", event.message)
+    print(f"\nincident 3, after {waited:.1f} s: {event.message}")
 
-    assert polls >= 3  # short polls stay as silent as they were
-    assert (error.group, error.topic, error.partition) == (group, OFFSETS_TOPIC, before.partition)
-    assert (error.leader, error.replicas) == (-1, (VICTIM,))
-    assert f"{OFFSETS_TOPIC}-{before.partition} (of 50 partitions)" in str(error)
-    assert f"Start broker {VICTIM}" in str(error)
+    assert polls >= 3
+    assert (event.name, event.topic, event.partition) == (group, OFFSETS_TOPIC, before.partition)
+    assert (event.leader, event.replicas) == (-1, (VICTIM,))
+    assert f"{OFFSETS_TOPIC}-{before.partition} (of 50 partitions)" in event.message
+    assert f"Start broker {VICTIM}" in event.message
+    assert any(record.getMessage() == event.message for record in caplog.records)
 
     partition = TopicPartition(TOPIC, 0)
+    with pytest.raises(Errors.KafkaTimeoutError, match=f"Start broker {VICTIM}") as caught:
+        consumer.commit({partition: OffsetAndMetadata(1, "", -1)}, timeout_ms=6_000)
+    assert isinstance(caught.value, CoordinatorUnavailableError)
     with pytest.raises(CoordinatorUnavailableError):
-        consumer.commit({partition: OffsetAndMetadata(1, "", -1)})
-    with pytest.raises(CoordinatorUnavailableError):
-        consumer.committed(partition)
+        consumer.committed(partition, timeout_ms=6_000)
+    with pytest.raises(CoordinatorUnavailableError, match=f"Start broker {VICTIM}"):
+        read(raising, RECORDS)
+    raising.close(autocommit=False)
 
     assert read(ours(spared, TOPIC), RECORDS) == RECORDS
 
@@ -177,13 +198,7 @@ def test_group_without_a_coordinator_is_told_which_partition_and_others_go_on(
         stock.close(autocommit=False)
 
     cluster.restart(VICTIM)
-    found, deadline = 0, time.monotonic() + PATIENCE
-    while found < RECORDS and time.monotonic() < deadline:
-        try:
-            found += sum(map(len, consumer.poll(timeout_ms=300).values()))
-        except CoordinatorUnavailableError:
-            continue  # its time passed before the broker had loaded the partition: poll again
-    assert found >= RECORDS
+    assert read(consumer, RECORDS) >= RECORDS
     consumer.commit({partition: OffsetAndMetadata(7, "", -1)})
     assert consumer.committed(partition) == 7
 
@@ -214,7 +229,7 @@ def test_transactional_id_without_a_coordinator_is_told_and_the_same_call_goes_o
             KafkaProducer(
                 bootstrap_servers=cluster.bootstrap_servers,
                 transactional_id=transactional_id,
-                recovery_policy=RecoveryPolicy(coordinator_timeout_ms=limit_ms),
+                recovery_policy=RecoveryPolicy(coordinator_timeout_ms=limit_ms, raise_coordinator_unavailable=True),
             )
         )
         return producers[-1]
