@@ -21,9 +21,8 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType, TracebackType
 
 from tolerant_client.installation import install, recovery_counters
-from tolerant_client.policy import RecoveryPolicy
+from tolerant_client.policy import POLICIES
 
-_POLICIES = {"strict": RecoveryPolicy.strict, "balanced": RecoveryPolicy.balanced, "patient": RecoveryPolicy.patient}
 _OUR_FILES = {__file__, runpy.run_path.__code__.co_filename}
 
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
@@ -33,7 +32,7 @@ def main(arguments: list[str]) -> None:
     """Installs, then runs the program that `arguments` name; ends as the program ends."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    install(_POLICIES[options.policy]())
+    install(options.policy)
     if options.counters:
         atexit.register(_print_counters)
     sys.excepthook = _without_our_frames(sys.excepthook)
@@ -68,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Runs a Python program with kafka-python's clients made tolerant of lost and wrong answers.",
         allow_abbrev=False,
     )
-    parser.add_argument("--policy", choices=_POLICIES, default="balanced", help="how far recovery goes")
+    parser.add_argument("--policy", choices=POLICIES, default="balanced", help="how far recovery goes")
     parser.add_argument("--counters", action="store_true", help="print what recovery did, to stderr, at the end")
     parser.add_argument("-m", dest="is_module", action="store_true", help="the program is a module, as in python -m")
     parser.add_argument("program", help="a script, or with -m a module")

@@ -66,9 +66,9 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
                 looking = self._manager.call_soon(self._watch.look)
                 if self._watch.is_raising:
                     await self._wait_for(looking, (deadline - time.monotonic()) * 1000)
-            if self._watch.is_raising and (error := self._watch.take_error()):
-                self._told = error
-                raise error
+            if self._watch.is_raising and (wrong := self._watch.take_error()):
+                self._told = wrong
+                raise wrong
             if is_known or time.monotonic() >= deadline:
                 return bool(is_known)
 

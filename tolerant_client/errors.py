@@ -155,8 +155,8 @@ class OffsetMapError(TolerantClientError):
     """The map of a link with translated offsets holds what no mirror has written, or contradicts the target's log."""
 
 
-class CoordinatorUnavailableError(  # type: ignore[misc]
-    TolerantClientError, CoordinatorNotAvailableError, KafkaTimeoutError
+class CoordinatorUnavailableError(
+    TolerantClientError, CoordinatorNotAvailableError, KafkaTimeoutError  # type: ignore[misc]
 ):
     """No broker coordinates a group (or, with `topic` __transaction_state, a transactional id).
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, fields
 
 from tolerant_client.errors import OptionError
 
+POLICIES = ("strict", "balanced", "patient")
+
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPolicy:
@@ -75,12 +77,14 @@ class RecoveryPolicy:
         """A policy as an option gives it: itself, or "strict", "balanced" (also None) or "patient"; else OptionError."""
         if isinstance(policy, RecoveryPolicy):
             return policy
-        named = {None: cls.balanced, "balanced": cls.balanced, "strict": cls.strict, "patient": cls.patient}
-        if not isinstance(policy, str | None) or policy not in named:
+        if policy is None:
+            return cls()
+        if policy not in POLICIES:
             raise OptionError(
                 f"recovery_policy is {policy!r}: it is a RecoveryPolicy, or one of 'strict', 'balanced' and 'patient'"
             )
-        return named[policy]()
+        named: RecoveryPolicy = getattr(cls, policy)()
+        return named
 
     @classmethod
     def strict(cls) -> RecoveryPolicy:
