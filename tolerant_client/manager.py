@@ -285,7 +285,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
             recovery_policy=self.recovery_policy,
             recovery_listener=self._recovery_listener,
             recovery_counters=self.recovery_counters,
-            setup_timeout=max(_LEAST_RENEWAL, self._patience.get(node_id, 0.0)),
+            setup_timeout=max(_LEAST_RENEWAL, setup_s),
             **self.config,
         )
         closed = connection.close_future

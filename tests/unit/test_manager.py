@@ -166,6 +166,10 @@ def test_a_node_that_answers_slowly_at_first_has_all_the_time_that_stock_gives_i
         assert known._setup_seconds(1, None) == 3.0
         known._patience[1] = 8.0
         assert known._setup_seconds(1, None) == 8.0
+        known._patience.clear()
+        known._backoff[1] = (2, 0.0, 20_000.0)  # it needs more than 10 s: its steps are given no less
+        known._conns[1].close()
+        assert known.get_connection(1)._setup_timeout == 20.0
         known.close()
     manager.close()
 
