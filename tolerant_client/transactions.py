@@ -88,6 +88,11 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
 
     # -- what became of it ------------------------------------------------------
 
+    def repeated_ends(self) -> int:
+        """How often an EndTxn was sent again below this layer, on the connection that had lost its answer."""
+        counters = getattr(self._connections, "recovery_counters", None)
+        return 0 if counters is None else int(counters.of("requeued", "EndTxn"))
+
     def leave_copy(self) -> None:
         """A request of this transaction may still be carried out, at any time."""
         self._is_copy_left = True
@@ -196,6 +201,7 @@ class _Ending:
     def __init__(self, handler: Any) -> None:
         self._handler = handler
         self._is_copy_left = False
+        self._repeats_before = handler.transaction_manager.repeated_ends()
         handler.on_complete = self.on_complete
         handler.fatal_error = self.fatal_error
         handler.fail = self.fail
@@ -221,7 +227,9 @@ class _Ending:
 
     def _meaning(self, error: Exception) -> Exception:
         handler = self._handler
-        if not (self._is_copy_left and isinstance(handler, EndTxnHandler) and handler.request.committed):
+        if not isinstance(handler, EndTxnHandler) or not handler.request.committed:
+            return error
+        if not self._is_copy_left and handler.transaction_manager.repeated_ends() == self._repeats_before:
             return error
         unknown = TransactionOutcomeUnknownError(
             f"{handler.transactional_id}: the answer to the commit was lost, and its repeat failed ({error}): it may or"

@@ -101,7 +101,7 @@ def test_send_to_a_healthy_broker_does_not_wait_for_a_frozen_one_with_a_produce_
         took[name] = seconds(producer.send("second", b"2"))
         nodes[1].is_frozen = False
         end(producer)
-    assert took["ours"] < max(2.0, took["stock"])  # the timeout is four times that
+    assert took["ours"] < 2.0  # far below the timeout
 
 
 def test_metadata_that_a_broker_took_before_it_froze_are_asked_of_another_one(nodes: dict[int, Node]) -> None:
@@ -112,7 +112,7 @@ def test_metadata_that_a_broker_took_before_it_froze_are_asked_of_another_one(no
         took[name] = seconds(producer.send("second", b"2"))
         nodes[1].is_frozen, nodes[1].freezes_at = False, ""
         end(producer)
-    assert took["ours"] < 3.0
+    assert took["ours"] < 3.0  # far below the timeout
     assert took["ours"] < max(2.0, took["stock"])
 
 

@@ -20,6 +20,7 @@ from kafka.producer.transaction_manager import (
 from kafka.protocol.metadata import CoordinatorType
 
 from tolerant_client.errors import CoordinatorUnavailableError, OutcomeUnknownError, TransactionOutcomeUnknownError
+from tolerant_client.events import RecoveryCounters, Requeued
 from tolerant_client.transactions import TolerantTransactionManager
 
 
@@ -208,6 +209,18 @@ def test_a_commit_that_is_refused_at_once_is_fenced_as_in_kafka_python() -> None
     with pytest.raises(Errors.ProducerFencedError) as caught:
         result.wait()
     assert not isinstance(caught.value, OutcomeUnknownError)
+
+
+def test_a_commit_that_was_sent_again_below_and_refused_is_unknown_too() -> None:
+    transactions = in_transaction(make())
+    transactions._connections = SimpleNamespace(recovery_counters=RecoveryCounters())
+    result = transactions.begin_commit()
+    commit = sent(transactions)
+    transactions._connections.recovery_counters.add(Requeued("EndTxn", 1, None, "lost"), 1)
+    commit.answer(SimpleNamespace(error_code=FENCED))
+    transactions._connections = None
+    with pytest.raises(TransactionOutcomeUnknownError):
+        result.wait()
 
 
 def test_who_has_taken_over_keeps_the_transactional_id() -> None:
