@@ -195,22 +195,3 @@ def test_an_address_that_swallows_everything_leaves_time_for_the_next(
         manager.close()
     for sock in (*fillers, swallowing):
         sock.close()
-
-
-def test_a_doubtful_connection_is_asked_after_nodes_that_were_not_tried(net: NetworkSelector) -> None:
-    manager = TolerantConnectionManager(net, bootstrap_servers="127.0.0.1:1")
-
-    def connection(is_doubtful: bool, in_flight: int) -> Any:
-        return SimpleNamespace(
-            connected=True, paused=set(), is_doubtful=is_doubtful, in_flight_requests=[None] * in_flight, close=lambda: None
-        )
-
-    manager.cluster._brokers = {n: SimpleNamespace(node_id=n) for n in (1, 2, 3)}
-    manager._backoff[3] = (1, 0.0, 0.0)
-    manager._conns[1] = connection(is_doubtful=True, in_flight=0)
-    assert manager.least_loaded_node() == 2
-    assert manager.best_node(but=[2]) == 1
-    assert manager.best_node(but=[1, 2]) == 3
-    manager._conns[1] = connection(is_doubtful=False, in_flight=4)
-    assert manager.least_loaded_node() == 1  # a living one that is busy, not one that may be dead
-    manager.close()

@@ -216,8 +216,12 @@ def test_the_manager_tells_a_storm_once_in_the_log_to_the_listener_and_in_the_co
     manager.close()
 
 
-def connection(in_flight: int, is_connected: bool = True, is_paused: bool = False) -> Any:
-    return SimpleNamespace(in_flight_requests=[0] * in_flight, connected=is_connected, paused=is_paused)
+def connection(
+    in_flight: int, is_connected: bool = True, is_paused: bool = False, is_doubtful: bool = False
+) -> Any:
+    return SimpleNamespace(
+        in_flight_requests=[0] * in_flight, connected=is_connected, paused=is_paused, is_doubtful=is_doubtful
+    )
 
 
 @pytest.mark.parametrize(
@@ -228,10 +232,16 @@ def connection(in_flight: int, is_connected: bool = True, is_paused: bool = Fals
         ({1: connection(3)}, (), 1),
         ({1: connection(9), 3: connection(0, is_paused=True)}, (2,), 1),
         ({}, (1, 2), 3),
+        ({1: connection(0, is_doubtful=True), 2: connection(4)}, (3,), 2),
+        ({1: connection(0, is_doubtful=True)}, (3,), 2),
+        ({1: connection(0, is_doubtful=True)}, (2, 3), 1),
         ({3: connection(0, is_paused=True)}, (1, 2), None),
     ],
-    ids=["least loaded", "connected first", "connected before idle", "not a dead one", "untried", "all away"],
-)
+    ids=[
+        "least loaded", "connected first", "connected before idle", "not a dead one", "untried", "not a doubtful one",
+        "untried before doubtful", "doubtful before dead", "all away",
+    ],
+)  # fmt: skip
 def test_requests_for_any_broker_go_to_one_that_lives(
     net: NetworkSelector, connections: dict[int, Any], failed: tuple[int, ...], chosen: int | None
 ) -> None:
