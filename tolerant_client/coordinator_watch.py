@@ -144,7 +144,9 @@ class CoordinatorWatch:
         waited_ms, failure = self.absence.waited_ms(now), self.absence.last_failure
         self.absence.told(now)
         if found is None:
-            log.warning("%r: no broker has answered for %.1f s (%s); still trying", self.name, waited_ms / 1000, failure)
+            log.warning(
+                "%r: no broker has answered for %.1f s (%s); still trying", self.name, waited_ms / 1000, failure
+            )
             return
         self._error = error = found.error(waited_ms, failure)
         log.warning("%s", error)

@@ -41,7 +41,8 @@ _SHORT_LIFE = 2.0  # seconds
 
 # A lost answer while connecting or authenticating shows only by silence.  The first attempts at a node have all the
 # time that kafka-python gives them; once one has succeeded, the next are given up after this many seconds at least,
-# or twice the longest that succeeded, twice as long each time.  Eight round trips of 300 ms (TLS 1.2, SCRAM) fit into the least.
+# or twice the longest that succeeded, twice as long each time.  Eight round trips of 300 ms (TLS 1.2, SCRAM) fit into
+# the least.
 _LEAST_SETUP = 3.0
 _LEAST_RENEWAL = 10.0  # for one step of a re-authentication
 
@@ -135,7 +136,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         return self._standing(node_id) == "doubtful"
 
     def send(self, request: Any, node_id: Any = None, request_timeout_ms: float | None = None) -> Any:
-        """The future of an answer: of `node_id`, else of any broker; of another one where any may answer and it is silent.
+        """The future of an answer: of `node_id`, or of any broker; of the next one while that is silent.
 
         Raises what get_connection raises, but for NodeNotReadyError, which is in the future.
         """

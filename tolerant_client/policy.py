@@ -74,7 +74,7 @@ class RecoveryPolicy:
 
     @classmethod
     def of(cls, policy: RecoveryPolicy | str | None) -> RecoveryPolicy:
-        """A policy as an option gives it: itself, or "strict", "balanced" (also None) or "patient"; else OptionError."""
+        """A policy as an option gives it: itself, its name, or None for the defaults; else OptionError."""
         if isinstance(policy, RecoveryPolicy):
             return policy
         if policy is None:

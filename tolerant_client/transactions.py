@@ -180,7 +180,7 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
             watch.answered()
 
     def say_what_is_wrong(self, is_last_chance: bool) -> None:
-        """Has a coordinator that is away looked up; raises what was found if the policy, or the end of a call, says so."""
+        """Has a coordinator that is away looked up; raises what was found if the policy, or a call's end, says so."""
         if self._connections is None:
             return
         for kind, watch in self._watches.items():

@@ -35,7 +35,7 @@ _AGAIN = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWr
 
 
 def heeds_low_water(platform: str, release: str) -> bool:
-    """Whether this kernel lets poll() sleep until SO_RCVLOWAT is there, and its buffers grow to it (tcp(7), socket(7))."""
+    """Whether poll() sleeps until SO_RCVLOWAT is there, and buffers grow to it (tcp(7), socket(7))."""
     numbers = re.match(r"(\d+)\.(\d+)", release)
     return platform == "linux" and numbers is not None and tuple(map(int, numbers.groups())) >= _LOW_WATER_SINCE
 

@@ -24,7 +24,7 @@ LEADERS = {"first": 1, "second": 2}
 
 
 class Node(FakeBroker):
-    """One of several; while it is frozen it reads and answers nothing, from the first request named in `freezes_at` on."""
+    """One of several; frozen, from the first request named `freezes_at` on, it reads and answers nothing."""
 
     def __init__(self, nodes: dict[int, Node]) -> None:
         super().__init__()
@@ -91,7 +91,9 @@ def seconds(sent: Any) -> float:
     return time.monotonic() - began
 
 
-def test_send_to_a_healthy_broker_does_not_wait_for_a_frozen_one_with_a_produce_in_flight(nodes: dict[int, Node]) -> None:
+def test_send_to_a_healthy_broker_does_not_wait_for_a_frozen_one_with_a_produce_in_flight(
+    nodes: dict[int, Node],
+) -> None:
     took = {}
     for name, client in (("stock", kafka), ("ours", tolerant_client)):
         producer = connected_to_first(client, nodes)

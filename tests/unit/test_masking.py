@@ -240,7 +240,9 @@ class Unready:
         raise RuntimeError("not ready")
 
 
-@pytest.mark.parametrize("args", [(Unready(),), ({"a": Unready()},), (frozenset({frozenset({1})}),), ({frozenset({1}): 1},)])
+@pytest.mark.parametrize(
+    "args", [(Unready(),), ({"a": Unready()},), (frozenset({frozenset({1})}),), ({frozenset({1}): 1},)]
+)
 def test_a_line_that_cannot_be_looked_at_is_logged_and_nothing_is_raised(args: tuple[Any, ...]) -> None:
     record = logging.LogRecord("kafka.cluster", logging.INFO, "", 0, "state: %s", args, None)
     assert masking._mask(record)
