@@ -93,6 +93,11 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         self._node_name = f"node {node_id}"
         self._limit: int = self.config["max_in_flight_requests_per_connection"]
 
+    @property
+    def is_doubtful(self) -> bool:
+        """True while this connection is silent for too long, or its stream may be out of step: others answer sooner."""
+        return self.in_flight_requests.is_doubtful
+
     # -- connecting -----------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:

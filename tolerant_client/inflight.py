@@ -123,6 +123,11 @@ class InFlightRequests:
                 return entry
         return None
 
+    @property
+    def is_doubtful(self) -> bool:
+        """True while a probe waits: this connection is silent, or a request on it may have lost its answer."""
+        return self._probes > 0 or self._trial_ends < NEVER
+
     # -- answers --------------------------------------------------------------
 
     def response(self, correlation_id: int, body: memoryview, now: float) -> list[Event]:
