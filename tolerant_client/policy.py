@@ -17,16 +17,10 @@ from tolerant_client.errors import OptionError
 class RecoveryPolicy:
     """What a connection does about answers that are missing, late or wrong."""
 
-    reorder_grace_ms: float = 100.0
-    """How long an older answer may come after a later one before it counts as lost."""
+    reorder_grace_ms: float = 5.0
+    """How long an older answer may come after a later one before a probe asks for it."""
 
-    min_reorder_grace_ms: float = 5.0
-    """The grace shrinks to one generous round trip, down to this, for Fetch and idempotent Produce."""
-
-    max_reorder_grace_ms: float = 1_000.0
-    """The grace grows to twice the worst lateness seen on a connection, up to this."""
-
-    probe_min_ms: float = 10.0
+    probe_min_ms: float = 100.0
     """The smallest silence, beyond what a request may rightly take, before a probe is sent."""
 
     probe_max_ms: float = 5_000.0
@@ -37,6 +31,12 @@ class RecoveryPolicy:
 
     resend_plain_produce: bool = False
     """Send a Produce without producer id again when its answer is lost: may double records."""
+
+    retries_plain_produce: bool = False
+    """Hand up such a Produce as retriable: whoever sent it repeats it, and has said that records may be doubled.
+
+    A KafkaProducer whose `retries` are above 0, as by default, sets it.
+    """
 
     max_mismatches: int = 64
     """Lost answers and orphans within `mismatch_window_ms` that a connection survives."""
@@ -79,8 +79,6 @@ class RecoveryPolicy:
         """Waits longer before it believes a loss, and stays longer with a peer that is often wrong."""
         return cls(
             reorder_grace_ms=1_000.0,
-            min_reorder_grace_ms=100.0,
-            max_reorder_grace_ms=10_000.0,
             probe_min_ms=500.0,
             probe_max_ms=10_000.0,
             max_resends=32,
