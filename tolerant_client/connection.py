@@ -15,7 +15,7 @@ import random
 import struct
 import time
 from collections import deque
-from typing import Any
+from typing import Any, TypeGuard
 
 import kafka.errors as Errors
 from kafka.future import Future
@@ -261,7 +261,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
                 self.transport.assembler.smallest_frame = 4
             else:
                 (correlation_id,) = _CORRELATION_ID.unpack_from(frame)
-                if not correlation_id and oldest is not None and _is_answered_under_0(oldest.request):
+                if not correlation_id and not tracker.ids.was_drawn(0) and _is_answered_under_0(oldest):
                     correlation_id = oldest.correlation_id
                 events = tracker.response(correlation_id, frame[4:], now)
             self._act(events, now)
@@ -481,6 +481,6 @@ def lost(cause: BaseException, what: str) -> BaseException:
     return error
 
 
-def _is_answered_under_0(request: Any) -> bool:
+def _is_answered_under_0(oldest: InFlightRequest | None) -> TypeGuard[InFlightRequest]:
     """Kafka 0.8.2 answers FindCoordinator version 0 with id 0 (both Python clients tolerate it)."""
-    return bool(request.API_KEY == FIND_COORDINATOR and request.API_VERSION == 0)
+    return oldest is not None and oldest.request.API_KEY == FIND_COORDINATOR and oldest.request.API_VERSION == 0

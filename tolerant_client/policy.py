@@ -8,7 +8,7 @@ sends nothing again by itself and leaves a connection at its first wrong answer;
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from tolerant_client.errors import OptionError
 
@@ -63,6 +63,10 @@ class RecoveryPolicy:
                 raise OptionError(f"{field.name} is {value}; it must not be negative")
         if self.probe_max_ms < self.probe_min_ms:
             raise OptionError(f"probe_max_ms ({self.probe_max_ms}) is below probe_min_ms ({self.probe_min_ms})")
+
+    def for_retries(self, retries: float) -> RecoveryPolicy:
+        """This policy for a client with that `retries`: above 0 is the consent to records that may be doubled."""
+        return replace(self, retries_plain_produce=True) if retries > 0 else self
 
     @classmethod
     def strict(cls) -> RecoveryPolicy:

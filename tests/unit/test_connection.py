@@ -414,7 +414,7 @@ def test_acks_0_is_not_tracked_and_an_answer_to_it_is_dropped(bench: Bench) -> N
     later = bench.connection.send_request(MetadataRequest(topics=[]))
     bench.run(0.1)
     assert later.succeeded()
-    assert bench.kinds() == ["orphan", "completed"]
+    assert bench.kinds() == ["orphan", "probe", "completed"]
 
 
 def test_good_frames_before_a_bad_one_reach_their_callers(bench: Bench) -> None:
