@@ -20,7 +20,7 @@ class RecoveryPolicy:
     reorder_grace_ms: float = 5.0
     """How long an older answer may come after a later one before a probe asks for it."""
 
-    probe_min_ms: float = 100.0
+    probe_min_ms: float = 200.0
     """The smallest silence, beyond what a request may rightly take, before a probe is sent."""
 
     probe_max_ms: float = 5_000.0

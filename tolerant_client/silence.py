@@ -62,4 +62,4 @@ class Silence:
 
     def patience(self, rightly: float) -> float:
         """How long a stream may take to show that it is in step, while what is in flight may rightly wait so long."""
-        return 2 * self.round_trips.estimate + min(rightly, _LONG_POLL)
+        return self.round_trips.estimate + min(rightly, _LONG_POLL)

@@ -405,7 +405,7 @@ def _probes_while_silent(c: Cell, seconds: float) -> int:
     """At most: after what the request may take and a generous round trip, then a second later, then two..."""
     if c.is_setup:
         return 0
-    probes, at, pause = 0, c.expected + 0.1, 1.0
+    probes, at, pause = 0, c.expected + 0.2, 1.0
     while at < seconds:
         probes, at, pause = probes + 1, at + pause, 2 * pause
     return probes

@@ -410,14 +410,14 @@ def test_never_sent_id_makes_the_oldest_a_suspect_and_probes_at_once() -> None:
 def test_silent_request_is_probed_and_lost_by_the_probes_answer() -> None:
     store = warm(0.001)
     entry = send(store, FakeRequest(apis.FETCH, expected_ms=500), now=1.0)
-    assert store.next_wakeup(1.0) == pytest.approx(1.601, abs=0.001)
-    assert store.expired(1.55) == []
+    assert store.next_wakeup(1.0) == pytest.approx(1.701, abs=0.001)
+    assert store.expired(1.65) == []
     assert not store.is_doubtful
-    events = store.expired(1.602)
+    events = store.expired(1.702)
     assert kinds(events) == ["probe"]
     assert store.is_doubtful
-    resend(store, events, 1.602)
-    events = store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.603)
+    resend(store, events, 1.702)
+    events = store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.703)
     assert [e.request for e in of(Failed, events)] == [entry]
     assert not store.is_doubtful
 
