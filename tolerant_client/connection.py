@@ -348,7 +348,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         elif event.verdict is Verdict.EXHAUSTED:
             error = RecoveryExhaustedError(f"{what}: sent {entry.resends + 1} times without an answer", entry.history)
         elif event.verdict is Verdict.CLOSED:
-            error = Errors.Cancelled(f"{what}: the connection was closed") if event.error is None else lost(event.error, what)
+            error = lost(event.error or Errors.Cancelled(f"{what}: the connection was closed"), what)
         else:
             error = Errors.KafkaConnectionError(f"{what}: the answer is lost ({event.reason})")
         return error

@@ -243,7 +243,8 @@ class InFlightRequests:
         """An answer that fits nothing: one may be an accident, two are a stream out of step."""
         events: list[Event] = [orphan]
         if self._is_setting_up():
-            return events + self._retire(f"an answer that fits nothing ({orphan.cause}) came while authenticating")
+            what = "that does not decode" if orphan.cause == "misfit" else f"with a {orphan.cause} correlation id"
+            return events + self._retire(f"an answer {what} came while authenticating")
         if self.oldest is not None or self._trial is not None:
             is_second = self._trial is not None and self._trial.has_misfit
             if is_second or self.question is None:
