@@ -63,13 +63,12 @@ PRODUCE_IDEMPOTENT = ApiRow(
 )
 PRODUCE_PLAIN = ApiRow(
     _UNKNOWN,
-    "a repeat appends the records again; `RecoveryPolicy(resend_plain_produce=True)` allows it",
+    "a repeat appends the records again; a producer with `retries` above 0 gets it as retriable",
     "UnifiedLog.java",
     "another base offset",
     "without a producer id",
     check=(
-        "read the end of the log; use enable_idempotence=True, or RecoveryPolicy(resend_plain_produce=True)"
-        " if doubled records are acceptable"
+        "read the end of the log; use enable_idempotence=True, or `retries` above 0 if doubled records are acceptable"
     ),
 )
 FETCH_ALONE = ApiRow(_SAFE, "read only", "FetchSession.scala", "same answer", "outside a session")

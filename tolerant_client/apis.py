@@ -7,13 +7,13 @@ API gets its key and its line here, and a row in api_rows.py.
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tolerant_client import api_rows as rows
 from tolerant_client.api_rows import Action as Action
 from tolerant_client.api_rows import ApiRow as ApiRow
+from tolerant_client.policy import RecoveryPolicy
 
 Buffer = bytes | bytearray | memoryview
 
@@ -112,6 +112,8 @@ APIS: dict[int, Api] = {
 }
 
 
+_DEFAULTS = RecoveryPolicy()
+
 _NOTES = (
     "Requests are sent again only on the connection on which a later answer proves that the broker is done with them;",
     "one that ends hands up all of its requests, those with an unknown outcome as such. `*` Handed up as retriable",
@@ -134,11 +136,14 @@ def row_for(request: Any) -> ApiRow:
     return fitting[-1] if fitting else rows.NOT_KNOWN
 
 
-def action_for(request: Any, resend_plain_produce: bool = False) -> Action:
+def action_for(request: Any, policy: RecoveryPolicy = _DEFAULTS) -> Action:
     """What settles `request` when its answer is lost."""
     row = row_for(request)
-    if resend_plain_produce and row is rows.PRODUCE_PLAIN and getattr(request, "resend_safe", None) is not False:
-        return Action.RESEND
+    if row is rows.PRODUCE_PLAIN and getattr(request, "resend_safe", None) is not False:
+        if policy.resend_plain_produce:
+            return Action.RESEND
+        if policy.retries_plain_produce:
+            return Action.HAND_UP
     return row.action
 
 
@@ -156,34 +161,12 @@ def as_markdown() -> str:
     return "\n".join([*lines, "", *_NOTES])
 
 
-class ProbeRequest:
-    """ApiVersions version 0: the smallest request that any broker since 0.10 answers at once.
+class OtherSubject(ValueError):
+    """An answer that decodes but speaks of something else than its request; `response` is what it says."""
 
-    Brokers answer the requests of one connection in order (KIP-219 calls it a
-    guarantee), so its answer says that everything before it has been dealt with.
-    """
-
-    API_KEY = API_VERSIONS
-    API_VERSION: int | None = 0
-    name = "Probe"
-    expected_ms = 0.0
-    order_keys: tuple[Any, ...] = ()
-    yields_to_newer = False
-
-    def expect_response(self) -> bool:
-        return True
-
-    def frame_buffers(self, correlation_id: int, client_id: str) -> list[Buffer]:
-        """The whole frame; version 0 has no body."""
-        client = client_id.encode()
-        head = struct.pack(">hhih", self.API_KEY, 0, correlation_id, len(client)) + client
-        return [struct.pack(">i", len(head)) + head]
-
-    def decode_response(self, body: memoryview) -> None:
-        """Checks that the body is an ApiVersions answer of version 0; its content does not matter."""
-        _, count = struct.unpack_from(">hi", body)
-        if count < 0 or len(body) != 6 + 6 * count:
-            raise ValueError(f"ApiVersions answer has {len(body)} bytes for {count} APIs")
+    def __init__(self, message: str, response: Any) -> None:
+        super().__init__(message)
+        self.response = response
 
 
 if __name__ == "__main__":

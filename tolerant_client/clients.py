@@ -90,9 +90,9 @@ class Recovering:
 class KafkaProducer(Recovering, kafka.KafkaProducer):  # type: ignore[misc]
     """kafka.KafkaProducer that repeats what a broker de-duplicates, and nothing else.
 
-    With `enable_idempotence=False` (or options that imply it) a record whose
-    answer was lost fails with OutcomeUnknownError instead of being sent again;
-    `RecoveryPolicy(resend_plain_produce=True)` sends it again.
+    With `enable_idempotence=False` (or options that imply it: acks=0 or 1, more than
+    5 requests in flight) records whose answer was lost are sent again as by
+    kafka.KafkaProducer, at least once; with `retries=0` they fail with OutcomeUnknownError.
 
     In a forked child the first call builds it anew, with a producer id of its own.
     Records sent before the fork are the parent's: their futures never complete in

@@ -15,14 +15,23 @@ import random
 import struct
 import time
 from collections import deque
-from typing import Any
+from typing import Any, TypeGuard
 
 import kafka.errors as Errors
 from kafka.future import Future
 from kafka.net.connection import KafkaConnection
+from kafka.protocol.consumer import ListOffsetsRequest
+from kafka.protocol.metadata import MetadataRequest
 
-from tolerant_client.apis import SETUP, Buffer, row_for
-from tolerant_client.errors import CorrelationIdMismatchError, OutcomeUnknownError, RecoveryExhaustedError
+from tolerant_client.apis import FIND_COORDINATOR, SETUP, Buffer, row_for
+from tolerant_client.errors import (
+    ConnectionLostError,
+    ConnectionTimedOutError,
+    CorrelationIdMismatchError,
+    OutcomeUnknownError,
+    RecoveryExhaustedError,
+    text_of,
+)
 from tolerant_client.events import (
     Completed,
     Event,
@@ -38,7 +47,7 @@ from tolerant_client.framing import FrameAssembler
 from tolerant_client.inflight import InFlightRequests
 from tolerant_client.lifecycle import NEVER, InFlightRequest
 from tolerant_client.policy import RecoveryPolicy
-from tolerant_client.requests import adapt, with_correlation_id
+from tolerant_client.requests import KafkaRequest, adapt, with_correlation_id
 
 log = logging.getLogger(__name__)
 
@@ -48,13 +57,14 @@ _LIMIT = "max_in_flight"  # kafka-python's name for this reason to pause
 
 
 class _Context:
-    """What the binding keeps with a request: its caller's future and its bytes."""
+    """What the binding keeps with a request: its caller's future, its bytes, and how many went before them."""
 
-    __slots__ = ("buffers", "future")
+    __slots__ = ("begins", "buffers", "future")
 
     def __init__(self, future: Any) -> None:
         self.future = future
         self.buffers: list[Buffer] = []
+        self.begins = 0
 
 
 class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python is untyped
@@ -81,11 +91,11 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         self.recovery_counters = recovery_counters if recovery_counters is not None else RecoveryCounters()
         self._listener = recovery_listener
         self._setup_timeout = setup_timeout  # seconds for one step of a re-authentication (KIP-368)
-        self.in_flight_requests = InFlightRequests(
-            self.recovery_policy, random.getrandbits(31), may_probe_setup=not self.sasl_enabled
-        )
+        self.in_flight_requests = InFlightRequests(self.recovery_policy, random.getrandbits(31))
         self._unsent: deque[InFlightRequest] = deque()
         self._unsent_bare: list[Buffer] = []
+        self._written_bytes = 0  # given to the transport
+        self._flushed_bytes: int | None = None  # of those, once closed: what left the process, where that is known
         self.retired_after: float | None = None  # seconds from connecting to retirement, once retired
         self._made_at = time.monotonic()
         self._timer: Any = None
@@ -112,8 +122,14 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         transport.resume_reading()
         log.debug("%s: connection made", self._node_name)
 
+    def _init_complete(self) -> None:
+        if self.broker_version_data is not None:
+            self.in_flight_requests.question = harmless_question(self.broker_version_data)
+        super()._init_complete()
+
     def connection_lost(self, exc: BaseException | None) -> None:
         """Closes for good; every request is settled by it."""
+        self._flushed_bytes = getattr(self.transport, "sent_bytes", None)
         super().connection_lost(exc)
         self._disarm()
 
@@ -171,10 +187,12 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         if self.paused and not (is_repair and self.paused == {_LIMIT}):
             self._unsent.append(entry)
             return
+        size = sum(map(len, entry.context.buffers))
+        entry.context.begins = self._written_bytes
+        self._written_bytes += size
         self.transport.writelines(entry.context.buffers)
         self._act(self.in_flight_requests.sent(entry, now), now)
         if log.isEnabledFor(logging.DEBUG):
-            size = sum(map(len, entry.context.buffers))
             what = f"{entry.api} v{entry.request.API_VERSION}"
             log.debug("%s: sent %s, id %d, %d bytes", self._node_name, what, entry.correlation_id, size)
 
@@ -182,6 +200,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         if self.paused:
             self._unsent_bare.extend(buffers)
         else:
+            self._written_bytes += sum(map(len, buffers))
             self.transport.writelines(buffers)
 
     def unpause(self, v: Any) -> None:
@@ -194,7 +213,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         now = time.monotonic()
         bare, self._unsent_bare = self._unsent_bare, []
         if bare:
-            self.transport.writelines(bare)
+            self._write_bare(bare)
         while self._unsent and not self.paused:
             if self._written >= self._limit:
                 self.pause(_LIMIT)
@@ -242,6 +261,8 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
                 self.transport.assembler.smallest_frame = 4
             else:
                 (correlation_id,) = _CORRELATION_ID.unpack_from(frame)
+                if not correlation_id and not tracker.ids.was_drawn(0) and _is_answered_under_0(oldest):
+                    correlation_id = oldest.correlation_id
                 events = tracker.response(correlation_id, frame[4:], now)
             self._act(events, now)
         if self.closed:
@@ -327,7 +348,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         elif event.verdict is Verdict.EXHAUSTED:
             error = RecoveryExhaustedError(f"{what}: sent {entry.resends + 1} times without an answer", entry.history)
         elif event.verdict is Verdict.CLOSED:
-            error = event.error or Errors.Cancelled(f"{what}: the connection was closed")
+            error = lost(event.error or Errors.Cancelled(f"{what}: the connection was closed"), what)
         else:
             error = Errors.KafkaConnectionError(f"{what}: the answer is lost ({event.reason})")
         return error
@@ -359,13 +380,21 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         """Settles everything that waits here; called by the base class once closed."""
         if not self.closed:
             raise RuntimeError("Connection must be closed to fail in flight requests")
-        error = error if isinstance(error, BaseException) else Errors.Cancelled()
+        cause = error if isinstance(error, BaseException) else Errors.Cancelled()
         while self._request_buffer:
-            _, future, _ = self._request_buffer.popleft()
-            future.failure(error)
+            request, future, _ = self._request_buffer.popleft()
+            future.failure(lost(cause, f"{self._node_name}: {type(request).__name__}"))
         self._unsent.clear()
         self._unsent_bare.clear()
-        self._act(self.in_flight_requests.close(error, time.monotonic()), time.monotonic())
+        now = time.monotonic()
+        self._act(self.in_flight_requests.close(cause, now, self._unflushed()), now)
+
+    def _unflushed(self) -> frozenset[int]:
+        """The ids of requests of which no byte has left this process."""
+        flushed = self._flushed_bytes
+        if flushed is None:
+            return frozenset()
+        return frozenset(r.correlation_id for r in self.in_flight_requests if r.context.begins >= flushed)
 
     # -- the one timer --------------------------------------------------------
 
@@ -416,3 +445,42 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
 
     def __str__(self) -> str:
         return str(super().__str__()).replace("KafkaConnection", "TolerantConnection")
+
+
+def harmless_question(versions: Any) -> KafkaRequest | None:
+    """The request that a probe is: one that this broker is known to understand, and that asks for nothing.
+
+    Metadata of no topic; in version 0 (Kafka 0.8 and 0.9) that would be all of
+    them, so there it is ListOffsets of no partition.  Not ApiVersions, which
+    brokers before 0.10 throw on and gateways answer by themselves.
+    """
+    question = MetadataRequest(topics=[])
+    try:
+        question.API_VERSION = versions.api_version(question)
+        if question.API_VERSION == 0:
+            question = ListOffsetsRequest(replica_id=-1, topics=[])
+            question.API_VERSION = versions.api_version(question)
+    except Errors.IncompatibleBrokerVersion:
+        return None
+    return KafkaRequest(question)
+
+
+def lost(cause: BaseException, what: str) -> BaseException:
+    """What the caller of a request is told when its connection ended by `cause`: a KafkaConnectionError.
+
+    kafka-python repeats those, in a transaction those alone.  What a broker has
+    said (refused credentials), and a close, are handed up as they are.
+    """
+    is_timeout = isinstance(cause, Errors.RequestTimedOutError)
+    says_enough = isinstance(cause, (Errors.KafkaConnectionError, Errors.Cancelled, Errors.BrokerResponseError))
+    if says_enough and not is_timeout:
+        return cause
+    kind = ConnectionTimedOutError if is_timeout else ConnectionLostError
+    error: BaseException = kind(f"{what}: the connection was lost: {text_of(cause)}")
+    error.__cause__ = cause
+    return error
+
+
+def _is_answered_under_0(oldest: InFlightRequest | None) -> TypeGuard[InFlightRequest]:
+    """Kafka 0.8.2 answers FindCoordinator version 0 with id 0 (both Python clients tolerate it)."""
+    return oldest is not None and oldest.request.API_KEY == FIND_COORDINATOR and oldest.request.API_VERSION == 0

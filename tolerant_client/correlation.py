@@ -45,17 +45,17 @@ class CorrelationIds:
         if len(self._unasked) > _MEMORY:
             del self._unasked[next(iter(self._unasked))]
 
-    def lose(self, correlation_id: int, since: float) -> None:
-        """Remembers an id whose request was declared lost; it had been overtaken at `since`."""
-        self._lost[correlation_id] = since
+    def lose(self, correlation_id: int, sent_at: float) -> None:
+        """Remembers an id whose request was declared lost."""
+        self._lost[correlation_id] = sent_at
         if len(self._lost) > _MEMORY:
             del self._lost[next(iter(self._lost))]
 
     def recall(self, correlation_id: int) -> tuple[str, float | None]:
-        """Names an answer that no request waits for, and when its request was overtaken."""
-        since = self._lost.pop(correlation_id, None)
-        if since is not None:
-            return "late", since
+        """Names an answer that no request waits for, and when the request of a late one was sent."""
+        sent_at = self._lost.pop(correlation_id, None)
+        if sent_at is not None:
+            return "late", sent_at
         if correlation_id in self._unasked:
             return "unasked", None
         return ("duplicate" if self.was_drawn(correlation_id) else "unknown"), None

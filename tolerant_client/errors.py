@@ -1,6 +1,8 @@
 """Every error that tolerant-client raises, in one tree.
 
     TolerantClientError(KafkaError)
+      ConnectionLostError(+KafkaConnectionError)        the connection of a request ended; `__cause__` says why
+        ConnectionTimedOutError(+RequestTimedOutError)  ... because something on it was not answered in time
       CorrelationIdMismatchError(+CorrelationIdError)   an answer that no request waits for
       FrameError(+InvalidReceiveError)                  bytes that are no Kafka frame
       RecoveryExhaustedError(+KafkaConnectionError)     gave up after `history`
@@ -42,12 +44,24 @@ from kafka.errors import (
     KafkaConnectionError,
     KafkaError,
     KafkaTimeoutError,
+    RequestTimedOutError,
 )
 from kafka.errors import ProducerFencedError as KafkaProducerFencedError
 
 
 class TolerantClientError(KafkaError):  # type: ignore[misc]  # kafka-python is untyped
     """Base of every error raised by tolerant-client."""
+
+
+class ConnectionLostError(TolerantClientError, KafkaConnectionError):  # type: ignore[misc]
+    """The connection of a request ended before its answer; `__cause__` says why.  Retriable."""
+
+
+class ConnectionTimedOutError(ConnectionLostError, RequestTimedOutError):  # type: ignore[misc]
+    """The connection of a request was given up because a request on it was not answered in time."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else type(self).__name__
 
 
 class CorrelationIdMismatchError(TolerantClientError, CorrelationIdError):  # type: ignore[misc]

@@ -39,12 +39,11 @@ class Completed(Event):
     request: Any = field(repr=False)
     response: Any = field(repr=False)
     latency: float
-    is_reordered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Reordered(Event):
-    """An answer came after a later one, within the grace."""
+    """An answer came after a later one, and before it was declared lost."""
 
     kind = "reordered"
 

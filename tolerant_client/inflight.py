@@ -7,6 +7,9 @@ C. An answer completes its request only after its body decoded with no byte left
 D. Older and later are positions in the order of sending, never numbers.
 E. Nothing is sent again after its deadline, more often than the policy allows,
    or with other bytes than the first time (its id excepted).
+F. An answer out of step puts the stream on trial.  Nothing is believed, lost or
+   sent again until the answer to a probe shows that the stream is in step; a
+   second answer that fits nothing, or no proof in time, ends the connection.
 
 It reads no clock, opens no socket and writes no log: every method takes `now`
 (monotonic seconds) and returns the events that the binding has to act upon.
@@ -17,76 +20,66 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tolerant_client.apis import API_VERSIONS, FIND_COORDINATOR, Action, ProbeRequest, action_for
+from tolerant_client.apis import Action, OtherSubject, action_for
 from tolerant_client.correlation import CorrelationIds
-from tolerant_client.events import (
-    Completed,
-    Event,
-    Failed,
-    Lost,
-    Orphan,
-    Probe,
-    Reordered,
-    Requeued,
-    Retired,
-    Verdict,
-)
+from tolerant_client.events import Completed, Event, Failed, Lost, Orphan, Probe, Reordered, Requeued, Retired, Verdict
 from tolerant_client.lifecycle import NEVER, IllegalTransition, InFlightRequest, Input, State
-from tolerant_client.mismatches import Mismatches
-from tolerant_client.order import is_blocked, released
 from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.silence import Silence
-
-_TRIAL = 0.5  # seconds: after a misfit, the least time in which an answer must decode
+from tolerant_client.trial import Budget, Trial
 
 
 class InFlightRequests:
-    """The one store of requests in flight; its length and iteration leave probes out.
+    """The one store of requests in flight; its length and iteration leave the probe out.
 
-    `first_id` is where correlation ids start (a random number); `may_probe_setup`
-    says whether a probe may overtake the first ApiVersions (not with SASL, where
-    the broker would take it for a protocol error).
+    `first_id` is where correlation ids start (a random number); `question` is a
+    request that this broker answers at once and that changes nothing, None
+    while no such request is known: then nothing is probed, and the first answer
+    out of step ends the connection.
     """
 
-    def __init__(self, policy: RecoveryPolicy, first_id: int, may_probe_setup: bool = True) -> None:
+    def __init__(self, policy: RecoveryPolicy, first_id: int, question: Any = None) -> None:
         self.policy = policy
+        self.question = question
         self.ids = CorrelationIds(first_id)
         self.silence = Silence(policy)
-        self.mismatches = Mismatches(policy)
         self.is_retired = False
-        self._may_probe_setup = may_probe_setup
+        self._budget = Budget(policy)
         self._requests: dict[int, InFlightRequest] = {}  # by id, in the order of sending
         self._next_order = 0
-        self._probes = 0
-        self._irregular = 0  # requests held or resent: while there are any, order needs a look
-        self._deadline_from = NEVER  # lower bounds, made exact by expired()
-        self._lost_from = NEVER
-        self._trial_ends = NEVER  # after a misfit: by then an answer must have decoded
+        self._probe: InFlightRequest | None = None  # the one that is in flight; in _requests as well
+        self._trial: Trial | None = None
+        self._is_regular = True  # False on trial, and while requests are held or sent again: order needs a look
+        self._deadline_from = NEVER  # a lower bound, made exact by expired()
         self._newest: dict[Any, int] = {}  # by order key: the newest request that older ones yield to
 
     def __len__(self) -> int:
-        return len(self._requests) - self._probes
+        return len(self._requests) - (self._probe is not None)
 
     def __iter__(self) -> Iterator[InFlightRequest]:
-        return (r for r in list(self._requests.values()) if not r.is_probe)
+        return (r for r in list(self._requests.values()) if r is not self._probe)
 
     # -- sending --------------------------------------------------------------
 
     def queue(self, request: Any, deadline: float, context: Any = None) -> InFlightRequest:
         """Takes a request in and draws its correlation id; the caller sends it and says `sent`."""
-        action = action_for(request, self.policy.resend_plain_produce)
+        action = action_for(request, self.policy)
         if not self._requests:
             self._newest.clear()  # nothing older is left that would have to yield
-        entry = InFlightRequest(request, self.ids.draw(), self._next_order, deadline, action, context)
-        self._next_order += 1
-        self._requests[entry.correlation_id] = entry
+        entry = self._enter(request, deadline, action, context)
         if deadline < self._deadline_from:
             self._deadline_from = deadline
         return entry
 
+    def _enter(self, request: Any, deadline: float, action: Action, context: Any) -> InFlightRequest:
+        entry = InFlightRequest(request, self.ids.draw(), self._next_order, deadline, action, context)
+        self._next_order += 1
+        self._requests[entry.correlation_id] = entry
+        return entry
+
     def withdraw(self, entry: InFlightRequest) -> None:
         """Takes a request back that could not be encoded, and so was never sent."""
-        self._remove(entry)
+        del self._requests[entry.correlation_id]
         entry.move(Input.FAIL)
 
     def unanswered_id(self) -> int:
@@ -117,171 +110,199 @@ class InFlightRequests:
 
     @property
     def oldest(self) -> InFlightRequest | None:
-        """The oldest request on the wire without an answer, probes included."""
+        """The oldest request on the wire without an answer, the probe included."""
         for entry in self._requests.values():
-            if entry.state is State.IN_FLIGHT and not entry.is_held:
+            if entry.state is State.IN_FLIGHT:
                 return entry
         return None
 
     @property
     def is_doubtful(self) -> bool:
-        """True while a probe waits: this connection is silent, or a request on it may have lost its answer."""
-        return self._probes > 0 or self._trial_ends < NEVER
+        """True while a probe waits or the stream is on trial: others answer sooner."""
+        return self._probe is not None or self._trial is not None
 
     # -- answers --------------------------------------------------------------
 
     def response(self, correlation_id: int, body: memoryview, now: float) -> list[Event]:
-        """Takes one answer (T1, T2, T4, T6); `body` starts behind the correlation id."""
+        """Takes one answer (T1, T2, T4, T6); `body` starts after the correlation id."""
         if self.is_retired:
             return []
         self.silence.progress(now)
-        entry = self._requests.get(correlation_id) or self._misnumbered(correlation_id)
+        entry = self._requests.get(correlation_id)
         if entry is None:
             return self._orphan(correlation_id, now)
-        if entry.state is not State.IN_FLIGHT:
+        if entry.state is not State.IN_FLIGHT and entry.state is not State.HELD:
             return self._retire(f"an answer to {entry.api} came before it was sent")
-        if entry.is_held and entry.answer == body:
-            return self._mismatch(now, [Orphan(entry.api, entry.correlation_id, "duplicate")])
         try:
             response = entry.request.decode_response(body)
+        except OtherSubject as other:
+            return self._odd(entry, other, body, now)
         except Exception as error:  # a decoder on hostile bytes may raise anything
-            return self._misfit(entry, error, now)
-        self._trial_ends = NEVER
-        if entry.is_held:
-            return self._second_answer(entry, now)
-        if self._irregular:
-            self._prove(entry)
-        if entry is not self.oldest:
-            return self._overtaking(entry, response, body, now)
-        if self._irregular or entry.is_probe or entry.lost_at < NEVER:
-            events = self._answered(entry, response, body, now)
-            self._release(events, now)
-            return events
-        del self._requests[entry.correlation_id]
-        return [self._complete(entry, response, now)]
-
-    def _prove(self, entry: InFlightRequest) -> None:
-        """An answer to `entry` says that no other one comes to what was sent before it."""
-        for older in self._requests.values():
-            if older is entry:
-                return
-            older.is_proven = older.is_held
+            what = f"an answer to {entry.api} does not decode ({type(error).__name__}: {_first_line(error)})"
+            return self._misfit(entry, what, now)
+        if self._is_regular and entry is not self._probe and entry is self.oldest:
+            self.silence.answered(entry, now)
+            del self._requests[entry.correlation_id]
+            return [self._complete(entry, response, now)]
+        return self._answered(entry, response, body, now)
 
     def _complete(self, entry: InFlightRequest, response: Any, now: float) -> Completed:
         entry.move(Input.ANSWERED)
-        self.silence.answered(entry, now)
-        is_reordered = entry.overtaken_at < NEVER
-        return Completed(entry.api, entry.correlation_id, entry, response, now - entry.first_sent_at, is_reordered)
+        return Completed(entry.api, entry.correlation_id, entry, response, now - entry.first_sent_at)
 
     def _answered(self, entry: InFlightRequest, response: Any, body: memoryview, now: float) -> list[Event]:
-        """Completes the request, or holds its answer behind older ones that it must not overtake."""
-        if entry.is_probe:
-            self.silence.answered(entry, now)
-            self.mismatches.unexplained = 0
-            self._drop_probe(entry)
-            return []
-        if is_blocked(entry, self._requests.values()):
-            entry.move(Input.HELD)
-            entry.is_held, entry.response, entry.answer = True, response, body
-            self._irregular += 0 if entry.resends else 1
-            return []
-        return self._finish(entry, response, now)
-
-    def _finish(self, entry: InFlightRequest, response: Any, now: float) -> list[Event]:
-        self._remove(entry)
+        """An answer that fits its request, where the order needs a look: it is held until its turn has come."""
+        if entry.state is State.HELD:
+            if entry.answer == body:
+                return self._suspect(Orphan(entry.api, entry.correlation_id, "duplicate"), now)
+            # One of the two is a lie, so neither is believed.
+            entry.move(Input.DOUBT)
+            return self._misfit(entry, f"two different answers to one {entry.api} came", now)
+        if entry is self._probe:
+            return self._verdict(now)
+        self.silence.answered(entry, now)
         events: list[Event] = []
-        if entry.overtaken_at < NEVER:
+        if entry is not self.oldest:
+            if self._is_setting_up():
+                return self._retire(f"the answer to {entry.api} overtook another one while authenticating")
+            is_probe_overtaken = self._is_probe_before(entry)
+            events += self._put_on_trial(now, self.policy.reorder_grace_ms / 1000)
+            if self.is_retired:
+                return events
+            if is_probe_overtaken and self._is_probe_before(entry):
+                events.append(self._ask("the answer to a probe did not come in its turn", now))
+        elif self._has_later_answer(entry):
             events.append(Reordered(entry.api, entry.correlation_id))
-        events.append(self._complete(entry, response, now))
-        return events
-
-    def _overtaking(self, entry: InFlightRequest, response: Any, body: memoryview, now: float) -> list[Event]:
-        """T2: a later request was answered first; those before it are reordered or lost."""
-        if self._is_authenticating():
-            return self._retire(f"the answer to {entry.api} overtook another one while authenticating")
-        missing = []
-        for older in self._requests.values():
-            if older is entry:
-                break
-            if older.is_unanswered:
-                missing.append(older)
-        is_explained = self.mismatches.explain(sum(not m.is_probe for m in missing))
-        round_trip = self.silence.round_trips.estimate
-        for older in missing:
-            older.overtaken_at = min(older.overtaken_at, now)
-            grace = 0.0 if is_explained else self.mismatches.grace(older, round_trip)
-            older.lost_at = min(older.lost_at, now + grace)
-            self._lost_from = min(self._lost_from, older.lost_at)
-        events = self._answered(entry, response, body, now)
-        if is_explained:
-            events += self._lose_overdue(now)
+        if entry.odd is not None:
+            entry.odd = None
+            events += self._suspect(Orphan(entry.api, entry.correlation_id, "misfit"), now)
+        self._hold(entry, response, body)
         self._release(events, now)
         return events
 
-    def _second_answer(self, entry: InFlightRequest, now: float) -> list[Event]:
-        """A held request is answered again, otherwise: one of the two is a lie, so neither is believed.
+    def _hold(self, entry: InFlightRequest, response: Any, body: memoryview | None) -> None:
+        entry.move(Input.HOLD)
+        entry.response, entry.answer = response, body
+        self._is_regular = False
 
-        Nor is what is held of its API before it: the first answer may have been its only proof.
+    def _is_probe_before(self, entry: InFlightRequest) -> bool:
+        """True while a probe that was sent before `entry` is not answered."""
+        probe = self._probe
+        if probe is None or probe.state is not State.IN_FLIGHT:
+            return False
+        return next(r for r in self._requests.values() if r is probe or r is entry) is probe
+
+    def _has_later_answer(self, entry: InFlightRequest) -> bool:
+        requests = reversed(self._requests.values())
+        return next(r for r in requests if r is entry or r.state is State.HELD) is not entry
+
+    def _odd(self, entry: InFlightRequest, other: OtherSubject, body: memoryview, now: float) -> list[Event]:
+        """T6: an answer that decodes but speaks of something else than its request.
+
+        Where it fits another request it is that one's.  Where it fits none it is
+        what the server means, if the trial shows that no answer is missing or
+        left over.
         """
-        events: list[Event] = []
-        for suspect in list(self._requests.values()):
-            is_kin = suspect.request.API_KEY == entry.request.API_KEY and not suspect.is_probe
-            if suspect.order <= entry.order and is_kin and (suspect.is_held or suspect.is_unanswered):
-                if suspect.is_held:
-                    self._unhold(suspect)
-                self._lose(suspect, "two different answers came for one request", now, events)
-        self._release(events, now)
+        is_anothers = any(r is not entry and r.request.API_KEY == entry.request.API_KEY and _fits(r, body) for r in self)
+        if is_anothers or entry.state is State.HELD or entry.odd is not None or entry is self._probe:
+            return self._misfit(entry, str(other), now)
+        events = self._put_on_trial(now, 0.0)
+        entry.odd = other.response
         return events
 
-    def _misfit(self, entry: InFlightRequest, error: Exception, now: float) -> list[Event]:
+    def _misfit(self, entry: InFlightRequest, what: str, now: float) -> list[Event]:
         """T6: the body is not what was asked for: dropped, and the request goes on waiting.
 
         This one may be an older request's under a wrong id, or our own spoiled on
-        its way: the next answer on the connection, or a probe's, will say.  If
-        none decodes in time, the stream itself is out of step.
+        its way: the trial will say.
         """
-        reason = f"an answer to {entry.api} does not decode ({type(error).__name__}: {_first_line(error)})"
-        if self._is_authenticating():
-            return [Orphan(entry.api, entry.correlation_id, "misfit"), *self._retire(reason)]
-        entry.history.append(reason)
-        waits = sum(r.expected for r in self._requests.values() if r.is_unanswered)
-        patience = max(_TRIAL, 4 * self.silence.round_trips.margin) + waits
-        self._trial_ends = min(self._trial_ends, self.silence.since(now) + patience)
+        entry.history.append(what)
         return self._suspect(Orphan(entry.api, entry.correlation_id, "misfit"), now)
 
-    def _misnumbered(self, correlation_id: int) -> InFlightRequest | None:
-        """Kafka 0.8.2 answers FindCoordinator version 0 with id 0 (both Python clients tolerate it)."""
-        oldest = None if correlation_id or self.ids.was_drawn(0) else self.oldest
-        if oldest is None or oldest.request.API_KEY != FIND_COORDINATOR or oldest.request.API_VERSION != 0:
-            return None
-        return oldest
-
     def _orphan(self, correlation_id: int, now: float) -> list[Event]:
-        """T4: an answer that no request waits for is dropped, and makes the oldest request a suspect.
+        """T4: an answer that no request waits for is dropped.
 
-        It may be that one's answer under a wrong id; a wrong id is often one that
-        was used before, so a duplicate is as suspicious as an id never sent.
+        It may be the oldest request's under a wrong id; a wrong id is often one that
+        was used before, so a duplicate is as suspicious as an id never sent.  The
+        late answer of a lost request is explained by it; an answer to acks=0 (Event
+        Hubs gives them) is no mismatch, and only the trial shows whose it is.
         """
-        cause, overtaken_at = self.ids.recall(correlation_id)
+        cause, sent_at = self.ids.recall(correlation_id)
         orphan = Orphan("", correlation_id, cause)
         if cause == "unasked":
-            return [orphan]
-        if self._is_authenticating():
-            return [orphan, *self._retire(f"an answer with a {cause} correlation id came while authenticating")]
-        if overtaken_at is None:
+            is_waited_for = self.oldest is not None and not self._is_setting_up()
+            return [orphan, *(self._put_on_trial(now, 0.0) if is_waited_for else ())]
+        if sent_at is None or self._is_setting_up():
             return self._suspect(orphan, now)
-        # This peer does answer late: give the next one the time that this one would have needed.
-        self.mismatches.late(now - overtaken_at)
-        return self._mismatch(now, [orphan])
+        self.silence.round_trips.sample(now - sent_at)  # this peer takes so long
+        return self._count(now, [orphan])
+
+    # -- the trial (T4, law F) ------------------------------------------------
 
     def _suspect(self, orphan: Orphan, now: float) -> list[Event]:
-        """The oldest request may have lost its answer to this orphan: a probe will tell."""
+        """An answer that fits nothing: one may be an accident, two are a stream out of step."""
         events: list[Event] = [orphan]
-        self.mismatches.unexplained += 1
-        oldest = self.oldest
-        if oldest is not None and not self._probes:
-            events.append(self._probe(f"a {orphan.cause} answer came while {oldest.api} was waiting", now))
-        return self._mismatch(now, events)
+        if self._is_setting_up():
+            what = "that does not decode" if orphan.cause == "misfit" else f"with a {orphan.cause} correlation id"
+            return events + self._retire(f"an answer {what} came while authenticating")
+        if self.oldest is not None or self._trial is not None:
+            is_second = self._trial is not None and self._trial.has_misfit
+            if is_second or self.question is None:
+                return events + self._retire("its answers are out of step with its requests")
+            events += self._put_on_trial(now, 0.0, has_misfit=True)
+        return self._count(now, events)
+
+    def _put_on_trial(self, now: float, grace: float, has_misfit: bool = False) -> list[Event]:
+        """Nothing is believed until a probe, sent after `grace` seconds, is answered."""
+        if self.question is None:
+            return self._retire("an answer came out of turn")
+        if self._trial is None:
+            rightly = sum(r.expected for r in self._requests.values() if r.is_unanswered)
+            self._trial = Trial(now, now + grace, grace + self.silence.patience(rightly))
+            self._is_regular = False
+        trial = self._trial
+        trial.has_misfit = trial.has_misfit or has_misfit
+        if trial.asks_at <= now or (grace == 0.0 and trial.asks_at < NEVER):
+            return [self._ask("an answer came out of step", now)]
+        return []
+
+    def _ask(self, reason: str, now: float) -> Probe:
+        if self._trial is not None:
+            self._trial.asks_at = NEVER
+        if self._probe is not None:
+            self._drop_probe()
+        self._probe = entry = self._enter(self.question, NEVER, Action.HAND_UP, None)
+        self.silence.probed(now)
+        return Probe("Probe", entry.correlation_id, entry, reason)
+
+    def _drop_probe(self) -> None:
+        probe, self._probe = self._probe, None
+        assert probe is not None
+        del self._requests[probe.correlation_id]
+        self.ids.lose(probe.correlation_id, probe.sent_at)
+
+    def _verdict(self, now: float) -> list[Event]:
+        """The probe is answered: the stream is in step, and the broker is done with all that was sent before."""
+        probe, trial = self._probe, self._trial
+        assert probe is not None
+        unanswered = []
+        for entry in self._requests.values():
+            if entry is probe:
+                break
+            if entry.state is State.IN_FLIGHT:
+                unanswered.append(entry)
+        del self._requests[probe.correlation_id]
+        self._probe = self._trial = None
+        self.silence.answered(probe, now)
+        is_whole = not (trial is not None and trial.has_misfit) and all(r.odd is not None for r in unanswered)
+        events: list[Event] = []
+        for entry in unanswered:
+            if is_whole:
+                self._hold(entry, entry.odd, None)
+            elif not self.is_retired:
+                self._lose(entry, "a later answer came on the same connection", now, events)
+        self._release(events, now)
+        return events
 
     # -- time -----------------------------------------------------------------
 
@@ -289,83 +310,49 @@ class InFlightRequests:
         """When `expired` wants to be called; None when nothing can become due."""
         if self.is_retired or not self._requests:
             return None
-        due = min(self._deadline_from, self._lost_from, self._trial_ends, self._probe_due())
+        due = min(self._deadline_from, self._trial_ends(), self._probe_due())
         return None if due == NEVER else due
 
     def expired(self, now: float) -> list[Event]:
-        """Does what is due: retires a connection that timed out, declares requests lost, probes silence."""
+        """Does what is due: retires a connection that timed out or is out of step, probes silence."""
         if self.is_retired:
             return []
-        events: list[Event] = []
-        if now >= self._trial_ends:
-            return self._retire("no answer decoded after one that did not")
+        if now >= self._trial_ends():
+            return self._retire("nothing showed in time that its answers are in step with its requests")
         if now >= self._deadline_from:
             self._deadline_from = min((r.deadline for r in self._requests.values()), default=NEVER)
             if now >= self._deadline_from:
                 late = next(r for r in self._requests.values() if r.deadline <= now)
                 return self._retire(f"{late.api} was not answered within its timeout", is_timeout=True)
-        if now >= self._lost_from:
-            events += self._lose_overdue(now)
-            self._release(events, now)
-        if now >= self._probe_due() and not self.is_retired:
+        if now >= self._probe_due():
             oldest = self.oldest
             assert oldest is not None
-            events.append(self._probe(f"{oldest.api} is silent for longer than it can be", now))
-        return events
+            return [self._ask(f"{oldest.api} is silent for longer than it can be", now)]
+        return []
+
+    def _trial_ends(self) -> float:
+        return NEVER if self._trial is None else self.silence.since(self._trial.began) + self._trial.patience
 
     def _probe_due(self) -> float:
-        """T5: when the oldest unanswered request is older than it can be."""
-        oldest = self.oldest
-        if oldest is None or oldest.lost_at < NEVER or len(self._requests) == self._probes:
+        """T5: when the oldest request without an answer is older than it can be, or a trial's grace is over."""
+        if self._trial is not None:
+            return self._trial.asks_at
+        if self.question is None:
             return NEVER
-        if oldest.is_probe and not self._may_probe_setup and self._is_authenticating():
+        oldest = next((r for r in self._requests.values() if r.is_unanswered and r is not self._probe), None)
+        if oldest is None or self._is_setting_up():
             return NEVER
-        if oldest.action is Action.CLOSE and not (self._may_probe_setup and oldest.request.API_KEY == API_VERSIONS):
-            return NEVER
-        return self.silence.due(oldest, self._probes > 0)
-
-    def _probe(self, reason: str, now: float) -> Probe:
-        entry = InFlightRequest(ProbeRequest(), self.ids.draw(), self._next_order, NEVER, Action.HAND_UP, None)
-        self._next_order += 1
-        entry.is_probe = True
-        self.silence.probed(now, is_repeated=self._probes > 0)
-        self._probes += 1
-        self._requests[entry.correlation_id] = entry
-        return Probe("Probe", entry.correlation_id, entry, reason)
-
-    def _drop_probe(self, entry: InFlightRequest) -> None:
-        del self._requests[entry.correlation_id]
-        self._probes -= 1
+        return self.silence.due(oldest, self._probe is not None)
 
     # -- loss -----------------------------------------------------------------
-
-    def _lose_overdue(self, now: float) -> list[Event]:
-        events: list[Event] = []
-        self._lost_from = NEVER
-        for entry in list(self._requests.values()):
-            if entry.lost_at == NEVER or not entry.is_unanswered:
-                continue
-            if entry.lost_at > now:
-                self._lost_from = min(self._lost_from, entry.lost_at)
-            elif entry.is_probe:
-                self.ids.lose(entry.correlation_id, entry.overtaken_at)
-                self._drop_probe(entry)
-            else:
-                self._lose(entry, "a later answer came on the same connection", now, events)
-            if self.is_retired:
-                break
-        return events
 
     def _lose(self, entry: InFlightRequest, reason: str, now: float, events: list[Event]) -> None:
         """T3: settles a lost request as its API allows."""
         events.append(Lost(entry.api, entry.correlation_id, reason))
-        self.ids.lose(entry.correlation_id, min(entry.overtaken_at, now))
-        self.mismatches.settle()
+        self.ids.lose(entry.correlation_id, entry.sent_at)
         entry.history.append(reason)
-        self._doubt_later_answers(entry)
-        if entry.action is Action.CLOSE:
-            events += self._retire(f"the answer to {entry.api} is lost")
-        elif entry.action.is_resend and self._has_yielded(entry):
+        entry.odd = None
+        if entry.action.is_resend and self._has_yielded(entry):
             self._fail(entry, Verdict.HAND_UP, f"{reason}, and a newer {entry.api} was sent since", events)
         elif entry.action.is_resend and self._may_resend(entry, now):
             self._requeue(entry, reason, events)
@@ -375,18 +362,10 @@ class InFlightRequests:
             self._fail(entry, Verdict.OUTCOME_UNKNOWN, reason, events)
         else:
             self._fail(entry, Verdict.HAND_UP, reason, events)
-        self._mismatch(now, events)
+        self._count(now, events)
 
     def _may_resend(self, entry: InFlightRequest, now: float) -> bool:
         return entry.resends < self.policy.max_resends and now < entry.deadline
-
-    def _doubt_later_answers(self, lost: InFlightRequest) -> None:
-        """A held answer of the lost request's API may be that one's, under a wrong id."""
-        is_later = False
-        for entry in self._requests.values():
-            is_later = is_later or entry is lost
-            if is_later and entry.is_held and entry.request.API_KEY == lost.request.API_KEY:
-                entry.needs_proof = True
 
     def _has_yielded(self, entry: InFlightRequest) -> bool:
         """A repeat would undo a newer request of its kind (an OffsetCommit would rewind its group)."""
@@ -398,11 +377,11 @@ class InFlightRequests:
         """The same bytes under a new id; `order` keeps its place among requests that share a key."""
         entry.move(Input.RESEND)
         del self._requests[entry.correlation_id]
-        self._irregular += 0 if entry.resends else 1
         entry.resends += 1
+        entry.response = entry.answer = None
         entry.correlation_id = self.ids.draw()
-        entry.overtaken_at = entry.lost_at = NEVER
         self._requests[entry.correlation_id] = entry
+        self._is_regular = False
         events.append(Requeued(entry.api, entry.correlation_id, entry, reason))
 
     def _fail(
@@ -413,32 +392,39 @@ class InFlightRequests:
         events: list[Event],
         error: BaseException | None = None,
     ) -> None:
-        self._remove(entry)
+        del self._requests[entry.correlation_id]
         entry.move(Input.FAIL)
         events.append(Failed(entry.api, entry.correlation_id, entry, verdict, reason, error))
-
-    def _remove(self, entry: InFlightRequest) -> None:
-        del self._requests[entry.correlation_id]
-        if entry.is_held or entry.resends:
-            self._irregular -= 1
-        entry.is_held = False
 
     # -- order ----------------------------------------------------------------
 
     def _release(self, events: list[Event], now: float) -> None:
-        """Delivers held answers whose turn has come, oldest first."""
-        if not self._irregular or self.is_retired:
+        """T2: delivers held answers whose turn has come, oldest first.
+
+        Requests that share an order key (Produce of one partition, OffsetCommit of
+        one group) are answered in the order of sending, resends included.
+        """
+        if self._trial is not None and self._trial.asks_at < NEVER and not self._is_overtaken():
+            self._trial = None  # what came out of turn is all there
+        if self._trial is not None or self.is_retired:
             return
-        requests = list(self._requests.values())
-        for entry, out_of_turn in released(requests, lambda held: self._is_out_of_turn(held, now)):
-            if out_of_turn:
-                self._unhold(entry)
+        waiting_keys: set[Any] = set()
+        for entry in sorted(self, key=lambda request: request.order):
+            keys = entry.request.order_keys
+            if entry.state is not State.HELD or not waiting_keys.isdisjoint(keys):
+                waiting_keys.update(keys)
+            elif self._is_out_of_turn(entry, now):
+                waiting_keys.update(keys)
                 self._requeue(entry, "the broker had not seen the request before it", events)
             else:
-                events += self._finish(entry, entry.response, now)
-        doubtful = next((r for r in self._requests.values() if r.needs_proof and not r.is_proven), None)
-        if doubtful is not None and not self._probes:
-            events.append(self._probe(f"an answer to {doubtful.api} may be that of one before it", now))
+                del self._requests[entry.correlation_id]
+                events.append(self._complete(entry, entry.response, now))
+        self._is_regular = not any(r.resends or r.state is State.HELD for r in self._requests.values())
+
+    def _is_overtaken(self) -> bool:
+        """True while a request without an answer was sent before one that is answered."""
+        oldest = self.oldest
+        return oldest is not None and self._has_later_answer(oldest)
 
     def _is_out_of_turn(self, entry: InFlightRequest, now: float) -> bool:
         """A held answer says that the request before it, lost and resent since, had not been seen."""
@@ -448,28 +434,23 @@ class InFlightRequests:
             return False
         return bool(check(entry.response))
 
-    def _unhold(self, entry: InFlightRequest) -> None:
-        self._irregular -= 0 if entry.resends else 1
-        entry.is_held = entry.is_proven = entry.needs_proof = False
-        entry.response = entry.answer = None
-
     # -- the end --------------------------------------------------------------
 
-    def close(self, error: BaseException | None, now: float) -> list[Event]:
+    def close(self, error: BaseException | None, now: float, unflushed: frozenset[int] = frozenset()) -> list[Event]:
         """Settles every request: the connection is gone.  Idempotent.
 
-        A Produce without producer id that had been sent may have been applied:
-        its outcome is unknown, unless the policy allows to send it again.
+        What may not run twice and may have been carried out is called unknown.
+        `unflushed` are the ids of requests of which no byte has left the process.
         """
         self.is_retired = True
+        if self._probe is not None:
+            self._drop_probe()
         events: list[Event] = []
         for entry in list(self._requests.values()):
-            if entry.is_probe:
-                self._drop_probe(entry)
-            elif entry.action is Action.OUTCOME_UNKNOWN and entry.first_sent_at >= 0:
-                self._fail(entry, Verdict.OUTCOME_UNKNOWN, "the connection was lost", events, error)
-            else:
-                self._fail(entry, Verdict.CLOSED, "the connection was lost", events, error)
+            may_have_run = entry.first_sent_at >= 0 and (entry.resends > 0 or entry.correlation_id not in unflushed)
+            is_unknown = entry.action is Action.OUTCOME_UNKNOWN and may_have_run
+            verdict = Verdict.OUTCOME_UNKNOWN if is_unknown else Verdict.CLOSED
+            self._fail(entry, verdict, "the connection was lost", events, error)
         return events
 
     def _retire(self, reason: str, is_timeout: bool = False) -> list[Event]:
@@ -478,15 +459,23 @@ class InFlightRequests:
         self.is_retired = True
         return [Retired("", -1, reason, is_timeout)]
 
-    def _mismatch(self, now: float, events: list[Event]) -> list[Event]:
+    def _count(self, now: float, events: list[Event]) -> list[Event]:
         """T7: counts one mismatch; above the budget the connection is not worth its place."""
-        verdict = self.mismatches.count(now)
+        verdict = self._budget.count(now)
         if verdict is not None:
             events += self._retire(verdict)
         return events
 
-    def _is_authenticating(self) -> bool:
+    def _is_setting_up(self) -> bool:
         return any(r.action is Action.CLOSE for r in self._requests.values())
+
+
+def _fits(entry: InFlightRequest, body: memoryview) -> bool:
+    try:
+        entry.request.decode_response(body)
+    except Exception:  # as above
+        return False
+    return True
 
 
 def _first_line(error: Exception) -> str:

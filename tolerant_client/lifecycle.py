@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
-from tolerant_client.apis import FETCH, Action
+from tolerant_client.apis import Action
 
 NEVER = float("inf")
 
@@ -20,28 +20,34 @@ class State(IntEnum):
 
     QUEUED = 0
     IN_FLIGHT = 1
-    COMPLETED = 2
-    REQUEUED = 3
-    FAILED = 4
+    HELD = 2
+    COMPLETED = 3
+    REQUEUED = 4
+    FAILED = 5
 
 
 class Input(IntEnum):
     """What happens to it."""
 
     SENT = 0
-    HELD = 1
-    ANSWERED = 2
-    RESEND = 3
-    FAIL = 4
+    HOLD = 1
+    DOUBT = 2
+    ANSWERED = 3
+    RESEND = 4
+    FAIL = 5
 
 
 TRANSITIONS: dict[tuple[State, Input], State] = {
     (State.QUEUED, Input.SENT): State.IN_FLIGHT,
     (State.QUEUED, Input.FAIL): State.FAILED,
-    (State.IN_FLIGHT, Input.HELD): State.IN_FLIGHT,
+    (State.IN_FLIGHT, Input.HOLD): State.HELD,
     (State.IN_FLIGHT, Input.ANSWERED): State.COMPLETED,
     (State.IN_FLIGHT, Input.RESEND): State.REQUEUED,
     (State.IN_FLIGHT, Input.FAIL): State.FAILED,
+    (State.HELD, Input.DOUBT): State.IN_FLIGHT,
+    (State.HELD, Input.ANSWERED): State.COMPLETED,
+    (State.HELD, Input.RESEND): State.REQUEUED,
+    (State.HELD, Input.FAIL): State.FAILED,
     (State.REQUEUED, Input.SENT): State.IN_FLIGHT,
     (State.REQUEUED, Input.FAIL): State.FAILED,
 }
@@ -64,14 +70,8 @@ class InFlightRequest:
         "expected",
         "first_sent_at",
         "history",
-        "is_held",
-        "is_probe",
-        "is_proven",
-        "is_repeat_harmless",
-        "lost_at",
-        "needs_proof",
+        "odd",
         "order",
-        "overtaken_at",
         "request",
         "resends",
         "response",
@@ -89,19 +89,12 @@ class InFlightRequest:
         self.deadline = deadline
         self.action = action
         self.context = context
-        self.is_repeat_harmless = (
-            action is Action.SAME_BYTES or request.API_KEY == FETCH or getattr(request, "is_repeat_harmless", False)
-        )
         self.expected: float = request.expected_ms / 1000
         self.state = State.QUEUED
-        self.is_probe = False
-        self.is_held = False
-        self.is_proven = False  # while held: something sent later was answered
-        self.needs_proof = False  # while held: it may be the answer of an older request, lost since
-        self.response: Any = None
-        self.answer: memoryview | None = None
+        self.response: Any = None  # while held
+        self.answer: memoryview | None = None  # while held: the bytes of `response`
+        self.odd: tuple[int, Any] | None = None  # a response that speaks of something else, and the id it came under
         self.first_sent_at = self.sent_at = -1.0
-        self.overtaken_at = self.lost_at = NEVER
         self.resends = 0
         self.history: list[str] = []
 
@@ -114,4 +107,4 @@ class InFlightRequest:
 
     @property
     def is_unanswered(self) -> bool:
-        return self.state is State.IN_FLIGHT and not self.is_held
+        return self.state is State.IN_FLIGHT

@@ -71,7 +71,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         recovery_counters: RecoveryCounters | None = None,
         **configs: Any,
     ) -> None:
-        self.recovery_policy = RecoveryPolicy.of(recovery_policy)
+        self.recovery_policy = RecoveryPolicy.of(recovery_policy).for_retries(configs.get("retries", 0))
         self.recovery_counters = recovery_counters if recovery_counters is not None else RecoveryCounters()
         self._recovery_listener = recovery_listener
         self._short_lives: dict[Any, int] = {}  # connections retired soon after they were made, by node

@@ -8,7 +8,7 @@ sends nothing again by itself and leaves a connection at its first wrong answer;
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from tolerant_client.errors import OptionError
 
@@ -19,16 +19,10 @@ POLICIES = ("strict", "balanced", "patient")
 class RecoveryPolicy:
     """What a connection does about answers that are missing, late or wrong."""
 
-    reorder_grace_ms: float = 100.0
-    """How long an older answer may come after a later one before it counts as lost."""
+    reorder_grace_ms: float = 5.0
+    """How long an older answer may come after a later one before a probe asks for it."""
 
-    min_reorder_grace_ms: float = 5.0
-    """The grace shrinks to one generous round trip, down to this, for Fetch and idempotent Produce."""
-
-    max_reorder_grace_ms: float = 1_000.0
-    """The grace grows to twice the worst lateness seen on a connection, up to this."""
-
-    probe_min_ms: float = 10.0
+    probe_min_ms: float = 200.0
     """The smallest silence, beyond what a request may rightly take, before a probe is sent."""
 
     probe_max_ms: float = 5_000.0
@@ -39,6 +33,12 @@ class RecoveryPolicy:
 
     resend_plain_produce: bool = False
     """Send a Produce without producer id again when its answer is lost: may double records."""
+
+    retries_plain_produce: bool = False
+    """Hand up such a Produce as retriable: whoever sent it repeats it, and has said that records may be doubled.
+
+    A KafkaProducer whose `retries` are above 0, as by default, sets it.
+    """
 
     max_mismatches: int = 64
     """Lost answers and orphans within `mismatch_window_ms` that a connection survives."""
@@ -72,6 +72,10 @@ class RecoveryPolicy:
         if self.probe_max_ms < self.probe_min_ms:
             raise OptionError(f"probe_max_ms ({self.probe_max_ms}) is below probe_min_ms ({self.probe_min_ms})")
 
+    def for_retries(self, retries: float) -> RecoveryPolicy:
+        """This policy for a client with that `retries`: above 0 is the consent to records that may be doubled."""
+        return replace(self, retries_plain_produce=True) if retries > 0 else self
+
     @classmethod
     def of(cls, policy: RecoveryPolicy | str | None) -> RecoveryPolicy:
         """A policy as an option gives it: itself, its name, or None for the defaults; else OptionError."""
@@ -101,8 +105,6 @@ class RecoveryPolicy:
         """Waits longer before it believes a loss, and stays longer with a peer that is often wrong."""
         return cls(
             reorder_grace_ms=1_000.0,
-            min_reorder_grace_ms=100.0,
-            max_reorder_grace_ms=10_000.0,
             probe_min_ms=500.0,
             probe_max_ms=10_000.0,
             max_resends=32,

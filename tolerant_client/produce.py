@@ -63,7 +63,6 @@ class RawProduce:
     expected_ms = 0.0
     order_keys = ()
     resend_safe = False
-    is_repeat_harmless = True  # to whoever made the batches: nothing is sent again here
 
     __slots__ = ("API_VERSION", "acks", "batches", "timeout_ms", "transactional_id")
 

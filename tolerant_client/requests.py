@@ -3,8 +3,8 @@
 Laws:
 - A request is encoded once; a resend patches its correlation id in a copy of
   the first twelve bytes and shares all others.
-- An answer must consume its body exactly, and speak of what was asked for where
-  it names anything (identity.py).
+- An answer must consume its body exactly.  One that names something else than
+  its request is told apart (identity.py, apis.OtherSubject): the tracker judges it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from tolerant_client import apis
 from tolerant_client.api_rows import FETCH_IN_SESSION
-from tolerant_client.apis import Buffer
+from tolerant_client.apis import Buffer, OtherSubject
 from tolerant_client.identity import speaks_of
 from tolerant_client.request_facts import expected_ms, order_keys, partitions_of, row_of
 from tolerant_client.wire import skip_tags
@@ -120,7 +120,7 @@ class KafkaRequest:
         else:
             return
         if not speaks:
-            raise ValueError(f"{self.name} answer speaks of something else than its request")
+            raise OtherSubject(f"{self.name} answer speaks of something else than its request", response)
 
 
 def _codes(response: Any) -> list[int]:

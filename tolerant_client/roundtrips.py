@@ -1,23 +1,22 @@
 """How long an answer may take before silence is suspicious, from measured round trips.
 
-The estimate is TCP's (RFC 6298): smoothed round trip plus four deviations.  To
-ask costs less than to send again, so a probe is due after two deviations,
-between a floor and a ceiling, doubled for every probe that stays unanswered.
+The estimate is TCP's (RFC 6298): the smoothed round trip and four deviations, or
+a fixed margin where that is more, up to a ceiling.
 """
 
 from __future__ import annotations
 
 _MOST_DOUBLINGS = 16  # far above any ceiling, far below what a float holds
-_FIRST_MARGIN = 1.0  # RFC 6298, section 2.1: before the first sample
+_FIRST_ESTIMATE = 1.0  # RFC 6298, section 2.1: before the first sample
 
 
 class RoundTrips:
     """Round trips of one connection, in seconds."""
 
-    __slots__ = ("_ceiling", "_deviation", "_floor", "_smoothed", "unanswered")
+    __slots__ = ("_ceiling", "_deviation", "_margin", "_smoothed", "unanswered")
 
-    def __init__(self, floor: float, ceiling: float) -> None:
-        self._floor = floor
+    def __init__(self, margin: float, ceiling: float) -> None:
+        self._margin = margin
         self._ceiling = ceiling
         self._smoothed = -1.0
         self._deviation = 0.0
@@ -36,14 +35,12 @@ class RoundTrips:
 
     @property
     def estimate(self) -> float:
-        """A generous round trip (smoothed plus four deviations); negative before the first sample."""
-        return self._smoothed + 4 * self._deviation if self._smoothed >= 0.0 else -1.0
+        """A generous round trip."""
+        if self._smoothed < 0.0:
+            return min(self._ceiling, max(self._margin, _FIRST_ESTIMATE))
+        return min(self._ceiling, self._smoothed + max(self._margin, 4 * self._deviation))
 
     @property
     def margin(self) -> float:
-        """How long silence is normal, beyond what the request itself may take."""
-        if self._smoothed < 0.0:
-            margin = max(self._floor, _FIRST_MARGIN)
-        else:
-            margin = max(self._floor, self._smoothed + 2 * self._deviation)
-        return float(min(self._ceiling, margin * 2 ** min(self.unanswered, _MOST_DOUBLINGS)))
+        """The estimate, doubled for everything that stays unanswered."""
+        return float(min(self._ceiling, self.estimate * 2 ** min(self.unanswered, _MOST_DOUBLINGS)))

@@ -4,7 +4,10 @@ Laws:
 - A broker takes one request of a connection after the other, so the time of the
   oldest one starts when the one before it was answered.
 - Bytes that are arriving, and a broker's throttle (KIP-219), are progress.
-- A request that may rightly wait at the broker (Fetch) is given its own measure.
+- Silence is no fault before the broker's own wait (of a Fetch, a JoinGroup) and
+  a generous round trip are over.
+- One probe is in flight at most; an unanswered one is replaced after a second,
+  then after twice as long each time.
 """
 
 from __future__ import annotations
@@ -13,16 +16,17 @@ from tolerant_client.lifecycle import NEVER, InFlightRequest
 from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.roundtrips import RoundTrips
 
+_AGAIN = 1.0  # seconds until an unanswered probe is replaced by the next one
+_LONG_POLL = 0.5  # the most that a trial waits for what may rightly wait at the broker (fetch.max.wait.ms)
+
 
 class Silence:
     """The measure of one connection; times in seconds."""
 
-    __slots__ = ("_probed_at", "_progress", "_waits", "round_trips")
+    __slots__ = ("_probed_at", "_progress", "round_trips")
 
     def __init__(self, policy: RecoveryPolicy) -> None:
-        floor = policy.probe_min_ms / 1000
-        self.round_trips = RoundTrips(floor, policy.probe_max_ms / 1000)
-        self._waits = RoundTrips(floor, NEVER)  # of requests that may wait at the broker
+        self.round_trips = RoundTrips(policy.probe_min_ms / 1000, policy.probe_max_ms / 1000)
         self._progress = -NEVER
         self._probed_at = -NEVER
 
@@ -32,7 +36,7 @@ class Silence:
             self._progress = now
 
     def since(self, now: float) -> float:
-        """From when silence counts: now, or the end of a throttle."""
+        """From when silence counts: `now`, or the last progress, or the end of a throttle."""
         return max(now, self._progress)
 
     def answered(self, entry: InFlightRequest, now: float) -> None:
@@ -40,25 +44,22 @@ class Silence:
         took, expected = now - entry.sent_at, entry.expected
         if not expected:
             self.round_trips.sample(took)
-        else:
-            self._waits.sample(took)
-            if took > expected:
-                self.round_trips.sample(took - expected)
+        elif took > expected:
+            self.round_trips.sample(took - expected)
         self.round_trips.unanswered = 0
 
-    def probed(self, now: float, is_repeated: bool) -> None:
-        """Notes that a probe is sent, while another one waits or not."""
+    def probed(self, now: float) -> None:
+        """Notes that a probe is sent."""
         self._probed_at = now
-        self.round_trips.unanswered += 1 if is_repeated else 0
+        self.round_trips.unanswered += 1
 
     def due(self, oldest: InFlightRequest, is_probing: bool) -> float:
-        """When to probe, given the oldest request without an answer.
-
-        A probe behind a fetch that rightly waits only waits with it, so where data
-        is flowing it need not be held back for the fetch's whole max_wait_ms.
-        """
-        since = max(oldest.sent_at, self._progress)
+        """When to probe, given the oldest request without an answer."""
         if is_probing:
-            return max(since, self._probed_at) + self.round_trips.margin * 2
-        patience = oldest.expected + self.round_trips.margin
-        return since + (min(patience, self._waits.margin) if oldest.expected else patience)
+            pause = _AGAIN * 2.0 ** min(self.round_trips.unanswered - 1, 16)
+            return max(self._probed_at, self._progress) + pause
+        return max(oldest.sent_at, self._progress) + oldest.expected + self.round_trips.estimate
+
+    def patience(self, rightly: float) -> float:
+        """How long a stream may take to show that it is in step, while what is in flight may rightly wait so long."""
+        return self.round_trips.estimate + min(rightly, _LONG_POLL)

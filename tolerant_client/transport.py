@@ -67,6 +67,7 @@ class TolerantTCPTransport(KafkaTCPTransport):  # type: ignore[misc]  # kafka-py
     """A plain socket; `assembler` is set by the connection before reading starts."""
 
     assembler: FrameAssembler
+    sent_bytes = 0  # that the kernel has taken
     _is_short_read_empty = True  # a read that fills less than it could has emptied the socket
     _low_water = 1
 
@@ -183,6 +184,7 @@ class TolerantTCPTransport(KafkaTCPTransport):  # type: ignore[misc]  # kafka-py
                 log.warning("%s: sending failed: %s", self, type(error).__name__)
                 return total, Errors.KafkaConnectionError(f"sending failed: {error}")
             total += sent
+            self.sent_bytes += sent
             while sent:
                 first = waiting.popleft()
                 if sent < len(first):

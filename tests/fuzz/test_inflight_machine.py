@@ -10,6 +10,7 @@ Invariant E: what may have run and cannot be repeated is called unknown, and not
 Invariant F: while a connection is set up every mismatch ends it, and nothing is sent again.
 Invariant G: an id that was settled, lost or never asked about is named as such, and the budget of
 mismatches is kept.
+Invariant H: on trial nothing is completed, and nothing is sent again; one probe is in flight at most.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tolerant_client import apis
 from tolerant_client.correlation import SPACE
 from tolerant_client.events import Completed, Event, Failed, Lost, Orphan, Probe, Requeued, Retired, Verdict
 from tolerant_client.inflight import InFlightRequests
-from tolerant_client.lifecycle import InFlightRequest
+from tolerant_client.lifecycle import InFlightRequest, State
 from tolerant_client.policy import RecoveryPolicy
 
 ROWS = {
@@ -43,6 +44,7 @@ ROWS = {
 FIRST_IDS = st.sampled_from([0, 5, SPACE - 3, SPACE - 1, 2**31 - 1])
 ANY_ID = st.sampled_from([-1, -(2**31), 0, 3, 77, SPACE, 2**31 - 1])
 OUT_OF_TURN = 45
+NOTHING = memoryview(b"\0\0\0\0\0\0")
 
 
 class Request:
@@ -51,7 +53,7 @@ class Request:
     def __init__(self, token: int, kind: str, keys: tuple[str, ...], tells: bool) -> None:
         self.token = token
         self.API_KEY, self.row = ROWS[kind]
-        self.API_VERSION = 0 if kind == "coordinator" else 1
+        self.API_VERSION = 1
         self.name = kind
         self.order_keys = keys
         self.yields_to_newer = self.row.yields_to_newer
@@ -69,11 +71,23 @@ class Request:
             raise ValueError("another API's answer")
         token = int.from_bytes(body[1:5], "big")
         if self.tells and token != self.token:
-            raise ValueError("another request's answer")
+            raise apis.OtherSubject("another request's answer", (token, body[5]))
         return token, body[5]
 
     def is_out_of_turn(self, response: tuple[int, int]) -> bool:
         return response[1] == OUT_OF_TURN
+
+
+class Question:
+    """What a probe asks."""
+
+    name, API_KEY, API_VERSION, expected_ms = "question", apis.METADATA, 1, 0.0
+    order_keys: tuple[str, ...] = ()
+    yields_to_newer = False
+
+    def decode_response(self, body: memoryview) -> None:
+        if body != NOTHING:
+            raise ValueError("not an answer about nothing")
 
 
 class SetupRequest(Request):
@@ -87,9 +101,9 @@ class SetupRequest(Request):
 
 
 def answer_of(entry: InFlightRequest, error: int = 0) -> memoryview:
-    if entry.is_probe:
-        return memoryview(b"\0\0\0\0\0\0")
     request = entry.request
+    if isinstance(request, Question):
+        return NOTHING
     return memoryview(bytes([request.API_KEY + 1]) + request.token.to_bytes(4, "big") + bytes([error]))
 
 
@@ -101,21 +115,21 @@ class TrackerMachine(RuleBasedStateMachine):
         max_mismatches=st.sampled_from([64, 64, 3, 0]),
         max_resends=st.sampled_from([3, 3, 1, 0]),
         resend_plain=st.booleans(),
-        may_probe_setup=st.booleans(),
+        has_question=st.sampled_from([True, True, True, False]),
     )
     def start(
-        self, first_id: int, max_mismatches: int, max_resends: int, resend_plain: bool, may_probe_setup: bool
+        self, first_id: int, max_mismatches: int, max_resends: int, resend_plain: bool, has_question: bool
     ) -> None:
         self.policy = RecoveryPolicy(
             max_mismatches=max_mismatches, resend_plain_produce=resend_plain, max_resends=max_resends
         )
         self.first_id = first_id
-        self.may_probe_setup = may_probe_setup
+        self.has_question = has_question
         self.now = 100.0
         self.connect()
 
     def connect(self) -> None:
-        self.store = InFlightRequests(self.policy, self.first_id, self.may_probe_setup)
+        self.store = InFlightRequests(self.policy, self.first_id, Question() if self.has_question else None)
         self.requests: list[InFlightRequest] = []
         self.settled: Counter[int] = Counter()
         self.unsent: list[InFlightRequest] = []
@@ -133,6 +147,8 @@ class TrackerMachine(RuleBasedStateMachine):
 
     def act(self, events: list[Event], cause: int | None = None) -> None:
         is_setup = any(isinstance(entry.request, SetupRequest) for entry in self.store)
+        if self.store._trial is not None:
+            assert not any(isinstance(event, Completed | Requeued | Lost) for event in events)
         for event in events:
             if isinstance(event, Completed):
                 self.completed(event)
@@ -142,7 +158,8 @@ class TrackerMachine(RuleBasedStateMachine):
                 assert not is_setup
                 self.requeued(event)
             elif isinstance(event, Probe):
-                assert event.request.is_probe
+                assert isinstance(event.request.request, Question)
+                self.unsent = [entry for entry in self.unsent if not isinstance(entry.request, Question)]
                 self.probe_ids.add(event.correlation_id)
                 self.unsent.append(event.request)
             elif isinstance(event, Orphan):
@@ -163,8 +180,8 @@ class TrackerMachine(RuleBasedStateMachine):
         request = entry.request
         self.settled[request.token] += 1
         token, _ = event.response
-        is_zero = request.name == "coordinator" and 0 in self.liars
-        assert token == request.token or ((event.correlation_id in self.liars or is_zero) and not request.tells)
+        # An odd answer is believed of a stream in step, whoever sent it.
+        assert token == request.token or event.correlation_id in self.liars or event.request.odd is not None
         assert entry.sent_at >= 0
         for other in self.store:
             assert other.order > entry.order or not set(other.request.order_keys) & set(request.order_keys)
@@ -247,19 +264,22 @@ class TrackerMachine(RuleBasedStateMachine):
     def write(self) -> None:
         self.put_on_the_wire()
 
+    def is_new(self, entry: InFlightRequest) -> bool:
+        return not isinstance(entry.request, Question) and entry.first_sent_at < 0
+
     def put_on_the_wire(self) -> None:
         waiting, self.unsent = self.unsent, []
         for entry in waiting:
-            if not entry.is_probe and entry.request.yields_to_newer:
+            if entry.request.yields_to_newer:
                 for key in entry.request.order_keys:
                     self.newest[key] = max(self.newest.get(key, -1), entry.request.token)
             self.act(self.store.sent(entry, self.now))
 
-    @precondition(lambda self: not self.is_closed and any(not e.is_probe and e.first_sent_at < 0 for e in self.unsent))
+    @precondition(lambda self: not self.is_closed and any(self.is_new(e) for e in self.unsent))
     @rule()
     def take_back(self) -> None:
         """Its bytes could not be made: it was never sent."""
-        entry = next(e for e in self.unsent if not e.is_probe and e.first_sent_at < 0)
+        entry = next(e for e in self.unsent if self.is_new(e))
         self.unsent.remove(entry)
         self.store.withdraw(entry)
         self.settled[entry.request.token] += 1
@@ -273,7 +293,7 @@ class TrackerMachine(RuleBasedStateMachine):
         if is_answered:
             before = len(self.store)
             self.act(self.store.response(correlation_id, memoryview(b"answer"), self.now), correlation_id)
-            assert len(self.store) == before
+            assert self.is_closed or len(self.store) == before
 
     # -- what a broker and the wire do ------------------------------------------
 
@@ -281,7 +301,7 @@ class TrackerMachine(RuleBasedStateMachine):
         return [entry for entry in self.store._requests.values() if entry.is_unanswered]
 
     def held(self) -> list[InFlightRequest]:
-        return [entry for entry in self.store._requests.values() if entry.is_held]
+        return [entry for entry in self.store._requests.values() if entry.state is State.HELD]
 
     def answer(self, entry: InFlightRequest, error: int = 0) -> None:
         body = answer_of(entry, error)
@@ -293,8 +313,8 @@ class TrackerMachine(RuleBasedStateMachine):
     def answer_the_oldest(self) -> None:
         oldest = self.in_flight()[0]
         self.answer(oldest)
-        if not oldest.is_probe and not self.is_closed and not oldest.request.order_keys:
-            assert self.settled[oldest.request.token] == 1 or oldest.is_held
+        if not isinstance(oldest.request, Question) and not self.is_closed and not oldest.request.order_keys:
+            assert self.settled[oldest.request.token] == 1 or oldest.state is State.HELD
 
     @precondition(lambda self: not self.is_closed and self.in_flight())
     @rule(data=st.data(), error=st.sampled_from([0, 0, OUT_OF_TURN]))
@@ -315,7 +335,7 @@ class TrackerMachine(RuleBasedStateMachine):
         is_setup = any(isinstance(other.request, SetupRequest) for other in self.store)
         self.act(self.store.response(entry.correlation_id, body, self.now), entry.correlation_id)
         if not is_readable and not is_setup and not self.is_closed:
-            assert entry.is_held, "what does not decode may not unseat an answer that did"
+            assert entry.state is State.HELD, "what does not decode may not unseat an answer that did"
 
     @precondition(lambda self: not self.is_closed and self.in_flight())
     @rule(data=st.data(), body=st.sampled_from([b"", b"\0", b"spoiled"]))
@@ -323,7 +343,7 @@ class TrackerMachine(RuleBasedStateMachine):
         """A body that does not decode never settles its request by itself."""
         entry = data.draw(st.sampled_from(self.in_flight()))
         self.act(self.store.response(entry.correlation_id, memoryview(body), self.now), entry.correlation_id)
-        if not self.is_closed and not entry.is_probe:
+        if not self.is_closed and not isinstance(entry.request, Question):
             assert not self.settled[entry.request.token]
 
     @precondition(lambda self: not self.is_closed and self.in_flight())
@@ -347,8 +367,10 @@ class TrackerMachine(RuleBasedStateMachine):
     def make_progress(self, throttled: float) -> None:
         """Bytes arrive, or the broker says that it does not read for a while: no probe before that."""
         self.store.progress(self.now + throttled)
-        due = self.store._probe_due()
-        assert due > self.now + throttled
+        if self.store._trial is None:
+            assert self.store._probe_due() > self.now + throttled
+        else:
+            assert self.store._trial_ends() > self.now + throttled
 
     # -- time ---------------------------------------------------------------------
 
@@ -411,8 +433,10 @@ class TrackerMachine(RuleBasedStateMachine):
         if not hasattr(self, "store"):
             return
         entries = self.store._requests.values()
-        assert self.store._probes == sum(entry.is_probe for entry in entries)
-        assert self.store._irregular == sum(1 for e in entries if e.is_held or e.resends)
+        assert [e for e in entries if isinstance(e.request, Question)] == [e for e in (self.store._probe,) if e]
+        if self.store._is_regular:
+            assert self.store._trial is None
+            assert not any(e.state is State.HELD or e.resends for e in entries)
         assert all(entry.correlation_id == key for key, entry in self.store._requests.items())
 
     def teardown(self) -> None:

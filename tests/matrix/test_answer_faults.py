@@ -21,7 +21,7 @@ from support.samples import encoded, filled, known_apis, response_class, sample,
 
 from tolerant_client import apis
 from tolerant_client.connection import TolerantConnection
-from tolerant_client.mismatches import Mismatches
+from tolerant_client.inflight import InFlightRequests
 from tolerant_client.requests import adapt
 
 SAID = 10  # failing cells that a message lists
@@ -111,8 +111,18 @@ def test_broker_that_throttles_is_not_probed_before_it_reads_again(shared: Simul
 
 
 def test_broken_tracker_is_found_by_the_matrix(monkeypatch: pytest.MonkeyPatch, shared: Simulation) -> None:
-    """A check that cannot fail proves nothing: without the grace an answer that is only late counts as lost."""
-    monkeypatch.setattr(Mismatches, "grace", lambda self, entry, round_trip: 0.0)
-    with pytest.raises(Violated, match="invariant 6"):
-        for cell in cells(fault("reorder within the grace"), "steady", depths=(2,)):
+    """A check that cannot fail proves nothing: a stream that is not put on trial delivers what it should not."""
+    monkeypatch.setattr(InFlightRequests, "_put_on_trial", lambda self, now, grace, has_misfit=False: [])
+    with pytest.raises(Violated):
+        for cell in cells(fault("drop"), "steady", depths=(2,)):
+            run_cell(shared, cell)
+
+
+def test_stall_that_stock_would_not_have_is_found_by_the_matrix(
+    monkeypatch: pytest.MonkeyPatch, shared: Simulation
+) -> None:
+    """Orphans were dropped one by one once, until the request timeout."""
+    monkeypatch.setattr(InFlightRequests, "_suspect", lambda self, orphan, now: [orphan])
+    with pytest.raises(Violated, match="invariant (9|10)"):
+        for cell in cells(fault("ids +3 for good"), "steady", depths=(1,)):
             run_cell(shared, cell)

@@ -6,6 +6,8 @@ what arrives instead; `account(cell)` says what must be counted, by these rules:
 - `lose(k)`: k requests are lost, and sent again or failed, as their API allows.
 - While a request is in flight that belongs to the connection's own set-up
   (Action.CLOSE), the first mismatch retires the connection: `retired(done)`.
+- Two answers that fit nothing retire it at any time.
+- A fault that lasts spoils every answer from the victim's on, those to probes as well.
 - The victim stands in the middle of the burst, so that at depth 1 it is the last
   one, and a loss is found by silence instead of by a later answer.
 """
@@ -21,7 +23,7 @@ from functools import cache
 from typing import Any
 
 from support.fake_broker import correlation_id_of, set_correlation_id
-from support.samples import CANARY, PER_PARTITION, Sample, response_class, sample
+from support.samples import CANARY, PER_PARTITION, Sample, encoded, filled, request_class, response_class, sample
 
 from tolerant_client import apis
 from tolerant_client.apis import Action
@@ -32,7 +34,7 @@ Account = Counter[str]
 LATE = 5.0  # seconds: long after every grace, long before every deadline
 STALL = 1.0
 REQUEST_TIMEOUT = 30.0
-FLOOD = 65  # one more than RecoveryPolicy.max_mismatches
+FLOOD = 65
 _NOBODY = 1 << 29  # added to an id: far from all that were drawn
 
 
@@ -79,6 +81,8 @@ class Cell:
     action: Action
     accepts_next: bool
     """True where the victim's answer would pass for its successor's."""
+    expected: float = 0.0
+    """How long a broker may rightly wait with an answer, in seconds."""
     yields: bool = False
     """True where a repeat would undo the next request, so that it is not sent again once that one is."""
 
@@ -123,12 +127,6 @@ class Cell:
     def is_setup(self) -> bool:
         return self.action is Action.CLOSE
 
-    @property
-    def may_probe(self) -> bool:
-        """A probe may not overtake SASL, where the broker would take it for a protocol error."""
-        is_plain = self.phase in ("connect", "steady", "close")
-        return not self.is_setup or (self.sample.api_key == apis.API_VERSIONS and is_plain)
-
 
 def count(**kinds: int) -> Account:
     """A counter without zeros; `orphan_late` stands for `orphan:late`."""
@@ -146,6 +144,8 @@ class Fault:
     """So many requests from the victim on never reach the broker."""
     recovers: bool = True
     """Everything is settled within the policy's bound, not only within the deadline."""
+    lasting: Callable[[bytes], bytes | None] | None = None
+    """What becomes of every answer from the victim's on, for good; None for nothing."""
     stall: float = 0.0
     """Nothing arrives for so long from the victim's answer on (infinite: never again)."""
     step: int | None = None
@@ -218,6 +218,10 @@ def _flood(burst: Burst) -> list[Piece]:
     return burst.with_victim(*(_foreign(burst, _NOBODY + n) for n in range(FLOOD)), burst.spoiled)
 
 
+def _shifted(by: int) -> Callable[[bytes], bytes | None]:
+    return lambda frame: set_correlation_id(frame, (correlation_id_of(frame) + by) % SPACE)
+
+
 def _merged(burst: Burst) -> list[Piece]:
     return [Piece(b"".join(burst.frames))]
 
@@ -243,9 +247,14 @@ def _shortened(burst: Burst) -> list[Piece]:
     return burst.with_victim(burst.spoiled[: 8 + at] + burst.spoiled[8 + at + 4 :])
 
 
+@cache
+def _nothing() -> bytes:
+    return encoded(filled(response_class(apis.METADATA), request_class(apis.METADATA).max_version, 0, {"topics": []}))
+
+
 def probe_answer(correlation_id: int = 0) -> bytes:
-    """What this broker answers to an ApiVersions request of version 0."""
-    return _frame(correlation_id, b"\0\0\0\0\0\0")
+    """What this broker answers to a Metadata request of no topic."""
+    return _frame(correlation_id, _nothing())
 
 
 # -- what an answer's bytes can tell ------------------------------------------
@@ -308,9 +317,8 @@ def _dropped(how_many: int) -> Callable[[Cell], Account]:
     def account(c: Cell) -> Account:
         lost = min(how_many, c.depth - c.victim)
         if c.is_setup:
-            return c.retired(probe=1 if c.may_probe and not c.has(how_many) else 0)
-        # Either nothing comes later, and silence is probed; or the last answer of the burst could be an
-        # earlier one's under a wrong id, and a probe behind it has to prove that it is not.
+            return c.retired()
+        # Either nothing comes later, and silence is probed; or a later answer puts the stream on trial.
         return c.lose(lost, probe=1)
 
     return account
@@ -341,9 +349,8 @@ def _next_id_account(c: Cell) -> Account:
         return _misnumbered("unknown")(c)
     if c.is_setup:
         return c.retired()
-    if not c.accepts_next:
-        return c.lose(1, probe=1, orphan_misfit=1)
-    return c.lose(2)  # two different answers for one request: neither is believed
+    # Where it passes for the next one's, there are two different answers for one request: neither is believed.
+    return c.lose(2 if c.accepts_next else 1, probe=1, orphan_misfit=1)
 
 
 def _extra(cause: str) -> Callable[[Cell], Account]:
@@ -373,40 +380,52 @@ def _reordered_account(c: Cell) -> Account:
 
 def _too_late_account(c: Cell) -> Account:
     if c.is_setup:
-        return c.retired(probe=0 if c.has_later else 1) if c.has_later or c.may_probe else c.fine()
+        return c.retired() if c.has_later else c.fine()  # it was waited for
     return c.lose(1, orphan_late=1, probe=1)
 
 
 def _crossed_account(c: Cell) -> Account:
-    return c.lose(2, orphan_misfit=2, probe=1)
+    return c.retired(orphan_misfit=2, probe=1)
 
 
 def _shortened_account(c: Cell) -> Account:
     if c.is_setup and not c.has_later:
-        return c.retired(orphan_misfit=1, probe=1) if c.may_probe else c.retired()
-    return c.retired(orphan_misfit=1, probe=0 if c.is_setup else 1)
+        return c.retired()
+    # Where nothing comes later, the missing bytes are taken from the answer of a probe for the silence.
+    return c.retired(orphan_misfit=1, probe=0 if c.is_setup else 1 if c.has_later else 2)
 
 
 def _flood_account(c: Cell) -> Account:
     if c.is_setup:
         return c.retired(orphan_unknown=1)
-    return c.retired(orphan_unknown=FLOOD, probe=1)
+    return c.retired(orphan_unknown=2, probe=1)
 
 
-def _probes_while_silent(seconds: float) -> int:
-    """At most: the pause between two probes at least doubles from 25 ms, up to 5 s."""
-    probes, at, pause = 0, 0.0, 0.025
+def _probes_while_silent(c: Cell, seconds: float) -> int:
+    """At most: after what the request may take and a generous round trip, then a second later, then two..."""
+    if c.is_setup:
+        return 0
+    probes, at, pause = 0, c.expected + 0.2, 1.0
     while at < seconds:
-        probes, at, pause = probes + 1, at + pause, min(5.0, 2 * pause)
+        probes, at, pause = probes + 1, at + pause, 2 * pause
     return probes
 
 
 def _stalled_account(c: Cell) -> Account:
-    return c.fine(probe=_probes_while_silent(STALL) if c.may_probe else 0)
+    return c.fine(probe=_probes_while_silent(c, STALL))
 
 
 def _timed_out_account(c: Cell) -> Account:
-    return c.retired(probe=_probes_while_silent(REQUEST_TIMEOUT) if c.may_probe else 0)
+    return c.retired(probe=_probes_while_silent(c, REQUEST_TIMEOUT))
+
+
+def _unasked_account(c: Cell) -> Account:
+    return c.fine(orphan_unasked=1, probe=0 if c.is_setup else 1)
+
+
+def _lasting_account(c: Cell) -> Account:
+    """Nothing that comes from the victim's answer on is believed."""
+    return c.retired()
 
 
 def _id_zero_account(c: Cell) -> Account:
@@ -487,7 +506,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "silence for ever", _as_sent, _timed_out_account, stall=float("inf"), recovers=False, bounded=("probe",)
     ),
-    Fault("an answer to acks=0", _as_sent, lambda c: c.fine(orphan_unasked=1), sends_acks_0=True),
+    Fault("an answer to acks=0", _as_sent, _unasked_account, sends_acks_0=True),
     Fault(
         "an HTTP server's answer",
         lambda b: b.with_victim(b"HTTP/1.1 400 Bad Request\r\n\r\n" + CANARY),
@@ -496,7 +515,13 @@ FAULTS: tuple[Fault, ...] = (
     Fault("a TLS alert", lambda b: b.with_victim(b"\x15\x03\x03\x00\x02\x02\x28"), lambda c: c.retired()),
     Fault("reset inside a frame", _reset(inside=True), lambda c: c.over(c.victim)),
     Fault("reset between frames", _reset(inside=False), lambda c: c.over(c.victim + 1)),
-    Fault("more foreign ids than the budget", _flood, _flood_account),
+    Fault("a flood of foreign ids", _flood, _flood_account),
+    *(
+        Fault(f"ids {shift:+d} for good", _as_sent, _lasting_account, lasting=_shifted(shift), may_wrap=False)
+        for shift in (1, 3, 100, -1, -3)
+    ),
+    Fault("no answer for good", _as_sent, _lasting_account, lasting=lambda frame: None, recovers=False),
+    Fault("garbled for good", _as_sent, _lasting_account, lasting=lambda frame: _with_body(frame, _body(frame)[:-1])),
 )
 
 
@@ -538,6 +563,36 @@ def draining_account(cell: Cell) -> Account:
         return account + count(failed=1)
     is_over = account["retired"] or cell.fault.name.startswith("reset")
     return account if is_over else account + count(completed=2)
+
+
+def stock_settles_at(burst: Burst, pieces: list[Piece], stall: float) -> float:
+    """When stock kafka-python has settled the burst, in seconds after the first answer could be there.
+
+    It takes answers in the order of its requests, closes at the first that has
+    another id or does not decode, and at the request timeout.
+    """
+    waiting = [correlation_id_of(frame) for frame in burst.frames]
+    data, at = bytearray(), 0.0
+    for place, piece in sorted(enumerate(pieces), key=lambda item: (item[1].delay, item[0])):
+        at = max(piece.delay, stall if place >= burst.victim else 0.0)
+        if at >= REQUEST_TIMEOUT:
+            return REQUEST_TIMEOUT
+        if piece.is_reset:
+            return at
+        data += piece.data
+        while len(data) >= 4:
+            (size,) = struct.unpack_from(">i", data)
+            if not 4 <= size < 1 << 20:
+                return at
+            if len(data) < 4 + size:
+                break
+            frame = bytes(data[: 4 + size])
+            del data[: 4 + size]
+            if not waiting or correlation_id_of(frame) != waiting.pop(0) or not is_readable(burst.sample, _body(frame)):
+                return at
+            if not waiting:
+                return at
+    return REQUEST_TIMEOUT
 
 
 def fault(name: str) -> Fault:

@@ -14,10 +14,11 @@ C. Batches with a producer id are appended once and in order, and requests that
 D. What may not be sent again is sent once; where it may have run and the answer
    is lost, the outcome is called unknown.  No commit runs after a newer one was sent.
 E. What is sent again has a new id, time left and repeats left.
-F. Without faults nothing is lost, orphaned, reordered, repeated or retired; every
-   such event is explained by a fault.
+F. Without faults nothing is lost, orphaned, reordered, probed, repeated or retired;
+   every such event is explained by a fault.
 G. While authenticating nothing is repeated.
 H. At the end nothing is in flight and nothing will become due; timers do not spin.
+I. A connection that is shifted or garbled for good is left within a trial's patience.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from typing import Any, NoReturn
 
 from tolerant_client import api_rows as rows
 from tolerant_client import apis
-from tolerant_client.apis import Action
+from tolerant_client.apis import Action, OtherSubject
 from tolerant_client.correlation import SPACE
 from tolerant_client.events import Completed, Event, Failed, Orphan, Probe, Requeued, Retired, Verdict
 from tolerant_client.inflight import InFlightRequests
@@ -66,7 +67,7 @@ class Request:
 
     def __init__(self, kind: Kind, token: int, key: int) -> None:
         self.name, self.API_KEY, self.row, self.tells, self.expected_ms, is_keyed = kind
-        self.API_VERSION = 0 if self.API_KEY == apis.FIND_COORDINATOR else 1
+        self.API_VERSION = 1
         self.token = token
         self.key = key
         self.order_keys: tuple[Any, ...] = ((self.API_KEY, key),) if is_keyed else ()
@@ -82,11 +83,23 @@ class Request:
             raise ValueError("not an answer to this API")
         token = int.from_bytes(body[1:5], "big")
         if self.tells and token != self.token:
-            raise ValueError("speaks of another request")
+            raise OtherSubject("speaks of another request", (token, body[5]))
         return token, body[5]
 
     def is_out_of_turn(self, response: tuple[int, int]) -> bool:
         return response[1] == 45
+
+
+class Question:
+    """What a probe asks."""
+
+    name, API_KEY, API_VERSION, expected_ms = "Question", apis.METADATA, 1, 0.0
+    order_keys: tuple[Any, ...] = ()
+    yields_to_newer = False
+
+    def decode_response(self, body: memoryview) -> None:
+        if body != PROBE_BODY:
+            raise ValueError("not an answer about nothing")
 
 
 Kind = tuple[str, int, rows.ApiRow, bool, float, bool]
@@ -126,7 +139,10 @@ FAULTS = (
     "stall",
     "unasked",
     "cut off",
+    "shifted for good",
+    "garbled for good",
 )
+LASTING = FAULTS[-3:]
 PROBE_BODY = memoryview(b"\0\0\0\0\0\0")
 POLICIES = (
     RecoveryPolicy(),
@@ -165,6 +181,10 @@ class Simulation:
         self.free_at = 0.0
         self.arrives_at = 0.0
         self.is_cut = False
+        self.shift = 0  # of every id from now on
+        self.is_garbled = False
+        self.is_lasting_since = NEVER  # when the first answer arrived that a lasting fault has spoiled, and was waited for
+        self.patience = 0.0
 
         plan = seed % 4
         self.rate = (0.0, 1.0, 0.08, 0.25)[plan]
@@ -174,7 +194,8 @@ class Simulation:
         self.policy = rng.choice(POLICIES)
         start = SPACE - rng.randrange(1, 12) if rng.random() < 0.25 else rng.getrandbits(31)
         self.setup = rng.random() < 0.15
-        self.tracker = InFlightRequests(self.policy, start, may_probe_setup=rng.random() < 0.5)
+        # A broker of which no harmless question is known, one time in ten.
+        self.tracker = InFlightRequests(self.policy, start, None if rng.random() < 0.1 else Question())
         self.queue: list[tuple[float, int, int, memoryview, float]] = []  # arrivals
         self.count = 0
         # Where a lone fault strikes: not always the first answer.
@@ -259,10 +280,10 @@ class Simulation:
         if events:
             self.broken("A", f"sending gave {events}")
         self.used.append(entry.correlation_id)
-        if entry.is_probe:
+        request = entry.request
+        if isinstance(request, Question):
             self.answer(entry, PROBE_BODY)
             return
-        request = entry.request
         token = request.token
         self.writes[token] += 1
         ids = self.ids.setdefault(token, set())
@@ -316,6 +337,13 @@ class Simulation:
     def put(self, correlation_id: int, body: memoryview, when: float, throttle: float = 0.0) -> None:
         if self.is_cut:
             return
+        if self.shift:
+            self.orphan_makers += 1
+            correlation_id = (correlation_id + self.shift) % SPACE
+            self.liars.add(correlation_id)
+        if self.is_garbled:
+            self.orphan_makers += 1
+            body = body[:-1]
         self.count += 1
         heapq.heappush(self.queue, (when, self.count, correlation_id, body, throttle))
 
@@ -323,7 +351,8 @@ class Simulation:
         rng = self.rng
         start = max(self.now + self.latency, self.free_at)
         took = entry.expected * rng.random() if entry.expected and rng.random() < 0.5 else 0.0002 * rng.random()
-        throttle = 0.3 * rng.random() if rng.random() < 0.03 and not entry.is_probe else 0.0
+        is_probe = isinstance(entry.request, Question)
+        throttle = 0.3 * rng.random() if rng.random() < 0.03 and not is_probe else 0.0
         self.free_at = start + took + throttle
         when = self.arrives_at = max(self.arrives_at, start + took + self.latency)
         correlation_id = entry.correlation_id
@@ -355,8 +384,12 @@ class Simulation:
         elif fault == "stall":
             self.arrives_at = when + 4 * rng.random()
             self.put(correlation_id, body, self.arrives_at, throttle)
-        elif fault == "cut off":
-            self.is_cut = True
+        elif fault in LASTING:
+            self.is_cut = fault == "cut off"
+            self.is_garbled = fault == "garbled for good"
+            if fault == "shifted for good":
+                self.shift = rng.choice((1, 3, 100, -1, -3))
+            self.put(correlation_id, body, when)
         else:
             self.put(correlation_id, body, when, throttle)  # "unasked" and "swallow" strike elsewhere
 
@@ -377,6 +410,9 @@ class Simulation:
     def arrive(self, correlation_id: int, body: memoryview, throttle: float) -> None:
         if self.is_told:
             print(f"{self.now - 100:9.4f}  answer {correlation_id}")
+        if (self.shift or self.is_garbled) and self.is_lasting_since == NEVER and len(self.tracker):
+            self.is_lasting_since = self.now
+            self.patience = self.tracker.silence.patience(NEVER) + self.policy.reorder_grace_ms / 1000
         events = self.tracker.response(correlation_id, body, self.now)
         if throttle and any(type(e) is Completed for e in events):
             # KIP-219: nothing is read from us before that.
@@ -408,6 +444,8 @@ class Simulation:
                 self.happened[f"orphan:{event.cause}"] += 1  # type: ignore[attr-defined]
             elif kind is Retired:
                 self.happened["timeout" if event.is_timeout else "mismatch"] += 1  # type: ignore[attr-defined]
+                if self.allowed == 1 and self.now > self.is_lasting_since + self.patience + 0.35:
+                    self.broken("I", f"out of step for {self.now - self.is_lasting_since:.3f} s")
                 is_retired = True
         if is_retired and not self.is_over:
             self.close()
@@ -432,8 +470,6 @@ class Simulation:
         if token != request.token:
             self.happened["fooled"] += 1
             is_lied_about = event.correlation_id in self.liars
-            if request.API_KEY == apis.FIND_COORDINATOR:
-                is_lied_about |= 0 in self.liars  # Kafka 0.8.2 answers it under id 0
             if request.tells or not is_lied_about or self.faults < 2:
                 self.broken("B", f"request {request.token} is completed by the answer of {token}")
         elif error and entry.resends < self.policy.max_resends:
@@ -470,9 +506,9 @@ class Simulation:
     def finish(self) -> None:
         tracker, happened = self.tracker, self.happened
         if not self.is_over:
-            # Probes whose answers were lost may stay until the next answer overtakes them; nobody waits for one.
-            if len(tracker) or tracker._probes > 12 or tracker.next_wakeup(self.now) is not None:
-                self.broken("H", f"{len(tracker._requests)} entries are left, {tracker._probes} of them probes")
+            # A probe whose answer was lost may stay until the next answer overtakes it; nobody waits for it.
+            if len(tracker) or tracker.next_wakeup(self.now) is not None:
+                self.broken("H", f"{len(tracker)} requests are left, and something is due")
             self.close()
         if len(self.settled) != len(self.entries):
             self.broken("A", f"{len(self.entries) - len(self.settled)} requests were never settled")
@@ -487,7 +523,8 @@ class Simulation:
                 is_there = request.token in self.logs.get(request.key, ())
                 if not is_there and entry.resends < self.policy.max_resends and request.tells:
                     self.broken("C", f"batch {request.token} was acknowledged and is not in the log")
-        wrong = happened["lost"] + happened["orphan"] + happened["reordered"] + happened["mismatch"]
+        kinds = ("lost", "orphan", "reordered", "mismatch", "probe")
+        wrong = sum(happened[kind] for kind in kinds)
         if not self.faults and wrong:
             self.broken("F", f"without a fault: {dict(happened)}")
         if not self.faults and self.policy.max_resends and happened["requeued"]:

@@ -20,6 +20,7 @@ from tolerant_client import api_rows as rows
 from tolerant_client import apis
 from tolerant_client.api_rows import Action, ApiRow
 from tolerant_client.fetch import RawFetch
+from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.produce import RawProduce
 
 ROOT = Path(__file__).parents[2]
@@ -119,10 +120,10 @@ def test_nothing_is_known_of_an_unknown_api() -> None:
 
 
 def test_only_plain_produce_is_allowed_by_the_policy() -> None:
-    assert apis.action_for(Bare(apis.PRODUCE), resend_plain_produce=True) is Action.RESEND
+    assert apis.action_for(Bare(apis.PRODUCE), RecoveryPolicy(resend_plain_produce=True)) is Action.RESEND
     for key in apis.APIS:
         if key != apis.PRODUCE:
-            assert apis.action_for(Bare(key), resend_plain_produce=True) is apis.action_for(Bare(key))
+            assert apis.action_for(Bare(key), RecoveryPolicy(resend_plain_produce=True)) is apis.action_for(Bare(key))
 
 
 def test_raw_requests_fall_under_the_rows_they_mean() -> None:
@@ -130,7 +131,7 @@ def test_raw_requests_fall_under_the_rows_they_mean() -> None:
     batch = memoryview(bytes(61))
     produce = RawProduce(7, {partition: batch}, 1_000)
     assert apis.row_for(produce) is rows.PRODUCE_PLAIN
-    assert apis.action_for(produce, resend_plain_produce=True) is Action.OUTCOME_UNKNOWN
+    assert apis.action_for(produce, RecoveryPolicy(resend_plain_produce=True)) is Action.OUTCOME_UNKNOWN
 
     def fetch(epoch: int) -> RawFetch:
         return RawFetch(

@@ -14,15 +14,22 @@ import kafka.net.connection
 import pytest
 from kafka.net.selector import NetworkSelector
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
-from kafka.protocol.metadata import MetadataRequest, MetadataResponse
+from kafka.protocol.broker_version_data import BrokerVersionData
+from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest, MetadataResponse
 from kafka.protocol.producer import ProduceRequest
 from kafka.protocol.sasl import SaslBytesRequest
 from support.fake_broker import FakeBroker, batch, correlation_id_of, set_correlation_id
 from support.simulated import Clock, SimulatedNet
 
 import tolerant_client.connection
-from tolerant_client.connection import TolerantConnection
-from tolerant_client.errors import CorrelationIdMismatchError, FrameError, OutcomeUnknownError, RecoveryExhaustedError
+from tolerant_client.connection import TolerantConnection, harmless_question
+from tolerant_client.errors import (
+    ConnectionLostError,
+    CorrelationIdMismatchError,
+    FrameError,
+    OutcomeUnknownError,
+    RecoveryExhaustedError,
+)
 from tolerant_client.events import Event
 from tolerant_client.framing import FrameAssembler
 from tolerant_client.policy import RecoveryPolicy
@@ -288,9 +295,25 @@ def test_answer_that_belongs_to_another_partition_is_not_delivered(bench: Bench)
     bench.broker.spoil = swap
     futures = [bench.connection.send_request(produce(batch(9, 0), partition=n)) for n in range(2)]
     bench.run(0.5)
-    assert [f.value.responses[0].partition_responses[0].index for f in futures] == [0, 1]
+    assert all(isinstance(f.exception, ConnectionLostError) for f in futures)
     assert [len(log) for log in bench.broker.logs.values()] == [1, 1]
-    assert bench.kinds().count("requeued") == 2
+    assert bench.connection.closed
+
+
+def test_odd_answer_of_a_server_that_means_it_is_handed_up(bench: Bench) -> None:
+    """It answers for another partition, as often as it is asked; stock hands that up, too."""
+    answers: list[bytes] = []
+    bench.connection.send_request(produce(batch(9, 0), partition=1))
+    answers += bench.transport.answers
+    bench.transport.deliver()
+    bench.broker.spoil = lambda name, frame: (
+        [set_correlation_id(answers[0], correlation_id_of(frame))] if name == "Produce" else [frame]
+    )
+    for sequence in range(3):
+        future = bench.connection.send_request(produce(batch(9, sequence)))
+        bench.run(0.1)
+        assert future.value.responses[0].partition_responses[0].index == 1
+    assert bench.broker.names().count("Produce") == 4
     assert not bench.connection.closed
 
 
@@ -389,9 +412,9 @@ def test_acks_0_is_not_tracked_and_an_answer_to_it_is_dropped(bench: Bench) -> N
     correlation_id = bench.broker.requests[-1][2]
     bench.transport.answers.append(struct.pack(">iii", 8, correlation_id, 0))
     later = bench.connection.send_request(MetadataRequest(topics=[]))
-    bench.transport.deliver()
+    bench.run(0.1)
     assert later.succeeded()
-    assert bench.kinds() == ["orphan", "completed"]
+    assert bench.kinds() == ["orphan", "probe", "completed"]
 
 
 def test_good_frames_before_a_bad_one_reach_their_callers(bench: Bench) -> None:
@@ -400,7 +423,8 @@ def test_good_frames_before_a_bad_one_reach_their_callers(bench: Bench) -> None:
     bench.transport.answers[1:] = [b"HTTP/1.1 400 secret"]
     bench.transport.deliver()
     assert first.succeeded()
-    assert isinstance(second.exception, FrameError)
+    assert isinstance(second.exception, Errors.KafkaConnectionError)
+    assert isinstance(second.exception.__cause__, FrameError)
     assert "secret" not in str(second.exception)
 
 
@@ -429,14 +453,77 @@ def test_wrong_id_while_connecting_retires_at_once(clock: Clock) -> None:
         coroutine.send(None)
 
 
-def test_lost_api_versions_is_found_by_a_probe(clock: Clock) -> None:
+def test_nothing_is_probed_before_it_is_known_what_the_broker_understands(clock: Clock) -> None:
     bench = Bench(clock)
     bench.broker.spoil = SpoilOnce("ApiVersions", drop)
     coroutine = bench.connection.initialize()
     coroutine.send(None)
     bench.run(2.0)
-    assert bench.connection.closed
+    assert bench.broker.names() == ["ApiVersions"]
     coroutine.close()
+
+
+@pytest.mark.parametrize(
+    ("broker", "asked", "version"),
+    [((0, 8, 2), "ListOffsets", 0), ((0, 9), "ListOffsets", 0), ((0, 10, 0), "Metadata", 1), ((4, 2), "Metadata", 13)],
+)
+def test_probe_is_a_request_that_the_broker_knows_and_that_asks_for_nothing(
+    broker: tuple[int, ...], asked: str, version: int
+) -> None:
+    question = harmless_question(BrokerVersionData(broker))
+    assert question is not None
+    assert (question.name, question.API_VERSION) == (asked, version)
+    assert question._request.topics == []
+    assert harmless_question(BrokerVersionData(api_versions={18: (0, 4)}, broker_version=(2, 0))) is None
+
+
+CAUSES = [
+    FrameError("a length that cannot be one"),
+    CorrelationIdMismatchError("out of step"),
+    Errors.RequestTimedOutError("30 s"),
+    ConnectionResetError("reset"),
+    Errors.KafkaTimeoutError("not ready"),
+]
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: type(cause).__name__)
+def test_request_whose_connection_ends_gets_a_connection_error_with_the_cause(
+    bench: Bench, cause: BaseException
+) -> None:
+    futures = [bench.connection.send_request(list_offsets()), bench.connection.send_request(produce(batch(9, 0)))]
+    bench.transport.abort(cause)
+    for future in futures:
+        assert isinstance(future.exception, Errors.KafkaConnectionError)
+        assert future.exception.retriable
+        assert future.exception.__cause__ is cause
+        assert isinstance(future.exception, Errors.RequestTimedOutError) is isinstance(cause, Errors.RequestTimedOutError)
+
+
+def test_refused_credentials_are_told_as_such(bench: Bench) -> None:
+    future = bench.connection.send_request(list_offsets())
+    refused = Errors.SaslAuthenticationFailedError("no")
+    bench.transport.abort(refused)
+    assert future.exception is refused
+
+
+def test_find_coordinator_of_0_8_2_is_answered_under_id_zero(clock: Clock) -> None:
+    bench = Bench(clock, broker_version_data=BrokerVersionData((0, 8, 2)))
+    bench.connection._init_complete()
+    answer = b"\0\0" + struct.pack(">ih4si", 1, 4, b"fake", 9092)
+    bench.broker.receive = lambda data: [struct.pack(">ii", 4 + len(answer), 0) + answer]  # type: ignore[method-assign]
+    future = bench.connection.send_request(FindCoordinatorRequest(key="g"))
+    bench.transport.deliver()
+    assert future.value.port == 9092
+
+
+def test_plain_produce_of_which_no_byte_has_left_is_not_unknown(bench: Bench) -> None:
+    bench.broker.ignore = lambda name, frame: True
+    first = bench.connection.send_request(produce(batch(-1, -1)))
+    bench.transport.sent_bytes = bench.connection._written_bytes - 1
+    second = bench.connection.send_request(produce(batch(-1, -1)))
+    bench.transport.abort(Errors.KafkaConnectionError("cut"))
+    assert isinstance(first.exception, OutcomeUnknownError)
+    assert isinstance(second.exception, Errors.KafkaConnectionError)
 
 
 def test_raw_sasl_token_is_matched_by_its_place(bench: Bench) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kafka.protocol.metadata import MetadataResponse
 
 from tolerant_client.testing import (
+    BadLength,
     Corrupt,
     Drop,
     Duplicate,
@@ -51,6 +52,7 @@ def hits(fault: Fault, answers: int, seed: int = 0, api: str = "Fetch") -> list[
         (lambda: RewriteCorrelationId(0), "changes nothing"),
         (lambda: RewriteCorrelationId(1 << 32), "changes nothing"),
         (lambda: Truncate(0), "cut is 0"),
+        (lambda: BadLength(1 << 31), "32-bit"),
         (lambda: Corrupt("header"), "where is 'header'"),  # type: ignore[arg-type]
         (lambda: Stall(-1.0), "seconds is -1.0"),
         (lambda: Stall(float("nan")), "seconds is nan"),
@@ -171,6 +173,19 @@ BY_FAULT: list[tuple[Fault, Callable[[list[tuple[int, bytes]]], bool]]] = [
     (Corrupt("body", count=1, after=1), lambda f: len(changed(f[1][1])) == 1),
     (Stall(0.5, count=1, after=1), lambda f: [i for i, _ in f] == [0, 1, 2]),
 ]
+
+
+def test_fault_that_lasts_hits_all_that_follows_on_the_connection() -> None:
+    shifted = Wire(RewriteCorrelationId(5, count=1, after=1, lasts=True)).feed(THREE)
+    assert [correlation_id for correlation_id, _ in shifted.frames] == [0, 6, 7]
+    dropped = Wire(Drop(count=1, after=1, lasts=True)).feed(THREE, step=3)
+    assert [correlation_id for correlation_id, _ in dropped.frames] == [0]
+    assert dropped.state.injected == {"Fetch/Drop": 2}
+
+
+def test_bad_length_is_all_that_is_wrong() -> None:
+    wire = Wire(BadLength(count=1, after=1)).feed(THREE)
+    assert wire.data == THREE.replace(struct.pack(">i", 604), struct.pack(">i", -7))
 
 
 def changed(body: bytes) -> list[int]:

@@ -185,7 +185,7 @@ def test_drop_ins_keep_their_own_options_while_installed(broker: FakeBroker) -> 
         bootstrap_servers=address(broker), enable_idempotence=False, recovery_policy=strict
     )
     manager = producer._sender._client._manager
-    assert manager.recovery_policy is strict
+    assert manager.recovery_policy == strict.for_retries(1)
     assert manager.recovery_counters is producer.recovery_counters
     producer.close()
 

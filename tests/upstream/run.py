@@ -36,6 +36,15 @@ EXPLAINED = {
     "test/net/test_manager.py::TestKafkaConnectionManagerProxyConfig::test_build_transport_passes_proxy_url": (
         "it replaces kafka.net.manager.create_connection; ours connects by itself, to close sockets that are refused"
     ),
+    # An answer that speaks of another partition is believed once a probe is answered; the mock broker of 0.8 and 0.9
+    # (versions 0 and 1) has no answer to ListOffsets, which is what those are asked.
+    **{
+        f"test/producer/test_sender.py::test_{name}_negotiates_wire_version[{broker}]": (
+            "its answer names another partition, and its mock broker does not answer the ListOffsets of a probe"
+        )
+        for name in ("create_produce_requests", "produce_request")
+        for broker in ("broker2-1", "broker3-0")
+    },
     "test/integration/test_consumer_integration.py::test_kafka_consumer_unsupported_encoding": (
         "it takes kafka.codec's gzip away; ours does not use it"
     ),
@@ -76,7 +85,7 @@ def main() -> int:
         work_dir = options.work_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="upstream-")))
         work_dir.mkdir(parents=True, exist_ok=True)
         folder = options.tests or unpacked_sdist(work_dir)
-        environment = {**os.environ, "PYTHONPATH": str(HERE)}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(HERE), str(HERE.parents[1])))}
         if options.no_broker:
             pytest_arguments.append("--ignore=test/integration")
         else:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tolerant_client.testing.artifacts import ClusterStartError as ClusterStartError
     from tolerant_client.testing.cluster import KafkaCluster as KafkaCluster
+    from tolerant_client.testing.faults import BadLength as BadLength
     from tolerant_client.testing.faults import Corrupt as Corrupt
     from tolerant_client.testing.faults import Drop as Drop
     from tolerant_client.testing.faults import Duplicate as Duplicate
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from tolerant_client.testing.proxy import FaultProxy as FaultProxy
 
 _HOMES = {
+    "BadLength": "faults",
     "ClusterStartError": "artifacts",
     "Corrupt": "faults",
     "Drop": "faults",

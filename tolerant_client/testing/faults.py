@@ -25,7 +25,8 @@ class Fault:
     `api` is an API's name as Kafka spells it, None for every API but ApiVersions and SASL.  With `probability`
     each such answer is hit by chance, drawn from `seed` (default: from the proxy's seed and the fault's place).
     Otherwise the schedule is exact: `after` answers pass, then every `every`-th is hit, `count` in all (None:
-    no end).  Raises ValueError for values that mean nothing.
+    no end).  With `lasts` every answer that follows on the same connection is hit as well, of whatever API: a
+    connection broken for good.  Raises ValueError for values that mean nothing.
     """
 
     api: str | None = field(default=None, kw_only=True)
@@ -34,6 +35,7 @@ class Fault:
     count: int | None = field(default=None, kw_only=True)
     after: int = field(default=0, kw_only=True)
     every: int = field(default=1, kw_only=True)
+    lasts: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.api is not None and self.api not in API_NAMES:
@@ -114,6 +116,18 @@ class Truncate(Fault):
         super().__post_init__()
         if self.cut is not None and self.cut < 1:
             raise ValueError(f"{self.name}: cut is {self.cut}: it is 1 byte or more, or None for half of the body")
+
+
+@dataclass(frozen=True)
+class BadLength(Fault):
+    """The frame's length is replaced by `length`; the default is none that a frame can have."""
+
+    length: int = -7
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not -(1 << 31) <= self.length < 1 << 31:
+            raise ValueError(f"{self.name}: length is {self.length}: it is a 32-bit number")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from tolerant_client.testing.answers import NotEnough, Request, api_name, read_request, with_error
 from tolerant_client.testing.faults import (
+    BadLength,
     Corrupt,
     Drop,
     Duplicate,
@@ -142,6 +143,7 @@ class AnswerStream:
         self._collected = bytearray()
         self._last: bytes | None = None
         self._held: tuple[bytes, str, Turn] | None = None
+        self._lasting: Turn | None = None
         self._is_foreign = False
         self._is_aborted = False
         self.deadline: float | None = None
@@ -245,9 +247,12 @@ class AnswerStream:
         header = _HEADER.pack(size, correlation_id)
         if self._held is not None:
             return [header, *_takes(_Take(_PASS, body)), self._overtaken]
-        turn = None if request is None else state.plan.choose(api, body, self._last is not None)
-        if turn is not None:
-            assert request is not None
+        turn = self._lasting
+        if turn is None and request is not None:
+            turn = state.plan.choose(api, body, self._last is not None)
+        if request is not None and turn is not None:
+            if turn.fault.lasts:
+                self._lasting = turn
             return self._spoil(turn, request, api, header, body, now)
         if state.plan.wants_history and size + 4 <= _HISTORY_BYTES:
             self._collected[:] = header
@@ -268,6 +273,8 @@ class AnswerStream:
             case RewriteCorrelationId():
                 changed = (request.correlation_id + fault.delta + _WRAP // 2) % _WRAP - _WRAP // 2
                 return [_HEADER.pack(body + 4, changed), *rest]
+            case BadLength():
+                return [_HEADER.pack(fault.length, request.correlation_id), *rest]
             case Stale():
                 assert self._last is not None
                 return [self._last, header, *rest]

@@ -1,0 +1,268 @@
+"""Nothing may be slower, or fail more often, than without us: stock kafka-python and ours through the same faults.
+
+Each fault strikes one connection, once or for good, on real brokers; new connections are fine.  Stock and ours run
+the same program one after the other.  Ours has to lose and raise nothing that stock does not, and its longest
+stall may be SLACK longer: a trial, and the noise of the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import kafka
+import kafka.errors as Errors
+import pytest
+from kafka.structs import TopicPartition
+
+import tolerant_client
+from tolerant_client.testing import (
+    BadLength,
+    Drop,
+    Duplicate,
+    Fault,
+    FaultProxy,
+    KafkaCluster,
+    Reset,
+    RewriteCorrelationId,
+    Truncate,
+)
+
+IS_LONG = bool(os.environ.get("TOLERANT_LONG"))
+SLACK = 2.0
+TIMEOUT_MS = 3_000  # of a request: what stock waits for an answer that does not come
+SHIFTS = (1, 3, 100, -1, -3) if IS_LONG else (3, -1)
+
+ONCE: dict[str, Callable[[str], Fault]] = {
+    "drop": lambda api: Drop(api=api, after=3, count=1),
+    "wrong id": lambda api: RewriteCorrelationId(3, api=api, after=3, count=1),
+    "duplicate": lambda api: Duplicate(api=api, after=3, count=1),
+    "truncate": lambda api: Truncate(api=api, after=3, count=1),
+    "bad length": lambda api: BadLength(api=api, after=3, count=1),
+    "reset": lambda api: Reset(api=api, after=3, count=1),
+}
+FOR_GOOD: dict[str, Callable[[str], Fault]] = {
+    **{
+        f"ids {shift:+d} for good": lambda api, shift=shift: RewriteCorrelationId(
+            shift, api=api, after=3, count=1, lasts=True
+        )
+        for shift in SHIFTS
+    },
+    "no answer for good": lambda api: Drop(api=api, after=3, count=1, lasts=True),
+    "truncated for good": lambda api: Truncate(api=api, after=3, count=1, lasts=True),
+}
+FAULTS = {**ONCE, **FOR_GOOD}
+LIBRARIES: dict[str, Any] = {"stock": kafka, "ours": tolerant_client}
+
+
+@dataclass
+class Run:
+    """What a program has seen: its longest stall in seconds, and what was raised."""
+
+    stall: float = 0.0
+    errors: list[str] = field(default_factory=list)
+    done: int = 0
+
+    def timed(self, call: Callable[[], Any]) -> None:
+        began = time.monotonic()
+        try:
+            call()
+            self.done += 1
+        except Errors.KafkaError as error:
+            self.errors.append(type(error).__name__)
+        self.stall = max(self.stall, time.monotonic() - began)
+
+    def is_no_worse_than(self, stock: Run) -> None:
+        assert self.stall <= stock.stall + SLACK
+        assert len(self.errors) <= len(stock.errors), self.errors
+        assert self.done >= stock.done
+
+
+def new_topic(cluster: KafkaCluster, name: str) -> str:
+    name = f"{name}-{time.time_ns()}"
+    admin = kafka.KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
+    admin.create_topics({name: {"num_partitions": 1, "replication_factor": 1}})
+    admin.close()
+    return name
+
+
+@pytest.fixture
+def compare(kafka_cluster: KafkaCluster) -> Callable[..., dict[str, Run]]:
+    """Runs a program with stock and with ours, each behind a proxy with the fault; (servers, library, topic) -> Run."""
+    made = [0]
+
+    def both(fault: Fault, program: Callable[[str, Any, str], Run]) -> dict[str, Run]:
+        runs = {}
+        for name, library in LIBRARIES.items():
+            made[0] += 1
+            topic = new_topic(kafka_cluster, f"beside-{name}-{made[0]}")
+            with FaultProxy(kafka_cluster, faults=[fault]) as proxy:
+                runs[name] = program(proxy.bootstrap_servers, library, topic)
+                assert proxy.injected_total >= 1, f"{name}: the fault did not strike"
+        return runs
+
+    return both
+
+
+def produce(servers: str, library: Any, topic: str, **options: Any) -> Run:
+    run = Run()
+    producer = library.KafkaProducer(bootstrap_servers=servers, request_timeout_ms=TIMEOUT_MS, **options)
+    for n in range(12):
+        run.timed(lambda n=n: producer.send(topic, b"%d" % n, partition=0).get(40))
+    producer.close(timeout=5)
+    return run
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_producer_is_no_slower_and_fails_no_more_often(name: str, compare: Callable[..., dict[str, Run]]) -> None:
+    runs = compare(FAULTS[name]("Produce"), produce)
+    runs["ours"].is_no_worse_than(runs["stock"])
+    assert runs["ours"].errors == []
+
+
+def consume(servers: str, library: Any, topic: str) -> Run:
+    run = Run()
+    producer = kafka.KafkaProducer(bootstrap_servers=servers, batch_size=1_000)
+    for n in range(200):
+        producer.send(topic, b"%08d" % n * 20, partition=0)
+    producer.close()
+    consumer = library.KafkaConsumer(
+        bootstrap_servers=servers,
+        group_id=None,
+        auto_offset_reset="earliest",
+        max_partition_fetch_bytes=2_000,
+        fetch_max_bytes=2_000,
+        request_timeout_ms=TIMEOUT_MS + 1,
+    )
+    consumer.assign([TopicPartition(topic, 0)])
+    got: list[int] = []
+    began = time.monotonic()
+    while len(got) < 200 and time.monotonic() < began + 40:
+        at = time.monotonic()
+
+        def more(at: float = at) -> None:
+            while time.monotonic() < at + 15:
+                records = [r for rs in consumer.poll(200).values() for r in rs]
+                if records:
+                    got.extend(r.offset for r in records)
+                    return
+
+        run.timed(more)
+    consumer.close(timeout_ms=1_000)
+    assert got == list(range(200))
+    run.done = 0  # how many polls it takes is not compared
+    return run
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_consumer_is_no_slower_and_raises_no_more_often(name: str, compare: Callable[..., dict[str, Run]]) -> None:
+    runs = compare(FAULTS[name]("Fetch"), consume)
+    runs["ours"].is_no_worse_than(runs["stock"])
+    assert runs["ours"].errors == []
+
+
+def transact(servers: str, library: Any, topic: str) -> Run:
+    run = Run()
+    producer = library.KafkaProducer(
+        bootstrap_servers=servers, transactional_id=f"id-of-{topic}", request_timeout_ms=TIMEOUT_MS
+    )
+    producer.init_transactions()
+
+    def once() -> None:
+        producer.begin_transaction()
+        producer.send(topic, b"x", partition=0)
+        producer.commit_transaction()
+
+    for _ in range(6):
+        run.timed(once)
+        if run.errors:
+            break  # stock's producer is in its error state for good
+    try:
+        producer.close(timeout=5)
+    except Errors.KafkaError:
+        pass
+    return run
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_transactions_are_no_slower_and_fail_no_more_often(name: str, compare: Callable[..., dict[str, Run]]) -> None:
+    runs = compare(FAULTS[name]("EndTxn"), transact)
+    if runs["stock"].errors:
+        assert not runs["ours"].errors
+    else:
+        runs["ours"].is_no_worse_than(runs["stock"])
+    assert runs["ours"].done == 6
+
+
+def read_back(servers: str, topic: str) -> list[int]:
+    consumer = kafka.KafkaConsumer(bootstrap_servers=servers, group_id=None, consumer_timeout_ms=1_500)
+    consumer.assign([TopicPartition(topic, 0)])
+    consumer.seek_to_beginning()
+    values = [int(record.value) for record in consumer]
+    consumer.close()
+    return values
+
+
+def produce_1000(servers: str, library: Any, topic: str, **options: Any) -> list[str]:
+    producer = library.KafkaProducer(bootstrap_servers=servers, **options)
+    sent = []
+    for n in range(1_000):
+        sent.append(producer.send(topic, b"%d" % n, partition=0))
+        if n % 20 == 19:
+            time.sleep(0.005)
+    errors = []
+    for future in sent:
+        try:
+            future.get(60)
+        except Errors.KafkaError as error:
+            errors.append(type(error).__name__)
+    # A producer that was killed for good would fail these.
+    for n in range(1_000, 1_005):
+        producer.send(topic, b"%d" % n, partition=0).get(20)
+    producer.close(timeout=5)
+    return errors
+
+
+def test_one_bad_length_fails_no_record_of_the_default_producer(
+    kafka_cluster: KafkaCluster, fault_proxy: Callable[..., FaultProxy]
+) -> None:
+    proxy = fault_proxy(faults=[BadLength(api="Produce", after=4, count=1)])
+    topic = new_topic(kafka_cluster, "bad-length")
+    assert produce_1000(proxy.bootstrap_servers, tolerant_client, topic, linger_ms=0) == []
+    assert proxy.injected_total == 1
+    assert read_back(kafka_cluster.bootstrap_servers, topic) == list(range(1_005))
+
+
+def test_at_least_once_stays_at_least_once(compare: Callable[..., dict[str, Run]], kafka_cluster: KafkaCluster) -> None:
+    """acks=1 makes kafka-python drop idempotence; its `retries` are the consent to doubled records."""
+
+    def program(servers: str, library: Any, topic: str) -> Run:
+        run = Run(errors=produce_1000(servers, library, topic, acks=1))
+        run.done = len(set(read_back(kafka_cluster.bootstrap_servers, topic)))
+        return run
+
+    runs = compare(Reset(api="Produce", after=4, every=15, count=2), program)
+    assert runs["stock"].errors == runs["ours"].errors == []
+    assert runs["stock"].done == runs["ours"].done == 1_005
+
+
+@pytest.mark.parametrize("api", ["ListOffsets", "Metadata", "FindCoordinator", "JoinGroup", "SyncGroup", "OffsetFetch"])
+def test_bad_length_is_a_lost_connection_for_every_api(
+    api: str, kafka_cluster: KafkaCluster, fault_proxy: Callable[..., FaultProxy]
+) -> None:
+    topic = new_topic(kafka_cluster, f"lengths-{api.lower()}")
+    assert produce_1000(kafka_cluster.bootstrap_servers, kafka, topic) == []
+    proxy = fault_proxy(faults=[BadLength(api=api, count=1)])
+    consumer = tolerant_client.KafkaConsumer(
+        topic, bootstrap_servers=proxy.bootstrap_servers, group_id=topic, auto_offset_reset="earliest"
+    )
+    got: list[int] = []
+    deadline = time.monotonic() + 40
+    while len(got) < 1_005 and time.monotonic() < deadline:
+        got += [r.offset for records in consumer.poll(500).values() for r in records]
+    consumer.close()
+    assert proxy.injected_total == 1
+    assert got == list(range(1_005))
