@@ -96,10 +96,14 @@ class _Settlement:
         timeout_ms = min(_DECIDER_TIMEOUT_MS, options.transaction_timeout_ms)
         self._coordinators = Coordinators(cluster)
         self._decider = ProducerTransaction(cluster, self._place.decider, timeout_ms, self._coordinators)
+        self._timed_out: ProducerFencedError | None = None  # no matter where the micro-batch was decided before
         self._stands: TopicPartition | None = None  # beside which the decision that was found is
 
     async def commit(self) -> None:
-        await self._all(self._check_open, self._tasks)
+        try:
+            await self._all(self._check_open, self._tasks)
+        except ProducerFencedError as error:
+            self._timed_out = error
         listed = await transactional_ids(self._cluster, self._place.prefix, _OPEN)
         for attempt in range(1, _DECIDERS + 1):
             try:
@@ -107,7 +111,7 @@ class _Settlement:
                 break
             except ProducerFencedError:
                 # Another decider came between.  What it has decided is read by the next attempt.
-                if attempt == _DECIDERS:
+                if attempt == _DECIDERS or self._timed_out is not None:
                     raise
         if decision.run != self._place.run:  # an earlier run's: nobody else is superseded by that
             left = {transaction.transactional_id for transaction in self._chosen}
@@ -149,6 +153,8 @@ class _Settlement:
             # All of it was aborted after transaction.timeout.ms: these tasks have written it again.
         else:
             self._stands = None
+        if self._timed_out is not None:
+            raise self._timed_out
         if listed is None:  # brokers before 3.0 do not tell: most likely what the former run last used
             listed = {t.transactional_id for t in found.transactions} if found and found.run != place.run else set()
         left = {name for name in listed if place.run_of(name) is not None}
