@@ -95,12 +95,14 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._available_now = latest
         self._latest = latest
         ids = topic_ids(start) | cluster.topic_ids
-        given = _without(check_same_topics(self.options, topic_ids(start), ids), given)
-        if isinstance(limit, ReadAllAvailable):
-            return nested_offsets(latest, ids)
-        new = sorted(latest.keys() - given.keys())
-        first = cluster.run(earliest_offsets, cluster, new) if new else {}
-        return nested_offsets(self._admission.end(given, latest, first, time.monotonic() * 1000), ids)
+        anew = check_same_topics(self.options, topic_ids(start), ids)
+        given, end = _without(anew, given), latest
+        if not isinstance(limit, ReadAllAvailable):
+            new = sorted(latest.keys() - given.keys())
+            first = cluster.run(earliest_offsets, cluster, new) if new else {}
+            end = self._admission.end(given, latest, first, time.monotonic() * 1000)
+        # Ids that were not known before are no reason for a batch.
+        return start if not anew and end == given else nested_offsets(end, ids)
 
     def reportLatestOffset(self) -> NestedOffsets | None:
         return nested_offsets(self._latest) if self._latest else None

@@ -154,11 +154,16 @@ class Query:
                         "batchId": told["batchId"],
                         "rows": self._rows.pop(told["batchId"]),
                         "numInputRows": source["numInputRows"],
-                        **{name: source.get(name) for name in ("startOffset", "endOffset", "latestOffset")},
+                        **{name: _partitions(source.get(name)) for name in ("startOffset", "endOffset", "latestOffset")},
                         # A Python source has no place for metrics: they are made of the offsets.
                         "metrics": source.get("metrics") if self.source == JVM else offsets_behind_latest(source),
                     }
                 )
+
+
+def _partitions(offsets: Any) -> Any:
+    """Without the names that have none: topic ids, which Spark's own source does not keep."""
+    return {name: parts for name, parts in offsets.items() if parts} if isinstance(offsets, dict) else offsets
 
 
 def run_stream(
