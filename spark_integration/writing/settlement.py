@@ -113,8 +113,6 @@ class _Settlement:
                 # Another decider came between.  What it has decided is read by the next attempt.
                 if attempt == _DECIDERS or self._timed_out is not None:
                     raise
-        if decision.run != self._place.run:  # an earlier run's: nobody else is superseded by that
-            left = {transaction.transactional_id for transaction in self._chosen}
         await self._abort_left(left - {transaction.transactional_id for transaction in decision.transactions})
 
     async def abort(self) -> None:
@@ -139,7 +137,7 @@ class _Settlement:
             ) from error
 
     async def _decide(self, listed: set[str] | None) -> tuple[Decision, set[str]]:
-        """The decision that stands, carried out, and what may be left open besides."""
+        """The decision that stands, carried out, and what else is to be aborted."""
         place = self._place
         await self._decider.begin()
         found = await self._found()
@@ -149,7 +147,7 @@ class _Settlement:
             lost = await self._end(found)
             if len(lost) < len(found.transactions) or not lost:
                 self._check_whole(found, lost)
-                return found, listed or set()
+                return found, {transaction.transactional_id for transaction in self._chosen}
             # All of it was aborted after transaction.timeout.ms: these tasks have written it again.
         else:
             self._stands = None
@@ -157,8 +155,7 @@ class _Settlement:
             raise self._timed_out
         if listed is None:  # brokers before 3.0 do not tell: most likely what the former run last used
             listed = {t.transactional_id for t in found.transactions} if found and found.run != place.run else set()
-        left = {name for name in listed if place.run_of(name) is not None}
-        decision = place.decide(found, self._written, self._chosen, left)
+        decision = place.decide(found, self._written, self._chosen, listed)
         if not self._chosen:
             return decision, set()
         beside = self._stands or self._marker()
@@ -166,7 +163,8 @@ class _Settlement:
             await self._decider.commit_offset(place.group(number), beside, piece)
         await self._decider.commit()
         self._check_whole(decision, await self._end(decision))
-        return decision, left
+        settled = {place.run, *decision.superseded}  # law C
+        return decision, {name for name in listed if place.run_of(name) in settled}
 
     async def _end(self, decision: Decision) -> list[PreparedTransaction]:
         """Commits what was decided; returns the transactions that the brokers had aborted."""

@@ -226,7 +226,7 @@ def offsets_log(checkpoint: Path) -> list[Any]:
     found = []
     for file in sorted((p for p in (checkpoint / "offsets").glob("*") if p.name.isdigit()), key=lambda p: int(p.name)):
         version, _, source = file.read_text().splitlines()
-        found.append((int(file.name), version, json.loads(source)))
+        found.append((int(file.name), version, _partitions(json.loads(source))))
     return found
 
 
