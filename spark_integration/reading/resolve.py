@@ -128,12 +128,14 @@ async def latest_offsets(cluster: RawCluster, options: ReadOptions, known: Offse
     return latest
 
 
-def check_same_topics(options: ReadOptions, known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
-    """The topics that were deleted and created again since their ids were `known`.
+def topics_made_anew(known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
+    """The topics that were deleted and created again since their ids were `known`."""
+    return {topic for topic, topic_id in known.items() if now.get(topic, topic_id) != topic_id}
 
-    Raises DataLossError if there are any: the offsets that are known of them are of another log.
-    """
-    anew = {topic for topic, topic_id in known.items() if now.get(topic, topic_id) != topic_id}
+
+def check_same_topics(options: ReadOptions, known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
+    """What topics_made_anew says; raises DataLossError if there are any: known offsets of them are of another log."""
+    anew = topics_made_anew(known, now)
     for topic in sorted(anew):
         _report(
             options,

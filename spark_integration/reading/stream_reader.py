@@ -48,6 +48,7 @@ from spark_integration.reading.resolve import (
     initial_offsets,
     latest_offsets,
     micro_batch_ranges,
+    topics_made_anew,
 )
 from tolerant_client.raw import RawCluster
 
@@ -95,7 +96,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._available_now = latest
         self._latest = latest
         ids = topic_ids(start) | cluster.topic_ids
-        anew = check_same_topics(self.options, topic_ids(start), ids)
+        anew = topics_made_anew(topic_ids(start), ids)  # which is data loss once the batch is to be read
         given, end = _without(anew, given), latest
         if not isinstance(limit, ReadAllAvailable):
             new = sorted(latest.keys() - given.keys())

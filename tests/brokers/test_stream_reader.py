@@ -85,7 +85,7 @@ def test_a_topic_that_was_created_again_with_a_longer_log_is_data_loss(
     fill(servers, admin, topic, "new", 15)
     with Query(servers, topic, checkpoint) as query:
         with pytest.raises(DataLossError, match="topic recreated-.* was deleted and created again"):
-            query.plan(limit)
+            query.run(query.plan(limit))
     with Query(servers, topic, checkpoint, failOnDataLoss="false") as query:
         assert query.run(query.plan(limit)) == sorted(f"new{n}" for n in range(15))
         assert query.run(query.plan(limit)) == []
