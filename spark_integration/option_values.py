@@ -34,8 +34,8 @@ def split_options(options: Mapping[str, str], names: Iterable[str]) -> tuple[dic
     """
     if any(name.lower().startswith(_TABLE_PREFIX + _KAFKA_PREFIX) for name in options):
         raise OptionError(
-            "CREATE TABLE ... USING tolerantkafka does not work: Spark gives the options of a table to no Python data source"
-            " that reads it. Use CREATE TEMPORARY VIEW ... USING tolerantkafka OPTIONS (...), which takes the same"
+            "CREATE TABLE ... USING tolerantkafka does not work: Spark gives a table's options to no Python data source that"
+            " reads it. Use CREATE TEMPORARY VIEW ... USING tolerantkafka OPTIONS (...), which takes the same"
         )
     known = {name.lower(): name for name in names}
     own: dict[str, str] = {}
