@@ -15,6 +15,7 @@ from tolerant_client.errors import OptionError
 _V = TypeVar("_V")
 
 _KAFKA_PREFIX: Final = "kafka."
+_TABLE_PREFIX: Final = "option."  # what V2SessionCatalog puts before the options of a table, beside them as given
 _SERVERS: Final = "kafka.bootstrap.servers"
 
 # JavaUtils.timeStringAs of Spark: a number without a unit is in ms here.
@@ -29,8 +30,13 @@ def split_options(options: Mapping[str, str], names: Iterable[str]) -> tuple[dic
     """The options that are known, under `names`, and the `kafka.*` ones without their prefix, in lower case.
 
     Others are passed over, as by Spark's own source: a query may share its options
-    between readers and writers.  Raises OptionError for what looks like a slip in a known one.
+    between readers and writers.  Raises OptionError for what looks like a slip in a known one, and for CREATE TABLE.
     """
+    if any(name.lower().startswith(_TABLE_PREFIX + _KAFKA_PREFIX) for name in options):
+        raise OptionError(
+            "CREATE TABLE ... USING tolerantkafka does not work: Spark gives a table's options to no Python data source that"
+            " reads it. Use CREATE TEMPORARY VIEW ... USING tolerantkafka OPTIONS (...), which takes the same"
+        )
     known = {name.lower(): name for name in names}
     own: dict[str, str] = {}
     java: dict[str, str] = {}

@@ -67,14 +67,14 @@ class TolerantKafkaDataSource(DataSource):
         return full_schema(self._read_options(is_stream=None))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from spark_integration.reading.reader import batch_reader
+        from spark_integration.reading.reader import KafkaReader
         from spark_integration.reading.schema import chosen_columns
         from tolerant_client.errors import OptionError
 
         if self._is_ranges:
             raise OptionError("payload=ranges is for streams; a batch read has payload=records or batches")
         options = self._read_options(is_stream=False)
-        return batch_reader(options, chosen_columns(schema, options))
+        return KafkaReader(options, chosen_columns(schema, options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         if self._is_ranges:

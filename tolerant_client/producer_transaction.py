@@ -7,6 +7,9 @@ Laws:
   could end (KAFKA-17754).
 - After `commit` returned, the transaction is committed; where it
   raises, it may be, and only the committed offsets tell (KIP-98, KIP-447).
+- A transaction that was prepared (everything produced in it is acknowledged,
+  and it is open) is committed by whoever holds its three numbers; a repeat of
+  that is harmless until the id begins another one.
 - An aborted transaction is ended with a marker of the next epoch, never by
   EndTxn with its own: brokers without transactions v2 append a Produce that
   comes behind such a marker, and the next transaction's commit takes it for
@@ -22,7 +25,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import kafka.errors as Errors
-from kafka.protocol.admin import ListGroupsRequest
+from kafka.protocol.admin import ListGroupsRequest, ListTransactionsRequest
 from kafka.protocol.consumer import OffsetFetchRequest
 from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer import (
@@ -51,6 +54,14 @@ class CommittedOffset(NamedTuple):
 
     offset: int
     metadata: str
+
+
+class PreparedTransaction(NamedTuple):
+    """A transaction that is open with all its records acknowledged: what it takes to end it elsewhere."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
 
 
 class Coordinators:
@@ -106,14 +117,30 @@ def raise_for_code(code: int, what: str) -> None:
 
 
 class ProducerTransaction:
-    """A transaction of `transactional_id`, which a broker ends by itself after `timeout_ms`."""
+    """A transaction of `transactional_id`, which a broker ends by itself after `timeout_ms`.
 
-    def __init__(self, cluster: RawCluster, transactional_id: str, timeout_ms: int) -> None:
+    With `prepared` it was begun elsewhere: `commit` commits it, and `begin` aborts it.
+    """
+
+    def __init__(
+        self,
+        cluster: RawCluster,
+        transactional_id: str,
+        timeout_ms: int,
+        coordinators: Coordinators | None = None,
+        prepared: PreparedTransaction | None = None,
+    ) -> None:
         self.transactional_id = transactional_id
-        self.producer_id = -1
-        self.producer_epoch = -1
+        self.producer_id = prepared.producer_id if prepared else -1
+        self.producer_epoch = prepared.producer_epoch if prepared else -1
+        self.partition: TopicPartition | None = None  # the first one that was added
         self._timeout_ms = timeout_ms
-        self._coordinators = Coordinators(cluster)
+        self._coordinators = coordinators or Coordinators(cluster)
+
+    @property
+    def prepared(self) -> PreparedTransaction:
+        """What it takes to end it elsewhere, once everything produced is acknowledged."""
+        return PreparedTransaction(self.transactional_id, self.producer_id, self.producer_epoch)
 
     async def begin(self) -> None:
         """Gets a producer id and a new epoch; a transaction that was open is aborted, one that was ending is ended.
@@ -145,7 +172,10 @@ class ProducerTransaction:
         )
 
     async def add_partitions(self, partitions: Sequence[TopicPartition]) -> None:
-        """Adds partitions: the transaction is open from the first one on."""
+        """Adds partitions: the transaction is open from the first one on.
+
+        For partitions that it has, the coordinator does no more than compare the epoch.  Raises ProducerFencedError.
+        """
         by_topic: dict[str, list[int]] = {}
         for partition in partitions:
             by_topic.setdefault(partition.topic, []).append(partition.partition)
@@ -169,6 +199,7 @@ class ProducerTransaction:
             ),
             read,
         )
+        self.partition = self.partition or partitions[0]
 
     async def commit_offset(self, group: str, partition: TopicPartition, committed: CommittedOffset) -> None:
         """Makes an offset of a group part of the transaction: it is committed with it, or not at all."""
@@ -309,3 +340,27 @@ async def groups_named(cluster: RawCluster, prefix: str) -> list[str]:
         return found
 
     return await cluster.insist("listing groups", ask)
+
+
+async def transactional_ids(
+    cluster: RawCluster, prefix: str, states: Sequence[str] = ()
+) -> set[str] | None:
+    """Those in one of the states, or in any, that the coordinators know (KIP-664, Kafka 3.0).
+
+    None where the brokers do not tell.
+    """
+    await cluster.connect()
+    if ListTransactionsRequest.API_KEY not in cluster.manager.broker_version_data.api_versions:
+        return None
+
+    async def ask() -> set[str]:
+        await cluster.refresh()
+        found: set[str] = set()
+        for broker in cluster.manager.cluster.brokers():
+            request = ListTransactionsRequest(state_filters=list(states), producer_id_filters=[], max_version=0)
+            answer = await cluster.send(request, broker.node_id)
+            raise_for_code(answer.error_code, f"listing the transactions of node {broker.node_id}")
+            found |= {state.transactional_id for state in answer.transaction_states}
+        return {name for name in found if name.startswith(prefix)}
+
+    return await cluster.insist("listing transactions", ask)

@@ -12,6 +12,7 @@ Laws:
 
 from __future__ import annotations
 
+import base64
 import random
 import time
 import uuid
@@ -108,6 +109,7 @@ class RawCluster:
             raise OptionError(f"The {name}'s configuration is wrong: {error}") from error
         self.manager.cluster.config["allow_auto_create_topics"] = False
         self._fetch_version = 0
+        self.topic_ids: dict[str, str] = {}  # as Kafka's tools write them, of topics that `partitions` has found
         self._without_ids: set[int] = set()  # nodes, in an upgrade that has not reached them
 
     def __enter__(self) -> RawCluster:
@@ -187,6 +189,9 @@ class RawCluster:
                     raise Errors.for_code(code)(f"topic {topic.name}")
                 if not code:
                     found[self.topic_of(topic.name)] = sorted(p.partition_index for p in topic.partitions)
+                    if topic.topic_id is not None and topic.topic_id.int:  # none before Kafka 2.8
+                        written = base64.urlsafe_b64encode(topic.topic_id.bytes).rstrip(b"=").decode()
+                        self.topic_ids[self.topic_of(topic.name)] = written
             if wanted is not None and len(found) < len(wanted):
                 # Said to be unknown: believed when it is said twice.
                 again = await self.send(MetadataRequest(topics=names, allow_auto_topic_creation=False))

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from kafka.structs import TopicPartition
@@ -85,12 +86,22 @@ def parse_partition_numbers(text: str, option: str) -> dict[TopicPartition, int]
     return numbers
 
 
-def nested_offsets(offsets: Mapping[TopicPartition, int]) -> NestedOffsets:
-    """Offsets by topic and partition, in a stable order: what a checkpoint of Spark's Kafka source holds."""
+def nested_offsets(offsets: Mapping[TopicPartition, int], ids: Mapping[str, str] = MappingProxyType({})) -> NestedOffsets:
+    """Offsets by topic and partition, in a stable order: what a checkpoint of Spark's Kafka source holds.
+
+    `ids` are those of topics.  Each becomes a name without partitions, TOPIC:ID, which no topic can have: Spark's own
+    source passes over it.
+    """
     by_topic: NestedOffsets = {}
     for partition in sorted(offsets):
         by_topic.setdefault(partition.topic, {})[str(partition.partition)] = offsets[partition]
-    return by_topic
+    return by_topic | {f"{topic}:{ids[topic]}": {} for topic in [*by_topic] if topic in ids}
+
+
+def topic_ids(nested: NestedOffsets) -> dict[str, str]:
+    """The ids that nested_offsets was given."""
+    named = (name.partition(":") for name, partitions in nested.items() if not partitions)
+    return {topic: topic_id for topic, _, topic_id in named if topic_id}
 
 
 def flat_offsets(nested: NestedOffsets) -> dict[TopicPartition, int]:

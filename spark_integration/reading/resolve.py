@@ -31,7 +31,6 @@ from spark_integration.reading.offsets import (
     plan_ranges,
 )
 from spark_integration.reading.options import Assign, ReadOptions, Subscribe
-from spark_integration.reading.pushdown import Bounds
 from tolerant_client.errors import DataLossError, OptionError, UnsupportedSourceError
 from tolerant_client.raw import RawCluster
 
@@ -42,20 +41,18 @@ Offsets = Mapping[TopicPartition, int]
 REMEDY: Final = "failOnDataLoss=false reads what is left"
 
 
-async def resolve_ranges(cluster: RawCluster, options: ReadOptions, bounds: Bounds = Bounds()) -> list[OffsetRange]:
+async def resolve_ranges(cluster: RawCluster, options: ReadOptions) -> list[OffsetRange]:
     """The planned ranges of a batch read.
 
     Raises OptionError for what does not exist, DataLossError for what no longer does.
     """
-    everything = await find_partitions(cluster, options)
+    partitions = await find_partitions(cluster, options)
     for spec in (options.start, options.end):
-        check_same_partitions(spec, everything)
-    partitions = [partition for partition in everything if bounds.holds(partition)]
+        check_same_partitions(spec, partitions)
     earliest = await cluster.list_offsets(dict.fromkeys(partitions, EARLIEST))
     latest = await _latest(cluster, partitions, options)
     starts = await _resolve(cluster, options, options.start, partitions, earliest, latest)
     ends = await _resolve(cluster, options, options.end, partitions, earliest, latest)
-    first = await _first_in_time(cluster, partitions, bounds)
     ranges = []
     for partition in partitions:
         log_range = (earliest[partition], latest[partition])
@@ -64,8 +61,8 @@ async def resolve_ranges(cluster: RawCluster, options: ReadOptions, bounds: Boun
         if options.fail_on_data_loss:
             _check_in_log(options.start, partition, start, log_range)
             _check_in_log(options.end, partition, end, log_range)
-        start, end = max(start, log_range[0], first.get(partition, 0)), min(end, log_range[1])
-        ranges.append(bounds.clip(OffsetRange(partition.topic, partition.partition, start, end)))
+        start, end = max(start, log_range[0]), min(end, log_range[1])
+        ranges.append(OffsetRange(partition.topic, partition.partition, start, max(start, end)))
     return plan_ranges(ranges, options.min_partitions, options.max_records_per_partition)
 
 
@@ -131,6 +128,25 @@ async def latest_offsets(cluster: RawCluster, options: ReadOptions, known: Offse
     return latest
 
 
+def topics_made_anew(known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
+    """The topics that were deleted and created again since their ids were `known`."""
+    return {topic for topic, topic_id in known.items() if now.get(topic, topic_id) != topic_id}
+
+
+def check_same_topics(options: ReadOptions, known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
+    """What topics_made_anew says; raises DataLossError if there are any: known offsets of them are of another log."""
+    anew = topics_made_anew(known, now)
+    for topic in sorted(anew):
+        _report(
+            options,
+            "PARTITION_OFFSET_CHANGED",
+            f"topic {topic} was deleted and created again (its id was {known[topic]} and is {now[topic]}): what was not"
+            " read of the former one is gone, and the offsets say nothing about this one",
+            "failOnDataLoss=false reads the new one from its beginning",
+        )
+    return anew
+
+
 async def earliest_offsets(cluster: RawCluster, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
     """The first offsets of those partitions that exist."""
     existing = await cluster.partitions({partition.topic for partition in partitions})
@@ -173,10 +189,10 @@ async def micro_batch_ranges(
     return plan_ranges(ranges, options.min_partitions, options.max_records_per_partition)
 
 
-def _report(options: ReadOptions, condition: str, what: str) -> None:
+def _report(options: ReadOptions, condition: str, what: str, remedy: str = REMEDY) -> None:
     message = f"[KAFKA_DATA_LOSS.{condition}] Records may have been lost: {what}"
     if options.fail_on_data_loss:
-        raise DataLossError(f"{message}; {REMEDY}")
+        raise DataLossError(f"{message}; {remedy}")
     log.warning("%s", message)
 
 
@@ -193,19 +209,6 @@ async def _latest(
     cluster: RawCluster, partitions: Sequence[TopicPartition], options: ReadOptions
 ) -> dict[TopicPartition, int]:
     return await cluster.list_offsets(dict.fromkeys(partitions, LATEST), isolation_level=options.isolation_level)
-
-
-async def _first_in_time(
-    cluster: RawCluster, partitions: Sequence[TopicPartition], bounds: Bounds
-) -> dict[TopicPartition, int]:
-    """The first offsets at or after the time that bounds rows; where there is none, the end of time."""
-    if bounds.from_ms < 0:
-        return {}
-    try:
-        found = await cluster.list_offsets(dict.fromkeys(partitions, bounds.from_ms))
-    except UnsupportedSourceError:
-        return {}  # brokers before 0.10.1 find no offsets by time, so all is fetched
-    return {partition: offset if offset >= 0 else 2**63 - 1 for partition, offset in found.items()}
 
 
 async def _resolve(

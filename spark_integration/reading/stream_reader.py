@@ -2,13 +2,18 @@
 
 An offset is {"topic": {"0": 23}}, the first offset of each partition that was
 not read yet: what Spark's own Kafka source writes into a checkpoint, so either
-source goes on where the other one stopped.
+source goes on where the other one stopped.  Beside that it has the topics' ids,
+"topic:ID": {}, which Spark's own source passes over.
 
 Laws:
 - Where a query starts is settled by its first batch, which Spark runs and logs
   even where there is nothing to read; a restart before that settles it anew.
 - Micro-batches end where Spark's own source would end them (admission.py).
 - What is read decides what is committed to a group, never the other way round.
+- Offsets count for the topic that they were taken of: one that was created again
+  under the same name is lost data, whatever offsets its new log has.
+- Spark asks for the next end only once the batch before it is done: where that
+  one starts is finished, and may be committed to a group.
 """
 
 from __future__ import annotations
@@ -34,10 +39,17 @@ from spark_integration.connections import open_cluster
 from spark_integration.reading.admission import Admission
 from spark_integration.reading.available_now import check_end
 from spark_integration.reading.group_offsets import commit_group_offsets
-from spark_integration.reading.offsets import NestedOffsets, flat_offsets, nested_offsets
+from spark_integration.reading.offsets import NestedOffsets, flat_offsets, nested_offsets, topic_ids
 from spark_integration.reading.options import ReadOptions
 from spark_integration.reading.reader import RangePartition, read_range
-from spark_integration.reading.resolve import earliest_offsets, initial_offsets, latest_offsets, micro_batch_ranges
+from spark_integration.reading.resolve import (
+    check_same_topics,
+    earliest_offsets,
+    initial_offsets,
+    latest_offsets,
+    micro_batch_ranges,
+    topics_made_anew,
+)
 from tolerant_client.raw import RawCluster
 
 log = logging.getLogger(__name__)
@@ -54,6 +66,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest: dict[TopicPartition, int] | None = None
         self._is_available_now = False
         self._available_now: dict[TopicPartition, int] | None = None
+        self._finished: dict[TopicPartition, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_cluster": None}  # executors get the reader for `read` alone
@@ -67,12 +80,13 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> NestedOffsets:
         cluster = self._connected()
-        return nested_offsets(cluster.run(initial_offsets, cluster, self.options))
+        return nested_offsets(cluster.run(initial_offsets, cluster, self.options), cluster.topic_ids)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._is_available_now = True
 
     def latestOffset(self, start: NestedOffsets, limit: ReadLimit) -> NestedOffsets:
+        self.commit(start)
         cluster, given = self._connected(), flat_offsets(start)
         if self._available_now is not None:
             latest = self._available_now
@@ -81,11 +95,15 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._is_available_now:
             self._available_now = latest
         self._latest = latest
-        if isinstance(limit, ReadAllAvailable):
-            return nested_offsets(latest)
-        new = sorted(latest.keys() - given.keys())
-        first = cluster.run(earliest_offsets, cluster, new) if new else {}
-        return nested_offsets(self._admission.end(given, latest, first, time.monotonic() * 1000))
+        ids = topic_ids(start) | cluster.topic_ids
+        anew = topics_made_anew(topic_ids(start), ids)  # which is data loss once the batch is to be read
+        given, end = _without(anew, given), latest
+        if not isinstance(limit, ReadAllAvailable):
+            new = sorted(latest.keys() - given.keys())
+            first = cluster.run(earliest_offsets, cluster, new) if new else {}
+            end = self._admission.end(given, latest, first, time.monotonic() * 1000)
+        # Ids that were not known before are no reason for a batch.
+        return start if not anew and end == given else nested_offsets(end, ids)
 
     def reportLatestOffset(self) -> NestedOffsets | None:
         return nested_offsets(self._latest) if self._latest else None
@@ -93,9 +111,15 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: NestedOffsets, end: NestedOffsets) -> Sequence[InputPartition]:
         cluster = self._connected()
         until = flat_offsets(end)
+        if self._latest is None:  # planned by a former run
+            cluster.run(cluster.partitions, {partition.topic for partition in until})
+        # What was planned of a topic that is there no more is not read of the new one: the next batch begins there.
+        gone = check_same_topics(self.options, topic_ids(end), cluster.topic_ids)
+        anew = gone | check_same_topics(self.options, topic_ids(start), topic_ids(end))
+        until = _without(gone, until)
         if self._available_now is not None:
             check_end(until, self._available_now, cluster.run(latest_offsets, cluster, self.options, until))
-        ranges = cluster.run(micro_batch_ranges, cluster, self.options, flat_offsets(start), until)
+        ranges = cluster.run(micro_batch_ranges, cluster, self.options, _without(anew, flat_offsets(start)), until)
         return [RangePartition(wanted) for wanted in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -103,10 +127,12 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_range(self.options, partition.range, self.schema)
 
     def commit(self, end: NestedOffsets) -> None:
-        if self.options.commits_offsets and self.options.group_id:
+        offsets = flat_offsets(end)
+        if self.options.commits_offsets and self.options.group_id and offsets != self._finished:
             cluster = self._connected()
             try:
-                cluster.run(commit_group_offsets, cluster, self.options.group_id, flat_offsets(end))
+                cluster.run(commit_group_offsets, cluster, self.options.group_id, offsets)
+                self._finished = offsets
             except KafkaError as error:
                 # Nothing is read from there: the next batch says it again.
                 log.warning("The offsets of group %s were not committed: %s", self.options.group_id, error)
@@ -119,3 +145,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._cluster is None:
             self._cluster = open_cluster(self.options.kafka)
         return self._cluster
+
+
+def _without(topics: set[str], offsets: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+    return {partition: offset for partition, offset in offsets.items() if partition.topic not in topics}

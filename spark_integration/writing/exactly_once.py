@@ -1,34 +1,44 @@
-"""exactlyOnce=true: which transaction a task writes in, and what a repeated task finds; pure.
+"""exactlyOnce=true: one decision for a whole micro-batch, whatever number of tasks wrote it; pure.
 
-How: each task writes its rows in one transaction, which also commits an offset of a consumer group that belongs
-to the sink and the task: the number of the micro-batch plus one, and beside it how many rows there were and a
-digest of them.  The group's name is the transactional.id.  A task begins its transaction first, which ends or
-fences every earlier attempt, and only then reads the offset: what it finds is final.
+How: every task writes its rows in a transaction of its own, flushes it and leaves it open.  The driver, once Spark has
+chosen one attempt of each task, commits a decision: an offset of a consumer group that belongs to the sink, the number
+of the micro-batch plus one, and beside it the transactions that were chosen, how many rows there are and a digest of
+them.  Then it ends those transactions, and aborts what other attempts left open.  settlement.py does the I/O.
+
+Laws:
+A. One decision a micro-batch.  It is committed in a transaction of the sink's one decider id, which was begun before the
+   former decision was read: of two drivers that decide at once the brokers fence one, and it reads what the other decided.
+B. What was decided is ended, never aborted: a driver that finds its micro-batch decided ends what that decision names,
+   and aborts what its own tasks wrote.
+C. A transaction that is not decided is aborted only by its own run, or after a decision that names its run as
+   superseded; a superseded run decides nothing any more.
+D. A transactional id names one transaction of a micro-batch at most, and belongs to one process: no attempt of a task
+   can fence another one, nor what the driver has chosen.
 
 Guaranteed, for consumers with isolation.level=read_committed:
-- A task that Spark runs again, in the same run or after a restart of the driver from the same checkpoint, is
-  written once; so is one that two executors run at the same time (speculation), or that a lost executor goes on with.
-- A repeated task whose rows are not those that were committed raises RepeatDiffersError and writes nothing: a query
-  that is not deterministic (a random number, the time, an order that matters) is told so instead of losing or
-  doubling rows.  The order of the rows within a task does not matter.
+- A micro-batch is written once, whatever number of tasks Spark gives to it, and to its repeat: with a shuffle, adaptive
+  execution, other code, other options, speculation, tasks, workers or executors that are lost, and a driver that is
+  killed anywhere and started again from the same checkpoint.
+- A repeated micro-batch whose rows are not those that were decided raises RepeatDiffersError, and what was decided
+  stays: a query that is not deterministic (a random number, the time) is told so.  The order of the rows and which task
+  has them do not matter.
 
-Not guaranteed:
-- The micro-batch as a whole is not atomic: tasks commit one after the other.  After a driver was killed between two
-  commits, the rest follows with the restart.
-- A micro-batch that is repeated with *another number of tasks* (the code or an option was changed between two runs):
-  tasks that are there in both runs compare their rows, and a task of the former run that is not there any more makes
-  the commit of the micro-batch fail; but what other tasks wrote until then is written.  Keep the number of tasks
-  while a micro-batch is unfinished, or let it finish first.
-- A topic or deadLetterTopic that is changed in the middle of a micro-batch changes nothing about what was committed: it
-  is found beside the former one, unless the principal may not read that one any more.
+What it costs and where it ends:
+- Rows are seen when the micro-batch is committed: what the first task wrote waits for the last one.  Consumers with
+  read_committed see nothing that lies behind an open transaction, so a killed query holds them up until it has
+  committed a micro-batch again, or for transaction.timeout.ms.
+- A micro-batch that takes longer than transaction.timeout.ms (15 minutes here, the most that brokers allow by default)
+  fails, with nothing committed: make it smaller with maxOffsetsPerTrigger, or raise transaction.max.timeout.ms at the
+  brokers and kafka.transaction.timeout.ms here.
+- Between the decision and the last end of a transaction lie some round trips.  A driver that dies within them, and is not
+  started again within transaction.timeout.ms, has the brokers abort what was decided.  If they aborted all of it, the
+  restart writes the micro-batch again; if some was ended, DataLossError says so, and nothing more is written.
 - Brokers forget the offsets of a group after offsets.retention.minutes (7 days): a query that stood still for longer
-  in the middle of a micro-batch writes that one again.
-- A task that takes longer than transaction.timeout.ms (15 minutes here, the most that brokers allow by default) is
-  fenced by the broker and fails, without having written anything.  Consumers with read_committed see nothing that
-  lies behind an open transaction, so a killed query holds them up until it is started again, or for that time.
+  between a decision and the checkpoint's commit writes that micro-batch again.
 
 With ACLs the principal needs, beside Write on the topics: Write on the transactional ids and Read on the groups that
-begin with tolerant-sink-, and Read on the topics (an offset is committed beside one of their partitions).
+begin with tolerant-sink-, and Read on the topics (an offset is committed beside one of their partitions).  The driver
+connects to the brokers, too.
 
 A batch write has a sink of its own, unless exactlyOnceId names one: then the same write, repeated as a whole,
 writes nothing again.  One name belongs to one query or one batch write; another one that uses it is refused.
@@ -37,8 +47,11 @@ writes nothing again.  One name belongs to one query or one batch write; another
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import os
+import re
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import crc32c
@@ -47,10 +60,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_integration.writing.columns import WriteRows
-from tolerant_client.errors import OptionError, RepeatDiffersError
-from tolerant_client.producer_transaction import CommittedOffset
+from tolerant_client.errors import OptionError, ProducerFencedError, RepeatDiffersError
+from tolerant_client.producer_transaction import CommittedOffset, PreparedTransaction
 
 GROUP_PREFIX: Final = "tolerant-sink-"
+
+_PIECE: Final = 4000  # characters, below the brokers' offset.metadata.max.bytes, 4096
+_SUPERSEDED: Final = 20  # runs that a decision remembers
+_SINKS: Final = 64  # that a process remembers the ids of
+_ID: Final = re.compile(r"([0-9a-f]+)/[0-9a-f]+-[0-9]+")
 
 _UInt64s = npt.NDArray[np.uint64]
 _MASK: Final = 2**64 - 1
@@ -62,88 +80,202 @@ _MIX_2: Final = np.uint64(0x94D049BB133111EB)
 
 
 class Written(NamedTuple):
-    """How many rows a task wrote, and the sum of their hashes: their order does not matter."""
+    """How many rows were written, and the sum of their hashes: neither their order nor their tasks matter."""
 
     rows: int
     digest: int
 
+    @classmethod
+    def total(cls, parts: Iterable[Written]) -> Written:
+        parts = list(parts)
+        return cls(sum(part.rows for part in parts), sum(part.digest for part in parts) & _MASK)
+
 
 @dataclass(frozen=True)
-class TaskPlace:
-    """Which part of which write a task is; `owner` is the query's id, empty for a batch write."""
+class Decision:
+    """What was decided for a micro-batch, or a batch write: the transactions that are its rows."""
+
+    owner: str
+    run: str
+    batch: int
+    written: Written
+    transactions: tuple[PreparedTransaction, ...] = ()
+    superseded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SinkBatch:
+    """One run's write of one micro-batch; `owner` is the query's id, empty for a batch write, whose batch is 0.
+
+    `is_named`: others may use the sink, too, or may have used it before.
+    """
 
     sink: str
     owner: str
+    run: str
     batch: int
-    task: int
+    is_named: bool = True
 
     @property
-    def transactional_id(self) -> str:
-        """Also the group whose offset says what was committed."""
-        return f"{GROUP_PREFIX}{self.sink}-{self.task}"
+    def decider(self) -> str:
+        """The transactional id that decisions are committed with."""
+        return f"{self.prefix}decider"
 
     @property
-    def siblings(self) -> str:
-        """What the groups of all tasks of the sink begin with."""
+    def prefix(self) -> str:
+        return f"{GROUP_PREFIX}{self.sink}/"
+
+    @property
+    def former_prefix(self) -> str:
+        """What the groups of former versions begin with, which committed task by task: a group a task."""
         return f"{GROUP_PREFIX}{self.sink}-"
 
-    def sibling(self, group: str) -> TaskPlace | None:
-        """The task that a group belongs to, None if it is none of this sink's."""
-        number = group.removeprefix(self.siblings)
-        return replace(self, task=int(number)) if number.isdecimal() and group.startswith(self.siblings) else None
+    def group(self, piece: int) -> str:
+        """The group whose offset is a decision's piece; what does not fit beside the first goes beside more."""
+        return f"{self.prefix}{piece}"
 
-    def committed(self, written: Written) -> CommittedOffset:
-        """What is committed with the rows."""
-        metadata = {"query": self.owner, "rows": written.rows, "digest": f"{written.digest:016x}"}
-        return CommittedOffset(self.batch + 1, json.dumps(metadata))
+    def run_of(self, transactional_id: str) -> str | None:
+        """The run that a task's transactional id belongs to, None for one that is no task's of this sink."""
+        found = _ID.fullmatch(transactional_id.removeprefix(self.prefix))
+        return found[1] if found and transactional_id.startswith(self.prefix) else None
 
-    def find(self, committed: Mapping[Any, CommittedOffset]) -> Written | None:
-        """What an earlier attempt of this task committed, None if it is still to be written.
+    # -- what is committed -------------------------------------------------------
 
-        `committed` are the offsets of the group, by the partition that they stand beside.
-        Raises OptionError when the sink belongs to somebody else, or has gone on since.
-        """
-        if not committed:
-            return None
-        newest = max(committed.values(), key=lambda offset: offset.offset)
+    def pieces(self, decision: Decision) -> list[CommittedOffset]:
+        """What is committed for the groups from 0 on."""
+        named = [(t.transactional_id.removeprefix(self.prefix), *t[1:]) for t in decision.transactions]
+        text = json.dumps(
+            {
+                "query": decision.owner,
+                "run": decision.run,
+                "rows": decision.written.rows,
+                "digest": f"{decision.written.digest:016x}",
+                "superseded": decision.superseded,
+                "transactions": named,
+            },
+            separators=(",", ":"),
+        )
+        parts = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
+        return [
+            CommittedOffset(decision.batch + 1, f"{len(parts)}:{part}" if not number else part)
+            for number, part in enumerate(parts)
+        ]
+
+    def piece_count(self, committed: Mapping[Any, CommittedOffset]) -> int:
+        """How many groups hold the decision of which group 0 has this; 0 where nothing was decided."""
+        count = _newest(committed).metadata.partition(":")[0] if committed else "0"
+        if not count.isdecimal():
+            raise self._strange()
+        return int(count)
+
+    def read(self, pieces: Sequence[Mapping[Any, CommittedOffset]]) -> Decision:
+        """The decision whose pieces the groups have, each by the partition that it stands beside."""
         try:
-            metadata = json.loads(newest.metadata)
-            owner, written = metadata["query"], Written(int(metadata["rows"]), int(metadata["digest"], 16))
+            newest = [_newest(piece) for piece in pieces]
+            (offset,) = {piece.offset for piece in newest}
+            text = "".join(piece.metadata for piece in newest).partition(":")[2]
+            found = json.loads(text)
+            return Decision(
+                found["query"],
+                found["run"],
+                offset - 1,
+                Written(int(found["rows"]), int(found["digest"], 16)),
+                tuple(PreparedTransaction(self.prefix + name, *numbers) for name, *numbers in found["transactions"]),
+                tuple(found["superseded"]),
+            )
         except (ValueError, KeyError, TypeError):
+            raise self._strange() from None
+
+    def _strange(self) -> OptionError:
+        return OptionError(
+            f"The group {self.group(0)!r} has an offset that no sink has written; choose another exactlyOnceId"
+        )
+
+    # -- what follows from it ----------------------------------------------------
+
+    def is_repeat(self, found: Decision | None, now: Written) -> bool:
+        """Whether this micro-batch was decided before, with these rows.
+
+        Raises OptionError when the sink belongs to somebody else, is ahead of the checkpoint or was taken over by a later
+        run, RepeatDiffersError when other rows were decided.
+        """
+        if found is None:
+            return False
+        if found.owner != self.owner:
             raise OptionError(
-                f"The group {self.transactional_id!r} has an offset that no sink has written;"
-                " choose another exactlyOnceId"
-            ) from None
-        if owner != self.owner:
-            raise OptionError(
-                f"exactlyOnceId {self.sink!r} belongs to {_who(owner)}, and this is {_who(self.owner)}: its rows"
+                f"exactlyOnceId {self.sink!r} belongs to {_who(found.owner)}, and this is {_who(self.owner)}: its rows"
                 " would be taken for written; choose another exactlyOnceId"
             )
-        if newest.offset > self.batch + 1:
+        if self.run in found.superseded:
             raise OptionError(
-                f"The sink {self.sink!r} has committed micro-batch {newest.offset - 1} of this query, and now comes"
+                f"Micro-batch {self.batch} of the sink {self.sink!r}: a later run of the same query, or the same write,"
+                " has taken over; nothing was written. Stop one of the two"
+            )
+        if found.batch > self.batch:
+            raise OptionError(
+                f"The sink {self.sink!r} has committed micro-batch {found.batch} of this query, and now comes"
                 f" {self.batch}: the checkpoint is older than the sink; choose another exactlyOnceId to write it again"
             )
-        return written if newest.offset == self.batch + 1 else None
-
-    def check_absent(self, committed: Mapping[Any, CommittedOffset], tasks: int) -> None:
-        """Raises RepeatDiffersError if this task was committed: the repeated write has only `tasks` tasks."""
-        if self.find(committed) is not None:
+        if found.batch < self.batch:
+            return False
+        if found.written != now:
             raise RepeatDiffersError(
-                f"Micro-batch {self.batch} was committed by task {self.task} of an earlier run, and this run has {tasks}"
-                " tasks: rows may be written twice. Start the query again as it was, or delete the group"
-                f" {self.transactional_id!r} to go on"
+                f"Micro-batch {self.batch} was committed with {found.written.rows} rows (digest"
+                f" {found.written.digest:016x}) and is repeated with {now.rows} (digest {now.digest:016x}): the query is"
+                " not deterministic, or it was started again with other code. Nothing was written again; choose another"
+                " exactlyOnceId to write the micro-batch again"
+            )
+        return True
+
+    def decide(
+        self,
+        found: Decision | None,
+        written: Written,
+        transactions: Iterable[PreparedTransaction],
+        left_open: Iterable[str],
+    ) -> Decision:
+        """The decision to be committed; runs that have ids in `left_open`, or decided before, are superseded by it."""
+        runs = dict.fromkeys(found.superseded + (found.run,) if found is not None else ())
+        runs |= dict.fromkeys(run for name in left_open if (run := self.run_of(name)) is not None)
+        runs.pop(self.run, None)
+        last = tuple(runs)[-_SUPERSEDED:]
+        return Decision(self.owner, self.run, self.batch, written, tuple(transactions), last)
+
+    def check_former(self, group: str, committed: Mapping[Any, CommittedOffset]) -> None:
+        """Raises OptionError if a former version committed a task of this micro-batch, or of a later one."""
+        if committed and _newest(committed).offset > self.batch:
+            raise OptionError(
+                f"Micro-batch {self.batch} of the sink {self.sink!r} was committed, at least in part, by a version of"
+                f" tolerant-client that commits task by task (group {group!r}), and this one cannot tell which rows."
+                " Nothing was written. Let that version finish the micro-batch and stop it after the next one has"
+                " begun, or choose another exactlyOnceId to write the micro-batch again"
             )
 
-    def check_repeat(self, found: Written, now: Written) -> None:
-        """Raises RepeatDiffersError unless the task was given the rows that were committed."""
-        if found != now:
-            raise RepeatDiffersError(
-                f"Task {self.task} of micro-batch {self.batch} was committed with {found.rows} rows (digest"
-                f" {found.digest:016x}) and is repeated with {now.rows} (digest {now.digest:016x}): the query is not"
-                " deterministic, or it was started again with other code or another number of tasks. Nothing was written"
-                " by this task; choose another exactlyOnceId to write the micro-batch again"
-            )
+
+class TransactionNames:
+    """The transactional ids that one process gives to its tasks (law D)."""
+
+    def __init__(self) -> None:
+        self._given: dict[tuple[int, str, str], tuple[str, int, int]] = {}
+
+    def take(self, place: SinkBatch) -> str:
+        """An id for one attempt of a task; those of former micro-batches are taken again, as they are settled.
+
+        Raises ProducerFencedError where this process has worked for a later micro-batch already.
+        """
+        key = (os.getpid(), place.sink, place.run)  # what a parent process gave is never given again
+        token, batch, count = self._given.pop(key, (uuid.uuid4().hex[:12], place.batch, 0))
+        if place.batch < batch:
+            raise ProducerFencedError(f"Micro-batch {place.batch} of {place.sink!r} is over: this task came too late")
+        count = count if place.batch == batch else 0
+        self._given[key] = (token, place.batch, count + 1)
+        if len(self._given) > _SINKS:
+            self._given.pop(next(iter(self._given)))
+        return f"{place.prefix}{place.run}/{token}-{count}"
+
+
+def _newest(committed: Mapping[Any, CommittedOffset]) -> CommittedOffset:
+    return max(committed.values(), key=lambda offset: offset.offset)
 
 
 def _who(owner: str) -> str:

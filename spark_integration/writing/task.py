@@ -92,12 +92,6 @@ class WriteTask:
             self._write_letters()
             self._producer.cluster.run(self._producer.flush)
 
-    def skip(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Takes all rows as `write` does, digest included, and writes none of them."""
-        for piece in batches:
-            self._rows_of(piece)
-            self.rows += piece.num_rows
-
     def _rows_of(self, piece: pa.RecordBatch) -> tuple[WriteRows, WriteRows | None, Any]:
         """The rows that have a topic; with a dead letter topic those that have none, and which they are."""
         orphans, is_orphan = None, np.zeros(piece.num_rows, bool)

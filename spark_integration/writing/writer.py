@@ -15,43 +15,33 @@ update, write from foreachBatch, with exactlyOnceId naming sink and micro-batch.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import pyarrow as pa
-from kafka.structs import TopicPartition
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from spark_integration.connections import borrowed, open_cluster
 from spark_integration.writing.columns import WriteColumns, choose_columns
-from spark_integration.writing.exactly_once import RowDigest, TaskPlace
+from spark_integration.writing.exactly_once import RowDigest, SinkBatch, TransactionNames
 from spark_integration.writing.options import WriteOptions, parse_write_options
+from spark_integration.writing.settlement import WrittenTask, abort_tasks, commit_tasks
 from spark_integration.writing.task import WriteTask
 from tolerant_client.batch_producer import BatchProducer
 from tolerant_client.errors import OptionError
-from tolerant_client.producer_transaction import CommittedOffset, ProducerTransaction, groups_named
+from tolerant_client.producer_transaction import ProducerTransaction
 
 _BATCH_WRITE: Final = 0
 _ABORT_MS: Final = 5_000.0
-_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+# What Spark tells the tasks of a micro-batch (StreamExecution.scala); the job group is the id of the query's run.
+_QUERY, _BATCH, _RUN = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"
 
 
-@dataclass
-class WrittenTask(WriterCommitMessage):
-    """What one task did; `is_repeat`: its rows had been committed before.
-
-    `place` and `siblings`, all tasks that the sink ever had, are told by task 0 of exactlyOnce.
-    """
-
-    rows: int
-    dead_letters: int
-    is_repeat: bool = False
-    place: TaskPlace | None = None
-    siblings: tuple[TaskPlace, ...] = ()
+_names = TransactionNames()
 
 
 class RecordsWriter(DataSourceArrowWriter):
@@ -65,15 +55,20 @@ class RecordsWriter(DataSourceArrowWriter):
             )
         self._options = parse_write_options(options)
         self._columns = choose_columns(schema, self._options.topic)
-        self._sink = self._options.exactly_once_id or str(uuid.uuid4())  # on the driver: the same for all attempts
+        run = uuid.uuid4().hex  # on the driver: the same for all attempts
+        sink = self._options.exactly_once_id
+        self._place = SinkBatch(sink or run, "", run, _BATCH_WRITE, is_named=sink is not None)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        place = TaskPlace(self._sink, "", _BATCH_WRITE, _task_number())
-        return write_task(self._options, self._columns, place, iterator)
+        return write_task(self._options, self._columns, self._place, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Every task has committed by itself; raises RepeatDiffersError for a repeat with fewer tasks."""
-        check_siblings(self._options, messages)
+        """With exactlyOnce this is when the rows are committed, all of them; raises what commit_tasks raises."""
+        commit_tasks(self._options, messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """With exactlyOnce aborts what tasks have written, unless it was decided."""
+        abort_tasks(self._options, messages)
 
 
 class RecordsStreamWriter(DataSourceStreamArrowWriter):
@@ -84,20 +79,25 @@ class RecordsStreamWriter(DataSourceStreamArrowWriter):
         self._columns = choose_columns(schema, self._options.topic)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        place = TaskPlace("", "", 0, _task_number())
-        if self._options.is_exactly_once:
-            query, batch = _local_property(_QUERY), _local_property(_BATCH)
-            if query is None or batch is None:
-                raise OptionError("exactlyOnce needs the ids of query and micro-batch, and Spark has not told this task")
-            place = TaskPlace(self._options.exactly_once_id or query, query, int(batch), place.task)
-        return write_task(self._options, self._columns, place, iterator)
+        return write_task(self._options, self._columns, self._place() if self._options.is_exactly_once else None, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Every task has committed by itself; raises RepeatDiffersError for a repeat with fewer tasks."""
-        check_siblings(self._options, messages)
+        """With exactlyOnce this is when the rows are committed, all of them; raises what commit_tasks raises."""
+        commit_tasks(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing is left to undo: a task that failed has aborted its transaction, or its next attempt does."""
+        """With exactlyOnce aborts what tasks have written, unless it was decided."""
+        abort_tasks(self._options, messages)
+
+    def _place(self) -> SinkBatch:
+        """Where this task belongs; the driver is told by its message."""
+        query, batch, run = (_local_property(name) for name in (_QUERY, _BATCH, _RUN))
+        if query is None or batch is None or run is None:
+            raise OptionError(
+                "exactlyOnce needs the ids of query, run and micro-batch, and Spark has not told this task all of them"
+            )
+        digits = hashlib.sha256(f"{query} {run}".encode()).hexdigest()[:32]
+        return SinkBatch(self._options.exactly_once_id or query, query, digits, int(batch))
 
 
 def _task_number() -> int:
@@ -111,9 +111,9 @@ def _local_property(name: str) -> str | None:
 
 
 def write_task(
-    options: WriteOptions, columns: WriteColumns, place: TaskPlace, iterator: Iterator[pa.RecordBatch]
+    options: WriteOptions, columns: WriteColumns, place: SinkBatch | None, iterator: Iterator[pa.RecordBatch]
 ) -> WrittenTask:
-    """Writes the rows of one task; returns once they are in their logs, or committed."""
+    """Writes the rows of one task; returns once they are in their logs.  With exactlyOnce they are not committed then."""
 
     def make() -> BatchProducer:
         return BatchProducer(open_cluster(options.kafka, name="sink"), options.producer)
@@ -122,9 +122,10 @@ def write_task(
     what = ("producer", options.is_exactly_once, sorted(options.kafka.items()), options.producer)
     with borrowed(what, make) as producer:
         if options.is_exactly_once:
+            assert place is not None
             return _write_once(producer, options, columns, place, iterator)
         producer.cluster.run(producer.start)
-        task = WriteTask(producer, options, columns, place.task)
+        task = WriteTask(producer, options, columns, _task_number())
         task.write(iterator)
         return WrittenTask(task.rows, task.dead)
 
@@ -133,72 +134,28 @@ def _write_once(
     producer: BatchProducer,
     options: WriteOptions,
     columns: WriteColumns,
-    place: TaskPlace,
+    place: SinkBatch,
     iterator: Iterator[pa.RecordBatch],
 ) -> WrittenTask:
     run = producer.cluster.run
-    transaction = ProducerTransaction(producer.cluster, place.transactional_id, options.transaction_timeout_ms)
+    transaction = ProducerTransaction(producer.cluster, _names.take(place), options.transaction_timeout_ms)
     run(producer.connect)
     run(transaction.begin)
-    told = (place, tuple(run(_siblings, producer, place))) if place.task == 0 else (None, ())
-    markers = run(_markers, producer, options)
-    found = place.find(run(transaction.committed, place.transactional_id, markers))
-    digest = RowDigest()
-    task = WriteTask(producer, options, columns, place.task, digest)
-    if found is not None:
-        task.skip(iterator)
-        place.check_repeat(found, digest.result())
-        return WrittenTask(found.rows, 0, True, *told)
     producer.start_transaction(transaction, transaction.producer_id, transaction.producer_epoch)
+    digest = RowDigest()
+    task = WriteTask(producer, options, columns, _task_number(), digest)
     try:
         task.write(iterator)
-        if task.topics:
-            marker = TopicPartition(options.topic if options.topic in task.topics else min(task.topics), 0)
-            run(_commit, transaction, marker, place.committed(digest.result()))
     except Exception as error:
         producer.stop(error)  # nothing more is sent, whatever answers come while the transaction is being ended
-        with contextlib.suppress(Exception):  # the next attempt ends it, if this does not
+        with contextlib.suppress(Exception):  # the driver ends it, if this does not
             run(_abort, producer, transaction)
         raise
-    return WrittenTask(task.rows, task.dead, False, *told)
-
-
-def check_siblings(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Raises RepeatDiffersError if a task that is not there any more had committed what these tasks wrote."""
-    for told in messages:
-        if isinstance(told, WrittenTask) and any(sibling.task >= len(messages) for sibling in told.siblings):
-            break
-    else:
-        return
-    with BatchProducer(open_cluster(options.kafka, name="sink"), options.producer) as producer:
-        markers = producer.cluster.run(_markers, producer, options)
-        for sibling in told.siblings:
-            if sibling.task >= len(messages):
-                name = sibling.transactional_id
-                transaction = ProducerTransaction(producer.cluster, name, options.transaction_timeout_ms)
-                committed = producer.cluster.run(transaction.committed, name, markers)
-                sibling.check_absent(committed, len(messages))
-
-
-async def _siblings(producer: BatchProducer, place: TaskPlace) -> list[TaskPlace]:
-    """The tasks that the sink had so far; asked for in every micro-batch, as any of them may be a repeated one."""
-    groups = await groups_named(producer.cluster, place.siblings)
-    return [sibling for group in groups if (sibling := place.sibling(group)) is not None]
-
-
-async def _markers(producer: BatchProducer, options: WriteOptions) -> list[TopicPartition]:
-    """The partitions beside which a task may have committed: the first one of a topic that it wrote to."""
-    topics = {options.topic, options.dead_letter_topic} - {None}
-    if options.topic is None:
-        topics |= set(await producer.cluster.partitions())
-    return [TopicPartition(topic, 0) for topic in sorted(filter(None, topics))]
-
-
-async def _commit(transaction: ProducerTransaction, marker: TopicPartition, committed: CommittedOffset) -> None:
-    await transaction.commit_offset(transaction.transactional_id, marker, committed)
-    await transaction.commit()
+    prepared = transaction.prepared if transaction.partition is not None else None
+    topics = tuple(sorted(task.topics))
+    return WrittenTask(task.rows, task.dead, place, digest.result(), prepared, transaction.partition, topics)
 
 
 async def _abort(producer: BatchProducer, transaction: ProducerTransaction) -> None:
     manager = producer.cluster.manager
-    await manager.wait_for(producer.cluster.net.call_soon_with_future(transaction.abort), _ABORT_MS)
+    await manager.wait_for(producer.cluster.net.call_soon_with_future(transaction.begin), _ABORT_MS)

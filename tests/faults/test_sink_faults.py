@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,22 @@ import kafka.errors as Errors
 import pyarrow as pa
 import pytest
 from kafka.structs import TopicPartition
+from support import sink_batch as sink_batches
 from support.mirror_link import create_topic
 from support.sink_process import ROWS, TASKS
 
 from spark_integration.connections import close_pool
 from spark_integration.writing.columns import WriteColumns
-from spark_integration.writing.exactly_once import TaskPlace
-from spark_integration.writing.options import parse_write_options
+from spark_integration.writing.exactly_once import SinkBatch
+from spark_integration.writing.options import WriteOptions, parse_write_options
+from spark_integration.writing.settlement import abort_tasks, commit_tasks
 from spark_integration.writing.writer import write_task
 from tolerant_client.batch_encoding import encode_batches
 from tolerant_client.batch_producer import BatchProducer
-from tolerant_client.errors import DeliveryTimeoutError, ProducerFencedError
+from tolerant_client.errors import DataLossError, DeliveryTimeoutError, OptionError, ProducerFencedError
 from tolerant_client.events import Completed, Probe
 from tolerant_client.producer_settings import ProducerSettings
-from tolerant_client.producer_transaction import CommittedOffset, ProducerTransaction
+from tolerant_client.producer_transaction import CommittedOffset, ProducerTransaction, transactional_ids
 from tolerant_client.raw import LATEST, RawCluster
 from tolerant_client.record_batch import restamp
 from tolerant_client.testing import (
@@ -311,12 +314,199 @@ def test_a_task_that_failed_with_requests_in_flight_is_written_once_by_its_next_
             raise RuntimeError("upstream failed")
 
     for trial in range(4 if IS_LONG else 1):
-        place = TaskPlace(f"{topic}-{trial}", "", 0, 1)
+        place = SinkBatch(f"{topic}-{trial}", "", f"{trial:032x}", 0)
         with pytest.raises(RuntimeError, match="upstream failed"):
             write_task(options, columns, place, rows(True))
-        assert write_task(options, columns, place, rows(False)).rows == 27_000
+        message = write_task(options, columns, place, rows(False))
+        assert message.rows == 27_000
+        commit_tasks(options, [message])
         count = Counter(int(v[:6]) for partition in values(aborting, topic).values() for v in partition)
         assert (len(count), set(count.values())) == (27_000, {trial + 1})
+
+
+# -- one decision for a micro-batch ----------------------------------------------
+
+
+def sink_batch(servers: str, topic: str, run: int, batch: int, tasks: int, death: str = "never") -> None:
+    """A run of a micro-batch in a process of its own."""
+    arguments = [servers, topic, topic, f"{run:032x}", str(batch), str(tasks), death]
+    done = subprocess.run(
+        [sys.executable, "-m", "support.sink_batch", *arguments],
+        cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == (0 if death == "never" else -signal.SIGKILL), done.stderr[-3000:]
+
+
+def sink_options(servers: str, topic: str) -> WriteOptions:
+    return parse_write_options({"kafka.bootstrap.servers": servers, "topic": topic, "exactlyOnce": "true"})
+
+
+def committed_rows(servers: str, topic: str) -> list[bytes]:
+    return sorted((v for partition in values(servers, topic).values() for v in partition), key=int)
+
+
+@pytest.mark.parametrize("death", sink_batches.DEATHS)
+def test_a_driver_that_is_killed_anywhere_has_its_micro_batch_written_once_by_other_tasks(
+    kafka_cluster: KafkaCluster, death: str
+) -> None:
+    """Laws A and B, with a repeat of another number of tasks; law C: what was left open holds up no reader after it."""
+    servers, topic = kafka_cluster.bootstrap_servers, f"sink-driver-{death}"
+    create_topic(servers, topic, PARTITIONS)
+    sink_batch(servers, topic, 1, 0, 2)
+    sink_batch(servers, topic, 1, 1, 4, death)
+    assert committed_rows(servers, topic)[: sink_batches.ROWS] == sink_batches.rows(0)
+    sink_batch(servers, topic, 2, 1, 3, death)
+    sink_batch(servers, topic, 3, 1, 1)
+    sink_batch(servers, topic, 3, 2, 2)
+    wanted = [*sink_batches.rows(0), *sink_batches.rows(1), *sink_batches.rows(2)]
+    assert committed_rows(servers, topic) == wanted
+
+
+def test_an_attempt_that_was_not_chosen_is_aborted_and_disturbs_nobody(kafka_cluster: KafkaCluster) -> None:
+    """Speculation: two attempts of the same tasks, at the same time; Spark's driver hears of one."""
+    servers, topic = kafka_cluster.bootstrap_servers, "sink-speculation"
+    create_topic(servers, topic, PARTITIONS)
+    place = SinkBatch(topic, topic, "0d" * 16, 0)
+    first = sink_batches.write(servers, topic, place, 2)
+    copies = sink_batches.write(servers, topic, place, 2)
+    sink_batches.commit(servers, topic, [first[0], copies[1]])
+    assert committed_rows(servers, topic) == sink_batches.rows(0)
+    with RawCluster({"bootstrap_servers": servers}) as cluster:
+        assert cluster.run(transactional_ids, cluster, place.prefix, ["Ongoing"]) == set()
+
+
+def test_two_drivers_that_repeat_one_micro_batch_write_it_once(kafka_cluster: KafkaCluster) -> None:
+    """Law A: a driver that was thought dead decides after the one that has followed it, or at the same time."""
+    servers, topic = kafka_cluster.bootstrap_servers, "sink-two-drivers"
+    create_topic(servers, topic, PARTITIONS)
+    for batch in range(3):
+        runs = [SinkBatch(topic, topic, f"{number}e" * 16, batch) for number in (1, 2)]
+        told = [sink_batches.write(servers, topic, place, 2 + number) for number, place in enumerate(runs)]
+        errors: list[Exception] = []
+
+        def decide(messages: list[Any], errors: list[Exception] = errors) -> None:
+            try:
+                sink_batches.commit(servers, topic, messages)
+            except OptionError as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=decide, args=(messages,)) for messages in told]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(errors) <= 1 and all("a later run of the same query" in str(error) for error in errors), errors
+        wanted = [row for number in range(batch + 1) for row in sink_batches.rows(number)]
+        assert committed_rows(servers, topic) == wanted
+
+
+def test_of_two_queries_with_one_sink_the_second_one_is_refused_and_the_first_one_goes_on(
+    kafka_cluster: KafkaCluster,
+) -> None:
+    servers, topic = kafka_cluster.bootstrap_servers, "sink-two-queries"
+    create_topic(servers, topic, PARTITIONS)
+    mine, other = (SinkBatch(topic, f"query-{number}", f"{number}f" * 16, 0) for number in (1, 2))
+    told = [sink_batches.write(servers, topic, place, 2) for place in (mine, other)]
+    sink_batches.commit(servers, topic, told[0])
+    with pytest.raises(OptionError, match="belongs to query query-1, and this is query query-2"):
+        sink_batches.commit(servers, topic, told[1])
+    place = replace(mine, batch=1)
+    sink_batches.commit(servers, topic, sink_batches.write(servers, topic, place, 2))
+    assert committed_rows(servers, topic) == [*sink_batches.rows(0), *sink_batches.rows(1)]
+
+
+def test_a_micro_batch_of_which_a_part_has_timed_out_is_not_committed_at_all(kafka_cluster: KafkaCluster) -> None:
+    servers, topic = kafka_cluster.bootstrap_servers, "sink-timed-out"
+    create_topic(servers, topic, PARTITIONS)
+    place = SinkBatch(topic, topic, "1a" * 16, 0)
+    told = sink_batches.write(servers, topic, place, 2)
+    with RawCluster({"bootstrap_servers": servers}) as cluster:  # as the coordinator does it, after its timeout
+        assert told[0].transaction is not None
+        cluster.run(ProducerTransaction(cluster, told[0].transaction.transactional_id, 60_000).begin)
+    with pytest.raises(ProducerFencedError, match="took longer than transaction.timeout.ms"):
+        sink_batches.commit(servers, topic, told)
+    abort_tasks(sink_options(servers, topic), told)
+    assert committed_rows(servers, topic) == []
+    sink_batches.commit(servers, topic, sink_batches.write(servers, topic, replace(place, run="1b" * 16), 3))
+    assert committed_rows(servers, topic) == sink_batches.rows(0)
+
+
+def test_what_was_decided_is_not_aborted_when_the_driver_gives_up(kafka_cluster: KafkaCluster) -> None:
+    """Law B: Spark calls abort where commit has raised, whatever it had done."""
+    servers, topic = kafka_cluster.bootstrap_servers, "sink-given-up"
+    create_topic(servers, topic, PARTITIONS)
+    told = sink_batches.write(servers, topic, SinkBatch(topic, topic, "2a" * 16, 0), 2)
+    sink_batches.commit(servers, topic, told)
+    abort_tasks(sink_options(servers, topic), told)
+    sink_batches.commit(servers, topic, told)
+    assert committed_rows(servers, topic) == sink_batches.rows(0)
+
+
+@pytest.mark.parametrize("aborted", [2, 1])
+def test_what_was_decided_and_aborted_by_the_brokers_is_written_again_or_named(
+    kafka_cluster: KafkaCluster, aborted: int
+) -> None:
+    """A driver died right after its decision, and was away for longer than transaction.timeout.ms."""
+    servers, topic = kafka_cluster.bootstrap_servers, f"sink-aborted-{aborted}"
+    create_topic(servers, topic, PARTITIONS)
+    sink_batch(servers, topic, 1, 0, 2, "decided")
+    with RawCluster({"bootstrap_servers": servers}) as cluster:
+        names = cluster.run(transactional_ids, cluster, f"tolerant-sink-{topic}/", ["Ongoing"])
+        assert names is not None and len(names) == 2
+        for name in sorted(names)[:aborted]:
+            cluster.run(ProducerTransaction(cluster, name, 60_000).begin)
+    told = sink_batches.write(servers, topic, SinkBatch(topic, topic, "3a" * 16, 0), 3)
+    if aborted == 1:
+        with pytest.raises(DataLossError, match="is written in part: the brokers aborted 1 of its 2 transactions"):
+            sink_batches.commit(servers, topic, told)
+        abort_tasks(sink_options(servers, topic), told)
+        assert len(committed_rows(servers, topic)) == sink_batches.ROWS // 2
+    else:
+        sink_batches.commit(servers, topic, told)
+        assert committed_rows(servers, topic) == sink_batches.rows(0)
+
+
+def test_a_micro_batch_that_a_former_version_began_is_refused_and_the_next_one_goes_on(
+    kafka_cluster: KafkaCluster,
+) -> None:
+    """That version committed task by task, each beside an offset of its own group."""
+    servers, topic = kafka_cluster.bootstrap_servers, "sink-former"
+    create_topic(servers, topic, PARTITIONS)
+    transact(servers, topic, f"tolerant-sink-{topic}-0", 0, 1)  # commits 1: micro-batch 0
+    before = values(servers, topic)
+    told = sink_batches.write(servers, topic, SinkBatch(topic, topic, "4a" * 16, 0), 2)
+    with pytest.raises(OptionError, match="by a version of tolerant-client that commits task by task"):
+        sink_batches.commit(servers, topic, told)
+    abort_tasks(sink_options(servers, topic), told)
+    assert values(servers, topic) == before
+    sink_batches.commit(servers, topic, sink_batches.write(servers, topic, SinkBatch(topic, topic, "4b" * 16, 1), 2))
+    found = [v for partition in values(servers, topic).values() for v in partition]
+    assert len(found) == PER_BATCH + sink_batches.ROWS
+
+
+def test_a_decision_of_many_tasks_is_carried_out(kafka_cluster: KafkaCluster) -> None:
+    """More transactions than one offset's metadata can name."""
+    servers, topic = kafka_cluster.bootstrap_servers, "sink-many-tasks"
+    create_topic(servers, topic, PARTITIONS)
+    told = sink_batches.write(servers, topic, SinkBatch(topic, topic, "5a" * 16, 1), sink_batches.ROWS)
+    sink_batches.commit(servers, topic, told)
+    assert committed_rows(servers, topic) == sink_batches.rows(1)
+
+
+@pytest.mark.parametrize("seed", range(10 if IS_LONG else 1))
+def test_micro_batches_are_written_once_when_one_answer_in_20_is_wrong(
+    fault_proxy: Proxies, kafka_cluster: KafkaCluster, seed: int
+) -> None:
+    topic = f"sink-decided-{seed}"
+    create_topic(kafka_cluster.bootstrap_servers, topic, PARTITIONS)
+    proxy = fault_proxy(ONE_IN_20, seed=seed)
+    for batch in range(5):
+        place = SinkBatch(topic, topic, f"{batch // 2:032x}", batch)
+        told = sink_batches.write(proxy.bootstrap_servers, topic, place, 1 + batch % 3)
+        sink_batches.commit(proxy.bootstrap_servers, topic, told)
+    assert proxy.injected_total >= 3
+    wanted = [row for batch in range(5) for row in sink_batches.rows(batch)]
+    assert committed_rows(kafka_cluster.bootstrap_servers, topic) == wanted
 
 
 def test_an_abort_leaves_the_transaction_of_whoever_has_taken_over_alone(kafka_cluster: KafkaCluster) -> None:

@@ -154,11 +154,16 @@ class Query:
                         "batchId": told["batchId"],
                         "rows": self._rows.pop(told["batchId"]),
                         "numInputRows": source["numInputRows"],
-                        **{name: source.get(name) for name in ("startOffset", "endOffset", "latestOffset")},
+                        **{name: _partitions(source.get(name)) for name in ("startOffset", "endOffset", "latestOffset")},
                         # A Python source has no place for metrics: they are made of the offsets.
                         "metrics": source.get("metrics") if self.source == JVM else offsets_behind_latest(source),
                     }
                 )
+
+
+def _partitions(offsets: Any) -> Any:
+    """Without the names that have none: topic ids, which Spark's own source does not keep."""
+    return {name: parts for name, parts in offsets.items() if parts} if isinstance(offsets, dict) else offsets
 
 
 def run_stream(
@@ -221,7 +226,7 @@ def offsets_log(checkpoint: Path) -> list[Any]:
     found = []
     for file in sorted((p for p in (checkpoint / "offsets").glob("*") if p.name.isdigit()), key=lambda p: int(p.name)):
         version, _, source = file.read_text().splitlines()
-        found.append((int(file.name), version, json.loads(source)))
+        found.append((int(file.name), version, _partitions(json.loads(source))))
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
 from kafka.partitioner.default import murmur2
 from kafka.structs import TopicPartition
+from pyspark import TaskContext
 from pyspark.sql import functions as F
 
 PARTITIONS = 3
@@ -265,11 +268,53 @@ def test_a_batch_write_with_an_id_is_written_once(
     assert len(read(servers, topic)) == 200
 
 
-def test_a_repeat_with_fewer_tasks_is_named(
+def test_a_repeat_with_another_number_of_tasks_writes_nothing_again(
     spark: Any, servers: str, topic: str, write: Callable[..., None]
 ) -> None:
-    """Two tasks have the rows that they had; the third one of the first run is not there to be compared."""
-    write(spark.range(0, 30, 1, 3).selectExpr("cast(id as string) value"), topic=topic, exactlyOnce="true", exactlyOnceId=topic)
-    with pytest.raises(Exception, match="committed by task 2 of an earlier run, and this run has 2 tasks"):
-        write(spark.range(0, 20, 1, 2).selectExpr("cast(id as string) value"), topic=topic, exactlyOnce="true", exactlyOnceId=topic)
+    for tasks in (3, 2, 5):
+        write(numbered(spark, 30, tasks), topic=topic, exactlyOnce="true", exactlyOnceId=topic)
     assert len(read(servers, topic)) == 30
+
+
+def test_a_shuffle_that_deals_its_rows_otherwise_in_the_repeat_writes_each_row_once(
+    spark: Any, servers: str, topic: str, tmp_path: Path
+) -> None:
+    """Adaptive execution gives a repeated micro-batch another number of tasks, with other rows in each of them."""
+    folder, checkpoint, flag = tmp_path / "in", tmp_path / "checkpoint", tmp_path / "failing"
+    folder.mkdir()
+    (folder / "0.txt").write_text("".join(f"{n:06d}{os.urandom(250).hex()}\n" for n in range(8_000)))  # does not compress away
+    flag.touch()
+    told = tmp_path / "tasks"
+    told.mkdir()
+
+    def once(batches: Iterator[Any]) -> Iterator[Any]:
+        """Fails in task 0 while the flag is there, once the others have written."""
+        number = TaskContext.get().partitionId()
+        (told / f"{flag.exists()}-{number}").touch()
+        for batch in batches:
+            if number == 0 and flag.exists():
+                time.sleep(3)
+                raise RuntimeError("killed in the middle")
+            yield batch
+
+    frame = stream(spark, folder).repartition("value").mapInArrow(once, "value string")
+    adaptive = "spark.sql.adaptive."
+    given = {f"{adaptive}coalescePartitions.parallelismFirst": "false", f"{adaptive}coalescePartitions.minPartitionSize": "1k",
+             "spark.sql.shuffle.partitions": "12"}  # fmt: skip
+    for name, setting in given.items():
+        spark.conf.set(name, setting)
+    try:
+        for number in range(2):
+            spark.conf.set(f"{adaptive}advisoryPartitionSizeInBytes", f"{800 - 200 * number}k")
+            with pytest.raises(Exception, match="killed in the middle"):
+                run_once(frame, servers, topic, checkpoint, exactlyOnce="true")
+        flag.unlink()
+        spark.conf.set(f"{adaptive}advisoryPartitionSizeInBytes", "200k")
+        run_once(frame, servers, topic, checkpoint, exactlyOnce="true")
+    finally:
+        for name in (*given, f"{adaptive}advisoryPartitionSizeInBytes"):
+            spark.conf.unset(name)
+        spark.conf.set("spark.sql.shuffle.partitions", "2")
+    tasks = [sum(1 for _ in told.glob(f"{is_failing}-*")) for is_failing in (True, False)]
+    assert 1 < tasks[0] < tasks[1], tasks
+    assert sorted(int(record.value[:6]) for record in read(servers, topic)) == list(range(8_000))

@@ -1,20 +1,24 @@
-"""What a repeated task finds, and the digest that it is compared by."""
+"""What a decision holds, what follows from the one that is found, and the digest that repeats are compared by."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from spark_integration.writing.columns import WriteRows
-from spark_integration.writing.exactly_once import RowDigest, TaskPlace, Written
-from tolerant_client.errors import OptionError, RepeatDiffersError
-from tolerant_client.producer_transaction import CommittedOffset
+from spark_integration.writing.exactly_once import Decision, RowDigest, SinkBatch, TransactionNames, Written
+from tolerant_client.errors import OptionError, ProducerFencedError, RepeatDiffersError
+from tolerant_client.producer_transaction import CommittedOffset, PreparedTransaction
 
-PLACE = TaskPlace("sink", "query-1", batch=7, task=3)
+RUN, LATER_RUN = "0a" * 16, "0b" * 16
+PLACE = SinkBatch("sink", "query-1", RUN, batch=7)
 WRITTEN = Written(5, 0xABC)
+TRANSACTIONS = tuple(PreparedTransaction(f"{PLACE.prefix}{RUN}/abc-{n}", 1000 + n, n) for n in range(2))
+DECISION = Decision("query-1", RUN, 7, WRITTEN, TRANSACTIONS)
 
 
 def rows(values: list[Any], keys: list[Any] | None = None, **columns: Any) -> WriteRows:
@@ -29,54 +33,124 @@ def digest(*batches: WriteRows) -> Written:
     return made.result()
 
 
-def test_what_was_committed_is_found_by_the_same_task_of_the_same_micro_batch() -> None:
-    committed = PLACE.committed(WRITTEN)
-    assert committed.offset == 8
-    assert PLACE.find({"t-0": committed}) == WRITTEN
-    assert TaskPlace("sink", "query-1", 8, 3).find({"t-0": committed}) is None
-    assert PLACE.find({}) is None
+def read_back(place: SinkBatch, decision: Decision) -> Decision:
+    pieces = [{"t-0": piece} for piece in place.pieces(decision)]
+    assert place.piece_count(pieces[0]) == len(pieces)
+    return place.read(pieces)
+
+
+# -- what is committed -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 1500])
+def test_a_decision_is_read_as_it_was_written_however_many_transactions_it_names(count: int) -> None:
+    many = tuple(PreparedTransaction(f"{PLACE.prefix}{RUN}/abc-{n}", 10**15 + n, n) for n in range(count))
+    decision = replace(DECISION, transactions=many, superseded=(LATER_RUN,))
+    pieces = PLACE.pieces(decision)
+    assert {piece.offset for piece in pieces} == {8}
+    assert max(len(piece.metadata) for piece in pieces) < 4096  # the brokers' offset.metadata.max.bytes
+    assert read_back(PLACE, decision) == decision
 
 
 def test_the_newest_of_several_topics_counts() -> None:
-    older = TaskPlace("sink", "query-1", 2, 3).committed(Written(1, 1))
-    assert PLACE.find({"a-0": older, "b-0": PLACE.committed(WRITTEN)}) == WRITTEN
+    older = replace(DECISION, batch=2)
+    (old,), (new,) = PLACE.pieces(older), PLACE.pieces(DECISION)
+    assert PLACE.read([{"a-0": old, "b-0": new}]) == DECISION
 
 
-def test_transactional_ids_differ_by_sink_and_task() -> None:
-    assert PLACE.transactional_id == "tolerant-sink-sink-3"
+def test_pieces_of_different_decisions_are_refused() -> None:
+    with pytest.raises(OptionError, match="an offset that no sink has written"):
+        PLACE.read([{"t-0": CommittedOffset(8, "2:{")}, {"t-0": CommittedOffset(7, "}")}])
+
+
+@pytest.mark.parametrize("metadata", ["", "text", "1:", "1:[]", "1:" + json.dumps({"query": "query-1"})])
+def test_an_offset_of_somebody_else_is_refused(metadata: str) -> None:
+    committed = {"t-0": CommittedOffset(8, metadata)}
+    with pytest.raises(OptionError, match="an offset that no sink has written"):
+        PLACE.piece_count(committed)
+        PLACE.read([committed])
+
+
+# -- what follows from the one that is found ---------------------------------------
+
+
+def test_a_micro_batch_is_repeated_only_where_it_was_decided() -> None:
+    assert not PLACE.is_repeat(None, WRITTEN)
+    assert PLACE.is_repeat(DECISION, WRITTEN)
+    assert not replace(PLACE, batch=8).is_repeat(DECISION, WRITTEN)
+    assert replace(PLACE, run=LATER_RUN).is_repeat(DECISION, WRITTEN)
 
 
 def test_a_sink_that_belongs_to_another_query_is_refused() -> None:
     with pytest.raises(OptionError, match="belongs to query query-1, and this is query query-2"):
-        TaskPlace("sink", "query-2", 7, 3).find({"t-0": PLACE.committed(WRITTEN)})
+        replace(PLACE, owner="query-2").is_repeat(DECISION, WRITTEN)
     with pytest.raises(OptionError, match="and this is a batch write"):
-        TaskPlace("sink", "", 0, 3).find({"t-0": PLACE.committed(WRITTEN)})
+        SinkBatch("sink", "", RUN, 0).is_repeat(DECISION, WRITTEN)
 
 
 def test_a_checkpoint_that_is_older_than_the_sink_is_refused() -> None:
     with pytest.raises(OptionError, match="has committed micro-batch 7 of this query, and now comes 6"):
-        TaskPlace("sink", "query-1", 6, 3).find({"t-0": PLACE.committed(WRITTEN)})
+        replace(PLACE, batch=6).is_repeat(DECISION, WRITTEN)
 
 
-@pytest.mark.parametrize("metadata", ["", "text", "[]", json.dumps({"query": "query-1"})])
-def test_an_offset_of_somebody_else_is_refused(metadata: str) -> None:
-    with pytest.raises(OptionError, match="an offset that no sink has written"):
-        PLACE.find({"t-0": CommittedOffset(8, metadata)})
+@pytest.mark.parametrize("now", [Written(6, 0xABC), Written(5, 0xABD)])
+def test_a_repeat_with_other_rows_is_named(now: Written) -> None:
+    with pytest.raises(RepeatDiffersError, match="Micro-batch 7 was committed with 5 rows"):
+        PLACE.is_repeat(DECISION, now)
 
 
-def test_a_repeat_with_other_rows_is_named() -> None:
-    PLACE.check_repeat(WRITTEN, WRITTEN)
-    for other in (Written(6, 0xABC), Written(5, 0xABD)):
-        with pytest.raises(RepeatDiffersError, match="Task 3 of micro-batch 7 was committed with 5 rows"):
-            PLACE.check_repeat(WRITTEN, other)
+def test_a_run_that_was_superseded_decides_nothing() -> None:
+    """Law C: its transactions may have been aborted."""
+    later = replace(PLACE, run=LATER_RUN, batch=8)
+    decision = later.decide(DECISION, WRITTEN, (), ())
+    assert decision.superseded == (RUN,)
+    with pytest.raises(OptionError, match="a later run of the same query"):
+        replace(PLACE, batch=8).is_repeat(decision, WRITTEN)
 
 
-def test_the_order_of_rows_and_their_batches_do_not_matter() -> None:
+def test_runs_that_left_transactions_open_are_superseded_before_those_are_aborted() -> None:
+    killed = "0c" * 16
+    left = [f"{PLACE.prefix}{killed}/def-0", f"{PLACE.prefix}{RUN}/abc-9", PLACE.decider, "tolerant-sink-other/1-2"]
+    assert PLACE.decide(None, WRITTEN, TRANSACTIONS, left).superseded == (killed,)
+
+
+def test_what_a_former_version_committed_task_by_task_is_not_written_again() -> None:
+    PLACE.check_former("tolerant-sink-sink-0", {})
+    PLACE.check_former("tolerant-sink-sink-0", {"t-0": CommittedOffset(7, "{}")})
+    with pytest.raises(OptionError, match="Micro-batch 7 .* at least in part, by a version .* Let that version finish"):
+        PLACE.check_former("tolerant-sink-sink-0", {"t-0": CommittedOffset(8, "{}")})
+
+
+# -- names -------------------------------------------------------------------------
+
+
+def test_a_transactional_id_names_one_transaction_of_a_micro_batch() -> None:
+    """Law D; those of former micro-batches are taken again, so that brokers do not keep ever more."""
+    names, others = TransactionNames(), TransactionNames()
+    first = [names.take(PLACE) for _ in range(3)]
+    assert len({*first, others.take(PLACE)}) == 4
+    assert [names.take(replace(PLACE, batch=8)) for _ in range(3)] == first
+    assert names.take(replace(PLACE, run=LATER_RUN)) not in first
+    assert {PLACE.run_of(name) for name in first} == {RUN}
+    with pytest.raises(ProducerFencedError, match="Micro-batch 7 of 'sink' is over"):
+        names.take(PLACE)
+
+
+@pytest.mark.parametrize("name", ["tolerant-sink-sink/decider", "tolerant-sink-sink-0", "tolerant-sink-sin/0a/b-0", "0a/b-0"])
+def test_ids_that_are_no_tasks_are_left_alone(name: str) -> None:
+    assert PLACE.run_of(name) is None
+
+
+# -- digests -----------------------------------------------------------------------
+
+
+def test_neither_the_order_of_rows_nor_their_batches_nor_their_tasks_matter() -> None:
     values, keys = [b"a", b"", None, b"long" * 100, b"a"], ["k", None, "", "l", "k"]
     whole = digest(rows(values, keys))
     assert whole.rows == 5
     assert digest(rows(values[::-1], keys[::-1])) == whole
     assert digest(rows(values[:2], keys[:2]), rows(values[2:], keys[2:])) == whole
+    assert Written.total([digest(rows(values[:2], keys[:2])), digest(), digest(rows(values[2:], keys[2:]))]) == whole
     assert digest(rows([b"x", *values], ["y", *keys])._replace(
         values=pa.array([b"x", *values], pa.binary())[1:], keys=pa.array(["y", *keys])[1:])) == whole  # fmt: skip
 

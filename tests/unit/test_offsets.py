@@ -22,6 +22,7 @@ from spark_integration.reading.offsets import (
     parse_assignment,
     parse_partition_numbers,
     plan_ranges,
+    topic_ids,
 )
 from tolerant_client.errors import OptionError
 
@@ -89,6 +90,15 @@ def test_missing_and_extra_partitions_are_named() -> None:
         check_same_partitions(SpecificOffsets({A0: 1}, "startingOffsets"), [A0, A1])
     with pytest.raises(OptionError, match=r"KAFKA_TIMESTAMP_OFFSET_DOES_NOT_MATCH_ASSIGNED.*not read: b-0"):
         check_same_partitions(AtTimestamp({A0: 1, B0: 1}, "endingOffsetsByTimestamp"), [A0])
+
+
+def test_topic_ids_are_names_without_partitions() -> None:
+    """Spark's own source reads a map of maps of numbers, and passes over a topic that has none."""
+    nested = nested_offsets({B0: 3, A0: 1}, {"a": "mZ0x-_", "elsewhere": "x"})
+    assert nested == {"a": {"0": 1}, "b": {"0": 3}, "a:mZ0x-_": {}}
+    assert flat_offsets(nested) == {A0: 1, B0: 3}
+    assert topic_ids(nested) == {"a": "mZ0x-_"}
+    assert topic_ids(nested_offsets({A0: 1})) == {}
 
 
 def test_nested_offsets_are_in_order_and_come_back() -> None:

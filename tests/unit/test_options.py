@@ -136,6 +136,12 @@ def test_other_options_are_passed_over() -> None:
     assert parse(zzz="x", topic="t", checkpointLocation="/tmp") == parse()
 
 
+def test_create_table_is_refused_with_what_works() -> None:
+    """Spark hands over its options twice, and none of them when the table is read."""
+    with pytest.raises(OptionError, match="Use CREATE TEMPORARY VIEW"):
+        parse(option__kafka__bootstrap__servers="one:9092", option__subscribe="t")
+
+
 def test_limits_of_a_trigger_are_offsets_and_a_duration() -> None:
     assert parse().limits == TriggerLimits(None, None, 900_000)
     limits = parse(maxOffsetsPerTrigger="10", minOffsetsPerTrigger="10", maxTriggerDelay="2m").limits

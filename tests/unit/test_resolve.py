@@ -11,7 +11,6 @@ from kafka.structs import TopicPartition
 
 from spark_integration.reading.offsets import EARLIEST, LATEST, OffsetRange
 from spark_integration.reading.options import ReadOptions, parse_read_options
-from spark_integration.reading.pushdown import Bounds
 from spark_integration.reading.resolve import (
     find_partitions,
     initial_offsets,
@@ -74,19 +73,6 @@ def test_a_pattern_is_found_anywhere_in_a_name() -> None:
     cluster = Logs({A0: (0, 1), TopicPartition("xax", 0): (0, 1), B0: (0, 1)})
     assert [p.topic for p in run(find_partitions, cluster, options(subscribePattern="a"))] == ["a", "xax"]
     assert run(find_partitions, cluster, options(subscribePattern="^c")) == []
-
-
-def test_bounds_leave_partitions_and_times_unasked() -> None:
-    cluster = Logs({A0: (0, 100), A1: (0, 100)})
-    bounds = Bounds(partitions=frozenset({1}), from_ms=40, until_offset=60)
-    assert run(resolve_ranges, cluster, options(), bounds) == [OffsetRange("a", 1, 40, 60)]
-    assert all(A0 not in asked for asked in cluster.asked)
-    assert run(resolve_ranges, cluster, options(), Bounds(from_ms=1000)) == []
-
-
-def test_an_option_is_checked_against_all_partitions_whatever_filters_leave() -> None:
-    with pytest.raises(OptionError, match=r"KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED.*missing: a-1"):
-        run(resolve_ranges, Logs({A0: (0, 9), A1: (0, 9)}), options(startingOffsets='{"a":{"0":1}}'), Bounds(partitions=frozenset({0})))
 
 
 def test_a_start_that_comes_to_more_than_the_end_is_refused() -> None:

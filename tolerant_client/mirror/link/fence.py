@@ -25,7 +25,6 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from kafka.protocol.admin import ListTransactionsRequest
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import TolerantClientError
@@ -33,7 +32,7 @@ from tolerant_client.mirror.divergence import read_headers
 from tolerant_client.mirror.gaps import Gap, filler_batches
 from tolerant_client.mirror.link.control import LinkControl
 from tolerant_client.mirror.producers import can_describe_producers, describe_producers
-from tolerant_client.producer_transaction import ProducerTransaction, raise_for_code
+from tolerant_client.producer_transaction import ProducerTransaction, raise_for_code, transactional_ids
 from tolerant_client.raw import LATEST, RawCluster
 from tolerant_client.record_batch import BatchHeader, restamp
 
@@ -90,25 +89,6 @@ async def _fence_ids(target: RawCluster, ids: Iterable[str], prefix: str) -> Non
     for start in range(0, len(wanted), _AT_ONCE):
         for future in [target.net.call_soon_with_future(begin, name) for name in wanted[start : start + _AT_ONCE]]:
             await future
-
-
-async def transactional_ids(cluster: RawCluster, prefix: str) -> set[str] | None:
-    """Those that the coordinators know (KIP-664, Kafka 3.0); None where the brokers do not tell."""
-    await cluster.connect()
-    if ListTransactionsRequest.API_KEY not in cluster.manager.broker_version_data.api_versions:
-        return None
-
-    async def ask() -> set[str]:
-        await cluster.refresh()
-        found: set[str] = set()
-        for broker in cluster.manager.cluster.brokers():
-            request = ListTransactionsRequest(state_filters=[], producer_id_filters=[], max_version=0)
-            answer = await cluster.send(request, broker.node_id)
-            raise_for_code(answer.error_code, f"listing the transactions of node {broker.node_id}")
-            found |= {state.transactional_id for state in answer.transaction_states}
-        return {name for name in found if name.startswith(prefix)}
-
-    return await cluster.insist("listing transactions", ask)
 
 
 async def _markers(

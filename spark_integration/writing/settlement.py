@@ -1,0 +1,250 @@
+"""What the driver does once all tasks of a micro-batch have written: decide, and end their transactions.
+
+The laws are those of exactly_once.py.  The order, for a micro-batch that was not decided before:
+
+1. Every chosen transaction is still open (the broker compares its epoch): one that has timed out fails the micro-batch.
+2. What other attempts and other runs left open is listed.
+3. The decider's transaction begins, which fences other deciders; the former decision is read.
+4. The decision is committed.
+5. The chosen transactions are committed, all at once; then what was left open is aborted.
+
+A driver that dies before the end of 4 has decided nothing; one that dies after it is followed by a repeat of the
+micro-batch, which finds the decision and does step 5 again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+from pyspark.sql.datasource import WriterCommitMessage
+
+from spark_integration.connections import borrowed_cluster
+from spark_integration.writing.exactly_once import Decision, SinkBatch, Written
+from spark_integration.writing.options import WriteOptions
+from tolerant_client.errors import DataLossError, ProducerFencedError
+from tolerant_client.producer_transaction import (
+    CommittedOffset,
+    Coordinators,
+    PreparedTransaction,
+    ProducerTransaction,
+    groups_named,
+    transactional_ids,
+)
+from tolerant_client.raw import RawCluster
+
+log = logging.getLogger(__name__)
+
+_DECIDER_TIMEOUT_MS: Final = 60_000
+_ABORT_PATIENCE_MS: Final = 5_000
+_DECIDERS: Final = 5  # times that another decider may come between
+_OPEN: Final = ("Ongoing",)
+
+
+@dataclass
+class WrittenTask(WriterCommitMessage):
+    """What one task did; with exactlyOnce also where, and the transaction that it left open if it wrote anything."""
+
+    rows: int
+    dead_letters: int
+    place: SinkBatch | None = None
+    written: Written = Written(0, 0)
+    transaction: PreparedTransaction | None = None
+    partition: TopicPartition | None = None  # one that is in the transaction
+    topics: tuple[str, ...] = ()
+
+
+def commit_tasks(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Commits what the tasks wrote, whole; returns once every transaction is ended.
+
+    Raises what SinkBatch.is_repeat and check_former raise, ProducerFencedError for a transaction that has timed out,
+    and DataLossError where an earlier decision was only carried out in part.
+    """
+    tasks = [task for task in messages if isinstance(task, WrittenTask) and task.place is not None]
+    if tasks:
+        with borrowed_cluster(options.kafka) as cluster:
+            cluster.run(_Settlement(cluster, options, tasks).commit)
+
+
+def abort_tasks(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Aborts what the tasks wrote, unless it was decided; where that fails, brokers do it after the timeout."""
+    tasks = [task for task in messages if isinstance(task, WrittenTask) and task.transaction is not None]
+    if tasks:
+        with (
+            contextlib.suppress(Errors.KafkaError),
+            borrowed_cluster(options.kafka, patience_ms=_ABORT_PATIENCE_MS) as cluster,
+        ):
+            cluster.run(_Settlement(cluster, options, tasks).abort)
+
+
+class _Settlement:
+    """One micro-batch's end; `tasks` are those of one run that have a place."""
+
+    def __init__(self, cluster: RawCluster, options: WriteOptions, tasks: Sequence[WrittenTask]) -> None:
+        assert tasks[0].place is not None
+        self._cluster = cluster
+        self._options = options
+        self._tasks = [task for task in tasks if task.transaction is not None]
+        self._place: SinkBatch = tasks[0].place
+        self._written = Written.total(task.written for task in tasks)
+        self._chosen = [task.transaction for task in tasks if task.transaction is not None]
+        timeout_ms = min(_DECIDER_TIMEOUT_MS, options.transaction_timeout_ms)
+        self._coordinators = Coordinators(cluster)
+        self._decider = ProducerTransaction(cluster, self._place.decider, timeout_ms, self._coordinators)
+        self._timed_out: ProducerFencedError | None = None  # no matter where the micro-batch was decided before
+        self._stands: TopicPartition | None = None  # beside which the decision that was found is
+
+    async def commit(self) -> None:
+        try:
+            await self._all(self._check_open, self._tasks)
+        except ProducerFencedError as error:
+            self._timed_out = error
+        listed = await transactional_ids(self._cluster, self._place.prefix, _OPEN)
+        for attempt in range(1, _DECIDERS + 1):
+            try:
+                decision, left = await self._decide(listed)
+                break
+            except ProducerFencedError:
+                # Another decider came between.  What it has decided is read by the next attempt.
+                if attempt == _DECIDERS or self._timed_out is not None:
+                    raise
+        await self._abort_left(left - {transaction.transactional_id for transaction in decision.transactions})
+
+    async def abort(self) -> None:
+        await self._decider.begin()  # a decision that was on its way is made now, or never
+        found = await self._found()
+        decided = {transaction.transactional_id for transaction in found.transactions} if found is not None else set()
+        await self._abort_left({t.transactional_id for t in self._chosen} - decided)
+
+    # -- step by step ------------------------------------------------------------
+
+    async def _check_open(self, task: WrittenTask) -> None:
+        assert task.transaction is not None and task.partition is not None
+        transaction = self._transaction(task.transaction)
+        try:
+            await transaction.add_partitions([task.partition])
+        except ProducerFencedError as error:
+            raise ProducerFencedError(
+                f"Micro-batch {self._place.batch} of {self._place.sink!r} took longer than transaction.timeout.ms,"
+                f" {self._options.transaction_timeout_ms} ms, and the brokers have aborted a part of it; nothing was"
+                " committed. Make micro-batches smaller (maxOffsetsPerTrigger), or raise kafka.transaction.timeout.ms"
+                " and the brokers' transaction.max.timeout.ms"
+            ) from error
+
+    async def _decide(self, listed: set[str] | None) -> tuple[Decision, set[str]]:
+        """The decision that stands, carried out, and what else is to be aborted."""
+        place = self._place
+        await self._decider.begin()
+        found = await self._found()
+        if found is None and place.is_named:
+            await self._check_former()
+        if found is not None and place.is_repeat(found, self._written):
+            lost = await self._end(found)
+            if len(lost) < len(found.transactions) or not lost:
+                self._check_whole(found, lost)
+                return found, {transaction.transactional_id for transaction in self._chosen}
+            # All of it was aborted after transaction.timeout.ms: these tasks have written it again.
+        else:
+            self._stands = None
+        if self._timed_out is not None:
+            raise self._timed_out
+        if listed is None:  # brokers before 3.0 do not tell: most likely what the former run last used
+            listed = {t.transactional_id for t in found.transactions} if found and found.run != place.run else set()
+        decision = place.decide(found, self._written, self._chosen, listed)
+        if not self._chosen:
+            return decision, set()
+        beside = self._stands or self._marker()
+        for number, piece in enumerate(place.pieces(decision)):
+            await self._decider.commit_offset(place.group(number), beside, piece)
+        await self._decider.commit()
+        self._check_whole(decision, await self._end(decision))
+        settled = {place.run, *decision.superseded}  # law C
+        return decision, {name for name in listed if place.run_of(name) in settled}
+
+    async def _end(self, decision: Decision) -> list[PreparedTransaction]:
+        """Commits what was decided; returns the transactions that the brokers had aborted."""
+        lost: list[PreparedTransaction] = []
+
+        async def end(prepared: PreparedTransaction) -> None:
+            try:
+                await self._transaction(prepared).commit()
+            except (ProducerFencedError, Errors.InvalidTxnStateError):
+                lost.append(prepared)
+
+        await self._all(end, decision.transactions)
+        return lost
+
+    def _check_whole(self, decision: Decision, lost: Sequence[PreparedTransaction]) -> None:
+        if lost:
+            raise DataLossError(
+                f"Micro-batch {decision.batch} of the sink {self._place.sink!r} is written in part: the brokers aborted"
+                f" {len(lost)} of its {len(decision.transactions)} transactions after transaction.timeout.ms, before"
+                " they could be committed. Choose another exactlyOnceId to write the micro-batch again, whole: what was"
+                " committed of it will be there twice"
+            )
+
+    async def _abort_left(self, names: Iterable[str]) -> None:
+        """Aborts what nobody will decide; where that fails, the brokers do it after the timeout."""
+
+        async def abort(name: str) -> None:
+            try:
+                await self._transaction(PreparedTransaction(name, -1, -1)).begin()
+            except Errors.KafkaError as error:
+                log.warning("The transaction of %r was left open for its timeout: %s", name, error)
+
+        await self._all(abort, sorted(names))
+
+    # -- what is there -----------------------------------------------------------
+
+    async def _found(self) -> Decision | None:
+        partitions = await self._markers()
+        first = await self._committed(self._place.group(0), partitions)
+        count = self._place.piece_count(first)
+        if not count:
+            return None
+        self._stands = max(first, key=lambda partition: first[partition].offset)
+        rest = [await self._committed(self._place.group(number), partitions) for number in range(1, count)]
+        return self._place.read([first, *rest])
+
+    async def _check_former(self) -> None:
+        partitions = await self._markers()
+        for group in await groups_named(self._cluster, self._place.former_prefix):
+            if group.removeprefix(self._place.former_prefix).isdecimal():
+                self._place.check_former(group, await self._committed(group, partitions))
+
+    async def _committed(
+        self, group: str, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, CommittedOffset]:
+        return await self._decider.committed(group, partitions)
+
+    async def _markers(self) -> list[TopicPartition]:
+        """The partitions beside which a decision may stand: the first one of a topic that is or was written to."""
+        topics = {self._options.topic, self._options.dead_letter_topic} - {None}
+        if self._options.topic is None:
+            topics |= set(await self._cluster.partitions())
+        return [TopicPartition(topic, 0) for topic in sorted(filter(None, topics))]
+
+    def _marker(self) -> TopicPartition:
+        topics = {topic for task in self._tasks for topic in task.topics}
+        return TopicPartition(self._options.topic if self._options.topic in topics else min(topics), 0)
+
+    def _transaction(self, prepared: PreparedTransaction) -> ProducerTransaction:
+        timeout_ms = self._options.transaction_timeout_ms
+        return ProducerTransaction(self._cluster, prepared.transactional_id, timeout_ms, self._coordinators, prepared)
+
+    async def _all(self, function: Callable[[Any], Awaitable[None]], values: Iterable[Any]) -> None:
+        """Runs the function for each value, all at once; raises the first error once all are done."""
+        futures = [self._cluster.net.call_soon_with_future(function, value) for value in values]
+        errors: list[BaseException] = []
+        for future in futures:
+            try:
+                await future
+            except Errors.KafkaError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]

@@ -1,0 +1,127 @@
+"""The streaming reader as Spark's driver calls it, without Spark: what a query finds after it was down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kafka import KafkaAdminClient, KafkaProducer
+from kafka.admin import NewTopic
+from kafka.structs import TopicPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from spark_integration.reading.options import parse_read_options
+from spark_integration.reading.schema import chosen_columns, full_schema
+from spark_integration.reading.stream_reader import KafkaStreamReader
+from tolerant_client.errors import DataLossError
+
+ALL = ReadAllAvailable()
+
+
+@pytest.fixture(scope="module")
+def servers(kafka_cluster: Any) -> str:
+    return str(kafka_cluster.bootstrap_servers)
+
+
+@pytest.fixture(scope="module")
+def admin(servers: str) -> Iterator[KafkaAdminClient]:
+    client = KafkaAdminClient(bootstrap_servers=servers)
+    yield client
+    client.close()
+
+
+class Query:
+    """A run of a query on one topic, which starts where `offset` says or at the beginning; used as a context."""
+
+    def __init__(self, servers: str, topic: str, offset: Any = None, **more: str) -> None:
+        given = {"kafka.bootstrap.servers": servers, "subscribe": topic, "startingOffsets": "earliest", **more}
+        options = parse_read_options(given, is_stream=True)
+        self.reader = KafkaStreamReader(options, chosen_columns(full_schema(options), options))
+        self.offset = offset or self.reader.initialOffset()
+
+    def __enter__(self) -> Query:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.reader.stop()
+
+    def plan(self, limit: Any = ALL) -> Any:
+        """Where the next micro-batch ends, as a checkpoint has it."""
+        return json.loads(json.dumps(self.reader.latestOffset(self.offset, limit)))
+
+    def run(self, end: Any) -> list[str]:
+        """The values of a micro-batch; the next one begins where it ends."""
+        ranges = self.reader.partitions(self.offset, end)
+        self.offset = end
+        return sorted(v.as_py().decode() for part in ranges for piece in self.reader.read(part) for v in piece["value"])
+
+    def next(self) -> list[str]:
+        return self.run(self.plan())
+
+
+def fill(servers: str, admin: KafkaAdminClient, topic: str, prefix: str, count: int) -> None:
+    """The topic anew, with values of its own."""
+    if topic in admin.list_topics():
+        admin.delete_topics([topic])
+    admin.create_topics([NewTopic(topic, 1, 1)])
+    producer = KafkaProducer(bootstrap_servers=servers)
+    for number in range(count):
+        producer.send(topic, b"%s%d" % (prefix.encode(), number))
+    producer.flush()
+    producer.close()
+
+
+@pytest.mark.parametrize("limit", [ALL, ReadMaxRows(100)])
+def test_a_topic_that_was_created_again_with_a_longer_log_is_data_loss(
+    servers: str, admin: KafkaAdminClient, limit: Any
+) -> None:
+    topic = f"recreated-{type(limit).__name__}"
+    fill(servers, admin, topic, "old", 10)
+    with Query(servers, topic) as query:
+        assert query.run(query.plan(limit)) == [f"old{n}" for n in range(10)]
+        checkpoint = query.offset
+    fill(servers, admin, topic, "new", 15)
+    with Query(servers, topic, checkpoint) as query:
+        with pytest.raises(DataLossError, match="topic recreated-.* was deleted and created again"):
+            query.run(query.plan(limit))
+    with Query(servers, topic, checkpoint, failOnDataLoss="false") as query:
+        assert query.run(query.plan(limit)) == sorted(f"new{n}" for n in range(15))
+        assert query.run(query.plan(limit)) == []
+
+
+def test_a_batch_that_was_planned_before_its_topic_was_created_again_is_not_read_of_the_new_one(
+    servers: str, admin: KafkaAdminClient
+) -> None:
+    topic = "recreated-while-planned"
+    fill(servers, admin, topic, "old", 10)
+    with Query(servers, topic) as query:
+        start, planned = query.offset, query.plan()
+    fill(servers, admin, topic, "new", 15)
+    with Query(servers, topic, start) as query, pytest.raises(DataLossError, match="created again"):
+        query.run(planned)
+    with Query(servers, topic, start, failOnDataLoss="false") as query:
+        assert query.run(planned) == []
+        assert query.next() == sorted(f"new{n}" for n in range(15))
+
+
+def test_an_offset_of_sparks_own_source_is_taken_as_it_is(servers: str, admin: KafkaAdminClient) -> None:
+    """It has no topic ids; ours reads the same to it but for names without partitions."""
+    topic = "recreated-moved"
+    fill(servers, admin, topic, "v", 10)
+    with Query(servers, topic, {topic: {"0": 7}}) as query:
+        assert query.next() == ["v7", "v8", "v9"]
+        assert {name: numbers for name, numbers in query.offset.items() if numbers} == {topic: {"0": 10}}
+
+
+def test_a_group_stands_where_the_last_micro_batch_ended(servers: str, admin: KafkaAdminClient) -> None:
+    """Spark tells a source that a batch is done only when it runs the next one; it plans that one before."""
+    topic, group = "group-progress", "group-progress-query"
+    fill(servers, admin, topic, "v", 10)
+    with Query(servers, topic, **{"commitOffsets": "true", "kafka.group.id": group}) as query:
+        query.reader.prepareForTriggerAvailableNow()
+        query.next()
+        query.plan()
+    committed = admin.list_group_offsets({group: None})[group][TopicPartition(topic, 0)].offset
+    assert committed == 10
