@@ -183,7 +183,6 @@ class InFlightRequests:
     def _hold(self, entry: InFlightRequest, response: Any, body: memoryview | None) -> None:
         entry.move(Input.HOLD)
         entry.response, entry.answer = response, body
-        self._is_regular = False
 
     def _is_probe_before(self, entry: InFlightRequest) -> bool:
         """True while a probe that was sent before `entry` is not answered."""

@@ -46,7 +46,6 @@ class Flip:
 
 FLIPS = (
     # T1, T2: matching and order
-    Flip("T1", "an answer to the oldest is not completed", "inflight", "if self._is_regular and entry is not self._probe and entry is self.oldest:", "if False:"),
     Flip("T2", "no grace for an answer that is overtaken", "inflight", "self.policy.reorder_grace_ms / 1000", "0.0"),
     Flip("T2", "a later answer does not overtake", "inflight", "        if entry is not self.oldest:\n", "        if False:\n"),
     Flip("T2", "a trial goes on though all answers are there", "inflight", "self._trial = None  # what came out of turn is all there", "pass"),
@@ -65,7 +64,6 @@ FLIPS = (
         "return bool(check(entry.response))",
         "return False",
     ),
-    Flip("T2 held", "what is held is not looked at again", "inflight", "        entry.response, entry.answer = response, body\n        self._is_regular = False", "        entry.response, entry.answer = response, body"),
     Flip("T2 held", "a second, different answer is ignored", "inflight", "entry.move(Input.DOUBT)\n            return", "return []\n            return"),
     Flip("T2 held", "a second, equal answer unseats the first", "inflight", "if entry.answer == body:", "if False:"),
     # Law F: the trial
