@@ -63,6 +63,15 @@ class AppendState(NamedTuple):
     next_sequence: int
 
 
+def times_rewritten(partition: str, first: int, until: int) -> TargetDivergedError:
+    """What it means that the target's brokers gave records times of their own."""
+    return TargetDivergedError(
+        f"The target log of {partition} has offsets {first} to {until} with times that its brokers gave them, not the"
+        " source's: message.timestamp.type of the topic is LogAppendTime, or was while they were written. Set it to CreateTime"
+        " and delete the topic on the target: the next start fills it again"
+    )
+
+
 class Phase(enum.Enum):
     SYNCING = "syncing"
     COPYING = "copying"
