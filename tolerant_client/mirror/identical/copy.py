@@ -22,7 +22,14 @@ from kafka.future import Future
 from kafka.net.wakeup_notifier import WakeupNotifier
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import LinkPausedError, LinkPromotedError, OptionError, RecoveryExhaustedError, TolerantClientError
+from tolerant_client.errors import (
+    LinkPausedError,
+    LinkPromotedError,
+    OptionError,
+    RecoveryExhaustedError,
+    TargetDivergedError,
+    TolerantClientError,
+)
 from tolerant_client.mirror.appendable import AppendRules
 from tolerant_client.mirror.gaps import Gap, GapFill, choose_way
 from tolerant_client.mirror.identical.append import Appender, GapFiller, resolve
@@ -301,7 +308,7 @@ class LinkCopier:
             rules = self._rules(copy)
             state = states.get(partition)
             now = self.clock()
-            if isinstance(state, Loss) and copy.misplaced is not None:
+            if isinstance(state, (Loss, TargetDivergedError)) and copy.misplaced is not None:
                 state = copy.misplaced
             elif isinstance(state, AppendState) and copy.rewritten is not None:
                 state = times_rewritten(str(copy), *copy.rewritten)
