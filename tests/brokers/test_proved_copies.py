@@ -15,7 +15,7 @@ from support.mirror_link import append_batches, append_records, both, compare, c
 from tolerant_client.errors import SourceTruncatedError, TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.divergence import LogSlice, read_slices
 from tolerant_client.mirror.gaps import Gap
-from tolerant_client.mirror.identical import gap_producer
+from tolerant_client.mirror.identical import gap_producer, state
 from tolerant_client.mirror.identical.copy import LinkCopier
 from tolerant_client.mirror.identical.gap_producer import GapProducer, gap_transactional_id
 from tolerant_client.mirror.ledger import read_ledger
@@ -317,6 +317,29 @@ def test_former_id_of_the_link_is_not_called_foreign(
     assert len(copied) == 150 and {offset: copied[offset] for offset in range(100, 150)} == original
     with RawCluster({"bootstrap_servers": target}, name="reader") as cluster:
         assert len(cluster.run(read_control, cluster, "tests").producer_ids) >= 2
+
+
+def test_emptied_log_is_gone_on_with_where_brokers_do_not_tell_which_sequence_they_remember(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As before Kafka 2.8: offsets say no sequence where gaps have taken some."""
+    monkeypatch.setattr(state, "can_describe_producers", lambda _: False)
+    topic = "proved-untold"
+    create_topic(source, topic)
+    with kafka.KafkaProducer(bootstrap_servers=source, transactional_id=topic) as producer:
+        producer.init_transactions()
+        for n in range(4):
+            producer.begin_transaction()
+            producer.send(topic, b"%d" % n, partition=0)
+            producer.commit_transaction()
+            if n % 2:
+                mirror(source, target, topic)
+                delete_records(target, topic, ends(target, topic)[0])
+    append_records(source, topic, 10, timestamp=NOW)
+    mirror(source, target, topic)
+    copied = log_of(target, topic).records
+    assert ends(target, topic) == ends(source, topic) == [18] and len(copied) == 10
+    assert misplaced(source, target, topic) == []
 
 
 # -- what a killed writer left open -------------------------------------------

@@ -50,6 +50,19 @@ async def init_producer_id(target: RawCluster, link: str) -> int:
     return await Coordinators(target).ask(TRANSACTION, transactional_id, what, request, read)
 
 
+async def fresh_producer_id(target: RawCluster) -> int:
+    """An id that no broker knows yet, so that any sequence may be its first."""
+
+    async def ask() -> int:
+        request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1)
+        answer = await target.send(request)
+        raise_for(answer.error_code, "InitProducerId")
+        producer_id: int = answer.producer_id
+        return producer_id
+
+    return await target.insist("getting a producer id", ask)
+
+
 def can_describe_producers(cluster: RawCluster) -> bool:
     """True for Kafka 2.8 and newer; only once connected."""
     return DescribeProducersRequest.API_KEY in cluster.manager.broker_version_data.api_versions

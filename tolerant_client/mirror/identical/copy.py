@@ -36,7 +36,7 @@ from tolerant_client.mirror.identical.append import Appender, GapFiller, resolve
 from tolerant_client.mirror.identical.fill import MarkerFiller, TransactionFiller
 from tolerant_client.mirror.identical.log_start import start_log_at
 from tolerant_client.mirror.identical.open_gaps import end_open_gaps
-from tolerant_client.mirror.identical.partition import AppendState, PartitionCopy, Phase, times_rewritten
+from tolerant_client.mirror.identical.partition import NO_PRODUCER, AppendState, PartitionCopy, Phase, times_rewritten
 from tolerant_client.mirror.identical.pull import Puller
 from tolerant_client.mirror.identical.difference import AheadOfSource
 from tolerant_client.mirror.identical.state import LogStart, read_append_states, read_ids
@@ -45,7 +45,7 @@ from tolerant_client.mirror.limits import CopyLimits, Progress, raise_stopped
 from tolerant_client.mirror.link.control import ControlWatch, TopicIds, link_options, update_control
 from tolerant_client.mirror.link.throttle import TokenBucket
 from tolerant_client.mirror.losses import LedgerRow, Loss, LossPolicy, LossReason, MirrorPolicy
-from tolerant_client.mirror.producers import init_producer_id
+from tolerant_client.mirror.producers import fresh_producer_id, init_producer_id
 from tolerant_client.mirror.topics import TopicFacts, describe_topics, producer_expiration_ms, topic_facts
 from tolerant_client.mirror.turns import Turns
 from tolerant_client.raw import RawCluster
@@ -293,6 +293,11 @@ class LinkCopier:
         control = self.control.value
         states = await read_append_states(self.source, self.target, due, self.producer_id, self.ledger, copied, control, ids)
         await self._begun({p: ids[p.topic] for p, found in states.items() if isinstance(found, (AppendState, LogStart))})
+        for partition, found in states.items():
+            if isinstance(found, AppendState) and found.producer_id == NO_PRODUCER:
+                states[partition] = await self._identified(found)
+            elif isinstance(found, Loss) and found.state.producer_id == NO_PRODUCER:
+                states[partition] = found._replace(state=await self._identified(found.state))
         # Promotion is written down before the log is fenced: whoever read the log behind the fence finds it here.
         await self.control.refresh()
         self._obey()
@@ -473,6 +478,12 @@ class LinkCopier:
             else:
                 kept.append(partition)  # its log shows what was rewritten
         return kept
+
+    async def _identified(self, state: AppendState) -> AppendState:
+        """With a producer id of the link that the target does not know, which the control remembers as one of its own."""
+        fresh = await fresh_producer_id(self.target)
+        await update_control(self.target, self.link, lambda now: replace(now, producer_ids=(fresh, *now.producer_ids)))
+        return state._replace(producer_id=fresh)
 
     async def _begun(self, partitions: Mapping[TopicPartition, TopicIds]) -> None:
         """Has the control remember which logs the link has begun, before anything is appended to them."""

@@ -81,7 +81,8 @@ class Case(NamedTuple):
     last: BatchHeader | None
     state: AppendState
     cut: int | None
-    own: Collection[int]  # the link's producer ids
+    producer_id: int
+    own: Collection[int]  # every producer id that the link has had
     is_same_topic: bool = False  # on the source, as its ids tell
 
     def __str__(self) -> str:
@@ -235,14 +236,14 @@ async def _first_rewritten(target: RawCluster, case: Case) -> int:
 def _diverged(case: Case, foreign: BatchHeader, offset: int) -> TargetDivergedError:
     return TargetDivergedError(
         f"The target log of {case} has a foreign record batch at offset {max(offset, foreign.base_offset)} (producer id"
-        f" {foreign.producer_id}, the mirror's is {case.state.producer_id}) that is not the source's; stop that writer and mirror"
+        f" {foreign.producer_id}, the mirror's is {case.producer_id}) that is not the source's; stop that writer and mirror"
         " into a topic of its own"
     )
 
 
 def _only_gaps(case: Case, first: int, marker: BatchHeader | None) -> TargetDivergedError:
     what = "filler" if marker is None else "the marker of a transaction"
-    whose = "" if marker is None else f" (producer id {marker.producer_id}, the mirror's is {case.state.producer_id})"
+    whose = "" if marker is None else f" (producer id {marker.producer_id}, the mirror's is {case.producer_id})"
     at = first if marker is None else max(first, marker.base_offset)
     return TargetDivergedError(
         f"The target log of {case} has {what} at offset {at}{whose} that the source does not have there: another producer"

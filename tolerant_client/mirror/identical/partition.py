@@ -39,6 +39,7 @@ from tolerant_client.produce import NO_APPEND_TIME, add_sequence
 from tolerant_client.record_batch import BatchHeader, restamp
 
 BELIEVED_AFTER = 3
+NO_PRODUCER = -1
 _BEHIND_A_GAP = 1 << 20  # bytes that may wait for a gap to be filled, beside what came in the same answer
 _FORGOTTEN = float("-inf")
 _ABSENT_S = 3.0  # a broker hears of a new topic a little later than the others
@@ -55,7 +56,10 @@ _NOT_NEXT = {
 
 
 class AppendState(NamedTuple):
-    """Where and as whom the next batch is appended, read from the target's log."""
+    """Where and as whom the next batch is appended, read from the target's log.
+
+    `producer_id` is NO_PRODUCER where nothing tells which sequence comes next: then whoever appends needs a fresh one.
+    """
 
     log_end: int
     producer_id: int

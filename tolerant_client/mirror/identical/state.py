@@ -34,7 +34,7 @@ from tolerant_client.mirror.identical.difference import (
     recreated,
     share_records,
 )
-from tolerant_client.mirror.identical.partition import AppendState
+from tolerant_client.mirror.identical.partition import NO_PRODUCER, AppendState
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link.control import LinkControl, TopicIds
 from tolerant_client.mirror.producers import (
@@ -105,7 +105,7 @@ async def read_append_states(
         if begun is not None and not begun.is_of_target(now):
             begun = None  # that was another log
         is_same_topic = begun is not None and bool(begun.source) and begun.source == now.source
-        case = Case(p, log, last.get(p), state, cuts.get(p), own, is_same_topic)
+        case = Case(p, log, last.get(p), state, cuts.get(p), producer_id, own, is_same_topic)
         is_strange = is_strange_end(case) and not is_all_filler(copied_tail)
         is_proved = not is_strange and (
             begun is not None
@@ -197,12 +197,15 @@ async def _append_states(
         entries = {p: found for p, found in told.items() if ends.get(p) == logs[p].target_end}
     elif unsaid:
         last = {**last, **await _last_plain(target, {p: last[p] for p in unsaid if p in last}, logs)}
-        entries = dict.fromkeys(unsaid, [])
+        entries = {p: [] for p in unsaid}
+    untold = {p for p in entries if not entries[p] and not can_describe_producers(target) and not (p in last and _is_plain(last[p]))}
     states = {
         p: next_append(log.target_end, last.get(p), entries.get(p, ()), producer_id, own)
         for p, log in logs.items()
         if p not in unsaid or p in entries
     }
+    # A broker that remembers another sequence than we guess would refuse it for ever.
+    states |= {p: states[p]._replace(producer_id=NO_PRODUCER, next_sequence=0) for p in untold}
     return states, {p for p, known in entries.items() if link_entry(known, producer_id, own) is not None}
 
 

@@ -33,6 +33,7 @@ from tolerant_client.errors import (
 )
 from tolerant_client.fetch import FetchedPartition
 from tolerant_client.mirror.appendable import AppendRules
+from tolerant_client.mirror.divergence import read_slices
 from tolerant_client.mirror.epochs import source_truncations
 from tolerant_client.mirror.gaps import GapFill
 from tolerant_client.mirror.ledger import Ledger
@@ -46,9 +47,17 @@ from tolerant_client.mirror.translated.dense import dense
 from tolerant_client.mirror.translated.intake import Intake
 from tolerant_client.mirror.translated.map_topic import map_partition
 from tolerant_client.mirror.translated.offset_map import MapRow, extend
-from tolerant_client.mirror.translated.place import LostOffsets, check_target, find_adopted_loss, find_loss, taken_over
+from tolerant_client.mirror.translated.place import (
+    LostOffsets,
+    check_last_record,
+    check_target,
+    find_adopted_loss,
+    find_loss,
+    taken_over,
+)
 from tolerant_client.mirror.translated.shared_reads import SharedReads
 from tolerant_client.raw import EARLIEST, EARLIEST_LOCAL, LATEST, READ_COMMITTED, RawCluster
+from tolerant_client.record_batch import Record
 
 BELIEVED_AFTER = 3
 _MAX_PAUSE_S = 1.0
@@ -244,9 +253,21 @@ class TranslatedPartition:
         end = (await self._link.target.list_offsets({self.partition: LATEST}))[self.partition]
         if self._row is not None:
             check_target(self._row, self._link.name, self.partition, self._ids, end)
+            check_last_record(self._row, self._link.name, *await self._last_records(self._row))
         self._adopted = await self._link.adopted.until(self.partition, end)
         if self._row is not None:
             self._row = taken_over(self._row, self._adopted)
+
+    async def _last_records(self, row: MapRow) -> tuple[Record | None, Record | None]:
+        """The last record that the map speaks of, on source and target; None where it is gone."""
+        offsets = row.runs[-1].source_until - 1, row.runs[-1].target_until - 1
+        sides = (self._link.source, self._link.target)
+        slices = [
+            (await read_slices(side, {self.partition: (at, at + 1)}, is_committed=False))[self.partition]
+            for side, at in zip(sides, offsets)
+        ]
+        original, copied = (found.records.get(at) for found, at in zip(slices, offsets))
+        return original, copied
 
     async def _look_at_source(self) -> int:
         """Where to go on; raises DataLossError where the source no longer has it, unless policy has accepted that."""
