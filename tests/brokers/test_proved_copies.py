@@ -23,6 +23,10 @@ from tolerant_client.mirror.link.control import TopicIds, read_control
 from tolerant_client.mirror.losses import LossPolicy, MirrorPolicy
 from tolerant_client.mirror.producers import describe_producers, init_producer_id
 from tolerant_client.mirror.sync import prepare_link
+from tolerant_client.mirror.topics import describe_topics
+from tolerant_client.mirror.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.translated.map_topic import ensure_map_topic, last_rows, map_partition, map_topic
+from tolerant_client.mirror.translated.offset_map import MapRow
 from tolerant_client.producer_transaction import Coordinators, ProducerTransaction
 from tolerant_client.raw import EARLIEST, LATEST, RawCluster
 from tolerant_client.record_batch import Record, encode_batch, restamp
@@ -485,13 +489,12 @@ def test_lowered_max_message_bytes_is_seen_at_the_first_refusal_and_batches_are_
 # -- a broker that hangs ------------------------------------------------------
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def three_nodes(kafka_cluster_factory: Callable[..., KafkaCluster]) -> Iterator[KafkaCluster]:
     """Whose second node stays the leader of what it leads while it is frozen."""
     settings = {"broker.session.timeout.ms": "180000", "broker.heartbeat.interval.ms": "1000"}
     cluster = kafka_cluster_factory(nodes=3, heap="256m", java_options=SMALL["java_options"], broker_config=settings)
     yield cluster
-    cluster.resume(2)
 
 
 def test_broker_that_hangs_holds_up_no_partition_that_another_leads(
@@ -522,3 +525,51 @@ def test_broker_that_hangs_holds_up_no_partition_that_another_leads(
 
         origin.run(run)
     assert compare(source, target, topic).identical
+
+
+# -- translated offsets -------------------------------------------------------
+
+
+def test_map_topic_of_translated_offsets_is_as_durable_as_the_control(three_nodes: KafkaCluster) -> None:
+    three_nodes.resume(2)
+    with RawCluster({"bootstrap_servers": three_nodes.bootstrap_servers}, name="target") as cluster:
+        cluster.run(ensure_map_topic, cluster, "durable")
+        (spec,) = cluster.run(describe_topics, cluster, [map_topic("durable")]).values()
+    limits = ("min.insync.replicas", "message.timestamp.before.max.ms", "message.timestamp.after.max.ms")
+    assert spec.replication_factor == 3 and [spec.config[name] for name in limits] == ["2", FOR_EVER, FOR_EVER]
+
+
+def test_translated_copy_whose_records_an_election_took_back_is_named_though_others_wrote_since(source: str, target: str) -> None:
+    """The election is played by a topic id that the map does not know: the log is made anew, and longer than it was."""
+    topic, link = "proved-translated", "proved-translated"
+    create_topic(source, topic)
+    append_records(source, topic, 100)
+
+    def run(policy: MirrorPolicy = MirrorPolicy()) -> None:
+        with both(source, target) as (origin, copy):
+
+            async def copy_all() -> None:
+                prepared = await prepare_translated_link(origin, copy, topic, link)
+                await TranslatedCopier(origin, copy, link, policy=policy).copy(prepared.ends)
+
+            origin.run(copy_all)
+
+    run()
+    (row,) = last_rows_of(target, link, topic).values()
+    create_again(target, topic)
+    append_records(target, topic, 200, first=5000)
+    forget_ids(target, link, row)
+    append_records(source, topic, 10, first=100)
+    with pytest.raises(TargetDivergedError, match=f"{topic}-0 has at offset 99 another record than the one of {topic}-0, offset 99"):
+        run()
+
+
+def last_rows_of(servers: str, link: str, topic: str) -> dict[TopicPartition, MapRow]:
+    with RawCluster({"bootstrap_servers": servers}, name="reader") as cluster:
+        return cluster.run(last_rows, cluster, link, [TopicPartition(topic, 0)])
+
+
+def forget_ids(servers: str, link: str, row: MapRow) -> None:
+    """Writes the newest row of a map as brokers before 2.8 have it written, without ids."""
+    record = Record(0, NOW, row.key.encode(), row._replace(ids=("", "")).encode())
+    append_batches(servers, [(map_partition(link, row.key.partition), encode_batch([record]))])

@@ -100,7 +100,7 @@ ORDER = [
     {"mirror.verify.slices"},
     {"mirror.verify.slices_comparison"},
     {"mirror.verify.report"},
-    {"mirror.identical.append", "mirror.sync", "mirror.verify.verification"},
+    {"mirror.identical.append", "mirror.identical.begun", "mirror.identical.facts", "mirror.sync", "mirror.verify.verification"},
     {"mirror.link.status", "mirror.link.plan_report"},
     {"mirror.identical.pull"},
     {"mirror.identical.copy", "mirror.translated.partition"},

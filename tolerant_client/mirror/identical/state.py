@@ -93,7 +93,7 @@ async def read_append_states(
     originals = await read_slices(source, unproved, is_committed=True)
     ends = {p: (log.target_end - 1, log.target_end) for p, log in logs.items() if log.is_written and log.common[0] >= log.common[1]}
     copies = await read_slices(target, {**unproved, **ends}, is_committed=False)
-    own = {producer_id, *control.producer_ids}
+    own = {known for known in (producer_id, *control.producer_ids) if known >= 0}
     states, remembered = await _append_states(target, logs, last, producer_id, own)
 
     link = ledger.link if ledger is not None else ""
