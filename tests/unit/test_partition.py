@@ -309,10 +309,15 @@ def test_law_e_progress_in_between_clears_doubts() -> None:
         doubts(copy, BELIEVED_AFTER - 1)
         answer(copy, send(copy, 100 + 10 * n))
     assert copy.phase is Phase.COPYING
-    doubts(copy, BELIEVED_AFTER - 1)
-    copy.resume(AppendState(500, PRODUCER, 0, 0), RULES, 1.0)
-    doubts(copy, BELIEVED_AFTER - 1)
-    assert copy.error is None
+
+
+def test_law_e_refusals_of_what_the_log_has_nevertheless_are_believed() -> None:
+    copy = copying()
+    for n in range(BELIEVED_AFTER):
+        answer(copy, send(copy, 100 + 10 * n), 29, -1)
+        if copy.phase is Phase.DRAINING:
+            copy.resume(AppendState(110 + 10 * n, PRODUCER, 0, 110 + 10 * n), RULES, 1.0)
+    assert copy.phase is Phase.STOPPED
 
 
 @pytest.mark.parametrize("error_code", FATAL)

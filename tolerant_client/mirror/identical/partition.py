@@ -8,7 +8,7 @@ C. After anything that is not the expected answer the partition drains what is
    in flight, and its place is read again from the target's log.
 D. Sequences have no gaps, so a batch that was appended proves all before it.
 E. What would stop the partition is believed only when it was found three times
-   without progress in between.
+   without an acknowledged append in between.
 F. A gap is filled when all before it is acknowledged, and nothing goes out
    behind it before it is filled: what fills it has no sequence in common with
    the batches.
@@ -167,7 +167,7 @@ class PartitionCopy:
     def resume(self, state: AppendState, rules: AppendRules, now: float) -> None:
         """Goes on from what the target's log says."""
         if state.log_end > self.acked:
-            self._progress()
+            self._moved()
         self._state = state
         self._rules = rules
         self._reached(state.log_end)
@@ -427,6 +427,10 @@ class PartitionCopy:
         self.position = self.acked = log_end
 
     def _progress(self) -> None:
-        self._troubled_since = None
+        self._moved()
         self._doubts = 0
+
+    def _moved(self) -> None:
+        """Takes it that the log has grown; whether what was refused stays refused only an answer shows."""
+        self._troubled_since = None
         self._reasons.clear()
