@@ -282,15 +282,17 @@ class LinkCopier:
 
     async def _sync(self, due: list[TopicPartition]) -> None:
         """Reads the places of partitions, and lets those that can go on."""
-        await self._facts.read([copy for p in due if (copy := self._partitions.get(p)) is not None])
+        copies = {p: copy for p in due if (copy := self._partitions.get(p)) is not None}
+        await self._facts.read(copies.values())
         self._not_read([p for p in due if not self._facts.has(p.topic)], "the target topic is not there")
         due = self._with_times_kept([p for p in due if self._facts.has(p.topic)])
         unknown = await end_open_gaps(self.target, self.link, due, self.control.require_not_promoted, self.clock)
         for partition, why in unknown.items():
             self._not_read([partition], why)
-        due = [p for p in due if p not in unknown]
-        copies = {p: copy for p in due if (copy := self._partitions.get(p)) is not None}
-        copied = {p: (copy.former_epoch, copy.acked) for p, copy in copies.items() if copy.former_epoch >= 0}
+        due = [p for p in due if p not in unknown and p in copies]
+        if not due:
+            return
+        copied = {p: (copies[p].former_epoch, copies[p].acked) for p in due if copies[p].former_epoch >= 0}
         ids = await read_ids(self.source, self.target, {p.topic for p in due})
         control = self.control.value
         states = await read_append_states(self.source, self.target, due, self.producer_id, self.ledger, copied, control, ids)
@@ -305,9 +307,9 @@ class LinkCopier:
         self._obey()
         joining = []
         for partition in due:
-            copy = self._partitions.get(partition)
-            if copy is None or copy.phase is Phase.STOPPED:
-                continue
+            copy = copies[partition]
+            if self._partitions.get(partition) is not copy or copy.phase is Phase.STOPPED:
+                continue  # whoever took it over since looks for himself
             if self.control.value.pauses(partition):
                 self._pause(copy)
                 continue

@@ -45,6 +45,8 @@ async def end_open_gaps(
     Raises that, and KafkaError.
     """
     names = {gap_transactional_id(link, partition): partition for partition in partitions}
+    if not names:
+        return {}
     await target.connect()
     if DescribeTransactionsRequest.API_KEY in target.manager.broker_version_data.api_versions:
         found, unknown = await _described(target, names)
