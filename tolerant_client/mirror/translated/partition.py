@@ -33,7 +33,7 @@ from tolerant_client.errors import (
 )
 from tolerant_client.fetch import FetchedPartition
 from tolerant_client.mirror.appendable import AppendRules
-from tolerant_client.mirror.divergence import read_slices
+from tolerant_client.mirror.divergence import read_headers, read_slices
 from tolerant_client.mirror.epochs import source_truncations
 from tolerant_client.mirror.gaps import GapFill
 from tolerant_client.mirror.ledger import Ledger
@@ -57,7 +57,6 @@ from tolerant_client.mirror.translated.place import (
 )
 from tolerant_client.mirror.translated.shared_reads import SharedReads
 from tolerant_client.raw import EARLIEST, EARLIEST_LOCAL, LATEST, READ_COMMITTED, RawCluster
-from tolerant_client.record_batch import Record
 
 BELIEVED_AFTER = 3
 _MAX_PAUSE_S = 1.0
@@ -253,21 +252,22 @@ class TranslatedPartition:
         end = (await self._link.target.list_offsets({self.partition: LATEST}))[self.partition]
         if self._row is not None:
             check_target(self._row, self._link.name, self.partition, self._ids, end)
-            check_last_record(self._row, self._link.name, *await self._last_records(self._row))
+            await self._look_for_others(self._row)
         self._adopted = await self._link.adopted.until(self.partition, end)
         if self._row is not None:
             self._row = taken_over(self._row, self._adopted)
 
-    async def _last_records(self, row: MapRow) -> tuple[Record | None, Record | None]:
-        """The last record that the map speaks of, on source and target; None where it is gone."""
+    async def _look_for_others(self, row: MapRow) -> None:
+        """Raises TargetDivergedError where others wrote what lies at the end of the map's newest run (an election's loss)."""
         offsets = row.runs[-1].source_until - 1, row.runs[-1].target_until - 1
-        sides = (self._link.source, self._link.target)
-        slices = [
-            (await read_slices(side, {self.partition: (at, at + 1)}, is_committed=False))[self.partition]
-            for side, at in zip(sides, offsets)
+        header = (await read_headers(self._link.target, {self.partition: offsets[1]})).get(self.partition)
+        if header is None or header.producer_id == self._producer.producer_id:
+            return  # the cleaner or retention took it, or it is ours: then only the source may have lost it
+        original, copied = [
+            (await read_slices(side, {self.partition: (at, at + 1)}, is_committed=False))[self.partition].records.get(at)
+            for side, at in zip((self._link.source, self._link.target), offsets)
         ]
-        original, copied = (found.records.get(at) for found, at in zip(slices, offsets))
-        return original, copied
+        check_last_record(row, self._link.name, original, copied)
 
     async def _look_at_source(self) -> int:
         """Where to go on; raises DataLossError where the source no longer has it, unless policy has accepted that."""
