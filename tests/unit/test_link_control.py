@@ -13,7 +13,8 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import LinkPromotedError, OptionError
 from tolerant_client.mirror.identical.partition import AppendState
-from tolerant_client.mirror.identical.state import _Logs, _of_link, next_append
+from tolerant_client.mirror.identical.difference import Logs
+from tolerant_client.mirror.identical.state import next_append
 from tolerant_client.mirror.link import failback
 from tolerant_client.mirror.link.beginning import writes
 from tolerant_client.mirror.link.control import (
@@ -21,6 +22,7 @@ from tolerant_client.mirror.link.control import (
     WHOLE_LINK,
     ControlWatch,
     LinkControl,
+    TopicIds,
     decode_control,
     encode_control,
     link_options,
@@ -234,18 +236,33 @@ def test_a_log_with_what_was_never_copied_is_in_the_way_unless_it_is_given_up(lo
     assert len(failback.blockers([log], discards=discards)) == count
 
 
-def test_an_adopted_log_says_nothing_of_the_links_own_sequence() -> None:
+def test_what_others_wrote_says_nothing_of_the_links_own_sequence() -> None:
     own, other = ProducerEntry(7, 0, 41, 5, -1), ProducerEntry(3, 0, 99, 9, -1)
-    adopted = _Logs(0, 60, 0, 50, 50)
-    assert next_append(50, None, _of_link(adopted, [other], {7}), 7) == AppendState(50, 7, 0, 50)
-    assert next_append(50, None, _of_link(adopted, [other, own], {7}), 7) == AppendState(50, 7, 0, 42)
-    plain = _Logs(0, 60, 0, 50)
-    assert next_append(50, None, _of_link(plain, [other], {7}), 7) == AppendState(50, 3, 0, 100)
+    assert next_append(50, None, [other], 7, {7}) == AppendState(50, 7, 0, 50)
+    assert next_append(50, None, [other, own], 7, {7}) == AppendState(50, 7, 0, 42)
+    assert next_append(50, None, [other], 7, {3, 7}) == AppendState(50, 3, 0, 100)
+
+
+def test_what_a_link_has_begun_is_kept_with_the_ids_of_both_topics_in_few_bytes() -> None:
+    first, second, unknown = TopicIds("s1", "t1"), TopicIds("s2", "t1"), TopicIds("", "")
+    begun = {TopicPartition("orders", n): first for n in range(10_000)}
+    begun |= {TopicPartition("orders", 5): second, TopicPartition("old", 3): unknown}
+    value = encode_control(LinkControl(begun=begun), 0)
+    assert decode_control(value).begun == begun and len(value) < 1_000
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_same"),
+    [("s1", "s1", True), ("s1", "s2", False), ("", "s2", True), ("s1", "", True), ("", "", True)],
+)
+def test_another_topic_of_the_same_name_is_known_by_its_id_where_both_are_told(before: str, now: str, is_same: bool) -> None:
+    assert TopicIds(before, "t").is_of_source(TopicIds(now, "u")) is is_same
+    assert TopicIds("s", before).is_of_target(TopicIds("r", now)) is is_same
 
 
 def test_only_what_lies_behind_an_adopted_log_is_compared() -> None:
-    assert _Logs(5, 60, 0, 50, 40).common == (40, 50)
-    assert _Logs(5, 60, 0, 50).common == (5, 50)
+    assert Logs(5, 60, 0, 50, 40).common == (40, 50)
+    assert Logs(5, 60, 0, 50).common == (5, 50)
 
 
 def ends(copied: int, stable: int | None, end: int | None, index: int = 0) -> Ends:

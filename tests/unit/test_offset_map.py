@@ -26,7 +26,7 @@ from tolerant_client.mirror.translated.offset_map import (
     extend,
     join_runs,
 )
-from tolerant_client.mirror.translated.place import check_target, find_loss, overtaken, taken_over
+from tolerant_client.mirror.translated.place import check_last_record, check_target, find_loss, overtaken, taken_over
 from tolerant_client.record_batch import BatchHeader, Record, decode_records, encode_batch, read_header
 
 PARTITION = TopicPartition("orders", 3)
@@ -251,6 +251,17 @@ def test_a_target_that_cannot_hold_what_the_map_says_is_named(
     check_target(found, "link", TopicPartition("copy", 3), IDS, 500)
     with pytest.raises(TargetDivergedError, match=words):
         check_target(found, "link", TopicPartition(target, 3), ids, log_end)
+
+
+@pytest.mark.parametrize("is_there", [(False, True), (True, False), (False, False)])
+def test_another_record_where_the_last_one_was_copied_says_that_the_target_lost_it(is_there: tuple[bool, bool]) -> None:
+    (found,) = extend(None, PARTITION, "copy", IDS, [Run(0, 400, 100)], 100, 7)
+    original, copied = Record(99, T0, b"k", b"v"), Record(499, T0, b"k", b"v")
+    check_last_record(found, "link", original, copied)
+    other = copied._replace(value=b"of an application")
+    with pytest.raises(TargetDivergedError, match="copy-3 has at offset 499 another record than the one of orders-3, offset 99"):
+        check_last_record(found, "link", original, other)
+    check_last_record(found, "link", *(record if known else None for record, known in zip((original, other), is_there)))
 
 
 # -- rows and the transactions they are in ------------------------------------

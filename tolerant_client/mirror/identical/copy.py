@@ -20,26 +20,34 @@ from kafka.future import Future
 from kafka.net.wakeup_notifier import WakeupNotifier
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import LinkPausedError, LinkPromotedError, RecoveryExhaustedError, TolerantClientError
+from tolerant_client.errors import (
+    LinkPausedError,
+    LinkPromotedError,
+    RecoveryExhaustedError,
+    TargetDivergedError,
+    TolerantClientError,
+)
 from tolerant_client.mirror.appendable import AppendRules
-from tolerant_client.mirror.gaps import Gap, GapFill, choose_way
+from tolerant_client.mirror.gaps import Gap, GapFill
 from tolerant_client.mirror.identical.append import Appender, GapFiller, resolve
+from tolerant_client.mirror.identical.begun import Begun
+from tolerant_client.mirror.identical.difference import AheadOfSource
+from tolerant_client.mirror.identical.facts import TargetFacts
 from tolerant_client.mirror.identical.fill import MarkerFiller, TransactionFiller
 from tolerant_client.mirror.identical.log_start import start_log_at
-from tolerant_client.mirror.identical.partition import AppendState, PartitionCopy, Phase
+from tolerant_client.mirror.identical.open_gaps import end_open_gaps
+from tolerant_client.mirror.identical.partition import NO_PRODUCER, AppendState, PartitionCopy, Phase, times_rewritten
 from tolerant_client.mirror.identical.pull import Puller
-from tolerant_client.mirror.identical.state import AheadOfSource, LogStart, read_append_states
+from tolerant_client.mirror.identical.state import LogStart, read_append_states, read_ids
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.limits import CopyLimits, Progress, raise_stopped
 from tolerant_client.mirror.link.control import ControlWatch, link_options
 from tolerant_client.mirror.link.throttle import TokenBucket
 from tolerant_client.mirror.losses import LedgerRow, Loss, LossPolicy, LossReason, MirrorPolicy
 from tolerant_client.mirror.producers import init_producer_id
-from tolerant_client.mirror.topics import TopicFacts, describe_topics, topic_facts
 from tolerant_client.mirror.turns import Turns
 from tolerant_client.raw import RawCluster
 
-_FACTS_LAST_S = 60.0  # a topic's configuration may be changed while it is copied
 _PAUSE_S = 30.0  # between two looks at a partition that policy has paused
 _AHEAD_S = 1.0  # between two looks at a source that has to catch up with what the target keeps
 _CONTROL_S = 1.0  # between two looks at what the operator says
@@ -100,8 +108,10 @@ class LinkCopier:
             self._drop_expired,
             self._bucket,
         )
-        self._facts: dict[str, tuple[float, TopicFacts, bool]] = {}  # when read, the target's, whether the source cleans
+        self._facts = TargetFacts(source, target, policy, clock)
+        self._begun = Begun(target, self.control)
         self._to_sync: set[TopicPartition] = set()
+        self._looked_at: set[TopicPartition] = set()  # by a group that is not done: one look at a partition at a time
         self._sync_wanted = WakeupNotifier(self._net)
         self._is_syncing = False
         self._waiters: set[Future] = set()
@@ -231,49 +241,86 @@ class LinkCopier:
         try:
             while self._to_sync:
                 now = self.clock()
-                due = [p for p in self._to_sync if self._partitions[p].not_before <= now]
+                times = {p: self._partitions[p].not_before for p in self._to_sync - self._looked_at}
+                due = [p for p, not_before in times.items() if not_before <= now]
                 if not due:
-                    await self._sync_wanted(max(0.001, min(self._partitions[p].not_before for p in self._to_sync) - now))
+                    await self._sync_wanted(max(0.001, min(times.values(), default=now + 1.0) - now))
                     continue
                 self._to_sync.difference_update(due)
                 try:
-                    await self._sync(due)
+                    groups = await self._by_leaders(due)
                 except KafkaError as error:
-                    self._not_read(due, f"the place could not be read: {type(error).__name__}: {error}")
-                self._notify()
+                    self._not_read(due, f"the leaders could not be found: {type(error).__name__}: {error}")
+                    continue
+                for group in groups:
+                    self._looked_at.update(group)
+                    self._spawn(self._sync_group, group)
         finally:
             self._is_syncing = False
 
-    async def _sync(self, due: list[TopicPartition]) -> None:
-        """Reads the places of partitions, and lets those that can go on."""
+    async def _by_leaders(self, due: list[TopicPartition]) -> list[list[TopicPartition]]:
+        """Partitions that are looked at together, those of the same two leaders: a broker that hangs holds up its own alone."""
         if not self.control.is_read:
             await self.control.refresh()
-        due = await self._led(await self._present(self._not_paused(due)))
-        topics = {p.topic for p in due}
-        await self._read_facts(topics)
-        self._not_read([p for p in due if p.topic not in self._facts], "the target topic is not there")
-        due = [p for p in due if p.topic in self._facts]
+        groups: dict[tuple[int | None, int | None], list[TopicPartition]] = {}
+        for partition in await self._led(await self._present(self._not_paused(due))):
+            leaders = self.source.known_leader(partition), self.target.known_leader(partition)
+            groups.setdefault(leaders, []).append(partition)
+        return list(groups.values())
+
+    async def _sync_group(self, due: list[TopicPartition]) -> None:
+        try:
+            await self._sync(due)
+        except LinkPromotedError:
+            self._obey()
+        except KafkaError as error:
+            self._not_read(due, f"the place could not be read: {type(error).__name__}: {error}")
+        finally:
+            self._looked_at.difference_update(due)
+            self._sync_wanted.notify()
+        self._notify()
+
+    async def _sync(self, due: list[TopicPartition]) -> None:
+        """Reads the places of partitions, and lets those that can go on."""
         copies = {p: copy for p in due if (copy := self._partitions.get(p)) is not None}
-        copied = {p: (copy.former_epoch, copy.acked) for p, copy in copies.items() if copy.former_epoch >= 0}
+        await self._facts.read(copies.values())
+        self._not_read([p for p in due if not self._facts.has(p.topic)], "the target topic is not there")
+        due = self._with_times_kept([p for p in due if self._facts.has(p.topic)])
+        unknown = await end_open_gaps(self.target, self.link, due, self.control.require_not_promoted, self.clock)
+        for partition, why in unknown.items():
+            self._not_read([partition], why)
+        due = [p for p in due if p not in unknown and p in copies]
+        if not due:
+            return
+        copied = {p: (copies[p].former_epoch, copies[p].acked) for p in due if copies[p].former_epoch >= 0}
+        ids = await read_ids(self.source, self.target, {p.topic for p in due})
         control = self.control.value
-        states = await read_append_states(self.source, self.target, due, self.producer_id, self.ledger, copied, control)
+        states = await read_append_states(self.source, self.target, due, self.producer_id, self.ledger, copied, control, ids)
+        await self._begun.write({p: ids[p.topic] for p, found in states.items() if isinstance(found, (AppendState, LogStart))})
+        for partition, found in states.items():
+            if isinstance(found, AppendState) and found.producer_id == NO_PRODUCER:
+                states[partition] = await self._begun.identified(found)
+            elif isinstance(found, Loss) and found.state.producer_id == NO_PRODUCER:
+                states[partition] = found._replace(state=await self._begun.identified(found.state))
         # Promotion is written down before the log is fenced: whoever read the log behind the fence finds it here.
         await self.control.refresh()
         self._obey()
         joining = []
         for partition in due:
-            copy = self._partitions.get(partition)
-            if copy is None or copy.phase is Phase.STOPPED:
-                continue
+            copy = copies[partition]
+            if self._partitions.get(partition) is not copy or copy.phase is Phase.STOPPED:
+                continue  # whoever took it over since looks for himself
             if self.control.value.pauses(partition):
                 self._pause(copy)
                 continue
             copy.phase = Phase.SYNCING
-            rules = self._rules(copy)
+            rules = self._facts.rules(copy)
             state = states.get(partition)
             now = self.clock()
-            if isinstance(state, Loss) and copy.misplaced is not None:
+            if isinstance(state, (Loss, TargetDivergedError)) and copy.misplaced is not None:
                 state = copy.misplaced
+            elif isinstance(state, AppendState) and copy.rewritten is not None:
+                state = times_rewritten(str(copy), *copy.rewritten)
             elif isinstance(state, AppendState) and copy.is_too_large(state.log_end, rules.max_batch_bytes):
                 state = self._oversized(copy, state)
             if state is None:
@@ -385,7 +432,7 @@ class LinkCopier:
         there = await self.target.partitions({p.topic for p in due})
         present = [p for p in due if p.partition in there.get(p.topic, ())]
         for partition in set(due).difference(present):
-            self._facts.pop(partition.topic, None)
+            self._facts.forget(partition.topic)
             copy = self._partitions.get(partition)
             if copy is not None and copy.phase is not Phase.STOPPED:
                 copy.phase = Phase.SYNCING
@@ -393,21 +440,26 @@ class LinkCopier:
                 self._after_trouble(copy)
         return present
 
-    async def _read_facts(self, topics: set[str]) -> None:
-        """What the partitions' rules depend on: the target's topics, and whether the source cleans its own."""
-        now = self.clock()
-        if stale := [t for t in topics if t not in self._facts or now - self._facts[t][0] > _FACTS_LAST_S]:
-            sources = await describe_topics(self.source, stale)
-            for topic, facts in (await topic_facts(self.target, stale)).items():
-                # Brokers before 0.11 do not tell; they have no gaps but those of the cleaner.
-                is_cleaned = topic not in sources or not sources[topic].effective or sources[topic].is_compacted
-                self._facts[topic] = (now, facts, is_cleaned)
-
-    def _rules(self, copy: PartitionCopy) -> AppendRules:
-        _, facts, is_cleaned = self._facts[copy.partition.topic]
-        fill = self.policy.for_topic(copy.partition.topic).gap_fill
-        way = choose_way(fill, is_compacted=facts.is_compacted or is_cleaned)
-        return AppendRules(way, facts.is_compacted, facts.max_message_bytes, copy.left_out)
+    def _with_times_kept(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Those of topics that keep the times of records; the others wait for whoever has set it otherwise."""
+        kept = []
+        for partition in partitions:
+            copy = self._partitions.get(partition)
+            if not self._facts.rewrites_times(partition.topic):
+                kept.append(partition)
+            elif copy is not None and copy.phase is not Phase.STOPPED and copy.rewritten is None:
+                copy.phase, copy.has_doubtful_facts = Phase.SYNCING, True
+                copy.doubt(
+                    TolerantClientError(
+                        f"{copy}: the target's topic has message.timestamp.type=LogAppendTime, which would rewrite timestamps;"
+                        " set it to CreateTime, and copying goes on"
+                    ),
+                    self.clock(),
+                )
+                self._after_trouble(copy)
+            else:
+                kept.append(partition)  # its log shows what was rewritten
+        return kept
 
     async def _start_log(self, copy: PartitionCopy, found: LogStart, rules: AppendRules) -> None:
         """Makes an empty log begin where the source's does, then looks again."""
@@ -474,6 +526,9 @@ class LinkCopier:
         """True once a loss is in the ledger, if the partition is still ours then."""
         try:
             await self.ledger.write([loss.row])
+            if loss.row.reason == LossReason.RECREATION:  # from now on the link goes on with the new topic
+                ids = await read_ids(self.source, self.target, {copy.partition.topic})
+                await self._begun.write({copy.partition: ids[copy.partition.topic]})
         except KafkaError as error:
             copy.trouble(f"the ledger could not be written: {type(error).__name__}: {error}", self.clock())
             return False

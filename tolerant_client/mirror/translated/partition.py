@@ -33,6 +33,7 @@ from tolerant_client.errors import (
 )
 from tolerant_client.fetch import FetchedPartition
 from tolerant_client.mirror.appendable import AppendRules
+from tolerant_client.mirror.divergence import read_headers, read_slices
 from tolerant_client.mirror.epochs import source_truncations
 from tolerant_client.mirror.gaps import GapFill
 from tolerant_client.mirror.ledger import Ledger
@@ -46,7 +47,14 @@ from tolerant_client.mirror.translated.dense import dense
 from tolerant_client.mirror.translated.intake import Intake
 from tolerant_client.mirror.translated.map_topic import map_partition
 from tolerant_client.mirror.translated.offset_map import MapRow, extend
-from tolerant_client.mirror.translated.place import LostOffsets, check_target, find_adopted_loss, find_loss, taken_over
+from tolerant_client.mirror.translated.place import (
+    LostOffsets,
+    check_last_record,
+    check_target,
+    find_adopted_loss,
+    find_loss,
+    taken_over,
+)
 from tolerant_client.mirror.translated.shared_reads import SharedReads
 from tolerant_client.raw import EARLIEST, EARLIEST_LOCAL, LATEST, READ_COMMITTED, RawCluster
 
@@ -244,9 +252,22 @@ class TranslatedPartition:
         end = (await self._link.target.list_offsets({self.partition: LATEST}))[self.partition]
         if self._row is not None:
             check_target(self._row, self._link.name, self.partition, self._ids, end)
+            await self._look_for_others(self._row)
         self._adopted = await self._link.adopted.until(self.partition, end)
         if self._row is not None:
             self._row = taken_over(self._row, self._adopted)
+
+    async def _look_for_others(self, row: MapRow) -> None:
+        """Raises TargetDivergedError where others wrote what lies at the end of the map's newest run (an election's loss)."""
+        offsets = row.runs[-1].source_until - 1, row.runs[-1].target_until - 1
+        header = (await read_headers(self._link.target, {self.partition: offsets[1]})).get(self.partition)
+        if header is None or header.producer_id == self._producer.producer_id:
+            return  # the cleaner or retention took it, or it is ours: then only the source may have lost it
+        original, copied = [
+            (await read_slices(side, {self.partition: (at, at + 1)}, is_committed=False))[self.partition].records.get(at)
+            for side, at in zip((self._link.source, self._link.target), offsets)
+        ]
+        check_last_record(row, self._link.name, original, copied)
 
     async def _look_at_source(self) -> int:
         """Where to go on; raises DataLossError where the source no longer has it, unless policy has accepted that."""

@@ -13,6 +13,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.errors import DataLossError, TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.losses import LossReason
 from tolerant_client.mirror.translated.offset_map import MapRow
+from tolerant_client.record_batch import Record
 
 
 _GO_ON = "let policy go on behind the loss (--on-loss), or mirror it under another link name to copy what is left"
@@ -54,6 +55,21 @@ def check_target(row: MapRow, link: str, target: TopicPartition, ids: tuple[str,
         raise TargetDivergedError(
             f"The target log of {target.topic}-{target.partition} ends at offset {log_end}, but records were copied up to"
             f" {row.target_until}: it has lost them (unclean election); {remedy}"
+        )
+
+
+def check_last_record(row: MapRow, link: str, original: Record | None, copied: Record | None) -> None:
+    """Raises TargetDivergedError where the target has another record at the end of the map's newest run than the source.
+
+    So an election is seen that took records back, though others have made the log longer since.  Records that one side no
+    longer has, None, show nothing.
+    """
+    if original is not None and copied is not None and copied != original._replace(offset=copied.offset):
+        name = f"{row.key.partition.topic}-{row.key.partition.partition}"
+        raise TargetDivergedError(
+            f"The target log of {row.target_topic}-{row.key.partition.partition} has at offset {copied.offset} another record than"
+            f" the one of {name}, offset {original.offset}, that link {link} copied there: it has lost what was copied (unclean"
+            " election), and others wrote in its place; mirror it under another link name to copy it anew"
         )
 
 
