@@ -17,6 +17,7 @@ from tolerant_client.wire import encode_string, read_topic
 PRODUCE_API_KEY = 0
 MIN_PRODUCE_VERSION = 3
 MAX_PRODUCE_VERSION = 7
+NO_APPEND_TIME = -1
 
 _ANSWER_V5 = struct.Struct(">ihqqq")
 _ANSWER_V3 = struct.Struct(">ihqq")
@@ -31,11 +32,16 @@ def add_sequence(sequence: int, delta: int) -> int:
 
 
 class ProducedPartition(NamedTuple):
-    """One partition of a Produce answer; `base_offset` is -1 where the broker did not say it."""
+    """One partition of a Produce answer; `base_offset` is -1 where the broker did not say it.
+
+    `log_append_time` is the one that the broker gave the records, in ms; with CreateTime NO_APPEND_TIME, or, of a batch
+    that it had already, the batch's max timestamp.
+    """
 
     partition: TopicPartition
     error_code: int
     base_offset: int
+    log_append_time: int = NO_APPEND_TIME
 
 
 class ProduceAnswer(list[ProducedPartition]):
@@ -120,9 +126,9 @@ class RawProduce:
         for _ in range(topics):
             topic, count, at = read_topic(body, at)
             for _ in range(count):
-                index, error, base_offset = layout.unpack_from(body, at)[:3]
+                index, error, base_offset, append_time = layout.unpack_from(body, at)[:4]
                 at += layout.size
-                produced.append(ProducedPartition(TopicPartition(topic, index), error, base_offset))
+                produced.append(ProducedPartition(TopicPartition(topic, index), error, base_offset, append_time))
         (throttle_time_ms,) = struct.unpack_from(">i", body, at)
         at += 4
         if at != len(body):

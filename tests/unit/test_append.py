@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,8 @@ from tolerant_client.produce import ProduceAnswer, ProducedPartition
 from tolerant_client.record_batch import BatchHeader, Record, encode_batch, read_header
 
 FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
-RULES = AppendRules(GapFill.TRANSACTIONS, False, 1 << 20)
+NOW_MS = int(time.time() * 1000)
+RULES = AppendRules(GapFill.TRANSACTIONS, False, 1 << 20, remembered_ms=3_600_000)
 
 
 class Target:
@@ -86,8 +88,8 @@ class Rig:
         self.appender.enqueue([(self.copies[partition], item) for item in items])
 
 
-def batch(base_offset: int, count: int = 5) -> tuple[BatchHeader, memoryview]:
-    view = memoryview(bytearray(encode_batch([Record(0, 1, None, b"x")] * count, base_offset=base_offset)))
+def batch(base_offset: int, count: int = 5, timestamp: int = NOW_MS) -> tuple[BatchHeader, memoryview]:
+    view = memoryview(bytearray(encode_batch([Record(0, timestamp, None, b"x")] * count, base_offset=base_offset)))
     return read_header(view), view
 
 
@@ -136,6 +138,24 @@ def test_nothing_goes_out_behind_a_gap_that_was_not_filled(outcome: int | Errors
         await asyncio.sleep(0)
         assert copy.phase is Phase.DRAINING and copy.is_drained
         assert not rig.target.sent and rig.appender.bytes_in_flight == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("timestamp", [NOW_MS - 3_600_001, 1, -1])
+def test_old_records_are_in_flight_one_batch_a_partition_and_all_partitions_together(timestamp: int) -> None:
+    async def run() -> None:
+        rig = Rig()
+        for partition in (FIRST, SECOND):
+            rig.enqueue(partition, *(batch(5 * n, timestamp=timestamp) for n in range(3)))
+        sent = []
+        while rig.target.sent:
+            assert len([p for batches, _ in rig.target.sent for p in batches]) <= 2
+            batches = dict(rig.target.sent[0][0])
+            sent += list(batches)
+            rig.target.answer({p: rig.copies[p].acked for p in batches})
+        assert sorted(sent) == 3 * [FIRST] + 3 * [SECOND]
+        assert [copy.acked for copy in rig.copies.values()] == [15, 15]
 
     asyncio.run(run())
 

@@ -26,12 +26,13 @@ PRODUCER = 4711
 NOT_NEXT = [45, 46, 47, 59, 1]
 RETRIABLE = [3, 5, 6, 7, 19, 20, 56]
 FATAL = [10, 29, 32, 87]
-RULES = AppendRules(GapFill.TRANSACTIONS, is_compacted=False, max_batch_bytes=1 << 20)
+REMEMBERED_MS = 3_600_000
+RULES = AppendRules(GapFill.TRANSACTIONS, is_compacted=False, max_batch_bytes=1 << 20, remembered_ms=REMEMBERED_MS)
 NOW_MS = 1_700_000_000_000
 
 
-def batch(base_offset: int, count: int = 10, **options: object) -> tuple[BatchHeader, memoryview]:
-    view = memoryview(bytearray(encode_batch([Record(0, 1, None, b"x")] * count, base_offset=base_offset, **options)))  # type: ignore[arg-type]
+def batch(base_offset: int, count: int = 10, timestamp: int = 1, **options: object) -> tuple[BatchHeader, memoryview]:
+    view = memoryview(bytearray(encode_batch([Record(0, timestamp, None, b"x")] * count, base_offset=base_offset, **options)))  # type: ignore[arg-type]
     return read_header(view), view
 
 
@@ -46,12 +47,12 @@ def take(copy: PartitionCopy, *views: memoryview, until: int | None = None) -> l
     return copy.take(FetchedPartition(TP, 0, 10**6, 10**6, 0, (), records), until, NOW_MS)
 
 
-def send(copy: PartitionCopy, base_offset: int, count: int = 10) -> BatchHeader:
+def send(copy: PartitionCopy, base_offset: int, count: int = 10, timestamp: int = 1) -> BatchHeader:
     """Accepts and queues a batch and takes it as sent."""
-    (item,) = take(copy, batch(base_offset, count)[1])
+    (item,) = take(copy, batch(base_offset, count, timestamp)[1])
     copy.enqueue(item)
     assert copy.dequeue() is item and not isinstance(item, Gap)
-    copy.in_flight += 1
+    copy.sent(item[0])
     return item[0]
 
 
@@ -341,6 +342,62 @@ def test_stopped_partition_stays_stopped_and_keeps_its_first_error() -> None:
     assert copy.phase is Phase.STOPPED
     assert isinstance(copy.error, TargetDivergedError)
     assert copy.troubles == 0
+
+
+def test_law_e_what_several_batches_in_flight_are_refused_for_is_found_once() -> None:
+    copy = copying()
+    headers = [send(copy, 100 + 10 * n) for n in range(BELIEVED_AFTER + 1)]
+    for header in headers:
+        answer(copy, header, 10, -1)
+    assert copy.is_drained and copy.error is None and copy.has_doubtful_facts
+
+
+# -- law G: in flight together only while the broker surely remembers the producer ----
+
+
+def test_law_g_first_batch_after_a_resume_goes_alone() -> None:
+    copy = copying()
+    assert copy.may_send(NOW_MS)
+    first = send(copy, 100, timestamp=NOW_MS)
+    assert not copy.may_send(NOW_MS)
+    answer(copy, first)
+    send(copy, 110, timestamp=NOW_MS)
+    assert copy.may_send(NOW_MS) and copy.may_send(NOW_MS + REMEMBERED_MS - 1)
+    copy.trouble("anything", 1.0)
+    copy.resume(AppendState(100, PRODUCER, 0, 100), RULES, 2.0)
+    assert not copy.may_send(NOW_MS)
+
+
+def test_law_g_what_comes_after_old_records_goes_alone_until_young_ones_are_acknowledged() -> None:
+    copy = copying()
+    answer(copy, send(copy, 100, timestamp=NOW_MS))
+    young, old = send(copy, 110, timestamp=NOW_MS), send(copy, 120, timestamp=NOW_MS - REMEMBERED_MS)
+    assert not copy.may_send(NOW_MS)
+    answer(copy, young)
+    assert not copy.may_send(NOW_MS), "the old one may be appended, and the producer forgotten"
+    answer(copy, old)
+    assert copy.may_send(NOW_MS)
+    after = send(copy, 130, timestamp=NOW_MS)
+    assert not copy.may_send(NOW_MS)
+    answer(copy, after)
+    send(copy, 140, timestamp=NOW_MS)
+    assert copy.may_send(NOW_MS)
+
+
+# -- times that the target gives ----------------------------------------------
+
+
+def test_times_of_the_brokers_own_are_an_error_at_once_and_a_repeat_is_none() -> None:
+    copy = copying()
+    header = send(copy, 100, timestamp=NOW_MS)
+    copy.in_flight -= 1
+    copy.appended(header, 0, 100, 1.0, log_append_time=NOW_MS)  # as a broker answers that has the batch already
+    assert copy.phase is Phase.COPYING and copy.acked == 110
+    others = [send(copy, 110, timestamp=NOW_MS), send(copy, 120, timestamp=NOW_MS)]
+    for header in others:
+        copy.in_flight -= 1
+        copy.appended(header, 0, header.base_offset, 1.0, log_append_time=NOW_MS + 1)
+    assert copy.is_drained and copy.acked == 110 and copy.rewritten == (110, 130)
 
 
 # -- patience, lease, accounting ----------------------------------------------

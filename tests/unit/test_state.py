@@ -57,7 +57,8 @@ def test_batch_that_fills_a_gap_says_no_sequence_but_the_broker_remembers_it(fil
 
 def test_older_producer_id_of_the_link_is_taken_from_what_the_broker_remembers() -> None:
     entries = [entry(3, 41, last_timestamp=20), entry(2, 7, last_timestamp=10), entry(99, 8, 30, coordinator_epoch=0), entry(5, -1, 40)]
-    assert next_append(50, None, entries, PRODUCER) == AppendState(50, 3, 0, 42)
+    assert next_append(50, None, entries, PRODUCER, {2, 3, PRODUCER}) == AppendState(50, 3, 0, 42)
+    assert next_append(50, None, entries, PRODUCER) == AppendState(50, PRODUCER, 0, 50), "others wrote"
 
 
 # -- equal records are seen from two headers alone ----------------------------

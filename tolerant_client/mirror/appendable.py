@@ -39,12 +39,16 @@ _REWRITTEN_AT_ONCE: Final = 4 << 20  # bytes; the event loop waits for it
 
 
 class AppendRules(NamedTuple):
-    """What the target's topic takes: `way` fills its gaps (never AUTO), sizes in bytes."""
+    """What the target's topic takes: `way` fills its gaps (never AUTO), sizes in bytes.
+
+    `remembered_ms` is how long, from the timestamps of what it appended last, its brokers surely remember a producer.
+    """
 
     way: GapFill
     is_compacted: bool
     max_batch_bytes: int
     left_out: Collection[int] = ()  # offsets of records that the user's policy gave up
+    remembered_ms: int = 0
 
 
 class Claim(NamedTuple):

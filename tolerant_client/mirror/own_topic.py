@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
+from tolerant_client import codecs
 from tolerant_client.mirror.divergence import read_slices
 from tolerant_client.mirror.plan import TIMESTAMP_AFTER, TIMESTAMP_BEFORE, TIMESTAMP_TYPE, TopicSpec
 from tolerant_client.mirror.producers import raise_for
@@ -49,7 +50,7 @@ async def append_own(target: RawCluster, topic: str, key: str, value: bytes) -> 
     It may be there although an error is raised, or twice, so it must say the same then.
     """
     partition = TopicPartition(topic, 0)
-    batch = encode_batch([Record(0, int(time.time() * 1000), key.encode(), value)])
+    batch = encode_batch([Record(0, int(time.time() * 1000), key.encode(), value)], codec=codecs.GZIP)
     node = await target.leader(partition)
     (produced,) = await target.produce_and_wait(node, {partition: memoryview(bytearray(batch))})
     raise_for(produced.error_code, f"appending to {topic}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import kafka.errors as Errors
@@ -131,18 +131,22 @@ async def log_end_offsets(cluster: RawCluster, partitions: Iterable[TopicPartiti
     return ends
 
 
-def link_entry(entries: Iterable[ProducerEntry], producer_id: int) -> ProducerEntry | None:
+def link_entry(entries: Iterable[ProducerEntry], producer_id: int, own: Collection[int]) -> ProducerEntry | None:
     """The entry whose sequence the link goes on with, if there is one.
 
-    The link's own; or, where it has none, that of the plain producer that wrote
-    last: the link's from before its transactional.id expired (M2).  Producers
-    of transactions and markers only fill gaps; one whose first transaction is
-    still open has no coordinator yet.
+    That of its producer id; or, where there is none, that of the former id of the link (`own`, from before its
+    transactional.id expired) that wrote last.  What anybody else wrote says nothing of the link.  An entry without
+    sequence is that of markers alone, as the fence of a promotion leaves them.
     """
-    plain = [
-        e for e in entries if e.last_sequence >= 0 and e.coordinator_epoch == _NO_COORDINATOR and e.transaction_start < 0
+    known = [
+        e
+        for e in entries
+        if (e.producer_id == producer_id or e.producer_id in own)
+        and e.last_sequence >= 0
+        and e.coordinator_epoch == _NO_COORDINATOR
+        and e.transaction_start < 0
     ]
-    return max(plain, key=lambda e: (e.producer_id == producer_id, e.last_timestamp, e.producer_id), default=None)
+    return max(known, key=lambda e: (e.producer_id == producer_id, e.last_timestamp, e.producer_id), default=None)
 
 
 def raise_for(error_code: int, what: str) -> None:

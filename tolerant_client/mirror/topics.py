@@ -29,7 +29,9 @@ from tolerant_client.mirror.plan import (
 from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.raw import RawCluster
 
-_TOPIC_RESOURCE = 2
+_TOPIC_RESOURCE, _BROKER_RESOURCE = 2, 4
+_EXPIRATIONS = ("producer.id.expiration.ms", "transactional.id.expiration.ms")
+_METADATA_WITH_IDS = 10
 _SET_FOR_THIS_TOPIC = 1  # DescribeConfigsResponse config_source DYNAMIC_TOPIC_CONFIG
 _SOURCE_UNKNOWN = -1  # in version 0 (Kafka 0.11), which has is_default instead
 _CREATE_TIMEOUT_MS = 30_000
@@ -54,6 +56,7 @@ class TopicFacts(NamedTuple):
     max_message_bytes: int
     topic_id: uuid.UUID | None  # None from brokers before 2.8 (KIP-516)
     can_delete_records: bool = True  # a broker refuses DeleteRecords where cleanup.policy is compact alone
+    rewrites_times: bool = False  # LogAppendTime: the brokers would give every record a time of their own
 
 
 def require_names(source: RawCluster, topics: LinkTopics) -> None:
@@ -134,13 +137,17 @@ async def topic_facts(target: RawCluster, topics: Iterable[str]) -> dict[str, To
     found: dict[str, TopicFacts] = {}
 
     async def ask() -> None:
-        for result in await _configs(target, present, [CLEANUP_POLICY, MAX_MESSAGE_BYTES]):
+        for result in await _configs(target, present, [CLEANUP_POLICY, MAX_MESSAGE_BYTES, TIMESTAMP_TYPE]):
             _raise(result.error_code, f"DescribeConfigs of {result.resource_name}")
             name = target.topic_of(result.resource_name)
             config = {c.name: c.value for c in result.configs if c.value is not None}
             spec = TopicSpec(name, 0, 0, config)
             found[name] = TopicFacts(
-                spec.is_compacted, spec.max_message_bytes, ids.get(name), "delete" in config.get(CLEANUP_POLICY, "delete")
+                spec.is_compacted,
+                spec.max_message_bytes,
+                ids.get(name),
+                "delete" in config.get(CLEANUP_POLICY, "delete"),
+                config.get(TIMESTAMP_TYPE) == LOG_APPEND_TIME,
             )
 
     await _ask_of(target, present, "describing topic configurations", ask)
@@ -152,16 +159,35 @@ async def topic_ids(cluster: RawCluster, topics: Iterable[str]) -> dict[str, uui
 
     Empty from brokers before 2.8.
     """
-    present = await cluster.partitions(list(topics))
-    found: dict[str, uuid.UUID] = {}
+    await cluster.connect()
+    wanted = list(topics)
+    if not wanted or cluster.manager.broker_version_data.api_versions[MetadataRequest.API_KEY][1] < _METADATA_WITH_IDS:
+        return {}
 
-    async def ask() -> None:
-        for name, topic in (await _metadata(cluster, present)).items():
-            if topic.topic_id not in (None, _NO_TOPIC_ID):
-                found[name] = topic.topic_id
+    async def ask() -> dict[str, uuid.UUID]:
+        told = await _answers(cluster, wanted)
+        for name, topic in told.items():
+            if topic.error_code != Errors.UnknownTopicOrPartitionError.errno:
+                _raise(topic.error_code, f"Metadata of {name}")
+        return {name: topic.topic_id for name, topic in told.items() if topic.topic_id not in (None, _NO_TOPIC_ID)}
 
-    await _ask_of(cluster, present, "reading the topics' ids", ask)
-    return {name: topic_id for name, topic_id in found.items() if name in present}
+    return await cluster.insist("reading the topics' ids", ask)
+
+
+async def producer_expiration_ms(target: RawCluster, node_id: int) -> int | None:
+    """How long after its last record's timestamp a broker may forget a producer; None where it does not tell us.
+
+    Telling it takes DescribeConfigs on the cluster.  Before Kafka 3.4 it is as long as transactional ids are kept (KIP-854).
+    """
+    await target.connect()
+    if not _speaks(target, DescribeConfigsRequest):
+        return None
+    resource = DescribeConfigsRequest.DescribeConfigsResource
+    asked = resource(resource_type=_BROKER_RESOURCE, resource_name=str(node_id), configuration_keys=list(_EXPIRATIONS))
+    request = DescribeConfigsRequest(resources=[asked], include_synonyms=False, include_documentation=False)
+    (result,) = (await target.send(request, node_id)).results
+    told = {config.name: int(config.value) for config in result.configs if config.value is not None}
+    return next((told[name] for name in _EXPIRATIONS if name in told), None) if not result.error_code else None
 
 
 async def fit_topics(target: RawCluster, topics: Iterable[TopicSpec]) -> tuple[tuple[TopicSpec, ...], tuple[str, ...]]:

@@ -2,12 +2,14 @@
 
 A request takes the next batch of every partition that has one (brokers accept
 one batch a partition and request).  A gap is filled once nothing of its
-partition is in flight, while the other partitions go on.  Bytes count from
+partition is in flight, while the other partitions go on; a batch, too, where a
+partition may have one in flight only (Law G of partition.py).  Bytes count from
 queueing to the answer, and `room` holds the source side back while there are too many.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -104,7 +106,7 @@ class Appender:
         self._less(copy.drop_queue())
 
     def _flush(self, sender: _Sender) -> None:
-        limits = self._limits
+        limits, now_ms = self._limits, time.time() * 1000
         while sender.ready and sender.in_flight < sender.window:
             if (wait_s := self._target.throttled_s(sender.node_id)) > 0:
                 if not sender.is_waiting:
@@ -130,11 +132,13 @@ class Appender:
                         copy.trouble(f"what lies before offset {item.from_offset} is not acknowledged", self._clock())
                         self._on_answer([copy])
                     continue
+                if not copy.may_send(now_ms):
+                    continue  # as above
                 copy.dequeue()
                 header, batch = item
                 batches[partition] = batch
                 sent.append((copy, header))
-                copy.in_flight += 1
+                copy.sent(header)
                 size += header.size
                 if copy.queue:
                     sender.ready[partition] = copy  # at the end: every partition has its turn
@@ -161,7 +165,7 @@ class Appender:
         for copy, header in sent:
             part = produced[copy.partition]
             copy.in_flight -= 1
-            copy.appended(header, part.error_code, part.base_offset, now)
+            copy.appended(header, part.error_code, part.base_offset, now, part.log_append_time)
         sender.in_flight -= 1
         self._settle(sender, [copy for copy, _ in sent], size)
 

@@ -13,32 +13,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
+import kafka.errors as Errors
 from kafka.errors import KafkaError
 from kafka.future import Future
 from kafka.net.wakeup_notifier import WakeupNotifier
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import LinkPausedError, LinkPromotedError, RecoveryExhaustedError, TolerantClientError
+from tolerant_client.errors import LinkPausedError, LinkPromotedError, OptionError, RecoveryExhaustedError, TolerantClientError
 from tolerant_client.mirror.appendable import AppendRules
 from tolerant_client.mirror.gaps import Gap, GapFill, choose_way
 from tolerant_client.mirror.identical.append import Appender, GapFiller, resolve
 from tolerant_client.mirror.identical.fill import MarkerFiller, TransactionFiller
 from tolerant_client.mirror.identical.log_start import start_log_at
-from tolerant_client.mirror.identical.partition import AppendState, PartitionCopy, Phase
+from tolerant_client.mirror.identical.open_gaps import end_open_gaps
+from tolerant_client.mirror.identical.partition import AppendState, PartitionCopy, Phase, times_rewritten
 from tolerant_client.mirror.identical.pull import Puller
-from tolerant_client.mirror.identical.state import AheadOfSource, LogStart, read_append_states
+from tolerant_client.mirror.identical.difference import AheadOfSource
+from tolerant_client.mirror.identical.state import LogStart, read_append_states, read_ids
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.limits import CopyLimits, Progress, raise_stopped
-from tolerant_client.mirror.link.control import ControlWatch, link_options
+from tolerant_client.mirror.link.control import ControlWatch, TopicIds, link_options, update_control
 from tolerant_client.mirror.link.throttle import TokenBucket
 from tolerant_client.mirror.losses import LedgerRow, Loss, LossPolicy, LossReason, MirrorPolicy
 from tolerant_client.mirror.producers import init_producer_id
-from tolerant_client.mirror.topics import TopicFacts, describe_topics, topic_facts
+from tolerant_client.mirror.topics import TopicFacts, describe_topics, producer_expiration_ms, topic_facts
 from tolerant_client.mirror.turns import Turns
 from tolerant_client.raw import RawCluster
 
+_REMEMBERED_MS = 3_600_000  # how long a producer is surely remembered where a broker does not tell it; by default a day
 _FACTS_LAST_S = 60.0  # a topic's configuration may be changed while it is copied
 _PAUSE_S = 30.0  # between two looks at a partition that policy has paused
 _AHEAD_S = 1.0  # between two looks at a source that has to catch up with what the target keeps
@@ -101,6 +106,7 @@ class LinkCopier:
             self._bucket,
         )
         self._facts: dict[str, tuple[float, TopicFacts, bool]] = {}  # when read, the target's, whether the source cleans
+        self._remembered: dict[int, tuple[float, int]] = {}  # by node of the target: when read, how long it knows a producer
         self._to_sync: set[TopicPartition] = set()
         self._sync_wanted = WakeupNotifier(self._net)
         self._is_syncing = False
@@ -237,26 +243,49 @@ class LinkCopier:
                     continue
                 self._to_sync.difference_update(due)
                 try:
-                    await self._sync(due)
+                    groups = await self._by_leaders(due)
                 except KafkaError as error:
-                    self._not_read(due, f"the place could not be read: {type(error).__name__}: {error}")
-                self._notify()
+                    self._not_read(due, f"the leaders could not be found: {type(error).__name__}: {error}")
+                    continue
+                for group in groups:
+                    self._spawn(self._sync_group, group)
         finally:
             self._is_syncing = False
 
-    async def _sync(self, due: list[TopicPartition]) -> None:
-        """Reads the places of partitions, and lets those that can go on."""
+    async def _by_leaders(self, due: list[TopicPartition]) -> list[list[TopicPartition]]:
+        """Partitions that are looked at together, those of the same two leaders: a broker that hangs holds up its own alone."""
         if not self.control.is_read:
             await self.control.refresh()
-        due = await self._led(await self._present(self._not_paused(due)))
-        topics = {p.topic for p in due}
-        await self._read_facts(topics)
+        groups: dict[tuple[int | None, int | None], list[TopicPartition]] = {}
+        for partition in await self._led(await self._present(self._not_paused(due))):
+            leaders = self.source.known_leader(partition), self.target.known_leader(partition)
+            groups.setdefault(leaders, []).append(partition)
+        return list(groups.values())
+
+    async def _sync_group(self, due: list[TopicPartition]) -> None:
+        try:
+            await self._sync(due)
+        except LinkPromotedError:
+            self._obey()
+        except KafkaError as error:
+            self._not_read(due, f"the place could not be read: {type(error).__name__}: {error}")
+        self._notify()
+
+    async def _sync(self, due: list[TopicPartition]) -> None:
+        """Reads the places of partitions, and lets those that can go on."""
+        await self._read_facts(due)
         self._not_read([p for p in due if p.topic not in self._facts], "the target topic is not there")
-        due = [p for p in due if p.topic in self._facts]
+        due = self._with_times_kept([p for p in due if p.topic in self._facts])
+        unknown = await end_open_gaps(self.target, self.link, due, self.control.require_not_promoted, self.clock)
+        for partition, why in unknown.items():
+            self._not_read([partition], why)
+        due = [p for p in due if p not in unknown]
         copies = {p: copy for p in due if (copy := self._partitions.get(p)) is not None}
         copied = {p: (copy.former_epoch, copy.acked) for p, copy in copies.items() if copy.former_epoch >= 0}
+        ids = await read_ids(self.source, self.target, {p.topic for p in due})
         control = self.control.value
-        states = await read_append_states(self.source, self.target, due, self.producer_id, self.ledger, copied, control)
+        states = await read_append_states(self.source, self.target, due, self.producer_id, self.ledger, copied, control, ids)
+        await self._begun({p: ids[p.topic] for p, found in states.items() if isinstance(found, (AppendState, LogStart))})
         # Promotion is written down before the log is fenced: whoever read the log behind the fence finds it here.
         await self.control.refresh()
         self._obey()
@@ -274,6 +303,8 @@ class LinkCopier:
             now = self.clock()
             if isinstance(state, Loss) and copy.misplaced is not None:
                 state = copy.misplaced
+            elif isinstance(state, AppendState) and copy.rewritten is not None:
+                state = times_rewritten(str(copy), *copy.rewritten)
             elif isinstance(state, AppendState) and copy.is_too_large(state.log_end, rules.max_batch_bytes):
                 state = self._oversized(copy, state)
             if state is None:
@@ -393,21 +424,66 @@ class LinkCopier:
                 self._after_trouble(copy)
         return present
 
-    async def _read_facts(self, topics: set[str]) -> None:
-        """What the partitions' rules depend on: the target's topics, and whether the source cleans its own."""
+    async def _read_facts(self, due: list[TopicPartition]) -> None:
+        """What the partitions' rules depend on: the target's topics and brokers, and whether the source cleans its topics.
+
+        Read again after a while, and at once where the target has refused what they say that it takes.
+        """
         now = self.clock()
-        if stale := [t for t in topics if t not in self._facts or now - self._facts[t][0] > _FACTS_LAST_S]:
+        copies = [copy for p in due if (copy := self._partitions.get(p)) is not None]
+        doubted = {copy.partition.topic for copy in copies if copy.has_doubtful_facts}
+        topics = {p.topic for p in due}
+        if stale := [t for t in topics if t in doubted or t not in self._facts or now - self._facts[t][0] > _FACTS_LAST_S]:
             sources = await describe_topics(self.source, stale)
             for topic, facts in (await topic_facts(self.target, stale)).items():
                 # Brokers before 0.11 do not tell; they have no gaps but those of the cleaner.
                 is_cleaned = topic not in sources or not sources[topic].effective or sources[topic].is_compacted
                 self._facts[topic] = (now, facts, is_cleaned)
+        for copy in copies:
+            copy.has_doubtful_facts = False
+        for node_id in {node for p in due if (node := self.target.known_leader(p)) is not None}:
+            if node_id not in self._remembered or now - self._remembered[node_id][0] > _FACTS_LAST_S:
+                told = await producer_expiration_ms(self.target, node_id)
+                self._remembered[node_id] = (now, _REMEMBERED_MS if told is None else told // 2)
+
+    def _with_times_kept(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Those of topics that keep the times of records; the others wait for whoever has set it otherwise."""
+        kept = []
+        for partition in partitions:
+            copy = self._partitions.get(partition)
+            if not self._facts[partition.topic][1].rewrites_times:
+                kept.append(partition)
+            elif copy is not None and copy.phase is not Phase.STOPPED and copy.rewritten is None:
+                copy.phase, copy.has_doubtful_facts = Phase.SYNCING, True
+                copy.doubt(
+                    TolerantClientError(
+                        f"{copy}: the target's topic has message.timestamp.type=LogAppendTime, which would rewrite timestamps;"
+                        " set it to CreateTime, and copying goes on"
+                    ),
+                    self.clock(),
+                )
+                self._after_trouble(copy)
+            else:
+                kept.append(partition)  # its log shows what was rewritten
+        return kept
+
+    async def _begun(self, partitions: Mapping[TopicPartition, TopicIds]) -> None:
+        """Has the control remember which logs the link has begun, before anything is appended to them."""
+        known = self.control.value.begun
+        if not any(known.get(p) != ids for p, ids in partitions.items()):
+            return
+        try:
+            await update_control(self.target, self.link, lambda now: replace(now, begun={**now.begun, **partitions}))
+        except (Errors.TopicAuthorizationFailedError, Errors.ClusterAuthorizationFailedError, OptionError):
+            pass  # without the right to write there a log that is emptied is not believed later; a start warns of it
 
     def _rules(self, copy: PartitionCopy) -> AppendRules:
         _, facts, is_cleaned = self._facts[copy.partition.topic]
         fill = self.policy.for_topic(copy.partition.topic).gap_fill
         way = choose_way(fill, is_compacted=facts.is_compacted or is_cleaned)
-        return AppendRules(way, facts.is_compacted, facts.max_message_bytes, copy.left_out)
+        node_id = self.target.known_leader(copy.partition)
+        _, remembered_ms = self._remembered.get(-1 if node_id is None else node_id, (0.0, _REMEMBERED_MS))
+        return AppendRules(way, facts.is_compacted, facts.max_message_bytes, copy.left_out, remembered_ms)
 
     async def _start_log(self, copy: PartitionCopy, found: LogStart, rules: AppendRules) -> None:
         """Makes an empty log begin where the source's does, then looks again."""
@@ -474,6 +550,9 @@ class LinkCopier:
         """True once a loss is in the ledger, if the partition is still ours then."""
         try:
             await self.ledger.write([loss.row])
+            if loss.row.reason == LossReason.RECREATION:  # from now on the link goes on with the new topic
+                ids = await read_ids(self.source, self.target, {copy.partition.topic})
+                await self._begun({copy.partition: ids[copy.partition.topic]})
         except KafkaError as error:
             copy.trouble(f"the ledger could not be written: {type(error).__name__}: {error}", self.clock())
             return False

@@ -35,7 +35,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError, ProducerFencedError
 from tolerant_client.mirror.gaps import Gap, marker_producer
-from tolerant_client.mirror.identical.gap_producer import GapProducer
+from tolerant_client.mirror.identical.gap_producer import GapProducer, gap_transactional_id
 from tolerant_client.mirror.turns import Turns
 from tolerant_client.producer_transaction import Coordinators
 from tolerant_client.raw import LATEST, RawCluster
@@ -100,7 +100,7 @@ class TransactionFiller:
             producer = self._producers.get(partition)
             try:
                 if producer is None:
-                    transactional_id = f"tolerant-mirror-{self._link}-gap-{partition.topic}-{partition.partition}"
+                    transactional_id = gap_transactional_id(self._link, partition)
                     producer = GapProducer(self._target, self._coordinators, transactional_id, partition, self._clock)
                     await producer.begin()
                     await self._may_write()

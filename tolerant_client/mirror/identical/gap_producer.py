@@ -25,7 +25,8 @@ from tolerant_client.producer_transaction import TRANSACTION, Coordinators, rais
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import BatchHeader, restamp
 
-_TRANSACTION_TIMEOUT_MS = 30_000
+# Long for what a transaction writes, short for who reads committed beside a writer that was killed in one.
+_TRANSACTION_TIMEOUT_MS = 10_000
 _PIPELINE = 8  # requests
 _PATIENCE_S = 30.0
 _FIRST_PAUSE_S = 0.0005
@@ -42,6 +43,11 @@ _LATER = (
 )
 
 _T = TypeVar("_T")
+
+
+def gap_transactional_id(link: str, partition: TopicPartition) -> str:
+    """The transactional.id that fills gaps of a partition of a link."""
+    return f"tolerant-mirror-{link}-gap-{partition.topic}-{partition.partition}"
 
 
 class GapProducer:

@@ -12,6 +12,12 @@ E. What would stop the partition is believed only when it was found three times
 F. A gap is filled when all before it is acknowledged, and nothing goes out
    behind it before it is filled: what fills it has no sequence in common with
    the batches.
+G. A broker that does not know a producer takes any sequence: a batch in flight
+   after one that is refused would then lie in its place.  So batches are in
+   flight together only while the broker surely remembers the producer: after
+   `resume` one goes alone, and so does each one after records that are so old
+   that the broker may forget the producer at any moment (it counts from their
+   timestamps; AppendRules.remembered_ms).
 
 No I/O and no clock here: the copier does the one and passes the other.
 """
@@ -29,11 +35,12 @@ from tolerant_client.errors import OversizedRecordError, RecoveryExhaustedError,
 from tolerant_client.fetch import FetchedPartition
 from tolerant_client.mirror.appendable import Appendable, AppendRules, Claim, appendable, cover
 from tolerant_client.mirror.gaps import Gap, GapFill
-from tolerant_client.produce import add_sequence
+from tolerant_client.produce import NO_APPEND_TIME, add_sequence
 from tolerant_client.record_batch import BatchHeader, restamp
 
 BELIEVED_AFTER = 3
 _BEHIND_A_GAP = 1 << 20  # bytes that may wait for a gap to be filled, beside what came in the same answer
+_FORGOTTEN = float("-inf")
 _ABSENT_S = 3.0  # a broker hears of a new topic a little later than the others
 
 # Refusals that only say "this is not the next batch": somebody else appended it
@@ -54,6 +61,15 @@ class AppendState(NamedTuple):
     producer_id: int
     producer_epoch: int
     next_sequence: int
+
+
+def times_rewritten(partition: str, first: int, until: int) -> TargetDivergedError:
+    """What it means that the target's brokers gave records times of their own."""
+    return TargetDivergedError(
+        f"The target log of {partition} has offsets {first} to {until} with times that its brokers gave them, not the"
+        " source's: message.timestamp.type of the topic is LogAppendTime, or was while they were written. Set it to CreateTime"
+        " and delete the topic on the target: the next start fills it again"
+    )
 
 
 class Phase(enum.Enum):
@@ -98,6 +114,9 @@ class PartitionCopy:
         self._absent_since: float | None = None
         self._misplaced = ""  # what says that the target's log has become shorter than what was acknowledged
         self._checked_at = now
+        self._remembered_until_ms: float = _FORGOTTEN  # until then the broker knows the producer, whatever it appends of ours
+        self.has_doubtful_facts = False  # the target refused what its topic's configuration, as we read it, takes
+        self.rewritten: tuple[int, int] | None = None  # offsets to which the target's broker gave times of its own
         self._troubled_since: float | None = None
         self.left_out: set[int] = set()  # offsets of records that the user's policy gave up
         self.too_large: OversizedRecordError | None = None  # a record that no batch of the target can hold
@@ -155,6 +174,7 @@ class PartitionCopy:
         self.error = None
         self.former_epoch = -1
         self._checked_at = now
+        self._remembered_until_ms = _FORGOTTEN
 
     def take(self, part: FetchedPartition, until: int | None, now_ms: int) -> list[Appendable]:
         """What is appended next of an answer to a fetch at `position`; moves the position over it.
@@ -202,6 +222,16 @@ class PartitionCopy:
             self.queued_bytes -= item[0].size
         return item
 
+    def may_send(self, now_ms: float) -> bool:
+        """Whether the next batch may go out now (Law G); `now_ms` is the time of day."""
+        return not self.in_flight or now_ms < self._remembered_until_ms
+
+    def sent(self, header: BatchHeader) -> None:
+        """Takes it that a batch is in flight."""
+        assert self._rules is not None
+        self.in_flight += 1
+        self._remembered_until_ms = min(self._remembered_until_ms, header.max_timestamp + self._rules.remembered_ms)
+
     @property
     def is_held_back(self) -> bool:
         """True while so much waits for a gap to be filled that no more should be fetched."""
@@ -211,12 +241,23 @@ class PartitionCopy:
         """M4: a broker forgets an idle producer, so an old view of the log must not be appended to."""
         return now - self._checked_at > append_lease_s
 
-    def appended(self, header: BatchHeader, error_code: int, base_offset: int, now: float) -> None:
+    def appended(
+        self, header: BatchHeader, error_code: int, base_offset: int, now: float, log_append_time: int = NO_APPEND_TIME
+    ) -> None:
         """Takes the answer for one batch that was in flight."""
-        if error_code == 0 and base_offset == header.base_offset:
+        # To a batch that it has already a broker answers with the time that it has of it (UnifiedLog.java, append).
+        if error_code == 0 and log_append_time not in (NO_APPEND_TIME, header.max_timestamp):
+            first, until = self.rewritten or (base_offset, base_offset)
+            self.rewritten = min(first, base_offset), max(until, base_offset + header.last_offset_delta + 1)
+            self.has_doubtful_facts = True
+            self.trouble(f"the target's broker gave the records from offset {base_offset} on times of its own", now)
+        elif error_code == 0 and base_offset == header.base_offset:
             if self.phase is Phase.COPYING:
+                assert self._rules is not None
                 self.acked = max(self.acked, header.next_offset)
                 self._checked_at = now
+                if not self.in_flight:
+                    self._remembered_until_ms = header.max_timestamp + self._rules.remembered_ms
             self.bytes += header.size
             self._progress()
         elif self.acked >= header.next_offset:
@@ -263,6 +304,7 @@ class PartitionCopy:
         if error_code in _NOT_NEXT or getattr(error, "retriable", False):
             self.trouble(reason, now)
         else:
+            self.has_doubtful_facts = True
             self.doubt(
                 TolerantClientError(
                     f"{self}: {doing} at offset {self.acked} was refused with {error.__name__}"
@@ -312,7 +354,12 @@ class PartitionCopy:
         )
 
     def is_believed(self, finding: str, now: float) -> bool:
-        """True for what was found often enough; trouble before that (Law E)."""
+        """True for what was found often enough; trouble before that (Law E).
+
+        What several batches in flight are refused for is found once.
+        """
+        if self.phase in (Phase.STOPPED, Phase.DRAINING):
+            return False
         self._doubts += 1
         if self._doubts >= BELIEVED_AFTER:
             return True

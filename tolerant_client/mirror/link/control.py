@@ -5,7 +5,8 @@ Topic `tolerant-mirror-control`, one partition.  A record's key is the link, its
     {"version": 1, "time_ms": 1763775000000, "paused": ["orders", "clicks-3"], "bytes_per_s": null, "is_promoted": false,
      "is_fenced": false, "unfenced": [["clicks", 3]], "is_handed_back": false, "generation": 0,
      "source_cluster_id": "...", "topics": "orders|clicks", "producer_ids": [4000],
-     "adopted": {"orders": {"0": 1200}}, "starts": {"clicks": {"3": 500}}}
+     "adopted": {"orders": {"0": 1200}}, "starts": {"clicks": {"3": 500}},
+     "begun": {"orders": [["source's topic id", "target's topic id", [[0, 12], [13, 16]]]]}}
 
 Laws:
 - A record says everything, so whatever wrote it last holds; fields that we do not know are kept as they are.
@@ -18,9 +19,9 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import kafka.errors as Errors
 from kafka.future import Future
@@ -42,6 +43,21 @@ _HIDDEN_FOR_S = 60.0  # a topic that we may not see is looked for again after th
 Positions = Mapping[TopicPartition, int]
 
 
+class TopicIds(NamedTuple):
+    """The ids of a topic on both clusters (KIP-516); "" from brokers before 2.8."""
+
+    source: str
+    target: str
+
+    def is_of_source(self, now: TopicIds) -> bool:
+        """Whether the source's topic is still the same, as far as that is told."""
+        return not (self.source and now.source and self.source != now.source)
+
+    def is_of_target(self, now: TopicIds) -> bool:
+        """Whether the target's topic is still the same, as far as that is told."""
+        return not (self.target and now.target and self.target != now.target)
+
+
 @dataclass(frozen=True)
 class LinkControl:
     """What holds for a link; the default is that of a link nobody has said anything of.
@@ -51,7 +67,9 @@ class LinkControl:
     `unfenced` are what a failover left for later, where it has fenced the others.
     `is_handed_back`: MirrorMaker 2 copies into the target again.  `generation` counts the lives of a link: each has a
     producer id of its own.  `adopted` are source offsets before which the target was found to have all, whoever wrote it;
-    `starts` where empty target logs are to begin, though the source's begin before.
+    `starts` where empty target logs are to begin, though the source's begin before.  `begun` has the partitions whose target
+    logs this link has begun, or has found to be the source's, and which topics that were: only of those an empty log is
+    believed to have been copied up to its end.
     """
 
     paused: frozenset[str] = frozenset()
@@ -67,6 +85,7 @@ class LinkControl:
     others: Mapping[str, Any] = field(default_factory=dict)
     is_handed_back: bool = False
     unfenced: frozenset[TopicPartition] = frozenset()
+    begun: Mapping[TopicPartition, TopicIds] = field(default_factory=dict)
 
     def pauses(self, partition: TopicPartition) -> bool:
         topic, index = partition
@@ -111,6 +130,7 @@ def encode_control(control: LinkControl, time_ms: int) -> bytes:
         "producer_ids": list(control.producer_ids),
         "adopted": _nested(control.adopted),
         "starts": _nested(control.starts),
+        "begun": _by_ids(control.begun),
     }
     return json.dumps({**control.others, **known}).encode()
 
@@ -135,6 +155,7 @@ def decode_control(value: bytes) -> LinkControl:
             _flat(found.get("starts", {})),
             is_handed_back=bool(found.get("is_handed_back", False)),
             unfenced=frozenset(TopicPartition(str(topic), int(n)) for topic, n in found.get("unfenced", ())),
+            begun=dict(_begun(found.get("begun", {}))),
         )
     except OptionError:
         raise
@@ -156,6 +177,29 @@ def _nested(positions: Positions) -> dict[str, dict[str, int]]:
 
 def _flat(nested: Mapping[str, Mapping[str, int]]) -> Positions:
     return {TopicPartition(topic, int(n)): int(offset) for topic, found in nested.items() for n, offset in found.items()}
+
+
+def _by_ids(begun: Mapping[TopicPartition, TopicIds]) -> dict[str, list[Any]]:
+    """Partitions of each topic and pair of ids as half-open runs: a topic has thousands."""
+    runs: dict[tuple[str, TopicIds], list[list[int]]] = {}
+    for (topic, index), ids in sorted(begun.items()):
+        of = runs.setdefault((topic, ids), [])
+        if of and of[-1][1] == index:
+            of[-1][1] = index + 1
+        else:
+            of.append([index, index + 1])
+    nested: dict[str, list[Any]] = {}
+    for (topic, ids), spans in runs.items():
+        nested.setdefault(topic, []).append([*ids, spans])
+    return nested
+
+
+def _begun(nested: Mapping[str, Iterable[Any]]) -> Iterator[tuple[TopicPartition, TopicIds]]:
+    for topic, entries in nested.items():
+        for source, target, spans in entries:
+            ids = TopicIds(str(source), str(target))
+            for first, until in spans:
+                yield from ((TopicPartition(topic, index), ids) for index in range(int(first), int(until)))
 
 
 # -- what operators change ----------------------------------------------------

@@ -154,6 +154,7 @@ def begun(now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, a
         producer_ids=(),
         adopted=adopted,
         starts={},
+        begun={},
         source_cluster_id=source_cluster_id,
         topics=topics.to_json(),
     )

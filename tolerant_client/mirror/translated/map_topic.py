@@ -20,14 +20,15 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link.control import read_control
-from tolerant_client.mirror.plan import CLEANUP_POLICY, TopicSpec
-from tolerant_client.mirror.topics import create_topics, describe_topics
+from tolerant_client.mirror.plan import CLEANUP_POLICY, TIMESTAMP_AFTER, TIMESTAMP_BEFORE, TIMESTAMP_TYPE, TopicSpec
+from tolerant_client.mirror.topics import create_topics, describe_topics, fit_topics
 from tolerant_client.mirror.translated.offset_map import CommittedRows, MapRow, OffsetMap, RowKey
 from tolerant_client.raw import EARLIEST, LATEST, RawCluster
 from tolerant_client.record_batch import BatchHeader, Record, encode_batch, iter_batches
 
 MAP_PARTITIONS: Final = 8
 _REPLICAS: Final = 3
+_LONG_MAX: Final = 2**63 - 1
 _FIRST_LOOK: Final = 2_000  # offsets before the end, where the newest rows are looked for first
 _FETCH_BYTES: Final = 4 << 20
 _TOMBSTONES: Final = 1_000  # of one batch
@@ -51,8 +52,15 @@ async def ensure_map_topic(target: RawCluster, link: str) -> None:
     if name not in await describe_topics(target, [name]):
         await target.refresh()
         replicas = min(_REPLICAS, len(target.manager.cluster.brokers()))
-        config = {CLEANUP_POLICY: "compact", "message.timestamp.type": "CreateTime"}
-        await create_topics(target, [TopicSpec(name, MAP_PARTITIONS, replicas, config)])
+        config = {
+            CLEANUP_POLICY: "compact",
+            "min.insync.replicas": "2" if replicas > 2 else "1",  # the place of the link: as durable as its control
+            TIMESTAMP_TYPE: "CreateTime",
+            TIMESTAMP_BEFORE: str(_LONG_MAX),
+            TIMESTAMP_AFTER: str(_LONG_MAX),
+        }
+        topics, _ = await fit_topics(target, [TopicSpec(name, MAP_PARTITIONS, replicas, config)])
+        await create_topics(target, topics)
     await require_map_topic(target, link)
 
 

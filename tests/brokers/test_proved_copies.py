@@ -1,0 +1,498 @@
+"""What may be appended, and what a log proves: records that were refused, forgotten producers, logs that others began (M2 to M7)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import kafka
+import pytest
+from kafka.admin import ConfigResource, ConfigResourceType
+from kafka.structs import TopicPartition
+from support.mirror_link import append_batches, append_records, both, compare, create_topic, ends, mirror
+
+from tolerant_client.errors import SourceTruncatedError, TargetDivergedError, TolerantClientError
+from tolerant_client.mirror.divergence import LogSlice, read_slices
+from tolerant_client.mirror.gaps import Gap
+from tolerant_client.mirror.identical import gap_producer
+from tolerant_client.mirror.identical.copy import LinkCopier
+from tolerant_client.mirror.identical.gap_producer import GapProducer, gap_transactional_id
+from tolerant_client.mirror.ledger import read_ledger
+from tolerant_client.mirror.link.control import TopicIds, read_control
+from tolerant_client.mirror.losses import LossPolicy, MirrorPolicy
+from tolerant_client.mirror.producers import describe_producers, init_producer_id
+from tolerant_client.mirror.sync import prepare_link
+from tolerant_client.producer_transaction import Coordinators, ProducerTransaction
+from tolerant_client.raw import EARLIEST, LATEST, RawCluster
+from tolerant_client.record_batch import Record, encode_batch, restamp
+from tolerant_client.testing import KafkaCluster
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
+SMALL: dict[str, Any] = {"heap": "320m", "java_options": ["-XX:TieredStopAtLevel=1"]}
+NOW = int(time.time() * 1000)
+HOUR, DAY = 3_600_000, 86_400_000
+FOR_EVER = str(2**63 - 1)
+CONTINUE = MirrorPolicy(on_loss=LossPolicy.CONTINUE)
+
+
+@pytest.fixture(scope="module")
+def forgetful(kafka_cluster_factory: Callable[..., KafkaCluster]) -> str:
+    """A target that forgets producers, and aborts transactions that have timed out, within a second."""
+    settings = {
+        "producer.id.expiration.ms": "1000",
+        "producer.id.expiration.check.interval.ms": "50",
+        "transactional.id.expiration.ms": "60000",
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+    }
+    return kafka_cluster_factory(**SMALL, broker_config=settings).bootstrap_servers
+
+
+def numbered(first: int, count: int, timestamp: int, *, has_key: bool = True, size: int = 400) -> bytes:
+    records = [
+        Record(0, timestamp, b"k%d" % n if has_key else None, b"%06d" % n + b"x" * size) for n in range(first, first + count)
+    ]
+    return encode_batch(records)
+
+
+def log_of(servers: str, topic: str) -> LogSlice:
+    with RawCluster({"bootstrap_servers": servers}, name="reader") as cluster:
+        partition = TopicPartition(topic, 0)
+
+        async def read() -> LogSlice:
+            start = (await cluster.list_offsets({partition: EARLIEST}))[partition]
+            end = (await cluster.list_offsets({partition: LATEST}))[partition]
+            return (await read_slices(cluster, {partition: (start, end)}, is_committed=False))[partition]
+
+        return cluster.run(read)
+
+
+def misplaced(source: str, target: str, topic: str) -> list[int]:
+    """Offsets of the target with a record that the source does not have there."""
+    original, copied = log_of(source, topic), log_of(target, topic)
+    return [offset for offset, record in copied.records.items() if record != original.records.get(offset)]
+
+
+def ledger_of(servers: str, topic: str) -> list[tuple[Any, ...]]:
+    with RawCluster({"bootstrap_servers": servers}, name="reader") as cluster:
+        return [row[4:7] for row in cluster.run(read_ledger, cluster) if row.topic == topic]
+
+
+def delete_records(servers: str, topic: str, before: int) -> None:
+    with kafka.KafkaAdminClient(bootstrap_servers=servers) as admin:
+        admin.delete_records({TopicPartition(topic, 0): before})
+
+
+def delete_topic(servers: str, topic: str) -> None:
+    with kafka.KafkaAdminClient(bootstrap_servers=servers) as admin:
+        admin.delete_topics([topic])
+
+
+def create_again(servers: str, topic: str) -> None:
+    delete_topic(servers, topic)
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            return create_topic(servers, topic)
+        except Exception:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def configure(servers: str, topic: str, **settings: str) -> None:
+    with kafka.KafkaAdminClient(bootstrap_servers=servers) as admin:
+        named = {name.replace("_", "."): value for name, value in settings.items()}
+        admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, named)])
+    time.sleep(0.5)
+
+
+# -- a batch that is refused, beside others in flight -------------------------
+
+
+def test_batch_that_follows_a_refused_one_does_not_take_its_offsets_in_an_empty_log(source: str, target: str) -> None:
+    topic = "proved-refused-time"
+    create_topic(source, topic, 1, {"message.timestamp.after.max.ms": FOR_EVER})
+    create_topic(target, topic)  # an operator's, with Kafka 4's limit of an hour ahead
+    partition = TopicPartition(topic, 0)
+    first = numbered(0, 100, NOW + 3 * HOUR)
+    append_batches(source, [(partition, first)] + [(partition, numbered(100 * n, 100, NOW)) for n in range(1, 21)])
+    with pytest.raises(TolerantClientError, match="append at offset 0 was refused with InvalidTimestamp"):
+        mirror(source, target, topic)
+    assert ends(target, topic) == [0]
+
+
+def test_batch_without_keys_that_a_compacted_topic_refuses_is_followed_by_none(source: str, target: str) -> None:
+    topic = "proved-refused-key"
+    create_topic(source, topic)
+    create_topic(target, topic, 1, {"cleanup.policy": "compact"})
+    partition = TopicPartition(topic, 0)
+    first = numbered(0, 100, NOW, has_key=False)
+    append_batches(source, [(partition, first)] + [(partition, numbered(100 * n, 100, NOW)) for n in range(1, 21)])
+    with pytest.raises(TolerantClientError, match="append at offset 0 was refused with InvalidRecord"):
+        mirror(source, target, topic)
+    assert ends(target, topic) == [0]
+
+
+def until_forgotten(servers: str, topic: str) -> None:
+    partition = TopicPartition(topic, 0)
+    with RawCluster({"bootstrap_servers": servers}, name="reader") as cluster:
+
+        async def run() -> None:
+            deadline = time.monotonic() + 30
+            while (await describe_producers(cluster, [partition]))[partition]:
+                assert time.monotonic() < deadline
+                await cluster.net.sleep(0.1)
+
+        cluster.run(run)
+
+
+def test_first_batch_after_idleness_goes_alone_since_the_broker_may_have_forgotten_the_producer(source: str, forgetful: str) -> None:
+    topic = "proved-refused-idle"
+    create_topic(source, topic, 1, {"message.timestamp.after.max.ms": FOR_EVER})
+    create_topic(forgetful, topic)
+    partition = TopicPartition(topic, 0)
+    append_batches(source, [(partition, numbered(0, 100, NOW))])
+    mirror(source, forgetful, topic)
+    until_forgotten(forgetful, topic)
+    refused = (partition, numbered(100, 100, NOW + 3 * HOUR))
+    append_batches(source, [refused] + [(partition, numbered(100 * n, 100, NOW)) for n in range(2, 22)])
+    with pytest.raises(TolerantClientError, match="append at offset 100 was refused with InvalidTimestamp"):
+        mirror(source, forgetful, topic)
+    assert ends(forgetful, topic) == [100] and misplaced(source, forgetful, topic) == []
+
+
+def test_old_records_of_which_one_is_refused_in_the_middle_of_a_run_are_never_moved(source: str, forgetful: str) -> None:
+    """The broker forgets the producer of old records at its next look, whenever that is: here every 50 ms."""
+    topic = "proved-refused-old"
+    create_topic(source, topic, 1, {"message.timestamp.after.max.ms": FOR_EVER})
+    create_topic(forgetful, topic)
+    partition = TopicPartition(topic, 0)
+    refused = (10, 20, 30)
+    batches = [(partition, numbered(100 * n, 100, NOW + 3 * HOUR if n in refused else NOW - 300 * DAY)) for n in range(60)]
+    append_batches(source, batches)
+    for n in refused:  # each is copied once the operator has lifted the limit
+        configure(forgetful, topic, message_timestamp_after_max_ms=str(HOUR))
+        with pytest.raises(TolerantClientError, match=f"append at offset {100 * n} was refused"):
+            mirror(source, forgetful, topic)
+        assert misplaced(source, forgetful, topic) == [] and ends(forgetful, topic) == [100 * n]
+        configure(forgetful, topic, message_timestamp_after_max_ms=FOR_EVER)
+        copy_until(source, forgetful, topic, 100 * n + 100)
+    mirror(source, forgetful, topic)
+    assert compare(source, forgetful, topic).identical
+
+
+def copy_until(source: str, target: str, topic: str, offset: int, link: str = "tests") -> None:
+    with both(source, target) as (origin, copy):
+
+        async def run() -> None:
+            prepared = await prepare_link(origin, copy, topic, link)
+            await LinkCopier(origin, copy, prepared.producer_id, link=link).copy({TopicPartition(topic, 0): offset})
+
+        origin.run(run)
+
+
+# -- what the end of a log proves ---------------------------------------------
+
+
+@pytest.mark.parametrize("policy", [MirrorPolicy(), CONTINUE], ids=["fail", "continue"])
+def test_log_that_others_began_and_emptied_is_not_believed_to_be_a_copy(source: str, target: str, policy: MirrorPolicy) -> None:
+    topic = f"proved-purged-{policy.on_loss}"
+    create_topic(source, topic)
+    create_topic(target, topic)
+    append_records(source, topic, 1000)
+    with kafka.KafkaProducer(bootstrap_servers=target, enable_idempotence=True) as producer:
+        for n in range(100):
+            producer.send(topic, b"test %d" % n, partition=0)
+    delete_records(target, topic, 100)
+    with pytest.raises(TargetDivergedError, match=f"{topic}-0 ends at offset 100, but is empty: nothing shows"):
+        mirror(source, target, topic, policy=policy)
+    assert ends(target, topic) == [100] and ledger_of(target, topic) == []
+    create_again(target, topic)
+    mirror(source, target, topic, policy=policy)
+    assert compare(source, target, topic).identical and ends(target, topic) == [1000]
+
+
+def test_log_that_the_link_began_is_gone_on_with_where_retention_has_emptied_it(source: str, forgetful: str) -> None:
+    topic = "proved-emptied"
+    create_topic(source, topic)
+    append_records(source, topic, 100)
+    mirror(source, forgetful, topic)
+    delete_records(forgetful, topic, 100)
+    until_forgotten(forgetful, topic)
+    append_records(source, topic, 100, first=100)
+    mirror(source, forgetful, topic)
+    assert ends(forgetful, topic) == [200] and misplaced(source, forgetful, topic) == []
+    with RawCluster({"bootstrap_servers": forgetful}, name="reader") as cluster:
+        begun = cluster.run(read_control, cluster, "tests").begun[TopicPartition(topic, 0)]
+    assert isinstance(begun, TopicIds) and len(begun.source) == len(begun.target) == 36
+
+
+def test_source_that_was_made_anew_while_the_target_was_emptied_is_a_recreation(source: str, target: str) -> None:
+    topic = "proved-made-anew"
+    create_topic(source, topic)
+    append_records(source, topic, 1000)
+    mirror(source, target, topic)
+    delete_records(target, topic, 1000)
+    create_again(source, topic)
+    append_records(source, topic, 3000, first=50_000)
+    with pytest.raises(SourceTruncatedError, match=f"source topic of {topic}-0 was deleted and created again, as its id shows"):
+        mirror(source, target, topic)
+    assert ends(target, topic) == [1000] and ledger_of(target, topic) == []
+    for _ in range(2):  # it is found, and written down, once
+        mirror(source, target, topic, policy=CONTINUE)
+    mirror(source, target, topic)
+    assert ends(target, topic) == [3000] and ledger_of(target, topic) == [(0, 1000, "recreation")]
+
+
+@pytest.mark.parametrize("more", [0, 100])
+def test_marker_of_a_transaction_of_others_is_no_truncation_of_the_source(source: str, target: str, more: int) -> None:
+    topic = f"proved-stray-marker-{more}"
+    create_topic(source, topic)
+    append_records(source, topic, 100)
+    mirror(source, target, topic)
+    with RawCluster({"bootstrap_servers": target}, name="application") as cluster:
+
+        async def leave_a_marker() -> int:
+            transaction = ProducerTransaction(cluster, f"application-{topic}", 30_000)
+            await transaction.begin()
+            await transaction.add_partitions([TopicPartition(topic, 0)])
+            await transaction.commit()
+            return transaction.producer_id
+
+        writer = cluster.run(leave_a_marker)
+    append_records(source, topic, more, first=100)
+    for policy in (MirrorPolicy(), CONTINUE):
+        with pytest.raises(TargetDivergedError, match=f"{topic}-0 has the marker of a transaction at offset 100 .producer id {writer},"):
+            mirror(source, target, topic, policy=policy)
+    assert ends(target, topic) == [101] and ledger_of(target, topic) == []
+
+
+@pytest.mark.parametrize("where", ["doubled", "skipped"])
+def test_batch_of_the_link_in_a_wrong_place_is_a_divergence_under_every_policy(source: str, target: str, where: str) -> None:
+    topic = f"proved-{where}"
+    create_topic(source, topic)
+    append_records(source, topic, 300, timestamp=NOW)
+    copy_until(source, target, topic, 100)
+    original = log_of(source, topic).records
+    wrong = range(0, 100) if where == "doubled" else range(200, 300)
+    with RawCluster({"bootstrap_servers": target}, name="zombie") as cluster:
+
+        async def append() -> int:
+            producer_id = await init_producer_id(cluster, "tests")
+            batch = bytearray(encode_batch([original[offset] for offset in wrong]))
+            restamp(batch, producer_id, 0, 100)
+            node = await cluster.leader(TopicPartition(topic, 0))
+            (part,) = await cluster.produce_and_wait(node, {TopicPartition(topic, 0): memoryview(batch)})
+            return part.error_code
+
+        assert cluster.run(append) == 0
+    for policy in (MirrorPolicy(), CONTINUE):
+        with pytest.raises(TargetDivergedError, match=f"at offset 100 .*the record that the source has at offset {wrong[0]}"):
+            mirror(source, target, topic, policy=policy)
+    assert ends(target, topic) == [200] and ledger_of(target, topic) == []
+
+
+def test_former_id_of_the_link_is_not_called_foreign(
+    source: str, kafka_cluster_factory: Callable[..., KafkaCluster]
+) -> None:
+    settings = {
+        "producer.id.expiration.ms": "1000",
+        "producer.id.expiration.check.interval.ms": "200",
+        "transactional.id.expiration.ms": "1500",
+        "transaction.remove.expired.transaction.cleanup.interval.ms": "300",
+    }
+    target = kafka_cluster_factory(**SMALL, broker_config=settings).bootstrap_servers
+    topic = "proved-former-id"
+    create_topic(source, topic)
+    append_records(source, topic, 100, timestamp=NOW)
+    mirror(source, target, topic)
+    delete_records(source, topic, 100)
+    until_forgotten(target, topic)
+    time.sleep(3)  # and the transactional.id
+    mirror(source, target, topic)
+    append_records(source, topic, 50, first=100, timestamp=NOW)
+    mirror(source, target, topic)
+    copied, original = log_of(target, topic).records, log_of(source, topic).records
+    assert len(copied) == 150 and {offset: copied[offset] for offset in range(100, 150)} == original
+    with RawCluster({"bootstrap_servers": target}, name="reader") as cluster:
+        assert len(cluster.run(read_control, cluster, "tests").producer_ids) >= 2
+
+
+# -- what a killed writer left open -------------------------------------------
+
+
+def open_gap(source: str, target: str, topic: str, link: str, produced: Gap | None) -> None:
+    """100 records are copied; in the gap of 51 offsets behind them the writer is killed; 100 records follow."""
+    create_topic(source, topic)
+    append_records(source, topic, 100, timestamp=NOW)
+    with kafka.KafkaProducer(bootstrap_servers=source, transactional_id=topic) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        for _ in range(50):
+            producer.send(topic, b"aborted", partition=0)
+        producer.flush()
+        mirror(source, target, topic, link=link)
+        producer.abort_transaction()
+    append_records(source, topic, 100, first=151, timestamp=NOW)
+    partition = TopicPartition(topic, 0)
+    with RawCluster({"bootstrap_servers": target}, name="killed") as cluster:
+
+        async def fill_a_part() -> None:
+            await cluster.connect()
+            killed = GapProducer(cluster, Coordinators(cluster), gap_transactional_id(link, partition), partition, time.monotonic)
+            await killed.begin()
+            await killed.add()
+            if produced is not None:
+                await killed.produce(produced, 16 << 10)
+
+        cluster.run(fill_a_part)
+
+
+@pytest.fixture
+def times_out_soon(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Seconds after which the coordinator of `forgetful` has surely ended what nobody else did."""
+    monkeypatch.setattr(gap_producer, "_TRANSACTION_TIMEOUT_MS", 4_000)
+    return 6.0
+
+
+@pytest.mark.parametrize("produced", [None, Gap(100, 140)], ids=["nothing", "filler"])
+def test_gap_that_a_killed_writer_left_open_is_ended_before_anything_is_appended(
+    source: str, forgetful: str, times_out_soon: float, produced: Gap | None
+) -> None:
+    topic = f"proved-open-gap-{produced is not None}"
+    open_gap(source, forgetful, topic, topic, produced)
+    began = time.monotonic()
+    mirror(source, forgetful, topic, link=topic, policy=MirrorPolicy.parse(gap_fill=["records"]))
+    with kafka.KafkaConsumer(bootstrap_servers=forgetful, isolation_level="read_committed", auto_offset_reset="earliest") as consumer:
+        partition = TopicPartition(topic, 0)
+        consumer.assign([partition])
+        assert consumer.end_offsets([partition])[partition] == 251, "whoever reads committed is held back"
+    time.sleep(max(0.0, began + times_out_soon - time.monotonic()))
+    assert ends(forgetful, topic) == ends(source, topic) == [251]
+    assert compare(source, forgetful, topic).identical
+
+
+def test_open_gap_that_retention_took_on_the_source_is_ended_too(source: str, forgetful: str, times_out_soon: float) -> None:
+    topic = "proved-open-gap-retention"
+    open_gap(source, forgetful, topic, topic, Gap(100, 140))
+    delete_records(source, topic, 200)
+    began = time.monotonic()
+    mirror(source, forgetful, topic, link=topic, policy=CONTINUE)
+    time.sleep(max(0.0, began + times_out_soon - time.monotonic()))
+    assert ends(forgetful, topic) == [251]
+    append_records(source, topic, 100, first=251, timestamp=NOW)
+    mirror(source, forgetful, topic, link=topic)
+    assert ledger_of(forgetful, topic) == [(141, 200, "retention")]
+    assert misplaced(source, forgetful, topic) == [] or all(offset < 200 for offset in misplaced(source, forgetful, topic))
+    copied = log_of(forgetful, topic).records
+    assert [copied[offset].value for offset in range(251, 351)] == [log_of(source, topic).records[n].value for n in range(251, 351)]
+
+
+# -- the target's topic is changed while it is written ------------------------
+
+
+def test_topic_that_is_set_to_log_append_time_blocks_at_once_and_says_what_was_rewritten(source: str, target: str) -> None:
+    topic, partition = "proved-append-time", TopicPartition("proved-append-time", 0)
+    create_topic(source, topic)
+    append_records(source, topic, 100)
+    with both(source, target) as (origin, copy):
+
+        async def run() -> None:
+            link = await prepare_link(origin, copy, topic, "tests")
+            copier = LinkCopier(origin, copy, link.producer_id, link="tests")
+            await copier.copy(link.ends, lease_ms=60_000)
+            configure(target, topic, message_timestamp_type="LogAppendTime")
+            append_batches(source, [(partition, numbered(100 * n, 100, NOW - 300 * DAY)) for n in range(1, 51)])
+            with pytest.raises(TargetDivergedError, match=r"proved-append-time-0 has offsets 100 to \d+ with times that its brokers"):
+                await copier.copy({partition: 5100}, lease_ms=60_000)
+
+        origin.run(run)
+    (until,) = ends(target, topic)
+    assert until == 200, "of old records one batch is in flight, and its answer says so"
+    with pytest.raises(TolerantClientError, match="LogAppendTime"):
+        mirror(source, target, topic, policy=CONTINUE)
+    configure(target, topic, message_timestamp_type="CreateTime")
+    for policy in (MirrorPolicy(), CONTINUE):
+        with pytest.raises(TargetDivergedError, match=f"{topic}-0 has offsets 100 to {until} with times"):
+            mirror(source, target, topic, policy=policy)
+    assert ledger_of(target, topic) == [] and ends(target, topic) == [until]
+    delete_topic(target, topic)
+    mirror(source, target, topic)
+    assert compare(source, target, topic).identical
+
+
+def test_topic_that_was_log_append_time_while_nothing_was_written_goes_on_once_it_is_set_back(source: str, target: str) -> None:
+    topic, partition = "proved-append-time-back", TopicPartition("proved-append-time-back", 0)
+    create_topic(source, topic)
+    append_records(source, topic, 100)
+    with both(source, target) as (origin, copy):
+
+        async def run() -> None:
+            link = await prepare_link(origin, copy, topic, "tests")
+            copier = LinkCopier(origin, copy, link.producer_id, link="tests")
+            configure(target, topic, message_timestamp_type="LogAppendTime")
+            with pytest.raises(TolerantClientError, match="message.timestamp.type=LogAppendTime.*set it to CreateTime"):
+                await copier.copy({partition: 100})
+            configure(target, topic, message_timestamp_type="CreateTime")
+            assert (await copier.copy({partition: 100}))[partition].acked == 100
+
+        origin.run(run)
+    assert compare(source, target, topic).identical
+
+
+def test_lowered_max_message_bytes_is_seen_at_the_first_refusal_and_batches_are_split(source: str, target: str) -> None:
+    topic, partition = "proved-lowered", TopicPartition("proved-lowered", 0)
+    create_topic(source, topic)
+    append_records(source, topic, 100)
+    with both(source, target) as (origin, copy):
+
+        async def run() -> None:
+            link = await prepare_link(origin, copy, topic, "tests")
+            copier = LinkCopier(origin, copy, link.producer_id, link="tests")
+            await copier.copy(link.ends, lease_ms=60_000)
+            configure(target, topic, max_message_bytes="20000")
+            append_batches(source, [(partition, numbered(100 * n, 100, NOW)) for n in range(1, 11)])
+            assert (await copier.copy({partition: 1100}, lease_ms=60_000))[partition].acked == 1100
+
+        origin.run(run)
+    assert compare(source, target, topic).identical
+
+
+# -- a broker that hangs ------------------------------------------------------
+
+
+@pytest.fixture
+def three_nodes(kafka_cluster_factory: Callable[..., KafkaCluster]) -> Iterator[KafkaCluster]:
+    """Whose second node stays the leader of what it leads while it is frozen."""
+    settings = {"broker.session.timeout.ms": "180000", "broker.heartbeat.interval.ms": "1000"}
+    cluster = kafka_cluster_factory(nodes=3, heap="256m", java_options=SMALL["java_options"], broker_config=settings)
+    yield cluster
+    cluster.resume(2)
+
+
+def test_broker_that_hangs_holds_up_no_partition_that_another_leads(source: str, three_nodes: KafkaCluster) -> None:
+    topic, led, hung = "proved-hung", TopicPartition("proved-hung", 0), TopicPartition("proved-hung", 1)
+    target = three_nodes.bootstrap_servers
+    create_topic(source, topic, 2)
+    append_records(source, topic, 100, partitions=2)
+    with kafka.KafkaAdminClient(bootstrap_servers=target) as admin:
+        for name, assignment in ((topic, {0: [1], 1: [2]}), ("tolerant-mirror-control", {0: [1]})):
+            admin.create_topics([kafka.admin.NewTopic(name, -1, -1, replica_assignments=assignment)])
+    with both(source, target) as (origin, copy):
+        link = origin.run(prepare_link, origin, copy, topic, "tests")
+        copier = LinkCopier(origin, copy, link.producer_id, link="tests")
+        three_nodes.pause(2)
+        began = time.monotonic()
+
+        async def run() -> float:
+            copying = origin.net.call_soon_with_future(lambda: copier.copy_each({led: 100, hung: 100}))
+            while copier._partitions.get(led) is None or copier._partitions[led].acked < 100:
+                await origin.net.sleep(0.05)
+                assert time.monotonic() < began + 30, "the partition of the broker that answers waits"
+            three_nodes.resume(2)
+            assert {progress.acked for progress in (await copying).values()} == {100}
+            return time.monotonic() - began
+
+        origin.run(run)
+    assert compare(source, target, topic).identical

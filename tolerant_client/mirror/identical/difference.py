@@ -1,0 +1,305 @@
+"""What it means that a partition's logs differ, or that nothing shows that they agree: a loss of the source, or a divergence.
+
+Laws:
+- A loss of the source is claimed on the source's evidence only: another topic id, an epoch that ended before what was
+  copied of it, or a log that is shorter, or has a newer epoch, from the first difference on.  Where nothing told so while
+  it was copied, the target must also show records that the link itself wrote and that the source has nowhere else.
+  Everything else is a divergence of the target, under every policy: going on would leave out records that the source has.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import NamedTuple
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.errors import DataLossError, SourceTruncatedError, TargetDivergedError, TolerantClientError, UnsupportedSourceError
+from tolerant_client.mirror.divergence import (
+    COMPARED_OFFSETS,
+    LogSlice,
+    first_difference_of_logs,
+    read_headers,
+    read_slices,
+)
+from tolerant_client.mirror.epochs import source_truncations
+from tolerant_client.mirror.gaps import is_filler, is_filler_marker
+from tolerant_client.mirror.identical.partition import AppendState, times_rewritten
+from tolerant_client.mirror.losses import LedgerRow, Loss, LossReason
+from tolerant_client.raw import RawCluster
+from tolerant_client.record_batch import BatchHeader, Record
+
+_BATCHES_OF_A_DIFFERENCE = 50  # that are looked through for records of the link
+_NEARBY = 1000  # offsets of the source that are looked through for a record that lies elsewhere on the target
+_KEPT_ON_TARGET = (LossReason.TRUNCATION.value, LossReason.RECREATION.value)
+
+
+class AheadOfSource(NamedTuple):
+    """The source was truncated, which the ledger says: its log, up to `source_end`, is shorter than the target's."""
+
+    state: AppendState
+    source_end: int
+
+
+Meaning = AppendState | AheadOfSource | Loss | TolerantClientError
+
+
+class Logs(NamedTuple):
+    """Bounds of both logs of a partition; the source's end is the high watermark.
+
+    The target's log up to `adopted` was found to be the source's before the link began, whoever wrote it.
+    """
+
+    source_start: int
+    source_end: int
+    target_start: int
+    target_end: int
+    adopted: int = 0
+
+    @property
+    def common(self) -> tuple[int, int]:
+        """What can be compared: behind `adopted` only the link has written."""
+        return max(self.source_start, self.target_start, self.adopted), min(self.source_end, self.target_end)
+
+    @property
+    def is_written(self) -> bool:
+        return self.target_end > self.target_start
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """The end of what can be compared."""
+        start, end = self.common
+        return max(start, end - COMPARED_OFFSETS), end
+
+
+class Case(NamedTuple):
+    """A partition whose logs do not agree; `cut` is where an election of the source has cut its log."""
+
+    partition: TopicPartition
+    logs: Logs
+    last: BatchHeader | None
+    state: AppendState
+    cut: int | None
+    own: Collection[int]  # the link's producer ids
+    is_same_topic: bool = False  # on the source, as its ids tell
+
+    def __str__(self) -> str:
+        return f"{self.partition.topic}-{self.partition.partition}"
+
+    def row(self, link: str, from_offset: int, until_offset: int, reason: LossReason, detail: str) -> LedgerRow:
+        now_ms = int(time.time() * 1000)
+        topic, partition = self.partition.topic, self.partition.partition
+        return LedgerRow(now_ms, link, topic, partition, from_offset, until_offset, reason.value, detail)
+
+
+def is_strange_end(case: Case) -> bool:
+    """True for a last batch of a plain producer that is not the link's, unless it could be compared (M2)."""
+    header, (start, end) = case.last, case.logs.common
+    if header is None or header.is_control or header.is_transactional or header.producer_id in case.own:
+        return False
+    if header.next_offset <= case.logs.adopted:
+        return False
+    return header.producer_id < 0 or start >= end
+
+
+def is_all_filler(copied: LogSlice | None) -> bool:
+    return copied is not None and bool(copied.records) and all(map(is_filler, copied.records.values()))
+
+
+def share_records(original: LogSlice, copied: LogSlice) -> bool:
+    return not original.records.keys().isdisjoint(copied.records)
+
+
+def has_times_rewritten(case: Case) -> bool:
+    """Whether the target's broker gave the log's last batch, one of the link, a time of its own."""
+    header = case.last
+    return header is not None and header.next_offset > case.logs.adopted and _is_rewritten(header, case)
+
+
+def _is_rewritten(header: BatchHeader, case: Case) -> bool:
+    return header.producer_id in case.own and not header.is_control and header.has_log_append_time
+
+
+async def explain(
+    source: RawCluster, target: RawCluster, case: Case, link: str, rows: Collection[LedgerRow]
+) -> Meaning | None:
+    """What a difference means; None when it is gone."""
+    partition, logs = case.partition, case.logs
+    accepted = [range(row.from_offset, row.until_offset) for row in rows]
+    kept = [range(row.from_offset, row.until_offset) for row in rows if row.reason in _KEPT_ON_TARGET]
+    if any(logs.target_end - 1 in span for span in kept):
+        return AheadOfSource(case.state, logs.source_end) if logs.target_end > logs.source_end else case.state
+    if has_times_rewritten(case):
+        return times_rewritten(str(case), await _first_rewritten(target, case), logs.target_end)
+    first = await first_difference_of_logs(source, target, partition, *logs.common, accepted)
+    if case.cut is not None and (first is None or case.cut <= first):
+        return _truncated(case, link, case.cut)
+    if first is None and logs.target_end > logs.source_end:
+        first = max(logs.source_end, logs.target_start)
+    if first is None:
+        if case.last is not None and is_strange_end(case):
+            return _diverged(case, case.last, case.last.base_offset)
+        return case.state if accepted else None
+    return await _explain_difference(source, target, case, link, first)
+
+
+async def _explain_difference(
+    source: RawCluster, target: RawCluster, case: Case, link: str, first: int
+) -> Meaning | None:
+    """What it means that the target has from `first` on what the source does not have there; None when it is gone."""
+    at, marker = first, None
+    for _ in range(_BATCHES_OF_A_DIFFERENCE):
+        header = (await read_headers(target, {case.partition: at})).get(case.partition)
+        if header is None:
+            break
+        span = (at, min(header.next_offset, at + COMPARED_OFFSETS))
+        there = (await read_slices(target, {case.partition: span}, is_committed=False))[case.partition]
+        if header.is_control:
+            marker = marker or (None if is_filler_marker(header) else header)
+        elif not is_all_filler(there):
+            if header.is_transactional or header.producer_id not in case.own:
+                return _diverged(case, header, first)
+            return await _explain_own(source, case, link, first, header, there)
+        at = header.next_offset
+        if at >= case.logs.target_end:
+            break
+    if at == first and marker is None:
+        return None
+    # What fills a gap has no records that could show what the source had there.
+    return _only_gaps(case, first, marker)
+
+
+async def _explain_own(
+    source: RawCluster, case: Case, link: str, first: int, header: BatchHeader, there: LogSlice
+) -> Meaning | None:
+    if not there.records:
+        return None
+    offset, record = min(there.records.items())
+    if (elsewhere := await _source_offset(source, case, record)) is not None:
+        return TargetDivergedError(
+            f"The target log of {case} has at offset {offset} (producer id {header.producer_id}, one of the mirror's own) the"
+            f" record that the source has at offset {elsewhere}: what the mirror appended from offset {first} on does not lie"
+            " where it belongs. Delete the target topic: the next start fills it again"
+        )
+    if case.logs.target_end > case.logs.source_end or await _has_newer_epoch(source, case.partition, first):
+        return _truncated(case, link, first)
+    return TargetDivergedError(
+        f"The target log of {case} has at offset {offset} (producer id {header.producer_id}, one of the mirror's own) another"
+        " record than the source, and nothing on the source shows that it was truncated or made anew. Delete the target topic:"
+        " the next start fills it again"
+    )
+
+
+async def _source_offset(source: RawCluster, case: Case, record: Record) -> int | None:
+    """Another offset where the source has a record that the target has; looked for nearby, and where its time is."""
+    logs, partition = case.logs, case.partition
+    starts = [record.offset - _NEARBY, record.offset]
+    if record.timestamp >= 0:
+        try:
+            starts.append((await source.list_offsets({partition: record.timestamp}))[partition])
+        except UnsupportedSourceError:
+            pass  # brokers before 0.10.1 find nothing by time
+    for start in starts:
+        span = (max(start, logs.source_start), min(start + _NEARBY, logs.source_end))
+        if start + _NEARBY > logs.source_start and span[0] < span[1]:
+            there = (await read_slices(source, {partition: span}, is_committed=True))[partition]
+            for offset, found in there.records.items():
+                if offset != record.offset and found._replace(offset=record.offset) == record:
+                    return offset
+    return None
+
+
+async def _has_newer_epoch(source: RawCluster, partition: TopicPartition, first: int) -> bool:
+    """Whether the source's epoch of the last batch before `first` ended there: what follows is an election's."""
+    before = (await read_headers(source, {partition: first - 1})).get(partition) if first else None
+    return before is not None and partition in await source_truncations(
+        source, {partition: (before.partition_leader_epoch, first + 1)}
+    )
+
+
+async def _first_rewritten(target: RawCluster, case: Case) -> int:
+    """Where the batches at the end of a log begin whose times the broker gave."""
+    assert case.last is not None
+    low, high = max(case.logs.target_start, case.logs.adopted), case.last.base_offset
+    while low < high:
+        middle = (low + high) // 2
+        header = (await read_headers(target, {case.partition: middle})).get(case.partition)
+        if header is not None and _is_rewritten(header, case):
+            high = max(low, header.base_offset)
+        else:
+            low = middle + 1 if header is None else header.next_offset
+    return high
+
+
+def _diverged(case: Case, foreign: BatchHeader, offset: int) -> TargetDivergedError:
+    return TargetDivergedError(
+        f"The target log of {case} has a foreign record batch at offset {max(offset, foreign.base_offset)} (producer id"
+        f" {foreign.producer_id}, the mirror's is {case.state.producer_id}) that is not the source's; stop that writer and mirror"
+        " into a topic of its own"
+    )
+
+
+def _only_gaps(case: Case, first: int, marker: BatchHeader | None) -> TargetDivergedError:
+    what = "filler" if marker is None else "the marker of a transaction"
+    whose = "" if marker is None else f" (producer id {marker.producer_id}, the mirror's is {case.state.producer_id})"
+    at = first if marker is None else max(first, marker.base_offset)
+    return TargetDivergedError(
+        f"The target log of {case} has {what} at offset {at}{whose} that the source does not have there: another producer"
+        " wrote it, or the source lost what the mirror had filled. Stop that producer and delete the target topic: the next"
+        " start fills it again"
+    )
+
+
+def nothing_proves(case: Case) -> TargetDivergedError:
+    logs = case.logs
+    has = f"has only offsets {logs.target_start} to {logs.target_end}" if logs.is_written else "is empty"
+    return TargetDivergedError(
+        f"The target log of {case} ends at offset {logs.target_end}, but {has}: nothing shows that what was there was the"
+        " source's, and the link has not written down that it began this log. Delete the target topic: the next start"
+        " creates it and fills it from where the source's begins"
+    )
+
+
+def overtaken(case: Case, link: str) -> Loss:
+    start, until = case.logs.target_end, case.logs.source_start
+    row = case.row(link, start, until, LossReason.RETENTION, "deleted on the source before they were copied")
+    error = DataLossError(
+        f"The source of {case} no longer has offsets {start} to {until}: retention overtook the mirror;"
+        " go on behind them with --on-loss continue, or delete the target topic to copy what is left"
+    )
+    return Loss(row, error, case.state, until)
+
+
+def recreated(case: Case, link: str) -> Loss:
+    logs = case.logs
+    first = min(logs.source_start, logs.target_start)
+    row = case.row(
+        link,
+        first,
+        logs.target_end,
+        LossReason.RECREATION,
+        "the source has none of the records that were copied: its topic was deleted and created again; the target keeps what it has",
+    )
+    error = SourceTruncatedError(
+        f"The source topic of {case} was deleted and created again, as its id shows, and its log spans offsets"
+        f" {logs.source_start} to {logs.source_end} now (the target's ends at {logs.target_end}); go on behind that offset with"
+        " --on-loss continue, or delete the target topic to copy it anew"
+    )
+    return Loss(row, error, case.state, logs.target_end)
+
+
+def _truncated(case: Case, link: str, first: int) -> Loss:
+    logs = case.logs
+    start, end = logs.common
+    # A log that is made anew begins at 0.
+    if not case.is_same_topic and (start >= end or first <= start and logs.source_start == 0):
+        reason, what = LossReason.RECREATION, "none of the records that were copied: its topic was deleted and created again"
+    else:
+        reason, what = LossReason.TRUNCATION, f"other records from offset {first} on than those that were copied: it was truncated"
+    row = case.row(link, first, logs.target_end, reason, f"the source has {what}; the target keeps what it has")
+    error = SourceTruncatedError(
+        f"The source of {case}, offsets {logs.source_start} to {logs.source_end}, has {what} (the target's log ends at"
+        f" {logs.target_end}); go on behind that offset with --on-loss continue, or delete the target topic to copy it anew"
+    )
+    return Loss(row, error, case.state, logs.target_end)
