@@ -16,6 +16,7 @@ import socket
 import ssl
 import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import kafka.errors as Errors
@@ -58,6 +59,7 @@ class TolerantTCPTransport(KafkaTCPTransport):  # type: ignore[misc]  # kafka-py
     assembler: FrameAssembler
     _is_short_read_empty = True  # a read that fills less than it could has emptied the socket
     _low_water = 1
+    guards: Sequence[Callable[[], bool]] = ()
 
     async def handshake(self, timeout_at: float | None = None) -> None:
         """Nothing to agree on in the clear."""
@@ -162,6 +164,8 @@ class TolerantTCPTransport(KafkaTCPTransport):  # type: ignore[misc]  # kafka-py
         if self._sock is None:
             return 0, Errors.KafkaConnectionError("connection closed while sending")
         waiting = self._write_buffer
+        if waiting and not all(may_send() for may_send in self.guards):
+            return 0, Errors.KafkaConnectionError("what waited to be sent may not be sent any more")
         total = 0
         while waiting:
             try:

@@ -6,6 +6,9 @@ answer moves `acked`.  Whatever goes wrong ends in one place: the partition drai
 and the sync loop reads its place from the target's log again.  There, too, is
 decided what a loss leads to.
 
+Nothing is read or appended of a partition before it is claimed on the target (link/claims.py), and nothing is
+released that has a request in flight.
+
 Memory is bounded by `max_bytes_in_flight`, whatever the number of partitions.
 """
 
@@ -25,7 +28,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.errors import LinkPausedError, LinkPromotedError, OptionError, RecoveryExhaustedError, TolerantClientError
 from tolerant_client.mirror.appendable import AppendRules
 from tolerant_client.mirror.gaps import Gap, GapFill, choose_way
-from tolerant_client.mirror.identical.append import Appender, GapFiller, resolve
+from tolerant_client.mirror.identical.append import NO_CLAIM, Appender, GapFiller, resolve
 from tolerant_client.mirror.identical.fill import MarkerFiller, TransactionFiller
 from tolerant_client.mirror.identical.log_start import start_log_at
 from tolerant_client.mirror.identical.open_gaps import end_open_gaps
@@ -35,6 +38,7 @@ from tolerant_client.mirror.identical.difference import AheadOfSource
 from tolerant_client.mirror.identical.state import LogStart, read_append_states, read_ids
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.limits import CopyLimits, Progress, raise_stopped
+from tolerant_client.mirror.link.claims_topic import Claims, claimed_by, new_holder
 from tolerant_client.mirror.link.control import ControlWatch, TopicIds, link_options, update_control
 from tolerant_client.mirror.link.throttle import TokenBucket
 from tolerant_client.mirror.losses import LedgerRow, Loss, LossPolicy, LossReason, MirrorPolicy
@@ -72,6 +76,7 @@ class LinkCopier:
         policy: MirrorPolicy = MirrorPolicy(),
         bytes_per_s: int | None = None,
         shares: int = 1,
+        run: str = "",
     ) -> None:
         self.source = source
         self.target = target
@@ -85,15 +90,20 @@ class LinkCopier:
         self._bytes_per_s = bytes_per_s
         self._shares = shares
         self._bucket = TokenBucket()
+        self.claims = Claims(target, new_holder(link, run), self._spawn, self._claims_changed)
+        self._unclaimed: set[TopicPartition] = set()  # wait for their claim
+        self._leaving: dict[TopicPartition, PartitionCopy] = {}  # given up, with requests in flight
         self._is_following = False
         self._next_id_use = clock() + _KEEP_ID_S
         self._net = source.net
         self._partitions: dict[TopicPartition, PartitionCopy] = {}
         fillers: dict[GapFill, GapFiller] = {
-            GapFill.TRANSACTIONS: TransactionFiller(target, link, self.control.require_not_promoted),
-            GapFill.MARKERS: MarkerFiller(target, self.control.require_not_promoted),
+            GapFill.TRANSACTIONS: TransactionFiller(target, link, self._may_fill),
+            GapFill.MARKERS: MarkerFiller(target, self._may_fill),
         }
-        self._appender = Appender(target, limits, clock, fillers, self._spawn, self._appended, self._no_leader)
+        self._appender = Appender(
+            target, limits, clock, fillers, self.claims.holds, self._spawn, self._appended, self._no_leader
+        )
         self._puller = Puller(
             source,
             self._partitions,
@@ -128,8 +138,8 @@ class LinkCopier:
     ) -> dict[TopicPartition, Progress]:
         """Copies each partition at least up to its offset, and what arrives for `hold_ms` more.
 
-        For `lease_ms` after that the copying goes on in the background, until
-        another writer shows up.  A partition that stopped has its error in its progress;
+        For `lease_ms` after that the copying goes on in the background, unless
+        another process of the run asks for the partition.  A partition that stopped has its error in its progress;
         the other partitions are brought to their end.  Calls for the same partition wait for each other.
         """
         await self._turns.take(until)
@@ -141,6 +151,7 @@ class LinkCopier:
     async def _copy(
         self, until: Mapping[TopicPartition, int | None], hold_ms: int, lease_ms: int
     ) -> dict[TopicPartition, Progress]:
+        self.claims.want(until)
         now = self.clock()
         before = {p: (c.records, c.bytes, c.filled, c.losses) for p, c in self._partitions.items() if p in until}
         for partition, offset in until.items():
@@ -155,6 +166,7 @@ class LinkCopier:
             for partition in until:
                 if not lease_ms or self._is_stopped(partition):
                     self._release(partition)
+        await self.claims.released()
         return progress
 
     async def _settled(self, partitions: Iterable[TopicPartition], hold_until: float) -> None:
@@ -183,7 +195,12 @@ class LinkCopier:
                     heard_at = max(self._appender.settled_at, copy.adopted_at, self._bucket.free_at)
                     is_silent = not copy.in_flight and now - heard_at > patience_s
                     if is_silent and copy.phase is not Phase.STOPPED:
-                        copy.stop(RecoveryExhaustedError(f"{copy}: the source sent nothing for {patience_s:.0f} s at offset {copy.acked}"))
+                        copy.stop(self._silence(copy, patience_s))
+
+    def _silence(self, copy: PartitionCopy, patience_s: float) -> TolerantClientError:
+        if copy.partition not in self._unclaimed:
+            return RecoveryExhaustedError(f"{copy}: the source sent nothing for {patience_s:.0f} s at offset {copy.acked}")
+        return RecoveryExhaustedError(f"{copy} could not be claimed for {patience_s:.0f} s: {self.claims.problem}")
 
     def _adopt(self, partition: TopicPartition, until: int | None, hold_until: float, lease_until: float) -> None:
         copy = self._partitions.get(partition)
@@ -205,6 +222,50 @@ class LinkCopier:
             copy.phase = Phase.STOPPED  # what was accepted for it is not queued any more
             self._leave(copy)
             self._to_sync.discard(partition)
+            self._unclaimed.discard(partition)
+            self._leaving[partition] = copy
+            self._left(copy)
+
+    def _left(self, copy: PartitionCopy) -> None:
+        """Releases the claim of a partition that was given up, once nothing of it is in flight."""
+        if copy.in_flight or self._leaving.get(copy.partition) is not copy:
+            return
+        del self._leaving[copy.partition]
+        if (wanted := self._partitions.get(copy.partition)) is None:
+            self.claims.leave([copy.partition])
+        elif wanted.phase is Phase.SYNCING:
+            self._want_sync(wanted)
+
+    # -- claims ---------------------------------------------------------------
+
+    def _claimed(self, due: list[TopicPartition]) -> list[TopicPartition]:
+        """Those that may be looked at and written; the others wait for their claim, or for what is still in flight."""
+        held = [p for p in due if self.claims.holds(p) and p not in self._leaving]
+        self._unclaimed.update(p for p in set(due).difference(held) if p in self._partitions)
+        return held
+
+    def _claims_changed(self) -> None:
+        """Hands over what another process of the run asks for, and looks at what was granted."""
+        for partition in self.claims.claimant.asked:
+            if partition in self._partitions:
+                self._release(partition)
+                self._notify()
+            elif partition not in self._leaving:
+                self.claims.leave([partition])
+        for partition in [p for p in self._unclaimed if self.claims.holds(p) and p not in self._leaving]:
+            self._unclaimed.discard(partition)
+            self._want_sync(self._partitions[partition])
+        rivals = self.claims.rivals() if self._unclaimed else {}
+        for partition in self._unclaimed.intersection(rivals):
+            self._partitions[partition].stop(claimed_by(partition, rivals[partition]))
+            self._notify()
+
+    async def _may_fill(self, partition: TopicPartition) -> None:
+        await self.control.require_not_promoted()
+        if not self.claims.holds(partition):
+            raise Errors.NotLeaderForPartitionError(NO_CLAIM)
+
+    # -- giving up ------------------------------------------------------------
 
     def _leave(self, copy: PartitionCopy) -> None:
         self._puller.leave(copy.partition)
@@ -257,7 +318,7 @@ class LinkCopier:
         if not self.control.is_read:
             await self.control.refresh()
         groups: dict[tuple[int | None, int | None], list[TopicPartition]] = {}
-        for partition in await self._led(await self._present(self._not_paused(due))):
+        for partition in await self._led(await self._present(self._not_paused(self._claimed(due)))):
             leaders = self.source.known_leader(partition), self.target.known_leader(partition)
             groups.setdefault(leaders, []).append(partition)
         return list(groups.values())
@@ -502,6 +563,7 @@ class LinkCopier:
         copy.in_flight -= 1
         copy.adopted_at = self.clock()
         if self._partitions.get(copy.partition) is not copy:
+            self._left(copy)
             return
         if copy.phase is Phase.SYNCING:
             self._want_sync(copy)
@@ -570,10 +632,7 @@ class LinkCopier:
     def _after_trouble(self, copy: PartitionCopy) -> None:
         """Takes a troubled partition out of the flow; once drained it goes to the sync loop."""
         self._leave(copy)
-        if self.clock() > copy.hold_until and copy.has_reached:
-            # Only the lease is left: whoever else writes this partition is its owner now.
-            self._release(copy.partition)
-        elif copy.is_drained:
+        if copy.is_drained:
             self._want_sync(copy)
         if copy.phase is Phase.STOPPED:
             self._notify()
@@ -594,6 +653,7 @@ class LinkCopier:
         has_reached = False
         for copy in copies:
             if self._partitions.get(copy.partition) is not copy:
+                self._left(copy)
                 continue
             if copy.phase is not Phase.COPYING:
                 self._after_trouble(copy)

@@ -112,6 +112,14 @@ class Run:
     waiting_count: int = 0
 
 
+def claimed_part(partition: TopicPartition, link: str) -> TopicPartition:
+    """What a link with translated offsets claims: others may write to the partition, but not this link's part of it.
+
+    No topic has a colon in its name.
+    """
+    return TopicPartition(f"{partition.topic}:{link}", partition.partition)
+
+
 # -- records ------------------------------------------------------------------
 
 
@@ -324,6 +332,23 @@ class Claimant:
     def holds(self, name: TopicPartition, now: float) -> bool:
         """Whether it may append to a partition now (law E)."""
         return now < self._until and name in self._held
+
+    def has_lapsed(self, now: float) -> bool:
+        """Whether what it held is over, and nobody has drawn the consequence (`lapse`)."""
+        return bool(self._held) and now >= self._until
+
+    def lapse(self) -> None:
+        """Holds nothing until a record is granted something again."""
+        self._held = _NONE
+
+    def not_said(self) -> None:
+        """Takes it that the newest record may not have arrived: it is said anew."""
+        self._said = None
+
+    @property
+    def is_said(self) -> bool:
+        """Whether the log has nothing of it that it does not want any more."""
+        return not self._wanted and self._said == (_NONE, _NONE)
 
     @property
     def wanted(self) -> Collection[TopicPartition]:
