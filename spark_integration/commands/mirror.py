@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -123,22 +124,26 @@ def mirror(
     )
     stopping = stop_signals()
     started = time.monotonic()
-    prepared = mirror_job.prepare(settings)
-    for warning in prepared.warnings:
-        typer.echo(f"tolerant-kafka: warning: {warning}", err=True)
     is_shown = not as_json and sys.stderr.isatty()
-    with LinkWatch(
-        settings.source,
-        settings.target,
-        prepared.ends,
-        settings.link,
-        is_once=once,
-        is_shown=is_shown,
-        metrics=metrics,
-        offsets=settings.offsets,
-    ) as watch:
+    with contextlib.ExitStack() as open_:
+        claim = open_.enter_context(mirror_job.run_claim(settings))
+        prepared = mirror_job.prepare(settings, claim)
+        for warning in prepared.warnings:
+            typer.echo(f"tolerant-kafka: warning: {warning}", err=True)
+        watch = open_.enter_context(
+            LinkWatch(
+                settings.source,
+                settings.target,
+                prepared.ends,
+                settings.link,
+                is_once=once,
+                is_shown=is_shown,
+                metrics=metrics,
+                offsets=settings.offsets,
+            )
+        )
         try:
-            is_done = mirror_job.run(settings, prepared, stopping.is_set, watch.tell)
+            is_done = mirror_job.run(settings, prepared, stopping.is_set, watch.tell, claim=claim)
         except KafkaError as error:  # whatever it is, it is no wrong option: copying had begun
             tell_failure(error)
             raise typer.Exit(FAILED) from error

@@ -5,7 +5,7 @@ Everything that can be wrong is found here, before the first write.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kafka.structs import TopicPartition
@@ -140,18 +140,21 @@ async def prepare_link(
     from_ms: int | None = None,
     until_ms: int | None = None,
     goes_on: bool = False,
+    claim: Callable[[Collection[str]], None] = lambda topics: None,
 ) -> PreparedLink:
     """Checks both clusters and every topic, then creates the missing topics.
 
     A link that `goes_on` leaves topics out that are refused, and target logs that differ to the engine, which stops
     those partitions alone.  `from_ms` and `until_ms` bound what is copied by time: the empty logs of the target begin at
-    the first record of that time, and `ends` are where the second one begins.
+    the first record of that time, and `ends` are where the second one begins.  `claim` gets the topics before anything is
+    written.
     Raises what plan_link does, OptionError for a topic that is refused, LinkPromotedError, TargetDivergedError, and
     DataLossError where the policy is to fail; unless a cluster went away on the way, nothing was written then.
     """
     planned, control = await check_link(source, target, topics, link, goes_on=goes_on, has_start=from_ms is not None)
     starts = {} if from_ms is None else await starts_at(source, target, planned.ends, from_ms, control)
     control = replace(control, starts={**control.starts, **starts})
+    claim([topic.name for topic in planned.topics.copied])
     producer_id = await init_producer_id(target, control.producer_name(link))
     if not goes_on:
         await _refuse_differences(source, target, planned, producer_id, Ledger(target, link), policy, control)

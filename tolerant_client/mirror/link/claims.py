@@ -253,7 +253,12 @@ class ClaimsLog:
 
     def has_ended(self, run: str) -> bool:
         """Whether the mirror of a run has said that it ends."""
-        return any(s.record.is_end for s in self._seen.values() if s.record.holder.run == run and s.record.holder.role == MIRROR)
+        mirrors = [seen for seen in self._seen.values() if (seen.record.holder.run, seen.record.holder.role) == (run, MIRROR)]
+        return bool(mirrors) and max(mirrors, key=lambda seen: seen.time_ms).record.is_end
+
+    def names_of_run(self, holder: Holder) -> Names:
+        """What other processes of a holder's run name."""
+        return frozenset(name for name, claim in self.others(holder.id).items() if claim.holder.run == holder.run)
 
     def claims(self, now_ms: int) -> dict[TopicPartition, Claim]:
         """Who holds what; `now_ms` is ms since 1970, for what was not renewed lately."""
@@ -316,6 +321,7 @@ class Claimant:
         self._held: Names = _NONE
         self._until = float("-inf")
         self._sequence = 0
+        self._is_ended = False
         self._sent: dict[int, _Sent] = {}
         self._said: tuple[Names, Names] | None = (_NONE, _NONE)  # named and asked for; None: to be said anew
         self._renew_at = float("-inf")
@@ -356,8 +362,8 @@ class Claimant:
 
     @property
     def asked(self) -> Names:
-        """What it holds and another process of its run asks for."""
-        return self._held & self.log.asks_of(self.holder)
+        """What it holds and another process of its run asks for; all of it once the run has ended."""
+        return self._held if self.log.has_ended(self.holder.run) else self._held & self.log.asks_of(self.holder)
 
     @property
     def blocked(self) -> dict[TopicPartition, Claim]:
@@ -371,16 +377,19 @@ class Claimant:
             return True
         return self._to_say() != self._said or bool(self._wanted) and now >= self._renew_at
 
-    def record(self, now: float, *, is_end: bool = False) -> ClaimsRecord:
+    def end(self) -> None:
+        """Says that its run is over, and wants nothing any more."""
+        self.leave(set(self._wanted))
+        self._is_ended, self._said = True, None
+
+    def record(self, now: float) -> ClaimsRecord:
         """What it says now; to be appended at once."""
-        if is_end:
-            self.leave(set(self._wanted))
         self._said = names, asks = self._to_say()
         self._sequence += 1
         self._sent[self._sequence] = _Sent(now, names)
         self._renew_at = now + RENEW_MS / 1000
         first = dict(sorted(self.waiting.items(), key=lambda item: (item[1].since_ms, item[0]))[:_WAITING_SHOWN])
-        return ClaimsRecord(self.holder, self._sequence, names, asks, first, len(self.waiting), is_end)
+        return ClaimsRecord(self.holder, self._sequence, names, asks, first, len(self.waiting), self._is_ended)
 
     def _to_say(self) -> tuple[Names, Names]:
         """What it names, and what it asks for."""

@@ -122,6 +122,7 @@ class Claims:
         self._is_running = False
         self._is_current = False  # all was read that was there when the claims began
         self._is_following = False
+        self._is_ending = False
         self._reader: Follower | None = None
         self._wakeup = WakeupNotifier(target.net)
         self._first_seen: dict[str, int] = {}  # of holders that block us: when they had renewed when we saw them first
@@ -157,6 +158,20 @@ class Claims:
                 raise claimed_by(*min(rivals.items()))
             await self._guarded.net.sleep(0.01)
 
+    async def end(self, timeout_s: float = 2.0) -> None:
+        """Says that the run is over, and waits until its other processes have released what they hold, or are gone."""
+        deadline = boot_s() + timeout_s
+        if not self._is_running:
+            return
+        self._is_ending = True
+        self.claimant.end()
+        self._wakeup.notify()
+        while boot_s() < deadline and not (
+            self.claimant.is_said and not self.claimant.log.names_of_run(self.claimant.holder)
+        ):
+            await self._guarded.net.sleep(0.02)
+        self._is_ending = False
+
     async def released(self, timeout_s: float = 2.0) -> None:
         """Waits until nothing is claimed any more, where nothing is wanted; no longer than `timeout_s`."""
         deadline = boot_s() + timeout_s
@@ -176,7 +191,7 @@ class Claims:
         """Appends what the claimant has to say, when it has."""
         claimant, pause_s = self.claimant, _FIRST_PAUSE_S
         try:
-            while not claimant.is_said:
+            while not claimant.is_said or self._is_ending:
                 self._see_to_lapse()
                 if not self._is_current or not claimant.is_due(boot_s()):
                     await self._wakeup(_TICK_S)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import kafka.errors as Errors
@@ -65,15 +65,17 @@ async def prepare_translated_link(
     from_ms: int | None = None,
     until_ms: int | None = None,
     goes_on: bool = False,
+    claim: Callable[[Collection[str]], None] = lambda topics: None,
 ) -> PreparedTranslatedLink:
     """Checks both clusters, then creates the missing target topics and the link's map topic.
 
-    Names are the target's; the source must be a RawCluster with the names of `topics`.  `from_ms`, `until_ms` and `goes_on`
-    are prepare_link's: partitions that nothing was copied of begin at the first record of that time.
+    Names are the target's; the source must be a RawCluster with the names of `topics`.  `from_ms`, `until_ms`, `goes_on`
+    and `claim` are prepare_link's: partitions that nothing was copied of begin at the first record of that time.
     Raises OptionError, UnsupportedSourceError, LinkPromotedError or ClusterUnreachableError before anything is written.
     """
     planned, control = await check_link(source, target, topics, link, goes_on=goes_on, has_start=from_ms is not None)
     require_no_copies_of_identical(control, link)
+    claim([topic.name for topic in planned.topics.copied])
     await ensure_map_topic(target, link)
     starts: dict[TopicPartition, int] = {}
     if from_ms is not None:
