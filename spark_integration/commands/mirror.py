@@ -14,7 +14,7 @@ from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from spark_integration.commands.exits import FAILED, LOOK, tell_failure
-from spark_integration.commands.link import Config, GivenTopics, MaybeLink, MaybeSource, MaybeTarget, time_ms
+from spark_integration.commands.link import Config, GivenTopics, MaybeLink, MaybeSource, MaybeTarget, time_ms, unnamed_link
 from spark_integration.commands.mirror_flows import mirror_flows
 from spark_integration.commands.options import (
     Json,
@@ -110,11 +110,12 @@ def mirror(
     from spark_integration.mirroring.supervisor import stop_signals
 
     is_identical = offsets is not OffsetsKind.TRANSLATED
+    here, there = client_properties(source, source_properties), client_properties(target, target_properties)
     settings = mirror_job.MirrorSettings(
-        client_properties(source, source_properties),
-        client_properties(target, target_properties),
+        here,
+        there,
         topics,
-        link or "default",
+        link or unnamed_link(here, there),
         once,
         tasks or 1,
         policy=MirrorPolicy.parse(gap_fill=gap_fill, on_loss=on_loss, on_oversized=on_oversized),

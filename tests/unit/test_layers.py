@@ -80,6 +80,7 @@ ORDER = [
     {"mirror.topics", "mirror.divergence", "mirror.producers", "mirror.epochs", "mirror.measures"},
     {"mirror.own_topic"},
     {"mirror.link.control", "mirror.link.claims_topic"},
+    {"mirror.link.naming"},
     {"mirror.translated.map_topic"},
     {"mirror.translated.translate"},
     {"mirror.link.internal_topics", "mirror.link.configs", "mirror.link.acls"},

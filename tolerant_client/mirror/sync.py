@@ -14,7 +14,15 @@ from tolerant_client.errors import ClusterUnreachableError, OptionError, Toleran
 from tolerant_client.mirror.identical.state import read_append_states
 from tolerant_client.mirror.led_offsets import list_led_offsets, stable_ends
 from tolerant_client.mirror.ledger import Ledger
-from tolerant_client.mirror.link.beginning import ends_at, refuse_circle, starts_at, write_down
+from tolerant_client.mirror.link.beginning import (
+    ends_at,
+    grown,
+    refuse_circle,
+    refuse_others,
+    require_same_source,
+    starts_at,
+    write_down,
+)
 from tolerant_client.mirror.link.control import LinkControl, read_control
 from tolerant_client.mirror.losses import Loss, LossPolicy, MirrorPolicy
 from tolerant_client.mirror.plan import TopicSpec, TopicsPlan, plan_topics, select_topics
@@ -168,7 +176,14 @@ async def prepare_link(
 
 
 async def check_link(
-    source: RawCluster, target: RawCluster, topics: LinkTopics | str, link: str, *, goes_on: bool, has_start: bool
+    source: RawCluster,
+    target: RawCluster,
+    topics: LinkTopics | str,
+    link: str,
+    *,
+    goes_on: bool,
+    has_start: bool,
+    is_identical: bool = True,
 ) -> tuple[PlannedLink, LinkControl]:
     """The plan of a link that may start, and what the operator says of it; writes nothing.
 
@@ -180,6 +195,9 @@ async def check_link(
         planned.require_all()
     control = await read_control(target, link)
     control.require_not_promoted(link)
+    grown(control, LinkTopics.of(topics))
+    require_same_source(control, link, await source.cluster_id())
+    await refuse_others(target, link, [topic.name for topic in planned.topics.copied], is_identical=is_identical)
     copied = [source.wire_topic(topic.name) for topic in planned.topics.copied]
     unseen = await refuse_circle(source, target, copied, link)
     if has_start and planned.waiting:

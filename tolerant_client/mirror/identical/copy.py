@@ -51,6 +51,7 @@ _REMEMBERED_MS = 3_600_000  # how long a producer is surely remembered where a b
 _FACTS_LAST_S = 60.0  # a topic's configuration may be changed while it is copied
 _PAUSE_S = 30.0  # between two looks at a partition that policy has paused
 _AHEAD_S = 1.0  # between two looks at a source that has to catch up with what the target keeps
+_HELD_S = 0.5  # a partition is not handed over before that: of many that ask each gets something done
 _CONTROL_S = 1.0  # between two looks at what the operator says
 _KEEP_ID_S = 86_400.0  # coordinators forget a transactional.id that is not used for a week; promotion needs ours
 
@@ -247,9 +248,10 @@ class LinkCopier:
     def _claims_changed(self) -> None:
         """Hands over what another process of the run asks for, and looks at what was granted."""
         for partition in self.claims.claimant.asked:
-            if partition in self._partitions:
-                self._release(partition)
-                self._notify()
+            if (copy := self._partitions.get(partition)) is not None:
+                if self.clock() - copy.adopted_at > _HELD_S:
+                    self._release(partition)
+                    self._notify()
             elif partition not in self._leaving:
                 self.claims.leave([partition])
         for partition in [p for p in self._unclaimed if self.claims.holds(p) and p not in self._leaving]:
@@ -645,6 +647,7 @@ class LinkCopier:
         if now < self._next_drop:
             return
         self._next_drop = now + 1.0
+        self._claims_changed()
         for partition, copy in list(self._partitions.items()):
             if copy.has_reached and now > copy.lease_until > copy.hold_until:
                 self._release(partition)

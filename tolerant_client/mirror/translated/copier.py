@@ -73,7 +73,9 @@ async def prepare_translated_link(
     and `claim` are prepare_link's: partitions that nothing was copied of begin at the first record of that time.
     Raises OptionError, UnsupportedSourceError, LinkPromotedError or ClusterUnreachableError before anything is written.
     """
-    planned, control = await check_link(source, target, topics, link, goes_on=goes_on, has_start=from_ms is not None)
+    planned, control = await check_link(
+        source, target, topics, link, goes_on=goes_on, has_start=from_ms is not None, is_identical=False
+    )
     require_no_copies_of_identical(control, link)
     claim([topic.name for topic in planned.topics.copied])
     await ensure_map_topic(target, link)
