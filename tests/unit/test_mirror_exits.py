@@ -71,7 +71,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         monkeypatch.setattr(command, "LinkWatch", Watch)
         monkeypatch.setattr(mirror_job, "prepare", lambda settings, claim: PreparedLink(1, (), {FIRST: 10, SECOND: 10}))
 
-        def copy(*_: object) -> Any:
+        def copy(*_: object, **__: object) -> Any:
             if isinstance(outcome, Exception):
                 raise outcome
             return outcome

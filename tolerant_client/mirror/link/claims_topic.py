@@ -126,7 +126,7 @@ class Claims:
         self._reader: Follower | None = None
         self._wakeup = WakeupNotifier(target.net)
         self._first_seen: dict[str, int] = {}  # of holders that block us: when they had renewed when we saw them first
-        target.guard(lambda: not self.claimant.has_lapsed(boot_s()))
+        target.guard(self._may_send)
 
     def want(self, partitions: Iterable[TopicPartition]) -> None:
         """Claims these for as long as they are wanted."""
@@ -175,7 +175,7 @@ class Claims:
     async def released(self, timeout_s: float = 2.0) -> None:
         """Waits until nothing is claimed any more, where nothing is wanted; no longer than `timeout_s`."""
         deadline = boot_s() + timeout_s
-        while self._is_running and not self.claimant.is_said and boot_s() < deadline:
+        while self._is_running and not (self.claimant.wanted or self.claimant.is_said) and boot_s() < deadline:
             await self._guarded.net.sleep(0.005)
 
     def _run(self) -> None:
@@ -196,7 +196,7 @@ class Claims:
                 if not self._is_current or not claimant.is_due(boot_s()):
                     await self._wakeup(_TICK_S)
                     continue
-                record = claimant.record(boot_s())
+                record, read_before = claimant.record(boot_s()), self._follower.position
                 try:
                     offset = await append_own(self._target, CLAIMS_TOPIC, record.holder.id, encode_claims(record))
                 except Errors.KafkaError as error:
@@ -205,7 +205,7 @@ class Claims:
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                     continue
                 self.problem, pause_s = "", _FIRST_PAUSE_S
-                if self._follower.position > offset:
+                if read_before > offset:
                     self._start_anew()  # what was read before is not in the log any more
         finally:
             self._is_running = False
@@ -226,9 +226,14 @@ class Claims:
                 self._is_current = True
                 self._wakeup.notify()
             elif not await self._follower.follow(_POLL_MS):
+                self._see_to_lapse()
                 return
         except Errors.OffsetOutOfRangeError:
             self._start_anew()
+        except Errors.UnknownTopicOrPartitionError as error:
+            self._is_current = False  # it was deleted, and is made anew
+            await self._trouble(error, _FIRST_PAUSE_S)
+            return
         except Errors.KafkaError as error:
             await self._trouble(error, _LONGEST_PAUSE_S)
             return
@@ -251,6 +256,15 @@ class Claims:
     def _start_anew(self) -> None:
         self.claimant.start_anew()
         self._follower.position, self._is_current = -1, False
+
+    def _may_send(self) -> bool:
+        if not self.claimant.has_lapsed(boot_s()):
+            return True
+        self._spawn(self._lapse)
+        return False
+
+    async def _lapse(self) -> None:
+        self._see_to_lapse()
 
     def _see_to_lapse(self) -> None:
         """Law E: what could still go out, or is on its way, belongs to a lease that is over."""
