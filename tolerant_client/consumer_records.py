@@ -20,7 +20,6 @@ from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 import kafka.errors as Errors
-import numpy as np
 import pyarrow as pa
 from kafka.consumer.fetcher import ConsumerRecord, Fetcher
 from kafka.protocol.consumer import IsolationLevel

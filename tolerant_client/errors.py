@@ -141,6 +141,10 @@ class LinkPromotedError(TolerantClientError):
     """The link was promoted: its target belongs to its own producers, and the link may not write there any more."""
 
 
+class TargetClaimedError(TolerantClientError):
+    """Another mirror writes this partition of the target; one partition has one writer."""
+
+
 class UnsupportedSourceError(TolerantClientError):
     """The source log holds something that the mirror does not copy yet."""
 

@@ -13,7 +13,7 @@ import inspect
 import logging
 import random
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import kafka.errors as Errors
@@ -74,6 +74,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         self.recovery_policy = RecoveryPolicy.of(recovery_policy).for_retries(configs.get("retries", 0))
         self.recovery_counters = recovery_counters if recovery_counters is not None else RecoveryCounters()
         self._recovery_listener = recovery_listener
+        self.guards: list[Callable[[], bool]] = []  # asked before anything goes out; see RawCluster.guard
         self._short_lives: dict[Any, int] = {}  # connections retired soon after they were made, by node
         self._setup_failure: BaseException | None = None  # of the last connection that did not become ready
         self._leader_watch: LeaderWatch | None = None
@@ -208,6 +209,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         sock = await self._connected_socket(node, timeout_at)
         try:
             transport = self._wrap(sock, node.host)
+            transport.guards = self.guards
         except Exception:
             sock.close()
             raise

@@ -91,6 +91,8 @@ class RawCluster:
         patience_ms: int = 60_000,
         names: TopicNames | None = None,
     ) -> None:
+        self._config = config
+        self._apart: list[RawCluster] = []
         if not config.get("bootstrap_servers"):
             raise OptionError(f"No bootstrap servers were given for the {name}; give HOST:PORT[,HOST:PORT...]")
         # What cannot be pickled (a TLS context, a ticket) is made by the process that connects.
@@ -120,11 +122,27 @@ class RawCluster:
 
     def close(self) -> None:
         """Closes every connection; idempotent."""
+        for cluster in self._apart:
+            cluster.close()
         if not self.manager.closed:
             self.manager.close()
             if self._owns_net:
                 self.net.drain()
                 self.net.close()
+
+    def apart(self) -> RawCluster:
+        """The same cluster on the same event loop, with connections of its own; closed with this one."""
+        self._apart.append(RawCluster(self._config, self.net, name=self.name, patience_ms=self.patience_ms))
+        return self._apart[-1]
+
+    def guard(self, may_send: Callable[[], bool]) -> None:
+        """Nothing more goes out while `may_send` says no: a connection that still has something to send is closed then."""
+        self.manager.guards.append(may_send)
+
+    def drop_connections(self, why: str) -> None:
+        """Closes all connections, and so fails what is in flight or was not sent yet."""
+        for connection in list(self.manager._conns.values()):
+            connection.close(Errors.KafkaConnectionError(why))
 
     def run(self, function: Callable[..., Awaitable[_T]], *args: Any) -> _T:
         """Drives the event loop until the coroutine is done; not from within the loop."""

@@ -14,7 +14,7 @@ Whatever does not add up raises Doubt: the caller then decodes record by record.
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt

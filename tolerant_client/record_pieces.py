@@ -24,7 +24,7 @@ from kafka.record.default_records import DefaultRecordBatch
 from tolerant_client.arrow import columns_to_arrow, records_to_batch
 from tolerant_client.batch_columns import BatchColumns, Sections, read_columns
 from tolerant_client.record_batch import CODEC_MASK, Record
-from tolerant_client.record_fields import Doubt, HeaderFields, Int64s
+from tolerant_client.record_fields import Doubt, Int64s
 
 # Below this many rows numpy's price for each call is more than a record decoded alone costs.
 _FEW_ROWS: Final = 16

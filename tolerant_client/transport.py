@@ -18,6 +18,7 @@ import socket
 import ssl
 import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import kafka.errors as Errors
@@ -70,6 +71,7 @@ class TolerantTCPTransport(KafkaTCPTransport):  # type: ignore[misc]  # kafka-py
     sent_bytes = 0  # that the kernel has taken
     _is_short_read_empty = True  # a read that fills less than it could has emptied the socket
     _low_water = 1
+    guards: Sequence[Callable[[], bool]] = ()
 
     async def handshake(self, timeout_at: float | None = None) -> None:
         """Nothing to agree on in the clear."""
@@ -174,6 +176,8 @@ class TolerantTCPTransport(KafkaTCPTransport):  # type: ignore[misc]  # kafka-py
         if self._sock is None:
             return 0, Errors.KafkaConnectionError("connection closed while sending")
         waiting = self._write_buffer
+        if waiting and not all(may_send() for may_send in self.guards):
+            return 0, Errors.KafkaConnectionError("what waited to be sent may not be sent any more")
         total = 0
         while waiting:
             try:

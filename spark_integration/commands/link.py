@@ -15,6 +15,7 @@ from spark_integration.commands.options import client_properties
 from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link.control import read_control
+from tolerant_client.mirror.link.naming import name_link
 from tolerant_client.mirror.link.scope import link_topics, written_topics
 from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter, group_filter
 from tolerant_client.raw import RawCluster
@@ -31,7 +32,7 @@ MaybeTopics = Annotated[
     typer.Option("--topics", metavar="REGEX", help="Whole topic names; without it, what the link's mirror has written down."),
 ]
 GivenTopics = Annotated[str | None, typer.Option("--topics", metavar="REGEX", help="Regular expression that a whole topic name must match.")]
-MaybeLink = Annotated[str | None, typer.Option("--link", help="Name of the link (default: default).")]
+MaybeLink = Annotated[str | None, typer.Option("--link", help="Name of the link; without it, the one between these clusters, or of the target.")]
 Config = Annotated[
     Path | None,
     typer.Option("--config", exists=True, dir_okay=False, help="A MirrorMaker 2 file, instead of --source, --target, --link, --topics."),
@@ -122,13 +123,27 @@ def given_link(
         raise OptionError("--flow goes with --config")
     if target is None:
         raise OptionError("Give --target: HOST:PORT[,HOST:PORT...], or --config with a MirrorMaker 2 file")
+    there = client_properties(target, target_properties)
+    here = None if source is None else client_properties(source, source_properties)
     return GivenLink(
-        link or "default",
-        client_properties(target, target_properties),
-        None if source is None else client_properties(source, source_properties),
+        link or unnamed_link(here, there),
+        there,
+        here,
         None if topics is None else LinkTopics.of(topics),
         _groups(groups, group_filter()),
     )
+
+
+def unnamed_link(source: Mapping[str, str] | None, target: Mapping[str, str]) -> str:
+    """The link that is meant where none is named (link/naming.py); raises OptionError where several may be."""
+    with RawCluster(kafka_python_config(target), name="target") as cluster:
+        if source is None:
+            return cluster.run(name_link, None, cluster)
+        origin = RawCluster(kafka_python_config(source), cluster.net, name="source")
+        try:
+            return cluster.run(name_link, origin, cluster)
+        finally:
+            origin.close()
 
 
 def _of_file(config: Path, wanted: str | None, groups: str | None) -> GivenLink:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -13,7 +14,7 @@ from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from spark_integration.commands.exits import FAILED, LOOK, tell_failure
-from spark_integration.commands.link import Config, GivenTopics, MaybeLink, MaybeSource, MaybeTarget, time_ms
+from spark_integration.commands.link import Config, GivenTopics, MaybeLink, MaybeSource, MaybeTarget, time_ms, unnamed_link
 from spark_integration.commands.mirror_flows import mirror_flows
 from spark_integration.commands.options import (
     Json,
@@ -109,11 +110,12 @@ def mirror(
     from spark_integration.mirroring.supervisor import stop_signals
 
     is_identical = offsets is not OffsetsKind.TRANSLATED
+    here, there = client_properties(source, source_properties), client_properties(target, target_properties)
     settings = mirror_job.MirrorSettings(
-        client_properties(source, source_properties),
-        client_properties(target, target_properties),
+        here,
+        there,
         topics,
-        link or "default",
+        link or unnamed_link(here, there),
         once,
         tasks or 1,
         policy=MirrorPolicy.parse(gap_fill=gap_fill, on_loss=on_loss, on_oversized=on_oversized),
@@ -123,22 +125,26 @@ def mirror(
     )
     stopping = stop_signals()
     started = time.monotonic()
-    prepared = mirror_job.prepare(settings)
-    for warning in prepared.warnings:
-        typer.echo(f"tolerant-kafka: warning: {warning}", err=True)
     is_shown = not as_json and sys.stderr.isatty()
-    with LinkWatch(
-        settings.source,
-        settings.target,
-        prepared.ends,
-        settings.link,
-        is_once=once,
-        is_shown=is_shown,
-        metrics=metrics,
-        offsets=settings.offsets,
-    ) as watch:
+    with contextlib.ExitStack() as open_:
+        claim = open_.enter_context(mirror_job.run_claim(settings))
+        prepared = mirror_job.prepare(settings, claim)
+        for warning in prepared.warnings:
+            typer.echo(f"tolerant-kafka: warning: {warning}", err=True)
+        watch = open_.enter_context(
+            LinkWatch(
+                settings.source,
+                settings.target,
+                prepared.ends,
+                settings.link,
+                is_once=once,
+                is_shown=is_shown,
+                metrics=metrics,
+                offsets=settings.offsets,
+            )
+        )
         try:
-            is_done = mirror_job.run(settings, prepared, stopping.is_set, watch.tell)
+            is_done = mirror_job.run(settings, prepared, stopping.is_set, watch.tell, claim=claim)
         except KafkaError as error:  # whatever it is, it is no wrong option: copying had begun
             tell_failure(error)
             raise typer.Exit(FAILED) from error

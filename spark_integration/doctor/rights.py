@@ -129,8 +129,8 @@ RIGHTS: Final = (
         "starting a log where the source's starts (DeleteRecords); `failback --discard-diverged`",
     ),
     Right(
-        "target", "topic", OWN_TOPICS, ("Create", "Write", "Read", "Describe", "DescribeConfigs"), Duty.COPY, _WARNING,
-        "the link's control, its ledger, its map of offsets",
+        "target", "topic", OWN_TOPICS, ("Create", "Write", "Read", "Describe", "DescribeConfigs"), Duty.COPY, _ERROR,
+        "claiming what is written (without it nothing is copied), the link's control, its ledger, its map of offsets",
     ),
     Right(
         "target", "transactional-id", OWN_TOPICS, ("Write", "Describe"), Duty.COPY, _ERROR,

@@ -13,10 +13,12 @@ import signal
 import sys
 import tempfile
 import threading
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
@@ -24,6 +26,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_integration.mirroring.link_state import TaskReport
 from spark_integration.mirroring.ranges import ReportFile
+from spark_integration.mirroring.run_claim import RunClaim
 from spark_integration.security.kafka_config import kafka_python_config
 from spark_integration.source import TolerantKafkaDataSource
 from tolerant_client import errors
@@ -57,7 +60,7 @@ class MirrorSettings:
     With `goes_on` a partition that cannot go on, or a topic that is refused, is reported, and the query lives.  New topics
     and partitions are looked for every `refresh_s` seconds; None: never.  `bytes_per_s` is the rate of the link unless its
     operator says another one; None: no limit.  `from_ms` and, with `once`, `until_ms` bound what is copied by the times of
-    its records (prepare_link).
+    its records (prepare_link).  `run` is the same for all processes of one mirror.
     """
 
     source: Mapping[str, str] = field(repr=False)
@@ -75,6 +78,7 @@ class MirrorSettings:
     bytes_per_s: int | None = None
     from_ms: int | None = None
     until_ms: int | None = None
+    run: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
     def link_topics(self) -> LinkTopics:
@@ -86,23 +90,23 @@ class MirrorSettings:
         return self.link_topics.names
 
 
-def prepare(settings: MirrorSettings) -> PreparedLink:
-    """Checks the link and creates missing topics, before Spark is started.
+def run_claim(settings: MirrorSettings) -> RunClaim:
+    """The claim of a mirror that starts now; to be closed."""
+    return RunClaim(settings.target, settings.link, settings.run, is_translated=settings.offsets == "translated")
 
-    Raises the errors of prepare_link and prepare_translated_link.
+
+def prepare(settings: MirrorSettings, claim: RunClaim) -> PreparedLink:
+    """Checks the link, claims its topics and creates missing ones, before Spark is started.
+
+    Raises the errors of prepare_link and prepare_translated_link, and TargetClaimedError.
     """
+    how: dict[str, Any] = {"from_ms": settings.from_ms, "until_ms": settings.until_ms, "goes_on": settings.goes_on, "claim": claim.take}
     with RawCluster(kafka_python_config(settings.source), name="source", names=settings.names) as source:
         target = RawCluster(kafka_python_config(settings.target), source.net, name="target")
         try:
             if settings.offsets == "identical":
-                identical = partial(
-                    prepare_link, from_ms=settings.from_ms, until_ms=settings.until_ms, goes_on=settings.goes_on
-                )
-                return source.run(identical, source, target, settings.topics, settings.link, settings.policy)
-            translated = partial(
-                prepare_translated_link, from_ms=settings.from_ms, until_ms=settings.until_ms, goes_on=settings.goes_on
-            )
-            copies = source.run(translated, source, target, settings.topics, settings.link)
+                return source.run(partial(prepare_link, **how), source, target, settings.topics, settings.link, settings.policy)
+            copies = source.run(partial(prepare_translated_link, **how), source, target, settings.topics, settings.link)
             return PreparedLink(NO_PRODUCER_ID, copies.created, copies.ends, copies.warnings, copies.waiting)
         finally:
             target.close()
@@ -148,10 +152,9 @@ def start(settings: MirrorSettings, link: PreparedLink, session: SparkSession, c
         .options(**source, **{f"target.{key}": value for key, value in target.items()})
         .load()
     )
-    if settings.tasks == 1 and not settings.once:
-        # Within one stage Spark has a Python worker read the rows and another one write them, and changes their parts with
-        # each micro-batch: then both would have a copier of every partition, which fetches all of it for its lease.
-        ranges = ranges.repartition(1)
+    # Within one stage Spark has a Python worker read the rows and another one write them, and changes their parts with each
+    # micro-batch: then both would have a copier of every partition.  A row is what one task copies.
+    ranges = ranges.repartition(settings.tasks)
     writer = (
         ranges.writeStream.format("tolerantkafka")
         .option("payload", "ranges")
@@ -161,6 +164,7 @@ def start(settings: MirrorSettings, link: PreparedLink, session: SparkSession, c
         .option("producerId", link.producer_id)
         .option("policy", settings.policy.to_json())
         .option("tasks", settings.tasks)
+        .option("run", settings.run)
         .option("bytesPerSecond", settings.bytes_per_s or 0)
         .option("holdMs", 0 if settings.once else settings.hold_ms)
         .option("leaseMs", 0 if settings.once else settings.lease_ms)
@@ -180,6 +184,8 @@ def run(
     link: PreparedLink,
     is_stopping: Callable[[], bool] = lambda: False,
     tell: Callable[[TaskReport], None] = lambda report: None,
+    *,
+    claim: RunClaim,
 ) -> bool:
     """Runs the mirror until it is done (`once`) or `is_stopping`; whether it has ended by itself.
 
@@ -194,7 +200,8 @@ def run(
             report = QueryReport(Path(folder))
             try:
                 while not query.awaitTermination(1):
-                    tell(report.read())
+                    tell(now := report.read())
+                    claim.tell(now.paused)
                     if is_stopping():
                         is_stopped = True
                         query.stop()
@@ -203,6 +210,7 @@ def run(
             finally:
                 tell(report.read())
     finally:
+        claim.end()
         session.stop()
     return not is_stopped
 

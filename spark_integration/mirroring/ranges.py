@@ -1,9 +1,9 @@
 """payload=ranges: rows say which partitions to copy, and the sink copies them on the executor.
 
-The records never cross the JVM.  Read side: a stream of rows (topic, partition,
-until_offset), exclusive; until_offset null means "and whatever
-arrives while the micro-batch lasts".  Write side: each task hands its rows to
-the copier of its Python worker process (tolerant_client.mirror.worker).
+The records never cross the JVM.  Read side: a stream with one row for each task, whose one column `ranges` has
+(topic, partition, until_offset), exclusive; until_offset null means "and whatever arrives while the micro-batch lasts".
+All rows are read in one Spark partition: repartitioned to as many partitions as there are tasks, each gets one.  Write
+side: each task hands its ranges to the copier of its Python worker process (tolerant_client.mirror.worker).
 
 Options of the read side: kafka.* (source), target.kafka.*, linkTopics (JSON of
 mirror.topic_filter.LinkTopics) or subscribePattern (a regular expression), tasks
@@ -14,12 +14,15 @@ link_state.TaskReport; default none).
 Options of the write side: kafka.* (target), source.kafka.*, link (default
 "default"), offsets (identical, the default, or translated), producerId (for
 identical offsets), linkTopics (where topics have other names on the target),
-policy (JSON of mirror.losses.MirrorPolicy, default its defaults), bytesPerSecond (of the link, unless its operator
+policy (JSON of mirror.losses.MirrorPolicy, default its defaults), run (the same for all tasks of one
+mirror), bytesPerSecond (of the link, unless its operator
 says another rate; default none), tasks (that share the link's rate, default 1), holdMs (default 0), leaseMs (default 0),
 report (a file on the driver that gets, after each micro-batch, link_state.TaskReport as JSON; default none), goesOn
 (default false).
 
 Laws:
+- A partition keeps its task from micro-batch to micro-batch.  Where Spark gives that task to another Python worker, the
+  one hands the partition over to the other (link/claims.py).
 - What is wrong with one topic or partition is told of it alone; the others go on, and it is looked at again.
 - An error that no repeat cures is not raised by the task, which Spark would repeat, but by the commit: the other tasks
   bring their partitions to the end before.  With goesOn it is not raised at all but reported, as what the partition waits
@@ -29,7 +32,7 @@ Laws:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +51,7 @@ from tolerant_client.errors import (
     OffsetMapError,
     OptionError,
     OversizedRecordError,
+    TargetClaimedError,
     TargetDivergedError,
     TolerantClientError,
     UnsupportedSourceError,
@@ -66,6 +70,7 @@ _INCURABLE = (
     OffsetMapError,
     OptionError,
     OversizedRecordError,
+    TargetClaimedError,
     TargetDivergedError,
     UnsupportedSourceError,
 )
@@ -81,16 +86,16 @@ class CopiedRanges(WriterCommitMessage):
     error: TolerantClientError | None = None
 
 
-Row = tuple[str, int, int | None]  # topic, partition, until_offset
+Range = tuple[str, int, int | None]  # topic, partition, until_offset
 
 
 @dataclass
 class RangesTask(InputPartition):
-    """The rows of one task."""
+    """The ranges of every task."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[tuple[Range, ...], ...]
 
-    def __init__(self, rows: tuple[Row, ...]) -> None:
+    def __init__(self, rows: tuple[tuple[Range, ...], ...]) -> None:
         super().__init__(rows)
         self.rows = rows
 
@@ -120,6 +125,7 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._told = ReportFile(Path(lowered["waiting"])) if lowered.get("waiting") else None
         self._refreshed_at = self._looked_at = float("-inf")
         self._scope = Scope()
+        self._task_of: Mapping[TopicPartition, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # executors get the reader for `read` alone, once for each micro-batch
@@ -144,16 +150,18 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"trigger": start["trigger"] + 1}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        sizes: dict[Row, int] = {
+        sizes: dict[Range, int] = {
             (*p, None if self._is_tail else until): self._scope.gained.get(p, 0)
             for p, until in self._scope.ends.items()
             if self._is_tail or until > 0  # also a log that is empty by now: the target has to get as far
         }
-        return [RangesTask(tuple(rows)) for rows in spread(sizes, self._tasks)]
+        self._task_of = dealt(sizes, self._tasks, self._task_of)
+        rows = [tuple(r for r in sizes if self._task_of[TopicPartition(*r[:2])] == task) for task in range(self._tasks)]
+        return [RangesTask(tuple(ranges for ranges in rows if ranges))] if sizes else []
 
-    def read(self, partition: InputPartition) -> Iterator[Row]:
+    def read(self, partition: InputPartition) -> Iterator[tuple[list[Range]]]:
         assert isinstance(partition, RangesTask)
-        return iter(partition.rows)
+        return ((list(ranges),) for ranges in partition.rows)
 
     def stop(self) -> None:
         if self._clusters is not None:
@@ -218,6 +226,7 @@ class RangesStreamWriter(DataSourceStreamWriter):
             is_translated=offsets == "translated",
             names=topics.names,
             bytes_per_s=_number(lowered, "bytesPerSecond", 0) or None,
+            run=lowered.get("run", ""),
             shares=max(1, _number(lowered, "tasks", 1)),
         )
         self._hold_ms = _number(lowered, "holdMs", 0)
@@ -226,7 +235,7 @@ class RangesStreamWriter(DataSourceStreamWriter):
         self._goes_on = lowered.get("goeson", "false").lower() == "true"
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        until = {TopicPartition(row.topic, row.partition): row.until_offset for row in iterator}
+        until = {TopicPartition(r.topic, r.partition): r.until_offset for row in iterator for r in row.ranges}
         if not until:
             return CopiedRanges()
         hold_until = time.monotonic() + self._hold_ms / 1000
@@ -271,15 +280,20 @@ class RangesStreamWriter(DataSourceStreamWriter):
         """Nothing is left to undo: a repeated task goes on from the target's log."""
 
 
-def spread(sizes: Mapping[Row, int], tasks: int) -> list[list[Row]]:
-    """Deals rows to at most `tasks` tasks, the largest first, each to the task that has least.  Pure."""
-    dealt: list[list[Row]] = [[] for _ in range(min(tasks, len(sizes)))]
-    load = [0] * len(dealt)
-    for row in sorted(sizes, key=lambda r: (-sizes[r], r[:2], r[2] is None, r[2])):
-        least = load.index(min(load))
-        dealt[least].append(row)
-        load[least] += sizes[row] + 1
-    return dealt
+def dealt(
+    sizes: Mapping[Range, int], tasks: int, before: Mapping[TopicPartition, int] = {}
+) -> dict[TopicPartition, int]:
+    """The task of each partition: the one that it had before, or else, the largest first, that which has least.  Pure."""
+    found = {p: before[p] for r in sizes if (p := TopicPartition(*r[:2])) in before}
+    load = [0] * tasks
+    for r, size in sizes.items():
+        if (p := TopicPartition(*r[:2])) in found:
+            load[found[p]] += size + 1
+    for r in sorted(sizes, key=lambda r: (-sizes[r], r[:2])):
+        if (p := TopicPartition(*r[:2])) not in found:
+            found[p] = load.index(min(load))
+            load[found[p]] += sizes[r] + 1
+    return found
 
 
 class ReportFile:

@@ -33,6 +33,7 @@ from spark_integration.mirroring.duties import Duty, DutyThread, connected, lane
 from spark_integration.mirroring.link_events import LinkEvent, Tell, sentence, tell_duty
 from spark_integration.mirroring.link_state import newly_paused
 from spark_integration.mirroring.mirror_job import MirrorSettings
+from spark_integration.mirroring.run_claim import RunClaim
 from spark_integration.mirroring.restarts import LinkLife, RestartPolicy, Step
 from tolerant_client.errors import LinkPromotedError, TolerantClientError
 from tolerant_client.mirror.sync import PreparedLink
@@ -88,13 +89,16 @@ class SparkLink:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._report: mirror_job.QueryReport | None = None
         self._duties: list[DutyThread] = []
+        self._claim: RunClaim | None = None  # from the first start on: what a former query still has is handed over
         self._paused: Mapping[TopicPartition, str] = {}
         self._ends: frozenset[TopicPartition] = frozenset()
         self._unplaced: frozenset[TopicPartition] = frozenset()  # nobody has read yet whether they are copies
 
     def start(self) -> None:
         self.stop()
-        prepared = mirror_job.prepare(self._settings)
+        if self._claim is None:
+            self._claim = mirror_job.run_claim(self._settings)
+        prepared = mirror_job.prepare(self._settings, self._claim)
         link = self._settings.link
         self._ends = frozenset(prepared.ends)
         self._folder = tempfile.TemporaryDirectory(prefix=f"tolerant-mirror-{link}-", ignore_cleanup_errors=True)
@@ -134,6 +138,9 @@ class SparkLink:
         for thread in self._duties:
             thread.close()
         self._duties = []
+        if self._claim is not None:
+            self._claim.close()
+            self._claim = None
 
     def _see_to_duties(self) -> None:
         """They begin behind the first micro-batch, and with the partitions that were read and are copies."""
@@ -153,6 +160,8 @@ class SparkLink:
         for who, why in newly_paused(self._paused, report.paused):
             self._tell(LinkEvent(self._settings.link, "paused", f"{who} waits: {why}", report.paused))
         self._paused = report.paused
+        if self._claim is not None:
+            self._claim.tell(report.paused)
         self._tell(LinkEvent(self._settings.link, "report", "", report))
 
 

@@ -31,7 +31,7 @@ from spark_integration.reading.offsets import (
     plan_ranges,
 )
 from spark_integration.reading.options import Assign, ReadOptions, Subscribe
-from tolerant_client.errors import DataLossError, OptionError, UnsupportedSourceError
+from tolerant_client.errors import DataLossError, OptionError
 from tolerant_client.raw import RawCluster
 
 log = logging.getLogger(__name__)

@@ -52,7 +52,8 @@ BATCHES: Final = StructType(
         StructField("batch", BinaryType()),
     ]
 )
-RANGES: Final = "topic string, partition int, until_offset bigint"
+# A row for each task: what it copies.
+RANGES: Final = "ranges array<struct<topic: string, partition: int, until_offset: bigint>>"
 
 _ARROW: Final = {
     **{field.name: field.type for field in ALL_COLUMNS},

@@ -238,7 +238,11 @@ def test_a_gap_that_was_being_filled_is_fenced_too(source: str, target: str) -> 
             await producer.add()
             await producer.produce(Gap(10, 15), 1 << 14)
 
-        may_write = ControlWatch(there, link).require_not_promoted
+        control = ControlWatch(there, link)
+
+        async def may_write(_: TopicPartition) -> None:
+            await control.require_not_promoted()
+
         fillers = [TransactionFiller(there, link, may_write), MarkerFiller(there, may_write)]
         there.run(begin)
         done = fail_over(target, link)

@@ -7,6 +7,7 @@ import time
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -68,7 +69,7 @@ def test_lag_is_told_before_a_copy_and_what_was_copied_after_it(source: str, tar
         assert AGE_MS / 1000 <= before.lag_seconds <= AGE_MS / 1000 + 120
         assert EACH * PARTITIONS * 5 < before.lag_bytes < EACH * PARTITIONS * 500  # as the source's brokers say
 
-        message = writer.write(iter([Row(topic, index, 0, EACH) for index in range(PARTITIONS)]))
+        message = writer.write(iter([SimpleNamespace(ranges=[Row(topic, index, 0, EACH) for index in range(PARTITIONS)])]))
         writer.commit([message], 0)
         watch.tell(ReportFile(report).read())
         after = until(watch, lambda state: state.topics[topic].lag_offsets == 0)
@@ -112,7 +113,7 @@ def test_a_second_copy_adds_to_the_report(source: str, target: str, tmp_path: Pa
                 "report": str(report),
             }
         )
-        writer.commit([writer.write(iter([Row(topic, 0, 0, EACH * number)]))], number)
+        writer.commit([writer.write(iter([SimpleNamespace(ranges=[Row(topic, 0, 0, EACH * number)])]))], number)
         told = ReportFile(report).read()
         assert (told.records, told.copied[partition].records, told.latest[partition].records) == (EACH * number,) * 2 + (EACH,)
         assert sum(told.latencies) >= number

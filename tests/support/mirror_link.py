@@ -143,7 +143,7 @@ def compare(source: str, target: str, topics: LinkTopics | str) -> VerifyReport:
         return origin.run(verify, origin, copy, topics)
 
 
-async def nobody_is_promoted() -> None:
+async def nobody_is_promoted(_: object = None) -> None:
     """What the gap fillers of a link ask that may write."""
 
 

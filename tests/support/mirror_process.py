@@ -7,14 +7,17 @@ to stderr and gives exit code 1.
 
 `options` are JSON: gap_fill (as MirrorPolicy.parse takes it), append_lease_ms, patience_ms, and rounds of hold_ms and
 lease_ms with pauses between them, as Spark's micro-batches are: up to the ends that the source has then, until
-the process is killed.  Each round prints its numbers as JSON.
+the process is killed.  Each round prints its numbers as JSON.  Processes with the same `run` are one mirror's; with
+`tasks` each copies a part only, another one every few rounds, as Spark's workers do.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
+import time
 from typing import Any
 
 from kafka.structs import TopicPartition
@@ -28,6 +31,7 @@ from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.raw import LATEST, RawCluster
 
 _READ_COMMITTED = 1
+_SAME_PART_S = 4.0
 
 
 def limits(options: dict[str, Any]) -> CopyLimits:
@@ -45,10 +49,13 @@ def main(source_servers: str, target_servers: str, topics: str, link: str, given
         async def copy() -> dict[TopicPartition, Progress]:
             policy = MirrorPolicy.parse(gap_fill=options.get("gap_fill", []))
             prepared = await prepare_link(source, target, chosen, link, policy)
-            copier = LinkCopier(source, target, prepared.producer_id, limits(options), link=link, policy=policy)
+            copier = LinkCopier(source, target, prepared.producer_id, limits(options), link=link, policy=policy, run=options.get("run", ""))
             print("copying", flush=True)
             while "hold_ms" in options:
                 ends = await source.list_offsets(dict.fromkeys(prepared.ends, LATEST), isolation_level=_READ_COMMITTED)
+                if (tasks := options.get("tasks", 1)) > 1:
+                    part = int(time.time() / _SAME_PART_S + os.getpid()) % tasks
+                    ends = {p: end for n, (p, end) in enumerate(sorted(ends.items())) if n % tasks == part}
                 done = await copier.copy(ends, hold_ms=options["hold_ms"], lease_ms=options["lease_ms"])
                 print(json.dumps(numbers(done)), flush=True)
                 await source.net.sleep(random.uniform(0, 2 * options["lease_ms"] / 1000))

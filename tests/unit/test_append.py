@@ -68,12 +68,16 @@ class Rig:
     def __init__(self) -> None:
         self.target, self.filler = Target(), Filler()
         self._tasks: list[asyncio.Task[None]] = []
+        self.claimed = True
         target: Any = self.target
         fillers = {GapFill.TRANSACTIONS: self.filler}
-        self.appender = Appender(target, CopyLimits(), lambda: 0.0, fillers, self._spawn, self._answered, lambda copy: None)
+        self.appender = Appender(target, CopyLimits(), lambda: 0.0, fillers, self.holds, self._spawn, self._answered, lambda copy: None)
         self.copies = {p: PartitionCopy(p, None, 0.0) for p in (FIRST, SECOND)}
         for copy in self.copies.values():
             copy.resume(AppendState(0, 4711, 0, 0), RULES, 0.0)
+
+    def holds(self, partition: TopicPartition) -> bool:
+        return self.claimed
 
     def _spawn(self, function: Callable[..., Any], *args: Any) -> None:
         self._tasks.append(asyncio.create_task(function(*args)))
@@ -118,6 +122,21 @@ def test_gap_waits_for_what_is_before_it_and_holds_back_what_is_behind() -> None
         rig.target.answer({FIRST: 6})
         rig.target.answer({FIRST: 11})
         assert (rig.copies[FIRST].acked, rig.copies[FIRST].filled, rig.appender.bytes_in_flight) == (16, 1, 0)
+
+    asyncio.run(run())
+
+
+def test_nothing_goes_out_without_a_claim_and_what_waits_is_dropped() -> None:
+    async def run() -> None:
+        rig = Rig()
+        rig.enqueue(FIRST, batch(0), Gap(5, 6))
+        rig.claimed = False
+        rig.enqueue(SECOND, batch(0))
+        rig.target.answer({FIRST: 0})
+        await asyncio.sleep(0)
+        assert not rig.target.sent and not rig.filler.asked
+        assert {copy.phase for copy in rig.copies.values()} == {Phase.DRAINING}
+        assert [len(copy.queue) for copy in rig.copies.values()] == [0, 0]
 
     asyncio.run(run())
 

@@ -75,7 +75,7 @@ class FakeTarget:
         self.sent.append(request)
         return self.answers[request.name.removesuffix("Request")](request)
 
-    async def may_write(self) -> None:
+    async def may_write(self, _: TopicPartition) -> None:
         self.looks += 1
         if self.is_promoted:
             raise LinkPromotedError("promoted")

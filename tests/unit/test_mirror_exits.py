@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 from collections.abc import Callable
@@ -68,9 +69,9 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         stopping.number = number
         monkeypatch.setattr(supervisor, "stop_signals", lambda: stopping)
         monkeypatch.setattr(command, "LinkWatch", Watch)
-        monkeypatch.setattr(mirror_job, "prepare", lambda settings: PreparedLink(1, (), {FIRST: 10, SECOND: 10}))
+        monkeypatch.setattr(mirror_job, "prepare", lambda settings, claim: PreparedLink(1, (), {FIRST: 10, SECOND: 10}))
 
-        def copy(*_: object) -> Any:
+        def copy(*_: object, **__: object) -> Any:
             if isinstance(outcome, Exception):
                 raise outcome
             return outcome
@@ -82,6 +83,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             return [Ends(p, end, None, None) for p, end in zip((FIRST, SECOND), copied)]
 
         monkeypatch.setattr(mirror_job, "run", copy)
+        monkeypatch.setattr(mirror_job, "run_claim", lambda settings: contextlib.nullcontext())
+        monkeypatch.setattr(command, "unnamed_link", lambda source, target: "default")
         monkeypatch.setattr(command, "look", look)
         return CliRunner().invoke(app, [*LINK, *options])
 

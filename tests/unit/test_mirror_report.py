@@ -7,6 +7,7 @@ import urllib.request
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -62,7 +63,7 @@ def write(monkeypatch: pytest.MonkeyPatch, outcome: Any, **options: str) -> Copi
 
     monkeypatch.setattr(ranges, "copy_ranges", copy_ranges)
     monkeypatch.setattr(ranges, "take_measures", lambda link: MEASURED)
-    message = RangesStreamWriter({**WRITE, **options}).write(iter([Row("orders", 0, 10), Row("orders", 1, 10)]))
+    message = RangesStreamWriter({**WRITE, **options}).write(iter([SimpleNamespace(ranges=[Row("orders", 0, 10), Row("orders", 1, 10)])]))
     copied = pickle.loads(pickle.dumps(message))
     assert isinstance(copied, CopiedRanges)
     return copied

@@ -19,7 +19,7 @@ from kafka.structs import TopicPartition
 
 from spark_integration.mirroring.link_state import TaskReport
 from spark_integration.mirroring.mirror_job import original_error
-from spark_integration.mirroring.ranges import RangesStreamReader, RangesStreamWriter, ReportFile, Row, spread
+from spark_integration.mirroring.ranges import Range, RangesStreamReader, RangesStreamWriter, ReportFile, dealt
 from spark_integration.mirroring.ranges_scope import Scope
 from tolerant_client.errors import OptionError, TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.led_offsets import LedOffsets
@@ -27,10 +27,8 @@ from tolerant_client.mirror.plan import TopicsPlan
 from tolerant_client.mirror.sync import PlannedLink
 from tolerant_client.mirror.topic_filter import LinkTopics
 
-rows: st.SearchStrategy[dict[Row, int]] = st.dictionaries(
-    st.tuples(st.sampled_from("abc"), st.integers(0, 50), st.none() | st.integers(0, 9)),
-    st.integers(0, 10**9),
-    max_size=60,
+rows: st.SearchStrategy[dict[Range, int]] = st.dictionaries(
+    st.tuples(st.sampled_from("abc"), st.integers(0, 50), st.none()), st.integers(0, 10**9), max_size=60
 )
 
 FIRST, SECOND, NEW = TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("new", 0)
@@ -43,23 +41,31 @@ WRITE = {"kafka.bootstrap.servers": "b:1", "source.kafka.bootstrap.servers": "a:
 
 
 @given(rows, st.integers(1, 70))
-def test_every_row_is_dealt_once_and_no_task_is_empty(size: dict[Row, int], tasks: int) -> None:
-    dealt = spread(size, tasks)
-    assert sorted((row for task in dealt for row in task), key=str) == sorted(size, key=str)
-    assert len(dealt) == min(tasks, len(size))
-    assert all(dealt)
+def test_every_partition_is_dealt_to_one_task_and_no_task_is_idle_beside_two(size: dict[Range, int], tasks: int) -> None:
+    found = dealt(size, tasks)
+    assert found.keys() == {TopicPartition(*r[:2]) for r in size}
+    assert len(set(found.values())) == min(tasks, len(size))
 
 
 @given(rows, st.integers(1, 8))
-def test_no_task_has_more_than_its_share_and_one_largest_row(size: dict[Row, int], tasks: int) -> None:
-    loads = [sum(size[row] + 1 for row in task) for task in spread(size, tasks)]
+def test_no_task_has_more_than_its_share_and_one_largest_partition(size: dict[Range, int], tasks: int) -> None:
+    found = dealt(size, tasks)
+    loads = [sum(n + 1 for r, n in size.items() if found[TopicPartition(*r[:2])] == task) for task in set(found.values())]
     if loads:
         assert max(loads) <= sum(loads) / len(loads) + max(size.values()) + 1
 
 
 @given(rows, st.integers(1, 8))
-def test_dealing_is_the_same_each_time(size: dict[Row, int], tasks: int) -> None:
-    assert spread(size, tasks) == spread(dict(reversed(size.items())), tasks)
+def test_dealing_is_the_same_each_time(size: dict[Range, int], tasks: int) -> None:
+    assert dealt(size, tasks) == dealt(dict(reversed(size.items())), tasks)
+
+
+@given(rows, rows, st.integers(1, 8))
+def test_a_partition_keeps_its_task(first: dict[Range, int], second: dict[Range, int], tasks: int) -> None:
+    before = dealt(first, tasks)
+    after = dealt(second, tasks, before)
+    assert all(after[p] == task for p, task in before.items() if p in after)
+    assert after.keys() == {TopicPartition(*r[:2]) for r in second}
 
 
 def reader(ends: dict[TopicPartition, int] | None = None, **changes: str) -> RangesStreamReader:
@@ -70,12 +76,12 @@ def reader(ends: dict[TopicPartition, int] | None = None, **changes: str) -> Ran
     return made
 
 
-def planned(made: RangesStreamReader) -> list[list[Row]]:
+def planned(made: RangesStreamReader) -> list[list[Range]]:
     """The rows of each task of the first micro-batch."""
     start = made.initialOffset()
     end = made.latestOffset(start, None)  # type: ignore[arg-type]
     assert end != start  # or else Spark runs no micro-batch
-    return [list(made.read(task)) for task in made.partitions(start, end)]
+    return [ranges for task in made.partitions(start, end) for (ranges,) in made.read(task)]
 
 
 def test_once_plans_every_log_that_does_not_end_at_0_and_then_nothing_more() -> None:
@@ -125,8 +131,8 @@ def test_what_a_micro_batch_copies_is_in_no_offset_and_goes_to_its_executors_alo
     assert len(json.dumps(made.latestOffset(start, None))) < 20  # type: ignore[arg-type]
     travelled = pickle.dumps(made)
     assert len(travelled) < 200
-    (task, _) = made.partitions(start, {"trigger": 1})
-    assert len(list(pickle.loads(travelled).read(task))) == 5_000
+    (task,) = made.partitions(start, {"trigger": 1})
+    assert [len(ranges) for (ranges,) in pickle.loads(travelled).read(task)] == [5_000, 5_000]
 
 
 def test_a_reader_looks_for_leaders_between_two_looks_for_topics(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -550,7 +550,7 @@ ROWS = [SimpleNamespace(topic=topic, partition=index, until_offset=None) for top
 def test_a_service_reports_the_partition_that_cannot_go_on_and_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     error = TargetDivergedError("a-1-11: records of producer 5 at offset 7")
     going_on = writer(tmp_path, monkeypatch, error, goes_on=True)
-    going_on.commit([going_on.write(iter(ROWS))], 0)
+    going_on.commit([going_on.write(iter([SimpleNamespace(ranges=ROWS)]))], 0)
     told = ranges.ReportFile(tmp_path / "report.json").read()
     assert dict(told.paused) == {STOPPED: "a-1-11: records of producer 5 at offset 7"}
 
@@ -562,7 +562,7 @@ def test_the_query_ends_in_a_command_and_where_the_link_is_promoted(
     error: TolerantClientError, goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ending = writer(tmp_path, monkeypatch, error, goes_on=goes_on)
-    message = ending.write(iter(ROWS))
+    message = ending.write(iter([SimpleNamespace(ranges=ROWS)]))
     with pytest.raises(type(error)):
         ending.commit([message], 0)
 

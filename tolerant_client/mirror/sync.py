@@ -5,7 +5,7 @@ Everything that can be wrong is found here, before the first write.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kafka.structs import TopicPartition
@@ -14,7 +14,15 @@ from tolerant_client.errors import ClusterUnreachableError, OptionError, Toleran
 from tolerant_client.mirror.identical.state import read_append_states
 from tolerant_client.mirror.led_offsets import list_led_offsets, stable_ends
 from tolerant_client.mirror.ledger import Ledger
-from tolerant_client.mirror.link.beginning import ends_at, refuse_circle, starts_at, write_down
+from tolerant_client.mirror.link.beginning import (
+    ends_at,
+    grown,
+    refuse_circle,
+    refuse_others,
+    require_same_source,
+    starts_at,
+    write_down,
+)
 from tolerant_client.mirror.link.control import LinkControl, read_control
 from tolerant_client.mirror.losses import Loss, LossPolicy, MirrorPolicy
 from tolerant_client.mirror.plan import TopicSpec, TopicsPlan, plan_topics, select_topics
@@ -140,18 +148,21 @@ async def prepare_link(
     from_ms: int | None = None,
     until_ms: int | None = None,
     goes_on: bool = False,
+    claim: Callable[[Collection[str]], None] = lambda topics: None,
 ) -> PreparedLink:
     """Checks both clusters and every topic, then creates the missing topics.
 
     A link that `goes_on` leaves topics out that are refused, and target logs that differ to the engine, which stops
     those partitions alone.  `from_ms` and `until_ms` bound what is copied by time: the empty logs of the target begin at
-    the first record of that time, and `ends` are where the second one begins.
+    the first record of that time, and `ends` are where the second one begins.  `claim` gets the topics before anything is
+    written.
     Raises what plan_link does, OptionError for a topic that is refused, LinkPromotedError, TargetDivergedError, and
     DataLossError where the policy is to fail; unless a cluster went away on the way, nothing was written then.
     """
     planned, control = await check_link(source, target, topics, link, goes_on=goes_on, has_start=from_ms is not None)
     starts = {} if from_ms is None else await starts_at(source, target, planned.ends, from_ms, control)
     control = replace(control, starts={**control.starts, **starts})
+    claim([topic.name for topic in planned.topics.copied])
     producer_id = await init_producer_id(target, control.producer_name(link))
     if not goes_on:
         await _refuse_differences(source, target, planned, producer_id, Ledger(target, link), policy, control)
@@ -165,7 +176,14 @@ async def prepare_link(
 
 
 async def check_link(
-    source: RawCluster, target: RawCluster, topics: LinkTopics | str, link: str, *, goes_on: bool, has_start: bool
+    source: RawCluster,
+    target: RawCluster,
+    topics: LinkTopics | str,
+    link: str,
+    *,
+    goes_on: bool,
+    has_start: bool,
+    is_identical: bool = True,
 ) -> tuple[PlannedLink, LinkControl]:
     """The plan of a link that may start, and what the operator says of it; writes nothing.
 
@@ -177,6 +195,9 @@ async def check_link(
         planned.require_all()
     control = await read_control(target, link)
     control.require_not_promoted(link)
+    grown(control, LinkTopics.of(topics))
+    require_same_source(control, link, await source.cluster_id())
+    await refuse_others(target, link, [topic.name for topic in planned.topics.copied], is_identical=is_identical)
     copied = [source.wire_topic(topic.name) for topic in planned.topics.copied]
     unseen = await refuse_circle(source, target, copied, link)
     if has_start and planned.waiting:

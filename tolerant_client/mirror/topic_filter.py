@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -124,7 +124,7 @@ class LinkTopics:
 
     Without `names` they keep their names, and only Kafka's and the mirror's own are never copied.  With
     them the rules of MirrorMaker 2 hold: no internal topic, none that came from `target_alias`, and
-    heartbeats even where the filter leaves them out.  A link that `waits_for_topics` may start with none.
+    heartbeats even where the filter leaves them out.  `also` is what the link took at former starts.  A link that `waits_for_topics` may start with none.
     """
 
     filter: TopicFilter = TopicFilter()
@@ -133,6 +133,24 @@ class LinkTopics:
     copies_heartbeats: bool = True
     waits_for_topics: bool = False
     creation: TopicCreation = TopicCreation()
+    also: tuple[TopicFilter, ...] = ()
+
+    def __str__(self) -> str:
+        return " and ".join(map(str, (self.filter, *self.also)))
+
+    def joined(self, former: LinkTopics) -> LinkTopics:
+        """These topics and all that the link took before; raises OptionError where they had other names on the target."""
+        if (self.names, self.target_alias) != (former.names, former.target_alias):
+            raise OptionError(
+                f"The link copies {former} under other names on the target than it would now; promote it first, or give"
+                " another --link"
+            )
+        kept = [f for f in (*self.also, former.filter, *former.also) if f != self.filter]
+        return replace(
+            self,
+            also=tuple(dict.fromkeys(kept)),
+            copies_heartbeats=self.copies_heartbeats or former.copies_heartbeats,
+        )
 
     @staticmethod
     def of(topics: LinkTopics | str) -> LinkTopics:
@@ -143,10 +161,11 @@ class LinkTopics:
         """Whether the link copies this topic of the source (its name there)."""
         if topic.startswith(OWN_TOPICS):
             return False
+        is_named = any(f.matches(topic) for f in (self.filter, *self.also))
         if self.names is None:
-            return self.filter.matches(topic)
+            return is_named
         policy = self.names.policy
-        is_wanted = self.filter.matches(topic) or (self.copies_heartbeats and policy.is_heartbeats(topic))
+        is_wanted = is_named or (self.copies_heartbeats and policy.is_heartbeats(topic))
         return is_wanted and not policy.is_internal(topic) and not is_cycle(policy, topic, self.target_alias)
 
     def to_target(self, topic: str) -> str:
@@ -166,6 +185,7 @@ class LinkTopics:
             fields = json.loads(text)
             fields["filter"] = TopicFilter(**_with_tuples(fields["filter"]))
             fields["creation"] = TopicCreation(**_with_tuples(fields.get("creation", {})))
+            fields["also"] = tuple(TopicFilter(**_with_tuples(each)) for each in fields.get("also", ()))
             fields["names"] = fields["names"] and TopicNames.from_json(fields["names"])
             return LinkTopics(**fields)
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -40,12 +40,13 @@ class LinkConfig:
     is_translated: bool = False  # offsets=translated: `producer_id` is not used
     names: TopicNames | None = None  # partitions are called as on the target
     bytes_per_s: int | None = None  # of the link, unless its operator says another rate
+    run: str = ""  # the same for all processes of one mirror: they hand partitions over to each other
     shares: int = 1  # how many processes may copy at once: each gets its share of the link's rate
 
     def key(self) -> str:
         """The same for equal links; `credentials` count by what they hold.  A digest, since passwords are among it."""
         names = self.names and self.names.to_json()
-        how = [self.producer_id, vars(self.limits), self.link, self.policy, self.is_translated, names, self.bytes_per_s, self.shares]
+        how = [self.producer_id, vars(self.limits), self.link, self.policy, self.is_translated, names, self.bytes_per_s, self.shares, self.run]
         parts = [dict(self.source), dict(self.target), *how]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=vars).encode()).hexdigest()
 
@@ -69,6 +70,7 @@ class _Worker:
                 policy=link.policy,
                 bytes_per_s=link.bytes_per_s,
                 shares=link.shares,
+                run=link.run,
             )
         else:
             self.copier = LinkCopier(
@@ -80,6 +82,7 @@ class _Worker:
                 policy=link.policy,
                 bytes_per_s=link.bytes_per_s,
                 shares=link.shares,
+                run=link.run,
             )
         self._net.start()
 

@@ -26,6 +26,9 @@ from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import BatchHeader
 
 
+NO_CLAIM = "the claim on the target's partition is over"
+
+
 class GapFiller(Protocol):
     """One way to fill gaps (identical/fill.py)."""
 
@@ -48,6 +51,7 @@ class _Sender:
 class Appender:
     """Appends to the leaders of the target.
 
+    `holds` says at the last moment whether a partition may be appended to.
     `on_answer` gets the partitions of every request that was settled, `on_no_leader`
     one that cannot be sent to anybody.  `spawn` runs a coroutine beside the caller.
     """
@@ -58,6 +62,7 @@ class Appender:
         limits: CopyLimits,
         clock: Callable[[], float],
         fillers: Mapping[GapFill, GapFiller],
+        holds: Callable[[TopicPartition], bool],
         spawn: Callable[..., None],
         on_answer: Callable[[list[PartitionCopy]], None],
         on_no_leader: Callable[[PartitionCopy], None],
@@ -68,6 +73,7 @@ class Appender:
         self._limits = limits
         self._clock = clock
         self._fillers = fillers
+        self._holds = holds
         self._spawn = spawn
         self._on_answer = on_answer
         self._on_no_leader = on_no_leader
@@ -119,6 +125,10 @@ class Appender:
             for partition, copy in list(sender.ready.items()):
                 del sender.ready[partition]
                 if not copy.queue:
+                    continue
+                if not self._holds(partition):
+                    copy.trouble(NO_CLAIM, self._clock())
+                    self._on_answer([copy])
                     continue
                 item = copy.queue[0]
                 if isinstance(item, Gap):

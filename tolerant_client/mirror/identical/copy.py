@@ -6,6 +6,9 @@ answer moves `acked`.  Whatever goes wrong ends in one place: the partition drai
 and the sync loop reads its place from the target's log again.  There, too, is
 decided what a loss leads to.
 
+Nothing is read or appended of a partition before it is claimed on the target (link/claims.py), and nothing is
+released that has a request in flight.
+
 Memory is bounded by `max_bytes_in_flight`, whatever the number of partitions.
 """
 
@@ -15,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import kafka.errors as Errors
 from kafka.errors import KafkaError
 from kafka.future import Future
 from kafka.net.wakeup_notifier import WakeupNotifier
@@ -29,10 +33,10 @@ from tolerant_client.errors import (
 )
 from tolerant_client.mirror.appendable import AppendRules
 from tolerant_client.mirror.gaps import Gap, GapFill
-from tolerant_client.mirror.identical.append import Appender, GapFiller, resolve
 from tolerant_client.mirror.identical.begun import Begun
 from tolerant_client.mirror.identical.difference import AheadOfSource
 from tolerant_client.mirror.identical.facts import TargetFacts
+from tolerant_client.mirror.identical.append import NO_CLAIM, Appender, GapFiller, resolve
 from tolerant_client.mirror.identical.fill import MarkerFiller, TransactionFiller
 from tolerant_client.mirror.identical.log_start import start_log_at
 from tolerant_client.mirror.identical.open_gaps import end_open_gaps
@@ -42,6 +46,7 @@ from tolerant_client.mirror.identical.state import LogStart, read_append_states,
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.limits import CopyLimits, Progress, raise_stopped
 from tolerant_client.mirror.link.control import ControlWatch, link_options
+from tolerant_client.mirror.link.claims_topic import Claims, claimed_by, new_holder
 from tolerant_client.mirror.link.throttle import TokenBucket
 from tolerant_client.mirror.losses import LedgerRow, Loss, LossPolicy, LossReason, MirrorPolicy
 from tolerant_client.mirror.producers import init_producer_id
@@ -50,6 +55,7 @@ from tolerant_client.raw import RawCluster
 
 _PAUSE_S = 30.0  # between two looks at a partition that policy has paused
 _AHEAD_S = 1.0  # between two looks at a source that has to catch up with what the target keeps
+_HELD_S = 0.5  # a partition is not handed over before that: of many that ask each gets something done
 _CONTROL_S = 1.0  # between two looks at what the operator says
 _KEEP_ID_S = 86_400.0  # coordinators forget a transactional.id that is not used for a week; promotion needs ours
 
@@ -75,6 +81,7 @@ class LinkCopier:
         policy: MirrorPolicy = MirrorPolicy(),
         bytes_per_s: int | None = None,
         shares: int = 1,
+        run: str = "",
     ) -> None:
         self.source = source
         self.target = target
@@ -88,15 +95,20 @@ class LinkCopier:
         self._bytes_per_s = bytes_per_s
         self._shares = shares
         self._bucket = TokenBucket()
+        self.claims = Claims(target, new_holder(link, run), self._spawn, self._claims_changed)
+        self._unclaimed: set[TopicPartition] = set()  # wait for their claim
+        self._leaving: dict[TopicPartition, PartitionCopy] = {}  # given up, with requests in flight
         self._is_following = False
         self._next_id_use = clock() + _KEEP_ID_S
         self._net = source.net
         self._partitions: dict[TopicPartition, PartitionCopy] = {}
         fillers: dict[GapFill, GapFiller] = {
-            GapFill.TRANSACTIONS: TransactionFiller(target, link, self.control.require_not_promoted),
-            GapFill.MARKERS: MarkerFiller(target, self.control.require_not_promoted),
+            GapFill.TRANSACTIONS: TransactionFiller(target, link, self._may_fill),
+            GapFill.MARKERS: MarkerFiller(target, self._may_fill),
         }
-        self._appender = Appender(target, limits, clock, fillers, self._spawn, self._appended, self._no_leader)
+        self._appender = Appender(
+            target, limits, clock, fillers, self.claims.holds, self._spawn, self._appended, self._no_leader
+        )
         self._puller = Puller(
             source,
             self._partitions,
@@ -132,8 +144,8 @@ class LinkCopier:
     ) -> dict[TopicPartition, Progress]:
         """Copies each partition at least up to its offset, and what arrives for `hold_ms` more.
 
-        For `lease_ms` after that the copying goes on in the background, until
-        another writer shows up.  A partition that stopped has its error in its progress;
+        For `lease_ms` after that the copying goes on in the background, unless
+        another process of the run asks for the partition.  A partition that stopped has its error in its progress;
         the other partitions are brought to their end.  Calls for the same partition wait for each other.
         """
         await self._turns.take(until)
@@ -145,6 +157,7 @@ class LinkCopier:
     async def _copy(
         self, until: Mapping[TopicPartition, int | None], hold_ms: int, lease_ms: int
     ) -> dict[TopicPartition, Progress]:
+        self.claims.want(until)
         now = self.clock()
         before = {p: (c.records, c.bytes, c.filled, c.losses) for p, c in self._partitions.items() if p in until}
         for partition, offset in until.items():
@@ -159,6 +172,7 @@ class LinkCopier:
             for partition in until:
                 if not lease_ms or self._is_stopped(partition):
                     self._release(partition)
+        await self.claims.released()
         return progress
 
     async def _settled(self, partitions: Iterable[TopicPartition], hold_until: float) -> None:
@@ -187,7 +201,12 @@ class LinkCopier:
                     heard_at = max(self._appender.settled_at, copy.adopted_at, self._bucket.free_at)
                     is_silent = not copy.in_flight and now - heard_at > patience_s
                     if is_silent and copy.phase is not Phase.STOPPED:
-                        copy.stop(RecoveryExhaustedError(f"{copy}: the source sent nothing for {patience_s:.0f} s at offset {copy.acked}"))
+                        copy.stop(self._silence(copy, patience_s))
+
+    def _silence(self, copy: PartitionCopy, patience_s: float) -> TolerantClientError:
+        if copy.partition not in self._unclaimed:
+            return RecoveryExhaustedError(f"{copy}: the source sent nothing for {patience_s:.0f} s at offset {copy.acked}")
+        return RecoveryExhaustedError(f"{copy} could not be claimed for {patience_s:.0f} s: {self.claims.problem}")
 
     def _adopt(self, partition: TopicPartition, until: int | None, hold_until: float, lease_until: float) -> None:
         copy = self._partitions.get(partition)
@@ -209,6 +228,51 @@ class LinkCopier:
             copy.phase = Phase.STOPPED  # what was accepted for it is not queued any more
             self._leave(copy)
             self._to_sync.discard(partition)
+            self._unclaimed.discard(partition)
+            self._leaving[partition] = copy
+            self._left(copy)
+
+    def _left(self, copy: PartitionCopy) -> None:
+        """Releases the claim of a partition that was given up, once nothing of it is in flight."""
+        if copy.in_flight or self._leaving.get(copy.partition) is not copy:
+            return
+        del self._leaving[copy.partition]
+        if (wanted := self._partitions.get(copy.partition)) is None:
+            self.claims.leave([copy.partition])
+        elif wanted.phase is Phase.SYNCING:
+            self._want_sync(wanted)
+
+    # -- claims ---------------------------------------------------------------
+
+    def _claimed(self, due: list[TopicPartition]) -> list[TopicPartition]:
+        """Those that may be looked at and written; the others wait for their claim, or for what is still in flight."""
+        held = [p for p in due if self.claims.holds(p) and p not in self._leaving]
+        self._unclaimed.update(p for p in set(due).difference(held) if p in self._partitions)
+        return held
+
+    def _claims_changed(self) -> None:
+        """Hands over what another process of the run asks for, and looks at what was granted."""
+        for partition in self.claims.claimant.asked:
+            if (copy := self._partitions.get(partition)) is not None:
+                if self.clock() - copy.adopted_at > _HELD_S:
+                    self._release(partition)
+                    self._notify()
+            elif partition not in self._leaving:
+                self.claims.leave([partition])
+        for partition in [p for p in self._unclaimed if self.claims.holds(p) and p not in self._leaving]:
+            self._unclaimed.discard(partition)
+            self._want_sync(self._partitions[partition])
+        rivals = self.claims.rivals() if self._unclaimed else {}
+        for partition in self._unclaimed.intersection(rivals):
+            self._partitions[partition].stop(claimed_by(partition, rivals[partition]))
+            self._notify()
+
+    async def _may_fill(self, partition: TopicPartition) -> None:
+        await self.control.require_not_promoted()
+        if not self.claims.holds(partition):
+            raise Errors.NotLeaderForPartitionError(NO_CLAIM)
+
+    # -- giving up ------------------------------------------------------------
 
     def _leave(self, copy: PartitionCopy) -> None:
         self._puller.leave(copy.partition)
@@ -263,7 +327,7 @@ class LinkCopier:
         if not self.control.is_read:
             await self.control.refresh()
         groups: dict[tuple[int | None, int | None], list[TopicPartition]] = {}
-        for partition in await self._led(await self._present(self._not_paused(due))):
+        for partition in await self._led(await self._present(self._not_paused(self._claimed(due)))):
             leaders = self.source.known_leader(partition), self.target.known_leader(partition)
             groups.setdefault(leaders, []).append(partition)
         return list(groups.values())
@@ -286,7 +350,7 @@ class LinkCopier:
         await self._facts.read(copies.values())
         self._not_read([p for p in due if not self._facts.has(p.topic)], "the target topic is not there")
         due = self._with_times_kept([p for p in due if self._facts.has(p.topic)])
-        unknown = await end_open_gaps(self.target, self.link, due, self.control.require_not_promoted, self.clock)
+        unknown = await end_open_gaps(self.target, self.link, due, self._may_fill, self.clock)
         for partition, why in unknown.items():
             self._not_read([partition], why)
         due = [p for p in due if p not in unknown and p in copies]
@@ -478,6 +542,7 @@ class LinkCopier:
         copy.in_flight -= 1
         copy.adopted_at = self.clock()
         if self._partitions.get(copy.partition) is not copy:
+            self._left(copy)
             return
         if copy.phase is Phase.SYNCING:
             self._want_sync(copy)
@@ -546,10 +611,7 @@ class LinkCopier:
     def _after_trouble(self, copy: PartitionCopy) -> None:
         """Takes a troubled partition out of the flow; once drained it goes to the sync loop."""
         self._leave(copy)
-        if self.clock() > copy.hold_until and copy.has_reached:
-            # Only the lease is left: whoever else writes this partition is its owner now.
-            self._release(copy.partition)
-        elif copy.is_drained:
+        if copy.is_drained:
             self._want_sync(copy)
         if copy.phase is Phase.STOPPED:
             self._notify()
@@ -562,6 +624,7 @@ class LinkCopier:
         if now < self._next_drop:
             return
         self._next_drop = now + 1.0
+        self._claims_changed()
         for partition, copy in list(self._partitions.items()):
             if copy.has_reached and now > copy.lease_until > copy.hold_until:
                 self._release(partition)
@@ -570,6 +633,7 @@ class LinkCopier:
         has_reached = False
         for copy in copies:
             if self._partitions.get(copy.partition) is not copy:
+                self._left(copy)
                 continue
             if copy.phase is not Phase.COPYING:
                 self._after_trouble(copy)

@@ -53,7 +53,8 @@ _CONTENTIONS = 8  # takeovers in one call
 _QUIET_S = (0.05, 1.0)  # how long the log stands still before we fence back: at first, at most
 _SETTLED_S = 5.0
 
-MayWrite = Callable[[], Awaitable[None]]  # raises LinkPromotedError once the link may not write any more
+# Raises once the partition may not be written any more: LinkPromotedError, or what is retriable where it is not claimed.
+MayWrite = Callable[[TopicPartition], Awaitable[None]]
 
 
 class TransactionFiller:
@@ -103,7 +104,7 @@ class TransactionFiller:
                     transactional_id = gap_transactional_id(self._link, partition)
                     producer = GapProducer(self._target, self._coordinators, transactional_id, partition, self._clock)
                     await producer.begin()
-                    await self._may_write()
+                    await self._may_write(partition)
                     self._producers[partition] = producer
                     end = await self._log_end(partition)  # law A: now nobody else moves it inside a gap
                     continue
@@ -186,7 +187,7 @@ class MarkerFiller:
             offsets = range(end, min(end + _MARKERS_PER_REQUEST, gap.until_offset))
             request = WriteTxnMarkers(partition, [marker_producer(offset) for offset in offsets])
             node = await self._target.leader(partition)
-            await self._may_write()
+            await self._may_write(partition)
             self._unanswered[partition] = self._clock()
             codes = await self._target.send(request, node)
             del self._unanswered[partition]

@@ -20,7 +20,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.identical.gap_producer import GapProducer, gap_transactional_id
-from tolerant_client.producer_transaction import TRANSACTION, Coordinators, raise_for_code
+from tolerant_client.producer_transaction import TRANSACTION, Coordinators
 from tolerant_client.raw import RawCluster
 
 _OPEN = {"Ongoing", "PrepareAbort", "PrepareCommit", "PrepareEpochFence"}  # TransactionState.java
@@ -36,12 +36,13 @@ async def end_open_gaps(
     target: RawCluster,
     link: str,
     partitions: Collection[TopicPartition],
-    may_write: Callable[[], Awaitable[None]],
+    may_write: Callable[[TopicPartition], Awaitable[None]],
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[TopicPartition, str]:
     """Ends the link's open gap transactions in these partitions; says of which, and why, nobody knows whether there is one.
 
-    `may_write` raises LinkPromotedError where the link may write no more; it is asked only if there is something to end.
+    `may_write` raises LinkPromotedError where the link may write no more, and KafkaError where the partition is not claimed;
+    it is asked only if there is something to end.
     Raises that, and KafkaError.
     """
     names = {gap_transactional_id(link, partition): partition for partition in partitions}
@@ -52,11 +53,10 @@ async def end_open_gaps(
         found, unknown = await _described(target, names)
     else:
         found, unknown = list(names), {}
-    if found:
-        await may_write()
     coordinators = Coordinators(target)
 
     async def end(name: str) -> None:
+        await may_write(names[name])
         try:
             await GapProducer(target, coordinators, name, names[name], clock).begin()
         except OptionError as error:

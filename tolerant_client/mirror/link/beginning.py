@@ -60,18 +60,56 @@ def writes(topics: LinkTopics, name: str) -> bool:
         return False
 
 
+def grown(control: LinkControl, topics: LinkTopics) -> LinkTopics:
+    """All that a link takes from now on: what it took before, and these.  Raises OptionError."""
+    return topics if control.topics is None else topics.joined(LinkTopics.from_json(control.topics))
+
+
+def require_same_source(control: LinkControl, link: str, cluster_id: str | None) -> None:
+    """Raises OptionError where the link has copied from another cluster: its target's logs are no copies of this one."""
+    if control.topics is not None and None not in (control.source_cluster_id, cluster_id) and (
+        control.source_cluster_id != cluster_id
+    ):
+        raise OptionError(
+            f"Link {link} copies from cluster {control.source_cluster_id}, and this source is cluster {cluster_id}: give"
+            f" another --link for it, or promote link {link} first"
+        )
+
+
+async def refuse_others(target: RawCluster, link: str, names: Collection[str], *, is_identical: bool) -> None:
+    """Raises OptionError where another link that is not promoted writes some of these topics of the target.
+
+    Links with translated offsets may share a topic; one with identical offsets, which has a producer id, has it alone.
+    """
+    try:
+        controls = await read_controls(target)
+    except _MAY_NOT:
+        return  # write_down warns of it
+    for other, control in controls.items():
+        if other == link or control.is_promoted or control.is_handed_back or not control.topics:
+            continue
+        if not (is_identical or control.producer_ids):
+            continue
+        if both := sorted(name for name in names if writes(LinkTopics.from_json(control.topics), name)):
+            more = f" and {len(both) - 1} more" if len(both) > 1 else ""
+            raise OptionError(
+                f"Link {other} copies into topic {both[0]}{more} of this target already: start its mirror with --link {other},"
+                f" promote link {other}, or leave its topics out"
+            )
+
+
 async def write_down(
     source: RawCluster, target: RawCluster, link: str, topics: LinkTopics, producer_id: int | None, starts: Mapping[TopicPartition, int]
 ) -> str | None:
     """Has the control topic know the link; a warning where the mirror may not write there.  Nothing is written twice."""
-    cluster_id, taken = await source.cluster_id(), topics.to_json()
+    cluster_id = await source.cluster_id()
 
     def change(control: LinkControl) -> LinkControl:
         ids = control.producer_ids
         if producer_id is not None and producer_id not in ids:
             ids = (*ids, producer_id)
         return replace(
-            control, source_cluster_id=cluster_id, topics=taken, producer_ids=ids, starts={**control.starts, **starts}
+            control, source_cluster_id=cluster_id, topics=grown(control, topics).to_json(), producer_ids=ids, starts={**control.starts, **starts}
         )
 
     try:

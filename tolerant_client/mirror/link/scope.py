@@ -1,6 +1,7 @@
 """What belongs to a link: its topics and its partitions.
 
-A control holds for a whole link, so promotion takes what the link's mirror has written down that it copies, never a part
+A link's topics only grow until it is promoted: what an earlier start has copied belongs to it, too.  A control holds for a
+whole link, so promotion takes what the link's mirror has written down that it copies, never a part
 of it: what was left out would be promoted, too, and neither looked at nor fenced.
 """
 
@@ -59,7 +60,7 @@ async def require_whole(
     on_source = [] if source is None else [source.wire_topic(name) for name in await source.partitions()]
     if found := differing_topics(written, given, on_source, on_target):
         raise OptionError(
-            f"Link {link} copies {written.filter}, as its mirror has written down, and that is not what is asked for: they"
+            f"Link {link} copies {written}, as its mirror has written down, and that is not what is asked for: they"
             f" differ in {some(found)}. A link is promoted as a whole: leave --topics out; where a file says what is copied,"
             " start its mirror with it first, or give --source, --target and --link instead of --config"
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import kafka.errors as Errors
@@ -24,6 +24,8 @@ from tolerant_client.mirror.identical.append import resolve
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.limits import CopyLimits, Progress, raise_stopped
 from tolerant_client.mirror.link.beginning import ends_at, offsets_at, write_down
+from tolerant_client.mirror.link.claims import claimed_part
+from tolerant_client.mirror.link.claims_topic import Claims, claimed_by, new_holder
 from tolerant_client.mirror.link.control import ControlWatch
 from tolerant_client.mirror.link.ends import require_no_copies_of_identical
 from tolerant_client.mirror.link.throttle import TokenBucket
@@ -63,15 +65,19 @@ async def prepare_translated_link(
     from_ms: int | None = None,
     until_ms: int | None = None,
     goes_on: bool = False,
+    claim: Callable[[Collection[str]], None] = lambda topics: None,
 ) -> PreparedTranslatedLink:
     """Checks both clusters, then creates the missing target topics and the link's map topic.
 
-    Names are the target's; the source must be a RawCluster with the names of `topics`.  `from_ms`, `until_ms` and `goes_on`
-    are prepare_link's: partitions that nothing was copied of begin at the first record of that time.
+    Names are the target's; the source must be a RawCluster with the names of `topics`.  `from_ms`, `until_ms`, `goes_on`
+    and `claim` are prepare_link's: partitions that nothing was copied of begin at the first record of that time.
     Raises OptionError, UnsupportedSourceError, LinkPromotedError or ClusterUnreachableError before anything is written.
     """
-    planned, control = await check_link(source, target, topics, link, goes_on=goes_on, has_start=from_ms is not None)
+    planned, control = await check_link(
+        source, target, topics, link, goes_on=goes_on, has_start=from_ms is not None, is_identical=False
+    )
     require_no_copies_of_identical(control, link)
+    claim([topic.name for topic in planned.topics.copied])
     await ensure_map_topic(target, link)
     starts: dict[TopicPartition, int] = {}
     if from_ms is not None:
@@ -111,6 +117,7 @@ class TranslatedCopier:
         policy: MirrorPolicy = MirrorPolicy(),
         bytes_per_s: int | None = None,
         shares: int = 1,
+        run: str = "",
     ) -> None:
         self.failure: Exception | None = None
         self.bytes_in_flight = 0
@@ -121,6 +128,7 @@ class TranslatedCopier:
         self._clock = clock
         self._net = source.net
         self.control = ControlWatch(target, link)
+        self.claims = Claims(target, new_holder(link, run), self._spawn, self._claims_changed)
         self._bytes_per_s = bytes_per_s
         self._shares = shares
         self._bucket = TokenBucket()
@@ -162,8 +170,8 @@ class TranslatedCopier:
     ) -> dict[TopicPartition, Progress]:
         """Copies each partition at least up to its source offset, and what arrives for `hold_ms` more.
 
-        For `lease_ms` after that the copying goes on in the background, until
-        another writer shows up.  A partition that stopped has its error in its progress;
+        For `lease_ms` after that the copying goes on in the background, unless
+        another process of the run asks for the partition.  A partition that stopped has its error in its progress;
         the other partitions are brought to their end.  Calls for the same partition wait for each other.
         """
         await self._turns.take(until)
@@ -190,6 +198,7 @@ class TranslatedCopier:
                     copy.release()
         if not lease_ms:
             await self._wait(lambda: all(copy.is_done for copy in copies.values()), 0.0)
+            await self.claims.released()
         return {p: self._progress(copy, *before[p]) for p, copy in copies.items()}
 
     def _progress(self, copy: TranslatedPartition, records: int, size: int, losses: int) -> Progress:
@@ -230,6 +239,7 @@ class TranslatedCopier:
         copy.hold_until = hold_until
         copy.lease_until = lease_until
         if is_new:
+            self.claims.want([self._claim(partition)])
             self._spawn(self._run, copy)
         else:
             copy.wake()
@@ -237,11 +247,30 @@ class TranslatedCopier:
         return copy
 
     async def _run(self, copy: TranslatedPartition) -> None:
+        claim = self._claim(copy.partition)
         try:
+            await self._wait(lambda: copy.is_over or self.claims.holds(claim), 0.0)
             await copy.run()
         finally:
             if self._partitions.get(copy.partition) is copy:
                 del self._partitions[copy.partition]
+                self.claims.leave([claim])
+
+    def _claim(self, partition: TopicPartition) -> TopicPartition:
+        """What is claimed of a partition that others may write to as well: this link's part of it."""
+        return claimed_part(partition, self._name)
+
+    def _claims_changed(self) -> None:
+        """Hands over what another process of the run asks for; its own transactions fence the rest."""
+        asked, rivals = self.claims.claimant.asked, self.claims.rivals()
+        for partition, copy in list(self._partitions.items()):
+            claim = self._claim(partition)
+            if claim in asked:
+                copy.release()
+            elif claim in rivals and copy.error is None:
+                copy.error = claimed_by(partition, rivals[claim])
+                copy.wake()
+        self._notify()
 
     # -- what the operator says -----------------------------------------------
 

@@ -1,0 +1,73 @@
+"""A mirror's own claim: the topics that it copies, held by the process that was started, for as long as it runs.
+
+Of two mirrors that start at once one has all its topics, and the other is refused before it writes anything.  What the
+tasks write is claimed by their own processes (link/claims.py); this one is also the mirror's heartbeat.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from kafka.net.selector import NetworkSelector
+from kafka.structs import TopicPartition
+
+from spark_integration.security.kafka_config import kafka_python_config
+from tolerant_client.mirror.link.claims import MIRROR, WHOLE_TOPIC, Waiting, claimed_part
+from tolerant_client.mirror.link.claims_topic import Claims, new_holder
+from tolerant_client.raw import RawCluster
+
+
+class RunClaim:
+    """One run of a mirror, on a thread of its own; `target` are Java client properties."""
+
+    def __init__(self, target: Mapping[str, str], link: str, run: str, *, is_translated: bool = False) -> None:
+        self._link = link
+        self._is_translated = is_translated
+        self._since: dict[TopicPartition, Waiting] = {}
+        self._net = NetworkSelector(client_id="tolerant-mirror-claims")
+        self._target = RawCluster(kafka_python_config(target), self._net, name="target")
+        self._claims = Claims(self._target, new_holder(link, run, MIRROR), self._spawn, lambda: None)
+        self._net.start()
+
+    def __enter__(self) -> RunClaim:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def take(self, topics: Collection[str]) -> None:
+        """Claims topics of the target; waits for a mirror that is gone, and raises TargetClaimedError where one lives."""
+        whole = [TopicPartition(topic, WHOLE_TOPIC) for topic in topics]
+        names = [claimed_part(name, self._link) for name in whole] if self._is_translated else whole
+        self._net.run(self._claims.take, names)
+
+    def tell(self, waiting: Mapping[TopicPartition, str]) -> None:
+        """What the mirror's heartbeat says of partitions that stand still."""
+        now_ms, since = int(time.time() * 1000), self._since
+        self._since = {
+            p: since[p] if p in since and since[p].reason == why else Waiting(why, now_ms) for p, why in waiting.items()
+        }
+        self._claims.claimant.waiting = self._since
+
+    def end(self) -> None:
+        """Says that the run is over, and waits a moment for its tasks' processes to release what they hold."""
+        self._net.run(self._claims.end)
+
+    def close(self) -> None:
+        """Ends the run, and its thread; idempotent."""
+        if self._target.manager.closed:
+            return
+        self.end()
+
+        async def close_cluster() -> None:
+            self._target.close()
+
+        self._net.run(close_cluster)
+        self._net.stop(timeout_ms=2000)
+        self._net.close()
+
+    def _spawn(self, function: Callable[..., Any], *args: Any) -> None:
+        self._net.call_soon(lambda: function(*args))
+

@@ -1,0 +1,169 @@
+"""Copiers and the claims log on real brokers: handing over, waiting, and what a copier that was frozen still sends."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from functools import partial
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+from support.mirror_link import append_records, both, compare, create_topic, ends
+
+from tolerant_client.errors import OptionError, TargetClaimedError
+from tolerant_client.mirror.identical.copy import LinkCopier
+from tolerant_client.mirror.link.claims import CLAIMS_TOPIC, LEASE_MS
+from tolerant_client.mirror.link.claims_topic import read_claims
+from tolerant_client.mirror.link.control import read_control
+from tolerant_client.mirror.sync import prepare_link
+from tolerant_client.mirror.topic_filter import LinkTopics
+from tolerant_client.raw import RawCluster
+
+# kafka-python leaves the socket of a refused connection to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
+LEASE_S = LEASE_MS / 1000
+
+
+@pytest.fixture(scope="module")
+def clusters(kafka_cluster: Any, kafka_cluster_factory: Any) -> tuple[str, str]:
+    target = kafka_cluster_factory(broker_config={"producer.id.expiration.check.interval.ms": "1000"})
+    return kafka_cluster.bootstrap_servers, target.bootstrap_servers
+
+
+def topic_of(clusters: tuple[str, str], records: int = 500) -> str:
+    topic = f"claims-{secrets.token_hex(3)}"
+    create_topic(clusters[0], topic)
+    append_records(clusters[0], topic, records)
+    return topic
+
+
+def test_a_partition_is_handed_over_within_the_run_while_it_is_copied(clusters: tuple[str, str]) -> None:
+    topic = topic_of(clusters)
+    only = TopicPartition(topic, 0)
+    with both(*clusters) as (source, target):
+
+        async def run() -> list[float]:
+            link = await prepare_link(source, target, topic, topic)
+            copiers = [LinkCopier(source, target, link.producer_id, link=topic, run="one") for _ in range(2)]
+            took = []
+            for number in range(6):
+                append = LinkCopier.copy(copiers[number % 2], {only: 500}, hold_ms=600, lease_ms=60_000)
+                began = time.monotonic()
+                (progress,) = (await append).values()
+                took.append(time.monotonic() - began - 0.6)
+                assert progress.acked == 500
+            return took
+
+        took = source.run(run)
+    print(f"a handover took {[round(1000 * s) for s in took[1:]]} ms, and the first claim {1000 * took[0]:.0f} ms")
+    assert compare(*clusters, topic).identical
+
+
+def test_another_run_is_refused_while_the_holder_lives_and_follows_once_it_is_gone(clusters: tuple[str, str]) -> None:
+    topic = topic_of(clusters)
+    only = TopicPartition(topic, 0)
+    with both(*clusters) as (source, target), both(*clusters) as (second_source, second_target):
+
+        async def hold() -> int:
+            link = await prepare_link(source, target, topic, topic)
+            first = LinkCopier(source, target, link.producer_id, link=topic)
+            await first.copy({only: 500}, hold_ms=100, lease_ms=60_000)
+            late = LinkCopier(source, target, link.producer_id, link=topic)
+            with pytest.raises(TargetClaimedError, match=f"Partition {topic}-0 of the target is written by a mirror of link"):
+                await late.copy({only: 500})
+            return link.producer_id
+
+        async def follow() -> float:
+            began = time.monotonic()
+            await LinkCopier(second_source, second_target, producer_id, link=topic).copy({only: 700})
+            return time.monotonic() - began
+
+        producer_id = source.run(hold)  # and then nobody drives its loop any more: as if it were frozen
+        append_records(clusters[0], topic, 200, first=500)
+        assert second_source.run(follow) > LEASE_S - 4
+    assert compare(*clusters, topic).identical
+
+
+def test_a_copier_that_was_frozen_through_its_lease_sends_nothing_of_it(clusters: tuple[str, str]) -> None:
+    topic = topic_of(clusters, 20_000)
+    only = TopicPartition(topic, 0)
+    with both(*clusters) as (source, target), both(*clusters) as (second_source, second_target):
+
+        async def begin() -> tuple[LinkCopier, Any]:
+            link = await prepare_link(source, target, topic, topic)
+            copier = LinkCopier(source, target, link.producer_id, link=topic)
+            done = source.net.call_soon_with_future(partial(copier.copy_each, {only: 20_000}, hold_ms=1_000, lease_ms=60_000))
+            while not copier.claims.holds(only):
+                await source.net.sleep(0.001)
+            return copier, done
+
+        async def follow() -> None:
+            await LinkCopier(second_source, second_target, copier.producer_id, link=topic).copy({only: 20_000}, hold_ms=5_000, lease_ms=60_000)
+
+        async def go_on() -> Any:
+            return await done
+
+        copier, done = source.run(begin)  # what it has queued waits for its loop to go on
+        time.sleep(0.1)
+        second_source.run(follow)
+        assert ends(clusters[1], topic) == [20_000]
+        sent = len(copier.claims.claimant._sent)
+        progress = source.run(go_on)[only]
+        assert progress.error is None or isinstance(progress.error, TargetClaimedError), (progress, sent)
+    assert ends(clusters[1], topic) == [20_000]
+    assert compare(*clusters, topic).identical
+
+
+def test_a_copy_that_is_done_leaves_no_claim(clusters: tuple[str, str]) -> None:
+    topic = topic_of(clusters)
+    with both(*clusters) as (source, target):
+
+        async def run() -> None:
+            link = await prepare_link(source, target, topic, topic)
+            await LinkCopier(source, target, link.producer_id, link=topic).copy(link.ends)
+            log = await read_claims(target)
+            assert TopicPartition(topic, 0) not in log.claims(int(time.time() * 1000))
+
+        source.run(run)
+
+
+def test_a_log_that_was_made_anew_is_claimed_anew(clusters: tuple[str, str]) -> None:
+    topic = topic_of(clusters)
+    only = TopicPartition(topic, 0)
+    with both(*clusters) as (source, target):
+
+        async def run() -> None:
+            link = await prepare_link(source, target, topic, topic)
+            copier = LinkCopier(source, target, link.producer_id, link=topic)
+            await copier.copy({only: 500}, hold_ms=100, lease_ms=60_000)
+            await delete_topic(target)
+            append_records(clusters[0], topic, 100, first=500)
+            await copier.copy({only: 600}, hold_ms=LEASE_MS + 2_000, lease_ms=60_000)
+            assert copier.claims.holds(only)
+
+        async def delete_topic(target: RawCluster) -> None:
+            from kafka.protocol.admin import DeleteTopicsRequest
+
+            await target.send(DeleteTopicsRequest(topic_names=[CLAIMS_TOPIC], timeout_ms=10_000, max_version=3))
+
+        source.run(run)
+    assert compare(*clusters, topic).identical
+
+
+def test_a_link_takes_what_its_starts_have_taken_and_other_links_are_refused(clusters: tuple[str, str]) -> None:
+    first, second = topic_of(clusters), topic_of(clusters)
+    with both(*clusters) as (source, target):
+
+        async def run() -> LinkTopics:
+            await prepare_link(source, target, first, "grown")
+            await prepare_link(source, target, second, "grown")
+            with pytest.raises(OptionError, match=f"Link grown copies into topic {first} of this target already"):
+                await prepare_link(source, target, first, "another")
+            topics = (await read_control(target, "grown")).topics
+            assert topics is not None
+            return LinkTopics.from_json(topics)
+
+        taken = source.run(run)
+    assert taken.takes(first) and taken.takes(second)
