@@ -78,7 +78,7 @@ ORDER = [
     {"mirror.losses"},
     {"mirror.identical.partition", "mirror.plan"},
     {"mirror.topics", "mirror.divergence", "mirror.producers", "mirror.epochs", "mirror.measures"},
-    {"mirror.link.control"},
+    {"mirror.link.control", "mirror.open_transactions"},
     {"mirror.translated.map_topic"},
     {"mirror.translated.translate"},
     {"mirror.link.internal_topics", "mirror.link.configs", "mirror.link.acls"},
