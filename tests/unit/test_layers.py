@@ -67,7 +67,7 @@ ORDER = [
     {"raw"},
     {"producer_settings", "producer_partition", "topic_lookup", "mirror.led_offsets"},
     {"batch_producer", "producer_transaction"},
-    {"mirror.link.group_requests", "mirror.link.half_done", "mirror.link.left", "mirror.link.mm2_records"},
+    {"mirror.link.group_requests", "mirror.link.half_done", "mirror.link.health", "mirror.link.left", "mirror.link.mm2_records"},
     {"mirror.gaps", "mirror.limits", "mirror.turns", "mirror.link.throttle"},
     {"mirror.rewrite"},
     {"mirror.appendable"},

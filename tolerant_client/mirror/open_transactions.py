@@ -19,6 +19,7 @@ from kafka.protocol.admin import DescribeTransactionsRequest, ListTransactionsRe
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import text_of
+from tolerant_client.mirror.link.health import WAITS_AFTER_S
 from tolerant_client.mirror.producers import can_describe_producers, describe_producers, raise_for
 from tolerant_client.raw import LATEST, READ_COMMITTED, RawCluster
 
@@ -101,6 +102,11 @@ class Held(NamedTuple):
             "command": self.command,
             "unknown": self.unknown,
         }
+
+
+def is_held_long(one: Held, now_ms: int) -> bool:
+    """Whether it is more than a transaction under way; one whose age is not known is."""
+    return one.since_ms is None or now_ms - one.since_ms >= 1000 * WAITS_AFTER_S
 
 
 async def find_held(cluster: RawCluster, spans: Mapping[TopicPartition, tuple[int, int]]) -> list[Held]:

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -47,7 +48,8 @@ from tolerant_client.mirror.link.promotion_report import (
 )
 from tolerant_client.mirror.link.scope import is_heartbeats, partitions_of_link, partitions_on_target, require_whole, some
 from tolerant_client.mirror.losses import LedgerRow
-from tolerant_client.mirror.producers import can_describe_producers, describe_producers, init_producer_id
+from tolerant_client.mirror.open_transactions import Held, find_held
+from tolerant_client.mirror.producers import init_producer_id
 from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.translated.map_topic import map_partition
 from tolerant_client.raw import LATEST, RawCluster
@@ -67,42 +69,56 @@ class _Link:
     is_translated: bool
 
 
+class Blocker(NamedTuple):
+    """Why a link cannot be promoted now; one that `lasts` no waiting cures."""
+
+    text: str
+    lasts: bool = False
+
+
 def blockers(
     ends: Iterable[Ends],
     before: Mapping[TopicPartition, Ends],
     control: LinkControl = LinkControl(),
     compared: Comparison | None = None,
+    held: Iterable[Held] = (),
     of_target: str = "--target TARGET",
     of_both: str = "--source SOURCE --target TARGET",
-) -> list[str]:
+) -> list[Blocker]:
     """Why a link cannot be promoted now; pure.
 
-    `before` is an earlier look, `compared` what the logs themselves say, and None where they were not compared.
-    `of_target` and `of_both` are what commands take to mean the link (link_options).
+    `before` is an earlier look, `compared` what the logs themselves say, and None where they were not compared, `held` whose
+    transactions are open.  `of_target` and `of_both` are what commands take to mean the link (link_options).
     """
     known = list(ends)
     differing, unread = compared or Comparison({})
-    found = list(differing.values())[:_SENTENCES]
+    found = [Blocker(text, lasts=True) for text in list(differing.values())[:_SENTENCES]]
     if len(differing) > _SENTENCES:
-        found.append(f"{len(differing) - _SENTENCES} more partitions differ; all of them: tolerant-kafka status {of_both}")
+        more = f"{len(differing) - _SENTENCES} more partitions differ; all of them: tolerant-kafka status {of_both}"
+        found.append(Blocker(more, lasts=True))
     if unread:
-        found.append(f"partitions could not be compared with the source's this time: {some(map(_name, unread))}; try again")
+        text = f"partitions could not be compared with the source's this time: {some(map(_name, unread))}; try again"
+        found.append(Blocker(text))
     if compared is None and (beyond := [e for e in known if e.ahead]):
         what = some(f"{e} ends at {e.copied}, on the source at {e.end}" for e in beyond)
-        found.append(f"the target has more than the source: {what}; which records differ: tolerant-kafka verify {of_both}")
-    lagging = [e for e in known if e.lag and e.partition not in differing]
-    if held := [e for e in lagging if control.pauses(e.partition)]:
-        what = some(f"{e} {e.lag:,}" for e in held)
-        count = sum(e.lag for e in held)
+        text = f"the target has more than the source: {what}; which records differ: tolerant-kafka verify {of_both}"
+        found.append(Blocker(text, lasts=True))
+    lagging = [e for e in known if e.copyable and e.partition not in differing]
+    if paused := [e for e in lagging if control.pauses(e.partition)]:
+        what = some(f"{e} {e.copyable:,}" for e in paused)
+        count = sum(e.copyable for e in paused)
         resume = f"tolerant-kafka resume {of_target}"
-        found.append(f"{count:,} offsets are not copied, since an operator has paused them: {what}; let them go on: {resume}")
+        text = f"{count:,} offsets are not copied, since an operator has paused them: {what}; let them go on: {resume}"
+        found.append(Blocker(text, lasts=True))
     if waiting := [e for e in lagging if not control.pauses(e.partition)]:
-        found.append(f"{sum(e.lag for e in waiting):,} offsets are not copied yet: {some(f'{e} {e.lag:,}' for e in waiting)}")
+        what = some(f"{e} {e.copyable:,}" for e in waiting)
+        found.append(Blocker(f"{sum(e.copyable for e in waiting):,} offsets are not copied yet: {what}"))
     if opened := [e for e in known if e.open_offsets]:
-        what = some(f"{e} from offset {e.stable} on" for e in opened)
-        found.append(f"transactions are open on the source, nothing behind them is copied: {what}; end them, or their producers")
+        what = some(map(str, held), "; ") or some(f"{e} from offset {e.stable} on" for e in opened)
+        text = f"transactions are open on the source, nothing after their first records is copied: {what}"
+        found.append(Blocker(text))
     if grown := [e for e in known if e.partition in before and e.end != before[e.partition].end]:
-        found.append(f"producers still write to the source: {some(map(str, grown))}; stop them")
+        found.append(Blocker(f"producers still write to the source: {some(map(str, grown))}; stop them"))
     return found
 
 
@@ -142,7 +158,7 @@ async def promote(
         warnings = [f"{some(map(_name, lacking))}: on the source alone, and so not promoted"] if lacking else []
         ends = await look(source, target, link, partitions, of.is_translated)
     else:
-        ends, found = await _wait(of, source, deadline_s, tell)
+        ends, found = await _wait(of, source, 0.0 if is_dry_run else deadline_s, tell)
         warnings = []
     fences: dict[TopicPartition, Fenced] = {}
     will_do = not is_dry_run and not found
@@ -161,7 +177,7 @@ async def promote(
             will_do,
             await _partitions(of, ends, fences),
             tuple(found),
-            (*warnings, *await _open_transactions(source, ends)),
+            (*warnings, *map(str, await find_held(source, _open_spans(ends)))),
             moved,
             losses=await _losses(target, link),
         )
@@ -231,10 +247,12 @@ async def _control(target: RawCluster, link: str) -> LinkControl:
 async def _wait(
     of: _Link, source: RawCluster, deadline_s: float, tell: Callable[[str], None]
 ) -> tuple[list[Ends], list[str]]:
-    """Looks until nothing is in the way, or the deadline: how far both sides are then, and what is in the way.
+    """Looks at least twice, until nothing is in the way, something is that no waiting cures, or the deadline: how far both
+    sides are then, and what is in the way.
 
-    Raises OptionError where the source has nothing of the link.
+    What is waited for is told when it changes.  Raises OptionError where the source has nothing of the link.
     """
+    told = ""
     deadline = time.monotonic() + deadline_s
     options = link_options(of.name, of.target), link_options(of.name, of.target, source)
     before: dict[TopicPartition, Ends] = {}
@@ -246,13 +264,16 @@ async def _wait(
         control = await read_control(of.target, of.name)
         there, ledger = [e.partition for e in kept], Ledger(of.target, of.name)
         compared = await compare_ends(source, of.target, there, ledger, control, of.is_translated)
-        found = blockers(kept, before, control, compared, *options)
+        found = blockers(kept, before, control, compared, await find_held(source, _open_spans(kept)), *options)
         if lacking:
-            found.insert(0, f"{some(map(_name, lacking))}: not on the target yet; let the mirror run until it has made them there")
-        if before and (not found or time.monotonic() >= deadline):
-            return ends, found
-        if found:
-            tell(f"waiting: {'; '.join(found)}")
+            text = f"{some(map(_name, lacking))}: not on the target yet; let the mirror run until it has made them there"
+            found.insert(0, Blocker(text))
+        if before and (not found or any(blocker.lasts for blocker in found) or time.monotonic() >= deadline):
+            return ends, [blocker.text for blocker in found]
+        text = f"waiting: {'; '.join(blocker.text for blocker in found)}"
+        if found and deadline_s and text != told:
+            told = text
+            tell(text)
         before = {e.partition: e for e in ends}
         await source.net.sleep(_LOOK_S)
 
@@ -277,22 +298,9 @@ async def _move_groups(of: _Link, source: RawCluster, groups: TopicFilter, *, is
         return GroupsReport((), 0, (), (Left("all groups", "error", why),))
 
 
-async def _open_transactions(source: RawCluster, ends: Iterable[Ends]) -> tuple[str, ...]:
-    """Whose transactions are open on the source, where its brokers tell (Kafka 2.8)."""
-    wanted = [e.partition for e in ends if e.open_offsets]
-    if not wanted or not can_describe_producers(source):
-        return ()
-    try:
-        told = await describe_producers(source, wanted)
-    except Errors.AuthorizationError:
-        return ()
-    return tuple(
-        f"{partition.topic}-{partition.partition}: producer id {entry.producer_id} has had a transaction open since offset"
-        f" {entry.transaction_start}"
-        for partition, entries in sorted(told.items())
-        for entry in entries
-        if entry.transaction_start >= 0
-    )
+def _open_spans(ends: Iterable[Ends]) -> dict[TopicPartition, tuple[int, int]]:
+    """What open transactions hold back, by last stable offset and high watermark."""
+    return {e.partition: (e.stable, e.end) for e in ends if e.open_offsets and e.stable is not None and e.end is not None}
 
 
 def _to_fence(control: LinkControl, partitions: list[TopicPartition]) -> list[TopicPartition]:

@@ -26,6 +26,7 @@ from tolerant_client.mirror.limits import CopyLimits, Progress, raise_stopped
 from tolerant_client.mirror.link.beginning import ends_at, offsets_at, write_down
 from tolerant_client.mirror.link.control import ControlWatch
 from tolerant_client.mirror.link.ends import require_no_copies_of_identical
+from tolerant_client.mirror.link.health import WAITS_AFTER_S, Wait
 from tolerant_client.mirror.link.throttle import TokenBucket
 from tolerant_client.mirror.losses import MirrorPolicy
 from tolerant_client.mirror.sync import check_link, make_topics
@@ -190,9 +191,16 @@ class TranslatedCopier:
                     copy.release()
         if not lease_ms:
             await self._wait(lambda: all(copy.is_done for copy in copies.values()), 0.0)
-        return {p: self._progress(copy, *before[p]) for p, copy in copies.items()}
+        waits = self.waiting()
+        return {p: self._progress(copy, *before[p], waits.get(p)) for p, copy in copies.items()}
 
-    def _progress(self, copy: TranslatedPartition, records: int, size: int, losses: int) -> Progress:
+    def waiting(self) -> dict[TopicPartition, Wait]:
+        """Partitions that have not moved for WAITS_AFTER_S though there is something to copy, and why."""
+        now, now_ms = self._clock(), int(time.time() * 1000)
+        found = {p: copy.waits(WAITS_AFTER_S, now) for p, copy in self._partitions.items()}
+        return {p: Wait(now_ms - int(1000 * (now - w[0])), w[1]) for p, w in found.items() if w is not None}
+
+    def _progress(self, copy: TranslatedPartition, records: int, size: int, losses: int, wait: Wait | None) -> Progress:
         return Progress(
             acked=copy.acked,
             records=copy.records - records,
@@ -202,6 +210,7 @@ class TranslatedCopier:
             losses=copy.losses - losses,
             is_paused=copy.error is None and copy.paused is not None,
             error=copy.error or copy.paused,
+            wait=wait,
         )
 
     async def _wait(self, is_done: Callable[[], bool], at_least_until: float) -> None:
