@@ -31,7 +31,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_integration.mirroring import mirror_job
 from spark_integration.mirroring.duties import Duty, DutyThread, connected, lanes
 from spark_integration.mirroring.link_events import LinkEvent, Tell, sentence, tell_duty
-from spark_integration.mirroring.link_state import newly_paused
+from spark_integration.mirroring.link_state import TaskReport, news
 from spark_integration.mirroring.mirror_job import MirrorSettings
 from spark_integration.mirroring.restarts import LinkLife, RestartPolicy, Step
 from tolerant_client.errors import LinkPromotedError, TolerantClientError
@@ -88,7 +88,7 @@ class SparkLink:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._report: mirror_job.QueryReport | None = None
         self._duties: list[DutyThread] = []
-        self._paused: Mapping[TopicPartition, str] = {}
+        self._told = TaskReport()
         self._ends: frozenset[TopicPartition] = frozenset()
         self._unplaced: frozenset[TopicPartition] = frozenset()  # nobody has read yet whether they are copies
 
@@ -137,7 +137,7 @@ class SparkLink:
 
     def _see_to_duties(self) -> None:
         """They begin behind the first micro-batch, and with the partitions that were read and are copies."""
-        stopped = self._unplaced | self._paused.keys()
+        stopped = self._unplaced | self._told.blocked.keys()
         for thread in self._duties:
             thread.stopped = stopped
         if not self._duties:
@@ -150,9 +150,9 @@ class SparkLink:
         assert self._report is not None
         report = self._report.read()
         self._unplaced = self._ends - report.acked.keys()
-        for who, why in newly_paused(self._paused, report.paused):
-            self._tell(LinkEvent(self._settings.link, "paused", f"{who} waits: {why}", report.paused))
-        self._paused = report.paused
+        for text in news(self._told, report):
+            self._tell(LinkEvent(self._settings.link, "standing", text, report))
+        self._told = report
         self._tell(LinkEvent(self._settings.link, "report", "", report))
 
 

@@ -37,9 +37,16 @@ async def stable_ends(source: RawCluster, partitions: Collection[TopicPartition]
 
 
 async def list_led_offsets(
-    cluster: RawCluster, timestamps: Mapping[TopicPartition, int], *, isolation_level: int = 0, patience_ms: int = 0
+    cluster: RawCluster,
+    timestamps: Mapping[TopicPartition, int],
+    *,
+    isolation_level: int = 0,
+    patience_ms: int = 0,
+    looks: int = _BELIEVED_AFTER,
 ) -> LedOffsets:
     """As RawCluster.list_offsets; waits at most `patience_ms` for the leaders that are missing, or do not answer.
+
+    What cannot be asked is believed after so many `looks`.
 
     Raises ClusterUnreachableError where no broker answers.
     """
@@ -48,9 +55,9 @@ async def list_led_offsets(
     deadline, pause_s = time.monotonic() + patience_ms / 1000, 0.05
     await cluster.connect()
     await cluster.track({p.topic for p in timestamps})
-    looks = 0
+    looked = 0
     while True:
-        looks += 1
+        looked += 1
         left_out: dict[TopicPartition, str] = {}
         by_node: dict[int, list[TopicPartition]] = {}
         for partition in timestamps:
@@ -82,7 +89,7 @@ async def list_led_offsets(
             why = f"node {node_id} of the {cluster.name}, which leads it, does not respond: {text_of(silent[node_id])}"
             left_out.update((p, why) for p in by_node[node_id])
         may_heal = any(cluster.known_leader(p) not in silent for p in left_out)
-        if not left_out or (looks >= _BELIEVED_AFTER or not may_heal) and time.monotonic() >= deadline:
+        if not left_out or (looked >= looks or not may_heal) and time.monotonic() >= deadline:
             return LedOffsets(found, left_out)
         await cluster.net.sleep(pause_s * random.uniform(0.8, 1.2))
         pause_s = min(pause_s * 2, 1.0)
