@@ -17,6 +17,7 @@ from spark_integration.commands.link import (
     given_link,
 )
 from spark_integration.commands.options import Json, SourceProperties, TargetProperties
+from tolerant_client.mirror.link.health import utc
 from tolerant_client.mirror.link.status import LinkStatus, read_status
 from tolerant_client.raw import RawCluster
 
@@ -56,6 +57,9 @@ def status(
         uncommitted = f"{t.open_offsets:,}" if t.open_offsets else ""
         table.add_row(t.topic, str(t.partitions), lag, uncommitted, seconds, size, paused, f"{t.lost:,}" if t.lost else "")
     Console().print(table)
+    for run in found.mirrors:
+        if run.is_alive:
+            typer.echo(f"mirror: on {run.host}, process {run.pid}, since {utc(run.since_ms)}")
     for row in found.losses:
         typer.echo(f"tolerant-kafka: loss: {row}", err=True)
     for reason in found.reasons:

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.ledger import lost_offsets
+from tolerant_client.mirror.link.claims import Waiting
 from tolerant_client.mirror.link.control import LinkControl
-from tolerant_client.mirror.link.health import Wait, names, utc
+from tolerant_client.mirror.link.health import names, utc
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.measures import LATENCY_BOUNDS_MS, Copied, Measured, Span
 from tolerant_client.mirror.open_transactions import Held
@@ -51,7 +52,7 @@ class TaskReport:
     filled: int = 0
     paused: Mapping[TopicPartition, str] = field(default_factory=dict)
     blocked: Mapping[TopicPartition, str] = field(default_factory=dict)
-    waiting: Mapping[TopicPartition, Wait] = field(default_factory=dict)
+    waiting: Mapping[TopicPartition, Waiting] = field(default_factory=dict)
     acked: Mapping[TopicPartition, int] = field(default_factory=dict)
     copied: Mapping[TopicPartition, Copied] = field(default_factory=dict)
     latest: Mapping[TopicPartition, Copied] = field(default_factory=dict)
@@ -113,7 +114,7 @@ class TaskReport:
                 partition: Copied(records, size, Span(*age), Span(*latency))
                 for partition, (records, size, age, latency) in found[name].items()
             }
-        found["waiting"] = {partition: Wait(*wait) for partition, wait in found["waiting"].items()}
+        found["waiting"] = {partition: Waiting(*wait) for partition, wait in found["waiting"].items()}
         return cls(**{**found, "latencies": tuple(found["latencies"])})
 
 
@@ -285,10 +286,10 @@ class LinkState:
         return self.report.blocked
 
     @cached_property
-    def waiting(self) -> Mapping[TopicPartition, Wait]:
+    def waiting(self) -> Mapping[TopicPartition, Waiting]:
         """What does not move and goes on by itself: as its task says, or else because nobody saw it move."""
         still = {
-            p: Wait(since_ms, f"it stands at offset {self.partitions[p].position:,}, and no task has said why")
+            p: Waiting(f"it stands at offset {self.partitions[p].position:,}, and no task has said why", since_ms)
             for p, since_ms in self.still.items()
             if p in self.partitions
         }

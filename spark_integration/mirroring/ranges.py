@@ -54,7 +54,7 @@ from tolerant_client.errors import (
 )
 from tolerant_client.mirror.led_offsets import list_led_offsets, stable_ends
 from tolerant_client.mirror.link.beginning import ends_at
-from tolerant_client.mirror.link.health import Wait
+from tolerant_client.mirror.link.claims import Waiting
 from tolerant_client.mirror.losses import MirrorPolicy
 from tolerant_client.mirror.sync import make_topics, plan_link
 from tolerant_client.mirror.topic_filter import LinkTopics
@@ -196,7 +196,7 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _take(self, scope: Scope) -> None:
         if self._told is not None and (scope.blocked, scope.leaderless) != (self._scope.blocked, self._scope.leaderless):
             now_ms, known = int(time.time() * 1000), self._told.read().waiting
-            waiting = {p: Wait(known[p].since_ms if p in known else now_ms, why) for p, why in scope.leaderless.items()}
+            waiting = {p: Waiting(why, known[p].since_ms if p in known else now_ms) for p, why in scope.leaderless.items()}
             self._told.write(TaskReport(blocked=scope.blocked, waiting=waiting))
         self._scope = scope
 

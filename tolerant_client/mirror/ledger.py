@@ -24,12 +24,11 @@ from kafka.future import Future
 from kafka.protocol.producer import InitProducerIdRequest
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.divergence import read_slices
 from tolerant_client.mirror.losses import LedgerRow
-from tolerant_client.mirror.plan import TIMESTAMP_AFTER, TIMESTAMP_BEFORE, TIMESTAMP_TYPE, TopicSpec
+from tolerant_client.mirror.own_topic import create_own_topic, end_of, has_topic, read_own
 from tolerant_client.mirror.producers import raise_for
-from tolerant_client.mirror.topics import create_topics, fit_topics, topic_ids
-from tolerant_client.raw import EARLIEST, LATEST, RawCluster
+from tolerant_client.mirror.topics import topic_ids
+from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import Record, encode_batch
 
 LEDGER_TOPIC = "tolerant-mirror-ledger"
@@ -37,7 +36,6 @@ UNREADABLE = "unreadable"  # the reason of a row that stands for a record which 
 
 _PARTITION = TopicPartition(LEDGER_TOPIC, 0)
 _VERSION = 1
-_LONG_MAX = str(2**63 - 1)
 _FRESH_PRODUCER = {  # what the broker knew of our producer id is gone: a new one may write the row again
     Errors.OutOfOrderSequenceNumberError.errno,
     Errors.InvalidProducerEpochError.errno,
@@ -98,14 +96,10 @@ def lost_offsets(rows: Iterable[LedgerRow]) -> Counter[tuple[str, str]]:
 
 async def read_ledger(cluster: RawCluster) -> list[LedgerRow]:
     """Every loss that the ledger of a target cluster tells of, oldest first; empty where there is no ledger."""
-    if LEDGER_TOPIC not in await cluster.partitions([LEDGER_TOPIC]):
+    if not await has_topic(cluster, LEDGER_TOPIC):
         return []
-    start = (await cluster.list_offsets({_PARTITION: EARLIEST}))[_PARTITION]
-    end = (await cluster.list_offsets({_PARTITION: LATEST}))[_PARTITION]
-    found = (await read_slices(cluster, {_PARTITION: (start, end)}, is_committed=False))[_PARTITION]
-    if found.until < end:
-        raise Errors.OffsetNotAvailableError(f"{LEDGER_TOPIC} could be read up to {found.until} of {end} only")
-    return distinct(decode_row(record) for _, record in sorted(found.records.items()))
+    records = await read_own(cluster, LEDGER_TOPIC, 0, await end_of(cluster, LEDGER_TOPIC), "the ledger")
+    return distinct(map(decode_row, records))
 
 
 class Ledger:
@@ -156,7 +150,7 @@ class Ledger:
         new = [rest for row in named if (rest := unwritten(row, known)) is not None]
         if not new:
             return
-        if LEDGER_TOPIC not in await self._target.partitions([LEDGER_TOPIC]):
+        if not await has_topic(self._target, LEDGER_TOPIC):
             await create_ledger(self._target)
         await self._target.insist("writing the ledger", lambda: self._append([encode_row(row) for row in new]))
         self._sequence += len(new)
@@ -181,16 +175,5 @@ class Ledger:
 
 async def create_ledger(target: RawCluster) -> None:
     """Makes the ledger topic, as durable as the target can; one that is there stays as it is."""
-    await target.connect()
-    replicas = min(3, len(target.manager.cluster.brokers()))
-    config = {
-        "cleanup.policy": "delete",
-        "retention.ms": "-1",
-        "retention.bytes": "-1",
-        "min.insync.replicas": str(min(2, replicas)),
-        TIMESTAMP_TYPE: "CreateTime",
-        TIMESTAMP_BEFORE: _LONG_MAX,
-        TIMESTAMP_AFTER: _LONG_MAX,
-    }
-    topics, _ = await fit_topics(target, [TopicSpec(LEDGER_TOPIC, 1, replicas, config)])
-    await create_topics(target, topics)
+    config = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+    await create_own_topic(target, LEDGER_TOPIC, config, insync_of_two=2)

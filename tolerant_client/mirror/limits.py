@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import LinkPausedError, TolerantClientError
-from tolerant_client.mirror.link.health import Wait
+from tolerant_client.mirror.link.claims import Waiting
 
 _MANY = 1_000  # partitions
 
@@ -49,7 +49,7 @@ class Progress(NamedTuple):
     is_paused: bool
     error: TolerantClientError | None
     is_placed: bool = True
-    wait: Wait | None = None
+    wait: Waiting | None = None
 
     @property
     def paused_by(self) -> TolerantClientError | None:

@@ -31,8 +31,9 @@ from tolerant_client.mirror.identical.pull import Puller
 from tolerant_client.mirror.identical.state import AheadOfSource, LogStart, read_append_states
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.limits import CopyLimits, Progress, raise_stopped
+from tolerant_client.mirror.link.claims import Waiting
 from tolerant_client.mirror.link.control import ControlWatch, link_options
-from tolerant_client.mirror.link.health import WAITS_AFTER_S, Wait
+from tolerant_client.mirror.link.health import WAITS_AFTER_S
 from tolerant_client.mirror.link.throttle import TokenBucket
 from tolerant_client.mirror.losses import LedgerRow, Loss, LossPolicy, LossReason, MirrorPolicy
 from tolerant_client.mirror.producers import init_producer_id
@@ -212,7 +213,7 @@ class LinkCopier:
         copy = self._partitions.get(partition)
         return copy is not None and copy.phase is Phase.STOPPED
 
-    def _progress(self, partition: TopicPartition, before: tuple[int, int, int, int], wait: Wait | None) -> Progress:
+    def _progress(self, partition: TopicPartition, before: tuple[int, int, int, int], wait: Waiting | None) -> Progress:
         copy = self._partitions[partition]
         now = (copy.records, copy.bytes, copy.filled, copy.losses)
         records, size, filled, losses = (after - former for after, former in zip(now, before))
@@ -221,11 +222,11 @@ class LinkCopier:
             copy.acked, records, size, copy.troubles, filled, losses, is_paused, copy.error, copy.is_placed, wait
         )
 
-    def waiting(self) -> dict[TopicPartition, Wait]:
+    def waiting(self) -> dict[TopicPartition, Waiting]:
         """Partitions that have not moved for WAITS_AFTER_S though there is something to copy, and why."""
         now, now_ms = self.clock(), int(time.time() * 1000)
         found = {p: copy.waits(WAITS_AFTER_S, now) for p, copy in self._partitions.items()}
-        return {p: Wait(now_ms - int(1000 * (now - w[0])), w[1]) for p, w in found.items() if w is not None}
+        return {p: Waiting(w[1], now_ms - int(1000 * (now - w[0]))) for p, w in found.items() if w is not None}
 
     # -- from trouble back to copying -----------------------------------------
 

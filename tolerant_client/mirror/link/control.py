@@ -27,20 +27,16 @@ from kafka.future import Future
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import LinkPromotedError, OptionError
-from tolerant_client.mirror.divergence import read_slices
-from tolerant_client.mirror.plan import OWN_TOPICS, TIMESTAMP_AFTER, TIMESTAMP_BEFORE, TIMESTAMP_TYPE, TopicSpec
-from tolerant_client.mirror.producers import raise_for
-from tolerant_client.mirror.topics import create_topics, fit_topics
-from tolerant_client.raw import EARLIEST, LATEST, RawCluster
-from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.mirror.own_topic import append_own, create_own_topic, end_of, has_topic, read_own
+from tolerant_client.mirror.topic_filter import OWN_TOPICS
+from tolerant_client.raw import RawCluster
+from tolerant_client.record_batch import Record
 
 CONTROL_TOPIC = f"{OWN_TOPICS}control"
 WHOLE_LINK = ""
 NO_LIMIT = 0
 
-_PARTITION = TopicPartition(CONTROL_TOPIC, 0)
 _VERSION = 1
-_LONG_MAX = str(2**63 - 1)
 _HIDDEN_FOR_S = 60.0  # a topic that we may not see is looked for again after that
 
 Positions = Mapping[TopicPartition, int]
@@ -260,15 +256,14 @@ class ControlWatch:
         if self.is_hidden:
             return
         try:
-            # Asked each time: of a topic that was deleted nobody knows the end.  What it said last still holds.
-            if CONTROL_TOPIC in await self._target.partitions([CONTROL_TOPIC]):
+            if await has_topic(self._target, CONTROL_TOPIC):  # what it said last still holds
                 await self._follow()
         except Errors.TopicAuthorizationFailedError:
             self._hidden_until = self._clock() + _HIDDEN_FOR_S
         self.is_read = True
 
     async def _follow(self) -> None:
-        end = (await self._target.list_offsets({_PARTITION: LATEST}))[_PARTITION]
+        end = await end_of(self._target, CONTROL_TOPIC)
         if end < self.position:
             self.position = 0  # made anew
         if end > self.position:
@@ -291,12 +286,10 @@ async def read_control(target: RawCluster, link: str) -> LinkControl:
 async def read_controls(cluster: RawCluster) -> dict[str, LinkControl]:
     """Of every link whose target this cluster is; records that are none of ours are left out."""
     topic = cluster.topic_of(CONTROL_TOPIC)  # a source calls its topics as the link does
-    if topic not in await cluster.partitions([topic]):
+    if not await has_topic(cluster, topic):
         return {}
-    partition = TopicPartition(topic, 0)
-    end = (await cluster.list_offsets({partition: LATEST}))[partition]
     found: dict[str, LinkControl] = {}
-    for record in await _records(cluster, 0, end, partition):
+    for record in await _records(cluster, 0, await end_of(cluster, topic), topic):
         try:
             found[(record.key or b"").decode()] = decode_control(record.value or b"")
         except ValueError:
@@ -322,8 +315,9 @@ async def update_control(target: RawCluster, link: str, change: Callable[[LinkCo
     wanted = change(current)
     if wanted == current:
         return current
-    if CONTROL_TOPIC not in await target.partitions([CONTROL_TOPIC]):
-        await _create(target)
+    if not await has_topic(target, CONTROL_TOPIC):
+        # A failover must not wait for the second of two brokers.
+        await create_own_topic(target, CONTROL_TOPIC, {"cleanup.policy": "compact"}, insync_of_two=1)
     position = watch.position
     while True:
         offset = await target.insist("writing the link's control", lambda: _append(target, link, wanted))
@@ -340,39 +334,9 @@ async def update_control(target: RawCluster, link: str, change: Callable[[LinkCo
 
 
 async def _append(target: RawCluster, link: str, control: LinkControl) -> int:
-    now_ms = int(time.time() * 1000)
-    batch = encode_batch([Record(0, now_ms, link.encode(), encode_control(control, now_ms))])
-    node = await target.leader(_PARTITION)
     # Written twice, if an answer is lost, it says the same.
-    (produced,) = await target.produce_and_wait(node, {_PARTITION: memoryview(bytearray(batch))})
-    raise_for(produced.error_code, f"appending to {CONTROL_TOPIC}")
-    return int(produced.base_offset)
+    return await append_own(target, CONTROL_TOPIC, link, encode_control(control, int(time.time() * 1000)))
 
 
-async def _records(
-    cluster: RawCluster, start: int, end: int, partition: TopicPartition = _PARTITION
-) -> Iterable[Record]:
-    async def read() -> list[Record]:
-        first = max(start, (await cluster.list_offsets({partition: EARLIEST}))[partition])
-        if first >= end:
-            return []
-        found = (await read_slices(cluster, {partition: (first, end)}, is_committed=False))[partition]
-        if found.until < end:  # an answer that said so falsely, or a log that was made anew
-            raise Errors.OffsetNotAvailableError(f"{CONTROL_TOPIC} could be read up to {found.until} of {end} only")
-        return [record for _, record in sorted(found.records.items())]
-
-    return await cluster.insist("reading the controls of links", read)
-
-
-async def _create(target: RawCluster) -> None:
-    await target.connect()
-    replicas = min(3, len(target.manager.cluster.brokers()))
-    config = {
-        "cleanup.policy": "compact",
-        "min.insync.replicas": "2" if replicas > 2 else "1",  # a failover must not wait for the second of two brokers
-        TIMESTAMP_TYPE: "CreateTime",
-        TIMESTAMP_BEFORE: _LONG_MAX,
-        TIMESTAMP_AFTER: _LONG_MAX,
-    }
-    topics, _ = await fit_topics(target, [TopicSpec(CONTROL_TOPIC, 1, replicas, config)])
-    await create_topics(target, topics)
+async def _records(cluster: RawCluster, start: int, end: int, topic: str = CONTROL_TOPIC) -> list[Record]:
+    return await read_own(cluster, topic, start, end, "the controls of links")

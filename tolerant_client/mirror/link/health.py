@@ -28,6 +28,8 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
+from tolerant_client.mirror.link.claims import Waiting
+
 WAITS_AFTER_S = 10.0
 _SHOWN = 5  # reasons of one kind
 _SHORT = 300  # characters of a reason in a sentence
@@ -72,13 +74,6 @@ class Reason(NamedTuple):
     text: str
 
 
-class Wait(NamedTuple):
-    """Why a partition does not move, though nobody has to do anything for it, and since when; ms since 1970."""
-
-    since_ms: int
-    reason: str
-
-
 def worst(reasons: Iterable[Reason]) -> Health:
     """The health that reasons make; healthy without one."""
     return max((reason.health for reason in reasons), key=_ORDER.index, default=Health.HEALTHY)
@@ -89,7 +84,7 @@ def sorted_by_weight(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
     return tuple(sorted(reasons, key=lambda reason: -_ORDER.index(reason.health)))
 
 
-def waiting_reasons(waits: Mapping[TopicPartition, Wait]) -> list[Reason]:
+def waiting_reasons(waits: Mapping[TopicPartition, Waiting]) -> list[Reason]:
     """What waits, partitions of one reason together, the oldest first."""
     found: dict[str, list[tuple[int, TopicPartition]]] = {}
     for partition, wait in waits.items():

@@ -1,4 +1,4 @@
-"""How a link is doing, seen from both clusters, its control and its ledger; nothing is asked of its processes.
+"""How a link is doing, seen from both clusters, its control, its ledger and the claims log; its processes are not asked.
 
 How it is measured:
 - lag in offsets: the source's high watermark less what the target has (its log end, or the offset map's).  What of it comes
@@ -7,13 +7,14 @@ How it is measured:
 - lag in bytes: those offsets times what an offset of the partition takes on the source's disks on average
   (DescribeLogDirs); None where that may not be asked.
 - whether it moves: two looks, `look_s` apart.
+- whether a mirror runs, and what it says of partitions that stand still: its last records in the claims log.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import kafka.errors as Errors
@@ -22,9 +23,11 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.divergence import read_headers
 from tolerant_client.mirror.ledger import Ledger
+from tolerant_client.mirror.link.claims import CLAIMS_TOPIC, RENEW_MS, ClaimsLog, Run
+from tolerant_client.mirror.link.claims_topic import read_claims
 from tolerant_client.mirror.link.control import WHOLE_LINK, LinkControl, link_options, read_control
 from tolerant_client.mirror.link.ends import Ends, compare_ends, has_map, look_led
-from tolerant_client.mirror.link.health import Health, Reason, few, sorted_by_weight, worst
+from tolerant_client.mirror.link.health import Health, Reason, few, sorted_by_weight, utc, waiting_reasons, worst
 from tolerant_client.mirror.link.health import names as names_of
 from tolerant_client.mirror.link.scope import link_topics, some
 from tolerant_client.mirror.losses import LedgerRow
@@ -73,6 +76,7 @@ class LinkStatus:
     losses: tuple[LedgerRow, ...] = ()
     open_transactions: tuple[Held, ...] = ()
     is_handed_back: bool = False
+    mirrors: tuple[Run, ...] = ()  # that were seen in the last hour, the newest at the end
 
     @property
     def health(self) -> Health:
@@ -94,7 +98,8 @@ class LinkStatus:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            **asdict(self),
+            **asdict(replace(self, mirrors=())),
+            "mirrors": [mirror_json(run) for run in self.mirrors],
             "reasons": [reason._asdict() for reason in self.reasons],
             "losses": [row._asdict() for row in self.losses],
             "open_transactions": [held.to_json() for held in self.open_transactions],
@@ -112,6 +117,7 @@ async def read_status(
     A broker that does not respond holds it up for some seconds, and its partitions are told as unknown.
     Raises OptionError where nobody says what it copies, and KafkaError.
     """
+    claims = await _read_claims(target)
     control = await read_control(target, link)
     chosen = link_topics(control, link, topics)
     names = select_topics(chosen, await source.partitions())
@@ -135,6 +141,7 @@ async def read_status(
     sizes = await _within(source, _bytes_per_offset, source, second) if behind else {}
     statuses = _by_topic(second, control, ages or {}, sizes, rows or {}, unseen)
     held = await find_held(source, held_spans(first, second))
+    mirrors = await _mirrors(target, link, claims)
     now_ms = int(time.time() * 1000)
     is_unfinished = control.is_promoted and not control.is_fenced
     reasons = [
@@ -146,7 +153,11 @@ async def read_status(
         reasons += [Reason(Health.BLOCKED, text) for text in differing.values()]
         reasons += _unseen_reasons(unseen, compared.unread if compared is not None else ())
         reasons += [Reason(Health.WAITING, str(one)) for one in held if is_held_long(one, now_ms)]
-        reasons += still((e for e in first if e.partition not in differing), second, control, seconds)
+        waiting = {p: why for run in mirrors or () if run.is_alive for p, why in run.waiting.items() if not control.pauses(p)}
+        reasons += waiting_reasons(waiting)
+        told = differing.keys() | waiting.keys()
+        reasons += still((e for e in first if e.partition not in told), second, control, seconds)
+        reasons += mirror_reasons(link, mirrors)
         reasons += _paused_reasons(control)
         if rows is None:
             reasons.append(Reason(Health.UNKNOWN, "what was lost is unknown: the ledger on the target could not be read in time"))
@@ -167,6 +178,7 @@ async def read_status(
         tuple(row for found in (rows or {}).values() for row in found),
         () if rested else tuple(held),
         control.is_handed_back,
+        tuple(mirrors or ()),
     )
 
 
@@ -177,6 +189,59 @@ async def _within(cluster: RawCluster, function: Callable[..., Awaitable[_T]], *
     except Errors.KafkaTimeoutError:
         return None
     return found
+
+
+async def _read_claims(target: RawCluster) -> ClaimsLog | None:
+    """None where we may not read who writes there, or a broker that hangs does not tell."""
+    try:
+        return await _within(target, read_claims, target)
+    except Errors.TopicAuthorizationFailedError:
+        return None
+
+
+async def _mirrors(target: RawCluster, link: str, before: ClaimsLog | None) -> list[Run] | None:
+    """The mirrors of a link that were seen lately; None where that is not known.
+
+    `before` is an earlier look: a mirror that has renewed since is alive, whatever the time is here.
+    """
+    if before is None or (now := await _read_claims(target)) is None:
+        return None
+    renewed = _alive(before, now, link)
+    if not any(run.is_alive for run in renewed) and any(not run.is_ended for run in renewed):
+        await target.net.sleep(RENEW_MS / 1000)  # its next record may be due just now
+        renewed = _alive(before, await _read_claims(target) or now, link)
+    return renewed
+
+
+def _alive(before: ClaimsLog, now: ClaimsLog, link: str) -> list[Run]:
+    now_ms = int(time.time() * 1000)
+    seen = {run.run: run.seen_ms for run in before.runs(now_ms)}
+    return [
+        replace(run, is_alive=not run.is_ended and (run.is_alive or run.seen_ms > seen.get(run.run, run.seen_ms)))
+        for run in now.runs(now_ms)
+        if run.link == link
+    ]
+
+
+def mirror_reasons(link: str, mirrors: Iterable[Run] | None) -> list[Reason]:
+    """What is to be said of a link whose mirror nobody has seen at work; None: it could not be looked for.  Pure."""
+    if mirrors is None:
+        return [Reason(Health.UNKNOWN, f"whether a mirror of link {link} runs is unknown: {CLAIMS_TOPIC} could not be read")]
+    known = list(mirrors)
+    if any(run.is_alive for run in known):
+        return []
+    if not known:
+        return [Reason(Health.UNKNOWN, f"no mirror of link {link} has been seen in the last hour: start it")]
+    last = known[-1]
+    what = "ended at" if last.is_ended else "was last seen at"
+    text = f"no mirror of link {link} runs: the last one, on {last.host} (process {last.pid}), {what} {utc(last.seen_ms)}"
+    return [Reason(Health.UNKNOWN, text)]
+
+
+def mirror_json(run: Run) -> dict[str, Any]:
+    """A mirror as it was seen; times in ms since 1970."""
+    shown = ("run", "host", "pid", "since_ms", "seen_ms", "is_alive", "is_ended")
+    return {name: getattr(run, name) for name in shown}
 
 
 def moved_per_s(first: Iterable[Ends], second: Iterable[Ends], seconds: float) -> float:

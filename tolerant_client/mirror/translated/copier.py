@@ -24,9 +24,10 @@ from tolerant_client.mirror.identical.append import resolve
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.limits import CopyLimits, Progress, raise_stopped
 from tolerant_client.mirror.link.beginning import ends_at, offsets_at, write_down
+from tolerant_client.mirror.link.claims import Waiting
 from tolerant_client.mirror.link.control import ControlWatch
 from tolerant_client.mirror.link.ends import require_no_copies_of_identical
-from tolerant_client.mirror.link.health import WAITS_AFTER_S, Wait
+from tolerant_client.mirror.link.health import WAITS_AFTER_S
 from tolerant_client.mirror.link.throttle import TokenBucket
 from tolerant_client.mirror.losses import MirrorPolicy
 from tolerant_client.mirror.sync import check_link, make_topics
@@ -194,13 +195,13 @@ class TranslatedCopier:
         waits = self.waiting()
         return {p: self._progress(copy, *before[p], waits.get(p)) for p, copy in copies.items()}
 
-    def waiting(self) -> dict[TopicPartition, Wait]:
+    def waiting(self) -> dict[TopicPartition, Waiting]:
         """Partitions that have not moved for WAITS_AFTER_S though there is something to copy, and why."""
         now, now_ms = self._clock(), int(time.time() * 1000)
         found = {p: copy.waits(WAITS_AFTER_S, now) for p, copy in self._partitions.items()}
-        return {p: Wait(now_ms - int(1000 * (now - w[0])), w[1]) for p, w in found.items() if w is not None}
+        return {p: Waiting(w[1], now_ms - int(1000 * (now - w[0]))) for p, w in found.items() if w is not None}
 
-    def _progress(self, copy: TranslatedPartition, records: int, size: int, losses: int, wait: Wait | None) -> Progress:
+    def _progress(self, copy: TranslatedPartition, records: int, size: int, losses: int, wait: Waiting | None) -> Progress:
         return Progress(
             acked=copy.acked,
             records=copy.records - records,

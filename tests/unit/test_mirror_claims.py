@@ -1,0 +1,301 @@
+"""Who may write which partition: the fold over the claims log, and many holders whose clocks and requests go wrong."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+from kafka.structs import TopicPartition
+
+from tolerant_client.mirror.link.claims import (
+    LEASE_MS,
+    MARGIN_MS,
+    MIRROR,
+    RENEW_MS,
+    Claimant,
+    ClaimsLog,
+    ClaimsRecord,
+    Holder,
+    Waiting,
+    decode_claims,
+    encode_claims,
+)
+
+P = [TopicPartition("orders", n) for n in range(4)]
+
+
+def holder(name: str, run: str = "run-1", **changes: object) -> Holder:
+    return Holder(name, "dr", run, "m1", 812, 1_000, **changes)  # type: ignore[arg-type]  # fields by name
+
+
+class Log:
+    """The claims topic of a broker whose clock is `ms`; whoever follows reads every record at once."""
+
+    def __init__(self, *claimants: Claimant) -> None:
+        self.ms = 1_000_000
+        self.epoch = 1
+        self.claimants = list(claimants)
+
+    def append(self, record: ClaimsRecord) -> None:
+        for claimant in self.claimants:
+            claimant.read(record, self.ms, self.epoch)
+
+    def say(self, claimant: Claimant) -> None:
+        while claimant.is_due(self.ms / 1000):
+            self.append(claimant.record(self.ms / 1000))
+
+    def settle(self) -> None:
+        while due := [c for c in self.claimants if c.is_due(self.ms / 1000)]:
+            for claimant in due:
+                self.append(claimant.record(self.ms / 1000))
+
+    def held(self, claimant: Claimant) -> list[int]:
+        return [p.partition for p in P if claimant.holds(p, self.ms / 1000)]
+
+
+def test_a_record_survives_its_encoding() -> None:
+    waiting = {P[3]: Waiting("the target's broker refuses", 5)}
+    record = ClaimsRecord(
+        holder("a"), 7, frozenset({P[0], P[1], P[3], TopicPartition("a-b", 2)}), frozenset({P[2]}), waiting, 30, True
+    )
+    value = encode_claims(record)
+    assert b'"orders":[[0,1],[3,3]]' in value
+    assert decode_claims(b"a", value) == record
+
+
+@pytest.mark.parametrize("value", [None, b"", b"{}", b"[]", b"null", b'{"version": 2}', b'{"version":1,"link":3}', b"\xff"])
+def test_what_no_mirror_has_written_says_nothing(value: bytes | None) -> None:
+    assert decode_claims(b"a", value) is None
+
+
+def test_ten_thousand_partitions_stay_small() -> None:
+    record = ClaimsRecord(holder("a"), 1, frozenset(TopicPartition(f"t{t}", n) for t in range(10) for n in range(1000)))
+    assert len(encode_claims(record)) < 1000
+
+
+def test_what_nobody_holds_is_granted_to_the_first_that_takes_it() -> None:
+    first, second = Claimant(holder("a")), Claimant(holder("b", "run-2"))
+    log = Log(first, second)
+    first.want(P[:2])
+    second.want(P[1:3])
+    one, two = first.record(log.ms / 1000), second.record(log.ms / 1000)  # neither has read the other's
+    log.append(one)
+    log.append(two)
+    assert (log.held(first), log.held(second)) == ([0, 1], [2])
+    assert second.blocked[P[1]].holder.id == "a"
+
+
+def test_what_another_process_of_the_run_holds_is_handed_over_when_it_is_released() -> None:
+    first, second = Claimant(holder("a")), Claimant(holder("b"))
+    log = Log(first, second)
+    first.want(P)
+    log.settle()
+    second.want(P[2:])
+    log.settle()
+    assert first.asked == set(P[2:]) and log.held(second) == []
+    first.leave(P[2:])
+    assert log.held(first) == [0, 1]
+    log.settle()
+    assert (log.held(first), log.held(second)) == ([0, 1], [2, 3])
+
+
+def test_another_run_is_not_asked_to_hand_over() -> None:
+    first, second = Claimant(holder("a")), Claimant(holder("b", "run-2"))
+    log = Log(first, second)
+    first.want(P)
+    log.settle()
+    second.want(P)
+    log.settle()
+    assert not first.asked and set(second.blocked) == set(P)
+
+
+def test_a_holder_that_is_gone_is_followed_once_its_lease_is_over_in_the_log() -> None:
+    first, second = Claimant(holder("a")), Claimant(holder("b", "run-2"))
+    log = Log(first, second)
+    first.want(P)
+    log.settle()
+    second.want(P)
+    for _ in range(LEASE_MS // RENEW_MS):
+        log.say(second)
+        assert not log.held(second)
+        log.ms += RENEW_MS
+    log.say(second)
+    log.say(second)
+    assert (log.held(first), log.held(second)) == ([], [0, 1, 2, 3])
+    log.say(first)  # wakes up, and is denied all
+    log.say(first)
+    assert log.held(first) == [] and set(first.blocked) == set(P)
+
+
+def test_a_holder_that_nobody_followed_holds_again_what_it_held() -> None:
+    claimant = Claimant(holder("a"))
+    log = Log(claimant)
+    claimant.want(P)
+    log.settle()
+    log.ms += LEASE_MS + 1
+    assert log.held(claimant) == []
+    log.settle()
+    assert log.held(claimant) == [0, 1, 2, 3]
+
+
+def test_a_holder_stops_before_its_lease_is_over_whatever_it_still_has_in_flight() -> None:
+    claimant = Claimant(holder("a"))
+    log = Log(claimant)
+    claimant.want(P)
+    log.settle()
+    since = log.ms
+    log.ms += RENEW_MS
+    claimant.record(log.ms / 1000)  # nobody knows whether it arrived
+    log.ms = since + LEASE_MS - MARGIN_MS - 1
+    assert claimant.holds(P[0], log.ms / 1000)
+    log.ms += 1
+    assert not claimant.holds(P[0], log.ms / 1000)
+
+
+def test_what_was_released_is_not_held_by_an_older_record_that_is_read_later() -> None:
+    claimant = Claimant(holder("a"))
+    log = Log(claimant)
+    claimant.want(P)
+    taken = claimant.record(log.ms / 1000)
+    claimant.leave(P[:1])
+    released = claimant.record(log.ms / 1000)
+    claimant.want(P[:1])
+    log.append(taken)
+    assert log.held(claimant) == [1, 2, 3]
+    log.append(released)
+    assert log.held(claimant) == [1, 2, 3]
+    log.settle()
+    assert log.held(claimant) == [0, 1, 2, 3]
+
+
+def test_a_record_that_comes_twice_or_late_says_nothing() -> None:
+    log, one = ClaimsLog(), holder("a")
+    first = ClaimsRecord(one, 1, names=frozenset(P[:1]))
+    assert log.read(first, 0, 1) == {P[0]}
+    assert log.read(first, 0, 1) is None
+    assert log.read(ClaimsRecord(one, 2), 0, 1) == set()
+    assert log.read(first, 0, 1) is None
+    assert log.read(ClaimsRecord(holder("b"), 1, names=frozenset(P[:1])), 0, 1) == {P[0]}
+
+
+def test_the_clock_of_another_leader_makes_no_lease_shorter() -> None:
+    log = ClaimsLog()
+    log.read(ClaimsRecord(holder("a"), 1, names=frozenset(P)), 1_000, 1)
+    later = ClaimsRecord(holder("b"), 1, names=frozenset(P))
+    assert log.read(later, 1_000 + 2 * LEASE_MS, 2) == set()
+
+
+def test_a_clock_that_is_set_back_makes_no_lease_shorter() -> None:
+    log = ClaimsLog()
+    log.read(ClaimsRecord(holder("c"), 1), 100_000, 1)
+    log.read(ClaimsRecord(holder("c"), 2), 10_000, 1)
+    log.read(ClaimsRecord(holder("a"), 1, names=frozenset(P)), 10_000, 1)
+    assert log.read(ClaimsRecord(holder("b"), 1, names=frozenset(P)), 10_000 + LEASE_MS, 1) == set()
+
+
+def test_a_reader_that_comes_later_finds_the_same_once_it_knows_the_last_lease() -> None:
+    first, second = Claimant(holder("a")), Claimant(holder("b", "run-2"))
+    log = Log(first)
+    first.want(P[:2])
+    second.want(P)
+    for _ in range(5):
+        log.say(first)
+        log.ms += RENEW_MS
+    log.claimants.append(second)
+    for _ in range(2):
+        log.say(first)
+        log.settle()
+        log.ms += RENEW_MS
+    assert (log.held(first), log.held(second)) == ([0, 1], [2, 3])
+
+
+def test_a_mirror_that_ended_is_not_alive_and_one_that_waits_says_why() -> None:
+    log = ClaimsLog()
+    main, copier = holder("m", role=MIRROR), holder("c")
+    waiting = {P[1]: Waiting("no leader", 900)}
+    log.read(ClaimsRecord(main, 1), 5_000, 1)
+    log.read(ClaimsRecord(copier, 1, names=frozenset(P), waiting=waiting, waiting_count=1), 6_000, 1)
+    (run,) = log.runs(7_000)
+    assert run.is_alive and run.seen_ms == 6_000 and run.waiting == waiting and run.pid == 812
+    assert log.claims(7_000)[P[2]].holder == copier
+    assert not log.runs(6_000 + LEASE_MS)[0].is_alive and not log.claims(6_000 + LEASE_MS)
+    log.read(ClaimsRecord(main, 2, is_end=True), 7_000, 1)
+    (run,) = log.runs(7_100)
+    assert run.is_ended and not run.is_alive and log.has_ended("run-1")
+
+
+# -- many holders, whose clocks and requests go wrong -------------------------
+
+
+@dataclass
+class Simulated:
+    """A process with a clock of its own, which may stand still with the process; its requests take their time."""
+
+    claimant: Claimant
+    offset: float
+    rate: float
+    position: int = 0
+    frozen_until: float = 0.0
+    reads_at: float = 0.0
+    says_at: float = 0.0
+
+    def now(self, real: float) -> float:
+        return self.offset + self.rate * real
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_partition_ever_has_two_writers(seed: int) -> None:
+    chance = random.Random(seed)
+    records: list[tuple[ClaimsRecord, int, int]] = []
+    arriving: list[tuple[float, ClaimsRecord]] = []
+    processes: list[Simulated] = []
+    epoch, clock = 1, 1_000_000.0  # of the leader, at real time 0
+    owned = dict.fromkeys(P, 0)
+    real = 0.0
+    names = iter(range(10_000))
+
+    def start() -> Simulated:
+        who = holder(f"h{next(names)}", chance.choice(["run-1", "run-1", "run-2"]))
+        return Simulated(Claimant(who), chance.uniform(0, 1e6), chance.uniform(0.995, 1.005), says_at=real, reads_at=real)
+
+    processes.extend(start() for _ in range(4))
+    while real < 240:
+        real += chance.uniform(0.0, 0.1)
+        if chance.random() < 0.002:  # another broker leads, whose clock is another one
+            epoch, clock = epoch + 1, clock + chance.uniform(-60_000, 60_000)
+        if chance.random() < 0.002:
+            processes[chance.randrange(len(processes))] = start()  # one is killed, another one comes
+        for at, record in sorted(arriving, key=lambda item: item[0]):
+            if at <= real:
+                arriving.remove((at, record))
+                records.append((record, int(clock + 1000 * real), epoch))
+        for process in processes:
+            claimant, now = process.claimant, process.now(real)
+            if real < process.frozen_until:
+                continue
+            if chance.random() < 0.003:
+                process.frozen_until = real + chance.choice([0.5, 3, 8, 12, 30])
+                continue
+            if chance.random() < 0.02:
+                claimant.want(chance.sample(P, chance.randint(1, 4)))
+            if chance.random() < 0.01:
+                claimant.leave(chance.sample(P, chance.randint(1, 4)))
+            if chance.random() < 0.5:
+                claimant.leave(claimant.asked)
+            if process.says_at <= real and claimant.is_due(now):
+                record = claimant.record(now)
+                process.says_at = real + chance.choice([0.01, 0.05, 0.5])
+                delay = chance.choice([0.001, 0.01, 0.1, 2.0, 9.0, 25.0]) if chance.random() < 0.1 else 0.01
+                for _ in range(chance.choice([0, 1, 2]) if chance.random() < 0.2 else 1):
+                    arriving.append((real + delay * chance.uniform(0.5, 2), record))
+            if process.reads_at <= real:
+                process.reads_at = real + (chance.uniform(0, 5) if chance.random() < 0.02 else 0.005)
+                for record, append_ms, leader_epoch in records[process.position :]:
+                    claimant.read(record, append_ms, leader_epoch)
+                process.position = len(records)
+        for partition in P:
+            writers = [p for p in processes if p.claimant.holds(partition, p.now(real))]
+            assert len(writers) < 2, f"{partition} at {real:.2f} s: {[w.claimant.holder for w in writers]}"
+            owned[partition] += len(writers)
+    assert all(owned.values())
