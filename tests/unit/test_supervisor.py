@@ -552,7 +552,7 @@ def test_a_service_reports_the_partition_that_cannot_go_on_and_lives(tmp_path: P
     going_on = writer(tmp_path, monkeypatch, error, goes_on=True)
     going_on.commit([going_on.write(iter(ROWS))], 0)
     told = ranges.ReportFile(tmp_path / "report.json").read()
-    assert dict(told.paused) == {STOPPED: "a-1-11: records of producer 5 at offset 7"}
+    assert dict(told.blocked) == {STOPPED: "a-1-11: records of producer 5 at offset 7"}
 
 
 @pytest.mark.parametrize(
