@@ -38,7 +38,7 @@ def health_of(state: LinkState, now_ms: int) -> tuple[Health, tuple[Reason, ...]
 
 
 def _reasons(state: LinkState, now_ms: int) -> Iterator[Reason]:
-    if state.control.is_promoted:
+    if state.control.is_promoted or state.control.is_fenced:
         text = "Its promotion has begun and has not ended, and nothing is copied: run the same command again"
         yield Reason(Health.BLOCKED, text)
     if state.phase is Phase.FAILED:

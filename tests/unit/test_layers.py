@@ -80,7 +80,7 @@ ORDER = [
     {"mirror.identical.partition", "mirror.plan"},
     {"mirror.topics", "mirror.divergence", "mirror.producers", "mirror.epochs", "mirror.measures"},
     {"mirror.own_topic"},
-    {"mirror.link.control", "mirror.link.claims_topic", "mirror.open_transactions"},
+    {"mirror.link.carriers", "mirror.link.control", "mirror.link.claims_topic", "mirror.open_transactions"},
     {"mirror.translated.map_topic"},
     {"mirror.translated.translate"},
     {"mirror.link.internal_topics", "mirror.link.configs", "mirror.link.acls"},

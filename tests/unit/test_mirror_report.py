@@ -21,6 +21,7 @@ from spark_integration.mirroring.link_state import Phase, TaskReport, news
 from spark_integration.mirroring.mirror_job import original_error
 from spark_integration.mirroring.ranges import CopiedRanges, RangesStreamWriter, ReportFile
 from spark_integration.mirroring.watch import LinkWatch
+from spark_integration.monitoring.look import SourceEnds
 from tolerant_client.errors import (
     ClusterUnreachableError,
     DataLossError,
@@ -33,6 +34,7 @@ from tolerant_client.errors import (
     TargetDivergedError,
     TolerantClientError,
 )
+from tolerant_client.mirror.led_offsets import LedOffsets
 from tolerant_client.mirror.limits import Progress
 from tolerant_client.mirror.link.claims import Waiting
 from tolerant_client.mirror.link.control import LinkControl
@@ -198,14 +200,11 @@ class Target:
         self._ends = ends
         self._failure = failure
 
-    def target_ends(self, partitions: object) -> dict[TopicPartition, int]:
-        return dict(self._ends)
+    def target_ends(self, partitions: object) -> LedOffsets:
+        return LedOffsets(dict(self._ends), {})
 
-    def source_ends(self, partitions: object) -> dict[TopicPartition, int]:
-        return {FIRST: 10, SECOND: 10}
-
-    def leaderless(self, partitions: object) -> dict[str, int]:
-        return {}
+    def source_ends(self, partitions: object) -> SourceEnds:
+        return SourceEnds({FIRST: 10, SECOND: 10}, {FIRST: 10, SECOND: 10}, {})
 
     def control(self) -> LinkControl:
         return LinkControl()
@@ -260,19 +259,19 @@ def test_pause_is_printed_when_it_begins(capsys: pytest.CaptureFixture[str]) -> 
     ]
 
 
-def test_metrics_count_paused_partitions_by_topic() -> None:
+def test_metrics_count_blocked_partitions_by_topic() -> None:
     with Watch({FIRST: 4, SECOND: 10}, metrics="127.0.0.1:0") as watch:
 
         def counted() -> str:
             watch.tell_phase(Phase.RUNNING)  # shows what is known
             with urllib.request.urlopen(f"{watch.url}metrics", timeout=5) as answer:
                 lines = answer.read().decode().splitlines()
-            return next(str(line) for line in lines if line.startswith("tolerant_mirror_paused_partitions{"))
+            return next(str(line) for line in lines if line.startswith("tolerant_mirror_blocked_partitions{"))
 
-        watch.tell(TaskReport(1, paused={FIRST: "why", SECOND: "why"}))
-        assert counted() == 'tolerant_mirror_paused_partitions{link="default",topic="orders"} 2.0'
+        watch.tell(TaskReport(1, blocked={FIRST: "why", SECOND: "why"}))
+        assert counted() == 'tolerant_mirror_blocked_partitions{link="default",topic="orders"} 2.0'
         watch.tell(TaskReport(2))
-        assert counted() == 'tolerant_mirror_paused_partitions{link="default",topic="orders"} 0.0'
+        assert counted() == 'tolerant_mirror_blocked_partitions{link="default",topic="orders"} 0.0'
 
 
 def test_error_of_the_mirror_is_shown_rather_than_that_of_its_ledger() -> None:

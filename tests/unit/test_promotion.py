@@ -15,6 +15,7 @@ from spark_integration.commands.exits import exit_code
 from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError, UnsupportedSourceError
 from tolerant_client.mirror.led_offsets import LedOffsets
 from tolerant_client.mirror.link import fence, promotion, scope
+from tolerant_client.mirror.link.carriers import Carried
 from tolerant_client.mirror.link.control import LinkControl, decode_control, encode_control
 from tolerant_client.mirror.link.ends import Comparison, Ends, has_map, require_no_copies_of_identical
 from tolerant_client.mirror.link.fence import Fenced
@@ -206,6 +207,7 @@ class World:
     is_translated: bool = False
     done: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
+    carried: Carried = Carried()
     looks: int = 0
     later: list[Ends] = field(default_factory=list)  # what the next looks find
 
@@ -285,6 +287,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(promotion, "list_led_offsets", leaders)
     answer("compare_ends", lambda: found.compared)
     answer("find_held", list)
+    answer("find_carried", lambda: found.carried)
     answer("read_headers", dict)
     monkeypatch.setattr(promotion, "update_control", update)
     monkeypatch.setattr(promotion, "sync_groups", sync)
@@ -345,6 +348,22 @@ def test_what_is_in_the_way_is_found_before_anything_is_written(world: World, ch
     report = world.promote()
     assert not report.is_done and report.exit_code == 3 and text in report.blockers[0]
     assert world.done == ["rehearsal", "rehearsal"] and not world.control.is_promoted
+
+
+def test_what_carries_records_of_the_link_is_fenced_though_nobody_has_written_it_down(world: World) -> None:
+    world.carried = Carried(frozenset((Q,)), {TopicPartition("clicks", 0): "it has no leader on the target"})
+    report = world.failover()
+    assert world.done == ["promoted", "fence 0,1", "fenced"]
+    assert [(p.topic, p.partition) for p in report.partitions] == [P, Q]
+    assert report.warnings[0].startswith("orders-1 carry records of the link, though")
+    assert "unknown is whether clicks-0 carry records of the link" in report.warnings[1]
+
+
+def test_what_the_source_has_deleted_is_fenced_by_a_promotion_too(world: World) -> None:
+    gone = TopicPartition("gone", 0)
+    world.carried = Carried(frozenset((gone,)))
+    assert world.promote().is_done
+    assert "fence 0,0" in world.done
 
 
 def test_a_dry_run_looks_twice_and_answers(world: World) -> None:

@@ -4,6 +4,8 @@ The course: look until all of the source is copied and nothing differs (failover
 promoted, fence whatever process of it there is (fence.py), see how far the copy came, move the groups a last time, write
 down that it is fenced.
 Laws:
+- What is promoted is all that the link's mirror has written down that it copies, and besides what carries its records, as the
+  target's logs say: a process of it could still write there.
 - Until the link is written down as promoted nothing is written, and whatever can be found to be in the way is found by then;
   the groups are rehearsed, too.
 - From then on there is no way back: whatever dies on the way, the same command again goes on.  Groups that cannot be moved
@@ -32,6 +34,7 @@ from tolerant_client.errors import ClusterUnreachableError, OptionError, text_of
 from tolerant_client.mirror.divergence import read_headers
 from tolerant_client.mirror.led_offsets import list_led_offsets
 from tolerant_client.mirror.ledger import Ledger, read_ledger
+from tolerant_client.mirror.link.carriers import Carried, find_carried
 from tolerant_client.mirror.link.control import LinkControl, link_options, read_control, update_control
 from tolerant_client.mirror.link.ends import Comparison, Ends, compare_ends, has_map, look
 from tolerant_client.mirror.link.fence import Fenced, fence_identical, fence_translated
@@ -43,6 +46,7 @@ from tolerant_client.mirror.link.promotion_report import (
     GroupPlace,
     PromotedPartition,
     PromotionReport,
+    carried_warnings,
     failover_warnings,
     promoted_before,
 )
@@ -67,6 +71,7 @@ class _Link:
     target: RawCluster
     topics: LinkTopics
     is_translated: bool
+    carried: Carried = Carried()  # besides its topics
 
 
 class Blocker(NamedTuple):
@@ -144,9 +149,12 @@ async def promote(
     if control.is_fenced:
         return promoted_before("promote", link, is_dry_run)
     chosen = await require_whole(source, target, control, link, topics)
-    of = _Link(link, target, chosen, await has_map(target, link, control))
     partitions, lacking = await partitions_of_link(source, target, chosen)
-    partitions = _to_fence(control, partitions)
+    carried = await find_carried(target, control.producer_ids, partitions)
+    of = _Link(link, target, chosen, await has_map(target, link, control), carried)
+    on_source = await _of_source(source, carried.partitions)
+    on_target = sorted(carried.partitions - set(on_source))  # the source has deleted it: it is fenced, and lags in nothing
+    partitions = _to_fence(control, sorted({*partitions, *carried.partitions}))
     if leaderless := (await _without_leader(of, partitions)):
         raise OptionError(_not_to_be_fenced(leaderless))
     if groups is not None and not is_dry_run:
@@ -156,10 +164,11 @@ async def promote(
     if control.is_promoted:  # what was begun before has no way back
         found: list[str] = []
         warnings = [f"{some(map(_name, lacking))}: on the source alone, and so not promoted"] if lacking else []
-        ends = await look(source, target, link, partitions, of.is_translated)
+        ends = await look(source, target, link, [p for p in partitions if p not in on_target], of.is_translated)
     else:
-        ends, found = await _wait(of, source, 0.0 if is_dry_run else deadline_s, tell)
+        ends, found = await _wait(of, source, on_source, 0.0 if is_dry_run else deadline_s, tell)
         warnings = []
+    warnings += carried_warnings(carried)
     fences: dict[TopicPartition, Fenced] = {}
     will_do = not is_dry_run and not found
     if will_do:
@@ -167,7 +176,7 @@ async def promote(
     with half_done("the promotion") if will_do else nullcontext():
         if will_do:
             partitions = [e.partition for e in ends]
-            fences = await _fence(of, partitions)
+            fences = await _fence(of, [*partitions, *_to_fence(control, on_target)])
             ends = _as_fenced(await look(source, target, link, partitions, of.is_translated), fences)
         moved = None if groups is None else await _move_groups(of, source, groups, is_dry_run=not will_do)
         report = PromotionReport(
@@ -198,8 +207,10 @@ async def failover(
     if control.is_fenced:
         return promoted_before("failover", link, is_dry_run)
     chosen = await require_whole(None, target, control, link, topics)
-    of = _Link(link, target, chosen, await has_map(target, link, control))
     partitions = await partitions_on_target(target, chosen)
+    carried = await find_carried(target, control.producer_ids, partitions)
+    of = _Link(link, target, chosen, await has_map(target, link, control), carried)
+    partitions = sorted({*partitions, *carried.partitions})
     if not partitions and not control.unfenced:
         raise OptionError(f"The target has no topic of link {link}; check --target and --link")
     partitions = _to_fence(control, partitions)
@@ -221,7 +232,7 @@ async def failover(
             not is_dry_run and not leaderless,
             shown,
             (_not_to_be_fenced(leaderless),) if leaderless else (),
-            (*failover_warnings(shown), *unread),
+            (*carried_warnings(carried), *failover_warnings(shown), *unread),
             group_places=places,
             losses=await _losses(target, link),
             is_begun=not is_dry_run and bool(leaderless),
@@ -244,13 +255,21 @@ async def _control(target: RawCluster, link: str) -> LinkControl:
     return control
 
 
+async def _of_source(source: RawCluster, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
+    """Those that the source has."""
+    if not partitions:
+        return []
+    there = await source.partitions()
+    return sorted(p for p in partitions if p.partition in there.get(p.topic, ()))
+
+
 async def _wait(
-    of: _Link, source: RawCluster, deadline_s: float, tell: Callable[[str], None]
+    of: _Link, source: RawCluster, besides: list[TopicPartition], deadline_s: float, tell: Callable[[str], None]
 ) -> tuple[list[Ends], list[str]]:
     """Looks at least twice, until nothing is in the way, something is that no waiting cures, or the deadline: how far both
     sides are then, and what is in the way.
 
-    What is waited for is told when it changes.  Raises OptionError where the source has nothing of the link.
+    `besides` its topics, these partitions are looked at.  What is waited for is told when it changes.  Raises OptionError where the source has nothing of the link.
     """
     told = ""
     deadline = time.monotonic() + deadline_s
@@ -258,7 +277,7 @@ async def _wait(
     before: dict[TopicPartition, Ends] = {}
     while True:
         partitions, lacking = await partitions_of_link(source, of.target, of.topics)
-        ends = await look(source, of.target, of.name, partitions, of.is_translated)
+        ends = await look(source, of.target, of.name, sorted({*partitions, *besides}), of.is_translated)
         # Heartbeats never end; they say nothing that is to be kept.
         kept = [e for e in ends if not is_heartbeats(of.topics, e.partition.topic)]
         control = await read_control(of.target, of.name)
