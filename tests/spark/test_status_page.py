@@ -89,7 +89,7 @@ def test_texts_are_shown_as_they_are_and_never_run(served: StatusServer, browser
 
 
 def test_health_is_told_in_words_to_everybody(served: StatusServer, browser: Browser, board: Board) -> None:
-    assert browser.text("#level") == "blocked" and browser.text("#worst").startswith(": audit.log-2: ")
+    assert browser.text("#level") == "blocked" and browser.text("#worst") == f": audit.log-2: {HOSTILE}"
     assert len(browser.texts("#reasons li")) == 1
     assert browser.texts("#standing tbody td")[:2] == ["audit.log-2", "blocked"]
     assert browser.run("return document.getElementById('health').getAttribute('role')") == "status"
@@ -257,7 +257,7 @@ def test_links_are_chosen_by_buttons(served: StatusServer, browser: Browser, boa
     assert not browser.run("return document.getElementById('links').checkVisibility()")
     board.tell(replace(state(NOW_MS, link="B-A", busy=0.0), phase=Phase.RESTARTING, problem="lost"))
     browser.until("return document.querySelectorAll('#links button').length === 2")
-    assert browser.texts("#links button") == ["● A-B (warning)", "● B-A (critical)"]
+    assert browser.texts("#links button") == ["● A-B (blocked)", "● B-A (waiting)"]
     browser.run("document.querySelectorAll('#links button')[1].click()")
     browser.until("return document.getElementById('clusters').textContent.startsWith('B → A')")
     assert browser.value("#lag_offsets") == 0

@@ -101,7 +101,8 @@ def blocked_reasons(blocked: Mapping[TopicPartition, str]) -> list[Reason]:
     found: dict[str, list[TopicPartition]] = {}
     for partition, reason in sorted(blocked.items()):
         found.setdefault(reason, []).append(partition)
-    return [Reason(Health.BLOCKED, text) for text in few(f"{names(of)}: {reason}" for reason, of in found.items())]
+    texts = few(reason if names(of) in reason else f"{names(of)}: {reason}" for reason, of in found.items())
+    return [Reason(Health.BLOCKED, text) for text in texts]
 
 
 def names(partitions: Iterable[TopicPartition]) -> str:
