@@ -26,6 +26,7 @@ from spark_integration.mirroring.watch import LinkWatch
 from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link.ends import look
+from tolerant_client.mirror.link.health import counted
 from tolerant_client.mirror.losses import MirrorPolicy
 from tolerant_client.mirror.open_transactions import Held, find_held
 from tolerant_client.mirror.topic_filter import names_of
@@ -177,13 +178,13 @@ def mirror(
         )
         code = LOOK if is_to_look else 0
         # A topic with translated offsets also gains markers and what others write.
-        counted = {"records" if is_identical else "offsets": watch.copied, "seconds": round(seconds, 3)}
-        document = {**counted, "topics": names, "losses": losses, "paused": paused, "blocked": blocked, "exit_code": code}
+        sums = {"records" if is_identical else "offsets": watch.copied, "seconds": round(seconds, 3)}
+        document = {**sums, "topics": names, "losses": losses, "paused": paused, "blocked": blocked, "exit_code": code}
         echo_json({**document, "open_transactions": [one.to_json() for one in held]})
     elif is_identical:
-        typer.echo(f"{watch.copied:,} offsets of {len(names)} topics copied in {seconds:.1f} s")
+        typer.echo(f"{counted(watch.copied, 'offset')} of {counted(len(names), 'topic')} copied in {seconds:.1f} s")
     else:
-        typer.echo(f"{len(names)} topics copied in {seconds:.1f} s; they have gained {watch.copied:,} offsets on the target")
+        typer.echo(f"{counted(len(names), 'topic')} copied in {seconds:.1f} s; they have gained {watch.copied:,} offsets on the target")
     if is_to_look:
         raise typer.Exit(LOOK)
 

@@ -47,7 +47,7 @@ def plan(
     """
     if config is not None and offsets is not None:
         raise OptionError("--config says whether offsets are translated: leave --offsets out")
-    given = given_link(source, target, topics, link, config, flow, None, source_properties, target_properties).known()
+    given = given_link(source, target, topics, link, config, flow, None, source_properties, target_properties).with_source().known()
     besides, policy = Besides(), MirrorPolicy()
     is_translated = None if offsets is None else offsets is OffsetsKind.TRANSLATED
     if given.flow is not None:

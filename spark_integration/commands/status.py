@@ -34,7 +34,7 @@ def status(
     target_properties: TargetProperties = None,
 ) -> None:
     """How a link is doing: lag in offsets, seconds and bytes, what is paused, lost or wrong.  Exit code 3: look at it."""
-    given = given_link(source, target, topics, link, config, flow, None, source_properties, target_properties).known()
+    given = given_link(source, target, topics, link, config, flow, None, source_properties, target_properties).with_source().known()
 
     async def ask(origin: RawCluster, there: RawCluster) -> LinkStatus:
         return await read_status(origin, there, given.link, given.link_topics)

@@ -229,7 +229,9 @@ def test_of_a_broker_that_hangs_the_partitions_are_unknown_and_the_others_are_to
 # -- whether a mirror runs ----------------------------------------------------
 
 
-def test_status_names_the_mirror_that_runs_and_says_when_none_was_seen(source: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_names_the_mirror_that_runs_and_says_when_none_was_seen(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tolerant_client.mirror.link import status as module
 
     create_topic(source, "seen")
@@ -249,7 +251,8 @@ def test_status_names_the_mirror_that_runs_and_says_when_none_was_seen(source: s
     found = status_of(source, target, "seen")
     assert (found.health, found.exit_code) == (Health.HEALTHY, 0), found.reasons
     assert [(run.host, run.pid, run.is_alive) for run in found.mirrors] == [("m1", os.getpid(), True)]
-    records[:] = [ClaimsRecord(holder, 2, waiting={TopicPartition("seen", 0): Waiting("append answered X", now_ms - 20_000)}, waiting_count=1)]
+    waiting = {TopicPartition("seen", 0): Waiting("append answered X", now_ms - 20_000)}
+    records[:] = [ClaimsRecord(holder, 2, waiting=waiting, waiting_count=1)]
     found = status_of(source, target, "seen")
     assert found.health is Health.WAITING and "append answered X" in found.findings[0]
     now_ms -= 50_000

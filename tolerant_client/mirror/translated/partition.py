@@ -131,7 +131,7 @@ class TranslatedPartition:
         self._doubts = 0
         self._progressed_at = link.clock()
         self._reasons: deque[str] = deque(maxlen=5)
-        self._troubled_since: float | None = None
+        self._stands_since: float | None = None  # there is something to copy, or trouble
         self._is_taken_over = False
 
     def __str__(self) -> str:
@@ -289,8 +289,10 @@ class TranslatedPartition:
                 self._advance(position)
             elif not self.intake:
                 await self._record_position()
-        await self._producer.open()
         began = self._link.clock()
+        if self._stands_since is None:
+            self._stands_since = began
+        await self._producer.open()
         copied, size = self.acked, 0
         while True:
             self._check_fetches()
@@ -367,11 +369,12 @@ class TranslatedPartition:
 
     def waits(self, after_s: float, now: float) -> tuple[float, str] | None:
         """Since when nothing moves though there is something to copy, if that is longer than `after_s`, and the last reason."""
-        since = self._troubled_since
+        since = self._stands_since
         if since is None or now - since < after_s or self.error is not None or self.paused is not None:
             return None
         has_work = not self._is_taken_over or bool(self.intake) or self.intake.is_behind
-        return (since, self._reasons[-1]) if has_work else None
+        reason = self._reasons[-1] if self._reasons else "the target has not taken what was sent to it"
+        return (since, reason) if has_work else None
 
     async def _trouble(self, error: Exception) -> None:
         """Pauses, or stops: for good reasons found three times without progress between, or after the patience."""
@@ -380,8 +383,8 @@ class TranslatedPartition:
         cause = error.__cause__ if isinstance(error.__cause__, Errors.KafkaError) else error
         self.troubles += 1
         self._is_taken_over = False
-        if self._troubled_since is None:
-            self._troubled_since = now
+        if self._stands_since is None:
+            self._stands_since = now
         self._reasons.append(f"{type(cause).__name__}: {cause}")
         self._doubts += not getattr(cause, "retriable", False)
         is_believed = self._doubts >= BELIEVED_AFTER
@@ -456,7 +459,7 @@ class TranslatedPartition:
         if position > self.acked:
             self._progressed_at = self._link.clock()
             self._doubts = 0
-            self._troubled_since = None
+            self._stands_since = None
             self._reasons.clear()
         had_reached = self.has_reached
         self.acked = max(self.acked, position)
