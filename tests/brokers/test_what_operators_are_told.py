@@ -168,7 +168,7 @@ def copy_for(source: str, target: str, topic: str, seconds: float, *, is_transla
             else:
                 prepared = prepare(source, target, topic, f"{topic}-link")
                 copier = LinkCopier(origin, copy, prepared.producer_id, link=f"{topic}-link")
-            return await copier.copy_each({TopicPartition(topic, 0): None}, hold_ms=int(seconds * 1000))
+            return await copier.copy_each({TopicPartition(topic, 0): None}, hold_ms=int(seconds * 1000), lease_ms=1_000)
 
         return origin.run(run)
 

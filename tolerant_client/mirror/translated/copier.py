@@ -187,12 +187,12 @@ class TranslatedCopier:
         try:
             await self._wait(lambda: all(c.error or c.paused or c.has_reached for c in copies.values()), hold_until)
         finally:
+            waits = self.waiting()
             for copy in copies.values():
                 if not lease_ms or copy.error is not None:
                     copy.release()
         if not lease_ms:
             await self._wait(lambda: all(copy.is_done for copy in copies.values()), 0.0)
-        waits = self.waiting()
         return {p: self._progress(copy, *before[p], waits.get(p)) for p, copy in copies.items()}
 
     def waiting(self) -> dict[TopicPartition, Waiting]:

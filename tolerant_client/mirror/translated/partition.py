@@ -225,6 +225,8 @@ class TranslatedPartition:
             self._link.on_end()
 
     async def _take_over(self) -> None:
+        if self._stands_since is None:
+            self._stands_since = self._link.clock()
         await self._producer.take_over()
         try:
             # Promotion is written down before the copiers are fenced: whoever takes over behind that finds it here.
@@ -238,6 +240,8 @@ class TranslatedPartition:
         self._advance(position)
         self.intake.begin(position)
         self._is_taken_over = True
+        if not self._reasons:
+            self._stands_since = None
         self._link.on_taken_over()
 
     async def _look_at_target(self) -> None:
@@ -373,7 +377,7 @@ class TranslatedPartition:
         if since is None or now - since < after_s or self.error is not None or self.paused is not None:
             return None
         has_work = not self._is_taken_over or bool(self.intake) or self.intake.is_behind
-        reason = self._reasons[-1] if self._reasons else "the target has not taken what was sent to it"
+        reason = self._reasons[-1] if self._reasons else "the target's brokers have not finished what was asked of them"
         return (since, reason) if has_work else None
 
     async def _trouble(self, error: Exception) -> None:
