@@ -332,7 +332,7 @@ def test_open_transactions_of_the_source_are_in_the_way_of_a_promotion(source: s
         mirror(source, target, topic, link)
         report = run(source, target, promote, link, deadline_s=0.0)
         assert not report.is_done and "transactions are open" in report.blockers[0]
-        assert "producer id" in report.warnings[0] and "since offset 10" in report.warnings[0]
+        assert "producer id" in report.warnings[0] and "--start-offset 10" in report.warnings[0]
         origin.run(producer.abort)
     wait_for(lambda: ends(source, topic) == [13])
     mirror(source, target, topic, link)

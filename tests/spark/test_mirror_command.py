@@ -239,7 +239,7 @@ def test_a_copy_that_an_open_transaction_holds_up_says_whose_it_is(clusters: tup
         producer.begin_transaction()
         producer.send("cmd-held", b"open", partition=0).get(20)
         fill(clusters[0], "cmd-held", first=20, count=30)
-        done = run("mirror", *link(clusters, "cmd-held"), "--once", "--json", "--link", "held")
+        done = run("mirror", *link(clusters, "cmd-held"), "--once", "--json", "--link", "held", timeout=300)
         producer.abort_transaction()
     finally:
         producer.close()
