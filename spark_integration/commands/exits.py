@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+from pathlib import Path
 from typing import Final
 
 import typer
 
-from tolerant_client.errors import ClusterUnreachableError, OptionError
+from tolerant_client.errors import ClusterUnreachableError, OptionError, text_of
 from tolerant_client.testing import ClusterStartError
+from tolerant_client.testing.artifacts import java_executable
 
 FAILED: Final = 1
 NOT_STARTED: Final = 2  # wrong options, or a cluster that does not answer at the start: nothing was written
@@ -17,6 +21,21 @@ LOOK: Final = 3  # done, but an operator has to look
 def exit_code(error: Exception) -> int:
     """That of a command which ends with this error before it has begun."""
     return NOT_STARTED if isinstance(error, (OptionError, ClusterStartError, ClusterUnreachableError)) else FAILED
+
+
+def require_spark() -> None:
+    """Raises OptionError where Spark cannot be started here, so that nothing is written before that is known."""
+    if importlib.util.find_spec("pyspark") is None:
+        raise OptionError('The mirror is run by Spark, and pyspark is not installed: pip install "tolerant-client[spark]"')
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return  # started by spark-submit: its JVM runs
+    home = os.environ.get("JAVA_HOME")
+    if home and not Path(home, "bin", "java").exists():
+        raise OptionError(f"JAVA_HOME is {home}, and there is no bin/java in it: Spark needs Java 17 or newer there")
+    try:
+        java_executable("to run Spark")
+    except ClusterStartError as error:
+        raise OptionError(text_of(error)) from error
 
 
 def tell_failure(error: Exception) -> None:

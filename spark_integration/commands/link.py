@@ -87,6 +87,11 @@ class GivenLink:
             raise OptionError("Give --source, too: HOST:PORT[,HOST:PORT...]")
         return self.source
 
+    def with_source(self) -> GivenLink:
+        """The same; raises OptionError where no source was given, before anybody is asked anything."""
+        assert self.known_source is not None
+        return self
+
     def run(self, ask: Callable[[RawCluster, RawCluster], Awaitable[_T]]) -> _T:
         """Asks both clusters; raises OptionError where no source was given."""
         names = None if self.topics is None else self.topics.names

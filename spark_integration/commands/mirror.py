@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Final
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
-from spark_integration.commands.exits import FAILED, LOOK, tell_failure
-from spark_integration.commands.link import Config, GivenTopics, MaybeLink, MaybeSource, MaybeTarget, time_ms, unnamed_link
+from spark_integration.commands.exits import FAILED, LOOK, require_spark, tell_failure
+from spark_integration.commands.link import (
+    Config,
+    GivenTopics,
+    MaybeLink,
+    MaybeSource,
+    MaybeTarget,
+    echo_json,
+    time_ms,
+    unnamed_link,
+)
 from spark_integration.commands.mirror_flows import mirror_flows
 from spark_integration.commands.options import (
     Json,
@@ -28,12 +36,16 @@ from spark_integration.mirroring.watch import LinkWatch
 from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link.ends import look
+from tolerant_client.mirror.link.health import counted
 from tolerant_client.mirror.losses import MirrorPolicy
+from tolerant_client.mirror.open_transactions import Held, find_held
 from tolerant_client.mirror.topic_filter import names_of
-from tolerant_client.raw import RawCluster
+from tolerant_client.raw import LATEST, READ_COMMITTED, RawCluster
 
 if TYPE_CHECKING:  # with Spark, which a look at a file needs not
     from spark_integration.mirroring.mirror_job import MirrorSettings
+
+_T = TypeVar("_T")
 
 _SHOWN: Final = 20  # partitions of an interrupted copy
 _PATIENCE_MS: Final = 5_000  # with a target that is asked how far it is, and may be why the copy was interrupted
@@ -106,6 +118,7 @@ def mirror(
         raise OptionError("--dry-run goes with --config; for one link: tolerant-kafka plan")
     if until_time is not None and not once:
         raise OptionError("--until goes with --once")
+    require_spark()
     from spark_integration.mirroring import mirror_job
     from spark_integration.mirroring.supervisor import stop_signals
 
@@ -131,46 +144,92 @@ def mirror(
         prepared = mirror_job.prepare(settings, claim)
         for warning in prepared.warnings:
             typer.echo(f"tolerant-kafka: warning: {warning}", err=True)
-        watch = open_.enter_context(
-            LinkWatch(
-                settings.source,
-                settings.target,
-                prepared.ends,
-                settings.link,
-                is_once=once,
-                is_shown=is_shown,
-                metrics=metrics,
-                offsets=settings.offsets,
-            )
+        watch = LinkWatch(
+            settings.source,
+            settings.target,
+            prepared.ends,
+            settings.link,
+            is_once=once,
+            is_shown=is_shown,
+            metrics=metrics,
+            offsets=settings.offsets,
         )
         try:
-            is_done = mirror_job.run(settings, prepared, stopping.is_set, watch.tell, claim=claim)
+            with watch:
+                goals = held_at_start(settings, prepared.ends) if once else {}
+                is_done = mirror_job.run(settings, prepared, stopping.is_set, watch.tell, claim=claim)
+                late = {p: end for p, end in goals.items() if watch.reached.get(p, 0) < end}
+                held = still_held(settings, late) if is_done else []
         except KafkaError as error:  # whatever it is, it is no wrong option: copying had begun
-            tell_failure(error)
+            tell_failure(error)  # after the bars are gone: they would be drawn over it
             raise typer.Exit(FAILED) from error
     if once and not is_done:
         _tell_interruption(settings, prepared.ends)
         raise typer.Exit(stopping.exit_code)
     seconds = time.monotonic() - started
     names = sorted({p.topic for p in prepared.ends})
-    behind = [p for p in watch.behind if p not in watch.paused] if once and is_identical else []
+    standing = watch.standing
+    stands = standing.paused.keys() | standing.blocked.keys()
+    behind = [p for p in watch.behind if p not in stands] if once and is_identical else []
     for row in watch.losses:
         typer.echo(f"tolerant-kafka: loss: {row}", err=True)
     for partition in behind:
         text = f"{partition.topic}-{partition.partition} did not reach the end that its source had at the start"
         typer.echo(f"tolerant-kafka: behind: {text}; start the mirror again", err=True)
+    for one in held:
+        typer.echo(f"tolerant-kafka: waiting: copied up to the last stable offset; {one}", err=True)
+    ended = sorted(late.keys() - {one.partition for one in held} - set(behind) - stands)
+    for partition in ended:
+        text = f"{partition.topic}-{partition.partition} had an open transaction at the start, which has ended since"
+        typer.echo(f"tolerant-kafka: behind: {text}; start the mirror again", err=True)
+    is_to_look = bool(watch.losses or stands or behind or late)
     if as_json:
         losses = [row._asdict() for row in watch.losses]
-        paused = [{**partition._asdict(), "reason": reason} for partition, reason in sorted(watch.paused.items())]
+        paused, blocked = (
+            [{**partition._asdict(), "reason": reason} for partition, reason in sorted(found.items())]
+            for found in (standing.paused, standing.blocked)
+        )
+        code = LOOK if is_to_look else 0
         # A topic with translated offsets also gains markers and what others write.
-        counted = {"records" if is_identical else "offsets": watch.copied, "seconds": round(seconds, 3)}
-        typer.echo(json.dumps({**counted, "topics": names, "losses": losses, "paused": paused}))
+        sums = {"records" if is_identical else "offsets": watch.copied, "seconds": round(seconds, 3)}
+        document = {**sums, "topics": names, "losses": losses, "paused": paused, "blocked": blocked, "exit_code": code}
+        echo_json({**document, "open_transactions": [one.to_json() for one in held]})
     elif is_identical:
-        typer.echo(f"{watch.copied:,} offsets of {len(names)} topics copied in {seconds:.1f} s")
+        typer.echo(f"{counted(watch.copied, 'offset')} of {counted(len(names), 'topic')} copied in {seconds:.1f} s")
     else:
-        typer.echo(f"{len(names)} topics copied in {seconds:.1f} s; they have gained {watch.copied:,} offsets on the target")
-    if watch.losses or watch.paused or behind:
+        typer.echo(f"{counted(len(names), 'topic')} copied in {seconds:.1f} s; they have gained {watch.copied:,} offsets on the target")
+    if is_to_look:
         raise typer.Exit(LOOK)
+
+
+def held_at_start(settings: MirrorSettings, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    """Of partitions with an open transaction, where the source's logs end now: what is left after the last stable offset."""
+    if settings.until_ms is not None:
+        return {}  # the goals are times
+
+    async def ask(source: RawCluster) -> dict[TopicPartition, int]:
+        ends = await source.list_offsets(dict.fromkeys(partitions, LATEST))
+        stable = await source.list_offsets(dict.fromkeys(ends, LATEST), isolation_level=READ_COMMITTED)
+        return {p: end for p, end in ends.items() if stable[p] < end}
+
+    return _of_source(settings, ask)
+
+
+def still_held(settings: MirrorSettings, goals: Mapping[TopicPartition, int]) -> list[Held]:
+    """Of offsets before `goals` that were not copied, those that open transactions still hold back, and whose these are."""
+    if not goals:
+        return []
+
+    async def ask(source: RawCluster) -> list[Held]:
+        stable = await source.list_offsets(dict.fromkeys(goals, LATEST), isolation_level=READ_COMMITTED)
+        return await find_held(source, {p: (stable[p], end) for p, end in goals.items()})
+
+    return _of_source(settings, ask)
+
+
+def _of_source(settings: MirrorSettings, ask: Callable[[RawCluster], Awaitable[_T]]) -> _T:
+    with RawCluster(kafka_python_config(settings.source), name="source", names=settings.names) as source:
+        return source.run(ask, source)
 
 
 def _tell_interruption(settings: MirrorSettings, ends: Mapping[TopicPartition, int]) -> None:

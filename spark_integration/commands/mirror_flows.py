@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from spark_integration.commands.exits import require_spark
 from spark_integration.mm2.flows import Flow, Flows, read_flows
 
 
@@ -26,6 +27,7 @@ def mirror_flows(
     if is_dry_run:
         show(flows, as_json)
         return
+    require_spark()
     from spark_integration.mirroring.flow_links import run_flows  # with Spark, which a look at the file needs not
     from spark_integration.mirroring.supervisor import stop_signals
 

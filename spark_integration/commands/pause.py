@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Annotated
 
@@ -53,7 +53,14 @@ def resume(
 ) -> None:
     """Let go on what was paused: all of it, or the topics and partitions that are named."""
     given = given_link(None, target, None, link, config, flow, target_properties=target_properties)
-    _change(given, lambda now: resumed(now, _names(topic, partition)), dry_run, as_json)
+    names = _names(topic, partition)
+
+    async def held(there: RawCluster) -> Collection[str]:
+        return (await read_control(there, given.link)).paused
+
+    if unknown := unpaused(topic, given.run_on_target(held) if topic else ()):
+        _require_there(given, unknown, partition)
+    _change(given, lambda now: resumed(now, names), dry_run, as_json)
 
 
 def throttle(
@@ -103,6 +110,11 @@ def _names(topics: list[str], partitions: list[int]) -> list[str]:
     return topics or [WHOLE_LINK]
 
 
+def unpaused(topics: Iterable[str], held: Collection[str]) -> list[str]:
+    """Topics of which nothing is paused: a wrong name is one of them, a topic that was deleted since it was paused is not."""
+    return [t for t in topics if not any(name == t or name.startswith(f"{t}-") for name in held)]
+
+
 def _require_there(given: GivenLink, topics: list[str], partitions: list[int]) -> None:
     """Raises OptionError for what the target does not have, and for a partition that is called as another topic."""
     if not topics:
@@ -134,12 +146,12 @@ def _change(given: GivenLink, change: Callable[[LinkControl], LinkControl], dry_
         document = {"link": given.link, "is_dry_run": dry_run, "is_changed": after != before}
         echo_json({**document, "paused": sorted(after.paused), "bytes_per_s": after.bytes_per_s})
         return
-    would = "would be" if dry_run else "is"
+    would = "would be " if dry_run else ""
     what = "the whole link" if WHOLE_LINK in after.paused else ", ".join(sorted(after.paused)) or "nothing"
-    typer.echo(f"Link {given.link}: paused {would} {what}; its rate {would} {_rate(after)}{'' if after != before else ' (as before)'}")
+    typer.echo(f"Link {given.link}: {would}paused: {what}; rate limit: {_rate(after)}{'' if after != before else ' (as before)'}")
 
 
 def _rate(control: LinkControl) -> str:
     if control.bytes_per_s is None:
-        return "what its file says, or no limit"
-    return "no limit" if control.bytes_per_s == NO_LIMIT else f"at most {control.bytes_per_s:,} bytes a second"
+        return "that which its mirror was started with, if any"
+    return "none" if control.bytes_per_s == NO_LIMIT else f"{control.bytes_per_s:,} bytes a second"

@@ -47,7 +47,7 @@ def plan(
     """
     if config is not None and offsets is not None:
         raise OptionError("--config says whether offsets are translated: leave --offsets out")
-    given = given_link(source, target, topics, link, config, flow, None, source_properties, target_properties).known()
+    given = given_link(source, target, topics, link, config, flow, None, source_properties, target_properties).with_source().known()
     besides, policy = Besides(), MirrorPolicy()
     is_translated = None if offsets is None else offsets is OffsetsKind.TRANSLATED
     if given.flow is not None:
@@ -99,11 +99,13 @@ def _lines(found: LinkPlan) -> Iterator[str]:
     yield from (f"refused: {text}" for text in found.refusals)
     for topic in found.topics:
         yield from (f"waits: {topic.topic}-{number}: {why}" for number, why in sorted(topic.waiting.items()))
+    yield from (f"waits: {held}" for held in found.held)
     yield from (f"warning: {text}" for text in found.warnings)
     yield from (f"durability: {text}" for text in found.durability)
     if found.configs is not None:
         for c in found.configs.changed:
-            yield f"configuration: {c.topic} {c.name}: {c.before} to {c.after or 'the default'}"
+            before = f"{c.before} (a default)" if c.before == c.after else c.before
+            yield f"configuration: {c.topic} {c.name}: {before} to {c.after or 'the default'}"
         yield from (f"configuration left: {left}" for left in found.configs.left)
     if found.acls is not None:
         yield from (f"ACL: {acl}" for acl in found.acls.added)

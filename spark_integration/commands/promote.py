@@ -58,7 +58,7 @@ def promote(
             origin, there, given.link, given.topics, given.groups, deadline_s=wait, is_dry_run=dry_run, tell=tell
         )
 
-    _show(given.whole().run(ask), as_json)
+    _show(given.with_source().whole().run(ask), as_json)
 
 
 def failover(

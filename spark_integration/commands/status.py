@@ -17,6 +17,7 @@ from spark_integration.commands.link import (
     given_link,
 )
 from spark_integration.commands.options import Json, SourceProperties, TargetProperties
+from tolerant_client.mirror.link.health import utc
 from tolerant_client.mirror.link.status import LinkStatus, read_status
 from tolerant_client.raw import RawCluster
 
@@ -33,7 +34,7 @@ def status(
     target_properties: TargetProperties = None,
 ) -> None:
     """How a link is doing: lag in offsets, seconds and bytes, what is paused, lost or wrong.  Exit code 3: look at it."""
-    given = given_link(source, target, topics, link, config, flow, None, source_properties, target_properties).known()
+    given = given_link(source, target, topics, link, config, flow, None, source_properties, target_properties).with_source().known()
 
     async def ask(origin: RawCluster, there: RawCluster) -> LinkStatus:
         return await read_status(origin, there, given.link, given.link_topics)
@@ -44,7 +45,7 @@ def status(
         raise typer.Exit(found.exit_code)
     rate = f", at most {found.bytes_per_s:,} bytes/s" if found.bytes_per_s else ""
     table = Table(
-        "topic", "partitions", "lag", "seconds", "bytes", "paused", "lost",
+        "topic", "partitions", "lag", "uncommitted", "seconds", "bytes", "paused", "lost",
         title=f"link {found.link}: {found.health}, {found.copied_per_s:,.0f} offsets/s{rate}",
     )
     for t in found.topics:
@@ -52,10 +53,15 @@ def status(
         size = "unknown" if t.lag_bytes is None else f"{t.lag_bytes:,}"
         is_all = len(t.paused) == t.partitions
         paused = "all" if t.paused and is_all else ", ".join(map(str, t.paused))
-        table.add_row(t.topic, str(t.partitions), f"{t.lag:,}", seconds, size, paused, f"{t.lost:,}" if t.lost else "")
+        lag = f"{t.lag:,}" + (f" and {len(t.unknown)} unknown" if t.unknown else "")
+        uncommitted = f"{t.open_offsets:,}" if t.open_offsets else ""
+        table.add_row(t.topic, str(t.partitions), lag, uncommitted, seconds, size, paused, f"{t.lost:,}" if t.lost else "")
     Console().print(table)
+    for run in found.mirrors:
+        if run.is_alive:
+            typer.echo(f"mirror: on {run.host}, process {run.pid}, since {utc(run.since_ms)}")
     for row in found.losses:
         typer.echo(f"tolerant-kafka: loss: {row}", err=True)
-    for text in found.findings:
-        typer.echo(f"tolerant-kafka: look: {text}", err=True)
+    for reason in found.reasons:
+        typer.echo(f"tolerant-kafka: {reason.health}: {reason.text}", err=True)
     raise typer.Exit(found.exit_code)

@@ -30,6 +30,7 @@ from spark_integration.doctor.replication import controller_findings, log_dir_fi
 from spark_integration.doctor.rights import Asked, created_names
 from spark_integration.doctor.transactions import still_open, transaction_findings
 from tolerant_client.coordinator_partition import TRANSACTIONS_TOPIC
+from tolerant_client.mirror.open_transactions import open_transactions
 from tolerant_client.raw import RawCluster
 
 _PATIENCE_MS = 4_000  # with brokers that do not answer
@@ -185,7 +186,7 @@ def _examine_logs(checkup: Checkup, found: Examined, topics: Collection[str], ta
     stamped = logs.serving(facts, (*topics, *INTERNAL_TOPICS))
     newest = checkup.ask("clocks", raw, logs.newest_times, raw, stamped) or {}
     checkup.add(future_findings(facts, newest, _now_ms()))
-    open_ones = checkup.ask("transactions", raw, logs.open_transactions, raw, logs.serving(facts, topics)) or []
+    open_ones = checkup.ask("transactions", raw, open_transactions, raw, logs.serving(facts, topics)) or []
     if open_ones:
         ids = {one.producer_id for one in open_ones}
         coordinators = facts.topics[TRANSACTIONS_TOPIC].partitions if TRANSACTIONS_TOPIC in facts.topics else ()
@@ -193,7 +194,7 @@ def _examine_logs(checkup: Checkup, found: Examined, topics: Collection[str], ta
         views = checkup.ask("transactions", raw, logs.coordinator_views, raw, talking, ids)
         # What ended while we asked the coordinators is not held back any more, whatever they said of it.
         leaders = {one.partition: logs.leader_of(facts, one.partition) for one in open_ones}
-        later = checkup.ask("transactions", raw, logs.open_transactions, raw, leaders)
+        later = checkup.ask("transactions", raw, open_transactions, raw, leaders)
         if later is not None:
             open_ones = still_open(open_ones, later)
         checkup.add(transaction_findings(facts, open_ones, views if is_whole else None, _now_ms()))

@@ -9,17 +9,18 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import kafka.errors as Errors
-from kafka.protocol.admin import DescribeProducersRequest, DescribeTransactionsRequest, ListTransactionsRequest
+from kafka.protocol.admin import ListTransactionsRequest
 from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.structs import TopicPartition
 
-from spark_integration.doctor.describe import ask, raise_for, speaks
+from spark_integration.doctor.describe import NotToldError, ask, raise_for, speaks
 from spark_integration.doctor.facts import Cluster
 from spark_integration.doctor.link_checks import Backlog
-from spark_integration.doctor.transactions import CoordinatorView, OpenTransaction
+from tolerant_client.mirror import open_transactions
 from tolerant_client.mirror.divergence import read_headers
 from tolerant_client.mirror.link.control import read_control
 from tolerant_client.mirror.link.ends import has_map
+from tolerant_client.mirror.open_transactions import CoordinatorView
 from tolerant_client.mirror.translated.map_topic import copied_until
 from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
 
@@ -77,61 +78,14 @@ async def newest_times(cluster: RawCluster, leaders: Mapping[TopicPartition, int
     return found
 
 
-async def open_transactions(cluster: RawCluster, leaders: Mapping[TopicPartition, int]) -> list[OpenTransaction]:
-    """Of partitions whose last stable offset lies before their end; needs Read on the topics."""
-    if not leaders or not speaks(cluster, DescribeProducersRequest):
-        return []
-    stable = await cluster.list_offsets(dict.fromkeys(leaders, LATEST), isolation_level=READ_COMMITTED)
-    ends = await cluster.list_offsets({p: LATEST for p in leaders})
-    held = {p: node for p, node in leaders.items() if stable[p] < ends[p]}
-    found: list[OpenTransaction] = []
-    topic_type = DescribeProducersRequest.TopicRequest
-    for node, chunk in _chunks(held):
-        topics = [topic_type(name=name, partition_indexes=indexes) for name, indexes in chunk.items()]
-        for topic in (await ask(cluster, lambda: DescribeProducersRequest(topics=topics), node)).topics:
-            for part in topic.partitions:
-                raise_for(part.error_code, f"DescribeProducers of {topic.name}-{part.partition_index}")
-                partition = TopicPartition(topic.name, part.partition_index)
-                for e in part.active_producers:
-                    if e.current_txn_start_offset is not None and e.current_txn_start_offset >= 0:
-                        found.append(
-                            OpenTransaction(
-                                partition,
-                                e.producer_id,
-                                e.producer_epoch,
-                                e.coordinator_epoch,
-                                e.current_txn_start_offset,
-                                e.last_timestamp,
-                                ends[partition] - stable[partition],
-                            )
-                        )
-    return found
-
-
 async def coordinator_views(
     cluster: RawCluster, nodes: Iterable[int], producer_ids: Collection[int]
 ) -> dict[int, CoordinatorView]:
-    """What coordinators say of these producer ids; those of transactional ids that we may not describe are absent."""
-    found: dict[int, CoordinatorView] = {}
-    wanted = sorted(producer_ids)
-    for node in nodes:
-        listed = await ask(cluster, lambda: ListTransactionsRequest(state_filters=[], producer_id_filters=wanted), node)
-        raise_for(listed.error_code, f"ListTransactions of broker {node}")
-        ids = [state.transactional_id for state in listed.transaction_states]
-        if not ids:
-            continue
-        described = await ask(cluster, lambda: DescribeTransactionsRequest(transactional_ids=ids), node)
-        for state in described.transaction_states:
-            if not state.error_code:
-                partitions = frozenset(TopicPartition(t.topic, index) for t in state.topics for index in t.partitions)
-                found[state.producer_id] = CoordinatorView(
-                    state.transactional_id,
-                    state.transaction_state,
-                    state.transaction_timeout_ms,
-                    state.transaction_start_time_ms,
-                    partitions,
-                )
-    return found
+    """As open_transactions.coordinator_views; raises NotToldError where the brokers are too old for the question."""
+    await cluster.connect()
+    if not speaks(cluster, ListTransactionsRequest):
+        raise NotToldError(f"the brokers of the {cluster.name} do not know ListTransactions")
+    return await open_transactions.coordinator_views(cluster, nodes, producer_ids)
 
 
 async def transactional_ids(cluster: RawCluster, nodes: Iterable[int]) -> set[str]:

@@ -7,39 +7,13 @@ everything behind its first record.  It *hangs* when its coordinator does not kn
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-
-from kafka.structs import TopicPartition
 
 from spark_integration.doctor.facts import Cluster
 from spark_integration.doctor.finding import Finding, Severity, duration, some
+from tolerant_client.mirror.open_transactions import CoordinatorView, OpenTransaction
 
 _SETTLED_MS = 60_000  # a marker may be under way
 _DEFAULT_MAX_TIMEOUT_MS = 900_000  # transaction.max.timeout.ms
-
-
-@dataclass(frozen=True)
-class OpenTransaction:
-    """A producer with an open transaction in a partition, as the partition's leader knows it."""
-
-    partition: TopicPartition
-    producer_id: int
-    producer_epoch: int
-    coordinator_epoch: int
-    start_offset: int
-    last_timestamp: int
-    held_back: int  # offsets from the last stable offset to the high watermark
-
-
-@dataclass(frozen=True)
-class CoordinatorView:
-    """What the coordinator says of a producer id; times in ms, `partitions` those that will get a marker."""
-
-    transactional_id: str
-    state: str
-    timeout_ms: int
-    started_ms: int
-    partitions: frozenset[TopicPartition]
 
 
 def still_open(seen: Iterable[OpenTransaction], later: Iterable[OpenTransaction]) -> list[OpenTransaction]:

@@ -33,6 +33,19 @@ class Rates:
         return rates
 
 
+class Standstill:
+    """Since when partitions stand where they are though something waits there, by a clock of whoever looks.  Pure."""
+
+    def __init__(self) -> None:
+        self._since: dict[TopicPartition, tuple[int, int]] = {}  # where, and since when
+
+    def of(self, now: int, waiting: Mapping[TopicPartition, int], after: int) -> dict[TopicPartition, int]:
+        """Takes where the partitions stand that something waits in; those that have stood there for `after`, since when."""
+        former = self._since
+        self._since = {p: former[p] if p in former and former[p][0] == at else (at, now) for p, at in waiting.items()}
+        return {p: since for p, (_, since) in self._since.items() if now - since >= after}
+
+
 class Ages:
     """When the oldest records were written that are not copied, of partitions that are asked for in turn.
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import TracebackType
 
 from kafka.errors import KafkaError
 from rich.console import Console
 
 from spark_integration.mirroring.link_events import LinkEvent, undone
-from spark_integration.mirroring.link_state import GroupState, LinkState, Phase
+from spark_integration.mirroring.link_state import DutyState, GroupState, LinkState, Phase
 from spark_integration.mirroring.supervisor import SupervisedLink
 from spark_integration.mirroring.watch import LinkWatch
 from spark_integration.monitoring.board import Board
@@ -34,6 +36,7 @@ class FlowWatches:
         self._links = {link.settings.link: link for link in links}
         self._board = board
         self._watches: dict[str, LinkWatch] = {}
+        self._restarts: Counter[str] = Counter()
         self._started_ms = int(time.time() * 1000)
 
     def __enter__(self) -> FlowWatches:
@@ -66,6 +69,7 @@ class FlowWatches:
         if event.kind == "started" and watch is None:
             self._watches[event.link] = self._watch(link, event.facts)
         elif phase is not None and watch is None:
+            self._restarts[event.link] += phase is Phase.RESTARTING
             self._show(link, phase, problem, is_promoted=event.kind == "promoted")
         elif watch is None:
             return
@@ -97,12 +101,28 @@ class FlowWatches:
             own_rate=settings.bytes_per_s,
             console=Console(quiet=True),  # events are printed by EventPrinter
         )
+        watch.sample.change(lambda state: replace(state, restarts=self._restarts[settings.link]))
         return watch.__enter__()
 
     def _show(self, link: SupervisedLink, phase: Phase, problem: str = "", *, is_promoted: bool = False) -> None:
-        now_ms, control = int(time.time() * 1000), LinkControl(is_promoted=is_promoted)
-        name, at, aliases = link.settings.link, (now_ms, self._started_ms), link.aliases
-        self._board.tell(LinkState(name, *at, *aliases, phase=phase, problem=problem, control=control))
+        """A link that has no watch yet: nobody has looked at anything."""
+        settings = link.settings
+        self._board.tell(
+            LinkState(
+                settings.link,
+                0,
+                self._started_ms,
+                *link.aliases,
+                offsets=settings.offsets,
+                phase=phase,
+                problem=problem,
+                restarts=self._restarts[settings.link],
+                duties={duty.name: DutyState(interval_s=duty.interval_s) for duty in link.duties},
+                control=LinkControl(is_promoted=is_promoted, is_fenced=is_promoted),
+                own_rate=settings.bytes_per_s,
+                addresses=(settings.source.get("bootstrap.servers", ""), settings.target.get("bootstrap.servers", "")),
+            )
+        )
 
 
 def _groups(report: GroupsReport) -> list[GroupState]:

@@ -1,23 +1,30 @@
 """Both clusters of a link as its watch asks them: each question once, with little patience.
 
-Whoever asks gets the answer or an error of AWAY within seconds; the next look asks again.  One thread at a time.
+Whoever asks gets the answer or an error of AWAY within seconds, also where one broker hangs; the next look asks again.  One
+thread at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any, TypeVar
 
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from spark_integration.mirroring.duties import connected
 from spark_integration.monitoring import look
+from tolerant_client.mirror.led_offsets import LedOffsets
 from tolerant_client.mirror.ledger import read_ledger
 from tolerant_client.mirror.link.control import ControlWatch, LinkControl
 from tolerant_client.mirror.losses import LedgerRow
+from tolerant_client.mirror.open_transactions import Held, find_held
 from tolerant_client.mirror.replication_policy import TopicNames
+from tolerant_client.raw import RawCluster
 
+_T = TypeVar("_T")
 AWAY = (KafkaError, OSError, ValueError)  # ValueError: an answer that cannot be decoded, again and again
+_BOUND_MS = 12_000  # two questions to a broker that hangs
 _PATIENCE_MS = 5_000  # a cluster that is away for a moment shows no progress, nothing else
 
 
@@ -34,36 +41,42 @@ class LinkClusters:
         self._target.close()
         self._source.close()
 
-    def source_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where the source's logs end as far as they are stable; without those that have no leader."""
-        return self._source.run(look.stable_ends, self._source, partitions)
+    def source_ends(self, partitions: Collection[TopicPartition]) -> look.SourceEnds:
+        """Where the source's logs end, and how far they are stable; without those that have no leader that responds."""
+        return self._ask(self._source, look.source_ends, self._source, partitions)
 
-    def target_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where the target's logs end; without those that have no leader."""
-        return self._target.run(look.log_ends, self._target, partitions)
+    def target_ends(self, partitions: Collection[TopicPartition]) -> LedOffsets:
+        """Where the target's logs end; without those that have no leader that responds."""
+        return self._ask(self._target, look.log_ends, self._target, partitions)
 
-    def leaderless(self, partitions: Collection[TopicPartition]) -> dict[str, int]:
-        """How many partitions of which cluster had no leader when their ends were asked for; without zeros."""
-        counted = {c.name: len(look.leaderless(c, partitions)) for c in (self._source, self._target)}
-        return {name: number for name, number in counted.items() if number}
+    def held(self, spans: Mapping[TopicPartition, tuple[int, int]]) -> list[Held]:
+        """Whose transactions hold back these partitions of the source, by last stable offset and high watermark."""
+        return self._ask(self._source, find_held, self._source, spans)
 
     def ledger(self) -> list[LedgerRow]:
         """The link's losses, oldest first."""
-        return [row for row in self._target.run(read_ledger, self._target) if row.link == self._link]
+        return [row for row in self._ask(self._target, read_ledger, self._target) if row.link == self._link]
 
     def control(self) -> LinkControl:
         """What the operator has ordered."""
-        found = self._source.run(self._control.refresh)
+        found = self._ask(self._source, self._control.refresh)
         if found.is_promoted or found.is_handed_back:
             self._control = ControlWatch(self._target, self._link)  # a later life of the link is not promoted
         return found
 
     def written_ms(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """When the records at these offsets of the source were written; absent where that is not told."""
-        return self._source.run(look.written_ms, self._source, positions)
+        return self._ask(self._source, look.written_ms, self._source, positions)
 
     def bytes_per_offset(
         self, partitions: Collection[TopicPartition], ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, float]:
         """What an offset takes on the source's disks on average; absent where that is not known."""
-        return self._source.run(look.bytes_per_offset, self._source, partitions, ends)
+        return self._ask(self._source, look.bytes_per_offset, self._source, partitions, ends)
+
+    def _ask(self, cluster: RawCluster, function: Callable[..., Awaitable[_T]], *args: Any) -> _T:
+        async def bounded() -> _T:
+            answer: _T = await cluster.manager.wait_for(cluster.net.call_soon_with_future(function, *args), _BOUND_MS)
+            return answer
+
+        return cluster.run(bounded)

@@ -49,7 +49,7 @@ class LinkSample:
     def _reported(self, state: LinkState, report: TaskReport) -> LinkState:
         last = state.report
         if not report.time_ms or report.time_ms == last.time_ms:
-            return replace(state, report=replace(last, paused=report.paused))
+            return replace(state, report=replace(last, paused=report.paused, blocked=report.blocked, waiting=report.waiting))
         if report.records < last.records - self._former_reports.records:
             self._former_reports = last  # another query: it counts from 0
         self._latest.append((report.time_ms, report.latest))
@@ -80,14 +80,13 @@ class LinkSample:
         self.change(told)
 
     def tell_groups(self, groups: Iterable[GroupState]) -> None:
-        """Takes the groups' offsets as the last round left them."""
+        """Takes what a round has said of the groups' offsets; what it does not name is as the round before has left it."""
 
         def told(state: LinkState) -> LinkState:
-            before = {group[:3]: group.latency for group in state.groups}
-            added_up = tuple(
-                group._replace(latency=before[group[:3]].plus(group.latency) if group[:3] in before else group.latency)
-                for group in groups
-            )
-            return replace(state, groups=added_up)
+            known = {group[:3]: group._replace(note="") for group in state.groups or ()}
+            for group in groups:
+                former = known.get(group[:3])
+                known[group[:3]] = group if former is None else group._replace(latency=former.latency.plus(group.latency))
+            return replace(state, groups=tuple(known[key] for key in sorted(known)))
 
         self.change(told)

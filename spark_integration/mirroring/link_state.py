@@ -20,11 +20,15 @@ from typing import Any, NamedTuple
 from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.ledger import lost_offsets
+from tolerant_client.mirror.link.claims import Waiting
 from tolerant_client.mirror.link.control import LinkControl
+from tolerant_client.mirror.link.health import names, utc
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.measures import LATENCY_BOUNDS_MS, Copied, Measured, Span
+from tolerant_client.mirror.open_transactions import Held
 
 _NO_LATENCIES = (0,) * (len(LATENCY_BOUNDS_MS) + 1)
+_BY_PARTITION = ("paused", "blocked", "waiting", "acked", "copied", "latest")
 OTHERS = "(others)"  # no topic can be called so
 
 
@@ -35,8 +39,9 @@ class TaskReport:
     `troubles` are places that were read again from the target's log, `losses` ledger rows, `filled` offsets in gaps; of
     the last two those of micro-batches: what happens while Spark plans the next one is not among them.
     `acked` says by partition how far it is copied, in source offsets.  `latencies` is a histogram over
-    LATENCY_BOUNDS_MS.  `paused` and `acked` are as of `time_ms`, `latest` is what the last micro-batch copied, the rest
-    are sums since the start of the query.
+    LATENCY_BOUNDS_MS.  `paused` is what an operator has paused, `blocked` what needs a person and why, `waiting` what does
+    not move though it is tried; they and `acked` are as of `time_ms`, `latest` is what the last micro-batch copied, the
+    rest are sums since the start of the query.
     """
 
     time_ms: int = 0
@@ -46,6 +51,8 @@ class TaskReport:
     losses: int = 0
     filled: int = 0
     paused: Mapping[TopicPartition, str] = field(default_factory=dict)
+    blocked: Mapping[TopicPartition, str] = field(default_factory=dict)
+    waiting: Mapping[TopicPartition, Waiting] = field(default_factory=dict)
     acked: Mapping[TopicPartition, int] = field(default_factory=dict)
     copied: Mapping[TopicPartition, Copied] = field(default_factory=dict)
     latest: Mapping[TopicPartition, Copied] = field(default_factory=dict)
@@ -80,6 +87,8 @@ class TaskReport:
             self.losses + sum(task.losses for task in tasks),
             self.filled + sum(task.filled for task in tasks),
             {p: reason for task in tasks for p, reason in task.paused.items()},
+            {p: reason for task in tasks for p, reason in task.blocked.items()},
+            {p: wait for task in tasks for p, wait in task.waiting.items()},
             {**self.acked, **{p: acked for task in tasks for p, acked in task.acked.items()}},
             added(self.copied, latest),
             latest,
@@ -90,7 +99,7 @@ class TaskReport:
     def to_json(self) -> str:
         """The report as JSON: partitions are [topic, index], what was copied of one [records, bytes, age, latency]."""
         found = dict(vars(self))
-        for name in ("paused", "acked", "copied", "latest"):
+        for name in _BY_PARTITION:
             found[name] = [[*partition, value] for partition, value in found[name].items()]
         return json.dumps(found)
 
@@ -98,13 +107,14 @@ class TaskReport:
     def from_json(cls, text: str) -> TaskReport:
         """The report that to_json wrote."""
         found: dict[str, Any] = json.loads(text)
-        for name in ("paused", "acked", "copied", "latest"):
+        for name in _BY_PARTITION:
             found[name] = {TopicPartition(topic, index): value for topic, index, value in found[name]}
         for name in ("copied", "latest"):
             found[name] = {
                 partition: Copied(records, size, Span(*age), Span(*latency))
                 for partition, (records, size, age, latency) in found[name].items()
             }
+        found["waiting"] = {partition: Waiting(*wait) for partition, wait in found["waiting"].items()}
         return cls(**{**found, "latencies": tuple(found["latencies"])})
 
 
@@ -125,7 +135,8 @@ class Phase(str, enum.Enum):
 class PartitionState:
     """One partition: both logs' ends, how far it is copied, and when the oldest record that is not was written.
 
-    `source_end` is the last stable offset, as far as can be copied.
+    `source_end` is the high watermark; `uncommitted` offsets before it come after the last stable offset, and cannot be
+    copied before a transaction has ended.
     """
 
     source_end: int | None = None
@@ -134,6 +145,19 @@ class PartitionState:
     oldest_ms: int | None = None
     bytes_per_offset: float | None = None
     records_per_s: float = 0.0
+    uncommitted: int = 0
+
+    @property
+    def stable_end(self) -> int | None:
+        """The last stable offset."""
+        return None if self.source_end is None else self.source_end - self.uncommitted
+
+    @property
+    def copyable(self) -> int:
+        """Of the lag what can be copied now; 0 also where that is not known."""
+        if self.stable_end is None or self.position is None:
+            return 0
+        return max(self.stable_end - self.position, 0)
 
     @property
     def lag_offsets(self) -> int | None:
@@ -165,7 +189,7 @@ class TopicState(NamedTuple):
     """A topic's partitions together: ends, lags in offsets and bytes and rates are sums, ages and latencies the greatest.
 
     A sum leaves out what is not known, and is None where nothing is.  Of the partitions that are `behind` the age is known
-    of so many (`aged`); `paused` wait for an operator, `held` are paused by one.
+    of so many (`aged`); `paused` are paused by an operator, `blocked` need a person, `waiting` go on by themselves.
     """
 
     topic: str
@@ -184,7 +208,9 @@ class TopicState(NamedTuple):
     paused: int
     behind: int
     aged: int
-    held: int
+    blocked: int
+    waiting: int
+    uncommitted: int
 
 
 class GroupState(NamedTuple):
@@ -209,14 +235,23 @@ class DutyState(NamedTuple):
     interval_s: float = 0.0
 
 
+class LeftOut(NamedTuple):
+    """Partitions of a cluster that have no leader, or one that does not respond: how many, and why the first is left out."""
+
+    partitions: int
+    why: str
+
+
 @dataclass(frozen=True)
 class LinkState:
-    """A link as of `time_ms`.
+    """A link as of `time_ms`, 0 where nobody has looked yet.
 
-    `query` is its Spark query.  `problem` says what the last restart, or the end, was about; `unreachable` names the
-    clusters that did not answer ("source", "target") and why, `blind` says why nobody could look at all, `leaderless` how
-    many partitions of which cluster have no leader.  `recent` is what was copied in the last minute or so, by partition.
-    `control` is what the operator has ordered, `own_rate` the limit that the mirror was started with, bytes/s.
+    `query` is its Spark query.  `problem` says what the last restart, or the end, was about; `asked` are the clusters
+    ("source", "target") of the last look, `unreachable` says why some of them did not answer, `blind` why nobody could look
+    at all, `leaderless` what had no leader that answers.  `recent` is what was copied in the last minute or so, by
+    partition.  `still` says since when partitions have not moved though they could, `held` whose transactions are open on
+    the source.  `control` is what the operator has ordered, `own_rate` the limit that the mirror was started with, bytes/s.
+    `ledger` and `groups` are None until they were read; `addresses` are the clusters' bootstrap servers.
     """
 
     link: str
@@ -230,21 +265,47 @@ class LinkState:
     restarts: int = 0
     unreachable: Mapping[str, str] = field(default_factory=dict)
     blind: str = ""
-    leaderless: Mapping[str, int] = field(default_factory=dict)
+    asked: frozenset[str] = frozenset()
+    leaderless: Mapping[str, LeftOut] = field(default_factory=dict)
     partitions: Mapping[TopicPartition, PartitionState] = field(default_factory=dict)
     report: TaskReport = TaskReport()
     recent: Mapping[TopicPartition, Copied] = field(default_factory=dict)
-    ledger: tuple[LedgerRow, ...] = ()
-    groups: tuple[GroupState, ...] = ()
+    still: Mapping[TopicPartition, int] = field(default_factory=dict)
+    held: tuple[Held, ...] = ()
+    ledger: tuple[LedgerRow, ...] | None = None
+    groups: tuple[GroupState, ...] | None = None
     duties: Mapping[str, DutyState] = field(default_factory=dict)
     control: LinkControl = LinkControl()
     own_rate: int | None = None
     query: str = ""
+    addresses: tuple[str, str] = ("", "")
 
     @property
-    def paused(self) -> Mapping[TopicPartition, str]:
-        """What waits for an operator, and why."""
-        return self.report.paused
+    def blocked(self) -> Mapping[TopicPartition, str]:
+        """What needs a person, and why."""
+        return self.report.blocked
+
+    @cached_property
+    def waiting(self) -> Mapping[TopicPartition, Waiting]:
+        """What does not move and goes on by itself: as its task says, or else because nobody saw it move."""
+        still = {
+            p: Waiting(f"it stands at offset {self.partitions[p].position:,}, and no task has said why", since_ms)
+            for p, since_ms in self.still.items()
+            if p in self.partitions
+        }
+        told = {**still, **self.report.waiting}
+        return {p: wait for p, wait in told.items() if p not in self.blocked and not self.control.pauses(p)}
+
+    def reason_of(self, partition: TopicPartition) -> str:
+        """Why a partition does not move; "" where nothing is known against it."""
+        if self.control.pauses(partition):
+            return "paused by an operator"
+        if partition in self.blocked:
+            return f"blocked: {self.blocked[partition]}"
+        wait = self.waiting.get(partition)
+        if wait is not None:
+            return f"waiting since {utc(wait.since_ms)}: {wait.reason}"
+        return next((f"waiting: {held}" for held in self.held if held.partition == partition), "")
 
     @property
     def throttle_bytes(self) -> int | None:
@@ -293,20 +354,35 @@ class LinkState:
             copied.bytes,
             recent.age,
             recent.latency,
-            sum(partition in self.paused for partition in partitions),
+            sum(self.control.pauses(partition) for partition in partitions),
             sum(bool(state.lag_offsets) for state in states),
             sum(bool(state.lag_offsets) and state.oldest_ms is not None for state in states),
-            sum(self.control.pauses(partition) for partition in partitions),
+            sum(partition in self.blocked for partition in partitions),
+            sum(partition in self.waiting for partition in partitions),
+            sum(state.uncommitted for state in states),
         )
 
     @cached_property
     def lost(self) -> Mapping[tuple[str, str], int]:
         """Offsets that are lost, by (topic, reason), as the ledger says."""
-        return lost_offsets(self.ledger)
+        return lost_offsets(self.ledger or ())
 
 
-def newly_paused(before: Mapping[TopicPartition, str], now: Mapping[TopicPartition, str]) -> list[tuple[str, str]]:
-    """Who is paused that was not before, and why; partitions of one topic for one reason together."""
+def news(before: TaskReport, now: TaskReport) -> list[str]:
+    """What stands still that did not before, in words for a terminal: who, and why."""
+    waited, waits = ({p: wait.reason for p, wait in report.waiting.items()} for report in (before, now))
+    kinds = (("paused", before.paused, now.paused), ("blocked", before.blocked, now.blocked), ("waiting", waited, waits))
+    moving = [
+        p for p in before.waiting if p not in now.waiting and p not in now.blocked and p not in now.paused and p in now.acked
+    ]
+    return [
+        *(f"{kind}: {who}: {why}" for kind, former, present in kinds for who, why in newly(former, present)),
+        *([f"copying again: {names(sorted(moving))}"] if moving else []),
+    ]
+
+
+def newly(before: Mapping[TopicPartition, str], now: Mapping[TopicPartition, str]) -> list[tuple[str, str]]:
+    """Who is there that was not before, and why; partitions of one topic for one reason together."""
     found: dict[tuple[str, str], list[int]] = {}
     for topic, partition in sorted(now.keys() - before.keys()):
         found.setdefault((topic, now[TopicPartition(topic, partition)]), []).append(partition)
@@ -339,7 +415,9 @@ def together(name: str, topics: Iterable[TopicState]) -> TopicState:
         sum(t.paused for t in rows),
         sum(t.behind for t in rows),
         sum(t.aged for t in rows),
-        sum(t.held for t in rows),
+        sum(t.blocked for t in rows),
+        sum(t.waiting for t in rows),
+        sum(t.uncommitted for t in rows),
     )
 
 

@@ -201,7 +201,7 @@ def run(
             try:
                 while not query.awaitTermination(1):
                     tell(now := report.read())
-                    claim.tell(now.paused)
+                    claim.tell(now)
                     if is_stopping():
                         is_stopped = True
                         query.stop()
@@ -223,8 +223,9 @@ class QueryReport:
         self._waiting = ReportFile(checkpoint / _WAITING)
 
     def read(self) -> TaskReport:
-        done, waiting = self._done.read(), self._waiting.read().paused
-        return replace(done, paused={**waiting, **done.paused}) if waiting else done
+        done, left_out = self._done.read(), self._waiting.read()
+        blocked, waiting = {**left_out.blocked, **done.blocked}, {**left_out.waiting, **done.waiting}
+        return replace(done, blocked=blocked, waiting=waiting) if left_out.blocked or left_out.waiting else done
 
 
 def original_error(text: str) -> TolerantClientError:

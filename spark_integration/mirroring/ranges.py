@@ -58,6 +58,7 @@ from tolerant_client.errors import (
 )
 from tolerant_client.mirror.led_offsets import list_led_offsets, stable_ends
 from tolerant_client.mirror.link.beginning import ends_at
+from tolerant_client.mirror.link.claims import Waiting
 from tolerant_client.mirror.losses import MirrorPolicy
 from tolerant_client.mirror.sync import make_topics, plan_link
 from tolerant_client.mirror.topic_filter import LinkTopics
@@ -201,8 +202,10 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._scope.after_plan(planned, copies, starts)
 
     def _take(self, scope: Scope) -> None:
-        if self._told is not None and scope.waiting != self._scope.waiting:
-            self._told.write(TaskReport(paused=scope.waiting))
+        if self._told is not None and (scope.blocked, scope.leaderless) != (self._scope.blocked, self._scope.leaderless):
+            now_ms, known = int(time.time() * 1000), self._told.read().waiting
+            waiting = {p: Waiting(why, known[p].since_ms if p in known else now_ms) for p, why in scope.leaderless.items()}
+            self._told.write(TaskReport(blocked=scope.blocked, waiting=waiting))
         self._scope = scope
 
 
@@ -245,7 +248,7 @@ class RangesStreamWriter(DataSourceStreamWriter):
             if not self._goes_on or isinstance(error, LinkPromotedError):
                 return CopiedRanges(error=error)
             time.sleep(max(0.0, hold_until - time.monotonic()))
-            return CopiedRanges(TaskReport(paused=dict.fromkeys(until, sentence(error))).measured(take_measures(self._link)))
+            return CopiedRanges(TaskReport(blocked=dict.fromkeys(until, sentence(error))).measured(take_measures(self._link)))
         stopped = {p: why for p, done in copied.items() if (why := done.stopped_by) is not None}
         final = [why for why in stopped.values() if isinstance(why, LinkPromotedError if self._goes_on else _INCURABLE)]
         if not final:
@@ -254,12 +257,16 @@ class RangesStreamWriter(DataSourceStreamWriter):
                     raise why
             # Where all are paused the copier is done at once; Spark is not to plan one micro-batch after another then.
             time.sleep(max(0.0, hold_until - time.monotonic()))
-        waiting = {p: why for p, done in copied.items() if done.is_paused and (why := done.error) is not None}
+        stopped_now = {} if final else stopped
+        blocked = {p: why for p, done in copied.items() if done.is_paused and (why := done.blocked_by) is not None}
+        paused = {p: why for p, done in copied.items() if (why := done.paused_by) is not None}
         report = TaskReport(
             troubles=sum(done.troubles for done in copied.values()),
             losses=sum(done.losses for done in copied.values()),
             filled=sum(done.filled for done in copied.values()),
-            paused={p: sentence(why) for p, why in {**waiting, **({} if final else stopped)}.items()},
+            paused={p: sentence(why) for p, why in paused.items()},
+            blocked={p: sentence(why) for p, why in {**blocked, **stopped_now}.items()},
+            waiting={p: done.wait for p, done in copied.items() if done.wait is not None},
             acked={p: done.acked for p, done in copied.items() if done.is_placed},
         )
         return CopiedRanges(report.measured(take_measures(self._link)), final[0] if final else None)

@@ -26,7 +26,7 @@ class Scope:
     """What the last looks have found; topics are called as on the target.
 
     `ends` are the last stable offsets of what is copied, `gained` how many offsets more than at the look before.
-    `leaderless`, `refused` and `gone` say why partitions wait.
+    `leaderless`, `refused` and `gone` say why partitions are not copied.
     """
 
     ends: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -36,9 +36,9 @@ class Scope:
     gone: Mapping[TopicPartition, str] = field(default_factory=dict)
 
     @property
-    def waiting(self) -> dict[TopicPartition, str]:
-        """Why partitions are not copied now."""
-        return {**self.gone, **self.refused, **self.leaderless}
+    def blocked(self) -> dict[TopicPartition, str]:
+        """Why partitions are not copied before a person has done something; those in `leaderless` wait for a broker alone."""
+        return {**self.gone, **self.refused}
 
     @property
     def led(self) -> list[TopicPartition]:

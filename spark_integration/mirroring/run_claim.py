@@ -13,6 +13,7 @@ from typing import Any
 from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
+from spark_integration.mirroring.link_state import TaskReport
 from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.mirror.link.claims import MIRROR, WHOLE_TOPIC, Waiting, claimed_part
 from tolerant_client.mirror.link.claims_topic import Claims, new_holder
@@ -25,7 +26,7 @@ class RunClaim:
     def __init__(self, target: Mapping[str, str], link: str, run: str, *, is_translated: bool = False) -> None:
         self._link = link
         self._is_translated = is_translated
-        self._since: dict[TopicPartition, Waiting] = {}
+        self._standing: dict[TopicPartition, Waiting] = {}
         self._net = NetworkSelector(client_id="tolerant-mirror-claims")
         self._target = RawCluster(kafka_python_config(target), self._net, name="target")
         self._claims = Claims(self._target, new_holder(link, run, MIRROR), self._spawn, lambda: None)
@@ -43,13 +44,14 @@ class RunClaim:
         names = [claimed_part(name, self._link) for name in whole] if self._is_translated else whole
         self._net.run(self._claims.take, names)
 
-    def tell(self, waiting: Mapping[TopicPartition, str]) -> None:
-        """What the mirror's heartbeat says of partitions that stand still."""
-        now_ms, since = int(time.time() * 1000), self._since
-        self._since = {
-            p: since[p] if p in since and since[p].reason == why else Waiting(why, now_ms) for p, why in waiting.items()
+    def tell(self, report: TaskReport) -> None:
+        """What the mirror's heartbeat says of partitions that stand still: those that wait, and those that need a person."""
+        now_ms, before = int(time.time() * 1000), self._standing
+        blocked = {
+            p: before[p] if p in before and before[p].reason == why else Waiting(why, now_ms) for p, why in report.blocked.items()
         }
-        self._claims.claimant.waiting = self._since
+        self._standing = {**report.waiting, **blocked}
+        self._claims.claimant.waiting = self._standing
 
     def end(self) -> None:
         """Says that the run is over, and waits a moment for its tasks' processes to release what they hold."""

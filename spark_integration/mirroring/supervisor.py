@@ -17,7 +17,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -31,7 +31,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_integration.mirroring import mirror_job
 from spark_integration.mirroring.duties import Duty, DutyThread, connected, lanes
 from spark_integration.mirroring.link_events import LinkEvent, Tell, sentence, tell_duty
-from spark_integration.mirroring.link_state import newly_paused
+from spark_integration.mirroring.link_state import TaskReport, news
 from spark_integration.mirroring.mirror_job import MirrorSettings
 from spark_integration.mirroring.run_claim import RunClaim
 from spark_integration.mirroring.restarts import LinkLife, RestartPolicy, Step
@@ -90,7 +90,7 @@ class SparkLink:
         self._report: mirror_job.QueryReport | None = None
         self._duties: list[DutyThread] = []
         self._claim: RunClaim | None = None  # from the first start on: what a former query still has is handed over
-        self._paused: Mapping[TopicPartition, str] = {}
+        self._told = TaskReport()
         self._ends: frozenset[TopicPartition] = frozenset()
         self._unplaced: frozenset[TopicPartition] = frozenset()  # nobody has read yet whether they are copies
 
@@ -144,7 +144,7 @@ class SparkLink:
 
     def _see_to_duties(self) -> None:
         """They begin behind the first micro-batch, and with the partitions that were read and are copies."""
-        stopped = self._unplaced | self._paused.keys()
+        stopped = self._unplaced | self._told.blocked.keys()
         for thread in self._duties:
             thread.stopped = stopped
         if not self._duties:
@@ -157,11 +157,11 @@ class SparkLink:
         assert self._report is not None
         report = self._report.read()
         self._unplaced = self._ends - report.acked.keys()
-        for who, why in newly_paused(self._paused, report.paused):
-            self._tell(LinkEvent(self._settings.link, "paused", f"{who} waits: {why}", report.paused))
-        self._paused = report.paused
+        for text in news(self._told, report):
+            self._tell(LinkEvent(self._settings.link, "standing", text, report))
+        self._told = report
         if self._claim is not None:
-            self._claim.tell(report.paused)
+            self._claim.tell(report)
         self._tell(LinkEvent(self._settings.link, "report", "", report))
 
 

@@ -1,6 +1,7 @@
 """Watches a link from outside: progress bars, and samples of what is known of it.
 
 Laws:
+- What stands still is told on the terminal, whether a board or bars are shown or not.
 - The watch never delays the mirror: its thread has the clients, and all their waiting.  Its start waits for nothing, its
   end for END_S; a thread that a dead cluster holds longer is left to itself, with its clients.
 - What is known is never lost: where a cluster does not tell how far the copies are, the tasks' reports do.
@@ -12,7 +13,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import TypeVar
@@ -20,18 +21,20 @@ from typing import TypeVar
 from kafka.structs import TopicPartition
 from rich.console import Console
 
-from spark_integration.mirroring.estimates import Ages, Rates, sizes_by_topic
+from spark_integration.mirroring.estimates import Ages, Rates, Standstill, sizes_by_topic
 from spark_integration.mirroring.link_clusters import AWAY, LinkClusters
 from spark_integration.mirroring.link_events import sentence
 from spark_integration.mirroring.link_sample import LinkSample
-from spark_integration.mirroring.link_state import DutyState, LinkState, PartitionState, Phase, TaskReport, newly_paused
+from spark_integration.mirroring.link_state import DutyState, LeftOut, LinkState, PartitionState, Phase, TaskReport, news
 from spark_integration.monitoring.bars import LinkBars
 from spark_integration.monitoring.board import Board
-from spark_integration.monitoring.look import MOST_AGES
+from spark_integration.monitoring.look import MOST_AGES, SourceEnds
 from spark_integration.monitoring.server import StatusServer
 from tolerant_client.errors import TolerantClientError, text_of
+from tolerant_client.mirror.link.health import waiting_reasons
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.measures import Copied
+from tolerant_client.mirror.open_transactions import Held, is_held_long
 from tolerant_client.mirror.replication_policy import TopicNames
 
 _log = logging.getLogger(__name__)
@@ -42,7 +45,12 @@ _LOSSES_S = 10.0  # for the last look of a mirror that has come to its end by it
 _INTERVAL_S = 0.5
 _SHARE = 30  # a look that takes the processor n seconds is followed by 30 n without one, but no more than that:
 _LONGEST_S = 30.0
+_UNSEEN_S = 5.0  # between two looks where nothing is shown but what stands still
 _CONTROL_INTERVAL_S = 2.0
+_HELD_INTERVAL_S = 10.0
+_HELD_AFTER_MS = 5_000  # most transactions are over by then
+_MOST_HELD = 50  # partitions of which is asked whose transactions hold them back
+_STILL_AFTER_MS = 25_000
 _LEDGER_INTERVAL_S = 10.0
 _SIZES_INTERVAL_S = 60.0
 _AGAIN_S = 5.0  # after a question that failed
@@ -102,6 +110,7 @@ class LinkWatch:
                 partitions={p: PartitionState(source_end=end) for p, end in ends.items()},
                 duties={duty: DutyState(interval_s=interval_s) for duty, interval_s in duties.items()},
                 own_rate=own_rate,
+                addresses=(source.get("bootstrap.servers", ""), target.get("bootstrap.servers", "")),
             )
         )
         self._first: dict[TopicPartition, int] = {}
@@ -109,7 +118,10 @@ class LinkWatch:
         self._rates = Rates()
         self._ages = Ages()
         self._sizes: Mapping[TopicPartition, float] = {}
-        self._control_at = self._ledger_at = self._sizes_at = float("-inf")
+        self._held = Standstill()
+        self._still = Standstill()
+        self._told_still: set[TopicPartition] = set()
+        self._held_at = self._control_at = self._ledger_at = self._sizes_at = float("-inf")
         self._former_losses: list[LedgerRow] | None = None
         self._problem = "it was not asked"  # why the last look has not seen all
         self.losses: list[LedgerRow] = []  # ledger rows of the link since the start
@@ -125,9 +137,9 @@ class LinkWatch:
         return "" if self._server is None else self._server.url
 
     @property
-    def paused(self) -> Mapping[TopicPartition, str]:
-        """What the last report says is paused, and what for."""
-        return self.state.paused
+    def standing(self) -> TaskReport:
+        """What the last report says is paused, blocked or waiting."""
+        return self.state.report
 
     @property
     def copied(self) -> int:
@@ -142,8 +154,13 @@ class LinkWatch:
     @property
     def behind(self) -> list[TopicPartition]:
         """Partitions that are not copied as far as the source's logs went at the start."""
-        copied = self._target_ends() if self._is_identical else self.state.report.acked
-        return [partition for partition, end in self._ends.items() if copied.get(partition, 0) < end]
+        reached = self.reached
+        return [partition for partition, end in self._ends.items() if reached.get(partition, 0) < end]
+
+    @property
+    def reached(self) -> Mapping[TopicPartition, int]:
+        """How far partitions are copied, in source offsets, as far as that was told."""
+        return self._target_ends() if self._is_identical else self.state.report.acked
 
     def _target_ends(self) -> dict[TopicPartition, int]:
         """Where the target's logs end, as far as it has told, or, with identical offsets, the tasks have."""
@@ -153,9 +170,10 @@ class LinkWatch:
     # -- what others tell -----------------------------------------------------
 
     def tell(self, report: TaskReport) -> None:
-        """Takes what the tasks of the running query have done, and prints what was not paused before."""
-        for who, why in newly_paused(self.paused, report.paused):
-            self._bars.print(f"tolerant-kafka: paused: {who}: {why}")
+        """Takes what the tasks of the running query have done, and prints what stands still that did not before."""
+        self._bars.start()  # Spark has started: what its JVM writes to the terminal would be drawn over
+        for text in news(self.state.report, report):
+            self._bars.print(f"tolerant-kafka: {text}")
         self.sample.tell_report(report)
 
     def tell_phase(self, phase: Phase, problem: str = "") -> None:
@@ -166,7 +184,8 @@ class LinkWatch:
     # -- its life -------------------------------------------------------------
 
     def __enter__(self) -> LinkWatch:
-        self._bars.start()
+        if self._bars.is_shown:
+            self._bars.print("Starting Spark; this takes some seconds" + (f"; status page: {self.url}" if self.url else ""))
         self._thread.start()
         return self
 
@@ -185,7 +204,7 @@ class LinkWatch:
         if self._is_once and error is None and self._owes_losses:
             self._thread.join(_LOSSES_S)
         if error is not None:
-            self.tell_phase(Phase.FAILED, sentence(error.__cause__ or error))  # an exit has its cause
+            self.tell_phase(Phase.FAILED, sentence(error))
         elif self.state.phase is not Phase.FAILED:
             self.tell_phase(Phase.STOPPED, self.state.problem)
         problem = "it did not answer in time" if self._thread.is_alive() else self._problem
@@ -218,7 +237,8 @@ class LinkWatch:
                     self.look(clusters)
                 except Exception as error:
                     self._cannot_look(error)
-                pause_s = min(max(_INTERVAL_S, _SHARE * (time.thread_time() - started)), _LONGEST_S)
+                least_s = _INTERVAL_S if self._is_seen or not self._last else _UNSEEN_S
+                pause_s = min(max(least_s, _SHARE * (time.thread_time() - started)), _LONGEST_S)
             try:
                 clusters = clusters or self._open()
                 self.look_last(clusters)
@@ -228,79 +248,147 @@ class LinkWatch:
             if clusters is not None:
                 clusters.close()
 
+    @property
+    def _is_seen(self) -> bool:
+        return self._board is not None or self._bars.is_shown
+
     def look(self, clusters: LinkClusters) -> None:
         """One sample; what could not be read stays as it was, and the cluster is said not to answer."""
         unreachable: dict[str, str] = {}
         partitions = list(self.state.partitions)
-        is_seen = self._board is not None or self._bars.is_shown
-        if is_seen or not self._last:
-            self._took(_asked(unreachable, "target", clusters.target_ends, partitions) or {})
+        leaderless: dict[str, LeftOut] = {}
+        ends = _asked(unreachable, "target", clusters.target_ends, partitions)
+        left_out: set[TopicPartition] = set()
+        if ends is not None:
+            self._took(ends.offsets)
+            left_out |= _leave_out(leaderless, "target", ends.left_out)
         if self._former_losses is None and not unreachable:
             self._former_losses = _quietly(clusters.ledger)
-        if not is_seen:
-            return
-        source_ends: Mapping[TopicPartition, int] = {}
+        asked = {"target"}
+        source: SourceEnds | None = None
         if self._board is not None or not self._is_once:
-            source_ends = _asked(unreachable, "source", clusters.source_ends, partitions) or {}
-        now = time.monotonic()
+            asked.add("source")
+            source = _asked(unreachable, "source", clusters.source_ends, partitions)
+        if source is not None:
+            left_out |= _leave_out(leaderless, "source", source.left_out)
+        now, now_ms = time.monotonic(), _now_ms()
         ledger, control = self.state.ledger, self.state.control
-        leaderless: Mapping[str, int] = self.state.leaderless
-        if self._board is not None and not unreachable:
-            leaderless = clusters.leaderless(partitions)
         if self._board is not None and "target" not in unreachable:
             if now - self._ledger_at >= _LEDGER_INTERVAL_S:
                 self._ledger_at = now
-                ledger = tuple(_quietly(clusters.ledger) or ledger)
-                self.losses = self._since_the_start(ledger)
+                rows = _quietly(clusters.ledger)
+                ledger = ledger if rows is None else tuple(rows)
+                self.losses = self._since_the_start(ledger or ())
             if now - self._control_at >= _CONTROL_INTERVAL_S:
                 self._control_at = now
                 control = _quietly(clusters.control) or control
-        states = self._partition_states(clusters, source_ends, now, may_ask=self._board is not None and not unreachable)
+        may_ask = self._board is not None and not unreachable
+        states = self._partition_states(clusters, source, now, left_out, may_ask=may_ask)
+        held = self._held_by(clusters, states, now, now_ms, may_ask="source" in asked and "source" not in unreachable)
+        still = self.state.still if unreachable else self._standing(states, left_out, now_ms)
         moves = any(state.records_per_s for state in states.values())  # the first micro-batch may be long
         self.sample.change(
             lambda state: replace(
                 state,
-                time_ms=_now_ms(),
+                time_ms=now_ms,
                 partitions={**state.partitions, **states},
+                asked=frozenset(asked),
                 unreachable=unreachable,
                 blind="",
                 leaderless=leaderless,
+                still=still,
+                held=held,
                 ledger=ledger,
                 control=control,
                 phase=Phase.RUNNING if state.phase is Phase.STARTING and moves else state.phase,
             )
         )
+        self._tell_still()
         self._show()
+
+    def _standing(
+        self, states: Mapping[TopicPartition, PartitionState], left_out: Collection[TopicPartition], now_ms: int
+    ) -> dict[TopicPartition, int]:
+        """What has not moved for long though there is something to copy, since when."""
+        goals = self._ends if self._is_once else {}
+        waiting = {
+            p: state.position
+            for p, state in states.items()
+            if state.position is not None and (state.copyable or state.position < goals.get(p, 0))
+        }
+        return self._still.of(now_ms, {p: at for p, at in waiting.items() if p not in left_out}, _STILL_AFTER_MS)
+
+    def _held_by(
+        self,
+        clusters: LinkClusters,
+        states: Mapping[TopicPartition, PartitionState],
+        now: float,
+        now_ms: int,
+        *,
+        may_ask: bool,
+    ) -> tuple[Held, ...]:
+        """Whose transactions hold back the source's last stable offsets, of those that have stood for long."""
+        stable = {p: state.stable_end for p, state in states.items() if state.uncommitted and state.stable_end is not None}
+        long = self._held.of(now_ms, stable, _HELD_AFTER_MS)
+        known = tuple(one for one in self.state.held if one.partition in long and stable[one.partition] == one.from_offset)
+        if long and may_ask and now - self._held_at >= _HELD_INTERVAL_S:
+            self._held_at = now
+            oldest = sorted(long, key=lambda p: (long[p], p))[:_MOST_HELD]
+            spans = {p: (stable[p], states[p].source_end or 0) for p in oldest}
+            known = tuple(_quietly(clusters.held, spans) or known)
+        return known
+
+    def _tell_still(self) -> None:
+        """Says on the terminal, once, what stands still and no task has spoken of, and whose transactions hold it up."""
+        state = self.state
+        waits = {p: wait for p, wait in state.waiting.items() if p in state.still and p not in state.report.waiting}
+        held = {one.partition: str(one) for one in state.held if is_held_long(one, state.time_ms)}
+        new = waiting_reasons({p: wait for p, wait in waits.items() if p not in self._told_still})
+        for text in [*(reason.text for reason in new), *(text for p, text in held.items() if p not in self._told_still)]:
+            self._bars.print(f"tolerant-kafka: waiting: {text}")
+        self._told_still = {*waits, *held}
 
     def look_last(self, clusters: LinkClusters) -> None:
         """What counts once the mirror has ended: how far the target is, and what was lost."""
         unreachable: dict[str, str] = {}
-        self._took(_asked(unreachable, "target", clusters.target_ends, list(self.state.partitions)) or {})
+        ends = _asked(unreachable, "target", clusters.target_ends, list(self.state.partitions))
+        if ends is not None:
+            self._took(ends.offsets)
+            if ends.left_out:
+                unreachable["target"] = next(iter(ends.left_out.values()))
         if not unreachable:
             rows = _asked(unreachable, "target", clusters.ledger)
             self.losses = self.losses if rows is None else self._since_the_start(rows)
         self._problem = unreachable.get("target", "")
 
     def _partition_states(
-        self, clusters: LinkClusters, source_ends: Mapping[TopicPartition, int], now: float, *, may_ask: bool
+        self,
+        clusters: LinkClusters,
+        source: SourceEnds | None,
+        now: float,
+        left_out: Collection[TopicPartition],
+        *,
+        may_ask: bool,
     ) -> dict[TopicPartition, PartitionState]:
         former, report = self.state.partitions, self.state.report
+        ends, stable = (source.ends, source.stable) if source is not None else ({}, {})
         positions = dict(self._last if self._is_identical else report.acked)
         rates = self._rates.of(now, positions)
         topics = sizes_by_topic(report.copied)
         states = {
             partition: PartitionState(
-                source_ends.get(partition, known.source_end),
+                ends.get(partition, known.source_end),
                 self._last.get(partition),
                 positions.get(partition),
                 None,
                 topics.get(partition.topic) or self._sizes.get(partition),
                 rates.get(partition, 0.0),
+                max(0, ends[partition] - stable[partition]) if partition in ends else known.uncommitted,
             )
             for partition, known in former.items()
         }
         if may_ask:
-            turn = self._ages.turn(states, MOST_AGES)
+            turn = self._ages.turn({p: state for p, state in states.items() if p not in left_out}, MOST_AGES)
             if turn:
                 self._ages.told(turn, _quietly(clusters.written_ms, turn) or {})
             self._read_sizes(clusters, states, now)
@@ -350,6 +438,14 @@ def _asked(unreachable: dict[str, str], name: str, ask: Callable[..., _T], *argu
     except AWAY as error:
         unreachable[name] = text_of(error)
         return None
+
+
+def _leave_out(leaderless: dict[str, LeftOut], name: str, why: Mapping[TopicPartition, str]) -> set[TopicPartition]:
+    """Takes it down which partitions of a cluster cannot be looked at."""
+    if why:
+        first = min(why)
+        leaderless[name] = LeftOut(len(why), f"{first.topic}-{first.partition}: {why[first]}")
+    return set(why)
 
 
 def _quietly(ask: Callable[..., _T], *arguments: object) -> _T | None:

@@ -45,6 +45,7 @@ class LinkBars:
         return not self.progress.disable
 
     def start(self) -> None:
+        """Shows the bars; idempotent."""
         self._write(self.progress.start)
 
     def stop(self) -> None:
@@ -87,6 +88,7 @@ class LinkBars:
     def _state(self, state: LinkState, row: TopicState) -> str:
         if state.unreachable:
             return f"no answer from the {' and '.join(state.unreachable)}"
-        if row.paused:
-            return f"{row.paused} paused"
+        counts = (("blocked", row.blocked), ("paused", row.paused), ("waiting", row.waiting))
+        if said := ", ".join(f"{number} {word}" for word, number in counts if number):
+            return said
         return "" if self._is_once or not row.lag_offsets else f"{row.lag_offsets:,} behind"

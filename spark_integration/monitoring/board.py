@@ -72,7 +72,7 @@ class Board:
 
     def tell(self, state: LinkState) -> None:
         """Takes a link's newest sample; may be called by any thread."""
-        points = {"": _of_link(state), **_of_topics(state)}
+        points = {"": _of_link(state), **_of_topics(state)} if state.time_ms else {}
         with self._lock:
             self._states[state.link] = state
             traces = self._traces.setdefault(state.link, {})

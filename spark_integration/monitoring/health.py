@@ -1,94 +1,96 @@
-"""How a link is, and every reason why it is not well: for the status page, for metrics, for probes.  Pure.
+"""How a running link is, with every reason why it is not just healthy: for the status page, for metrics, for probes.  Pure.
 
-Laws:
-- Whoever reads only this at night knows what to look at: each reason is a sentence that says what is wrong and where.
-- Numbers that nobody has refreshed for long are said to be old: a page that goes on answering is no sign of a mirror.
+The words and what they mean are those of tolerant_client.mirror.link.health, which `status` has too.  Laws besides:
+- Whoever reads only the first reason at night knows what to look at, and where.
+- Numbers that nobody has refreshed for long are unknown: a page that goes on answering is no sign of a mirror.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator
 
 from spark_integration.mirroring.link_state import LinkState, Phase
+from tolerant_client.mirror.link.health import (
+    Health,
+    Reason,
+    blocked_reasons,
+    counted,
+    few,
+    sorted_by_weight,
+    waiting_reasons,
+    worst,
+)
+from tolerant_client.mirror.open_transactions import is_held_long
 
-_STALE_S = 90.0  # a micro-batch of a tail holds for 10 s, and a look at 10,000 partitions is followed by as much rest
-_STARTING_S = 180.0
+STALE_S = 90.0  # a micro-batch of a tail holds for 10 s, and a look at 10,000 partitions is followed by as much rest
 _OVERDUE_S = 120.0  # and two intervals
 
 
-class Level(str, enum.Enum):
-    """How a link is: OK; WARNING, an operator should look; CRITICAL, nothing is copied."""
-
-    OK = "ok"
-    WARNING = "warning"
-    CRITICAL = "critical"
-
-    def __str__(self) -> str:
-        return self.value
-
-
-def health_of(state: LinkState, now_ms: int) -> tuple[Level, tuple[str, ...]]:
-    """The level, and the reasons, the worst first."""
-    critical, warnings = tuple(_critical(state)), tuple(_warnings(state, now_ms))
-    level = Level.CRITICAL if critical else Level.WARNING if warnings else Level.OK
-    return level, (*critical, *warnings)
-
-
-def _critical(state: LinkState) -> Iterator[str]:
-    for name, why in state.unreachable.items():
-        yield f"The {name} cluster does not answer: {why}"
-    if state.phase in (Phase.FAILED, Phase.RESTARTING):
-        yield f"The query is {state.phase}: {state.problem or 'no reason is known'}"
-
-
-def _warnings(state: LinkState, now_ms: int) -> Iterator[str]:
+def health_of(state: LinkState, now_ms: int) -> tuple[Health, tuple[Reason, ...]]:
+    """The health, and its reasons, the worst first."""
     control = state.control
-    if state.blind:
-        yield f"The clusters cannot be looked at: {state.blind}"
-    looked_s, started_s = (now_ms - state.time_ms) / 1000, (now_ms - state.started_ms) / 1000
-    reported_s = (now_ms - state.report.time_ms) / 1000 if state.report.time_ms else started_s
-    if state.phase is Phase.STARTING and started_s > _STARTING_S:
-        yield f"The link has been starting for {_long(started_s)}: see what its log says"
-    if state.phase is Phase.RUNNING:
-        if looked_s > _STALE_S:
-            yield f"The clusters were last looked at {_long(looked_s)} ago: all numbers are as old"
-        if reported_s > _STALE_S:
-            yield f"No micro-batch has ended for {_long(reported_s)}"
-        if not (control.is_promoted or control.is_handed_back):
-            yield from _overdue(state, now_ms)
-    for name, duty in state.duties.items():
-        if duty.problem:
-            yield f"{name}: {duty.problem}"
-    if control.paused:
-        names = ", ".join(name or "the whole link" for name in sorted(control.paused)[:5])
-        yield f"The operator has paused {names}{' and more' if len(control.paused) > 5 else ''}"
     if control.is_handed_back:
-        yield "The link was handed back to MirrorMaker 2: it copies nothing"
-    elif control.is_promoted:
-        yield "The link is promoted: it copies nothing"
-    elif control.is_fenced:
-        yield "The link is fenced: a promotion has begun and has not ended, and nothing is copied"
-    if state.paused:
-        yield f"{_counted(len(state.paused), 'partition')} paused: see what for"
-    for name, number in state.leaderless.items():
-        yield f"{_counted(number, 'partition')} without a leader on the {name}: their numbers are as of before"
-    if state.ledger:
-        yield f"The ledger has {_counted(len(state.ledger), 'row')}: records were lost or left out"
+        return Health.HANDED_BACK, ()
+    if control.is_promoted and control.is_fenced:
+        return Health.PROMOTED, ()
+    reasons = sorted_by_weight(_reasons(state, now_ms))
+    return worst(reasons), reasons
 
 
-def _overdue(state: LinkState, now_ms: int) -> Iterator[str]:
+def _reasons(state: LinkState, now_ms: int) -> Iterator[Reason]:
+    if state.control.is_promoted or state.control.is_fenced:
+        text = "Its promotion has begun and has not ended, and nothing is copied: run the same command again"
+        yield Reason(Health.BLOCKED, text)
+    if state.phase is Phase.FAILED:
+        yield Reason(Health.BLOCKED, f"The query has failed: {state.problem or 'no reason is known'}")
+    yield from blocked_reasons({p: why for p, why in state.blocked.items() if not state.control.pauses(p)})
+    yield from _unknown(state, now_ms)
+    yield from _waiting(state, now_ms)
+    if paused := sorted(state.control.paused):
+        what = ", ".join(name or "the whole link" for name in paused[:5])
+        yield Reason(Health.PAUSED, f"An operator has paused {what}{' and more' if len(paused) > 5 else ''}")
+
+
+def _unknown(state: LinkState, now_ms: int) -> Iterator[Reason]:
+    looked_s = (now_ms - state.time_ms) / 1000
+    texts = [f"The {name} cluster does not respond: {why}" for name, why in state.unreachable.items()]
+    if state.blind:
+        texts.append(f"The clusters cannot be looked at: {state.blind}")
+    if state.phase is Phase.RUNNING and looked_s > STALE_S:
+        texts.append(f"The clusters were last looked at {_long(looked_s)} ago: all numbers are as old")
+    if state.phase is Phase.RUNNING and (silent_s := _silent_s(state, now_ms)) > STALE_S:
+        texts.append(f"No micro-batch has ended for {_long(silent_s)}: what the tasks do is unknown")
+    if state.phase is Phase.STOPPED:
+        texts.append("The query was stopped: all numbers are as of then")
+    for name, left_out in state.leaderless.items():
+        number = counted(left_out.partitions, "partition")
+        texts.append(f"{number} of the {name} cannot be looked at, so the numbers are as of before: {left_out.why}")
+    yield from (Reason(Health.UNKNOWN, text) for text in texts)
+
+
+def _waiting(state: LinkState, now_ms: int) -> Iterator[Reason]:
+    if state.phase is Phase.RESTARTING:
+        yield Reason(Health.WAITING, f"The query is started again: {state.problem or 'no reason is known'}")
+    elif state.phase is Phase.STARTING:
+        yield Reason(Health.WAITING, f"The query has been starting for {_long((now_ms - state.started_ms) / 1000)}")
+    yield from waiting_reasons(state.waiting)
+    held = (str(one) for one in state.held if is_held_long(one, now_ms))
+    yield from (Reason(Health.WAITING, text) for text in few(held))
     for name, duty in state.duties.items():
         since_s = (now_ms - duty.time_ms) / 1000
-        if duty.time_ms and since_s > 2 * duty.interval_s + _OVERDUE_S:
-            yield f"{name}: no round has ended for {_long(since_s)}, though one is due every {duty.interval_s:g} s"
+        if duty.problem:
+            yield Reason(Health.WAITING, f"{name}: {duty.problem}")
+        if state.phase is Phase.RUNNING and duty.time_ms and since_s > 2 * duty.interval_s + _OVERDUE_S:
+            text = f"{name}: no round has ended for {_long(since_s)}, though one is due every {duty.interval_s:g} s"
+            yield Reason(Health.WAITING, text)
+
+
+def _silent_s(state: LinkState, now_ms: int) -> float:
+    """Since when the tasks have told nothing."""
+    return (now_ms - (state.report.time_ms or state.started_ms)) / 1000
 
 
 def _long(seconds: float) -> str:
     if seconds < 300:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7_200 else f"{seconds / 3600:.1f} h"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

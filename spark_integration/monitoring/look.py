@@ -1,20 +1,21 @@
 """Looks at both clusters of a link for what its tasks do not tell: log ends, ages of what is not copied, sizes.
 
 Laws:
-- A look never waits for one partition: what has no leader is left out.
+- A look never waits for one partition: what has no leader, or one that does not respond, is left out.
 - What a look costs is bounded: one request a broker for the ends, one of about a MiB for the ages of MOST_AGES.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import kafka.errors as Errors
 from kafka.protocol.admin.cluster import DescribeLogDirsRequest
 from kafka.structs import TopicPartition
 
-from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED, RawCluster
+from tolerant_client.mirror.led_offsets import LedOffsets, list_led_offsets
+from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
 from tolerant_client.record_batch import HEADER_SIZE, read_header
 
 MOST_AGES = 64
@@ -22,23 +23,32 @@ _AGES_MAX_BYTES = 1 << 20
 _MAGIC_AT, _BATCHES = 16, 2  # older formats have no header of a batch
 
 
-async def stable_ends(source: RawCluster, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-    """How far each partition can be copied; those that have no leader, or are not there, are absent."""
-    led = await _led(source, partitions)
-    return await source.list_offsets(dict.fromkeys(led, LATEST), isolation_level=READ_COMMITTED)
+class SourceEnds(NamedTuple):
+    """High watermarks and last stable offsets of partitions, and why others could not be asked."""
+
+    ends: Mapping[TopicPartition, int]
+    stable: Mapping[TopicPartition, int]
+    left_out: Mapping[TopicPartition, str]
 
 
-async def log_ends(target: RawCluster, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-    """Where the logs end (high watermarks); those that have no leader, or are not there, are absent."""
-    led = await _led(target, partitions)
-    return await target.list_offsets(dict.fromkeys(led, LATEST), isolation_level=READ_UNCOMMITTED)
+async def source_ends(source: RawCluster, partitions: Collection[TopicPartition]) -> SourceEnds:
+    """Where the source's logs end, and how far each partition can be copied.
+
+    The high watermark is asked first, so that what is appended between does not look like an open transaction.
+    """
+    high = await log_ends(source, partitions)
+    stable = await list_led_offsets(source, dict.fromkeys(high.offsets, LATEST), isolation_level=READ_COMMITTED, looks=1)
+    ends = {p: max(high.offsets[p], offset) for p, offset in stable.offsets.items()}
+    return SourceEnds(ends, stable.offsets, {**high.left_out, **stable.left_out})
 
 
-def leaderless(cluster: RawCluster, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-    """Partitions without a leader, as far as is known without asking; one that is gone, or was never there, is none."""
-    metadata = cluster.manager.cluster
-    without = [p for p in partitions if cluster.known_leader(p) is None]
-    return [p for p in without if p.partition in (metadata.partitions_for_topic(cluster.wire_topic(p.topic)) or ())]
+async def log_ends(cluster: RawCluster, partitions: Collection[TopicPartition]) -> LedOffsets:
+    """Where the logs end (high watermarks), and why those of others are not known."""
+    await cluster.connect(cluster.patience_ms)
+    found = await list_led_offsets(cluster, dict.fromkeys(partitions, LATEST), looks=1)
+    if found.left_out:
+        cluster.manager.cluster.request_update()  # for the next look
+    return found
 
 
 async def written_ms(source: RawCluster, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:

@@ -24,14 +24,14 @@ from prometheus_client.registry import Collector
 
 from spark_integration.mirroring.link_state import LinkState, Phase
 from spark_integration.monitoring.board import Board
-from spark_integration.monitoring.health import Level, health_of
+from spark_integration.monitoring.health import health_of
 from spark_integration.monitoring.mbean_names import CHECKPOINT_METRICS, SOURCE_METRICS, checkpoint_values, source_values
 from tolerant_client.mirror.measures import LATENCY_BOUNDS_MS, Copied
 
 MOST_PARTITIONS = 1_000
 MOST_TOPICS = 1_000
 MOST_GROUPS = 1_000
-MOST_HELD = 1_000
+MOST_PAUSED = 1_000
 _PREFIX = "tolerant_mirror_"
 
 _LINK = ("link",)
@@ -40,8 +40,8 @@ _TOPIC = ("link", "topic")
 # By name: what it is, and its labels.  Names end as Prometheus wants them: a unit, _total for what only grows.
 _GAUGES: Mapping[str, tuple[str, Sequence[str]]] = {
     "up": ("1 while the link's query runs", _LINK),
-    "health": ("0 ok, 1 an operator should look, 2 nothing is copied", _LINK),
-    "cluster_reachable": ("1 while the cluster answers", ("link", "cluster")),
+    "health": ("0 ok (healthy, paused, promoted), 1 look at it (waiting, unknown), 2 blocked: a person has to do something", _LINK),
+    "cluster_reachable": ("1 while the cluster responds; absent where it was not asked", ("link", "cluster")),
     "promoted": ("1 for a link that was promoted", _LINK),
     "fenced": ("1 for a link whose promotion has begun", _LINK),
     "handed_back": ("1 for a link that was handed back to MirrorMaker 2", _LINK),
@@ -58,9 +58,13 @@ _GAUGES: Mapping[str, tuple[str, Sequence[str]]] = {
     "partition_lag_seconds": ("Age of the partition's oldest record that is not copied", ("link", "topic", "partition")),
     "behind_partitions": ("Partitions that are not copied to their end", _LINK),
     "aged_partitions": ("Partitions that are behind, and whose lag in seconds is known", _LINK),
-    "leaderless_partitions": ("Partitions that have no leader", ("link", "cluster")),
-    "paused_partitions": ("Partitions that wait for an operator", _TOPIC),
-    "held": ("1 for what the operator has paused: the link (empty name), a topic, topic-partition", ("link", "name")),
+    "leaderless_partitions": ("Partitions that have no leader, or one that does not respond", ("link", "cluster")),
+    "paused_partitions": ("Partitions that an operator has paused", _TOPIC),
+    "blocked_partitions": ("Partitions that need a person", _TOPIC),
+    "waiting_partitions": ("Partitions that do not move, and go on by themselves", _TOPIC),
+    "uncommitted_offsets": ("Of the lag, offsets after the source's last stable offset: they wait for open transactions", _TOPIC),
+    "open_transaction_seconds": ("Age of the oldest open transaction that holds back the source", _LINK),
+    "paused": ("1 for what the operator has paused: the link (empty name), a topic, topic-partition", ("link", "name")),
     "ledger_rows": ("Losses in the ledger", ("link", "reason")),
     "lost_offsets": ("Offsets that the ledger says are lost", ("link", "topic", "reason")),
     "duty_failing": ("1 where the last round of a periodic duty failed, or could not do all", ("link", "duty")),
@@ -134,25 +138,28 @@ def _add_link(families: dict[str, Metric], state: LinkState, now_ms: int) -> Non
     facts = {"source": state.source, "target": state.target, "offsets": state.offsets, "version": version("tolerant-client")}
     info.add_metric([link], facts)
     _add(families, "up", [link], state.phase is Phase.RUNNING)
-    _add(families, "health", [link], list(Level).index(health_of(state, now_ms)[0]))
-    for cluster in ("source", "target"):
+    _add(families, "health", [link], health_of(state, now_ms)[0].code)
+    for cluster in sorted(state.asked):
+        left_out = state.leaderless.get(cluster)
         _add(families, "cluster_reachable", [link, cluster], cluster not in state.unreachable)
-        _add(families, "leaderless_partitions", [link, cluster], state.leaderless.get(cluster, 0))
+        _add(families, "leaderless_partitions", [link, cluster], 0 if left_out is None else left_out.partitions)
+    if begun := [one.since_ms for one in state.held if one.since_ms is not None]:
+        _add(families, "open_transaction_seconds", [link], max(0, now_ms - min(begun)) / 1000)
     _add(families, "promoted", [link], state.control.is_promoted)
     _add(families, "fenced", [link], state.control.is_fenced)
     _add(families, "handed_back", [link], state.control.is_handed_back)
     _add(families, "start_time_seconds", [link], state.started_ms / 1000)
-    _add(families, "look_time_seconds", [link], state.time_ms / 1000)
+    _add(families, "look_time_seconds", [link], state.time_ms / 1000 if state.time_ms else None)
     _add(families, "report_time_seconds", [link], report.time_ms / 1000 if report.time_ms else None)
     _add(families, "throttle_bytes_per_second", [link, state.throttle_from], state.throttle_bytes)
-    for name in sorted(state.control.paused)[:MOST_HELD]:
-        _add(families, "held", [link, name], 1)
+    for name in sorted(state.control.paused)[:MOST_PAUSED]:
+        _add(families, "paused", [link, name], 1)
     for name, duty in state.duties.items():
         _add(families, "duty_failing", [link, name], bool(duty.problem))
         _add(families, "duty_time_seconds", [link, name], duty.time_ms / 1000 if duty.time_ms else None)
     _add(families, "behind_partitions", [link], sum(topic.behind for topic in state.topics.values()))
     _add(families, "aged_partitions", [link], sum(topic.aged for topic in state.topics.values()))
-    for reason, rows in Counter(str(row.reason) for row in state.ledger).items():
+    for reason, rows in Counter(str(row.reason) for row in state.ledger or ()).items():
         _add(families, "ledger_rows", [link, reason], rows)
     for (topic, reason), offsets in state.lost.items():
         _add(families, "lost_offsets", [link, topic, reason], offsets)
@@ -182,6 +189,9 @@ def _add_topics(families: dict[str, Metric], state: LinkState) -> None:
         _add(families, "lag_seconds", labels, topic.lag_seconds)
         _add(families, "offset_rate", labels, topic.records_per_s)
         _add(families, "paused_partitions", labels, topic.paused)
+        _add(families, "blocked_partitions", labels, topic.blocked)
+        _add(families, "waiting_partitions", labels, topic.waiting)
+        _add(families, "uncommitted_offsets", labels, topic.uncommitted if topic.source_end is not None else None)
         _add(families, "records", labels, topic.records)
         _add(families, "bytes", labels, topic.bytes)
 

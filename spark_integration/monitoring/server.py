@@ -34,8 +34,10 @@ from spark_integration.monitoring.health import health_of
 from spark_integration.monitoring.prometheus import LinkCollector
 from spark_integration.monitoring.status import DEFAULT_TOPICS, state_json
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.link.health import Reason, worst
 
 _WORTH_PACKING = 2_000  # bytes
+_REASONS = 5  # of a link
 _SILENT_S = 120.0  # a watch that has not looked for so long is dead
 
 
@@ -150,8 +152,8 @@ class _Handler(BaseHTTPRequestHandler):
 def liveness(board: Board, at_ms: int) -> tuple[HTTPStatus, dict[str, Any]]:
     """Whether the process is of use: 503 once a link has failed for good, or nobody looks at it any more.
 
-    A cluster that does not answer, or a watch that says why it cannot look, is no reason to kill the mirror: `links` tells
-    of it.
+    A cluster that does not answer, a partition that is blocked, or a watch that says why it cannot look, is no reason to kill
+    the mirror: `status` and `links` tell of it, in the words of the page and of `tolerant-kafka status`.
     """
     states = board.states()
     dead = [
@@ -161,8 +163,13 @@ def liveness(board: Board, at_ms: int) -> tuple[HTTPStatus, dict[str, Any]]:
         or state.phase is Phase.RUNNING and not state.blind and at_ms - state.time_ms > _SILENT_S * 1000
     ]
     status = HTTPStatus.SERVICE_UNAVAILABLE if dead else HTTPStatus.OK
-    links = {state.link: {"health": health_of(state, at_ms)[0], "phase": state.phase} for state in states}
-    return status, {"status": "dead" if dead else "ok", "dead": dead, "links": links}
+    found = {state.link: (state.phase, *health_of(state, at_ms)) for state in states}
+    links = {
+        link: {"health": health, "phase": phase, "reasons": [reason.text for reason in reasons[:_REASONS]]}
+        for link, (phase, health, reasons) in found.items()
+    }
+    health = worst(Reason(health, "") for _, health, _ in found.values())
+    return status, {"status": "dead" if dead else health, "dead": dead, "links": links}
 
 
 def content_security_policy(page: str) -> str:

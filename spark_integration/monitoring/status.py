@@ -9,7 +9,7 @@ Laws:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from typing import Any
 
@@ -18,6 +18,7 @@ from kafka.structs import TopicPartition
 from spark_integration.mirroring.link_state import DutyState, LinkState, PartitionState, TopicState, greatest, total
 from spark_integration.monitoring.board import Board, Point
 from spark_integration.monitoring.health import health_of
+from tolerant_client.mirror.link.health import Health
 from tolerant_client.mirror.measures import Span
 
 DEFAULT_TOPICS = 50
@@ -46,17 +47,19 @@ def state_json(
 
 
 def _in_short(state: LinkState, now_ms: int) -> dict[str, Any]:
-    level, reasons = health_of(state, now_ms)
+    health, reasons = health_of(state, now_ms)
     return {
         "link": state.link,
         "source": state.source,
         "target": state.target,
         "offsets": state.offsets,
         "phase": state.phase,
-        "health": level,
-        "reasons": reasons,
+        "addresses": state.addresses,
+        "health": health,
+        "level": health.level,
+        "reasons": [reason._asdict() for reason in reasons],
         "started_ms": state.started_ms,
-        "looked_ms": state.time_ms,
+        "looked_ms": state.time_ms or None,
         "query": state.query,
     }
 
@@ -84,7 +87,10 @@ def _in_full(board: Board, state: LinkState, now_ms: int, most: int, matching: s
             "lag_seconds": greatest(row.lag_seconds for row in rows),
             "behind": sum(row.behind for row in rows),
             "aged": sum(row.aged for row in rows),
-            "held": sum(row.held for row in rows),
+            "paused": sum(row.paused for row in rows),
+            "blocked": sum(row.blocked for row in rows),
+            "waiting": sum(row.waiting for row in rows),
+            "uncommitted": sum(row.uncommitted for row in rows),
             "records_per_s": sum(row.records_per_s for row in rows),
             "bytes_per_s": total(row.bytes_per_s for row in rows),
             "records": report.records,
@@ -100,16 +106,24 @@ def _in_full(board: Board, state: LinkState, now_ms: int, most: int, matching: s
         "focus_partitions": state.topics[focus].partitions if focus in state.topics else 0,
         "partitions": _first(_partition(state, *row) for row in _most_behind(state, focus)),
         "faults": {**report.recoveries, "read again": report.troubles},
-        "paused": _first(
-            {"topic": p.topic, "partition": p.partition, "reason": reason} for p, reason in sorted(state.paused.items())
-        ),
-        "paused_count": len(state.paused),
-        "ledger": _first(row._asdict() for row in reversed(state.ledger)),
-        "ledger_count": len(state.ledger),
-        "lost_offsets": sum(state.lost.values()),
+        "standing": _first(_standing(state)),
+        "standing_count": len(state.blocked.keys() | state.waiting.keys()) + len(state.held),
+        "ledger": None if state.ledger is None else _first(row._asdict() for row in reversed(state.ledger)),
+        "ledger_count": None if state.ledger is None else len(state.ledger),
+        "lost_offsets": None if state.ledger is None else sum(state.lost.values()),
         "groups": _groups(state),
         "duties": [_duty(name, duty) for name, duty in sorted(state.duties.items())],
     }
+
+
+def _standing(state: LinkState) -> Iterator[dict[str, Any]]:
+    """What does not move: first what needs a person, then what waits, the longest first, then open transactions."""
+    for p, reason in sorted(state.blocked.items()):
+        yield {**p._asdict(), "health": Health.BLOCKED, "since_ms": None, "reason": reason}
+    for p, wait in sorted(state.waiting.items(), key=lambda item: (item[1].since_ms, item[0])):
+        yield {**p._asdict(), "health": Health.WAITING, "since_ms": wait.since_ms, "reason": wait.reason}
+    for held in state.held:
+        yield {**held.partition._asdict(), "health": Health.WAITING, "since_ms": held.since_ms, "reason": str(held)}
 
 
 def _control(state: LinkState) -> dict[str, Any]:
@@ -143,7 +157,8 @@ def _span(span: Span) -> dict[str, float] | None:
 def _most_behind(state: LinkState, topic: str) -> list[tuple[TopicPartition, PartitionState]]:
     """The topic's partitions in their order; of more than MOST_ROWS those that wait for somebody or are behind most."""
     rows = [(partition, known) for partition, known in state.partitions.items() if partition.topic == topic]
-    worst = sorted(rows, key=lambda row: (row[0] not in state.paused, -(row[1].lag_offsets or 0), row[0]))
+    standing = state.blocked.keys() | state.waiting.keys()
+    worst = sorted(rows, key=lambda row: (row[0] not in standing, -(row[1].lag_offsets or 0), row[0]))
     return sorted(worst[:MOST_ROWS], key=lambda row: row[0])
 
 
@@ -154,13 +169,16 @@ def _partition(state: LinkState, partition: TopicPartition, known: PartitionStat
         "target_end": known.target_end,
         "lag_offsets": known.lag_offsets,
         "lag_seconds": known.lag_seconds(state.time_ms),
-        "paused": state.paused.get(partition),
-        "is_held": state.control.pauses(partition),
+        "uncommitted": known.uncommitted,
+        "is_paused": state.control.pauses(partition),
+        "reason": state.reason_of(partition),
     }
 
 
-def _groups(state: LinkState) -> list[dict[str, Any]]:
-    """One row a group: how many of its offsets are on the target, the slowest of them, what holds it back."""
+def _groups(state: LinkState) -> list[dict[str, Any]] | None:
+    """One row a group: how many of its offsets are on the target, the slowest of them, what holds it back; None: not known."""
+    if state.groups is None:
+        return None
     by_group: dict[str, list[Any]] = {}
     for row in state.groups:
         by_group.setdefault(row.group, []).append(row)

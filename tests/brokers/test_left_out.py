@@ -90,7 +90,7 @@ def test_a_running_mirror_leaves_out_what_is_refused_or_deleted_and_takes_it_bac
         while "running.c" in topics_of(source):
             pass
         assert copied() == {"running.a"}
-        told = waiting.read().paused
+        told = waiting.read().blocked
         assert "LogAppendTime" in told[TopicPartition("running.b", 0)]
         assert "the source has no such topic any more" in told[TopicPartition("running.c", 0)]
         alter(admins[1], "running.b", "CreateTime")
@@ -98,7 +98,7 @@ def test_a_running_mirror_leaves_out_what_is_refused_or_deleted_and_takes_it_bac
         while "running.c" in topics_of(target):
             pass
         assert copied() == {"running.a", "running.b"}
-        assert waiting.read().paused == {}
+        assert waiting.read().blocked == {}
     finally:
         reader.stop()
         for admin in admins:

@@ -93,7 +93,7 @@ def test_lag_is_told_before_a_copy_and_what_was_copied_after_it(source: str, tar
             held = frozenset((topic,))
             cluster.run(update_control, cluster, "A-B", lambda now: replace(now, bytes_per_s=5_000, paused=held))
         ordered = until(watch, lambda state: state.control.bytes_per_s == 5_000)
-        assert (ordered.topics[topic].held, ordered.throttle_from, ordered.leaderless) == (PARTITIONS, "operator", {})
+        assert (ordered.topics[topic].paused, ordered.throttle_from, ordered.leaderless) == (PARTITIONS, "operator", {})
     close_workers()
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import kafka
 import pytest
 from kafka import KafkaConsumer, TopicPartition
 from support.nasty_writer import delete_records
@@ -230,6 +231,26 @@ def append(servers: str, partition: TopicPartition, record: Record) -> None:
         cluster.run(produce, cluster)
 
 
+def test_a_copy_that_an_open_transaction_holds_up_says_whose_it_is(clusters: tuple[str, str]) -> None:
+    fill(clusters[0], "cmd-held", count=20)
+    producer = kafka.KafkaProducer(bootstrap_servers=clusters[0], transactional_id="cmd-held-1", transaction_timeout_ms=600_000)
+    try:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send("cmd-held", b"open", partition=0).get(20)
+        fill(clusters[0], "cmd-held", first=20, count=30)
+        done = run("mirror", *link(clusters, "cmd-held"), "--once", "--json", "--link", "held", timeout=300)
+        producer.abort_transaction()
+    finally:
+        producer.close()
+    assert done.returncode == 3, done.stderr
+    assert ends(clusters[1], "cmd-held") == [20, 50]
+    (held,) = json.loads(done.stdout)["open_transactions"]
+    assert (held["partition"], held["offsets"], held["transactional_id"]) == (0, 31, "cmd-held-1")
+    (sentence,) = said(done.stderr)
+    assert "copied up to the last stable offset; cmd-held-0: 31 offsets from 20 on wait" in sentence
+
+
 def test_an_error_that_no_repeat_cures_ends_the_job_with_one_sentence(clusters: tuple[str, str], narrow: None) -> None:
     done = run("mirror", *link(clusters, "cmd-narrow-i"), "--once", "--json")
     assert (done.returncode, done.stdout) == (1, "")
@@ -248,7 +269,7 @@ def test_paused_partition_is_told_and_an_empty_log_is_begun_where_the_source_beg
     assert done.returncode == 3, done.stderr
     assert ends(clusters[1], "cmd-expired") == starts(clusters[1], "cmd-expired") == [30, 30]
     assert ends(clusters[1], "cmd-narrow-i") == [RECORDS, RECORDS]
-    assert_paused(done, "cmd-narrow-i")
+    assert_blocked(done, "cmd-narrow-i")
 
 
 @pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1 runs it")
@@ -258,7 +279,7 @@ def test_paused_partition_of_a_translated_link_is_told(clusters: tuple[str, str]
     assert done.returncode == 3, done.stderr
     assert "records" not in json.loads(done.stdout)
     assert json.loads(done.stdout)["offsets"] >= RECORDS  # what lies before the record may wait with it
-    assert_paused(done, "cmd-narrow-t")
+    assert_blocked(done, "cmd-narrow-t")
 
 
 @pytest.mark.skipif(not LONG, reason="a minute: TOLERANT_LONG=1 runs it")
@@ -267,7 +288,7 @@ def test_pause_is_told_while_the_mirror_runs(clusters: tuple[str, str], narrow: 
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
-        assert any(line.startswith("tolerant-kafka: paused: cmd-narrow-i-1: ") for line in process.stderr)
+        assert any(line.startswith("tolerant-kafka: blocked: cmd-narrow-i-1: ") for line in process.stderr)
         time.sleep(20)  # other micro-batches follow, and say nothing more
         process.send_signal(signal.SIGTERM)
         _, stderr = process.communicate(timeout=60)
@@ -277,12 +298,12 @@ def test_pause_is_told_while_the_mirror_runs(clusters: tuple[str, str], narrow: 
         process.communicate()
 
 
-def assert_paused(done: subprocess.CompletedProcess[str], topic: str) -> None:
-    """Partition 1 waits, which standard error tells in one line, and JSON for programs."""
-    (paused,) = json.loads(done.stdout)["paused"]
-    assert (paused["topic"], paused["partition"]) == (topic, 1)
-    assert "max.message.bytes" in paused["reason"]
-    assert said(done.stderr) == [f"tolerant-kafka: paused: {topic}-1: {paused['reason']}"]
+def assert_blocked(done: subprocess.CompletedProcess[str], topic: str) -> None:
+    """Partition 1 is blocked, which standard error tells in one line, and JSON for programs."""
+    (blocked,) = json.loads(done.stdout)["blocked"]
+    assert (blocked["topic"], blocked["partition"]) == (topic, 1)
+    assert "max.message.bytes" in blocked["reason"]
+    assert said(done.stderr) == [f"tolerant-kafka: blocked: {topic}-1: {blocked['reason']}"]
 
 
 def said(stderr: str) -> list[str]:

@@ -184,7 +184,7 @@ def test_a_topic_with_records_of_somebody_else_stops_nothing_else(clusters: tupl
     fill(one, "service-bad")
     fill(two, "service-bad", count=10)
     with Service(tmp_path, settings(one, two, "service-(good|bad)", "mixed")) as service:
-        assert "service-bad" in service.event("paused", "mixed")
+        assert "service-bad" in service.event("blocked", "mixed")
         wait_for(lambda: sum(ends(two, "service-good")) == RECORDS)
         fill(one, "service-good", RECORDS, 100)
         wait_for(lambda: sum(ends(two, "service-good")) == RECORDS + 100)

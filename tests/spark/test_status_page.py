@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kafka.structs import TopicPartition
 from support.browser import Browser, chromium
 from support.link_samples import HOSTILE, hour, state, troubled
 
-from spark_integration.mirroring.link_state import DutyState, GroupState, Phase
+from spark_integration.mirroring.link_state import DutyState, GroupState, LinkState, Phase
 from spark_integration.monitoring.board import Board
 from spark_integration.monitoring.server import StatusServer
+from tolerant_client.mirror.link.claims import Waiting
 from tolerant_client.mirror.link.control import LinkControl
+from tolerant_client.mirror.open_transactions import Held, OpenTransaction
 
 ROWS = "return [...document.querySelectorAll(arguments[0])]"
 NOW_MS = int(time.time() * 1000) + 7_200_000  # ahead: no sample is old while all tests run
@@ -65,7 +68,7 @@ def test_numbers_are_those_of_the_server(served: StatusServer, browser: Browser)
     for name in ("lag_offsets", "lag_bytes", "lag_seconds", "records_per_s", "bytes_per_s", "records", "bytes"):
         assert browser.value(f"#{name}") == link["totals"][name], name
     assert browser.value("#latency_mean") == link["totals"]["latency_ms"]["mean"]
-    for name in ("restarts", "lost_offsets", "ledger_count", "paused_count"):
+    for name in ("restarts", "lost_offsets", "ledger_count", "standing_count"):
         assert browser.value(f"#{name}") == link[name], name
     assert browser.value("#fault_count") == sum(link["faults"].values()) - link["faults"]["requeued"] == 28
     assert [browser.text(f"#lag_{unit}") for unit in ("offsets", "bytes", "seconds")] == ["11.2 k", "2.7 MiB", "11 s"]
@@ -78,22 +81,57 @@ def test_numbers_are_those_of_the_server(served: StatusServer, browser: Browser)
 
 def test_texts_are_shown_as_they_are_and_never_run(served: StatusServer, browser: Browser) -> None:
     assert browser.text("#ledger tbody td:last-child") == HOSTILE
-    assert browser.text("#paused tbody td:last-child") == f"audit.log-2: {HOSTILE}"
+    assert browser.text("#standing tbody td:last-child") == f"audit.log-2: {HOSTILE}"
     assert any(HOSTILE in text for text in browser.texts("#reasons li"))
+    assert HOSTILE in browser.text("#worst")
     assert browser.run("return document.images.length + document.scripts.length") == 1  # the page's own script
     assert "owned" not in browser.driver.title
 
 
 def test_health_is_told_in_words_to_everybody(served: StatusServer, browser: Browser, board: Board) -> None:
-    assert browser.text("#level") == "warning" and len(browser.texts("#reasons li")) == 3
+    assert browser.text("#level") == "blocked" and browser.text("#worst") == f": audit.log-2: {HOSTILE}"
+    assert len(browser.texts("#reasons li")) == 1
+    assert browser.texts("#standing tbody td")[:2] == ["audit.log-2", "blocked"]
     assert browser.run("return document.getElementById('health').getAttribute('role')") == "status"
     board.tell(replace(state(NOW_MS + 4_000), unreachable={"source": "connection refused"}))
-    browser.until("return document.getElementById('level').textContent === 'critical'")
-    assert browser.texts("#reasons li") == ["The source cluster does not answer: connection refused"]
+    browser.until("return document.getElementById('level').textContent === 'unknown'")
+    assert browser.text("#worst") == ": The source cluster does not respond: connection refused"
+    assert browser.text("#ledger tbody td") == "empty when it was read last"
     board.tell(state(NOW_MS + 8_000))
-    browser.until("return document.getElementById('level').textContent === 'ok'")
-    assert not browser.run("return document.getElementById('paused-section').checkVisibility()")
+    browser.until("return document.getElementById('level').textContent === 'healthy'")
+    assert not browser.run("return document.getElementById('standing-section').checkVisibility()")
     assert browser.text("#ledger tbody td") == "empty: nothing was lost"
+
+
+def test_what_nobody_has_seen_is_no_good_news(served: StatusServer, browser: Browser, board: Board) -> None:
+    board.tell(LinkState("A-B", 0, NOW_MS, "A", "B", phase=Phase.RESTARTING, problem="both are away", restarts=4))
+    browser.until("return document.getElementById('level').textContent === 'waiting'")
+    assert browser.text("#worst") == ": The query is started again: both are away"
+    assert (browser.text("#ledger tbody td"), browser.text("#lost_offsets")) == ("unknown: it was not read yet", "–")
+    assert browser.text("#restarts") == "4" and "looked at not yet" in browser.text("#updated")
+
+
+def test_an_open_transaction_and_a_refusing_broker_are_named_with_their_partitions(
+    served: StatusServer, browser: Browser, board: Board
+) -> None:
+    orders, clicks = TopicPartition("orders", 0), TopicPartition("clicks", 1)
+    one = OpenTransaction(clicks, 7, 0, 1, 100, NOW_MS - 600_000, 50)
+    now = state(NOW_MS + 4_000)
+    held = replace(now.partitions[clicks], uncommitted=50)
+    waiting = {orders: Waiting("append answered NotEnoughReplicasError", NOW_MS - 60_000)}
+    board.tell(
+        replace(
+            now,
+            partitions={**now.partitions, clicks: held},
+            report=replace(now.report, waiting=waiting),
+            held=(Held(clicks, 100, 50, one, None, "kafka-transactions.sh abort"),),
+        )
+    )
+    browser.until("return document.getElementById('level').textContent === 'waiting'")
+    assert browser.texts("#standing tbody td:first-child") == ["orders-0", "clicks-1"]
+    assert "NotEnoughReplicasError" in browser.text("#worst")
+    assert "producer id 7" in browser.texts("#standing tbody td:last-child")[1]
+    assert browser.text("#uncommitted") == "50 wait for open transactions"
 
 
 def test_charts_have_an_hour_a_line_for_each_topic_and_a_text_for_who_cannot_see_them(
@@ -150,19 +188,19 @@ def test_what_the_operator_has_ordered_is_shown(served: StatusServer, browser: B
     assert browser.run(row, "#topics tbody tr") == "4, 4 paused"
     browser.run("[...document.querySelectorAll('button.topic')].find((b) => b.textContent === 'clicks').click()")
     browser.until("return document.querySelectorAll('#partitions tbody tr').length === 4")
-    assert browser.texts("#partitions tbody td:last-child") == ["", "", "", "the operator has paused it"]
+    assert browser.texts("#partitions tbody td:last-child") == ["", "", "", "paused by an operator"]
 
 
 def test_a_link_that_copies_nothing_any_more_is_called_so(served: StatusServer, browser: Browser, board: Board) -> None:
-    for control, words in (
-        (LinkControl(is_promoted=True, is_fenced=True), "promoted"),
-        (LinkControl(is_fenced=True), "fenced"),
-        (LinkControl(is_handed_back=True), "handed back"),
+    for control, words, health in (
+        (LinkControl(is_promoted=True, is_fenced=True), "promoted", "promoted"),
+        (LinkControl(is_fenced=True), "fenced", "blocked"),
+        (LinkControl(is_handed_back=True), "handed back", "handed back"),
     ):
         board.tell(replace(state(NOW_MS + 4_000), phase=Phase.STOPPED, control=control, own_rate=1 << 20))
         browser.until("return document.getElementById('phase').textContent.includes(arguments[0])", words)
         assert browser.text("#phase") == f"stopped, {words}, at most 1.0 MiB/s"
-        assert browser.text("#level") == "warning"
+        assert browser.text("#level") == health
         assert browser.texts("#control tbody td:first-child") == [words, "throttle"]
     assert browser.text("#control tbody tr:last-child td:last-child") == "at most 1.0 MiB/s, as the mirror was started with"
 
@@ -219,7 +257,7 @@ def test_links_are_chosen_by_buttons(served: StatusServer, browser: Browser, boa
     assert not browser.run("return document.getElementById('links').checkVisibility()")
     board.tell(replace(state(NOW_MS, link="B-A", busy=0.0), phase=Phase.RESTARTING, problem="lost"))
     browser.until("return document.querySelectorAll('#links button').length === 2")
-    assert browser.texts("#links button") == ["● A-B (warning)", "● B-A (critical)"]
+    assert browser.texts("#links button") == ["● A-B (blocked)", "● B-A (waiting)"]
     browser.run("document.querySelectorAll('#links button')[1].click()")
     browser.until("return document.getElementById('clusters').textContent.startsWith('B → A')")
     assert browser.value("#lag_offsets") == 0
@@ -294,8 +332,8 @@ def test_page_says_when_the_mirror_does_not_answer(board: Board, browser: Browse
         browser.driver.get(served.url)
         browser.until("return document.body.dataset.shown")
     browser.until("return document.getElementById('phase').textContent.startsWith('the mirror does not answer')")
-    assert browser.text("#level") == "critical"
+    assert browser.text("#level") == "unknown"
     assert browser.value("#lag_offsets") == 11_200  # the last numbers stay
     with StatusServer(board, f"127.0.0.1:{served.port}"):
-        browser.until("return document.getElementById('level').textContent === 'warning'")
+        browser.until("return document.getElementById('level').textContent === 'blocked'")
     browser.driver.get("about:blank")

@@ -48,6 +48,9 @@ def state(at_ms: int = NOW_MS, *, link: str = "A-B", topics: int = 8, partitions
             recoveries={"lost": 12, "requeued": 11, "orphan:late": 4, "retired": 2, "reordered": 3},
         ),
         recent=copied,
+        asked=frozenset(("source", "target")),
+        ledger=(),
+        addresses=("a1:9092,a2:9092", "b1:9092"),
         groups=tuple(
             GroupState(group, "orders", index, 998_000, Span().seen(ms))
             for group, ms in (("billing", 210), ("search", 95))
@@ -59,13 +62,13 @@ def state(at_ms: int = NOW_MS, *, link: str = "A-B", topics: int = 8, partitions
 
 
 def troubled(at_ms: int = NOW_MS, *, detail: str = HOSTILE) -> LinkState:
-    """A link with a paused partition, a loss and a duty that fails, each told in hostile words."""
+    """A link with a blocked partition, a loss and a duty that fails, each told in hostile words."""
     quiet = state(at_ms)
     where = TopicPartition("audit.log", 2)
     row = LedgerRow(at_ms - 60_000, quiet.link, "clicks", 1, 4_000, 4_040, "retention", detail)
     return replace(
         quiet,
-        report=replace(quiet.report, paused={where: f"audit.log-2: {detail}"}, losses=1),
+        report=replace(quiet.report, blocked={where: f"audit.log-2: {detail}"}, losses=1),
         ledger=(row,),
         duties={**quiet.duties, "sync_topic_acls": DutyState(at_ms - 5_000, f"refused: {detail}", 60.0)},
         restarts=2,

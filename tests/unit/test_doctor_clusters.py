@@ -28,8 +28,9 @@ from spark_integration.doctor.facts import INTERNAL_TOPICS, OPERATIONS, Broker, 
 from spark_integration.doctor.finding import Finding, Severity
 from spark_integration.doctor.replication import controller_findings, log_dir_findings, partition_findings
 from spark_integration.doctor.rights import CHECKPOINTS, RIGHTS, Asked, Duty, asked, created_names
-from spark_integration.doctor.transactions import CoordinatorView, OpenTransaction, still_open, transaction_findings
+from spark_integration.doctor.transactions import still_open, transaction_findings
 from tolerant_client.coordinator_partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, partition_of
+from tolerant_client.mirror.open_transactions import CoordinatorView, OpenTransaction
 
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 NOW = 1_763_775_000_000

@@ -22,10 +22,12 @@ class Cluster:
     name = "source"
 
     def __init__(self, healed_after: int = 1000) -> None:
-        self.net = self
+        self.net = self.manager = self
         self.slept = 0.0
         self.refreshes = 0
         self.tracked: set[str] = set()
+        self.hangs = -1
+        self.asked: list[int] = []
         self._healed_after = healed_after
 
     async def connect(self) -> None:
@@ -49,10 +51,23 @@ class Cluster:
             return 1
         return {LOST: None, DEAD: 2}.get(partition, 1)
 
+    def call_soon_with_future(self, function: Any, *args: Any) -> asyncio.Future[Any]:
+        return asyncio.ensure_future(function(*args))
+
+    async def wait_for(self, future: asyncio.Future[Any], timeout_ms: float) -> Any:
+        self.waited_ms = timeout_ms
+        try:
+            return await asyncio.wait_for(future, min(timeout_ms / 1000, 0.05))
+        except asyncio.TimeoutError:
+            raise Errors.KafkaTimeoutError("too long") from None
+
     async def offsets_at(
         self, node_id: int, partitions: Iterable[TopicPartition], timestamps: Mapping[TopicPartition, int], isolation: int
     ) -> dict[TopicPartition, Any]:
         assert isolation == 1
+        self.asked.append(node_id)
+        if node_id == self.hangs:
+            await asyncio.sleep(60)
         if node_id == 2:
             raise Errors.NodeNotReadyError("node 2")
         failure = Errors.UnknownTopicOrPartitionError("orders-2")
@@ -88,3 +103,12 @@ def test_a_start_waits_for_an_election_as_long_as_it_may(monkeypatch: pytest.Mon
     cluster.refreshes, cluster.slept = 0, 0.0
     assert not ask(cluster, patience_ms=10_000).left_out
     assert cluster.slept < 10
+
+
+def test_a_leader_that_hangs_is_waited_for_once_and_the_others_are_told() -> None:
+    cluster = Cluster()
+    cluster.hangs = 2
+    found = asyncio.run(stable_ends(cluster, [LED, DEAD]))  # type: ignore[arg-type]
+    assert found.offsets == {LED: 10}
+    assert "node 2 of the source, which leads it, does not respond: no response within 5 s" in found.left_out[DEAD]
+    assert sorted(cluster.asked) == [1, 2] and cluster.waited_ms <= 5_000

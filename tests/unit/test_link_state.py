@@ -10,6 +10,7 @@ from support.link_samples import NOW_MS, state
 
 from spark_integration.mirroring.link_state import OTHERS, LinkState, PartitionState, TaskReport
 from tolerant_client.mirror.link.control import LinkControl
+from tolerant_client.mirror.link.claims import Waiting
 from tolerant_client.mirror.measures import LATENCY_BOUNDS_MS, Copied, Measured, Span
 
 FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -25,6 +26,8 @@ reports = st.builds(
     st.integers(0, 9),
     st.integers(0, 9),
     st.dictionaries(partitions, st.text(), max_size=3),
+    st.dictionaries(partitions, st.text(), max_size=3),
+    st.dictionaries(partitions, st.builds(Waiting, st.text(), st.integers(0, 10**15)), max_size=3),
     st.dictionaries(partitions, st.integers(0, 10**15), max_size=3),
     st.dictionaries(partitions, copies, max_size=3),
     st.dictionaries(partitions, copies, max_size=3),
@@ -100,15 +103,15 @@ def test_topic_is_the_sum_of_its_partitions_and_as_old_as_the_oldest() -> None:
             SECOND: PartitionState(10, 4, 4, NOW_MS - 9_000, None, 1.0),
             TopicPartition("other", 0): PartitionState(),
         },
-        report=TaskReport(NOW_MS, paused={SECOND: "why"}, copied={FIRST: Copied(8, 80)}),
+        report=TaskReport(NOW_MS, blocked={SECOND: "why"}, copied={FIRST: Copied(8, 80)}),
     )
     orders, other = found.topics["orders"], found.topics["other"]
     assert (orders.lag_offsets, orders.lag_bytes, orders.lag_seconds, orders.records_per_s) == (8, 20.0, 9.0, 6.0)
-    assert (orders.records, orders.bytes, orders.paused, orders.partitions) == (8, 80, 1, 2)
+    assert (orders.records, orders.bytes, orders.blocked, orders.partitions) == (8, 80, 1, 2)
     assert (other.lag_offsets, other.lag_bytes, other.source_end) == (None, None, None)
 
 
-def test_topic_counts_what_is_behind_whose_age_is_known_and_what_is_held() -> None:
+def test_topic_counts_what_is_behind_whose_age_is_known_and_what_is_paused() -> None:
     found = LinkState(
         "A-B",
         NOW_MS,
@@ -120,7 +123,7 @@ def test_topic_counts_what_is_behind_whose_age_is_known_and_what_is_held() -> No
         control=LinkControl(paused=frozenset(("orders-1", "other"))),
     )
     (orders,) = found.topics.values()
-    assert (orders.behind, orders.aged, orders.held) == (2, 1, 1)
+    assert (orders.behind, orders.aged, orders.paused) == (2, 1, 1)
 
 
 @pytest.mark.parametrize(

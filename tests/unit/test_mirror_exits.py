@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,13 @@ from typer.testing import CliRunner
 
 from spark_integration.cli import app
 from spark_integration.commands import mirror as command
+from spark_integration.commands.exits import exit_code
 from spark_integration.mirroring import mirror_job, supervisor
+from spark_integration.mirroring.link_state import TaskReport
 from spark_integration.mirroring.supervisor import StopSignal
 from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError
 from tolerant_client.mirror.link.ends import Ends
+from tolerant_client.mirror.open_transactions import Held, OpenTransaction
 from tolerant_client.mirror.sync import PreparedLink
 
 FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -41,7 +45,8 @@ class Watch:
     """A watch that sees nothing."""
 
     behind: list[TopicPartition] = []
-    paused: dict[TopicPartition, str] = {}
+    standing = TaskReport()
+    reached = {FIRST: 10, SECOND: 4}
     losses: list[Any] = []
     copied = 0
 
@@ -63,7 +68,13 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Runs the command with a mirror that ends as it is told, and a target that has got as far as `copied`."""
 
     def run(
-        outcome: Any, *options: str, number: int = 0, copied: tuple[int, int] = (10, 4), away: Exception | None = None
+        outcome: Any,
+        *options: str,
+        number: int = 0,
+        copied: tuple[int, int] = (10, 4),
+        away: Exception | None = None,
+        goals: Mapping[TopicPartition, int] = {},
+        held: Sequence[Held] = (),
     ) -> Any:
         stopping = StopSignal()
         stopping.number = number
@@ -85,6 +96,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         monkeypatch.setattr(mirror_job, "run", copy)
         monkeypatch.setattr(mirror_job, "run_claim", lambda settings: contextlib.nullcontext())
         monkeypatch.setattr(command, "unnamed_link", lambda source, target: "default")
+        monkeypatch.setattr(command, "held_at_start", lambda settings, partitions: dict(goals))
+        monkeypatch.setattr(command, "still_held", lambda settings, late: [one for one in held if one.partition in late])
         monkeypatch.setattr(command, "look", look)
         return CliRunner().invoke(app, [*LINK, *options])
 
@@ -116,6 +129,40 @@ def test_a_copy_that_is_interrupted_because_its_target_is_away_was_interrupted_a
 def test_a_mirror_that_follows_is_stopped_by_a_signal_as_it_should_be(run: Callable[..., Any]) -> None:
     assert run(False, "--json", number=signal.SIGTERM).exit_code == 0
     assert run(True, "--once", "--json").exit_code == 0
+
+
+def test_a_copy_up_to_the_last_stable_offset_says_what_waits_for_whom(run: Callable[..., Any]) -> None:
+    held = Held(SECOND, 4, 6, OpenTransaction(SECOND, 7, 0, 1, 4, 1_763_800_000_000, 6), None, "kafka-transactions.sh abort")
+    done = run(True, "--once", "--json", goals={SECOND: 10}, held=[held])
+    assert done.exit_code == 3
+    assert done.stderr == f"tolerant-kafka: waiting: copied up to the last stable offset; {held}\n"
+    assert "orders-1: 6 offsets from 4 on wait for an open transaction (producer id 7" in done.stderr
+    told = json.loads(done.stdout)
+    assert (told["exit_code"], [one["producer_id"] for one in told["open_transactions"]]) == (3, [7])
+    ended = run(True, "--once", "--json", goals={SECOND: 10})
+    assert (ended.exit_code, "had an open transaction at the start, which has ended since" in ended.stderr) == (3, True)
+    assert run(True, "--once", "--json", goals={FIRST: 10}).exit_code == 0  # copied meanwhile
+
+
+@pytest.mark.parametrize(
+    ("java", "words"),
+    [("/nope", "JAVA_HOME is /nope, and there is no bin/java in it"), ("", "Java 17 or newer is needed to run Spark")],
+)
+@pytest.mark.parametrize("way", [LINK, ["mirror", "--config", "FILE"]])
+def test_without_java_nothing_is_begun_and_one_sentence_says_so(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, way: list[str], java: str, words: str
+) -> None:
+    file = tmp_path / "mm2.properties"
+    file.write_text(FILE)
+    monkeypatch.setenv("JAVA_HOME", java)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(mirror_job, "prepare", lambda settings: pytest.fail("something was written"))
+    done = CliRunner().invoke(app, [str(file) if word == "FILE" else word for word in way])
+    assert isinstance(done.exception, OptionError) and words in str(done.exception)
+    assert exit_code(done.exception) == 2
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    done = CliRunner().invoke(app, [str(file) if word == "FILE" else word for word in way])
+    assert isinstance(done.exception, OptionError) and "pyspark is not installed" in str(done.exception)
 
 
 @pytest.mark.parametrize("error", [OptionError("later"), ClusterUnreachableError("away"), TolerantClientError("else")])

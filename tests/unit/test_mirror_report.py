@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import urllib.request
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,13 +18,15 @@ pytest.importorskip("pyspark")
 from kafka.structs import TopicPartition
 
 from spark_integration.mirroring import mirror_job, ranges
-from spark_integration.mirroring.link_state import Phase, TaskReport
+from spark_integration.mirroring.link_state import Phase, TaskReport, news
 from spark_integration.mirroring.mirror_job import original_error
 from spark_integration.mirroring.ranges import CopiedRanges, RangesStreamWriter, ReportFile
 from spark_integration.mirroring.watch import LinkWatch
+from spark_integration.monitoring.look import SourceEnds
 from tolerant_client.errors import (
     ClusterUnreachableError,
     DataLossError,
+    LinkPausedError,
     LinkPromotedError,
     OffsetMapError,
     OversizedRecordError,
@@ -32,7 +35,9 @@ from tolerant_client.errors import (
     TargetDivergedError,
     TolerantClientError,
 )
+from tolerant_client.mirror.led_offsets import LedOffsets
 from tolerant_client.mirror.limits import Progress
+from tolerant_client.mirror.link.claims import Waiting
 from tolerant_client.mirror.link.control import LinkControl
 from tolerant_client.mirror.measures import Copied, Measured
 
@@ -85,7 +90,7 @@ def test_error_that_no_repeat_cures_is_raised_once_by_the_commit(
     monkeypatch: pytest.MonkeyPatch, error: TolerantClientError
 ) -> None:
     message = write(monkeypatch, {FIRST: progress(), SECOND: progress(stopped=error)})
-    assert message.report.paused == {} and message.report.records == 10  # what the others did is told
+    assert message.report.blocked == {} and message.report.records == 10  # what the others did is told
     with pytest.raises(type(error)) as raised:
         RangesStreamWriter(WRITE).commit([CopiedRanges(), None, message], 0)
     assert str(raised.value) == str(error)
@@ -106,13 +111,13 @@ def test_a_link_that_goes_on_names_each_stopped_partition_with_its_own_reason(mo
     stopped = {FIRST: progress(stopped=GONE), SECOND: progress(stopped=TargetDivergedError("orders-1: foreign"))}
     message = write(monkeypatch, stopped, goesOn="true")
     assert message.error is None
-    assert message.report.paused == {FIRST: "orders-0: offsets 5 to 9 are gone", SECOND: "orders-1: foreign"}
+    assert message.report.blocked == {FIRST: "orders-0: offsets 5 to 9 are gone", SECOND: "orders-1: foreign"}
     assert message.report.records == 10
 
 
 def test_an_error_of_a_whole_task_is_told_of_all_its_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     message = write(monkeypatch, OffsetMapError("the map is gone"), goesOn="true")
-    assert message.report.paused == {FIRST: "the map is gone", SECOND: "the map is gone"}
+    assert message.report.blocked == {FIRST: "the map is gone", SECOND: "the map is gone"}
 
 
 def test_a_promoted_link_ends_also_where_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,12 +130,29 @@ def test_partitions_that_the_reader_leaves_out_are_in_the_report_of_the_query(tm
     tasks, waiting = (ReportFile(tmp_path / name) for name in (mirror_job._REPORT, mirror_job._WAITING))
     report = mirror_job.QueryReport(tmp_path)
     assert report.read() == TaskReport()
-    waiting.write(TaskReport(paused={FIRST: "it has no leader", SECOND: "refused"}))
-    assert report.read().paused == {FIRST: "it has no leader", SECOND: "refused"}
-    tasks.write(TaskReport(7, 3, paused={FIRST: "gone"}))
-    assert report.read() == TaskReport(7, 3, paused={FIRST: "gone", SECOND: "refused"})
+    leaderless = {FIRST: Waiting("it has no leader", 5)}
+    waiting.write(TaskReport(blocked={SECOND: "refused"}, waiting=leaderless))
+    assert report.read() == TaskReport(blocked={SECOND: "refused"}, waiting=leaderless)
+    tasks.write(TaskReport(7, 3, blocked={FIRST: "gone"}))
+    assert report.read() == TaskReport(7, 3, blocked={FIRST: "gone", SECOND: "refused"}, waiting=leaderless)
     waiting.write(TaskReport())
-    assert report.read() == TaskReport(7, 3, paused={FIRST: "gone"})
+    assert report.read() == TaskReport(7, 3, blocked={FIRST: "gone"})
+
+
+def test_what_does_not_move_is_paused_blocked_or_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = progress()._replace(wait=Waiting("append answered NotEnoughReplicasError", 5))
+    told = write(monkeypatch, {FIRST: progress(LinkPausedError("by an operator")), SECOND: waits}).report
+    assert told.paused == {FIRST: "by an operator"}
+    assert (told.blocked, told.waiting) == ({}, {SECOND: Waiting("append answered NotEnoughReplicasError", 5)})
+
+
+def test_what_stands_still_is_news_once_and_again_when_it_moves() -> None:
+    quiet = TaskReport(acked={FIRST: 1, SECOND: 1})
+    waits = replace(quiet, waiting={FIRST: Waiting("no replicas", 5), SECOND: Waiting("no replicas", 6)})
+    assert news(quiet, waits) == ["waiting: orders-0 and 1 more of its partitions: no replicas"]
+    assert news(waits, waits) == []
+    assert news(waits, quiet) == ["copying again: orders-0 and 1 more partition"]
+    assert news(waits, replace(waits, blocked={FIRST: "foreign"})) == ["blocked: orders-0: foreign"]
 
 
 def test_a_report_is_read_again_only_when_it_was_replaced(tmp_path: Path) -> None:
@@ -142,24 +164,24 @@ def test_a_report_is_read_again_only_when_it_was_replaced(tmp_path: Path) -> Non
     assert file.read() == TaskReport(2)
 
 
-def test_paused_partitions_reach_the_report_with_their_reasons(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_blocked_partitions_reach_the_report_with_their_reasons(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     report = tmp_path / "paused.json"
-    assert ReportFile(report).read().paused == {}
+    assert ReportFile(report).read().blocked == {}
     message = write(monkeypatch, {FIRST: progress(GONE), SECOND: progress()})
     writer = RangesStreamWriter({**WRITE, "report": str(report)})
     writer.commit([message, CopiedRanges()], 0)
-    assert ReportFile(report).read().paused == {FIRST: "orders-0: offsets 5 to 9 are gone"}
+    assert ReportFile(report).read().blocked == {FIRST: "orders-0: offsets 5 to 9 are gone"}
     writer.commit([CopiedRanges()], 1)
-    assert ReportFile(report).read().paused == {}
+    assert ReportFile(report).read().blocked == {}
 
 
-def test_paused_partitions_are_told_even_if_another_one_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_blocked_partitions_are_told_even_if_another_one_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     report = tmp_path / "paused.json"
     foreign = {FIRST: progress(stopped=TargetDivergedError("foreign"))}
     messages = [write(monkeypatch, {SECOND: progress(GONE)}), write(monkeypatch, foreign)]
     with pytest.raises(TargetDivergedError):
         RangesStreamWriter({**WRITE, "report": str(report)}).commit(list(messages), 0)
-    assert list(ReportFile(report).read().paused) == [SECOND]
+    assert list(ReportFile(report).read().blocked) == [SECOND]
 
 
 def test_task_of_nothing_but_paused_partitions_lasts_as_long_as_its_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,14 +201,11 @@ class Target:
         self._ends = ends
         self._failure = failure
 
-    def target_ends(self, partitions: object) -> dict[TopicPartition, int]:
-        return dict(self._ends)
+    def target_ends(self, partitions: object) -> LedOffsets:
+        return LedOffsets(dict(self._ends), {})
 
-    def source_ends(self, partitions: object) -> dict[TopicPartition, int]:
-        return {FIRST: 10, SECOND: 10}
-
-    def leaderless(self, partitions: object) -> dict[str, int]:
-        return {}
+    def source_ends(self, partitions: object) -> SourceEnds:
+        return SourceEnds({FIRST: 10, SECOND: 10}, {FIRST: 10, SECOND: 10}, {})
 
     def control(self) -> LinkControl:
         return LinkControl()
@@ -241,19 +260,19 @@ def test_pause_is_printed_when_it_begins(capsys: pytest.CaptureFixture[str]) -> 
     ]
 
 
-def test_metrics_count_paused_partitions_by_topic() -> None:
+def test_metrics_count_blocked_partitions_by_topic() -> None:
     with Watch({FIRST: 4, SECOND: 10}, metrics="127.0.0.1:0") as watch:
 
         def counted() -> str:
             watch.tell_phase(Phase.RUNNING)  # shows what is known
             with urllib.request.urlopen(f"{watch.url}metrics", timeout=5) as answer:
                 lines = answer.read().decode().splitlines()
-            return next(str(line) for line in lines if line.startswith("tolerant_mirror_paused_partitions{"))
+            return next(str(line) for line in lines if line.startswith("tolerant_mirror_blocked_partitions{"))
 
-        watch.tell(TaskReport(1, paused={FIRST: "why", SECOND: "why"}))
-        assert counted() == 'tolerant_mirror_paused_partitions{link="default",topic="orders"} 2.0'
+        watch.tell(TaskReport(1, blocked={FIRST: "why", SECOND: "why"}))
+        assert counted() == 'tolerant_mirror_blocked_partitions{link="default",topic="orders"} 2.0'
         watch.tell(TaskReport(2))
-        assert counted() == 'tolerant_mirror_paused_partitions{link="default",topic="orders"} 0.0'
+        assert counted() == 'tolerant_mirror_blocked_partitions{link="default",topic="orders"} 0.0'
 
 
 def test_error_of_the_mirror_is_shown_rather_than_that_of_its_ledger() -> None:

@@ -1,60 +1,144 @@
-"""health.py: whoever reads only the reasons knows what to look at, also when nobody refreshes them any more."""
+"""One definition of health: every row of its table, in the words of `status`, the page, the metric and /healthz alike."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from http import HTTPStatus
+from typing import Any
 
 import pytest
+from kafka.structs import TopicPartition
+from prometheus_client import CollectorRegistry
 from support.link_samples import NOW_MS, state, troubled
 
-from spark_integration.mirroring.link_state import DutyState, Phase, TaskReport
-from spark_integration.monitoring.health import Level, health_of
+from spark_integration.mirroring.link_state import DutyState, LeftOut, LinkState, Phase, TaskReport
+from spark_integration.monitoring.board import Board
+from spark_integration.monitoring.health import health_of
+from spark_integration.monitoring.prometheus import LinkCollector
+from spark_integration.monitoring.server import liveness
+from spark_integration.monitoring.status import state_json
+from tolerant_client.mirror.link.claims import Run, Waiting
 from tolerant_client.mirror.link.control import LinkControl
+from tolerant_client.mirror.link.ends import Ends
+from tolerant_client.mirror.link.health import Health, Reason, waiting_reasons
+from tolerant_client.mirror.link.status import LinkStatus, mirror_reasons, still
+from tolerant_client.mirror.losses import LedgerRow
+from tolerant_client.mirror.open_transactions import Held, OpenTransaction
+
+P = TopicPartition("orders", 0)
+SOME_MINUTES_AGO = NOW_MS - 300_000
+HELD = Held(P, 100, 50, OpenTransaction(P, 7, 0, 1, 100, SOME_MINUTES_AGO, 50), None, "kafka-transactions.sh ...")
+ROW = LedgerRow(NOW_MS, "A-B", "orders", 0, 4, 8, "retention", "gone")
+RUN = Run("A-B", "r", "m1", 812, SOME_MINUTES_AGO, SOME_MINUTES_AGO, False)
 
 
-def test_health_is_ok_without_a_reason_only() -> None:
-    assert health_of(state(), NOW_MS) == (Level.OK, ())
+def told(reason: str) -> TaskReport:
+    return replace(state().report, waiting={P: Waiting(reason, SOME_MINUTES_AGO)})
 
 
-@pytest.mark.parametrize(
-    ("change", "level", "words"),
-    [
-        ({"unreachable": {"source": "refused"}}, Level.CRITICAL, "The source cluster does not answer: refused"),
-        ({"phase": Phase.RESTARTING, "problem": "lost"}, Level.CRITICAL, "The query is restarting: lost"),
-        ({"phase": Phase.FAILED}, Level.CRITICAL, "The query is failed"),
-        ({"blind": "KeyError: x"}, Level.WARNING, "cannot be looked at: KeyError: x"),
-        ({"leaderless": {"source": 2}}, Level.WARNING, "2 partitions without a leader on the source"),
-        ({"duties": {"sync_topic_acls": DutyState(NOW_MS, "no")}}, Level.WARNING, "sync_topic_acls: no"),
-        ({"duties": {"beat": DutyState(NOW_MS - 200_000, "", 1.0)}}, Level.WARNING, "beat: no round has ended for 200 s"),
-        ({"control": LinkControl(paused=frozenset(("",)))}, Level.WARNING, "paused the whole link"),
-        ({"control": LinkControl(is_promoted=True, is_fenced=True)}, Level.WARNING, "promoted: it copies nothing"),
-        ({"control": LinkControl(is_fenced=True)}, Level.WARNING, "fenced"),
-        ({"control": LinkControl(is_handed_back=True)}, Level.WARNING, "handed back to MirrorMaker 2"),
-        ({"report": TaskReport(NOW_MS - 91_000)}, Level.WARNING, "No micro-batch has ended for 91 s"),
-        ({"report": TaskReport(), "started_ms": NOW_MS - 200_000}, Level.WARNING, "No micro-batch has ended for 200 s"),
-        ({"phase": Phase.STARTING, "started_ms": NOW_MS - 600_000}, Level.WARNING, "has been starting for 10 min"),
-    ],
-)
-def test_health_names_every_reason(change: dict[str, object], level: Level, words: str) -> None:
-    found, reasons = health_of(replace(state(), **change), NOW_MS)  # type: ignore[arg-type]
-    assert found is level
-    assert any(words in reason for reason in reasons), reasons
+# health, what makes it, and words of the first reason.
+ROWS: list[tuple[Health, dict[str, Any], str]] = [
+    (Health.HEALTHY, {}, ""),
+    (Health.HEALTHY, {"ledger": (ROW,)}, ""),  # an accepted loss is told, and no reason
+    (Health.HEALTHY, {"ledger": None}, ""),
+    (Health.PAUSED, {"control": LinkControl(paused=frozenset(("",)))}, "paused the whole link"),
+    (Health.PAUSED, {"control": LinkControl(paused=frozenset(("orders",))), "report": told("its broker says no")}, "paused orders"),
+    (Health.PROMOTED, {"control": LinkControl(is_promoted=True, is_fenced=True)}, ""),
+    (Health.PROMOTED, {"control": LinkControl(is_promoted=True, is_fenced=True), "phase": Phase.STOPPED}, ""),
+    (Health.HANDED_BACK, {"control": LinkControl(is_handed_back=True), "unreachable": {"source": "gone"}}, ""),
+    (Health.WAITING, {"phase": Phase.RESTARTING, "problem": "lost"}, "started again: lost"),
+    (Health.WAITING, {"phase": Phase.STARTING}, "starting for 60 min"),
+    (Health.WAITING, {"report": told("append answered NotEnoughReplicasError")}, "orders-0 since 2025-11-22 08:21:40 UTC: append answered"),
+    (Health.WAITING, {"still": {P: SOME_MINUTES_AGO}}, "orders-0 since 2025-11-22 08:21:40 UTC: it stands at offset 1,000,000"),
+    (Health.WAITING, {"held": (HELD,)}, "producer id 7"),
+    (Health.WAITING, {"duties": {"sync_topic_acls": DutyState(NOW_MS, "no")}}, "sync_topic_acls: no"),
+    (Health.WAITING, {"duties": {"beat": DutyState(NOW_MS - 200_000, "", 1.0)}}, "beat: no round has ended for 200 s"),
+    (Health.UNKNOWN, {"unreachable": {"source": "refused"}}, "The source cluster does not respond: refused"),
+    (Health.UNKNOWN, {"blind": "KeyError: x"}, "cannot be looked at: KeyError: x"),
+    (Health.UNKNOWN, {"leaderless": {"source": LeftOut(2, "orders-1: no leader")}}, "2 partitions of the source cannot be looked at"),
+    (Health.UNKNOWN, {"report": TaskReport(NOW_MS - 91_000)}, "No micro-batch has ended for 91 s"),
+    (Health.UNKNOWN, {"report": TaskReport(), "started_ms": NOW_MS - 200_000}, "No micro-batch has ended for 200 s"),
+    (Health.UNKNOWN, {"time_ms": NOW_MS - 3 * 3_600_000}, "last looked at 3.0 h ago: all numbers are as old"),
+    (Health.UNKNOWN, {"phase": Phase.STOPPED}, "stopped: all numbers are as of then"),
+    (Health.BLOCKED, {"report": replace(state().report, blocked={P: "has a foreign record batch"})}, "orders-0: has a foreign"),
+    (Health.BLOCKED, {"phase": Phase.FAILED, "problem": "out of memory"}, "The query has failed: out of memory"),
+    (Health.BLOCKED, {"control": LinkControl(is_promoted=True)}, "promotion has begun and has not ended"),
+]  # fmt: skip
+
+CODES = {Health.WAITING: 1, Health.UNKNOWN: 1, Health.BLOCKED: 2}
 
 
-def test_worst_reason_comes_first() -> None:
-    level, reasons = health_of(replace(troubled(), unreachable={"target": "away"}), NOW_MS)
-    assert level is Level.CRITICAL
-    assert reasons[0].startswith("The target cluster") and len(reasons) == 4
+@pytest.mark.parametrize(("health", "change", "words"), ROWS)
+def test_every_row_of_the_table_is_told_alike(health: Health, change: dict[str, Any], words: str) -> None:
+    sample: LinkState = replace(state(), **change)
+    board = Board()
+    board.tell(sample)
+    found, reasons = health_of(sample, NOW_MS)
+    assert found is health
+    assert words in (reasons[0].text if reasons else ""), reasons
+    code = CODES.get(health, 0)
+    page = state_json(board, NOW_MS)["link"]
+    assert (page["health"], page["level"]) == (health.value, ("ok", "warning", "critical")[code])
+    assert [reason["text"] for reason in page["reasons"]] == [reason.text for reason in reasons]
+    registry = CollectorRegistry()
+    registry.register(LinkCollector(board, lambda: NOW_MS))
+    assert registry.get_sample_value("tolerant_mirror_health", {"link": "A-B"}) == code
+    status, answer = liveness(board, NOW_MS)
+    is_dead = sample.phase is Phase.FAILED or NOW_MS - sample.time_ms > 120_000
+    assert (status, answer["dead"]) == ((HTTPStatus.SERVICE_UNAVAILABLE, ["A-B"]) if is_dead else (HTTPStatus.OK, []))
+    assert answer["links"]["A-B"]["health"] == health.value and answer["status"] == ("dead" if is_dead else health.value)
+    assert answer["links"]["A-B"]["reasons"] == [reason.text for reason in reasons[:5]]
+    is_rest = {"is_promoted": health is Health.PROMOTED, "is_handed_back": health is Health.HANDED_BACK}
+    seen = LinkStatus("A-B", NOW_MS, False, is_rest["is_promoted"], None, 0.0, (), reasons, (), (), is_rest["is_handed_back"])
+    assert (seen.health, seen.exit_code) == (health, 3 if code else 0)
+    assert seen.to_json()["health"] == health.value
 
 
-def test_numbers_that_nobody_refreshes_are_said_to_be_old() -> None:
-    later = NOW_MS + 3 * 3_600_000
-    level, reasons = health_of(state(), later)
-    assert level is Level.WARNING
-    assert any("last looked at 3.0 h ago: all numbers are as old" in reason for reason in reasons), reasons
+def test_every_health_has_its_row_in_the_docstring_and_in_the_readme() -> None:
+    from importlib.resources import files
+
+    from tolerant_client.mirror.link import health as module
+
+    readme = files("spark_integration.monitoring").joinpath("README.md").read_text()
+    for health in Health:
+        assert f"| {health.value} " in (module.__doc__ or "") and f"| {health.value} " in readme
+    assert {row[0] for row in ROWS} == set(Health)
 
 
-@pytest.mark.parametrize("change", [{"control": LinkControl(is_promoted=True)}, {"phase": Phase.STOPPED}])
-def test_what_rests_by_order_is_not_called_late(change: dict[str, object]) -> None:
-    resting = replace(state(), duties={"beat": DutyState(NOW_MS - 900_000, "", 1.0)}, **change)  # type: ignore[arg-type]
-    assert not any("no round" in reason for reason in health_of(resting, NOW_MS)[1])
+def test_the_worst_reason_comes_first() -> None:
+    health, reasons = health_of(replace(troubled(), unreachable={"target": "away"}), NOW_MS)
+    assert health is Health.BLOCKED
+    assert [reason.health for reason in reasons] == [Health.BLOCKED, Health.UNKNOWN, Health.WAITING]
+    assert reasons[0].text.startswith("audit.log-2: ")
+
+
+def test_a_transaction_that_was_begun_just_now_is_none_that_anything_waits_for() -> None:
+    young = HELD._replace(transaction=OpenTransaction(P, 7, 0, 1, 100, NOW_MS - 2_000, 50))
+    assert health_of(replace(state(), held=(young,)), NOW_MS) == (Health.HEALTHY, ())
+
+
+def test_a_mirror_that_nobody_sees_is_not_healthy() -> None:
+    assert mirror_reasons("dr", [replace(RUN, is_alive=True)]) == []
+    (dead,) = mirror_reasons("dr", [RUN])
+    assert dead.health is Health.UNKNOWN
+    assert dead.text == (
+        "no mirror of link dr runs: the last one, on m1 (process 812), was last seen at 2025-11-22 08:21:40 UTC"
+    )
+    (ended,) = mirror_reasons("dr", [replace(RUN, is_ended=True)])
+    assert "ended at" in ended.text
+    assert "in the last hour" in mirror_reasons("dr", [])[0].text
+    assert "unknown" in mirror_reasons("dr", None)[0].text
+
+
+def test_partitions_of_one_reason_are_told_together_and_many_reasons_not_one_by_one() -> None:
+    waits = {TopicPartition("orders", n): Waiting("no replicas", NOW_MS - n) for n in range(3)}
+    assert waiting_reasons(waits) == [Reason(Health.WAITING, "orders-2 and 2 more partitions since 2025-11-22 08:26:39 UTC: no replicas")]
+    many = {TopicPartition("orders", n): Waiting(f"reason {n}", NOW_MS) for n in range(9)}
+    assert waiting_reasons(many)[-1].text == "and 4 more like this"
+
+
+def test_what_cannot_be_copied_yet_does_not_stand_still() -> None:
+    held, moving, standing = Ends(P, 10, 10, 50), Ends(TopicPartition("orders", 1), 10, 50, 50), Ends(TopicPartition("orders", 2), 10, 50, 50)
+    (reason,) = still([held, moving, standing], [held, moving._replace(copied=11), standing], LinkControl(), 2.0)
+    assert reason.health is Health.WAITING and reason.text.startswith("orders-2 has not moved for 2 s: it is at offset 10")
+    assert still([standing], [standing], LinkControl(paused=frozenset(("orders-2",))), 2.0) == []

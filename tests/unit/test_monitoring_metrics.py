@@ -9,15 +9,17 @@ from importlib.resources import files
 from typing import Any
 
 import pytest
+from kafka.structs import TopicPartition
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from support.link_samples import HOSTILE, NOW_MS, state, troubled
 
-from spark_integration.mirroring.link_state import DutyState, Phase, TaskReport
+from spark_integration.mirroring.link_state import DutyState, LinkState, Phase, TaskReport
 from spark_integration.monitoring.board import Board
-from spark_integration.monitoring.prometheus import MOST_HELD, MOST_PARTITIONS, LinkCollector
+from spark_integration.monitoring.prometheus import MOST_PARTITIONS, MOST_PAUSED, LinkCollector
 from tolerant_client.mirror.link.control import LinkControl
+from tolerant_client.mirror.open_transactions import Held, OpenTransaction
 
 PACKAGE = files("spark_integration.monitoring")
 DASHBOARD: dict[str, Any] = json.loads(PACKAGE.joinpath("grafana.json").read_text())
@@ -35,7 +37,11 @@ def registry(*states: Any) -> CollectorRegistry:
 
 def everything() -> Any:
     """A state with all that a metric can tell."""
-    return replace(troubled(), control=LinkControl(paused=frozenset(("clicks",)), bytes_per_s=1_000_000))
+    clicks = TopicPartition("clicks", 0)
+    one = OpenTransaction(clicks, 7, 0, 1, 100, NOW_MS - 60_000, 50)
+    paused = replace(troubled(), control=LinkControl(paused=frozenset(("orders",)), bytes_per_s=1_000_000))
+    uncommitted = {**paused.partitions, clicks: replace(paused.partitions[clicks], uncommitted=50)}
+    return replace(paused, partitions=uncommitted, held=(Held(clicks, 100, 50, one),), still={clicks: NOW_MS - 30_000})
 
 
 def emitted(*states: Any) -> set[str]:
@@ -140,7 +146,13 @@ def test_values_are_those_of_the_sample() -> None:
     assert value(found, "tolerant_mirror_log_end_offset", **clicks, cluster="source") == 4 * 1_002_000
     assert value(found, "tolerant_mirror_partition_lag_offsets", **clicks, partition="3") == 200
     assert value(found, "tolerant_mirror_recovery_events_total", **link, kind="lost") == 12
-    assert value(found, "tolerant_mirror_health", **link) == 1
+    assert value(found, "tolerant_mirror_health", **link) == 2
+    assert value(found, "tolerant_mirror_uncommitted_offsets", **clicks) == 50
+    assert value(found, "tolerant_mirror_open_transaction_seconds", **link) == 60
+    standing = {name: value(found, f"tolerant_mirror_{name}_partitions", **clicks) for name in ("paused", "blocked", "waiting")}
+    assert standing == {"paused": 0, "blocked": 0, "waiting": 1}
+    assert value(found, "tolerant_mirror_paused_partitions", **link, topic="orders") == 4
+    assert value(found, "tolerant_mirror_blocked_partitions", **link, topic="audit.log") == 1
     assert value(found, "tolerant_mirror_report_time_seconds", **link) == (NOW_MS - 4_000) / 1000
     mm2 = {"source": "A", "target": "B", "topic": "clicks", "partition": "0"}
     name = "kafka_connect_mirror_mirrorsourceconnector_"
@@ -169,6 +181,17 @@ def test_what_is_not_known_has_no_sample() -> None:
     assert value(found, "kafka_connect_mirror_mirrorsourceconnector_record_age_ms", **mm2) is None
 
 
+def test_a_link_that_nobody_has_looked_at_has_no_good_news() -> None:
+    found = registry(LinkState("A-B", started_ms=NOW_MS, phase=Phase.RESTARTING, problem="away", restarts=4))
+    for cluster in ("source", "target"):
+        assert value(found, "tolerant_mirror_cluster_reachable", link="A-B", cluster=cluster) is None
+    assert value(found, "tolerant_mirror_look_time_seconds", link="A-B") is None
+    assert value(found, "tolerant_mirror_restarts_total", link="A-B") == 4
+    away = registry(replace(state(), unreachable={"source": "refused"}))
+    assert value(away, "tolerant_mirror_cluster_reachable", link="A-B", cluster="source") == 0
+    assert value(away, "tolerant_mirror_cluster_reachable", link="A-B", cluster="target") == 1
+
+
 def test_a_query_that_does_not_run_is_not_up() -> None:
     for phase in Phase:
         found = registry(replace(state(), phase=phase))
@@ -189,17 +212,17 @@ def test_control_of_the_operator_is_told() -> None:
     link = {"link": "A-B"}
     found = registry(everything())
     assert value(found, "tolerant_mirror_throttle_bytes_per_second", **link, said_by="operator") == 1_000_000
-    assert value(found, "tolerant_mirror_held", **link, name="clicks") == 1
+    assert value(found, "tolerant_mirror_paused", **link, name="orders") == 1
     assert value(found, "tolerant_mirror_promoted", **link) == 0
     found = registry(replace(state(), control=LinkControl(is_promoted=True, is_fenced=True), own_rate=500))
     assert (value(found, "tolerant_mirror_promoted", **link), value(found, "tolerant_mirror_fenced", **link)) == (1, 1)
     assert value(found, "tolerant_mirror_throttle_bytes_per_second", **link, said_by="start") == 500
 
 
-def test_what_is_held_is_bounded() -> None:
-    many = replace(state(), control=LinkControl(paused=frozenset(f"topic-{n}" for n in range(MOST_HELD + 500))))
-    samples = [s for family in registry(many).collect() for s in family.samples if s.name == "tolerant_mirror_held"]
-    assert len(samples) == MOST_HELD
+def test_what_is_paused_is_bounded() -> None:
+    many = replace(state(), control=LinkControl(paused=frozenset(f"topic-{n}" for n in range(MOST_PAUSED + 500))))
+    samples = [s for family in registry(many).collect() for s in family.samples if s.name == "tolerant_mirror_paused"]
+    assert len(samples) == MOST_PAUSED
 
 
 def test_duties_tell_when_they_ended_and_those_that_never_did_do_not() -> None:

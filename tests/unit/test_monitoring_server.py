@@ -16,7 +16,7 @@ import pytest
 from kafka.structs import TopicPartition
 from support.link_samples import HOSTILE, NOW_MS, hour, state, troubled
 
-from spark_integration.mirroring.link_state import PartitionState, Phase
+from spark_integration.mirroring.link_state import DutyState, LinkState, PartitionState, Phase
 from spark_integration.monitoring.board import MOST_TRACES, Board, Point, Trace, thinned
 from spark_integration.monitoring.server import StatusServer, content_security_policy, liveness
 from spark_integration.monitoring.status import MOST_ROWS, state_json
@@ -84,7 +84,8 @@ def test_sums_are_those_of_the_sample(board: Board) -> None:
     assert link["totals"]["lag_offsets"] == sum(4 * 100 * n for n in range(8))
     assert link["totals"]["lag_bytes"] == link["totals"]["lag_offsets"] * 250
     assert (link["totals"]["topics"], link["totals"]["partitions"], link["lost_offsets"]) == (8, 32, 40)
-    assert (link["paused_count"], link["ledger_count"], link["restarts"], link["faults"]["lost"]) == (1, 1, 2, 12)
+    assert (link["standing_count"], link["ledger_count"], link["restarts"], link["faults"]["lost"]) == (1, 1, 2, 12)
+    assert [(row["topic"], row["health"]) for row in link["standing"]] == [("audit.log", "blocked")]
     assert link["totals"]["latency_ms"] == {"mean": 40.0, "least": 5, "greatest": 187, "last": 40}
     assert [g["group"] for g in link["groups"]] == ["billing", "search"]
 
@@ -99,7 +100,7 @@ def test_focus_tells_one_topics_hour_and_partitions(board: Board) -> None:
     link = state_json(board, NOW_MS, focus="audit.log")["link"]
     assert list(link["topics_past"]) == ["audit.log"]
     assert [p["partition"] for p in link["partitions"]] == [0, 1, 2, 3]
-    assert link["partitions"][2]["paused"] == f"audit.log-2: {HOSTILE}"
+    assert link["partitions"][2]["reason"] == f"blocked: audit.log-2: {HOSTILE}"
     assert state_json(board, NOW_MS, focus="nobody")["link"]["focus"] == ""
 
 
@@ -132,7 +133,7 @@ def test_of_a_wide_topic_the_partitions_that_wait_or_are_behind_most_are_told() 
     wide = state(topics=1, partitions=1_000)
     lagging, waiting = TopicPartition("orders", 700), TopicPartition("orders", 900)
     partitions = {**wide.partitions, lagging: PartitionState(1_000_000, 5, 5)}
-    board.tell(replace(wide, partitions=partitions, report=replace(wide.report, paused={waiting: "too large"})))
+    board.tell(replace(wide, partitions=partitions, report=replace(wide.report, blocked={waiting: "too large"})))
     link = state_json(board, NOW_MS, focus="orders")["link"]
     shown = [p["partition"] for p in link["partitions"]]
     assert (len(shown), link["focus_partitions"]) == (MOST_ROWS, 1_000)
@@ -149,11 +150,21 @@ def test_control_is_told_and_who_has_set_the_limit() -> None:
         "throttle_bytes": 1_000, "throttle_from": "operator",
         "paused": ["", "clicks-3", "orders"], "paused_count": 3,
     }  # fmt: skip
-    assert link["totals"]["held"] == 32 and [p["is_held"] for p in link["partitions"]] == [True] * 4
+    assert link["totals"]["paused"] == 32 and [p["is_paused"] for p in link["partitions"]] == [True] * 4
 
 
 def test_what_is_old_is_said_to_be_old(board: Board) -> None:
-    assert any("all numbers are as old" in reason for reason in state_json(board, NOW_MS + 600_000)["link"]["reasons"])
+    reasons = state_json(board, NOW_MS + 600_000)["link"]["reasons"]
+    assert any("all numbers are as old" in reason["text"] for reason in reasons)
+
+
+def test_what_was_never_seen_is_null_and_not_zero() -> None:
+    board = Board()
+    board.tell(LinkState("A-B", phase=Phase.RESTARTING, problem="away", duties={"beat": DutyState(interval_s=5)}))
+    link = state_json(board, NOW_MS)["link"]
+    unseen = ("ledger", "ledger_count", "lost_offsets", "groups", "looked_ms")
+    assert {name: link[name] for name in unseen} == dict.fromkeys(unseen)
+    assert (link["health"], [duty["duty"] for duty in link["duties"]]) == ("waiting", ["beat"])
 
 
 def test_nothing_is_no_error() -> None:
@@ -232,7 +243,7 @@ def test_metrics_and_health_are_served(served: StatusServer) -> None:
     assert b"process_resident_memory_bytes" in body
     openmetrics = ask(served, "/metrics", Accept="application/openmetrics-text; version=1.0.0")[1]["Content-Type"]
     assert openmetrics.startswith("application/openmetrics-text")
-    assert json.loads(ask(served, "/healthz")[2])["links"]["A-B"]["health"] == "warning"
+    assert json.loads(ask(served, "/healthz")[2])["links"]["A-B"]["health"] == "blocked"
 
 
 def test_nothing_else_is_served_and_nothing_can_be_sent(served: StatusServer) -> None:

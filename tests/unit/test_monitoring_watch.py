@@ -19,15 +19,18 @@ from kafka.structs import TopicPartition
 from rich.console import Console
 
 from spark_integration.mirroring import watch as module
-from spark_integration.mirroring.link_state import DutyState, GroupState, Phase, TaskReport
+from spark_integration.mirroring.link_state import DutyState, GroupState, LeftOut, Phase, TaskReport
 from spark_integration.mirroring.watch import LinkWatch
 from spark_integration.monitoring import look
 from spark_integration.monitoring.bars import Terminal
 from spark_integration.monitoring.board import Board
 from tolerant_client.errors import ClusterUnreachableError, TolerantClientError
+from tolerant_client.mirror.led_offsets import LedOffsets
+from tolerant_client.mirror.link.claims import Waiting
 from tolerant_client.mirror.link.control import LinkControl
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.measures import Copied, Span
+from tolerant_client.mirror.open_transactions import Held, OpenTransaction
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import Record, encode_batch
 
@@ -46,7 +49,9 @@ class Clusters:
         self.times: dict[TopicPartition, int] = {}
         self.sizes: dict[TopicPartition, float] | None = {}
         self.ordered: LinkControl | Exception = LinkControl()
-        self.without_leader: dict[str, int] = {}
+        self.without_leader: dict[str, dict[TopicPartition, str]] = {}
+        self.stable: dict[TopicPartition, int] = {}  # where that is not the end
+        self.open: list[Held] = []
         self.closed = 0
 
     def _ends(self, name: str) -> dict[TopicPartition, int]:
@@ -55,14 +60,16 @@ class Clusters:
             raise found
         return dict(found)
 
-    def source_ends(self, partitions: Any) -> dict[TopicPartition, int]:
-        return self._ends("source")
+    def source_ends(self, partitions: Any) -> look.SourceEnds:
+        ends = self._ends("source")
+        return look.SourceEnds(ends, {**ends, **self.stable}, self.without_leader.get("source", {}))
 
-    def target_ends(self, partitions: Any) -> dict[TopicPartition, int]:
-        return self._ends("target")
+    def target_ends(self, partitions: Any) -> LedOffsets:
+        return LedOffsets(self._ends("target"), self.without_leader.get("target", {}))
 
-    def leaderless(self, partitions: Any) -> dict[str, int]:
-        return dict(self.without_leader)
+    def held(self, spans: Any) -> list[Held]:
+        self.asked.append(("held", spans))
+        return self.open
 
     def ledger(self) -> list[LedgerRow]:
         return list(self.rows)
@@ -263,7 +270,7 @@ def test_duties_and_groups_are_part_of_the_sample(monkeypatch: pytest.MonkeyPatc
     found = watch.after(1)
     told = found.duties["sync of ACLs"]
     assert (told.problem, told.interval_s) == ("refused", 600.0) and told.time_ms >= found.started_ms
-    assert found.groups[0].latency == Span(2, 40, 10, 30, 30)
+    assert found.groups is not None and found.groups[0].latency == Span(2, 40, 10, 30, 30)
 
 
 def test_what_the_operator_orders_is_read_at_times_and_kept_while_it_cannot_be(watch: Watch) -> None:
@@ -284,8 +291,8 @@ def test_orders_and_losses_are_read_from_the_target_also_while_the_source_is_awa
 
 
 def test_partitions_without_a_leader_are_counted(watch: Watch) -> None:
-    watch.clusters.without_leader = {"source": 2}
-    assert watch.after(1).leaderless == {"source": 2}
+    watch.clusters.without_leader = {"source": {FIRST: "no leader", SECOND: "no leader"}}
+    assert watch.after(1).leaderless == {"source": LeftOut(2, "orders-0: no leader")}
     watch.clusters.without_leader = {}
     assert watch.after(1).leaderless == {}
 
@@ -439,9 +446,9 @@ def test_terminal_that_is_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch, gon
 
     console = Terminal(file=Gone(), force_terminal=True)
     with living(monkeypatch, Clusters(), is_shown=True, console=console) as watch:
-        watch.tell(report(1, paused={FIRST: "too large"}))
-        watch.tell(report(2, paused={SECOND: "too large"}))
-    assert watch.paused == {SECOND: "too large"}
+        watch.tell(report(1, blocked={FIRST: "too large"}))
+        watch.tell(report(2, blocked={SECOND: "too large"}))
+    assert watch.standing.blocked == {SECOND: "too large"}
 
 
 def test_terminal_shows_topics_rates_pauses_and_clusters_that_are_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,14 +456,13 @@ def test_terminal_shows_topics_rates_pauses_and_clusters_that_are_away(monkeypat
     console = Console(file=text, width=120, force_terminal=True)
     watch = Watch(monkeypatch, is_shown=True, console=console)
     watch.after(0)
-    watch.tell(report(1, paused={FIRST: "too large"}))
-    watch._bars.start()
+    watch.tell(report(1, blocked={FIRST: "too large"}))
     for ends in ({FIRST: 8, SECOND: 10}, ClusterUnreachableError("refused")):
         watch.after(2, target=ends)
         watch._bars.progress.refresh()
     watch._bars.stop()
     shown = text.getvalue()
-    for words in ("orders", "18/20", "2 rec/s", "1 paused", "no answer from the target", "paused: orders-0: too large"):
+    for words in ("orders", "18/20", "2 rec/s", "1 blocked", "no answer from the target", "blocked: orders-0: too large"):
         assert words in shown, words
 
 
@@ -472,6 +478,57 @@ def test_terminal_shows_many_topics_as_one(monkeypatch: pytest.MonkeyPatch) -> N
     watch._bars.progress.refresh()
     watch._bars.stop()
     assert "20/230" in text.getvalue() and "210 behind" in text.getvalue()
+
+
+# -- what stands still --------------------------------------------------------
+
+
+def test_what_stands_still_is_told_on_the_terminal_though_nothing_is_shown(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now_ms = module._now_ms()
+    for seconds in (0, 10, 24):
+        monkeypatch.setattr(module, "_now_ms", lambda: now_ms + seconds * 1000)
+        assert watch.after(1).still == {}
+    monkeypatch.setattr(module, "_now_ms", lambda: now_ms + 26_000)
+    assert watch.after(1).still == {FIRST: now_ms}
+    assert watch.after(1).waiting[FIRST].reason == "it stands at offset 4, and no task has said why"
+    assert capsys.readouterr().err.count("waiting: orders-0 since") == 1
+    assert watch.after(1, target={FIRST: 5, SECOND: 10}).still == {}
+
+
+def test_why_it_stands_is_what_the_task_says_and_told_once(watch: Watch, capsys: pytest.CaptureFixture[str]) -> None:
+    for time_ms in (1, 2):
+        watch.tell(report(time_ms, waiting={FIRST: Waiting("append answered NotEnoughReplicasError", 5)}))
+    assert capsys.readouterr().err == "tolerant-kafka: waiting: orders-0: append answered NotEnoughReplicasError\n"
+    watch.tell(report(3, acked={FIRST: 10}))
+    assert capsys.readouterr().err == "tolerant-kafka: copying again: orders-0\n"
+
+
+def test_lag_counts_to_the_high_watermark_and_says_whose_transaction_holds_it(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now_ms = module._now_ms()
+    watch.clusters.stable = {FIRST: 4}
+    one = OpenTransaction(FIRST, 7, 0, 1, 4, now_ms - 60_000, 6)
+    watch.clusters.open = [Held(FIRST, 4, 6, one, None, "kafka-transactions.sh abort")]
+    found = watch.after(0)
+    assert (found.topics["orders"].lag_offsets, found.topics["orders"].uncommitted, found.held) == (6, 6, ())
+    monkeypatch.setattr(module, "_now_ms", lambda: now_ms + 6_000)
+    found = watch.after(6)
+    assert found.held == tuple(watch.clusters.open) and ("held", {FIRST: (4, 10)}) in watch.clusters.asked
+    text = capsys.readouterr().err
+    assert "orders-0: 6 offsets from 4 on wait for an open transaction (producer id 7" in text
+    monkeypatch.setattr(module, "_now_ms", lambda: now_ms + 60_000)
+    assert watch.after(60).still == {} and capsys.readouterr().err == ""  # it is not the mirror that stands
+    watch.clusters.stable = {}
+    assert watch.after(1).held == ()
+
+
+def test_groups_that_were_moved_before_stay_with_where_they_were_left(watch: Watch) -> None:
+    watch.sample.tell_groups([GroupState("billing", "orders", 0, 5, note="not all that it has read is copied yet")])
+    watch.sample.tell_groups([GroupState("search", "orders", 0, 7)])
+    assert [(g.group, g.offset, g.note) for g in watch.state.groups or ()] == [("billing", 5, ""), ("search", 7, "")]
 
 
 # -- what is asked of a cluster -----------------------------------------------
@@ -523,11 +580,6 @@ def test_times_are_those_of_the_first_record_and_partitions_without_a_leader_are
     cluster = Cluster({FIRST: 1, NEW: 2}, {FIRST: batch, NEW: timeless})
     assert done(look.written_ms(cluster, {FIRST: 4, SECOND: 4, NEW: 4})) == {FIRST: 5_000}  # type: ignore[arg-type]
     assert cluster.fetched == [[FIRST], [NEW]] and cluster.refreshed == 1
-
-
-def test_leaderless_is_what_is_there_and_has_no_leader() -> None:
-    cluster: Any = Cluster({FIRST: 1}, {})
-    assert look.leaderless(cluster, [FIRST, SECOND, NEW]) == [SECOND]
 
 
 def test_no_more_than_the_limit_is_fetched() -> None:

@@ -8,7 +8,7 @@ import kafka.errors as Errors
 import pytest
 
 from spark_integration.commands.link import GivenLink
-from spark_integration.commands.pause import _require_there
+from spark_integration.commands.pause import _require_there, unpaused
 from tolerant_client.errors import OptionError
 
 
@@ -46,3 +46,8 @@ def test_a_partition_that_is_called_as_another_topic_is_not_paused_alone() -> No
 def test_a_partition_that_is_not_there_is_not_paused() -> None:
     with pytest.raises(OptionError, match="orders has 4 partitions on the target, none is 4"):
         check(Guarded(orders=4), ["orders"], [4])
+
+
+def test_a_wrong_name_is_resumed_no_more_than_it_is_paused() -> None:
+    assert unpaused(["nosuch", "orders", "clicks"], {"orders-3", "clicks", "ordersnosuch"}) == ["nosuch"]
+    assert unpaused(["orders"], set()) == ["orders"]

@@ -15,12 +15,13 @@ from spark_integration.commands.exits import exit_code
 from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError, UnsupportedSourceError
 from tolerant_client.mirror.led_offsets import LedOffsets
 from tolerant_client.mirror.link import fence, promotion, scope
+from tolerant_client.mirror.link.carriers import Carried
 from tolerant_client.mirror.link.control import LinkControl, decode_control, encode_control
 from tolerant_client.mirror.link.ends import Comparison, Ends, has_map, require_no_copies_of_identical
 from tolerant_client.mirror.link.fence import Fenced
 from tolerant_client.mirror.link.groups import GroupsReport
 from tolerant_client.mirror.link.left import Left
-from tolerant_client.mirror.link.promotion import blockers, failover, promote
+from tolerant_client.mirror.link.promotion import Blocker, blockers, failover, promote
 from tolerant_client.mirror.link.promotion_report import PromotedPartition, PromotionReport, failover_warnings
 from tolerant_client.mirror.link.scope import differing_topics, require_whole
 from tolerant_client.mirror.losses import LedgerRow
@@ -56,14 +57,15 @@ def test_nothing_is_in_the_way_when_all_is_copied_and_stands_still() -> None:
 )
 def test_what_is_in_the_way_of_a_promotion_is_named(now: Ends, before: Ends, text: str) -> None:
     (found,) = blockers([now], {P: before})
-    assert text in found
+    assert text in found.text
+    assert found.lasts == ("more than" in text)
 
 
 def test_what_is_no_copy_is_in_the_way_though_nothing_is_left_to_copy() -> None:
     now = ends(12, 10, 10)
-    assert blockers([now], {P: now}, compared=Comparison({P: "a foreign record batch"})) == ["a foreign record batch"]
+    assert blockers([now], {P: now}, compared=Comparison({P: "a foreign batch"})) == [Blocker("a foreign batch", lasts=True)]
     (found,) = blockers([now], {P: now}, compared=Comparison({}, (P,)))
-    assert "could not be compared" in found and "orders-0" in found
+    assert "could not be compared" in found.text and "orders-0" in found.text and not found.lasts
 
 
 def test_a_log_whose_difference_is_in_the_ledger_is_not_in_the_way() -> None:
@@ -73,15 +75,16 @@ def test_a_log_whose_difference_is_in_the_ledger_is_not_in_the_way() -> None:
 
 def test_a_difference_is_told_instead_of_its_lag_and_many_are_not_told_one_by_one() -> None:
     many = [ends(8, 10, 10, n) for n in range(9)]
-    found = blockers(many, {}, compared=Comparison({e.partition: f"{e} differs" for e in many}))
+    found = [b.text for b in blockers(many, {}, compared=Comparison({e.partition: f"{e} differs" for e in many}))]
     assert found[0] == "orders-0 differs" and len(found) == 6 and "4 more partitions differ; all" in found[-1]
 
 
 def test_what_an_operator_has_paused_is_named_with_the_command_that_resumes_it() -> None:
     now = [ends(8, 10, 10), ends(7, 10, 10, 1)]
     held, waiting = blockers(now, {}, LinkControl(frozenset({"orders-1"})), of_target="--link dr")
-    assert held.endswith("paused them: orders-1 3; let them go on: tolerant-kafka resume --link dr") and held.startswith("3 ")
-    assert "2 offsets are not copied yet" in waiting
+    assert held.text.endswith("paused them: orders-1 3; let them go on: tolerant-kafka resume --link dr")
+    assert held.text.startswith("3 ") and held.lasts
+    assert "2 offsets are not copied yet" in waiting.text and not waiting.lasts
     idle = ends(10, 10, 10)
     assert blockers([idle], {P: idle}, LinkControl(frozenset({""}))) == []
 
@@ -204,13 +207,16 @@ class World:
     is_translated: bool = False
     done: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
+    carried: Carried = Carried()
+    looks: int = 0
+    later: list[Ends] = field(default_factory=list)  # what the next looks find
 
     def promote(self, **how: Any) -> PromotionReport:
         cluster = cast(RawCluster, FakeTarget("orders"))
         how.setdefault("groups", TopicFilter())
 
         async def run() -> PromotionReport:
-            return await promote(cluster, cluster, "dr", deadline_s=0.0, tell=self.told.append, **how)
+            return await promote(cluster, cluster, "dr", tell=self.told.append, **{"deadline_s": 0.0, **how})
 
         return cast(PromotionReport, cluster.net.run(run))
 
@@ -252,6 +258,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
         return LedOffsets({p: 10 for p in wanted if p not in left_out}, left_out)
 
     async def look(_: Any, __: Any, ___: str, wanted: Any, is_translated: bool) -> list[Ends]:
+        found.looks += 1
+        if found.later:
+            found.ends = found.later.pop(0)
         return [found.ends._replace(partition=p) for p in wanted]
 
     async def groups(_: Any) -> tuple[dict[str, Any], dict[str, Exception]]:
@@ -277,6 +286,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(promotion, "look", look)
     monkeypatch.setattr(promotion, "list_led_offsets", leaders)
     answer("compare_ends", lambda: found.compared)
+    answer("find_held", list)
+    answer("find_carried", lambda: found.carried)
     answer("read_headers", dict)
     monkeypatch.setattr(promotion, "update_control", update)
     monkeypatch.setattr(promotion, "sync_groups", sync)
@@ -337,6 +348,45 @@ def test_what_is_in_the_way_is_found_before_anything_is_written(world: World, ch
     report = world.promote()
     assert not report.is_done and report.exit_code == 3 and text in report.blockers[0]
     assert world.done == ["rehearsal", "rehearsal"] and not world.control.is_promoted
+
+
+def test_what_carries_records_of_the_link_is_fenced_though_nobody_has_written_it_down(world: World) -> None:
+    world.carried = Carried(frozenset((Q,)), {TopicPartition("clicks", 0): "it has no leader on the target"})
+    report = world.failover()
+    assert world.done == ["promoted", "fence 0,1", "fenced"]
+    assert [(p.topic, p.partition) for p in report.partitions] == [P, Q]
+    assert report.warnings[0].startswith("orders-1 carry records of the link, though")
+    assert "unknown is whether clicks-0 carry records of the link" in report.warnings[1]
+
+
+def test_what_the_source_has_deleted_is_fenced_by_a_promotion_too(world: World) -> None:
+    gone = TopicPartition("gone", 0)
+    world.carried = Carried(frozenset((gone,)))
+    assert world.promote().is_done
+    assert "fence 0,0" in world.done
+
+
+def test_a_dry_run_looks_twice_and_answers(world: World) -> None:
+    world.ends = ends(8, 10, 10)
+    report = world.promote(is_dry_run=True, deadline_s=60.0)
+    assert (world.looks, report.exit_code, world.told) == (2, 3, [])
+    assert report.blockers == ("2 offsets are not copied yet: orders-0 2",)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"compared": Comparison({P: "orders-0 differs"})}, {"ends": ends(8, 10, 10), "control": HELD}]
+)
+def test_what_no_waiting_cures_is_not_waited_for(world: World, changes: dict[str, Any]) -> None:
+    for name, value in changes.items():
+        setattr(world, name, value)
+    assert world.promote(deadline_s=60.0).exit_code == 3
+    assert world.looks == 2 and len(world.told) == 1
+
+
+def test_what_is_waited_for_is_told_when_it_changes(world: World) -> None:
+    world.later = [ends(8, 10, 10)] * 5 + [ends(9, 10, 10)] * 3 + [ends(10, 10, 10)]
+    assert world.promote(deadline_s=60.0).is_done
+    assert [text.split(" offsets")[0] for text in world.told] == ["waiting: 2", "waiting: 1"]
 
 
 def test_a_promotion_that_was_begun_leaves_out_what_no_mirror_can_make_any_more(world: World) -> None:

@@ -143,7 +143,8 @@ def test_a_reader_looks_for_leaders_between_two_looks_for_topics(monkeypatch: py
     for waits in ({SECOND: "it has no leader"}, {}):
         made._looked_at = float("-inf")
         made.latestOffset({"trigger": 0}, None)  # type: ignore[arg-type]
-        assert ReportFile(tmp_path / "waiting").read().paused == waits
+        told = ReportFile(tmp_path / "waiting").read().waiting
+        assert {p: wait.reason for p, wait in told.items()} == waits
         assert made._looked_at > float("-inf")
     assert made._scope.ends == {FIRST: 12, SECOND: 1, NEW: 3}
 

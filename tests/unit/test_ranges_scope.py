@@ -34,7 +34,7 @@ def test_what_is_copied_has_its_ends_and_what_it_gained() -> None:
     scope = started()
     assert scope.ends == {FIRST: 10, SECOND: 20, OTHER: 30}
     assert scope.gained == {FIRST: 6, SECOND: 20, OTHER: 30}
-    assert scope.waiting == {}
+    assert (scope.blocked, scope.leaderless) == ({}, {})
     later = scope.after_plan(plan(["orders", "payments"], {FIRST: 15, SECOND: 20, OTHER: 30}), {}, {})
     assert later.gained == {FIRST: 5, SECOND: 0, OTHER: 0}
 
@@ -42,9 +42,9 @@ def test_what_is_copied_has_its_ends_and_what_it_gained() -> None:
 def test_a_partition_without_a_leader_keeps_its_end_and_the_others_go_on() -> None:
     scope = started().after_plan(plan(["orders", "payments"], {FIRST: 11, OTHER: 30}, {SECOND: LEADERLESS}), {}, {})
     assert scope.ends == {FIRST: 11, SECOND: 20, OTHER: 30}
-    assert scope.waiting == {SECOND: LEADERLESS}
+    assert (scope.blocked, scope.leaderless) == ({}, {SECOND: LEADERLESS})
     back = scope.after_look(LedOffsets({FIRST: 12, SECOND: 21, OTHER: 30}, {}))
-    assert (back.ends[SECOND], back.waiting) == (21, {})
+    assert (back.ends[SECOND], back.leaderless) == (21, {})
 
 
 def test_a_partition_that_never_had_a_leader_is_copied_once_it_has_one() -> None:
@@ -60,17 +60,17 @@ def test_a_refused_topic_is_left_out_until_it_is_not_and_no_other() -> None:
     scope = started()
     assert scope.lacking(refused) == set()
     scope = scope.after_plan(refused, {}, {})
-    assert (scope.ends, scope.waiting) == ({OTHER: 31}, why)
-    assert scope.after_look(LedOffsets({OTHER: 32}, {})).waiting == why  # a look at leaders says nothing of it
+    assert (scope.ends, scope.blocked) == ({OTHER: 31}, why)
+    assert scope.after_look(LedOffsets({OTHER: 32}, {})).blocked == why  # a look at leaders says nothing of it
     back = scope.after_plan(plan(["orders", "payments"], {FIRST: 10, SECOND: 20, OTHER: 31}), {}, {})
-    assert (len(back.ends), back.waiting) == (3, {})
+    assert (len(back.ends), back.blocked) == (3, {})
 
 
 def test_partitions_that_the_target_refuses_to_add_wait_and_the_former_ones_go_on() -> None:
     grown = plan(["orders"], {FIRST: 10}, {SECOND: "no more partitions"}, orders="no more partitions")
     scope = started().after_plan(grown, {}, {})
     assert FIRST in scope.ends
-    assert scope.waiting == {SECOND: "no more partitions"}
+    assert scope.blocked == {SECOND: "no more partitions"}
 
 
 def test_a_topic_that_the_source_has_deleted_is_told_until_its_copy_is_deleted_too() -> None:
@@ -78,13 +78,13 @@ def test_a_topic_that_the_source_has_deleted_is_told_until_its_copy_is_deleted_t
     scope = started()
     assert scope.lacking(left) == {"orders"}
     scope = scope.after_plan(left, {"orders": [0, 1]}, {})
-    assert (list(scope.ends), list(scope.waiting)) == ([OTHER], [FIRST, SECOND])
-    assert "the source has no such topic any more" in scope.waiting[FIRST]
+    assert (list(scope.ends), list(scope.blocked)) == ([OTHER], [FIRST, SECOND])
+    assert "the source has no such topic any more" in scope.blocked[FIRST]
     assert scope.lacking(left) == {"orders"}
-    assert scope.after_plan(left, {}, {}).waiting == {}
+    assert scope.after_plan(left, {}, {}).blocked == {}
 
 
 def test_a_topic_that_comes_back_is_copied_again() -> None:
     scope = started().after_plan(plan(["payments"], {OTHER: 30}), {"orders": [0, 1]}, {})
     back = scope.after_plan(plan(["orders", "payments"], {FIRST: 1, SECOND: 0, OTHER: 30}), {}, {})
-    assert (back.ends[FIRST], back.waiting) == (1, {})
+    assert (back.ends[FIRST], back.blocked) == (1, {})

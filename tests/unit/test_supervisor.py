@@ -552,7 +552,7 @@ def test_a_service_reports_the_partition_that_cannot_go_on_and_lives(tmp_path: P
     going_on = writer(tmp_path, monkeypatch, error, goes_on=True)
     going_on.commit([going_on.write(iter([SimpleNamespace(ranges=ROWS)]))], 0)
     told = ranges.ReportFile(tmp_path / "report.json").read()
-    assert dict(told.paused) == {STOPPED: "a-1-11: records of producer 5 at offset 7"}
+    assert dict(told.blocked) == {STOPPED: "a-1-11: records of producer 5 at offset 7"}
 
 
 @pytest.mark.parametrize(
@@ -569,8 +569,8 @@ def test_the_query_ends_in_a_command_and_where_the_link_is_promoted(
 
 def test_duties_leave_partitions_alone_whose_place_nobody_has_read_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first micro-batch of a link that goes on ends after its hold, whatever is still being read by then."""
-    placed, paused, unread = (TopicPartition("orders", number) for number in range(3))
-    report = TaskReport(paused={paused: "why"}, acked={placed: 4, paused: 2})
+    placed, blocked, unread = (TopicPartition("orders", number) for number in range(3))
+    report = TaskReport(blocked={blocked: "why"}, paused={placed: "by an operator"}, acked={placed: 4, blocked: 2})
     begun: list[frozenset[TopicPartition]] = []
 
     class Thread:
@@ -582,11 +582,11 @@ def test_duties_leave_partitions_alone_whose_place_nobody_has_read_yet(monkeypat
     monkeypatch.setattr(supervisor, "DutyThread", Thread)
     monkeypatch.setattr(supervisor, "lanes", lambda wanted: [wanted])
     link = SparkLink(SupervisedLink(MirrorSettings({}, {}, "orders")), None, lambda event: None)  # type: ignore[arg-type]
-    link._ends = frozenset((placed, paused, unread))
+    link._ends = frozenset((placed, blocked, unread))
     link._report = SimpleNamespace(read=lambda: report)  # type: ignore[assignment]
     link._query = SimpleNamespace(isActive=True, lastProgress={"batchId": 0})  # type: ignore[assignment]
     assert link.look() == 0
-    report = TaskReport(acked={placed: 4, paused: 2, unread: 0})
+    report = TaskReport(acked={placed: 4, blocked: 2, unread: 0})
     assert link.look() == 0
     (thread,) = link._duties
-    assert (begun, thread.stopped) == ([frozenset((paused, unread))], frozenset())
+    assert (begun, thread.stopped) == ([frozenset((blocked, unread))], frozenset())

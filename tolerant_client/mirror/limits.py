@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import TolerantClientError
+from tolerant_client.errors import LinkPausedError, TolerantClientError
+from tolerant_client.mirror.link.claims import Waiting
 
 _MANY = 1_000  # partitions
 
@@ -34,8 +35,9 @@ class Progress(NamedTuple):
     """What a copier has done for a partition; offsets before `acked` are on the target.
 
     `filled` are offsets in gaps, `losses` ledger rows.  With `is_paused` the
-    partition waits for its operator, and `error` says what for; without it `error` is what stopped the partition.
-    Until `is_placed` the target's log was not read, and may be no copy.
+    partition is left alone, by its operator or by policy, and `error` says what for; without it `error` is what stopped it.
+    Until `is_placed` the target's log was not read, and may be no copy.  `wait` is why it does not move, though it goes on
+    trying.
     """
 
     acked: int
@@ -47,6 +49,17 @@ class Progress(NamedTuple):
     is_paused: bool
     error: TolerantClientError | None
     is_placed: bool = True
+    wait: Waiting | None = None
+
+    @property
+    def paused_by(self) -> TolerantClientError | None:
+        """Says that an operator has paused the partition."""
+        return self.error if isinstance(self.error, LinkPausedError) else None
+
+    @property
+    def blocked_by(self) -> TolerantClientError | None:
+        """What a person has to see to before the partition goes on."""
+        return None if self.paused_by is not None else self.error
 
     @property
     def stopped_by(self) -> TolerantClientError | None:

@@ -54,8 +54,8 @@ def cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "tolerant-client" / "kafka"
 
 
-def java_executable() -> str:
-    """The `java` of JAVA_HOME, else of PATH.
+def java_executable(what_for: str = "to run Kafka brokers") -> str:
+    """The `java` of JAVA_HOME, else of PATH; errors say that it is needed `what_for`.
 
     Raises ClusterStartError if there is none or if it is older than Java 17.
     """
@@ -64,7 +64,7 @@ def java_executable() -> str:
     found = str(candidate) if candidate is not None and candidate.exists() else shutil.which("java")
     if found is None:
         raise ClusterStartError(
-            f"Java {MIN_JAVA} or newer is needed to run Kafka brokers, but there is no `java` on PATH or in "
+            f"Java {MIN_JAVA} or newer is needed {what_for}, but there is no `java` on PATH or in "
             f"JAVA_HOME: install a Java {MIN_JAVA} runtime or set JAVA_HOME"
         )
     try:
@@ -77,7 +77,7 @@ def java_executable() -> str:
     if major is None or major < MIN_JAVA:
         said = (asked.stderr + asked.stdout).strip().partition("\n")[0]
         raise ClusterStartError(
-            f"Java {MIN_JAVA} or newer is needed to run Kafka brokers, but {found} says {said!r}: "
+            f"Java {MIN_JAVA} or newer is needed {what_for}, but {found} says {said!r}: "
             f"install a Java {MIN_JAVA} runtime or set JAVA_HOME"
         )
     return found

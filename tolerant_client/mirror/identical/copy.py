@@ -45,8 +45,10 @@ from tolerant_client.mirror.identical.pull import Puller
 from tolerant_client.mirror.identical.state import LogStart, read_append_states, read_ids
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.limits import CopyLimits, Progress, raise_stopped
+from tolerant_client.mirror.link.claims import Waiting
 from tolerant_client.mirror.link.control import ControlWatch, link_options
 from tolerant_client.mirror.link.claims_topic import Claims, claimed_by, new_holder
+from tolerant_client.mirror.link.health import WAITS_AFTER_S
 from tolerant_client.mirror.link.throttle import TokenBucket
 from tolerant_client.mirror.losses import LedgerRow, Loss, LossPolicy, LossReason, MirrorPolicy
 from tolerant_client.mirror.producers import init_producer_id
@@ -168,7 +170,10 @@ class LinkCopier:
         try:
             await self._settled(until, now + hold_ms / 1000)
         finally:
-            progress = {p: self._progress(p, before.get(p, (0, 0, 0, 0))) for p in until if p in self._partitions}
+            waits = self.waiting()
+            progress = {
+                p: self._progress(p, before.get(p, (0, 0, 0, 0)), waits.get(p)) for p in until if p in self._partitions
+            }
             for partition in until:
                 if not lease_ms or self._is_stopped(partition):
                     self._release(partition)
@@ -282,14 +287,20 @@ class LinkCopier:
         copy = self._partitions.get(partition)
         return copy is not None and copy.phase is Phase.STOPPED
 
-    def _progress(self, partition: TopicPartition, before: tuple[int, int, int, int]) -> Progress:
+    def _progress(self, partition: TopicPartition, before: tuple[int, int, int, int], wait: Waiting | None) -> Progress:
         copy = self._partitions[partition]
         now = (copy.records, copy.bytes, copy.filled, copy.losses)
         records, size, filled, losses = (after - former for after, former in zip(now, before))
         is_paused = copy.phase is Phase.PAUSED and copy.error is not None
         return Progress(
-            copy.acked, records, size, copy.troubles, filled, losses, is_paused, copy.error, copy.is_placed
+            copy.acked, records, size, copy.troubles, filled, losses, is_paused, copy.error, copy.is_placed, wait
         )
+
+    def waiting(self) -> dict[TopicPartition, Waiting]:
+        """Partitions that have not moved for WAITS_AFTER_S though there is something to copy, and why."""
+        now, now_ms = self.clock(), int(time.time() * 1000)
+        found = {p: copy.waits(WAITS_AFTER_S, now) for p, copy in self._partitions.items()}
+        return {p: Waiting(w[1], now_ms - int(1000 * (now - w[0]))) for p, w in found.items() if w is not None}
 
     # -- from trouble back to copying -----------------------------------------
 
@@ -393,7 +404,7 @@ class LinkCopier:
             elif isinstance(state, TolerantClientError):
                 copy.doubt(state, now)
             elif isinstance(state, AheadOfSource):
-                copy.wait(state.state.log_end, now + _AHEAD_S)
+                copy.wait(state.state.log_end, now, now + _AHEAD_S)
                 self._to_sync.add(partition)
             elif isinstance(state, LogStart):
                 self._spawn(self._start_log, copy, state, rules)
@@ -415,6 +426,7 @@ class LinkCopier:
         try:
             while self._partitions:
                 await self._net.sleep(_CONTROL_S)
+                self.claims.claimant.waiting = self.waiting()
                 try:
                     await self.control.refresh()
                     if self.clock() > self._next_id_use:

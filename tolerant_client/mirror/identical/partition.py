@@ -122,6 +122,7 @@ class PartitionCopy:
         self.has_doubtful_facts = False  # the target refused what its topic's configuration, as we read it, takes
         self.rewritten: tuple[int, int] | None = None  # offsets to which the target's broker gave times of its own
         self._troubled_since: float | None = None
+        self._ahead_since: float | None = None  # the target keeps more than the source has
         self.left_out: set[int] = set()  # offsets of records that the user's policy gave up
         self.too_large: OversizedRecordError | None = None  # a record that no batch of the target can hold
         self.dry_since: float | None = None  # the source has something stable, and answers nothing
@@ -171,6 +172,7 @@ class PartitionCopy:
         self._state = state
         self._rules = rules
         self._reached(state.log_end)
+        self._ahead_since = None
         self.was_held_back = False
         self._absent_since = None
         self._misplaced = ""
@@ -393,6 +395,17 @@ class PartitionCopy:
                 )
             )
 
+    def waits(self, after_s: float, now: float) -> tuple[float, str] | None:
+        """Since when nothing moves though there is something to copy, if that is longer than `after_s`, and the last reason."""
+        if self._ahead_since is not None:
+            since, reason = self._ahead_since, f"the source has not come to offset {self.acked} again, which the target keeps"
+        elif self._troubled_since is not None and (self.phase is not Phase.COPYING or self.acked < self.last_stable_offset):
+            since, reason = self._troubled_since, self._reasons[-1]
+        else:
+            return None
+        is_over = self.phase is Phase.STOPPED or self.error is not None
+        return None if is_over or now - since < after_s else (since, reason)
+
     def drop_queue(self) -> int:
         """Forgets what is queued and returns its bytes; the copier does so after every trouble."""
         dropped = self.queued_bytes
@@ -407,8 +420,10 @@ class PartitionCopy:
         self.not_before = until
         self._troubled_since = None
 
-    def wait(self, log_end: int, until: float) -> None:
+    def wait(self, log_end: int, now: float, until: float) -> None:
         """Takes the target's log end as reached, and leaves the partition alone for a time."""
+        if self._ahead_since is None:
+            self._ahead_since = now
         self._reached(log_end)
         self.phase = Phase.PAUSED
         self.error = None

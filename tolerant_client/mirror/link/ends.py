@@ -12,6 +12,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError, TolerantClientError, text_of
 from tolerant_client.mirror.identical.state import read_append_states
+from tolerant_client.mirror.led_offsets import list_led_offsets, stable_ends
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link.control import LinkControl
 from tolerant_client.mirror.losses import Loss
@@ -22,7 +23,8 @@ from tolerant_client.raw import LATEST, READ_COMMITTED, RawCluster
 class Ends(NamedTuple):
     """A partition of a link: offsets before `copied` are on the target.
 
-    The source's committed part ends at `stable`, its log at `end`; both None where the source is not asked.
+    The source's committed part ends at `stable` (the last stable offset), its log at `end` (the high watermark); both None
+    where the source is not asked.
     """
 
     partition: TopicPartition
@@ -32,6 +34,12 @@ class Ends(NamedTuple):
 
     @property
     def lag(self) -> int:
+        """What of the source's log is not on the target, offsets after an open transaction included."""
+        return 0 if self.stable is None else max(0, max(self.stable, self.end or 0) - self.copied)
+
+    @property
+    def copyable(self) -> int:
+        """Of the lag what a mirror can copy now: that before the last stable offset."""
         return 0 if self.stable is None else max(0, self.stable - self.copied)
 
     @property
@@ -41,8 +49,8 @@ class Ends(NamedTuple):
 
     @property
     def open_offsets(self) -> int:
-        """What lies behind a transaction that is open."""
-        return 0 if self.stable is None or self.end is None else self.end - self.stable
+        """What lies after the first record of a transaction that is open: no mirror copies it before that has ended."""
+        return 0 if self.stable is None or self.end is None else max(0, self.end - self.stable)
 
     def __str__(self) -> str:
         return f"{self.partition.topic}-{self.partition.partition}"
@@ -68,7 +76,9 @@ def require_no_copies_of_identical(control: LinkControl, link: str) -> None:
 async def look(
     source: RawCluster | None, target: RawCluster, link: str, partitions: Iterable[TopicPartition], is_translated: bool
 ) -> list[Ends]:
-    """How far both sides are; the target is asked before the source, so a lag is never told too small."""
+    """How far both sides are.  The target is asked before the source, so a lag is never told too small; the source's high
+    watermark before its last stable offset, so that what is appended between does not look like an open transaction.
+    """
     wanted = list(partitions)
     if is_translated:
         copied = await copied_until(target, link, wanted)
@@ -76,9 +86,25 @@ async def look(
         copied = await target.list_offsets(dict.fromkeys(wanted, LATEST))
     if source is None:
         return [Ends(p, copied[p], None, None) for p in wanted]
-    stable = await source.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
     end = await source.list_offsets(dict.fromkeys(wanted, LATEST))
+    stable = await source.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
     return [Ends(p, copied[p], stable[p], end[p]) for p in wanted]
+
+
+async def look_led(
+    source: RawCluster, target: RawCluster, link: str, partitions: Iterable[TopicPartition], is_translated: bool
+) -> tuple[list[Ends], dict[TopicPartition, str]]:
+    """As look, but no partition waits for a broker of another one: also why each of the others could not be looked at."""
+    wanted = list(partitions)
+    left_out: dict[TopicPartition, str] = {}
+    if is_translated:
+        copied = await copied_until(target, link, wanted)
+    else:
+        copied, left_out = await list_led_offsets(target, dict.fromkeys(wanted, LATEST))
+    end, without_end = await list_led_offsets(source, dict.fromkeys(copied, LATEST))
+    stable, without_stable = await stable_ends(source, end)
+    left_out = {**left_out, **without_end, **without_stable}
+    return [Ends(p, copied[p], stable[p], end[p]) for p in wanted if p in stable], left_out
 
 
 class Comparison(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -10,7 +11,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import LinkPromotedError, OptionError, TolerantClientError, text_of
 from tolerant_client.mirror.identical.state import read_append_states
-from tolerant_client.mirror.led_offsets import list_led_offsets
+from tolerant_client.mirror.led_offsets import list_led_offsets, stable_ends
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link.acls import AclsReport, sync_acls
 from tolerant_client.mirror.link.beginning import refuse_circle
@@ -20,6 +21,7 @@ from tolerant_client.mirror.link.ends import has_map, require_no_copies_of_ident
 from tolerant_client.mirror.link.groups import GroupsReport, sync_groups
 from tolerant_client.mirror.link.promotion_report import groups_json
 from tolerant_client.mirror.losses import Loss, LossPolicy, MirrorPolicy
+from tolerant_client.mirror.open_transactions import Held, find_held, is_held_long
 from tolerant_client.mirror.plan import TopicSpec
 from tolerant_client.mirror.sync import PlannedLink, plan_link
 from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
@@ -78,13 +80,20 @@ class LinkPlan:
     acls: AclsReport | None
     groups: GroupsReport | None
     others: tuple[str, ...]
+    open_transactions: tuple[Held, ...] = ()
+
+    @property
+    def held(self) -> tuple[Held, ...]:
+        """Transactions that have been open for so long that what comes after them is left out."""
+        return tuple(one for one in self.open_transactions if is_held_long(one, int(time.time() * 1000)))
 
     @property
     def exit_code(self) -> int:
-        return 3 if self.refusals or any(t.action == "refuse" or t.waiting for t in self.topics) else 0
+        is_left_out = bool(self.held) or any(t.action == "refuse" or t.waiting for t in self.topics)
+        return 3 if self.refusals or is_left_out else 0
 
     def to_json(self) -> dict[str, Any]:
-        found = asdict(self)
+        found = {**asdict(self), "open_transactions": [held.to_json() for held in self.open_transactions]}
         if self.configs is not None:
             found["configs"] = {
                 "changed": [change._asdict() for change in self.configs.changed],
@@ -145,6 +154,9 @@ async def plan_everything(
         refusals += stopped.values()
         warnings += losses
     starts = (await list_led_offsets(source, dict.fromkeys(planned.ends, EARLIEST))).offsets
+    high = (await list_led_offsets(source, dict.fromkeys(planned.ends, LATEST))).offsets
+    stable = (await stable_ends(source, high)).offsets
+    held = await find_held(source, {p: (stable[p], end) for p, end in high.items() if p in stable})
     to_copy = {p: max(0, end - max(reached.get(p, 0), starts.get(p, 0))) for p, end in planned.ends.items()}
     return LinkPlan(
         link,
@@ -155,6 +167,7 @@ async def plan_everything(
         tuple(durability(planned.described[0].values(), planned.described[1])),
         *await _besides(source, target, link if is_translated else None, chosen, besides, {*stopped, *planned.waiting}),
         besides.others,
+        tuple(held),
     )
 
 

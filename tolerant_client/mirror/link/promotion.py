@@ -4,6 +4,8 @@ The course: look until all of the source is copied and nothing differs (failover
 promoted, fence whatever process of it there is (fence.py), see how far the copy came, move the groups a last time, write
 down that it is fenced.
 Laws:
+- What is promoted is all that the link's mirror has written down that it copies, and besides what carries its records, as the
+  target's logs say: a process of it could still write there.
 - Until the link is written down as promoted nothing is written, and whatever can be found to be in the way is found by then;
   the groups are rehearsed, too.
 - From then on there is no way back: whatever dies on the way, the same command again goes on.  Groups that cannot be moved
@@ -23,6 +25,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -31,6 +34,7 @@ from tolerant_client.errors import ClusterUnreachableError, OptionError, text_of
 from tolerant_client.mirror.divergence import read_headers
 from tolerant_client.mirror.led_offsets import list_led_offsets
 from tolerant_client.mirror.ledger import Ledger, read_ledger
+from tolerant_client.mirror.link.carriers import Carried, find_carried
 from tolerant_client.mirror.link.control import LinkControl, link_options, read_control, update_control
 from tolerant_client.mirror.link.ends import Comparison, Ends, compare_ends, has_map, look
 from tolerant_client.mirror.link.fence import Fenced, fence_identical, fence_translated
@@ -42,12 +46,14 @@ from tolerant_client.mirror.link.promotion_report import (
     GroupPlace,
     PromotedPartition,
     PromotionReport,
+    carried_warnings,
     failover_warnings,
     promoted_before,
 )
 from tolerant_client.mirror.link.scope import is_heartbeats, partitions_of_link, partitions_on_target, require_whole, some
 from tolerant_client.mirror.losses import LedgerRow
-from tolerant_client.mirror.producers import can_describe_producers, describe_producers, init_producer_id
+from tolerant_client.mirror.open_transactions import Held, find_held
+from tolerant_client.mirror.producers import init_producer_id
 from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.translated.map_topic import map_partition
 from tolerant_client.raw import LATEST, RawCluster
@@ -65,6 +71,14 @@ class _Link:
     target: RawCluster
     topics: LinkTopics
     is_translated: bool
+    carried: Carried = Carried()  # besides its topics
+
+
+class Blocker(NamedTuple):
+    """Why a link cannot be promoted now; one that `lasts` no waiting cures."""
+
+    text: str
+    lasts: bool = False
 
 
 def blockers(
@@ -72,37 +86,44 @@ def blockers(
     before: Mapping[TopicPartition, Ends],
     control: LinkControl = LinkControl(),
     compared: Comparison | None = None,
+    held: Iterable[Held] = (),
     of_target: str = "--target TARGET",
     of_both: str = "--source SOURCE --target TARGET",
-) -> list[str]:
+) -> list[Blocker]:
     """Why a link cannot be promoted now; pure.
 
-    `before` is an earlier look, `compared` what the logs themselves say, and None where they were not compared.
-    `of_target` and `of_both` are what commands take to mean the link (link_options).
+    `before` is an earlier look, `compared` what the logs themselves say, and None where they were not compared, `held` whose
+    transactions are open.  `of_target` and `of_both` are what commands take to mean the link (link_options).
     """
     known = list(ends)
     differing, unread = compared or Comparison({})
-    found = list(differing.values())[:_SENTENCES]
+    found = [Blocker(text, lasts=True) for text in list(differing.values())[:_SENTENCES]]
     if len(differing) > _SENTENCES:
-        found.append(f"{len(differing) - _SENTENCES} more partitions differ; all of them: tolerant-kafka status {of_both}")
+        more = f"{len(differing) - _SENTENCES} more partitions differ; all of them: tolerant-kafka status {of_both}"
+        found.append(Blocker(more, lasts=True))
     if unread:
-        found.append(f"partitions could not be compared with the source's this time: {some(map(_name, unread))}; try again")
+        text = f"partitions could not be compared with the source's this time: {some(map(_name, unread))}; try again"
+        found.append(Blocker(text))
     if compared is None and (beyond := [e for e in known if e.ahead]):
         what = some(f"{e} ends at {e.copied}, on the source at {e.end}" for e in beyond)
-        found.append(f"the target has more than the source: {what}; which records differ: tolerant-kafka verify {of_both}")
-    lagging = [e for e in known if e.lag and e.partition not in differing]
-    if held := [e for e in lagging if control.pauses(e.partition)]:
-        what = some(f"{e} {e.lag:,}" for e in held)
-        count = sum(e.lag for e in held)
+        text = f"the target has more than the source: {what}; which records differ: tolerant-kafka verify {of_both}"
+        found.append(Blocker(text, lasts=True))
+    lagging = [e for e in known if e.copyable and e.partition not in differing]
+    if paused := [e for e in lagging if control.pauses(e.partition)]:
+        what = some(f"{e} {e.copyable:,}" for e in paused)
+        count = sum(e.copyable for e in paused)
         resume = f"tolerant-kafka resume {of_target}"
-        found.append(f"{count:,} offsets are not copied, since an operator has paused them: {what}; let them go on: {resume}")
+        text = f"{count:,} offsets are not copied, since an operator has paused them: {what}; let them go on: {resume}"
+        found.append(Blocker(text, lasts=True))
     if waiting := [e for e in lagging if not control.pauses(e.partition)]:
-        found.append(f"{sum(e.lag for e in waiting):,} offsets are not copied yet: {some(f'{e} {e.lag:,}' for e in waiting)}")
+        what = some(f"{e} {e.copyable:,}" for e in waiting)
+        found.append(Blocker(f"{sum(e.copyable for e in waiting):,} offsets are not copied yet: {what}"))
     if opened := [e for e in known if e.open_offsets]:
-        what = some(f"{e} from offset {e.stable} on" for e in opened)
-        found.append(f"transactions are open on the source, nothing behind them is copied: {what}; end them, or their producers")
+        what = some(map(str, held), "; ") or some(f"{e} from offset {e.stable} on" for e in opened)
+        text = f"transactions are open on the source, nothing after their first records is copied: {what}"
+        found.append(Blocker(text))
     if grown := [e for e in known if e.partition in before and e.end != before[e.partition].end]:
-        found.append(f"producers still write to the source: {some(map(str, grown))}; stop them")
+        found.append(Blocker(f"producers still write to the source: {some(map(str, grown))}; stop them"))
     return found
 
 
@@ -128,9 +149,12 @@ async def promote(
     if control.is_fenced:
         return promoted_before("promote", link, is_dry_run)
     chosen = await require_whole(source, target, control, link, topics)
-    of = _Link(link, target, chosen, await has_map(target, link, control))
     partitions, lacking = await partitions_of_link(source, target, chosen)
-    partitions = _to_fence(control, partitions)
+    carried = await find_carried(target, control.producer_ids, partitions)
+    of = _Link(link, target, chosen, await has_map(target, link, control), carried)
+    on_source = await _of_source(source, carried.partitions)
+    on_target = sorted(carried.partitions - set(on_source))  # the source has deleted it: it is fenced, and lags in nothing
+    partitions = _to_fence(control, sorted({*partitions, *carried.partitions}))
     if leaderless := (await _without_leader(of, partitions)):
         raise OptionError(_not_to_be_fenced(leaderless))
     if groups is not None and not is_dry_run:
@@ -140,10 +164,11 @@ async def promote(
     if control.is_promoted:  # what was begun before has no way back
         found: list[str] = []
         warnings = [f"{some(map(_name, lacking))}: on the source alone, and so not promoted"] if lacking else []
-        ends = await look(source, target, link, partitions, of.is_translated)
+        ends = await look(source, target, link, [p for p in partitions if p not in on_target], of.is_translated)
     else:
-        ends, found = await _wait(of, source, deadline_s, tell)
+        ends, found = await _wait(of, source, on_source, 0.0 if is_dry_run else deadline_s, tell)
         warnings = []
+    warnings += carried_warnings(carried)
     fences: dict[TopicPartition, Fenced] = {}
     will_do = not is_dry_run and not found
     if will_do:
@@ -151,7 +176,7 @@ async def promote(
     with half_done("the promotion") if will_do else nullcontext():
         if will_do:
             partitions = [e.partition for e in ends]
-            fences = await _fence(of, partitions)
+            fences = await _fence(of, [*partitions, *_to_fence(control, on_target)])
             ends = _as_fenced(await look(source, target, link, partitions, of.is_translated), fences)
         moved = None if groups is None else await _move_groups(of, source, groups, is_dry_run=not will_do)
         report = PromotionReport(
@@ -161,7 +186,7 @@ async def promote(
             will_do,
             await _partitions(of, ends, fences),
             tuple(found),
-            (*warnings, *await _open_transactions(source, ends)),
+            (*warnings, *map(str, await find_held(source, _open_spans(ends)))),
             moved,
             losses=await _losses(target, link),
         )
@@ -182,8 +207,10 @@ async def failover(
     if control.is_fenced:
         return promoted_before("failover", link, is_dry_run)
     chosen = await require_whole(None, target, control, link, topics)
-    of = _Link(link, target, chosen, await has_map(target, link, control))
     partitions = await partitions_on_target(target, chosen)
+    carried = await find_carried(target, control.producer_ids, partitions)
+    of = _Link(link, target, chosen, await has_map(target, link, control), carried)
+    partitions = sorted({*partitions, *carried.partitions})
     if not partitions and not control.unfenced:
         raise OptionError(f"The target has no topic of link {link}; check --target and --link")
     partitions = _to_fence(control, partitions)
@@ -205,7 +232,7 @@ async def failover(
             not is_dry_run and not leaderless,
             shown,
             (_not_to_be_fenced(leaderless),) if leaderless else (),
-            (*failover_warnings(shown), *unread),
+            (*carried_warnings(carried), *failover_warnings(shown), *unread),
             group_places=places,
             losses=await _losses(target, link),
             is_begun=not is_dry_run and bool(leaderless),
@@ -228,31 +255,44 @@ async def _control(target: RawCluster, link: str) -> LinkControl:
     return control
 
 
-async def _wait(
-    of: _Link, source: RawCluster, deadline_s: float, tell: Callable[[str], None]
-) -> tuple[list[Ends], list[str]]:
-    """Looks until nothing is in the way, or the deadline: how far both sides are then, and what is in the way.
+async def _of_source(source: RawCluster, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
+    """Those that the source has."""
+    if not partitions:
+        return []
+    there = await source.partitions()
+    return sorted(p for p in partitions if p.partition in there.get(p.topic, ()))
 
-    Raises OptionError where the source has nothing of the link.
+
+async def _wait(
+    of: _Link, source: RawCluster, besides: list[TopicPartition], deadline_s: float, tell: Callable[[str], None]
+) -> tuple[list[Ends], list[str]]:
+    """Looks at least twice, until nothing is in the way, something is that no waiting cures, or the deadline: how far both
+    sides are then, and what is in the way.
+
+    `besides` its topics, these partitions are looked at.  What is waited for is told when it changes.  Raises OptionError where the source has nothing of the link.
     """
+    told = ""
     deadline = time.monotonic() + deadline_s
     options = link_options(of.name, of.target), link_options(of.name, of.target, source)
     before: dict[TopicPartition, Ends] = {}
     while True:
         partitions, lacking = await partitions_of_link(source, of.target, of.topics)
-        ends = await look(source, of.target, of.name, partitions, of.is_translated)
+        ends = await look(source, of.target, of.name, sorted({*partitions, *besides}), of.is_translated)
         # Heartbeats never end; they say nothing that is to be kept.
         kept = [e for e in ends if not is_heartbeats(of.topics, e.partition.topic)]
         control = await read_control(of.target, of.name)
         there, ledger = [e.partition for e in kept], Ledger(of.target, of.name)
         compared = await compare_ends(source, of.target, there, ledger, control, of.is_translated)
-        found = blockers(kept, before, control, compared, *options)
+        found = blockers(kept, before, control, compared, await find_held(source, _open_spans(kept)), *options)
         if lacking:
-            found.insert(0, f"{some(map(_name, lacking))}: not on the target yet; let the mirror run until it has made them there")
-        if before and (not found or time.monotonic() >= deadline):
-            return ends, found
-        if found:
-            tell(f"waiting: {'; '.join(found)}")
+            text = f"{some(map(_name, lacking))}: not on the target yet; let the mirror run until it has made them there"
+            found.insert(0, Blocker(text))
+        if before and (not found or any(blocker.lasts for blocker in found) or time.monotonic() >= deadline):
+            return ends, [blocker.text for blocker in found]
+        text = f"waiting: {'; '.join(blocker.text for blocker in found)}"
+        if found and deadline_s and text != told:
+            told = text
+            tell(text)
         before = {e.partition: e for e in ends}
         await source.net.sleep(_LOOK_S)
 
@@ -277,22 +317,9 @@ async def _move_groups(of: _Link, source: RawCluster, groups: TopicFilter, *, is
         return GroupsReport((), 0, (), (Left("all groups", "error", why),))
 
 
-async def _open_transactions(source: RawCluster, ends: Iterable[Ends]) -> tuple[str, ...]:
-    """Whose transactions are open on the source, where its brokers tell (Kafka 2.8)."""
-    wanted = [e.partition for e in ends if e.open_offsets]
-    if not wanted or not can_describe_producers(source):
-        return ()
-    try:
-        told = await describe_producers(source, wanted)
-    except Errors.AuthorizationError:
-        return ()
-    return tuple(
-        f"{partition.topic}-{partition.partition}: producer id {entry.producer_id} has had a transaction open since offset"
-        f" {entry.transaction_start}"
-        for partition, entries in sorted(told.items())
-        for entry in entries
-        if entry.transaction_start >= 0
-    )
+def _open_spans(ends: Iterable[Ends]) -> dict[TopicPartition, tuple[int, int]]:
+    """What open transactions hold back, by last stable offset and high watermark."""
+    return {e.partition: (e.stable, e.end) for e in ends if e.open_offsets and e.stable is not None and e.end is not None}
 
 
 def _to_fence(control: LinkControl, partitions: list[TopicPartition]) -> list[TopicPartition]:

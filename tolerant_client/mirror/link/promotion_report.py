@@ -10,7 +10,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kafka.structs import TopicPartition
+
+from tolerant_client.mirror.link.carriers import Carried
 from tolerant_client.mirror.link.groups import GroupsReport
+from tolerant_client.mirror.link.health import few, names
 from tolerant_client.mirror.losses import LedgerRow
 
 
@@ -92,6 +96,23 @@ def groups_json(report: GroupsReport) -> dict[str, Any]:
         "behind": [place(p) for p in report.behind],
         "left": [left._asdict() for left in report.left],
     }
+
+
+def carried_warnings(carried: Carried) -> list[str]:
+    """What of the link was found in the logs, and was not written down; and of what that is not known."""
+    found = []
+    if carried.partitions:
+        found.append(
+            f"{names(sorted(carried.partitions))} carry records of the link, though they are not among the topics that its mirror"
+            " has written down last: they belong to what is promoted and fenced, too"
+        )
+    by_why: dict[str, list[TopicPartition]] = {}
+    for partition, why in carried.unknown.items():
+        by_why.setdefault(why, []).append(partition)
+    return found + few(
+        f"unknown is whether {names(members)} carry records of the link, and they are not fenced: {why}"
+        for why, members in by_why.items()
+    )
 
 
 def failover_warnings(partitions: Iterable[PromotedPartition]) -> tuple[str, ...]:

@@ -106,7 +106,7 @@ def is_heartbeats(topics: LinkTopics, name: str) -> bool:
     return topics.names is not None and topics.names.policy.is_heartbeats(topics.to_source(name))
 
 
-def some(texts: Iterable[str]) -> str:
+def some(texts: Iterable[str], between: str = ", ") -> str:
     """The first of several, and how many more there are."""
     known = list(texts)
-    return ", ".join(known[:_SHOWN]) + (f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else "")
+    return between.join(known[:_SHOWN]) + (f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else "")

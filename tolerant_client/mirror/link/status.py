@@ -1,19 +1,21 @@
-"""How a link is doing, seen from both clusters, its control and its ledger; nothing is asked of its processes.
+"""How a link is doing, seen from both clusters, its control, its ledger and the claims log; its processes are not asked.
 
 How it is measured:
-- lag in offsets: the end of the source's committed part less what the target has (its log end, or the offset map's).
+- lag in offsets: the source's high watermark less what the target has (its log end, or the offset map's).  What of it comes
+  after the last stable offset waits for open transactions, and is told beside it, with their names.
 - lag in seconds: the age of the first record that is not copied yet; 0 where nothing waits.
 - lag in bytes: those offsets times what an offset of the partition takes on the source's disks on average
   (DescribeLogDirs); None where that may not be asked.
 - whether it moves: two looks, `look_s` apart.
+- whether a mirror runs, and what it says of partitions that stand still: its last records in the claims log.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
 
 import kafka.errors as Errors
 from kafka.protocol.admin import DescribeLogDirsRequest
@@ -21,20 +23,29 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.divergence import read_headers
 from tolerant_client.mirror.ledger import Ledger
-from tolerant_client.mirror.link.control import LinkControl, link_options, read_control
-from tolerant_client.mirror.link.ends import Ends, compare_ends, has_map, look
+from tolerant_client.mirror.link.claims import CLAIMS_TOPIC, RENEW_MS, ClaimsLog, Run
+from tolerant_client.mirror.link.claims_topic import read_claims
+from tolerant_client.mirror.link.control import WHOLE_LINK, LinkControl, link_options, read_control
+from tolerant_client.mirror.link.ends import Ends, compare_ends, has_map, look_led
+from tolerant_client.mirror.link.health import Health, Reason, few, sorted_by_weight, utc, waiting_reasons, worst
+from tolerant_client.mirror.link.health import names as names_of
 from tolerant_client.mirror.link.scope import link_topics, some
 from tolerant_client.mirror.losses import LedgerRow
+from tolerant_client.mirror.open_transactions import Held, find_held, is_held_long
 from tolerant_client.mirror.plan import select_topics
 from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.raw import EARLIEST, RawCluster
+
+_T = TypeVar("_T")
+_BOUND_S = 10.0  # for each question that a broker which hangs could hold up
 
 
 @dataclass(frozen=True)
 class TopicStatus:
     """A topic by its name on the target; offsets are sums over its partitions, as are bytes; seconds are the worst's.
 
-    `lag_s` and `lag_bytes` are None where they are not known.
+    `lag_s` and `lag_bytes` are None where they are not known.  `unknown` are partitions with a broker that does not tell:
+    they are in no sum.
     """
 
     topic: str
@@ -44,14 +55,15 @@ class TopicStatus:
     lag: int
     lag_s: float | None
     lag_bytes: int | None
-    open_offsets: int  # behind transactions that are open on the source
+    open_offsets: int  # of the lag, what comes after the first record of transactions that are open on the source
     paused: tuple[int, ...] = ()  # partitions
     lost: int = 0  # offsets in the ledger
+    unknown: tuple[int, ...] = ()  # partitions
 
 
 @dataclass(frozen=True)
 class LinkStatus:
-    """A link at `time_ms`; `findings` are what an operator has to look at, one sentence each."""
+    """A link at `time_ms`; `reasons` say why it is not just healthy, the worst first (health.py)."""
 
     link: str
     time_ms: int
@@ -60,24 +72,41 @@ class LinkStatus:
     bytes_per_s: int | None
     copied_per_s: float
     topics: tuple[TopicStatus, ...]
-    findings: tuple[str, ...]
+    reasons: tuple[Reason, ...]
     losses: tuple[LedgerRow, ...] = ()
+    open_transactions: tuple[Held, ...] = ()
+    is_handed_back: bool = False
+    mirrors: tuple[Run, ...] = ()  # that were seen in the last hour, the newest at the end
 
     @property
-    def health(self) -> str:
-        if self.findings:
-            return "needs an operator"
-        if self.is_promoted:
-            return "promoted"
-        return "paused" if any(topic.paused for topic in self.topics) else "healthy"
+    def health(self) -> Health:
+        """What is wrong; else what holds."""
+        if self.reasons:
+            return worst(self.reasons)
+        if self.is_handed_back:
+            return Health.HANDED_BACK
+        return Health.PROMOTED if self.is_promoted else Health.HEALTHY
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """What an operator has to look at, one sentence each."""
+        return tuple(reason.text for reason in self.reasons if reason.health.code)
 
     @property
     def exit_code(self) -> int:
-        return 3 if self.findings else 0
+        return self.health.exit_code
 
     def to_json(self) -> dict[str, Any]:
-        losses = [row._asdict() for row in self.losses]
-        return {**asdict(self), "losses": losses, "health": self.health, "exit_code": self.exit_code}
+        return {
+            **asdict(replace(self, mirrors=())),
+            "mirrors": [mirror_json(run) for run in self.mirrors],
+            "reasons": [reason._asdict() for reason in self.reasons],
+            "losses": [row._asdict() for row in self.losses],
+            "open_transactions": [held.to_json() for held in self.open_transactions],
+            "findings": self.findings,
+            "health": self.health,
+            "exit_code": self.exit_code,
+        }
 
 
 async def read_status(
@@ -85,8 +114,10 @@ async def read_status(
 ) -> LinkStatus:
     """The status of a link; `topics` are what it has written down of itself where they are not given.
 
+    A broker that does not respond holds it up for some seconds, and its partitions are told as unknown.
     Raises OptionError where nobody says what it copies, and KafkaError.
     """
+    claims = await _read_claims(target)
     control = await read_control(target, link)
     chosen = link_topics(control, link, topics)
     names = select_topics(chosen, await source.partitions())
@@ -95,35 +126,153 @@ async def read_status(
     present = [p for p in wanted if p.partition in there.get(p.topic, ())]
     missing = sorted(set(wanted) - set(present))
     is_translated = await has_map(target, link, control)
-    first, began = await look(source, target, link, present, is_translated), time.monotonic()
+    (first, _), began = await look_led(source, target, link, present, is_translated), time.monotonic()
     await source.net.sleep(look_s)
-    second, seconds = await look(source, target, link, present, is_translated), time.monotonic() - began
+    second, unseen = await look_led(source, target, link, present, is_translated)
+    seconds = time.monotonic() - began
     ledger = Ledger(target, link)
-    rows = await ledger.rows()
-    compared = await compare_ends(source, target, present, ledger, control, is_translated)
-    waiting = [e.partition for e in second if e.lag]
-    ages = await _ages(source, {e.partition: e.copied for e in second if e.lag}) if waiting else {}
-    sizes = await _bytes_per_offset(source, second) if waiting else {}
-    statuses = _by_topic(second, control, ages, sizes, rows)
-    findings = unfinished(control, link_options(link, target), link_options(link, target, source))
-    findings += still(first, second, control, seconds)
-    findings += compared.differing.values() if compared is not None else ()
-    if missing and not control.is_promoted:
-        findings.append(
-            f"{missing[0].topic}-{missing[0].partition} is not on the target ({len(missing)} partitions are not): no mirror has"
-            " made it yet"
-        )
+    rows = await _within(target, ledger.rows)
+    seen = [e.partition for e in second]
+    compared = None
+    if rows is not None:
+        compared = await _within(target, compare_ends, source, target, seen, ledger, control, is_translated)
+    behind = {e.partition: e for e in second if e.lag}
+    ages = await _within(source, _ages, source, {p: e.copied for p, e in behind.items()}) if behind else {}
+    sizes = await _within(source, _bytes_per_offset, source, second) if behind else {}
+    statuses = _by_topic(second, control, ages or {}, sizes, rows or {}, unseen)
+    held = await find_held(source, held_spans(first, second))
+    mirrors = await _mirrors(target, link, claims)
+    now_ms = int(time.time() * 1000)
+    is_unfinished = control.is_promoted and not control.is_fenced
+    reasons = [
+        Reason(Health.BLOCKED, text)
+        for text in unfinished(control, link_options(link, target), link_options(link, target, source))
+    ]
+    if not (control.is_promoted or control.is_handed_back):
+        differing = compared.differing if compared is not None else {}
+        reasons += [Reason(Health.BLOCKED, text) for text in differing.values()]
+        reasons += _unseen_reasons(unseen, compared.unread if compared is not None else ())
+        reasons += [Reason(Health.WAITING, str(one)) for one in held if is_held_long(one, now_ms)]
+        waiting = {p: why for run in mirrors or () if run.is_alive for p, why in run.waiting.items() if not control.pauses(p)}
+        reasons += waiting_reasons(waiting)
+        told = differing.keys() | waiting.keys()
+        reasons += still((e for e in first if e.partition not in told), second, control, seconds)
+        reasons += mirror_reasons(link, mirrors)
+        reasons += _paused_reasons(control)
+        if rows is None:
+            reasons.append(Reason(Health.UNKNOWN, "what was lost is unknown: the ledger on the target could not be read in time"))
+        if missing:
+            number = f"{len(missing)} partition{'s are' if len(missing) > 1 else ' is'} not"
+            text = f"{names_of(missing)}: not on the target yet ({number}): no mirror has made it"
+            reasons.append(Reason(Health.WAITING, text))
+    rested = control.is_promoted or control.is_handed_back
     return LinkStatus(
         link,
-        int(time.time() * 1000),
+        now_ms,
         is_translated,
-        control.is_promoted,
+        control.is_promoted and not is_unfinished,
         control.bytes_per_s,
-        sum(b.copied - a.copied for a, b in zip(first, second)) / seconds,
+        moved_per_s(first, second, seconds),
         tuple(statuses),
-        tuple(findings),
-        tuple(row for found in rows.values() for row in found),
+        sorted_by_weight(reasons),
+        tuple(row for found in (rows or {}).values() for row in found),
+        () if rested else tuple(held),
+        control.is_handed_back,
+        tuple(mirrors or ()),
     )
+
+
+async def _within(cluster: RawCluster, function: Callable[..., Awaitable[_T]], *args: Any) -> _T | None:
+    """What a question gets; None where a broker that does not respond holds it up for _BOUND_S."""
+    try:
+        found: _T = await cluster.manager.wait_for(cluster.net.call_soon_with_future(function, *args), _BOUND_S * 1000)
+    except Errors.KafkaTimeoutError:
+        return None
+    return found
+
+
+async def _read_claims(target: RawCluster) -> ClaimsLog | None:
+    """None where we may not read who writes there, or a broker that hangs does not tell."""
+    try:
+        return await _within(target, read_claims, target)
+    except Errors.TopicAuthorizationFailedError:
+        return None
+
+
+async def _mirrors(target: RawCluster, link: str, before: ClaimsLog | None) -> list[Run] | None:
+    """The mirrors of a link that were seen lately; None where that is not known.
+
+    `before` is an earlier look: a mirror that has renewed since is alive, whatever the time is here.
+    """
+    if before is None or (now := await _read_claims(target)) is None:
+        return None
+    renewed = _alive(before, now, link)
+    if not any(run.is_alive for run in renewed) and any(not run.is_ended for run in renewed):
+        await target.net.sleep(RENEW_MS / 1000)  # its next record may be due just now
+        renewed = _alive(before, await _read_claims(target) or now, link)
+    return renewed
+
+
+def _alive(before: ClaimsLog, now: ClaimsLog, link: str) -> list[Run]:
+    now_ms = int(time.time() * 1000)
+    seen = {run.run: run.seen_ms for run in before.runs(now_ms)}
+    return [
+        replace(run, is_alive=not run.is_ended and (run.is_alive or run.seen_ms > seen.get(run.run, run.seen_ms)))
+        for run in now.runs(now_ms)
+        if run.link == link
+    ]
+
+
+def mirror_reasons(link: str, mirrors: Iterable[Run] | None) -> list[Reason]:
+    """What is to be said of a link whose mirror nobody has seen at work; None: it could not be looked for.  Pure."""
+    if mirrors is None:
+        return [Reason(Health.UNKNOWN, f"whether a mirror of link {link} runs is unknown: {CLAIMS_TOPIC} could not be read")]
+    known = list(mirrors)
+    if any(run.is_alive for run in known):
+        return []
+    if not known:
+        return [Reason(Health.UNKNOWN, f"no mirror of link {link} has been seen in the last hour: start it")]
+    last = known[-1]
+    what = "ended at" if last.is_ended else "was last seen at"
+    text = f"no mirror of link {link} runs: the last one, on {last.host} (process {last.pid}), {what} {utc(last.seen_ms)}"
+    return [Reason(Health.UNKNOWN, text)]
+
+
+def mirror_json(run: Run) -> dict[str, Any]:
+    """A mirror as it was seen; times in ms since 1970."""
+    shown = ("run", "host", "pid", "since_ms", "seen_ms", "is_alive", "is_ended")
+    return {name: getattr(run, name) for name in shown}
+
+
+def moved_per_s(first: Iterable[Ends], second: Iterable[Ends], seconds: float) -> float:
+    """How fast partitions that were seen twice were copied, offsets a second.  Pure."""
+    before = {e.partition: e.copied for e in first}
+    return sum(e.copied - before[e.partition] for e in second if e.partition in before) / seconds
+
+
+def held_spans(first: Iterable[Ends], second: Iterable[Ends]) -> dict[TopicPartition, tuple[int, int]]:
+    """What open transactions held back in both looks, at the same last stable offset.  Pure."""
+    before = {e.partition: e.stable for e in first if e.open_offsets}
+    return {
+        e.partition: (e.stable, e.end)
+        for e in second
+        if e.open_offsets and e.stable is not None and e.end is not None and before.get(e.partition) == e.stable
+    }
+
+
+def _unseen_reasons(unseen: Mapping[TopicPartition, str], unread: Iterable[TopicPartition]) -> list[Reason]:
+    by_why: dict[str, list[TopicPartition]] = {}
+    for partition, why in sorted(unseen.items()):
+        by_why.setdefault(why, []).append(partition)
+    texts = few(f"unknown is how far {names_of(members)} are: {why}" for why, members in by_why.items())
+    if unread := sorted(unread):
+        texts.append(f"{names_of(unread)} could not be compared with the source's log this time")
+    return [Reason(Health.UNKNOWN, text) for text in texts]
+
+
+def _paused_reasons(control: LinkControl) -> list[Reason]:
+    what = "the whole link" if WHOLE_LINK in control.paused else some(sorted(control.paused))
+    return [Reason(Health.PAUSED, f"an operator has paused {what}")] if control.paused else []
 
 
 def unfinished(control: LinkControl, of_target: str, of_both: str) -> list[str]:
@@ -142,17 +291,24 @@ def unfinished(control: LinkControl, of_target: str, of_both: str) -> list[str]:
     ]
 
 
-def still(first: Iterable[Ends], second: Iterable[Ends], control: LinkControl, seconds: float) -> list[str]:
-    """What stands still though there is something to copy; pure."""
-    if control.is_promoted:
-        return []
-    found = [b for a, b in zip(first, second) if a.lag and b.lag and a.copied == b.copied and not control.pauses(b.partition)]
+def still(first: Iterable[Ends], second: Iterable[Ends], control: LinkControl, seconds: float) -> list[Reason]:
+    """What stands still though there is something that can be copied; pure."""
+    before = {e.partition: e for e in first if e.copyable}
+    found = [
+        e
+        for e in second
+        if e.partition in before and e.copyable and before[e.partition].copied == e.copied and not control.pauses(e.partition)
+    ]
     if not found:
         return []
-    worst = max(found, key=lambda e: e.lag)
+    top = max(found, key=lambda e: e.copyable)
+    others = f"; {len(found) - 1} more partitions stand still, too" if len(found) > 1 else ""
     return [
-        f"{len(found)} partitions are behind and have not moved for {seconds:.0f} s, most {worst} with {worst.lag:,} offsets at"
-        f" offset {worst.copied}: look whether the mirror runs, and what it says"
+        Reason(
+            Health.WAITING,
+            f"{top} has not moved for {seconds:.0f} s: it is at offset {top.copied:,}, and {top.copyable:,} offsets could be"
+            f" copied{others}",
+        )
     ]
 
 
@@ -162,10 +318,15 @@ def _by_topic(
     ages: Mapping[TopicPartition, float],
     sizes: Mapping[TopicPartition, float] | None,
     rows: Mapping[TopicPartition, Iterable[LedgerRow]],
+    unseen: Iterable[TopicPartition] = (),
 ) -> list[TopicStatus]:
     topics: dict[str, list[Ends]] = {}
+    unknown: dict[str, list[int]] = {}
     for e in ends:
         topics.setdefault(e.partition.topic, []).append(e)
+    for topic, index in unseen:
+        topics.setdefault(topic, [])
+        unknown.setdefault(topic, []).append(index)
     found = []
     for topic, of_topic in sorted(topics.items()):
         waiting = [e for e in of_topic if e.lag]
@@ -173,8 +334,8 @@ def _by_topic(
         found.append(
             TopicStatus(
                 topic,
-                len(of_topic),
-                sum(e.stable or 0 for e in of_topic),
+                len(of_topic) + len(unknown.get(topic, ())),
+                sum(e.end or 0 for e in of_topic),
                 sum(e.copied for e in of_topic),
                 sum(e.lag for e in of_topic),
                 max((ages[e.partition] for e in waiting), default=0.0) if all(e.partition in ages for e in waiting) else None,
@@ -182,6 +343,7 @@ def _by_topic(
                 sum(e.open_offsets for e in of_topic),
                 tuple(sorted(e.partition.partition for e in of_topic if control.pauses(e.partition))),
                 sum(r.until_offset - r.from_offset for e in of_topic for r in rows.get(e.partition, ())),
+                tuple(sorted(unknown.get(topic, ()))),
             )
         )
     return found

@@ -24,10 +24,11 @@ from tolerant_client.mirror.identical.append import resolve
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.limits import CopyLimits, Progress, raise_stopped
 from tolerant_client.mirror.link.beginning import ends_at, offsets_at, write_down
-from tolerant_client.mirror.link.claims import claimed_part
+from tolerant_client.mirror.link.claims import Waiting, claimed_part
 from tolerant_client.mirror.link.claims_topic import Claims, claimed_by, new_holder
 from tolerant_client.mirror.link.control import ControlWatch
 from tolerant_client.mirror.link.ends import require_no_copies_of_identical
+from tolerant_client.mirror.link.health import WAITS_AFTER_S
 from tolerant_client.mirror.link.throttle import TokenBucket
 from tolerant_client.mirror.losses import MirrorPolicy
 from tolerant_client.mirror.sync import check_link, make_topics
@@ -193,15 +194,22 @@ class TranslatedCopier:
         try:
             await self._wait(lambda: all(c.error or c.paused or c.has_reached for c in copies.values()), hold_until)
         finally:
+            waits = self.waiting()
             for copy in copies.values():
                 if not lease_ms or copy.error is not None:
                     copy.release()
         if not lease_ms:
             await self._wait(lambda: all(copy.is_done for copy in copies.values()), 0.0)
             await self.claims.released()
-        return {p: self._progress(copy, *before[p]) for p, copy in copies.items()}
+        return {p: self._progress(copy, *before[p], waits.get(p)) for p, copy in copies.items()}
 
-    def _progress(self, copy: TranslatedPartition, records: int, size: int, losses: int) -> Progress:
+    def waiting(self) -> dict[TopicPartition, Waiting]:
+        """Partitions that have not moved for WAITS_AFTER_S though there is something to copy, and why."""
+        now, now_ms = self._clock(), int(time.time() * 1000)
+        found = {p: copy.waits(WAITS_AFTER_S, now) for p, copy in self._partitions.items()}
+        return {p: Waiting(w[1], now_ms - int(1000 * (now - w[0]))) for p, w in found.items() if w is not None}
+
+    def _progress(self, copy: TranslatedPartition, records: int, size: int, losses: int, wait: Waiting | None) -> Progress:
         return Progress(
             acked=copy.acked,
             records=copy.records - records,
@@ -211,6 +219,7 @@ class TranslatedCopier:
             losses=copy.losses - losses,
             is_paused=copy.error is None and copy.paused is not None,
             error=copy.error or copy.paused,
+            wait=wait,
         )
 
     async def _wait(self, is_done: Callable[[], bool], at_least_until: float) -> None:
@@ -278,6 +287,7 @@ class TranslatedCopier:
         """Looks at once and once a second what the operator says, for as long as there is anything to copy."""
         try:
             while self._partitions:
+                self.claims.claimant.waiting = self.waiting()
                 try:
                     await self.control.refresh()
                     self._obey()

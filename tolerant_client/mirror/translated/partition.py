@@ -139,6 +139,8 @@ class TranslatedPartition:
         self._doubts = 0
         self._progressed_at = link.clock()
         self._reasons: deque[str] = deque(maxlen=5)
+        self._stands_since: float | None = None  # there is something to copy, or trouble
+        self._is_taken_over = False
 
     def __str__(self) -> str:
         return f"{self.partition.topic}-{self.partition.partition}"
@@ -231,6 +233,8 @@ class TranslatedPartition:
             self._link.on_end()
 
     async def _take_over(self) -> None:
+        if self._stands_since is None:
+            self._stands_since = self._link.clock()
         await self._producer.take_over()
         try:
             # Promotion is written down before the copiers are fenced: whoever takes over behind that finds it here.
@@ -243,6 +247,9 @@ class TranslatedPartition:
         position = await self._look_at_source()
         self._advance(position)
         self.intake.begin(position)
+        self._is_taken_over = True
+        if not self._reasons:
+            self._stands_since = None
         self._link.on_taken_over()
 
     async def _look_at_target(self) -> None:
@@ -307,8 +314,10 @@ class TranslatedPartition:
                 self._advance(position)
             elif not self.intake:
                 await self._record_position()
-        await self._producer.open()
         began = self._link.clock()
+        if self._stands_since is None:
+            self._stands_since = began
+        await self._producer.open()
         copied, size = self.acked, 0
         while True:
             self._check_fetches()
@@ -383,12 +392,24 @@ class TranslatedPartition:
 
     # -- when something is wrong ----------------------------------------------
 
+    def waits(self, after_s: float, now: float) -> tuple[float, str] | None:
+        """Since when nothing moves though there is something to copy, if that is longer than `after_s`, and the last reason."""
+        since = self._stands_since
+        if since is None or now - since < after_s or self.error is not None or self.paused is not None:
+            return None
+        has_work = not self._is_taken_over or bool(self.intake) or self.intake.is_behind
+        reason = self._reasons[-1] if self._reasons else "the target's brokers have not finished what was asked of them"
+        return (since, reason) if has_work else None
+
     async def _trouble(self, error: Exception) -> None:
         """Pauses, or stops: for good reasons found three times without progress between, or after the patience."""
         link, now = self._link, self._link.clock()
         loss, self._loss = self._loss, None
         cause = error.__cause__ if isinstance(error.__cause__, Errors.KafkaError) else error
         self.troubles += 1
+        self._is_taken_over = False
+        if self._stands_since is None:
+            self._stands_since = now
         self._reasons.append(f"{type(cause).__name__}: {cause}")
         self._doubts += not getattr(cause, "retriable", False)
         is_believed = self._doubts >= BELIEVED_AFTER
@@ -463,6 +484,7 @@ class TranslatedPartition:
         if position > self.acked:
             self._progressed_at = self._link.clock()
             self._doubts = 0
+            self._stands_since = None
             self._reasons.clear()
         had_reached = self.has_reached
         self.acked = max(self.acked, position)
