@@ -9,10 +9,10 @@ import pytest
 from kafka.structs import TopicPartition
 
 from spark_integration.commands.verify import verdict
-from tolerant_client.errors import OptionError
+from tolerant_client.errors import OptionError, OversizedRecordError
 from tolerant_client.mirror.ledger import limit_of
 from tolerant_client.mirror.losses import LedgerRow
-from tolerant_client.mirror.rewrite import OversizedRecordError
+from tolerant_client.mirror.rewrite import rewrite
 from tolerant_client.mirror.verify.outcome import Difference, NotCompared, Outcome, covered, judge, worst
 from tolerant_client.mirror.verify.report import (
     LedgerRange,
@@ -26,6 +26,7 @@ from tolerant_client.mirror.verify.report import (
     share,
 )
 from tolerant_client.mirror.verify.slices import Slice, SliceResult
+from tolerant_client.record_batch import Record, encode_batch, read_header
 
 PARTITION = TopicPartition("t", 0)
 IDS: dict[str, Any] = {"source": {"cluster": "a", "topics": {"t": "1"}}, "target": {"cluster": "b", "topics": {"t": "2"}}}
@@ -202,13 +203,11 @@ def test_offsets_that_several_reasons_name_are_counted_once() -> None:
 
 
 def test_limit_of_a_ledger_row_is_what_the_error_of_a_large_record_says() -> None:
-    from tolerant_client.mirror.gaps import GapFill  # noqa: F401  (the module's own names are not what is tested)
-
-    error = OversizedRecordError(
-        "t-0: the record at offset 7 takes a batch of 3000 bytes, the target's max.message.bytes is 2000; raise it", 7, 3000, 2000
-    )
-    row = LedgerRow(1, "l", "t", 0, 7, 8, "oversized", str(error))
-    assert limit_of(row) == error.limit
+    large = encode_batch([Record(0, 1, b"k", b"." * 3000)], base_offset=7)
+    with pytest.raises(OversizedRecordError) as caught:
+        rewrite([(read_header(large), memoryview(large))], 7, fill_holes=True, is_compacted=False, max_batch_bytes=2000)
+    row = LedgerRow(1, "l", "t", 0, 7, 8, "oversized", str(caught.value.at("t-0")))
+    assert limit_of(row) == caught.value.limit == 2000
     assert limit_of(row._replace(detail="")) is None
 
 
