@@ -15,7 +15,8 @@ from rich.table import Table
 from spark_integration.commands.link import Config, FlowName, MaybeLink, MaybeSource, MaybeTarget, MaybeTopics, given_link
 from spark_integration.commands.options import Json, SourceProperties, TargetProperties
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.verify.verification import Difference, Outcome, PartitionReport, Verification, VerifyReport, compare_here
+from tolerant_client.mirror.verify.outcome import Difference, Outcome
+from tolerant_client.mirror.verify.verification import PartitionReport, Verification, VerifyReport, compare_here
 from tolerant_client.raw import RawCluster
 
 
@@ -100,7 +101,8 @@ def print_report(report: VerifyReport) -> None:
     for topic, parts in by_topic.items():
         same = [p for p in parts if p.first_difference is None and p.error is None]
         if same:
-            compared = f"{_of(sum(p.compared for p in same), sum(p.held for p in same))}, {sum(p.records for p in same):,} records"
+            offsets = _of(sum(p.compared for p in same), sum(p.held for p in same))
+            compared = f"{offsets}, {sum(p.records for p in same):,} records"
             lag = sum(p.lag for p in same)
             table.add_row(topic, str(len(same)), compared, f"{lag:,} before the end" if lag else "the end", "none")
         for p in parts:
@@ -128,7 +130,8 @@ def _rows(p: PartitionReport) -> Iterator[tuple[str, ...]]:
     if p.compacted:
         yield name, "", bounds, "", f"{p.compacted:,} superseded records are on one side only"
     if p.source_start is not None and p.target_start is not None and p.target_start < p.source_start:
-        yield name, "", bounds, "", f"the source no longer has what the target has from {p.target_start:,} to {p.source_start:,}"
+        gone = f"{p.target_start:,} to {p.source_start:,}"
+        yield name, "", gone, "", "the source no longer has what the target has there"
 
 
 def _said(difference: Difference | None) -> str:

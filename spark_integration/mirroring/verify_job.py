@@ -106,10 +106,11 @@ def run(
 
 
 def verify_frame(session: SparkSession, settings: VerifySettings) -> DataFrame:
-    """A row for each slice of every partition, and for each range that is different, or not compared, without a look at its
-    records (a partition or log end that one side lacks, what waits for an open transaction): see SCHEMA.
+    """A row for each slice of every partition, and for each range that differs, or is not compared, without a look at
+    its records (a partition or log end that one side lacks, what waits for an open transaction): see SCHEMA.
 
-    `outcome` is one of outcome.Outcome; nothing but rows that are "identical" means that the topics are.  The bounds are taken when this is called, the records are compared when the DataFrame is used, each time anew.
+    `outcome` is one of outcome.Outcome; nothing but rows that are "identical" means that the topics are.  The bounds
+    are taken when this is called, the records are compared when the DataFrame is used, each time anew.
     """
     with RawCluster(kafka_python_config(settings.source), name="source", names=settings.names) as source:
         target = RawCluster(kafka_python_config(settings.target), source.net, name="target")
@@ -228,10 +229,8 @@ def _rows(results: Iterable[SliceResult]) -> pa.RecordBatch:
 
 
 def _result(row: Any) -> SliceResult:
-    first, untold = (
-        None if offset is None else Difference(offset, reason)
-        for offset, reason in ((row.first_difference_offset, row.reason), (row.untold_difference_offset, row.untold_reason))
-    )
+    told = ((row.first_difference_offset, row.reason), (row.untold_difference_offset, row.untold_reason))
+    first, untold = (None if offset is None else Difference(offset, reason) for offset, reason in told)
     return SliceResult(
         Slice(row.topic, row.partition, row.from_offset, row.until_offset),
         row.records,

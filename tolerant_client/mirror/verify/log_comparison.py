@@ -139,7 +139,7 @@ class LogComparison:
         self._ends = [self._compared_until, self._compared_until]
 
     def go_behind(self) -> bool:
-        """Takes a difference for one of a range that the ledger tells of, and compares on; False where it tells of none."""
+        """Takes a difference for one that the ledger tells of, and compares on; False where it tells of none."""
         found = self.difference
         ranges = () if found is None else tuple(span for span in self._told if span[0] <= found.offset < span[1])
         if not ranges:
@@ -161,7 +161,8 @@ class LogComparison:
                 while self.difference is None and self._compared_until < known:
                     self._compare_window(known)
             finally:  # what lies behind is fetched again, and counted then
-                self.records += int(equal.headers["record_count"][equal.headers["base_offset"] < self._compared_until].sum())
+                passed = equal.headers[equal.headers["base_offset"] < self._compared_until]
+                self.records += int(passed["record_count"].sum())
             self._meet(equal)
             if self.unproved.key_bytes > MAX_UNPROVED_BYTES:
                 raise TolerantClientError(
@@ -286,7 +287,7 @@ class LogComparison:
         return [Difference(int(offset), f"missing on the {_SIDES[side]}") for offset in rows.offsets[counted][:1]]
 
     def _count(self, rows: _Rows, lacking_side: int | None) -> None:
-        """Counts rows that differ, or that `lacking_side` lacks, where both is no difference that stops the comparison."""
+        """Counts rows that differ, or that `lacking_side` lacks, where neither stops the comparison."""
         if rows.columns is None or not len(rows.numbers):
             return
         if lacking_side != self.SOURCE:

@@ -24,8 +24,8 @@ class Difference(NamedTuple):
 class NotCompared(NamedTuple):
     """Offsets of the source that were not compared, and why.
 
-    `matters` is False where the reason hides nothing: what the source itself no longer has, and what the target does not
-    have yet while the mirror runs.
+    `matters` is False where the reason hides nothing: what the source itself no longer has, and what the target does
+    not have yet while the mirror runs.
     """
 
     from_offset: int

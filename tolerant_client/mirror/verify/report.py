@@ -248,7 +248,8 @@ def partition_report(
     ]
     rows = [row for row in ledger if row.until_offset > _lowest(bounds) and row.from_offset < _highest(bounds)]
     ended = next((r for r in results if r.identical_until < r.slice.until_offset or r.error is not None), None)
-    is_told = found is not None and any(row.from_offset <= found.offset < row.until_offset for row in rows if not row.is_proved)
+    told = [row for row in rows if not row.is_proved]
+    is_told = found is not None and any(row.from_offset <= found.offset < row.until_offset for row in told)
     return PartitionReport(
         partition.topic,
         partition.partition,
@@ -282,14 +283,17 @@ def _at_the_ends(
         return (Difference(target_start, "the source has no such partition") if target_end else None), []
     if bounds.target_start is None:
         reason = "the target has no such partition"
-        return (None if allow_behind else Difference(start, reason)), [NotCompared(start, end, reason, not allow_behind)]
+        gap = NotCompared(start, end, reason, not allow_behind)
+        return None if allow_behind else Difference(start, reason), [gap]
     gaps = []
     if target_start > start:
-        gaps.append(NotCompared(start, target_start, f"the target no longer has them: its log starts at {target_start}"))
+        reason = f"the target no longer has them: its log starts at {target_start}"
+        gaps.append(NotCompared(start, target_start, reason))
     if target_stable < min(target_end, stable):
         gaps.append(NotCompared(max(start, target_stable), min(target_end, stable), *waiting[1]))
     if stable > target_end:
-        gaps.append(NotCompared(max(start, target_end), stable, f"the target log ends at {target_end}", not allow_behind))
+        reason = f"the target log ends at {target_end}"
+        gaps.append(NotCompared(max(start, target_end), stable, reason, not allow_behind))
     if end > stable:
         gaps.append(NotCompared(max(start, stable), end, *waiting[0]))
     gaps = [part for part in gaps if part.until_offset > part.from_offset]
@@ -312,7 +316,7 @@ def _highest(bounds: LogBounds) -> int:
 
 
 def _explained_elsewhere(rows: Sequence[LedgerRange], bounds: LogBounds, resumed_at: int | None) -> int:
-    """Offsets that proved rows explain where this run compares nothing: the source's log starts later, or an earlier run did."""
+    """Offsets that proved rows explain before the source's log start, and where an earlier run has compared."""
     if bounds.target_start is None:
         return 0
     proved = [NotCompared(*row[:3]) for row in rows if row.is_proved]

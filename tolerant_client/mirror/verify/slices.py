@@ -16,7 +16,7 @@ _UNTOUCHED: Final = float("inf")
 
 
 class Slice(NamedTuple):
-    """Offsets [from_offset, until_offset) to compare; `told` and `left_out` are what the ledger says, as LogComparison has them."""
+    """Offsets [from_offset, until_offset) to compare; `told` and `left_out`, from the ledger, are LogComparison's."""
 
     topic: str
     partition: int
@@ -67,7 +67,8 @@ class SliceResult:
         if self.difference is None:
             rest = NotCompared(self.compared_until, until, self.error or "the comparison has not come so far")
         else:
-            rest = NotCompared(self.difference.offset + 1, until, f"behind the difference at offset {self.difference.offset}")
+            offset = self.difference.offset
+            rest = NotCompared(offset + 1, until, f"behind the difference at offset {offset}")
         return (*self.not_compared, rest) if rest.until_offset > rest.from_offset else self.not_compared
 
     @property

@@ -7,9 +7,9 @@ Laws:
   target's log no longer has (it starts later) is not compared, and never called identical.
 - Nothing is left out silently: of the offsets that the source has, the report says how many were compared, and why the
   others were not; behind its last stable offset they wait for an open transaction, which is named.
-- A row of the ledger excuses only what the source proves now: that its log starts behind the offsets (retention), that
-  its record there is larger than the limit in the row (oversized).  All else that the ledger tells of is compared with what
-  the source has there now, and a difference is one.
+- A row of the ledger excuses only what the source proves now: that its log starts behind the offsets (retention),
+  that its record there is larger than the limit in the row (oversized).  All else that the ledger tells of is compared
+  with what the source has there now, and a difference is one.
 - A topic that is made anew while it is compared was not compared.
 
 A Verification decides what to compare and puts the results together; who compares (this process, or the
@@ -227,7 +227,7 @@ class Verification:
     async def _list_bounds(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, LogBounds]:
         """Of the target first; partitions whose brokers do not answer are left out, for another time.
 
-        An end is asked for before the last stable offset, else what is appended between seems to wait for a transaction.
+        An end is asked for before the last stable offset, else what is appended between seems to wait.
         """
         sides = []
         for cluster, there in ((self.target, self._held_by[1]), (self.source, self._held_by[0])):
@@ -235,8 +235,10 @@ class Verification:
             end = await self._list(cluster, wanted, LATEST)
             stable = await self._list(cluster, wanted, LATEST, READ_COMMITTED)
             start = await self._list(cluster, wanted, EARLIEST)
-            told: dict[TopicPartition, tuple[int | None, ...]] = dict.fromkeys(set(partitions) - there, (None, None, None))
-            told |= {p: (start[p], stable[p], max(end[p], stable[p])) for p in wanted if p in start and p in stable and p in end}
+            absent = set(partitions) - there
+            told: dict[TopicPartition, tuple[int | None, ...]] = dict.fromkeys(absent, (None, None, None))
+            for p in start.keys() & stable.keys() & end.keys():
+                told[p] = (start[p], stable[p], max(end[p], stable[p]))
             sides.append(told)
         target, source = sides
         return {p: LogBounds(*source[p], *target[p]) for p in partitions if p in source and p in target}
@@ -290,7 +292,8 @@ class Verification:
             for held in await find_held(cluster, known):
                 since_ms = held.since_ms
                 is_live = since_ms is not None and time.time() * 1000 - since_ms < _LIVE_MS
-                told.setdefault(held.partition, Waiting(f"on the {cluster.name}: {held}", not (self._allow_behind and is_live)))
+                matters = not (self._allow_behind and is_live)
+                told.setdefault(held.partition, Waiting(f"on the {cluster.name}: {held}", matters))
             reasons.append(told)
         for p in found:
             self._waiting[p] = (reasons[0].get(p, Waiting("")), reasons[1].get(p, Waiting("")))
@@ -310,8 +313,8 @@ class Verification:
         if (state := self._resumed.get(partition)) is not None:
             if not state.from_offset <= start <= until >= state.identical_until:
                 self.warnings.append(
-                    f"{partition.topic}-{partition.partition} was compared from {state.from_offset} to {state.identical_until}, and"
-                    f" both logs have {start} to {until} now; it is compared from its start"
+                    f"{partition.topic}-{partition.partition} was compared from {state.from_offset} to"
+                    f" {state.identical_until}, and both logs have {start} to {until} now; it is compared from its start"
                 )
                 del self._resumed[partition]
             else:
@@ -330,8 +333,9 @@ class Verification:
             error = self._errors.get(partition, "it has not been looked at yet")
             found = replace(self._combined(partition), from_offset=resumed.from_offset, error=error)
             return replace(found, identical_until=resumed.identical_until)
+        topic, number = partition
         parts = self._results.get(partition, {}).items()
-        results = [result or SliceResult(Slice(partition.topic, partition.partition, *part), 0, part[0]) for part, result in parts]
+        results = [result or SliceResult(Slice(topic, number, *part), 0, part[0]) for part, result in parts]
         found = self._combined(partition, results)
         remade = self._remade.get(partition.topic)
         return found if remade is None else replace(found, error=remade, identical_until=found.from_offset)
