@@ -559,6 +559,7 @@ def test_topic_that_is_made_anew_while_it_is_compared_was_not_compared(
         finally:
             admin.close()
         create_topic(clusters[side], name)
+        write(clusters[side], name, log(1))  # so that the broker knows it
 
     with both(*clusters) as (source, target):
         asked = Verification(source, target, name)
