@@ -1,7 +1,7 @@
 """The command tolerant-kafka: mirrors of topics, their life, and what is wrong with clusters.
 
 Exit codes: 0 done (verify: identical), 1 failed on the way (verify: different),
-2 could not start (verify: could not compare), 3 done, but look at it, 128 and the
+2 could not start (verify: not compared), 3 done, but look at it, 128 and the
 signal's number where a copy was interrupted (130: SIGINT, 143: SIGTERM).
 """
 

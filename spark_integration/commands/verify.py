@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +15,7 @@ from rich.table import Table
 from spark_integration.commands.link import Config, FlowName, MaybeLink, MaybeSource, MaybeTarget, MaybeTopics, given_link
 from spark_integration.commands.options import Json, SourceProperties, TargetProperties
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.verify.outcome import Difference, Outcome
 from tolerant_client.mirror.verify.verification import PartitionReport, Verification, VerifyReport, compare_here
 from tolerant_client.raw import RawCluster
 
@@ -63,7 +66,7 @@ def verify(
         typer.echo(json.dumps(report.as_json()))
     else:
         print_report(report)
-    raise typer.Exit(1 if report.is_different else 0 if report.is_complete else 2)
+    raise typer.Exit(report.outcome.exit_code)
 
 
 def _read_report(path: Path) -> dict[str, Any] | None:
@@ -90,7 +93,7 @@ def _write_report(path: Path, report: VerifyReport) -> None:
 
 
 def print_report(report: VerifyReport) -> None:
-    """A row for each topic, and one for each partition of which more is to say."""
+    """A row for each topic, one for each partition of which more is to say, and a sentence."""
     table = Table("topic", "partitions", "compared", "identical until", "first difference")
     by_topic: dict[str, list[PartitionReport]] = {}
     for part in report.partitions:
@@ -98,26 +101,59 @@ def print_report(report: VerifyReport) -> None:
     for topic, parts in by_topic.items():
         same = [p for p in parts if p.first_difference is None and p.error is None]
         if same:
-            compared = f"{sum(p.records for p in same):,} records"
+            offsets = _of(sum(p.compared for p in same), sum(p.held for p in same))
+            compared = f"{offsets}, {sum(p.records for p in same):,} records"
             lag = sum(p.lag for p in same)
             table.add_row(topic, str(len(same)), compared, f"{lag:,} before the end" if lag else "the end", "none")
         for p in parts:
-            name, bounds = f"{topic}-{p.partition}", f"{p.from_offset:,} to {p.until_offset:,}"
-            if p.first_difference is not None:
-                found = f"offset {p.first_difference.offset}: {p.first_difference.reason}"
-                table.add_row(name, "1", bounds, f"{p.identical_until:,}", found)
-            elif p.error is not None:
-                table.add_row(name, "1", bounds, f"{p.identical_until:,}", f"not compared: {p.error}")
-            for gap in p.not_compared:
-                table.add_row(name, "", f"{gap.from_offset:,} to {gap.until_offset:,}", "", f"not compared: {gap.reason}")
-            for start, until in p.accepted:
-                table.add_row(name, "", f"{start:,} to {until:,}", "", "accepted loss, see the ledger")
-            if p.compacted:
-                table.add_row(name, "", bounds, "", f"{p.compacted:,} superseded records are on one side only")
-            if p.target_start is not None and p.target_start != p.source_start:
-                first, second = ("source", "target") if p.source_start < p.target_start else ("target", "source")
-                table.add_row(name, "", bounds, "", f"the {first} log starts earlier than the {second}'s: {min(p.source_start, p.target_start):,}")
+            for row in _rows(p):
+                table.add_row(*row)
     Console().print(table)
-    verdict = "DIFFERENT" if report.is_different else "identical" if report.is_complete else "NOT COMPARED to the end"
+    typer.echo(verdict(report))
+
+
+def _rows(p: PartitionReport) -> Iterator[tuple[str, ...]]:
+    name, bounds = f"{p.topic}-{p.partition}", f"{p.from_offset:,} to {p.until_offset:,}"
+    if p.first_difference is not None:
+        yield name, "1", _of(p.compared, p.held), f"{p.identical_until:,}", _said(p.first_difference)
+        if p.untold_difference not in (None, p.first_difference):
+            yield name, "", "", "", f"where the ledger tells of no loss: {_said(p.untold_difference)}"
+    elif p.error is not None:
+        yield name, "1", _of(p.compared, p.held), f"{p.identical_until:,}", f"not compared: {p.error}"
+    for gap in p.not_compared:
+        yield name, "", f"{gap.from_offset:,} to {gap.until_offset:,}", "", f"not compared: {gap.reason}"
+    for row in p.ledger:
+        told = "the source shows it" if row.is_proved else "compared with what the source has there now"
+        yield name, "", f"{row.from_offset:,} to {row.until_offset:,}", "", f"the ledger says {row.reason}: {told}"
+    if p.told_records:
+        yield name, "", "", "", f"{p.told_records:,} records differ where the ledger tells of a loss"
+    if p.compacted:
+        yield name, "", bounds, "", f"{p.compacted:,} superseded records are on one side only"
+    if p.source_start is not None and p.target_start is not None and p.target_start < p.source_start:
+        gone = f"{p.target_start:,} to {p.source_start:,}"
+        yield name, "", gone, "", "the source no longer has what the target has there"
+
+
+def _said(difference: Difference | None) -> str:
+    return "" if difference is None else f"offset {difference.offset:,}: {difference.reason}"
+
+
+def _of(compared: int, held: int) -> str:
+    return f"{compared:,} of {held:,} offsets"
+
+
+def verdict(report: VerifyReport) -> str:
+    """What the comparison says, as one sentence."""
+    compared = f"{_of(report.compared, report.held)} of the source compared"
+    if report.held:
+        compared += f" ({math.floor(1000 * report.compared / report.held) / 10:g} %)"
+    words = {
+        Outcome.IDENTICAL: "identical",
+        Outcome.EXPLAINED: f"identical except {report.explained:,} offsets that the ledger explains",
+        Outcome.NOT_COMPARED: "NOT COMPARED to the end" if report.compared else "NOTHING COMPARED",
+        Outcome.DIFFERENT: "DIFFERENT",
+    }
+    if report.outcome is not Outcome.EXPLAINED and report.explained:
+        compared += f", {report.explained:,} offsets are explained by the ledger"
     behind = f", the target is {report.lag:,} offsets behind" if report.lag else ""
-    typer.echo(f"{verdict}: {report.records:,} records compared in {report.seconds:.1f} s{behind}")
+    return f"{words[report.outcome]}: {compared}, {report.records:,} records, in {report.seconds:.1f} s{behind}"

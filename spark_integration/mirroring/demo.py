@@ -250,7 +250,7 @@ def _print(result: DemoResult, report: VerifyReport, injected: dict[str, int], k
     for topic, codec in TOPICS.items():
         parts = [p for p in report.partitions if p.topic == topic]
         same = all(p.first_difference is None for p in parts)
-        topics.add_row(topic, codecs.CODEC_NAMES[codec], f"{sum(p.source_end for p in parts):,}", "identical" if same else "[red]DIFFERENT[/red]")
+        topics.add_row(topic, codecs.CODEC_NAMES[codec], f"{sum(p.held for p in parts):,}", "identical" if same else "[red]DIFFERENT[/red]")
     console.print(topics)
     facts = Table(show_header=False)
     for name, value in _facts(result, injected, killed_at, size):

@@ -21,29 +21,36 @@ from spark_integration.mirroring.mirror_job import original_error, spark_session
 from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.mirror.replication_policy import TopicNames
 from tolerant_client.mirror.topic_filter import LinkTopics
-from tolerant_client.mirror.verify.log_comparison import Difference
-from tolerant_client.mirror.verify.slices import NotCompared, Slice, SliceResult
+from tolerant_client.mirror.verify.outcome import Difference, NotCompared
+from tolerant_client.mirror.verify.slices import Slice, SliceResult
 from tolerant_client.mirror.verify.slices_comparison import SlicesComparison
 from tolerant_client.mirror.verify.verification import Verification, VerifyReport
 from tolerant_client.raw import RawCluster
 
-SCHEMA: Final = (
-    "topic string, partition int, from_offset long, until_offset long, records long, identical_until long,"
-    " first_difference_offset long, reason string, filler long, compacted long, accepted_records long,"
-    " not_compared string, error string"
-)
-_ARROW: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        *((name, pa.int64()) for name in ("from_offset", "until_offset", "records", "identical_until")),
-        ("first_difference_offset", pa.int64()),
-        ("reason", pa.string()),
-        *((name, pa.int64()) for name in ("filler", "compacted", "accepted_records")),
-        ("not_compared", pa.string()),
-        ("error", pa.string()),
-    ]
-)
+_COLUMNS: Final = {
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "from_offset": pa.int64(),
+    "until_offset": pa.int64(),
+    "outcome": pa.string(),
+    "compared": pa.int64(),
+    "records": pa.int64(),
+    "identical_until": pa.int64(),
+    "first_difference_offset": pa.int64(),
+    "reason": pa.string(),
+    "untold_difference_offset": pa.int64(),
+    "untold_reason": pa.string(),
+    "told_records": pa.int64(),
+    "left_out": pa.int64(),
+    "filler": pa.int64(),
+    "compacted": pa.int64(),
+    "compared_until": pa.int64(),
+    "not_compared": pa.string(),
+    "error": pa.string(),
+}
+_SPARK_TYPES: Final = {pa.string(): "string", pa.int32(): "int", pa.int64(): "long"}
+_ARROW: Final = pa.schema(_COLUMNS.items())
+SCHEMA: Final = ", ".join(f"{name} {_SPARK_TYPES[kind]}" for name, kind in _COLUMNS.items())
 _GROUPS_A_TASK: Final = 4  # so that a task which is done early takes another group
 _SLICES_A_GROUP: Final = 4  # of one wave: what a restart has to repeat at most
 
@@ -90,7 +97,7 @@ def run(
                     session = own = spark_session(settings.tasks)
                 for wave in _waves(sizes, settings.tasks):
                     verification.take(collect(slices_frame(session, settings, wave)))
-                    progress(verification.report(is_finished=False))
+                    progress(verification.report())
             return verification.report(), verification.warnings
         finally:
             if own is not None:
@@ -99,9 +106,11 @@ def run(
 
 
 def verify_frame(session: SparkSession, settings: VerifySettings) -> DataFrame:
-    """One row for each slice of every partition that both clusters have: see SCHEMA.
+    """A row for each slice of every partition, and for each range that differs, or is not compared, without a look at
+    its records (a partition or log end that one side lacks, what waits for an open transaction): see SCHEMA.
 
-    The bounds are taken when this is called, the records are compared when the DataFrame is used, each time anew.
+    `outcome` is one of outcome.Outcome; nothing but rows that are "identical" means that the topics are.  The bounds
+    are taken when this is called, the records are compared when the DataFrame is used, each time anew.
     """
     with RawCluster(kafka_python_config(settings.source), name="source", names=settings.names) as source:
         target = RawCluster(kafka_python_config(settings.target), source.net, name="target")
@@ -111,9 +120,11 @@ def verify_frame(session: SparkSession, settings: VerifySettings) -> DataFrame:
             sizes: dict[Slice, float] = {}
             while more := _next_sizes(verification, settings):
                 sizes.update(more)
+            edges = _rows(verification.edges())
         finally:
             target.close()
-    return slices_frame(session, settings, deal(sizes, _GROUPS_A_TASK * settings.tasks))
+    compared = slices_frame(session, settings, deal(sizes, _GROUPS_A_TASK * settings.tasks))
+    return compared.union(session.createDataFrame(edges.to_pylist(), SCHEMA)) if edges.num_rows else compared
 
 
 def slices_frame(session: SparkSession, settings: VerifySettings, groups: Sequence[Sequence[Slice]]) -> DataFrame:
@@ -193,18 +204,43 @@ def _compare(
 def _rows(results: Iterable[SliceResult]) -> pa.RecordBatch:
     rows = []
     for result in results:
-        offset, reason = result.first_difference or (None, None)
-        gone = json.dumps([part._asdict() for part in result.not_compared]) if result.not_compared else None
-        counts = (result.filler, result.compacted, result.accepted_records)
-        rows.append((*result.slice[:4], result.records, result.identical_until, offset, reason, *counts, gone, result.error))
+        first, untold = result.first_difference or (None, None), result.difference or (None, None)
+        gaps = json.dumps([part._asdict() for part in result.not_compared]) if result.not_compared else None
+        rows.append(
+            (
+                *result.slice[:4],
+                str(result.outcome),
+                result.compared,
+                result.records,
+                result.identical_until,
+                *first,
+                *untold,
+                result.told_records,
+                result.left_out,
+                result.filler,
+                result.compacted,
+                result.compared_until,
+                gaps,
+                result.error,
+            )
+        )
     columns = list(zip(*rows)) if rows else [()] * len(_ARROW)
     return pa.RecordBatch.from_arrays([pa.array(c, f.type) for c, f in zip(columns, _ARROW)], schema=_ARROW)
 
 
 def _result(row: Any) -> SliceResult:
-    found = None if row.first_difference_offset is None else Difference(row.first_difference_offset, row.reason)
-    gone = tuple(NotCompared(**part) for part in json.loads(row.not_compared or "[]"))
-    wanted = Slice(row.topic, row.partition, row.from_offset, row.until_offset)
+    told = ((row.first_difference_offset, row.reason), (row.untold_difference_offset, row.untold_reason))
+    first, untold = (None if offset is None else Difference(offset, reason) for offset, reason in told)
     return SliceResult(
-        wanted, row.records, row.identical_until, found, row.filler, row.compacted, row.accepted_records, gone, row.error
+        Slice(row.topic, row.partition, row.from_offset, row.until_offset),
+        row.records,
+        row.compared_until,
+        untold,
+        None if first == untold else first,
+        row.told_records,
+        row.left_out,
+        row.filler,
+        row.compacted,
+        tuple(NotCompared(**part) for part in json.loads(row.not_compared or "[]")),
+        row.error,
     )

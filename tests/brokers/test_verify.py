@@ -12,13 +12,17 @@ import pytest
 from kafka.structs import TopicPartition
 from support.mirror_link import T0, append_batches, append_records, both, create_topic
 
+from tolerant_client.errors import OversizedRecordError
 from tolerant_client.mirror.gaps import FILLER
-from tolerant_client.mirror.verify import slices_comparison
+from tolerant_client.mirror.ledger import Ledger
+from tolerant_client.mirror.losses import LedgerRow
+from tolerant_client.mirror.rewrite import rewrite
+from tolerant_client.mirror.verify import slices_comparison, verification
 from tolerant_client.mirror.verify.slices import Slice, SliceResult
 from tolerant_client.mirror.verify.slices_comparison import SlicesComparison
-from tolerant_client.mirror.verify.verification import Difference, Verification, VerifyReport, compare_here, verify
+from tolerant_client.mirror.verify.verification import Difference, Outcome, Verification, VerifyReport, compare_here, verify
 from tolerant_client.raw import RawCluster
-from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.record_batch import Record, encode_batch, read_header
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 LONG = bool(os.environ.get("TOLERANT_LONG"))
@@ -34,7 +38,7 @@ def topic(clusters: tuple[str, str], request: pytest.FixtureRequest) -> Callable
     """Makes a topic of the test's name on both clusters."""
 
     def make(partitions: int = 1, **config: str) -> str:
-        name = f"verify-{request.node.name[5:45]}".replace("[", ".").rstrip("]")
+        name = f"verify-{request.node.name[5:]}".replace("[", ".").rstrip("]")
         for servers in clusters:
             create_topic(servers, name, partitions, {key.replace("_", "."): value for key, value in config.items()})
         return name
@@ -116,7 +120,7 @@ def test_every_kind_of_difference_is_found_at_its_offset(clusters: tuple[str, st
         (reason, offset) for reason, offset, _ in CHANGES
     ]
     assert [p.identical_until for p in report.partitions] == [offset for _, offset, _ in CHANGES]
-    assert report.is_different and report.is_complete
+    assert report.outcome is Outcome.DIFFERENT
 
 
 def test_what_aborted_transactions_and_markers_leave_is_no_difference(
@@ -173,9 +177,13 @@ def test_logs_that_start_elsewhere_are_compared_where_both_have_records(
     delete_records(clusters[0], name, 25, 0)
     delete_records(clusters[1], name, 33, 1)
     report = run(clusters, name)
-    assert report.identical
-    assert [(p.from_offset, p.until_offset, p.records) for p in report.partitions] == [(25, 100, 75), (33, 100, 67)]
-    assert [(p.source_start, p.target_start) for p in report.partitions] == [(25, 0), (0, 33)]
+    first, second = report.partitions
+    assert [(p.from_offset, p.until_offset, p.records) for p in (first, second)] == [(25, 100, 75), (33, 100, 67)]
+    assert [(p.source_start, p.target_start) for p in (first, second)] == [(25, 0), (0, 33)]
+    # What the source itself no longer has nobody misses; what only the target no longer has was not compared.
+    assert (first.outcome, first.compared, first.held) == (Outcome.IDENTICAL, 75, 75)
+    assert (second.outcome, second.compared, second.held) == (Outcome.NOT_COMPARED, 67, 100)
+    assert second.not_compared == ((0, 33, "the target no longer has them: its log starts at 33", True),)
 
 
 def test_offsets_that_retention_takes_during_the_run_are_named(clusters: tuple[str, str], topic: Callable[..., str]) -> None:
@@ -191,7 +199,8 @@ def test_offsets_that_retention_takes_during_the_run_are_named(clusters: tuple[s
     assert (first.first_difference, first.error, first.identical_until, first.records) == (None, None, 100, 67)
     assert [(gap.from_offset, gap.until_offset) for gap in first.not_compared] in ([(0, 33)], [(0, 25), (25, 33)])
     assert (second.first_difference, second.error, second.records) == (None, None, 0)
-    assert second.not_compared == ((0, 100, "the target log starts at 100 now"),)
+    assert second.not_compared == ((0, 100, "the target log starts at 100 now", True),)
+    assert [gap.matters for gap in first.not_compared if gap.from_offset == 0 and gap.until_offset == 25] in ([], [False])
 
 
 def test_target_that_is_behind_lags_while_the_mirror_runs(clusters: tuple[str, str], topic: Callable[..., str]) -> None:
@@ -203,6 +212,7 @@ def test_target_that_is_behind_lags_while_the_mirror_runs(clusters: tuple[str, s
     report = run(clusters, name, allow_behind=True)
     assert report.identical
     assert (report.lag, report.partitions[0].identical_until, report.partitions[0].records) == (40, 60, 60)
+    assert (report.compared, report.held) == (60, 100)
 
 
 def test_missing_partitions_are_a_difference_or_a_lag(clusters: tuple[str, str]) -> None:
@@ -211,7 +221,7 @@ def test_missing_partitions_are_a_difference_or_a_lag(clusters: tuple[str, str])
     write(clusters[0], name, log(10))
     assert run(clusters, name).partitions[0].first_difference == Difference(0, "the target has no such partition")
     report = run(clusters, name, allow_behind=True)
-    assert (report.identical, report.lag) == (True, 10)
+    assert (report.outcome, report.lag, report.compared) == (Outcome.NOT_COMPARED, 10, 0)
 
 
 def test_later_run_goes_on_from_the_report_of_an_earlier_one(clusters: tuple[str, str], topic: Callable[..., str]) -> None:
@@ -371,24 +381,201 @@ def test_partition_for_which_an_answer_has_no_room_is_not_taken_for_an_empty_one
     assert [(r.records, r.error) for r in results] == [(300, None)] * 4
 
 
-def test_accepted_losses_of_the_ledger_are_told_apart(
+def tell(clusters: tuple[str, str], topic: str, *losses: tuple[int, int, str], detail: str = "", partition: int = 0) -> None:
+    """Writes rows into the target's ledger, as a link does that goes on behind losses."""
+    with both(*clusters) as (_, target):
+
+        async def write_rows() -> None:
+            await target.connect()
+            await Ledger(target, "tests").write([LedgerRow(1, "tests", topic, partition, *loss, detail) for loss in losses])
+
+        target.run(write_rows)
+
+
+def test_a_doubled_batch_that_the_ledger_calls_a_truncation_is_different(
+    clusters: tuple[str, str], topic: Callable[..., str]
+) -> None:
+    """120 records twice and 120 missing, as two writers of one partition left it, and went on behind the row."""
+    name = topic(partitions=2)
+    right = log(1000)
+    shifted = [*right[:500], *right[380:500], *right[500:700], *right[820:]]
+    assert len(shifted) == 1000
+    for partition, records in enumerate((shifted, right)):
+        write(clusters[0], name, right, partition, per_batch=20)
+        write(clusters[1], name, records, partition, per_batch=20)
+    tell(clusters, name, (500, 820, "truncation"))
+    first, second = (report := run(clusters, name)).partitions
+    assert (report.outcome, report.outcome.exit_code) == (Outcome.DIFFERENT, 1)
+    assert (first.first_difference, first.identical_until) == (Difference(500, "timestamp differs"), 500)
+    assert (first.told_records, first.records, first.compared, first.untold_difference) == (320, 680, 1000, None)
+    assert second.outcome is Outcome.IDENTICAL
+
+
+@pytest.mark.parametrize("reason", ["retention", "truncation", "recreation", "oversized", "refused", "anything"])
+def test_no_row_of_the_ledger_excuses_a_record_that_the_source_still_has(
+    clusters: tuple[str, str], topic: Callable[..., str], reason: str
+) -> None:
+    name = topic(partitions=3)
+    right = log(100)
+    filler = [Record(0, T0, None, None, ((FILLER, None),))]
+    for partition, wrong in enumerate((filler, [right[39]], right[40:41])):
+        write(clusters[0], name, right, partition)
+        write(clusters[1], name, [*right[:40], *wrong, *right[41:]], partition)
+        told = "the record at offset 40 takes a batch of 3000 bytes, the target's max.message.bytes is 2000; raise it"
+        tell(clusters, name, (40, 41, reason), (50, 60, reason), detail=told, partition=partition)
+    filled, other, same = run(clusters, name).partitions
+    assert filled.first_difference == Difference(40, "the target has filler in place of the record")
+    assert other.first_difference == Difference(40, "timestamp differs")
+    assert [(p.told_records, p.compared, p.untold_difference) for p in (filled, other, same)] == [
+        (1, 100, None),
+        (1, 100, None),
+        (0, 100, None),
+    ]
+    assert same.outcome is Outcome.IDENTICAL and len(same.ledger) == 2
+
+
+def test_a_record_that_is_really_too_large_for_the_target_is_explained_and_not_plainly_identical(
+    clusters: tuple[str, str], topic: Callable[..., str]
+) -> None:
+    name = topic(partitions=2)
+    right = log(100)
+    right[40] = right[40]._replace(value=os.urandom(3000))
+    large = encode_batch(right[40:41])
+    with pytest.raises(OversizedRecordError) as caught:
+        rewrite([(read_header(large), memoryview(large))], 0, fill_holes=True, is_compacted=False, max_batch_bytes=2000)
+    filler = [Record(0, T0, None, None, ((FILLER, None),))]
+    for partition in (0, 1):
+        write(clusters[0], name, right, partition, codec=1)
+        write(clusters[1], name, [*right[:40], *filler, *right[41:70], *filler * partition, *right[70 + partition :]], partition)
+        tell(clusters, name, (40, 41, "oversized"), detail=str(caught.value), partition=partition)
+    first, second = run(clusters, name).partitions
+    assert (first.outcome, first.outcome.exit_code, first.explained, first.records) == (Outcome.EXPLAINED, 3, 1, 99)
+    assert (second.first_difference, second.explained) == (Difference(70, "the target has filler in place of the record"), 1)
+
+
+def test_what_retention_took_before_it_was_copied_is_explained_while_the_target_has_filler_there(
+    clusters: tuple[str, str], topic: Callable[..., str]
+) -> None:
+    name = topic()
+    write(clusters[0], name, log(100))
+    write(clusters[1], name, log(40) + [Record(0, T0, None, None, ((FILLER, None),))] * 10 + log(50, 50))
+    tell(clusters, name, (40, 50, "retention"))
+    assert run(clusters, name).partitions[0].first_difference == Difference(40, "the target has filler in place of the record")
+    delete_records(clusters[0], name, 50)
+    report = run(clusters, name)
+    assert (report.outcome, report.explained, report.compared, report.held) == (Outcome.EXPLAINED, 10, 50, 50)
+    again = run(clusters, name, resume=report.as_json())
+    assert (again.outcome, again.explained, again.compared) == (Outcome.EXPLAINED, 10, 50)
+    delete_records(clusters[1], name, 50)
+    assert run(clusters, name).outcome is Outcome.IDENTICAL
+
+
+def test_a_target_without_a_record_is_different_or_not_compared_but_never_identical(
+    clusters: tuple[str, str], topic: Callable[..., str]
+) -> None:
+    name = topic(partitions=4)
+    for servers, counts in zip(clusters, ((100, 100, 0, 50), (0, 100, 0, 100))):
+        for partition, count in enumerate(counts):
+            write(servers, name, log(count), partition)
+    delete_records(clusters[1], name, 100, 1)  # as retention does
+    delete_records(clusters[1], name, 100, 3)  # a test topic that was purged, and mirrored into: 0 to 49 were never copied
+    write(clusters[0], name, log(60, 50), 3)
+    write(clusters[1], name, log(10, 100), 3)
+    lacking, emptied, unused, purged = (report := run(clusters, name)).partitions
+    assert lacking.first_difference == Difference(0, "the target log ends earlier")
+    assert (emptied.outcome, emptied.compared, emptied.held) == (Outcome.NOT_COMPARED, 0, 100)
+    assert emptied.not_compared == ((0, 100, "the target no longer has them: its log starts at 100", True),)
+    assert unused.outcome is Outcome.IDENTICAL
+    assert (purged.outcome, purged.compared, purged.held) == (Outcome.NOT_COMPARED, 10, 110)
+    assert (report.outcome, report.compared, report.held) == (Outcome.DIFFERENT, 10, 310)
+
+
+def test_records_behind_an_open_transaction_are_not_compared_and_the_transaction_is_named(
     clusters: tuple[str, str], topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tolerant_client.mirror.verify import verification as verify_module
-    from tolerant_client.mirror.losses import LedgerRow
+    name = topic(partitions=2)
+    for servers in clusters:
+        write(servers, name, log(100), 0)
+    producers = []
+    try:
+        for number, servers in enumerate(clusters):
+            producer = kafka.KafkaProducer(bootstrap_servers=servers, transactional_id=f"{name}-{number}")
+            producers.append(producer)
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.send(name, b"open", partition=number).get(30)
+        write(clusters[0], name, log(50, 101), 0)
+        write(clusters[0], name, log(30), 1)
+        write(clusters[1], name, log(20), 1)
+        first, second = (report := run(clusters, name)).partitions
+        assert (first.first_difference, first.outcome, first.compared, first.held) == (None, Outcome.NOT_COMPARED, 100, 151)
+        ((start, until, reason, matters),) = first.not_compared
+        assert (start, until, matters) == (100, 151, True)
+        assert "open transaction (producer id" in reason and f"{name}-0" in reason and "since" in reason
+        # The one of the target: what it has before its end cannot be read; that it ends earlier is a difference.
+        assert second.first_difference == Difference(21, "the target log ends earlier")
+        assert (second.compared, [gap[:2] for gap in second.not_compared]) == (0, [(0, 21), (21, 30)])
+        assert f"{name}-1" in second.not_compared[0].reason
+        assert report.outcome.exit_code == 1
 
+        # While the mirror runs a young transaction is as good as lag, but nobody waits for an old one.
+        first, second = run(clusters, name, allow_behind=True).partitions
+        assert (first.outcome, first.compared, first.held) == (Outcome.IDENTICAL, 100, 151)
+        assert second.outcome is Outcome.NOT_COMPARED
+        monkeypatch.setattr(verification, "_LIVE_MS", 0)
+        assert run(clusters, name, allow_behind=True).partitions[0].outcome is Outcome.NOT_COMPARED
+    finally:
+        for producer in producers:
+            producer.close()
+
+
+def test_partitions_that_only_the_target_has_are_different_unless_they_are_empty(clusters: tuple[str, str]) -> None:
+    name = "verify-more-partitions"
+    create_topic(clusters[0], name, 1)
+    create_topic(clusters[1], name, 3)
+    for servers in clusters:
+        write(servers, name, log(10))
+    assert run(clusters, name).outcome is Outcome.IDENTICAL
+    write(clusters[1], name, log(10), 2)
+    report = run(clusters, name)
+    assert [p.first_difference for p in report.partitions] == [None, None, Difference(0, "the source has no such partition")]
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_topic_that_is_made_anew_while_it_is_compared_was_not_compared(
+    clusters: tuple[str, str], topic: Callable[..., str], side: int
+) -> None:
     name = topic()
-    lost = [Record(0, T0, None, None, ((FILLER, None),))]
-    write(clusters[0], name, log(100))
-    write(clusters[1], name, log(40) + lost * 10 + log(50, 50))
+    for servers in clusters:
+        write(servers, name, log(50))
 
-    async def rows(cluster: RawCluster) -> list[LedgerRow]:
-        return [LedgerRow(1, "tests", name, 0, 40, 50, "oversized", "")]
+    def make_anew() -> None:
+        admin = kafka.KafkaAdminClient(bootstrap_servers=clusters[side])
+        try:
+            admin.delete_topics([name])
+            deadline = time.monotonic() + 30
+            while name in admin.list_topics() and time.monotonic() < deadline:
+                time.sleep(0.1)
+        finally:
+            admin.close()
+        create_topic(clusters[side], name)
+        write(clusters[side], name, log(1))  # so that the broker knows it
 
-    assert run(clusters, name).partitions[0].first_difference == Difference(40, "the target has filler in place of the record")
-    monkeypatch.setattr(verify_module, "read_ledger", rows)
-    (part,) = run(clusters, name).partitions
-    assert (part.first_difference, part.accepted, part.accepted_records, part.records) == (None, ((40, 50),), 10, 90)
+    with both(*clusters) as (source, target):
+        asked = Verification(source, target, name)
+
+        async def compare() -> VerifyReport:
+            await asked.prepare()
+            slices = await asked.next_slices()
+            asked.take(await SlicesComparison(source, target, slices).run())
+            make_anew()
+            assert await asked.next_slices() == []
+            return asked.report()
+
+        report = source.run(compare)
+    assert report.outcome is Outcome.NOT_COMPARED
+    told = report.partitions[0].error
+    assert told is not None and "made anew on the " + ("source", "target")[side] in told
 
 
 @pytest.mark.skipif(not LONG, reason="the cleaner takes its time")

@@ -6,8 +6,10 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import kafka
 import pytest
 from kafka.structs import TopicPartition
 from support.mirror_link import T0, append_batches, append_records, create_topic
@@ -16,8 +18,8 @@ from typer.testing import CliRunner
 from spark_integration.cli import app
 from spark_integration.mirroring import verify_job
 from spark_integration.mirroring.verify_job import VerifySettings, cut, deal
-from tolerant_client.mirror.verify.log_comparison import Difference
-from tolerant_client.mirror.verify.slices import Slice
+from tolerant_client.mirror.verify.outcome import Difference, NotCompared, Outcome
+from tolerant_client.mirror.verify.slices import Slice, SliceResult
 from tolerant_client.record_batch import Record, encode_batch
 from tolerant_client.testing import KafkaCluster
 
@@ -62,6 +64,59 @@ def test_slices_are_dealt_by_size() -> None:
     assert len(deal(sizes, 9)) == 5
 
 
+def test_result_of_a_slice_comes_back_from_its_row_as_it_was() -> None:
+    wanted, wrong, told = Slice("t", 1, 10, 110), Difference(70, "key differs"), Difference(20, "value differs")
+    for result in (
+        SliceResult(wanted, 100, 110),
+        SliceResult(wanted, 60, 70, wrong, filler=3, compacted=4),
+        SliceResult(wanted, 60, 70, wrong, told, told_records=5, left_out=1),
+        SliceResult(wanted, 99, 110, None, told, told_records=1),
+        SliceResult(wanted, 9, 50, not_compared=(NotCompared(10, 20, "gone", False),), error="no leader"),
+    ):
+        (row,) = verify_job._rows([result]).to_pylist()
+        assert verify_job._result(SimpleNamespace(**row)) == result
+        assert (row["outcome"], row["compared"]) == (str(result.outcome), result.compared)
+
+
+def test_frame_says_what_needs_no_look_at_records(spark: Any, clusters: tuple[str, str]) -> None:
+    name = "verify-job-ends"
+    for servers, partitions, count in zip(clusters, (3, 2), (50, 40)):
+        create_topic(servers, name, partitions)
+        append_records(servers, name, count, partitions=partitions)
+    admin = kafka.KafkaAdminClient(bootstrap_servers=clusters[1])
+    admin.delete_records({TopicPartition(name, 1): 40})
+    admin.close()
+    rows = verify_job.verify_frame(spark, settings(clusters, name)).collect()
+    assert sorted((r.partition, r.from_offset, r.until_offset, r.outcome, r.compared, r.reason or r.error) for r in rows) == [
+        (0, 0, 40, "identical", 40, None),
+        (0, 40, 40, "different", 0, "the target log ends earlier"),
+        (0, 40, 50, "not compared", 0, "the target log ends at 40"),
+        (1, 0, 40, "not compared", 0, "the target no longer has them: its log starts at 40"),
+        (1, 40, 40, "different", 0, "the target log ends earlier"),
+        (1, 40, 50, "not compared", 0, "the target log ends at 40"),
+        (2, 0, 0, "different", 0, "the target has no such partition"),
+        (2, 0, 50, "not compared", 0, "the target has no such partition"),
+    ]
+
+
+def test_command_and_job_say_the_same_of_an_emptied_target(spark: Any, clusters: tuple[str, str]) -> None:
+    name = "verify-job-emptied"
+    for servers in clusters:
+        create_topic(servers, name)
+        append_records(servers, name, 1000)
+    admin = kafka.KafkaAdminClient(bootstrap_servers=clusters[1])
+    admin.delete_records({TopicPartition(name, 0): 1000})
+    admin.close()
+    command = ["verify", "--source", clusters[0], "--target", clusters[1], "--topics", name]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2
+    assert "NOTHING COMPARED: 0 of 1,000 offsets of the source compared (0 %)" in done.stdout
+    told = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+    report, _ = verify_job.run(settings(clusters, name), session=spark)
+    assert {**told, "seconds": 0} == json.loads(json.dumps({**report.as_json(), "seconds": 0}))
+    assert (told["outcome"], told["share"]) == ("not compared", 0.0)
+
+
 @pytest.mark.skipif(not os.environ.get("TOLERANT_LONG"), reason="takes a while; tox: clusters")
 def test_frame_has_a_row_for_each_slice(
     spark: Any, clusters: tuple[str, str], monkeypatch: pytest.MonkeyPatch
@@ -85,13 +140,13 @@ def test_report_puts_the_slices_together(spark: Any, clusters: tuple[str, str], 
     monkeypatch.setattr(verify_job, "cut", lambda wanted, each, size: cut(wanted, 1.0, 1000.0))
     report, _ = verify_job.run(settings(clusters, "verify-job-.*"), session=spark)
     by_name = {(p.topic, p.partition): p for p in report.partitions}
-    assert report.is_different and report.is_complete
+    assert report.outcome is Outcome.DIFFERENT
     wrong = by_name["verify-job-other", 1]
     assert (wrong.first_difference, wrong.identical_until) == (Difference(2500, "value differs"), 2500)
     right = by_name["verify-job-same", 1]
     assert (right.first_difference, right.identical_until, right.records) == (None, RECORDS, RECORDS)
     again, _ = verify_job.run(settings(clusters, "verify-job-same"), resume=report.as_json(), session=spark)
-    assert (again.identical, again.records) == (True, 0)
+    assert (again.identical, again.records, again.compared, again.held) == (True, 0, 2 * RECORDS, 2 * RECORDS)
     assert spark.range(3).count() == 3  # a session that was given is left running
 
 
@@ -102,6 +157,7 @@ def test_command_compares_resumes_and_says_so_by_its_exit_code(clusters: tuple[s
     assert done.exit_code == 0, done.output
     first = json.loads(done.stdout)
     assert (first["identical"], first["records"]) == (True, 2 * RECORDS)
+    assert (first["outcome"], first["share"], first["compared"]) == ("identical", 1.0, 2 * RECORDS)
     assert json.loads(state.read_text())["partitions"] == first["partitions"]
     again = json.loads(CliRunner().invoke(app, [*link, "--topics", "verify-job-same"]).stdout)
     assert (again["records"], again["partitions"][0]["resumed_at"]) == (0, RECORDS)

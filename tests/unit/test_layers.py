@@ -74,7 +74,7 @@ ORDER = [
     {"mirror.appendable"},
     {"mirror.translated.dense", "mirror.translated.offset_map"},
     {"mirror.translated.copy_transaction"},
-    {"mirror.verify.log_columns", "mirror.verify.superseded"},
+    {"mirror.verify.log_columns", "mirror.verify.outcome", "mirror.verify.superseded"},
     {"mirror.verify.log_comparison"},
     {"mirror.losses"},
     {"mirror.identical.partition", "mirror.plan"},

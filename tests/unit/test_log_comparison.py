@@ -15,7 +15,8 @@ from tolerant_client.errors import RecordBatchError
 from tolerant_client.mirror.gaps import FILLER, is_filler
 from tolerant_client.mirror.verify import log_comparison
 from tolerant_client.mirror.verify.log_columns import NO_BATCHES, read_batches
-from tolerant_client.mirror.verify.log_comparison import Difference, LogComparison
+from tolerant_client.mirror.verify.log_comparison import LogComparison
+from tolerant_client.mirror.verify.outcome import Difference
 from tolerant_client.record_batch import HEADER_SIZE, BatchHeader, Record, encode_batch, read_header, restamp
 
 SOURCE, TARGET = LogComparison.SOURCE, LogComparison.TARGET
@@ -75,6 +76,8 @@ def compare(
             else:
                 comparison.add(side, NO_BATCHES, comparison.until_offset)  # the log has nothing more
         comparison.compare()
+        if comparison.difference is not None:
+            comparison.go_behind()
     comparison.fail_without_proof()
     assert comparison.is_done, "the comparison does not end"
     return comparison
@@ -346,14 +349,33 @@ def test_old_message_formats_are_compared_with_the_new_one(magic: int, codec: in
         assert comparison.records == (8 if changed is None else 5)
 
 
-def test_accepted_losses_are_counted_and_are_no_difference() -> None:
-    changed = [r._replace(value=b"lost") if 3 <= r.offset < 5 else r for r in log(10) if r.offset != 7]
-    bounds = (0, 7, 9)
-    target = [batch(changed[a:b]) for a, b in zip(bounds, bounds[1:])]
-    comparison = compare(cut(log(10), set()), target, accepted=[(3, 5), (7, 8)])
-    assert (comparison.difference, comparison.records, comparison.accepted_records) == (None, 7, 3)
-    assert compare(cut(log(10), set()), target, accepted=[(3, 5)]).difference == Difference(7, "missing on the target")
-    assert compare(cut(log(10), set()), target, accepted=[(4, 8)]).difference == Difference(3, "value differs")
+def test_a_difference_where_the_ledger_tells_of_a_loss_is_one_and_the_comparison_goes_on_behind_it() -> None:
+    changed = [r._replace(value=b"other") if 3 <= r.offset < 5 else r for r in log(10) if r.offset != 7]
+    target = cut([r for r in changed if r.offset < 7], {4}) + cut([r for r in changed if r.offset > 7], set())
+    source = cut(log(10), {6})
+    comparison = compare(source, target, told=[(3, 5), (7, 8)], until=10)
+    assert (comparison.told_difference, comparison.difference) == (Difference(3, "value differs"), None)
+    assert (comparison.records, comparison.told_records, comparison.compared_until) == (7, 3, 10)
+    comparison = compare(source, target, told=[(2, 6)], until=10)
+    assert comparison.told_difference == Difference(3, "value differs")
+    assert (comparison.difference, comparison.told_records) == (Difference(7, "missing on the target"), 2)
+    comparison = compare(source, target, told=[(4, 8)], until=10)
+    assert (comparison.told_difference, comparison.difference) == (None, Difference(3, "value differs"))
+    # What is the same is the same, whatever the ledger tells.
+    comparison = compare(source, cut(log(10), {2}), told=[(0, 10)])
+    assert (comparison.told_difference, comparison.told_records, comparison.records) == (None, 0, 10)
+
+
+def test_a_record_that_the_target_cannot_take_may_be_missing_or_filled_but_is_no_other_record() -> None:
+    source = cut(log(6), {2})
+    filled = [*cut(log(3), set()), *filler(3, 4), *cut(log(6)[4:], set())]
+    for target in (filled, [*cut(log(3), set()), *cut(log(6)[4:], set())]):
+        comparison = compare(source, target, left_out=[3])
+        assert (comparison.difference, comparison.left_out_records, comparison.records) == (None, 1, 5)
+        assert compare(source, target, left_out=[2, 4]).difference is not None
+    other = [r._replace(value=b"other") if r.offset == 3 else r for r in log(6)]
+    assert compare(source, cut(other, set()), left_out=[3]).difference == Difference(3, "value differs")
+    assert compare(source, cut(log(6), set()), left_out=[3]).left_out_records == 0
 
 
 def keyed(keys: str, gone: str = "") -> list[Record]:

@@ -16,6 +16,7 @@ Offsets are half-open; reasons are those of losses.LossReason.  Laws:
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
@@ -35,6 +36,7 @@ LEDGER_TOPIC = "tolerant-mirror-ledger"
 UNREADABLE = "unreadable"  # the reason of a row that stands for a record which is none
 
 _PARTITION = TopicPartition(LEDGER_TOPIC, 0)
+_LIMIT_TOLD = re.compile(r"max\.message\.bytes is (\d+)")  # as OversizedRecordError says it
 _VERSION = 1
 _FRESH_PRODUCER = {  # what the broker knew of our producer id is gone: a new one may write the row again
     Errors.OutOfOrderSequenceNumberError.errno,
@@ -59,6 +61,12 @@ def decode_row(record: Record) -> LedgerRow:
         return LedgerRow(record.timestamp, "", "", -1, 0, 0, UNREADABLE, f"record at offset {record.offset} is no ledger row")
     link, topic, reason, detail = texts
     return LedgerRow(time_ms, link, topic, partition, start, end, reason, detail, str(found.get("topic_id", "")))
+
+
+def limit_of(row: LedgerRow) -> int | None:
+    """The target's max.message.bytes that a record was too large for; None where the row does not tell it."""
+    told = _LIMIT_TOLD.search(row.detail)
+    return None if told is None else int(told[1])
 
 
 def distinct(rows: Iterable[LedgerRow]) -> list[LedgerRow]:

@@ -5,7 +5,9 @@ Laws:
   batches may differ; timestamps (milliseconds), keys, values and headers in their order may not.
 - A batch that lies at the same offsets on both sides with the same bytes is never opened.
 - A record of one side counts as missing on the other once that one is known beyond its offset.
-- Filler of the mirror on the target is no record, and may stand only where the source has none.
+- Filler of the mirror on the target is no record, and may stand only where the source has none, or a record that the
+  target cannot take.
+- Where the ledger tells of a loss the comparison does not stop at a difference, but a difference it is.
 - Decoded at once are at most DECODED_BYTES and one batch of each side.
 """
 
@@ -29,6 +31,7 @@ from tolerant_client.mirror.verify.log_columns import (
     read_rows,
     unfold_batch,
 )
+from tolerant_client.mirror.verify.outcome import Difference
 from tolerant_client.mirror.verify.superseded import Unproved
 from tolerant_client.record_batch import CODEC_MASK, HEADER_SIZE, TRANSACTIONAL_BIT
 from tolerant_client.record_fields import Int64s
@@ -42,13 +45,6 @@ _ENDLESS: Final = 2**63 - 1
 _NO_ROWS: Final = np.empty(0, np.int64)
 
 Range = tuple[int, int]
-
-
-class Difference(NamedTuple):
-    """The first offset that is not the same on both sides, and in which way."""
-
-    offset: int
-    reason: str
 
 
 class _Rows(NamedTuple):
@@ -69,9 +65,12 @@ class LogComparison:
     """Compares offsets [from_offset, until_offset) of one partition as they come from both sides.
 
     `add` takes what a fetch of SOURCE or TARGET held, `compare` consumes what both have.
-    `is_compacted` says it of each side's topic; `accepted` are ranges in which differences are known and accepted.
+    `is_compacted` says it of each side's topic.  `left_out` are offsets, ascending, of records that the target cannot
+    take, as was proved: it may lack them, or have filler there.  `told` are ranges in which the ledger tells of a loss:
+    `go_behind` takes a difference there for one, and compares on.
     `records` were the same on both sides, `filler` records stood in the target's gaps, `compacted` ones were missing on
-    a compacted side (and proved to be superseded, or will be), `accepted_records` differed where they may.
+    a compacted side (and proved to be superseded, or will be), `left_out_records` were left out, and `told_records`
+    differed where the ledger tells of a loss, from `told_difference` on.
     """
 
     SOURCE, TARGET = 0, 1
@@ -82,13 +81,17 @@ class LogComparison:
         until_offset: int,
         *,
         is_compacted: tuple[bool, bool] = (False, False),
-        accepted: Sequence[Range] = (),
+        told: Sequence[Range] = (),
+        left_out: Sequence[int] = (),
     ) -> None:
         self.until_offset = until_offset
         self.is_compacted = is_compacted
-        self.accepted = tuple(accepted)
-        self.records = self.filler = self.compacted = self.accepted_records = 0
+        self.records = self.filler = self.compacted = self.left_out_records = self.told_records = 0
         self.difference: Difference | None = None
+        self.told_difference: Difference | None = None
+        self._told = tuple(told)
+        self._admitted: tuple[Range, ...] = ()
+        self._left_out = np.array(left_out, np.int64)
         self.unproved = Unproved()
         self._compared_until = from_offset
         self._batches: list[Batches] = [NO_BATCHES, NO_BATCHES]
@@ -135,6 +138,17 @@ class LogComparison:
         self._batches = [NO_BATCHES, NO_BATCHES]
         self._ends = [self._compared_until, self._compared_until]
 
+    def go_behind(self) -> bool:
+        """Takes a difference for one that the ledger tells of, and compares on; False where it tells of none."""
+        found = self.difference
+        ranges = () if found is None else tuple(span for span in self._told if span[0] <= found.offset < span[1])
+        if not ranges:
+            return False
+        self.told_difference = self.told_difference or found
+        self._admitted += ranges
+        self.start_over()
+        return True
+
     def compare(self) -> None:
         """Compares as far as both sides are known.
 
@@ -143,8 +157,12 @@ class LogComparison:
         known = min(*self._ends, self.until_offset)
         if not self.is_compared and known > self._compared_until:
             equal = self._drop_equal_batches(known)
-            while self.difference is None and self._compared_until < known:
-                self._compare_window(known)
+            try:
+                while self.difference is None and self._compared_until < known:
+                    self._compare_window(known)
+            finally:  # what lies behind is fetched again, and counted then
+                passed = equal.headers[equal.headers["base_offset"] < self._compared_until]
+                self.records += int(passed["record_count"].sum())
             self._meet(equal)
             if self.unproved.key_bytes > MAX_UNPROVED_BYTES:
                 raise TolerantClientError(
@@ -186,12 +204,9 @@ class LogComparison:
             is_like &= one[name] == other[name]
         is_like &= (one["base_offset"] >= self._compared_until) & (source.next_offsets[mine] <= known)
         kept = (np.ones(len(source.views), np.bool_), np.ones(len(target.views), np.bool_))
-        count = 0
         for a, b in zip(mine[is_like].tolist(), theirs[is_like].tolist()):
             if pa.py_buffer(source.views[a][HEADER_SIZE:]).equals(pa.py_buffer(target.views[b][HEADER_SIZE:])):
                 kept[0][a] = kept[1][b] = False
-                count += int(source.headers["record_count"][a])
-        self.records += count
         equal = source.chosen(~kept[0])
         self._batches = [source.chosen(kept[0]), target.chosen(kept[1])]
         return equal
@@ -222,68 +237,80 @@ class LogComparison:
         return _Rows(columns, numbers, offsets[numbers])
 
     def _compare_rows(self, source: _Rows, target: _Rows) -> Difference | None:
-        """The first difference that counts."""
-        found: list[Difference] = []
+        """The first difference that counts; what lies behind it is not counted."""
+        lacking = extra = _NOTHING
+        filler = _NO_ROWS
         if not np.array_equal(source.offsets, target.offsets):
             is_in_target, is_in_source = np.isin(source.offsets, target.offsets), np.isin(target.offsets, source.offsets)
-            extra = target.chosen(~is_in_source)
-            if extra.columns is not None and len(extra.numbers):
-                filler = is_filler(extra.columns, extra.numbers)
-                self.filler += int(filler.sum())
-                extra = extra.chosen(~filler)
-            found += self._missing(source.chosen(~is_in_target), self.TARGET)
-            found += self._missing(extra, self.SOURCE)
+            lacking, extra = source.chosen(~is_in_target), target.chosen(~is_in_source)
             source, target = source.chosen(is_in_target), target.chosen(is_in_source)
-        count = len(source.offsets)
-        if source.columns is not None and target.columns is not None and count:
-            fields = differing(source.columns, target.columns, (source.numbers, target.numbers))
-            if fields:
-                found += self._different(source, target, fields)
-                count -= int(np.logical_or.reduce(list(fields.values())).sum())
-        first = min(found, default=None)
-        if first is not None:
-            count = int((source.offsets < first.offset).sum())
-        self.records += count
+            if extra.columns is not None and len(extra.numbers):
+                is_filled = is_filler(extra.columns, extra.numbers)
+                filler, extra = extra.offsets[is_filled], extra.chosen(~is_filled)
+        is_wrong, wrong = self._different(source, target)
+        first = min([*wrong, *self._missing(lacking, self.TARGET), *self._missing(extra, self.SOURCE)], default=None)
+
+        until = _ENDLESS if first is None else first.offset
+        self.records += int((~is_wrong & (source.offsets < until)).sum())
+        self.filler += int((filler < until).sum())
+        for rows, side in ((source.chosen(is_wrong), None), (lacking, self.TARGET), (extra, self.SOURCE)):
+            self._count(rows.chosen(rows.offsets < until), side)
         return first
 
-    def _different(self, source: _Rows, target: _Rows, fields: dict[str, Mask]) -> list[Difference]:
+    def _different(self, source: _Rows, target: _Rows) -> tuple[Mask, list[Difference]]:
+        """Which rows at the same offsets differ, and the first one that counts."""
+        is_wrong: Mask = np.zeros(len(source.offsets), np.bool_)
+        if source.columns is None or target.columns is None or not len(source.offsets):
+            return is_wrong, []
+        fields = differing(source.columns, target.columns, (source.numbers, target.numbers))
+        if not fields:
+            return is_wrong, []
         is_wrong = np.logical_or.reduce(list(fields.values()))
-        counted = is_wrong & ~self._is_accepted(source.offsets)
-        self.accepted_records += int(is_wrong.sum() - counted.sum())
-        if not counted.any():
-            return []
-        place = int(counted.argmax())
-        offset = int(source.offsets[place])
-        assert target.columns is not None
-        if is_filler(target.columns, target.numbers[place : place + 1])[0]:
-            return [Difference(offset, "the target has filler in place of the record")]
-        return [Difference(offset, f"{next(name for name, mask in fields.items() if mask[place])} differs")]
+        counted = np.flatnonzero(is_wrong & ~self._within_ranges(source.offsets, self._admitted))
+        is_filled = is_filler(target.columns, target.numbers[counted])
+        is_left_out = is_filled & np.isin(source.offsets[counted], self._left_out)
+        if is_left_out.all():
+            return is_wrong, []
+        first = int(is_left_out.argmin())
+        place, offset = int(counted[first]), int(source.offsets[counted[first]])
+        if is_filled[first]:
+            return is_wrong, [Difference(offset, "the target has filler in place of the record")]
+        return is_wrong, [Difference(offset, f"{next(name for name, mask in fields.items() if mask[place])} differs")]
 
     def _missing(self, rows: _Rows, side: int) -> list[Difference]:
-        """`side` lacks these rows of the other one."""
+        """The first of these rows of the other side that `side` may not lack."""
+        if self.is_compacted[side]:
+            return []  # that is to be proved
+        counted = ~self._within_ranges(rows.offsets, self._admitted)
+        if side == self.TARGET:
+            counted &= ~np.isin(rows.offsets, self._left_out)
+        return [Difference(int(offset), f"missing on the {_SIDES[side]}") for offset in rows.offsets[counted][:1]]
+
+    def _count(self, rows: _Rows, lacking_side: int | None) -> None:
+        """Counts rows that differ, or that `lacking_side` lacks, where neither stops the comparison."""
         if rows.columns is None or not len(rows.numbers):
-            return []
-        is_accepted = self._is_accepted(rows.offsets)
-        self.accepted_records += int(is_accepted.sum())
-        rows = rows.chosen(~is_accepted)
-        if not len(rows.numbers):
-            return []
-        if not self.is_compacted[side]:
-            return [Difference(int(rows.offsets[0]), f"missing on the {_SIDES[side]}")]
+            return
+        if lacking_side != self.SOURCE:
+            is_left_out = np.isin(rows.offsets, self._left_out)
+            self.left_out_records += int(is_left_out.sum())
+            rows = rows.chosen(~is_left_out)
+        if lacking_side is None or not self.is_compacted[lacking_side]:
+            self.told_records += len(rows.numbers)
+            return
         assert rows.columns is not None
         self.compacted += len(rows.numbers)
         fields = rows.columns.fields
         needs_proof = (fields.key_length[rows.numbers] >= 0) & (fields.value_length[rows.numbers] >= 0)
         rows = rows.chosen(needs_proof)
         if len(rows.numbers) and rows.columns is not None:
-            self.unproved.add(key_column(rows.columns, rows.numbers), rows.offsets, side)
-        return []
+            self.unproved.add(key_column(rows.columns, rows.numbers), rows.offsets, lacking_side)
 
-    def _is_accepted(self, offsets: Int64s) -> Mask:
-        accepted = np.zeros(len(offsets), np.bool_)
-        for from_offset, until_offset in self.accepted:
-            accepted |= (offsets >= from_offset) & (offsets < until_offset)
-        return accepted
+    @staticmethod
+    def _within_ranges(offsets: Int64s, ranges: Sequence[Range]) -> Mask:
+        is_within = np.zeros(len(offsets), np.bool_)
+        for from_offset, until_offset in ranges:
+            is_within |= (offsets >= from_offset) & (offsets < until_offset)
+        return is_within
 
     # -- proof ----------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What verify found, as a table, as JSON, and as the state from which a later run goes on.  Pure.
+"""What verify found, as JSON, and as the state from which a later run goes on.  Pure.
 
 The JSON of a report is what `--resume` reads.  Going on from it trusts that the offsets below
 `identical_until` still hold what was compared: so it is believed only between the same two clusters
@@ -10,64 +10,114 @@ log has grown beyond that offset again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.verify.log_comparison import Difference, Range
-from tolerant_client.mirror.verify.slices import NotCompared, SliceResult
+from tolerant_client.mirror.verify.outcome import Difference, NotCompared, Outcome, covered, judge, worst
+from tolerant_client.mirror.verify.slices import SliceResult
 
-VERSION: Final = 2
+VERSION: Final = 3
 
 
 class LogBounds(NamedTuple):
-    """First offset and last stable offset (half-open) of both logs; None on the target where it has no such partition."""
+    """First offset, last stable offset and end (half-open) of both logs; None where a side has no such partition."""
 
-    source_start: int
-    source_end: int
+    source_start: int | None
+    source_stable: int | None
+    source_end: int | None
     target_start: int | None
+    target_stable: int | None
     target_end: int | None
+
+    @property
+    def common(self) -> tuple[int, int]:
+        """The offsets to compare: those that both logs have, up to what is committed on both."""
+        if self.source_start is None or self.target_start is None:
+            return self.source_start or 0, self.source_start or 0
+        start = max(self.source_start, self.target_start)
+        return start, max(start, min(self.source_stable or 0, self.target_stable or 0))
+
+
+class LedgerRange(NamedTuple):
+    """A row of the ledger of losses: what it tells of offsets [from_offset, until_offset).
+
+    `is_proved` says that the source shows the reason: its record there is larger than the limit in the row, or its log
+    starts behind them now.
+    """
+
+    from_offset: int
+    until_offset: int
+    reason: str
+    is_proved: bool = False
+
+
+class Waiting(NamedTuple):
+    """Why a log's committed offsets end before its end: the transaction that is open."""
+
+    reason: str
+    matters: bool = True
 
 
 @dataclass(frozen=True)
 class PartitionReport:
-    """One partition; offsets are half-open.
+    """One partition; offsets are half-open, and None where a side has no such partition.
 
-    Records of offsets [from_offset, until_offset) that both logs have were compared; all
-    before `identical_until` are the same.  Offsets from `from_offset` to `resumed_at` were compared by an
-    earlier run.  `lag` is how many offsets the target is behind, `filler` how many filler records stand in
-    its gaps, `compacted` how many records a cleaner has removed on one side only, `accepted_records` how many
-    differ or are missing in the ranges `accepted` that the ledger tells of, `not_compared` what a log has lost
-    meanwhile.  `error` says why the partition could not be compared to its end.
+    The source has `held` offsets, of which `compared` were compared, and all but those `not_compared`.  Compared were
+    the offsets [from_offset, until_offset) that both logs have, those up to `resumed_at` by an earlier run; all before
+    `identical_until` are the same; `untold_difference` is the first difference where the ledger tells of no loss.
+    `records` of this run were equal, `lag` is how many offsets the target is behind,
+    `filler` how many filler records stand in its gaps, `compacted` how many records a cleaner has removed on one side
+    only.  `ledger` are the losses that the ledger tells of: it explains that the target lacks `explained` offsets;
+    `told_records` are others in its ranges that differ.  `error` says why the comparison did not come to its end.
     """
 
     topic: str
     partition: int
-    source_start: int
-    source_end: int
+    source_start: int | None
+    source_stable: int | None
+    source_end: int | None
     target_start: int | None
+    target_stable: int | None
     target_end: int | None
     identical_until: int
-    first_difference: Difference | None
+    first_difference: Difference | None = None
+    untold_difference: Difference | None = None
     from_offset: int = 0
     until_offset: int = 0
     resumed_at: int | None = None
+    held: int = 0
+    compared: int = 0
+    not_compared: tuple[NotCompared, ...] = ()
     records: int = 0
     lag: int = 0
     filler: int = 0
     compacted: int = 0
-    accepted: tuple[Range, ...] = ()
-    accepted_records: int = 0
-    not_compared: tuple[NotCompared, ...] = ()
+    ledger: tuple[LedgerRange, ...] = ()
+    explained: int = 0
+    told_records: int = 0
     error: str | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        return judge(
+            self.first_difference,
+            self.error,
+            self.not_compared,
+            held=self.held or self.lag,
+            compared=self.compared,
+            explained=self.explained,
+        )
 
     def as_json(self) -> dict[str, Any]:
         found = asdict(self)
-        found["first_difference"] = None if self.first_difference is None else self.first_difference._asdict()
+        for name in ("first_difference", "untold_difference"):
+            found[name] = None if found[name] is None else found[name]._asdict()
         found["not_compared"] = [part._asdict() for part in self.not_compared]
-        return found
+        found["ledger"] = [part._asdict() for part in self.ledger]
+        return {**found, "outcome": str(self.outcome), "share": share(self.compared, self.held)}
 
 
 @dataclass(frozen=True)
@@ -80,31 +130,51 @@ class VerifyReport:
     ids: Mapping[str, Any]
 
     @property
-    def is_different(self) -> bool:
-        return any(p.first_difference is not None for p in self.partitions)
-
-    @property
-    def is_complete(self) -> bool:
-        return all(p.error is None for p in self.partitions)
+    def outcome(self) -> Outcome:
+        """That of the worst partition; nothing compared is not identical."""
+        found = worst(p.outcome for p in self.partitions)
+        return found if self.compared else worst((found, Outcome.NOT_COMPARED))
 
     @property
     def identical(self) -> bool:
-        return self.is_complete and not self.is_different
+        return self.outcome is Outcome.IDENTICAL
+
+    @property
+    def held(self) -> int:
+        return sum(p.held for p in self.partitions)
+
+    @property
+    def compared(self) -> int:
+        return sum(p.compared for p in self.partitions)
 
     @property
     def lag(self) -> int:
         return sum(p.lag for p in self.partitions)
 
+    @property
+    def explained(self) -> int:
+        return sum(p.explained for p in self.partitions)
+
     def as_json(self) -> dict[str, Any]:
         return {
             "version": VERSION,
+            "outcome": str(self.outcome),
             "identical": self.identical,
+            "held": self.held,
+            "compared": self.compared,
+            "share": share(self.compared, self.held),
             "records": self.records,
+            "explained": self.explained,
             "seconds": round(self.seconds, 3),
             "lag": self.lag,
             "ids": dict(self.ids),
             "partitions": [p.as_json() for p in self.partitions],
         }
+
+
+def share(compared: int, held: int) -> float | None:
+    """How much of what the source has was compared, never rounded up to 1; None where it has nothing."""
+    return compared * 10_000 // held / 10_000 if held else None
 
 
 class Resumed(NamedTuple):
@@ -155,60 +225,99 @@ def partition_report(
     results: Sequence[SliceResult],
     *,
     allow_behind: bool,
-    accepted: Sequence[Range] = (),
+    ledger: Sequence[LedgerRange] = (),
+    waiting: tuple[Waiting, Waiting] = (Waiting(""), Waiting("")),
     resumed: Resumed | None = None,
 ) -> PartitionReport:
-    """Puts the slices of one partition together; they are in the order of their offsets and leave nothing out."""
-    topic, number = partition
-    if bounds.target_start is None or bounds.target_end is None:
-        missing = None if allow_behind else Difference(bounds.source_start, "the target has no such partition")
-        lag = bounds.source_end - bounds.source_start
-        return PartitionReport(topic, number, *bounds, bounds.source_start, missing, bounds.source_start, lag=lag)
-    start, end = max(bounds.source_start, bounds.target_start), min(bounds.source_end, bounds.target_end)
-    from_offset = start if resumed is None else min(resumed.from_offset, start)
-    report = PartitionReport(
-        topic,
-        number,
+    """Puts the slices of one partition together; they are in the order of their offsets and leave nothing out.
+
+    `waiting` says what holds back the last stable offsets of source and target.
+    """
+    start, until = bounds.common
+    resumed_at = None if resumed is None else max(start, min(resumed.identical_until, until))
+    found, gaps = _at_the_ends(bounds, allow_behind, waiting)
+    if resumed is not None and resumed_at is not None:
+        before = [part._replace(until_offset=min(part.until_offset, resumed_at)) for part in resumed.not_compared]
+        gaps += [part for part in before if part.until_offset > max(start, part.from_offset)]
+    gaps += [part for result in results for part in result.gaps]
+    low, high = bounds.source_start or 0, bounds.source_end or 0
+    gaps = [
+        part._replace(from_offset=max(part.from_offset, low), until_offset=min(part.until_offset, high))
+        for part in gaps
+        if part.from_offset < high and part.until_offset > low
+    ]
+    rows = [row for row in ledger if row.until_offset > _lowest(bounds) and row.from_offset < _highest(bounds)]
+    ended = next((r for r in results if r.identical_until < r.slice.until_offset or r.error is not None), None)
+    told = [row for row in rows if not row.is_proved]
+    is_told = found is not None and any(row.from_offset <= found.offset < row.until_offset for row in told)
+    return PartitionReport(
+        partition.topic,
+        partition.partition,
         *bounds,
-        identical_until=start,
-        first_difference=None,
-        from_offset=from_offset,
-        until_offset=max(start, end),
-        resumed_at=None if resumed is None else max(start, min(resumed.identical_until, end)),
+        identical_until=until if ended is None else ended.identical_until,
+        first_difference=next((r.first_difference for r in results if r.first_difference is not None), found),
+        untold_difference=next((r.difference for r in results if r.difference is not None), None if is_told else found),
+        from_offset=start if resumed is None else min(resumed.from_offset, start),
+        until_offset=until,
+        resumed_at=resumed_at,
+        held=high - low,
+        compared=high - low - covered(gaps, low, high),
+        not_compared=tuple(sorted(gaps)),
         records=sum(r.records for r in results),
-        lag=max(0, bounds.source_end - bounds.target_end),
+        lag=max(0, (bounds.source_stable or 0) - (low if bounds.target_end is None else bounds.target_end)),
         filler=sum(r.filler for r in results),
         compacted=sum(r.compacted for r in results),
-        accepted=tuple(part for part in accepted if part[0] < max(start, end) and part[1] > from_offset),
-        accepted_records=sum(r.accepted_records for r in results),
+        ledger=tuple(rows),
+        explained=sum(r.left_out for r in results) + _explained_elsewhere(rows, bounds, resumed_at),
+        told_records=sum(r.told_records for r in results),
+        error=next((r.error for r in results if r.error is not None), None),
     )
-    gone = [part for r in results for part in r.not_compared]
-    if resumed is not None:
-        if start > resumed.identical_until:
-            gone.insert(0, NotCompared(resumed.identical_until, start, f"a log starts at {start} now"))
-        gone = [*resumed.not_compared, *gone]
-    report = replace(report, not_compared=tuple(gone))
-    identical_until = report.resumed_at or start
-    for result in results:
-        identical_until = result.identical_until
-        if result.first_difference is not None or result.error is not None:
-            return replace(
-                report,
-                identical_until=identical_until,
-                first_difference=next((r.first_difference for r in results if r.first_difference is not None), None),
-                error=next((r.error for r in results if r.error is not None), None),
-            )
-    found = None
-    if bounds.source_end > bounds.target_end and not allow_behind:
-        found = Difference(bounds.target_end, "the target log ends earlier")
-    elif bounds.source_end < bounds.target_end and not _is_covered(bounds.source_end, bounds.target_end, accepted):
-        found = Difference(bounds.source_end, "the source log ends earlier")
-    return replace(report, identical_until=identical_until, first_difference=found)
 
 
-def _is_covered(from_offset: int, until_offset: int, ranges: Sequence[Range]) -> bool:
-    """True when the ranges leave nothing of [from_offset, until_offset) out."""
-    for start, end in sorted(ranges):
-        if start <= from_offset:
-            from_offset = max(from_offset, end)
-    return from_offset >= until_offset
+def _at_the_ends(
+    bounds: LogBounds, allow_behind: bool, waiting: tuple[Waiting, Waiting]
+) -> tuple[Difference | None, list[NotCompared]]:
+    """What is different before and behind the offsets that both logs have, and what is not compared there."""
+    start, stable, end, target_start, target_stable, target_end = (offset or 0 for offset in bounds)
+    if bounds.source_start is None:
+        return (Difference(target_start, "the source has no such partition") if target_end else None), []
+    if bounds.target_start is None:
+        reason = "the target has no such partition"
+        gap = NotCompared(start, end, reason, not allow_behind)
+        return None if allow_behind else Difference(start, reason), [gap]
+    gaps = []
+    if target_start > start:
+        reason = f"the target no longer has them: its log starts at {target_start}"
+        gaps.append(NotCompared(start, target_start, reason))
+    if target_stable < min(target_end, stable):
+        gaps.append(NotCompared(max(start, target_stable), min(target_end, stable), *waiting[1]))
+    if stable > target_end:
+        reason = f"the target log ends at {target_end}"
+        gaps.append(NotCompared(max(start, target_end), stable, reason, not allow_behind))
+    if end > stable:
+        gaps.append(NotCompared(max(start, stable), end, *waiting[0]))
+    gaps = [part for part in gaps if part.until_offset > part.from_offset]
+    if stable > target_end and not allow_behind:
+        return Difference(target_end, "the target log ends earlier"), gaps
+    if target_end > end:
+        return Difference(end, "the source log ends earlier"), gaps
+    if target_end > stable:
+        return Difference(stable, "the source has not committed what the target has"), gaps
+    return None, gaps
+
+
+def _lowest(bounds: LogBounds) -> int:
+    starts = [start for start in (bounds.source_start, bounds.target_start) if start is not None]
+    return min(starts)
+
+
+def _highest(bounds: LogBounds) -> int:
+    return max(bounds.source_end or 0, bounds.target_end or 0)
+
+
+def _explained_elsewhere(rows: Sequence[LedgerRange], bounds: LogBounds, resumed_at: int | None) -> int:
+    """Offsets that proved rows explain before the source's log start, and where an earlier run has compared."""
+    if bounds.target_start is None:
+        return 0
+    proved = [NotCompared(*row[:3]) for row in rows if row.is_proved]
+    return covered(proved, bounds.target_start, bounds.common[0] if resumed_at is None else resumed_at)

@@ -7,7 +7,8 @@ from typing import Final, NamedTuple
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.verify.log_comparison import Difference, LogComparison, Range
+from tolerant_client.mirror.verify.log_comparison import LogComparison, Range
+from tolerant_client.mirror.verify.outcome import Difference, NotCompared, Outcome, covered, judge
 
 _BACKOFF: Final = 0.02
 _MAX_BACKOFF: Final = 1.0
@@ -15,40 +16,73 @@ _UNTOUCHED: Final = float("inf")
 
 
 class Slice(NamedTuple):
-    """Offsets [from_offset, until_offset) to compare; `accepted` are ranges of losses in the ledger."""
+    """Offsets [from_offset, until_offset) to compare; `told` and `left_out`, from the ledger, are LogComparison's."""
 
     topic: str
     partition: int
     from_offset: int
     until_offset: int
     is_compacted: tuple[bool, bool] = (False, False)
-    accepted: tuple[Range, ...] = ()
-
-
-class NotCompared(NamedTuple):
-    """Offsets of which one side had nothing left to compare."""
-
-    from_offset: int
-    until_offset: int
-    reason: str
+    told: tuple[Range, ...] = ()
+    left_out: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class SliceResult:
     """What came of a slice; `error` says why it could not be compared to its end.
 
-    The counts are those of LogComparison.  `identical_until` is the offset before which all is the same.
+    The counts are those of LogComparison.  All before `compared_until` was compared, but for `not_compared`;
+    `told_difference` is the first difference where the ledger tells of a loss, behind which the comparison went on,
+    `difference` the one that ended it.
     """
 
     slice: Slice
     records: int
-    identical_until: int
-    first_difference: Difference | None = None
+    compared_until: int
+    difference: Difference | None = None
+    told_difference: Difference | None = None
+    told_records: int = 0
+    left_out: int = 0
     filler: int = 0
     compacted: int = 0
-    accepted_records: int = 0
     not_compared: tuple[NotCompared, ...] = ()
     error: str | None = None
+
+    @property
+    def first_difference(self) -> Difference | None:
+        return self.told_difference or self.difference
+
+    @property
+    def identical_until(self) -> int:
+        """The offset before which all is the same."""
+        found = self.first_difference
+        return self.compared_until if found is None else min(self.compared_until, found.offset)
+
+    @property
+    def gaps(self) -> tuple[NotCompared, ...]:
+        """All that was not compared, what lies behind the end of the comparison too."""
+        until = self.slice.until_offset
+        if self.compared_until >= until:
+            return self.not_compared
+        if self.difference is None:
+            rest = NotCompared(self.compared_until, until, self.error or "the comparison has not come so far")
+        else:
+            offset = self.difference.offset
+            rest = NotCompared(offset + 1, until, f"behind the difference at offset {offset}")
+        return (*self.not_compared, rest) if rest.until_offset > rest.from_offset else self.not_compared
+
+    @property
+    def compared(self) -> int:
+        """How many offsets were compared."""
+        start, until = self.slice[2:4]
+        return until - start - covered(self.gaps, start, until)
+
+    @property
+    def outcome(self) -> Outcome:
+        held, compared = self.slice.until_offset - self.slice.from_offset, self.compared
+        return judge(
+            self.first_difference, self.error, self.gaps, held=held, compared=compared, explained=self.left_out
+        )
 
 
 class Side:
@@ -86,7 +120,11 @@ class Running:
         self.slice = wanted
         self.partition = TopicPartition(wanted.topic, wanted.partition)
         self.log = LogComparison(
-            wanted.from_offset, wanted.until_offset, is_compacted=wanted.is_compacted, accepted=wanted.accepted
+            wanted.from_offset,
+            wanted.until_offset,
+            is_compacted=wanted.is_compacted,
+            told=wanted.told,
+            left_out=wanted.left_out,
         )
         self.sides = (Side(limit), Side(limit))
         self.goals = [wanted.until_offset, wanted.until_offset]
@@ -104,9 +142,11 @@ class Running:
             log.records,
             log.identical_until,
             log.difference,
+            log.told_difference,
+            log.told_records,
+            log.left_out_records,
             log.filler,
             log.compacted,
-            log.accepted_records,
             tuple(self.not_compared),
             error,
         )

@@ -24,8 +24,9 @@ from kafka.structs import TopicPartition
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.fetch import FetchedPartition
 from tolerant_client.mirror.verify.log_columns import NO_BATCHES, is_cut, read_batches
-from tolerant_client.mirror.verify.log_comparison import Difference, LogComparison
-from tolerant_client.mirror.verify.slices import NotCompared, Running, Slice, SliceResult
+from tolerant_client.mirror.verify.log_comparison import LogComparison
+from tolerant_client.mirror.verify.outcome import Difference, NotCompared
+from tolerant_client.mirror.verify.slices import Running, Slice, SliceResult
 from tolerant_client.raw import EARLIEST, EARLIEST_LOCAL, LATEST, RawCluster
 
 SOURCE, TARGET = LogComparison.SOURCE, LogComparison.TARGET
@@ -325,7 +326,7 @@ class SlicesComparison:
             # What came of this side is compared first; the other side is still to be read up to here.
             running.sides[number].not_before = self._clock() + _BACKOFF
         elif position < start:
-            self._skip(running, start, f"the {name} log starts at {start} now")
+            self._skip(running, number, start)
         elif running.sides[number].doubted(f"ends at {end}", self._clock()) >= _BELIEVED_AFTER:
             log.difference = Difference(end, f"the {name} log was cut back to {end}")
             self._finish(running)
@@ -348,22 +349,29 @@ class SlicesComparison:
         late = SOURCE if starts[SOURCE] > starts[TARGET] else TARGET
         if found is not None and starts[late] > found.offset:
             log.difference = None
-            self._skip(running, starts[late], f"the {self._clusters[late].name} log starts at {starts[late]} now")
-        elif found == running.suspect:
-            self._finish(running)
-        else:
+            self._skip(running, late, starts[late])
+            return
+        if found != running.suspect:
             running.suspect = found
             log.start_over()
-            for side in running.sides:
-                side.moved()
+        elif not log.go_behind():
+            self._finish(running)
+            return
+        for side in running.sides:
+            side.moved()
 
-    def _skip(self, running: Running, start: int, reason: str) -> None:
+    def _gone(self, number: int, from_offset: int, start: int, why: str = "") -> NotCompared:
+        """What the log of one side has lost meanwhile; what the source itself no longer has nobody misses."""
+        reason = f"{why}the {self._clusters[number].name} log starts at {start} now"
+        return NotCompared(from_offset, start, reason, matters=number == TARGET)
+
+    def _skip(self, running: Running, number: int, start: int) -> None:
         """Goes on at `start`; what lies before is gone on one side."""
         log = running.log
         log.forget_unproved(start)
         until = min(start, running.slice.until_offset)
         if until > log.compared_until:
-            running.not_compared.append(NotCompared(log.compared_until, until, reason))
+            running.not_compared.append(self._gone(number, log.compared_until, start)._replace(until_offset=until))
         log.start_over(until)
         for side in running.sides:
             side.moved()
@@ -379,9 +387,10 @@ class SlicesComparison:
         if self._is_reading(running):
             return
         starts = [await self._bounds(running, number, EARLIEST) for number in (SOURCE, TARGET)]
-        if count := log.forget_unproved(max(starts)):
-            reason = f"{count} records that one side has no more had no proof, and a log starts at {max(starts)} now"
-            running.not_compared.append(NotCompared(running.slice.from_offset, max(starts), reason))
+        late = SOURCE if starts[SOURCE] >= starts[TARGET] else TARGET
+        if count := log.forget_unproved(starts[late]):
+            why = f"{count} records that one side has no more had no proof, and "
+            running.not_compared.append(self._gone(late, running.slice.from_offset, starts[late], why))
         log.fail_without_proof()
         self._finish(running)
 

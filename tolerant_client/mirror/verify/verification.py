@@ -3,9 +3,14 @@
 Laws:
 - Both logs' bounds are taken once, the target's before the source's: while a mirror runs the target is
   never ahead of what the source said.  What the source gets later is not looked at.
-- Compared is what a read_committed consumer sees, in the offsets that both logs have; a log that starts
-  earlier than the other is no difference (retention is each cluster's own affair), and is said.
-- Nothing is left out silently: what could not be compared is in the report, with the reason.
+- Compared is what a read_committed consumer sees, in the offsets that both logs have.  What the source has and the
+  target's log no longer has (it starts later) is not compared, and never called identical.
+- Nothing is left out silently: of the offsets that the source has, the report says how many were compared, and why the
+  others were not; behind its last stable offset they wait for an open transaction, which is named.
+- A row of the ledger excuses only what the source proves now: that its log starts behind the offsets (retention),
+  that its record there is larger than the limit in the row (oversized).  All else that the ledger tells of is compared
+  with what the source has there now, and a difference is one.
+- A topic that is made anew while it is compared was not compared.
 
 A Verification decides what to compare and puts the results together; who compares (this process, or the
 tasks of a Spark job) is the caller's.
@@ -22,30 +27,37 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.divergence import read_headers
-from tolerant_client.mirror.ledger import of_present_topics, read_ledger
+from tolerant_client.mirror.divergence import read_headers, read_slices
+from tolerant_client.mirror.ledger import limit_of, of_present_topics, read_ledger
+from tolerant_client.mirror.losses import LedgerRow, LossReason
+from tolerant_client.mirror.open_transactions import find_held
 from tolerant_client.mirror.plan import select_topics
 from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.mirror.topics import describe_topics, require_names, topic_ids
-from tolerant_client.mirror.verify.log_comparison import Difference, Range
+from tolerant_client.mirror.verify.log_comparison import Range
+from tolerant_client.mirror.verify.outcome import Difference, Outcome
 from tolerant_client.mirror.verify.report import (
+    LedgerRange,
     LogBounds,
     PartitionReport,
     Resumed,
     VerifyReport,
+    Waiting,
     partition_report,
     read_state,
 )
 from tolerant_client.mirror.verify.slices import Slice, SliceResult
 from tolerant_client.mirror.verify.slices_comparison import MAX_BYTES, SlicesComparison
 from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
+from tolerant_client.record_batch import encode_batch
 
-__all__ = ["Difference", "PartitionReport", "Verification", "VerifyReport", "compare_here", "verify"]
+__all__ = ["Difference", "Outcome", "PartitionReport", "Verification", "VerifyReport", "compare_here", "verify"]
 
 _SAMPLES: Final = 3  # batches of a log that are looked at to guess how many bytes an offset takes
 _UNKNOWN_BYTES: Final = 1000  # an offset where no sample tells
 _LOOK_AGAIN_S: Final = 0.5
-_UNFINISHED: Final = "not compared to its end yet"
+_LIVE_MS: Final = 60_000  # of a transaction: the default of transaction.timeout.ms
+_NOWHERE: Final = LogBounds(None, None, None, None, None, None)
 
 
 class Verification:
@@ -75,14 +87,17 @@ class Verification:
         self._resume = resume
         self._started = time.monotonic()
         self._partitions: list[TopicPartition] = []
-        self._present: set[TopicPartition] = set()  # on the target
+        self._held_by: tuple[set[TopicPartition], set[TopicPartition]] = (set(), set())  # source and target
         self._pending: set[TopicPartition] = set()
-        self._accepted: dict[TopicPartition, tuple[Range, ...]] = {}
+        self._rows: dict[TopicPartition, list[LedgerRow]] = {}
+        self._ledger: dict[TopicPartition, list[LedgerRange]] = {}
+        self._waiting: dict[TopicPartition, tuple[Waiting, Waiting]] = {}
         self._compacted: dict[str, tuple[bool, bool]] = {}
         self._ids: dict[str, Any] = {}
         self._resumed: dict[TopicPartition, Resumed] = {}
         self._bounds: dict[TopicPartition, LogBounds] = {}
         self._errors: dict[TopicPartition, str] = {}
+        self._remade: dict[str, str] = {}
         self._results: dict[TopicPartition, dict[Range, SliceResult | None]] = {}  # by the bounds of slices
         self._waited_since: float | None = None
 
@@ -96,10 +111,14 @@ class Verification:
         chosen = await source.partitions()
         chosen = {name: chosen[name] for name in select_topics(self._topics, chosen)}
         present = await target.partitions(chosen)
-        self._partitions = [TopicPartition(name, index) for name, indexes in chosen.items() for index in indexes]
-        if not self._partitions:
+        self._held_by = (
+            {TopicPartition(name, index) for name, indexes in chosen.items() for index in indexes},
+            {TopicPartition(name, index) for name, indexes in present.items() if name in chosen for index in indexes},
+        )
+        if not self._held_by[0]:
             raise OptionError(f"The topics matching {self._topics.filter} have no partitions")
-        self._present = {p for p in self._partitions if p.partition in present.get(p.topic, ())}
+        order = {name: number for number, name in enumerate(chosen)}
+        self._partitions = sorted(self._held_by[0] | self._held_by[1], key=lambda p: (order[p.topic], p.partition))
         self._pending = set(self._partitions)
         configs = [await describe_topics(cluster, chosen) for cluster in (source, target)]
         for name in chosen:
@@ -111,8 +130,7 @@ class Verification:
             ids = {name: str(topic_id) for name, topic_id in (await topic_ids(cluster, names)).items()}
             self._ids[side] = {"cluster": await cluster.cluster_id(), "topics": ids}
         for row in of_present_topics(await read_ledger(target), self._ids["target"]["topics"]):
-            partition = TopicPartition(row.topic, row.partition)
-            self._accepted[partition] = (*self._accepted.get(partition, ()), (row.from_offset, row.until_offset))
+            self._rows.setdefault(TopicPartition(row.topic, row.partition), []).append(row)
         if self._resume is not None:
             self._resumed, self.warnings = read_state(self._resume, self._ids)
 
@@ -127,6 +145,10 @@ class Verification:
                 found = await self._list_bounds(ready)
                 self._pending -= found.keys()
                 self._bounds.update(found)
+                for partition, bounds in found.items():
+                    rows = [await self._proved(row, bounds) for row in self._rows.get(partition, ())]
+                    self._ledger[partition] = [part for parts in rows for part in parts]
+                await self._name_transactions(found)
                 if slices := [wanted for p in found if (wanted := self._slice(p)) is not None]:
                     for wanted in slices:
                         self._results[TopicPartition(wanted.topic, wanted.partition)] = {wanted[2:4]: None}
@@ -141,6 +163,7 @@ class Verification:
                 await self.source.net.sleep(_LOOK_AGAIN_S)
                 for cluster in (self.source, self.target):
                     await cluster.refresh()
+        await self._find_topics_made_anew()
         return []
 
     async def bytes_per_offset(self, slices: Iterable[Slice]) -> dict[Slice, float]:
@@ -170,32 +193,55 @@ class Verification:
             if result.slice[2:4] in self._results.get(partition, {}):
                 self._results[partition][result.slice[2:4]] = result
 
-    def report(self, *, is_finished: bool = True) -> VerifyReport:
-        """What is known now; partitions that are not finished have an error that says so."""
-        reports = tuple(self._report(p, is_finished) for p in self._partitions)
+    def report(self) -> VerifyReport:
+        """What is known now; what has not been compared yet is said to be not compared."""
+        reports = tuple(self._report(p) for p in self._partitions)
         return VerifyReport(reports, sum(r.records for r in reports), time.monotonic() - self._started, self._ids)
+
+    def edges(self) -> list[SliceResult]:
+        """What is said without comparing, as results of slices: what lies outside the offsets that both logs have."""
+        found: list[SliceResult] = []
+        spans: list[tuple[int, int, Difference | None, str | None]]
+        for partition in self._partitions:
+            part = self._combined(partition) if partition in self._bounds else self._report(partition)
+            spans = [(gap.from_offset, gap.until_offset, None, gap.reason) for gap in part.not_compared]
+            if (difference := part.first_difference) is not None:
+                spans.append((difference.offset, max(difference.offset, part.target_end or 0), difference, None))
+            if part.error is not None:
+                spans.append((0, 0, None, part.error))
+            for start, until, difference, error in spans:
+                wanted = Slice(partition.topic, partition.partition, start, until)
+                found.append(SliceResult(wanted, 0, start, difference, error=error))
+        return found
 
     # -- how it is decided ----------------------------------------------------
 
     async def _with_leaders(self) -> list[TopicPartition]:
         found = self._pending
-        for cluster, wanted in ((self.source, self._pending), (self.target, self._pending & self._present)):
+        for cluster, there in zip((self.source, self.target), self._held_by):
+            wanted = self._pending & there
             await cluster.track({p.topic for p in wanted})
             found = {p for p in found if p not in wanted or cluster.known_leader(p) is not None}
         return [p for p in self._partitions if p in found]
 
     async def _list_bounds(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, LogBounds]:
-        """Of the target first; partitions whose brokers do not answer are left out, for another time."""
-        present = [p for p in partitions if p in self._present]
-        target_end = await self._list(self.target, present, LATEST, READ_COMMITTED)
-        target_start = await self._list(self.target, present, EARLIEST)
-        source_end = await self._list(self.source, partitions, LATEST, READ_COMMITTED)
-        source_start = await self._list(self.source, partitions, EARLIEST)
-        found = {}
-        for p in partitions:
-            if p in source_start and p in source_end and (p not in self._present or (p in target_start and p in target_end)):
-                found[p] = LogBounds(source_start[p], source_end[p], target_start.get(p), target_end.get(p))
-        return found
+        """Of the target first; partitions whose brokers do not answer are left out, for another time.
+
+        An end is asked for before the last stable offset, else what is appended between seems to wait.
+        """
+        sides = []
+        for cluster, there in ((self.target, self._held_by[1]), (self.source, self._held_by[0])):
+            wanted = [p for p in partitions if p in there]
+            end = await self._list(cluster, wanted, LATEST)
+            stable = await self._list(cluster, wanted, LATEST, READ_COMMITTED)
+            start = await self._list(cluster, wanted, EARLIEST)
+            absent = set(partitions) - there
+            told: dict[TopicPartition, tuple[int | None, ...]] = dict.fromkeys(absent, (None, None, None))
+            for p in start.keys() & stable.keys() & end.keys():
+                told[p] = (start[p], stable[p], max(end[p], stable[p]))
+            sides.append(told)
+        target, source = sides
+        return {p: LogBounds(*source[p], *target[p]) for p in partitions if p in source and p in target}
 
     async def _list(
         self, cluster: RawCluster, partitions: Sequence[TopicPartition], which: int, isolation_level: int = 0
@@ -211,63 +257,99 @@ class Verification:
         asked = [cluster.net.call_soon_with_future(self._list, cluster, [p], which, isolation_level) for p in partitions]
         return {p: offset for future in asked for p, offset in (await future).items()}
 
+    async def _proved(self, row: LedgerRow, bounds: LogBounds) -> list[LedgerRange]:
+        """A row of the ledger, as far as the source proves its reason and as far as it does not."""
+        start, until, reason = row.from_offset, row.until_offset, str(row.reason)
+        if reason == LossReason.RETENTION.value and bounds.source_start is not None:
+            gone = max(start, min(until, bounds.source_start))
+            parts = [LedgerRange(start, gone, reason, is_proved=True), LedgerRange(gone, until, reason)]
+            return [part for part in parts if part.until_offset > part.from_offset]
+        is_there = start >= bounds.common[0] and until == start + 1 <= bounds.common[1]
+        is_larger = reason == LossReason.OVERSIZED.value and is_there and await self._is_larger(row)
+        return [LedgerRange(start, until, reason, is_larger)]
+
+    async def _is_larger(self, row: LedgerRow) -> bool:
+        """True when the source's record takes a larger batch of its own than the row says the target takes."""
+        partition, offset, limit = TopicPartition(row.topic, row.partition), row.from_offset, limit_of(row)
+        if limit is None:
+            return False
+        found = (await read_slices(self.source, {partition: (offset, offset + 1)}, is_committed=True))[partition]
+        header = (await read_headers(self.source, {partition: offset})).get(partition)
+        record = found.records.get(offset)
+        codec = 0 if header is None else header.codec
+        return record is not None and len(encode_batch([record], codec=codec)) > limit
+
+    async def _name_transactions(self, found: Mapping[TopicPartition, LogBounds]) -> None:
+        """Who holds back last stable offsets.  While the mirror runs a transaction that lives is as good as lag."""
+        sides = (
+            (self.source, {p: (b.source_stable, b.source_end) for p, b in found.items()}),
+            (self.target, {p: (b.target_stable, b.target_end) for p, b in found.items()}),
+        )
+        reasons: list[dict[TopicPartition, Waiting]] = []
+        for cluster, spans in sides:
+            told: dict[TopicPartition, Waiting] = {}
+            known = {p: (stable, end) for p, (stable, end) in spans.items() if stable is not None and end is not None}
+            for held in await find_held(cluster, known):
+                since_ms = held.since_ms
+                is_live = since_ms is not None and time.time() * 1000 - since_ms < _LIVE_MS
+                matters = not (self._allow_behind and is_live)
+                told.setdefault(held.partition, Waiting(f"on the {cluster.name}: {held}", matters))
+            reasons.append(told)
+        for p in found:
+            self._waiting[p] = (reasons[0].get(p, Waiting("")), reasons[1].get(p, Waiting("")))
+
+    async def _find_topics_made_anew(self) -> None:
+        names = {p.topic for p in self._partitions}
+        for side, cluster in (("source", self.source), ("target", self.target)):
+            now = {name: str(topic_id) for name, topic_id in (await topic_ids(cluster, names)).items()}
+            for name, topic_id in self._ids[side]["topics"].items():
+                if now.get(name) != topic_id:
+                    what = "made anew" if name in now else "deleted"
+                    self._remade[name] = f"its topic was {what} on the {side} while it was compared; compare again"
+
     def _slice(self, partition: TopicPartition) -> Slice | None:
         """What is to compare of a partition; None when nothing is."""
-        bounds = self._bounds[partition]
-        if bounds.target_start is None or bounds.target_end is None:
-            return None
-        start, until = max(bounds.source_start, bounds.target_start), min(bounds.source_end, bounds.target_end)
+        start, until = self._bounds[partition].common
         if (state := self._resumed.get(partition)) is not None:
-            if state.identical_until > until:
+            if not state.from_offset <= start <= until >= state.identical_until:
                 self.warnings.append(
-                    f"{partition.topic}-{partition.partition} was compared up to {state.identical_until}, and a log ends at"
-                    f" {until} now; it is compared from its start"
+                    f"{partition.topic}-{partition.partition} was compared from {state.from_offset} to"
+                    f" {state.identical_until}, and both logs have {start} to {until} now; it is compared from its start"
                 )
                 del self._resumed[partition]
             else:
                 start = max(start, state.identical_until)
         if start >= until:
             return None
-        accepted = self._accepted.get(partition, ())
-        return Slice(partition.topic, partition.partition, start, until, self._compacted[partition.topic], accepted)
+        rows = self._ledger.get(partition, ())
+        told: tuple[Range, ...] = tuple(row[:2] for row in rows if not row.is_proved)
+        left_out = {row.from_offset for row in rows if row.is_proved and row.reason == LossReason.OVERSIZED.value}
+        compacted = self._compacted[partition.topic]
+        return Slice(partition.topic, partition.partition, start, until, compacted, told, tuple(sorted(left_out)))
 
-    def _report(self, partition: TopicPartition, is_finished: bool) -> PartitionReport:
-        bounds = self._bounds.get(partition)
-        if bounds is None:
-            error = self._errors.get(partition, _UNFINISHED)
+    def _report(self, partition: TopicPartition) -> PartitionReport:
+        if partition not in self._bounds:
             resumed = self._resumed.get(partition, Resumed(0, 0))
-            return PartitionReport(
-                partition.topic,
-                partition.partition,
-                0,
-                0,
-                None,
-                None,
-                resumed.identical_until,
-                None,
-                resumed.from_offset,
-                error=error,
-            )
-        results = [
-            result or SliceResult(Slice(partition.topic, partition.partition, *part), 0, part[0], error=_UNFINISHED)
-            for part, result in self._results.get(partition, {}).items()
-        ]
-        if not is_finished:
-            results = [r if r.identical_until >= r.slice.until_offset else _unfinished(r) for r in results]
+            error = self._errors.get(partition, "it has not been looked at yet")
+            found = replace(self._combined(partition), from_offset=resumed.from_offset, error=error)
+            return replace(found, identical_until=resumed.identical_until)
+        topic, number = partition
+        parts = self._results.get(partition, {}).items()
+        results = [result or SliceResult(Slice(topic, number, *part), 0, part[0]) for part, result in parts]
+        found = self._combined(partition, results)
+        remade = self._remade.get(partition.topic)
+        return found if remade is None else replace(found, error=remade, identical_until=found.from_offset)
+
+    def _combined(self, partition: TopicPartition, results: Sequence[SliceResult] = ()) -> PartitionReport:
         return partition_report(
             partition,
-            bounds,
+            self._bounds.get(partition, _NOWHERE),
             results,
             allow_behind=self._allow_behind,
-            accepted=self._accepted.get(partition, ()),
+            ledger=self._ledger.get(partition, ()),
+            waiting=self._waiting.get(partition, (Waiting(""), Waiting(""))),
             resumed=self._resumed.get(partition),
         )
-
-
-def _unfinished(result: SliceResult) -> SliceResult:
-    if result.first_difference is not None or result.error is not None:
-        return result
-    return replace(result, error=_UNFINISHED)
 
 
 async def compare_here(
@@ -285,7 +367,7 @@ async def compare_here(
 
     def report_progress(results: Sequence[SliceResult]) -> None:
         verification.take(results)
-        progress(verification.report(is_finished=False))
+        progress(verification.report())
 
     while slices := await verification.next_slices():
         comparison = SlicesComparison(
