@@ -6,6 +6,7 @@ from typing import Final
 
 import typer
 
+from spark_integration.printing import echo
 from tolerant_client.errors import ClusterUnreachableError, OptionError
 from tolerant_client.testing import ClusterStartError
 
@@ -21,4 +22,4 @@ def exit_code(error: Exception) -> int:
 
 def tell_failure(error: Exception) -> None:
     """Says an error as one sentence on standard error."""
-    typer.echo(f"tolerant-kafka: {str(error).removeprefix(f'{type(error).__name__}: ')}", err=True)
+    echo(f"tolerant-kafka: {str(error).removeprefix(f'{type(error).__name__}: ')}", err=True)

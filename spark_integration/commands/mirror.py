@@ -24,6 +24,7 @@ from spark_integration.commands.options import (
     client_properties,
 )
 from spark_integration.mirroring.watch import LinkWatch
+from spark_integration.printing import echo
 from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link.ends import look
@@ -125,7 +126,7 @@ def mirror(
     started = time.monotonic()
     prepared = mirror_job.prepare(settings)
     for warning in prepared.warnings:
-        typer.echo(f"tolerant-kafka: warning: {warning}", err=True)
+        echo(f"tolerant-kafka: warning: {warning}", err=True)
     is_shown = not as_json and sys.stderr.isatty()
     with LinkWatch(
         settings.source,
@@ -149,10 +150,10 @@ def mirror(
     names = sorted({p.topic for p in prepared.ends})
     behind = [p for p in watch.behind if p not in watch.paused] if once and is_identical else []
     for row in watch.losses:
-        typer.echo(f"tolerant-kafka: loss: {row}", err=True)
+        echo(f"tolerant-kafka: loss: {row}", err=True)
     for partition in behind:
         text = f"{partition.topic}-{partition.partition} did not reach the end that its source had at the start"
-        typer.echo(f"tolerant-kafka: behind: {text}; start the mirror again", err=True)
+        echo(f"tolerant-kafka: behind: {text}; start the mirror again", err=True)
     if as_json:
         losses = [row._asdict() for row in watch.losses]
         paused = [{**partition._asdict(), "reason": reason} for partition, reason in sorted(watch.paused.items())]
@@ -160,9 +161,9 @@ def mirror(
         counted = {"records" if is_identical else "offsets": watch.copied, "seconds": round(seconds, 3)}
         typer.echo(json.dumps({**counted, "topics": names, "losses": losses, "paused": paused}))
     elif is_identical:
-        typer.echo(f"{watch.copied:,} offsets of {len(names)} topics copied in {seconds:.1f} s")
+        echo(f"{watch.copied:,} offsets of {len(names)} topics copied in {seconds:.1f} s")
     else:
-        typer.echo(f"{len(names)} topics copied in {seconds:.1f} s; they have gained {watch.copied:,} offsets on the target")
+        echo(f"{len(names)} topics copied in {seconds:.1f} s; they have gained {watch.copied:,} offsets on the target")
     if watch.losses or watch.paused or behind:
         raise typer.Exit(LOOK)
 
@@ -174,12 +175,12 @@ def _tell_interruption(settings: MirrorSettings, ends: Mapping[TopicPartition, i
             found = target.run(look, None, target, settings.link, ends, settings.offsets == "translated")
     except KafkaError as error:
         tell_failure(error)
-        typer.echo("tolerant-kafka: interrupted: how far the target is it does not tell; start the mirror again", err=True)
+        echo("tolerant-kafka: interrupted: how far the target is it does not tell; start the mirror again", err=True)
         return
     left = [(f"{e}", e.copied, ends[e.partition]) for e in found if e.copied < ends[e.partition]]
     for name, copied, end in left[:_SHOWN]:
-        typer.echo(f"tolerant-kafka: interrupted: {name} is copied up to offset {copied:,} of {end:,}", err=True)
+        echo(f"tolerant-kafka: interrupted: {name} is copied up to offset {copied:,} of {end:,}", err=True)
     if len(left) > _SHOWN:
-        typer.echo(f"tolerant-kafka: interrupted: and {len(left) - _SHOWN:,} more partitions", err=True)
+        echo(f"tolerant-kafka: interrupted: and {len(left) - _SHOWN:,} more partitions", err=True)
     offsets = sum(end - copied for _, copied, end in left)
-    typer.echo(f"tolerant-kafka: interrupted: {offsets:,} offsets are not copied; start the mirror again", err=True)
+    echo(f"tolerant-kafka: interrupted: {offsets:,} offsets are not copied; start the mirror again", err=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from spark_integration.commands.link import (
     Config,
@@ -17,6 +16,7 @@ from spark_integration.commands.link import (
     given_link,
 )
 from spark_integration.commands.options import Json, SourceProperties, TargetProperties
+from spark_integration.printing import Table, echo
 from tolerant_client.mirror.link.status import LinkStatus, read_status
 from tolerant_client.raw import RawCluster
 
@@ -55,7 +55,7 @@ def status(
         table.add_row(t.topic, str(t.partitions), f"{t.lag:,}", seconds, size, paused, f"{t.lost:,}" if t.lost else "")
     Console().print(table)
     for row in found.losses:
-        typer.echo(f"tolerant-kafka: loss: {row}", err=True)
+        echo(f"tolerant-kafka: loss: {row}", err=True)
     for text in found.findings:
-        typer.echo(f"tolerant-kafka: look: {text}", err=True)
+        echo(f"tolerant-kafka: look: {text}", err=True)
     raise typer.Exit(found.exit_code)

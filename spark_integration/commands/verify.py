@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from spark_integration.commands.link import Config, FlowName, MaybeLink, MaybeSource, MaybeTarget, MaybeTopics, given_link
 from spark_integration.commands.options import Json, SourceProperties, TargetProperties
+from spark_integration.printing import Table, echo
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.verify.verification import PartitionReport, Verification, VerifyReport, compare_here
 from tolerant_client.raw import RawCluster
@@ -58,7 +58,7 @@ def verify(
         report, warnings = given.run(compare)
     progress(report)
     for warning in warnings:
-        typer.echo(f"tolerant-kafka: warning: {warning}", err=True)
+        echo(f"tolerant-kafka: warning: {warning}", err=True)
     if as_json:
         typer.echo(json.dumps(report.as_json()))
     else:
@@ -120,4 +120,4 @@ def print_report(report: VerifyReport) -> None:
     Console().print(table)
     verdict = "DIFFERENT" if report.is_different else "identical" if report.is_complete else "NOT COMPARED to the end"
     behind = f", the target is {report.lag:,} offsets behind" if report.lag else ""
-    typer.echo(f"{verdict}: {report.records:,} records compared in {report.seconds:.1f} s{behind}")
+    echo(f"{verdict}: {report.records:,} records compared in {report.seconds:.1f} s{behind}")
