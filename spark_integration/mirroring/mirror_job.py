@@ -122,7 +122,7 @@ def spark_session(tasks: int, *properties: Mapping[str, str]) -> SparkSession:
     builder = SparkSession.builder.appName("tolerant-kafka mirror")
     if _is_submitted():
         settings, warning = submitted_traffic(properties)
-        builder = builder.config(map=settings)
+        builder = builder.config(map={**settings})
         if warning is not None:
             echo(f"tolerant-kafka: warning: {warning}", err=True)
     else:
@@ -136,7 +136,7 @@ def spark_session(tasks: int, *properties: Mapping[str, str]) -> SparkSession:
             .config("spark.driver.bindAddress", "127.0.0.1")
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.memory", "512m")
-            .config(map=SETTINGS)
+            .config(map={**SETTINGS})
         )
     on_interrupt = signal.getsignal(signal.SIGINT)
     session: SparkSession = builder.getOrCreate()
