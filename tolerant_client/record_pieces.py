@@ -192,7 +192,7 @@ class MessagesPiece(ColumnsPiece):
     def read(self, start: int, stop: int) -> Rows:
         rows = super().read(start, stop)
         at = self._columns.fields.key_start[start:stop] - _CRC_BEFORE_KEY[self._magic]
-        checksums = [int.from_bytes(self._columns.joined[place : place + 4]) for place in at.tolist()]
+        checksums = [int.from_bytes(self._columns.joined[place : place + 4], "big") for place in at.tolist()]
         if not self._magic:
             rows = rows._replace(timestamps=repeat(None), timestamp_types=repeat(None))
         return rows._replace(checksums=checksums)

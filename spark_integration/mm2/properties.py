@@ -163,7 +163,9 @@ def _reader(read: Callable[[Path, str], str], allowed: tuple[Path, ...] | None) 
         where = Path(path)
         if allowed is not None:
             where = Path(os.path.normpath(path))
-            if not any(where.is_relative_to(one) for one in allowed):
+            # Links count for what they lead to: those of a Secret's volume stay inside it.
+            file = Path(os.path.realpath(where / key if read is _from_directory else where))
+            if not any(where.is_relative_to(one) and file.is_relative_to(os.path.realpath(one)) for one in allowed):
                 raise LookupError("it is not below allowed.paths")
         return read(where, key)
 

@@ -199,8 +199,8 @@ def _number(java: Mapping[str, str], name: str) -> int:
     text = java[name].strip()
     if name == "connections.max.idle.ms" and text == "-1":
         return _FOR_EVER_MS
-    if not text.isdecimal():
-        raise OptionError(f"kafka.{name} is {java[name]!r}; it must be a whole number")
+    if not text.isdecimal() or len(text) > 18:
+        raise OptionError(f"kafka.{name} is {java[name][:40]!r}; it must be a whole number of at most 18 digits")
     return int(text)
 
 

@@ -168,5 +168,5 @@ class LinkTopics:
             fields["creation"] = TopicCreation(**_with_tuples(fields.get("creation", {})))
             fields["names"] = fields["names"] and TopicNames.from_json(fields["names"])
             return LinkTopics(**fields)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise OptionError(f"Not the topics of a link ({error!r}): {text}") from error
