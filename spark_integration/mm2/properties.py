@@ -3,7 +3,8 @@
 Laws:
 - A value is what java.util.Properties reads, without the blanks around it (ConfigDef.parseType drops them).
 - A variable ${provider:path:key} that cannot be looked up is an error; Kafka would take its text for the value.
-- No message shows a value that came from a provider.
+- No message of this module, or about a setting by its line, shows a value that came from a provider.  What a cluster's
+  client properties are refused for may show the value of one that is no secret by its name (servers, time-outs).
 
 Facts: java.util.Properties; ConfigTransformer.java, AllowedPaths.java and the config.provider package of Kafka (KIP-297,
 KIP-421, KIP-887, KIP-993).

@@ -139,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         try:
             self._get()
-        except ValueError:  # an address, or a header, that is none
+        except (ValueError, TypeError):  # an address or a header that is none: prometheus_client raises both
             self._answer(HTTPStatus.BAD_REQUEST, b"This is no request that can be answered.\n")
 
     def _get(self) -> None:

@@ -22,6 +22,7 @@ from spark_integration.doctor.report import print_report
 from spark_integration.mirroring.link_events import EventPrinter, LinkEvent
 from spark_integration.monitoring.bars import LinkBars
 from spark_integration.printing import Table, cell, printable
+from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link.promotion_report import GroupPlace, PromotedPartition, PromotionReport
 
 COMMANDS = Path(promote.__file__).parent
@@ -119,3 +120,10 @@ def test_commands_print_only_through_printing() -> None:
                 if not printed.startswith("json.dumps(") and (path.name, printed) != ("offsets.py", "text"):
                     wrong.append(f"{path.name}: typer.echo({printed})")
     assert wrong == []
+
+
+def test_a_properties_file_with_a_wrong_escape_is_one_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "source.properties"
+    file.write_text("password = canary\\uXYZ\n")
+    result = CliRunner().invoke(app, ["verify", "--source", "a:1", "--target", "b:1", "--source-properties", str(file)])
+    assert isinstance(result.exception, OptionError) and "is no properties file" in str(result.exception)

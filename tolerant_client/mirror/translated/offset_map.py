@@ -27,7 +27,7 @@ import bisect
 import enum
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kafka.structs import TopicPartition
 
