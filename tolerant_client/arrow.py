@@ -4,13 +4,15 @@ Laws:
 - The result equals decode_records, record by record.  Anything that does not
   add up is given to decode_records, so both raise the same RecordBatchError.
 - No Python object is made per record, except where records are found whose
-  lengths vary (one integer each) or that have very many headers.
+  lengths vary (one integer each), and none is kept.
 - Memory is bounded: iter_arrow holds at most `target_bytes` of decompressed
-  records plus one batch, and a batch is bounded by codecs.decompress.
+  records plus one batch, and a batch is bounded by codecs.decompress; the columns
+  of a large batch are made in slices (batch_columns.iter_columns).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -18,12 +20,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tolerant_client import codecs
-from tolerant_client.batch_columns import HEADER, BatchColumns, join_sections, read_columns
+from tolerant_client.batch_columns import HEADER, BatchColumns, iter_columns, join_sections
 from tolerant_client.errors import RecordBatchError
-from tolerant_client.legacy_records import decode_messages, message_columns, unfold
-from tolerant_client.record_batch import HEADER_SIZE, BatchHeader, Record, decode_records, records_section
-from tolerant_client.record_fields import Doubt, HeaderFields, Int64s
+from tolerant_client.legacy_records import decode_unfolded, message_columns, unfold
+from tolerant_client.record_batch import HEADER_SIZE, BatchHeader, Record, decode_section, records_section
+from tolerant_client.record_fields import Doubt, HeaderFields, Int32s, Int64s
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -45,6 +46,8 @@ ALL_COLUMNS: Final = SCHEMA_WITH_HEADERS.append(LEADER_EPOCH)
 
 TARGET_BYTES: Final = 8 * 1024 * 1024
 
+_HEADERS_AT_ONCE: Final = 1 << 18  # what gathering takes besides its result
+_RECORDS_AT_ONCE: Final = 1 << 14  # as Python objects
 _MAX_MICROS_MS: Final = (2**63 - 1) // 1000
 
 
@@ -83,16 +86,12 @@ def iter_arrow(
             continue
         section = unfold(header, batch) if header.magic < 2 else records_section(header, batch)
         if sections and (size + len(section) > target_bytes or header.magic != sections[0][0].magic):
-            piece = _decode(sections, topic, partition, from_offset, until_offset, schema)
+            yield from _decode(sections, topic, partition, from_offset, until_offset, schema)
             sections, size = [], 0
-            if piece.num_rows:
-                yield piece
         sections.append((header, batch, section))
         size += len(section)
     if sections:
-        piece = _decode(sections, topic, partition, from_offset, until_offset, schema)
-        if piece.num_rows:
-            yield piece
+        yield from _decode(sections, topic, partition, from_offset, until_offset, schema)
 
 
 def records_to_arrow(
@@ -126,20 +125,27 @@ def _decode(
     from_offset: int,
     until_offset: int,
     schema: pa.Schema,
-) -> pa.RecordBatch:
+) -> Iterator[pa.RecordBatch]:
+    """Pieces that are not empty."""
     try:
-        if sections[0][0].magic < 2:
-            columns = message_columns([(header, section) for header, _, section in sections])
-        else:
-            headers = np.frombuffer(b"".join(batch[:HEADER_SIZE] for _, batch, _ in sections), HEADER)
-            joined = join_sections(headers, [section for _, _, section in sections])
-            columns = read_columns(joined, "headers" in schema.names)
+        for columns in _columns(sections, "headers" in schema.names):
+            offsets = columns.offsets
+            kept = np.flatnonzero((offsets >= from_offset) & (offsets < until_offset))
+            if len(kept):
+                yield columns_to_arrow(columns, kept, topic, partition, schema)
+                from_offset = int(offsets[kept[-1]]) + 1
     except Doubt:
-        return _decode_plainly(
-            sections, topic, partition, from_offset, until_offset, schema
-        )
-    kept = np.flatnonzero((columns.offsets >= from_offset) & (columns.offsets < until_offset))
-    return columns_to_arrow(columns, kept, topic, partition, schema)
+        yield from _decode_plainly(sections, topic, partition, from_offset, until_offset, schema)
+
+
+def _columns(
+    sections: Sequence[tuple[BatchHeader, memoryview, memoryview]], include_headers: bool
+) -> Iterator[BatchColumns]:
+    if sections[0][0].magic < 2:
+        yield message_columns([(header, section) for header, _, section in sections])
+        return
+    headers = np.frombuffer(b"".join(batch[:HEADER_SIZE] for _, batch, _ in sections), HEADER)
+    yield from iter_columns(join_sections(headers, [section for _, _, section in sections]), include_headers)
 
 
 def columns_to_arrow(
@@ -193,7 +199,7 @@ def _constant(name: str, topic: str, partition: int, rows: int) -> Any:
     raise ValueError(f"there is no column {name!r}; known are {', '.join(ALL_COLUMNS.names)}")
 
 
-def gather(buffer: Any, start: Int64s, length: Int64s, kept: Int64s) -> Any:
+def gather(buffer: Any, start: Int64s | Int32s, length: Int64s | Int32s, kept: Int64s) -> Any:
     """A binary column of the pieces at `start`, for the rows `kept`.
 
     The section itself, cut at every start and end, is a binary array whose
@@ -215,23 +221,32 @@ def gather(buffer: Any, start: Int64s, length: Int64s, kept: Int64s) -> Any:
 def _header_column(buffer: Any, headers: HeaderFields, counts: Int64s, kept: Int64s) -> Any:
     chosen = np.zeros(len(counts), np.bool_)
     chosen[kept] = True
-    rows = np.flatnonzero(chosen[headers.record])
     offsets = np.zeros(len(kept) + 1, np.int32)
     np.cumsum(counts[kept], out=offsets[1:])
-    keys = gather(buffer, headers.key_start, headers.key_length, rows) if len(rows) else None
-    values = gather(buffer, headers.value_start, headers.value_length, rows) if len(rows) else None
+    keys, values = [], []
+    for first in range(0, len(headers.record), _HEADERS_AT_ONCE):
+        part = HeaderFields(*(column[first : first + _HEADERS_AT_ONCE] for column in headers))
+        rows = np.flatnonzero(chosen[part.record])
+        if len(rows):
+            keys.append(_header_names(gather(buffer, part.key_start, part.key_length, rows)))
+            values.append(gather(buffer, part.value_start, part.value_length, rows))
     return _list_column(offsets, keys, values)
 
 
-def _list_column(offsets: npt.NDArray[np.int32], keys: Any, values: Any) -> Any:
-    if keys is None:
-        keys, values = pa.array([], pa.binary()), pa.array([], pa.binary())
+def _header_names(keys: Any) -> Any:
     try:
-        names = keys.cast(pa.string())
+        return keys.cast(pa.string())
     except pa.ArrowInvalid:
         # Java's String(bytes, UTF_8) replaces what is no UTF-8, and so does Spark's own source.
-        names = pa.array([key.decode("utf-8", "replace") for key in keys.to_pylist()], pa.string())
-    entries = pa.StructArray.from_arrays([names, values], fields=list(HEADERS.value_type))
+        return pa.array([key.decode("utf-8", "replace") for key in keys.to_pylist()], pa.string())
+
+
+def _list_column(offsets: npt.NDArray[np.int32], keys: Sequence[Any], values: Sequence[Any]) -> Any:
+    """The lists that end at `offsets`, of header names and values in parts."""
+    names = pa.concat_arrays([pa.array([], pa.string()), *keys])
+    entries = pa.StructArray.from_arrays(
+        [names, pa.concat_arrays([pa.array([], pa.binary()), *values])], fields=list(HEADERS.value_type)
+    )
     # A record without headers has none, as in Spark's own source (KafkaRecordToRowConverter.scala).
     return pa.ListArray.from_arrays(pa.array(offsets), entries, type=HEADERS, mask=pa.array(offsets[1:] == offsets[:-1]))
 
@@ -243,24 +258,24 @@ def _decode_plainly(
     from_offset: int,
     until_offset: int,
     schema: pa.Schema,
-) -> pa.RecordBatch:
-    """By decode_records and decode_messages: what the fast path leaves, and where it raises, the error to raise."""
-    records: list[Record] = []
-    types: list[int] = []
-    epochs: list[int] = []
-    for header, batch, _ in sections:
-        rows: Iterable[tuple[Record, int]]
-        if header.magic < 2:
-            rows = decode_messages(header, batch)
-        else:
-            stamp = int(header.has_log_append_time)
-            rows = ((record, stamp) for record in decode_records(batch, max_bytes=codecs.MAX_DECOMPRESSED_BYTES))
-        for record, kind in rows:
-            if from_offset <= record.offset < until_offset:
-                records.append(record)
-                types.append(kind)
-                epochs.append(header.partition_leader_epoch)
-    return records_to_batch(records, types, epochs, topic, partition, schema)
+) -> Iterator[pa.RecordBatch]:
+    """By decode_section and decode_unfolded: what the fast path leaves, and where it raises, the error to raise."""
+    rows = (
+        (record, kind, header.partition_leader_epoch)
+        for header, batch, section in sections
+        for record, kind in _rows(header, batch, section)
+        if from_offset <= record.offset < until_offset
+    )
+    while some := list(itertools.islice(rows, _RECORDS_AT_ONCE)):
+        records, types, epochs = zip(*some)
+        yield records_to_batch(records, types, epochs, topic, partition, schema)
+
+
+def _rows(header: BatchHeader, batch: memoryview, section: memoryview) -> Iterator[tuple[Record, int]]:
+    if header.magic < 2:
+        return ((record, kind) for record, kind, _ in decode_unfolded(header, batch, section))
+    kind = int(header.has_log_append_time)
+    return ((record, kind) for record, _ in decode_section(header, section))
 
 
 def records_to_batch(
@@ -299,4 +314,5 @@ def _record_headers(records: Sequence[Record]) -> Any:
     keys = [key.encode("utf-8", "surrogateescape") for key, _ in pairs]
     ends = np.zeros(len(records) + 1, np.int32)
     np.cumsum([len(record.headers) for record in records], out=ends[1:])
-    return _list_column(ends, pa.array(keys, pa.binary()), pa.array([value for _, value in pairs], pa.binary()))
+    values = pa.array([value for _, value in pairs], pa.binary())
+    return _list_column(ends, [_header_names(pa.array(keys, pa.binary()))], [values])

@@ -9,7 +9,7 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import crc32c
@@ -21,9 +21,11 @@ from tolerant_client.record_batch import (
     ATTRIBUTES_OFFSET,
     HEADER_SIZE,
     LOG_APPEND_TIME_BIT,
+    LOG_OVERHEAD,
+    BatchHeader,
     iter_batches,
 )
-from tolerant_client.record_fields import Doubt, Fields, Int64s, find_records, read_fields
+from tolerant_client.record_fields import Bytes, Doubt, Fields, Int64s, Places, find_records, read_fields
 
 _HEADER_BYTES: Final = np.dtype(f"V{HEADER_SIZE}")
 HEADER: Final = np.dtype(  # as it lies in a batch
@@ -43,6 +45,8 @@ HEADER: Final = np.dtype(  # as it lies in a batch
         ("record_count", ">i4"),
     ]
 )
+SLICE_BYTES: Final = 8 << 20  # of decompressed records: their columns may take ten times that
+
 _INT64_MAX: Final = 2**63 - 1
 _SMALLEST_RECORD: Final = 7  # bytes: length, attributes, two deltas, two null lengths, header count
 
@@ -135,6 +139,12 @@ def _are_sound(headers: Headers) -> bool:
     )
 
 
+def batch_header(row: np.void) -> BatchHeader:
+    """A row of HEADER as record_batch has it."""
+    base_offset, length, *rest = row.item()
+    return BatchHeader(base_offset, length + LOG_OVERHEAD, *rest)
+
+
 def join_sections(headers: Headers, sections: Sequence[memoryview]) -> Sections:
     """Sections from records_section, copied into one buffer unless there is only one."""
     sizes = np.array([len(section) for section in sections], np.int64)
@@ -148,14 +158,47 @@ def read_columns(sections: Sections, include_headers: bool) -> BatchColumns:
 
     Raises Doubt.
     """
+    (columns,) = iter_columns(sections, include_headers, slice_bytes=2**31)
+    return columns
+
+
+def iter_columns(
+    sections: Sections, include_headers: bool, *, slice_bytes: int = SLICE_BYTES
+) -> Iterator[BatchColumns]:
+    """As read_columns, but for batches whose records unfold to much in slices of about `slice_bytes`.
+
+    Where records begin is worked out for all of them at once; their fields, which take many times more room, are not.
+    Raises Doubt, perhaps after some slices.
+    """
     headers, joined, starts, ends = sections
     counts = headers["record_count"].astype(np.int64)
     # Refuse counts before anything is sized by them.
     if len(joined) >= 2**31 or bool((counts * _SMALLEST_RECORD > ends - starts).any()):
         raise Doubt
     data = np.frombuffer(joined, np.uint8)
-    fields = read_fields(data, find_records(joined, data, counts, starts, ends), include_headers)
-    return BatchColumns(joined, headers, fields, counts, *_offsets_and_timestamps(headers, counts, fields))
+    places = find_records(joined, data, counts, starts, ends)
+    if int((ends - starts).sum()) <= slice_bytes:
+        yield _columns(sections, data, places, counts, include_headers)
+        return
+    tails = np.cumsum(counts)
+    cuts = np.flatnonzero(np.diff(np.cumsum(places.length) // slice_bytes)) + 1
+    last_delta = -1
+    for first, stop in zip([0, *cuts.tolist()], [*cuts.tolist(), len(places.end)]):
+        a, b = np.searchsorted(tails, (first, stop - 1), "right").tolist()
+        part = Sections(headers[a : b + 1], joined, starts[a : b + 1], ends[a : b + 1])
+        edges = np.clip(tails[a : b + 1], first, stop)
+        rows = np.diff(edges, prepend=first)
+        columns = _columns(part, data, Places(*(column[first:stop] for column in places)), rows, include_headers)
+        if first > int(tails[a] - counts[a]) and columns.fields.offset_delta[0] <= last_delta:
+            raise Doubt
+        last_delta = int(columns.fields.offset_delta[-1])
+        yield columns
+
+
+def _columns(sections: Sections, data: Bytes, places: Places, counts: Int64s, include_headers: bool) -> BatchColumns:
+    fields = read_fields(data, places, include_headers)
+    timed = _offsets_and_timestamps(sections.headers, counts, fields)
+    return BatchColumns(sections.joined, sections.headers, fields, counts, *timed)
 
 
 def _offsets_and_timestamps(

@@ -4,11 +4,11 @@ Laws:
 - Records, `next_fetch_offset` and `leader_epoch` are those of kafka-python's
   PartitionRecords after every `take`, and so are the arguments of deserializers;
   records before the fetch offset are not deserialized.
-- Batches are decoded in pieces of `PIECE_BYTES` or one batch, whichever is more;
+- Batches of every message format are decoded here, never by kafka-python: in pieces of `PIECE_BYTES` or
+  one batch, whichever is more, and large batches in slices (batch_columns.iter_columns);
   pieces without compression lie in the fetch, which is held until it is drained anyway.
 - `take` and `take_arrow` move the same cursor: a record is given out once.
-- Message formats v0 and v1 are decoded by kafka-python.
-- An error is raised once the records before it have been taken, and then the
+- Every error of decoding is a CorruptRecordError.  An error is raised once the records before it have been taken, and then the
   rest of the fetch is let go: the next one starts at what could not be read.
 """
 
@@ -23,12 +23,12 @@ import kafka.errors as Errors
 import pyarrow as pa
 from kafka.consumer.fetcher import ConsumerRecord, Fetcher
 from kafka.protocol.consumer import IsolationLevel
-from kafka.record.legacy_records import LegacyRecordBatch
 from kafka.structs import TopicPartition
 
 from tolerant_client.batch_columns import Chosen, read_run
 from tolerant_client.committed import ABORT
 from tolerant_client.errors import RecordBatchError
+from tolerant_client.legacy_records import iter_record_sets, unfold
 from tolerant_client.record_batch import (
     CODEC_MASK,
     CONTROL_BIT,
@@ -39,8 +39,7 @@ from tolerant_client.record_batch import (
     read_header,
     records_section,
 )
-from tolerant_client.record_fields import Doubt
-from tolerant_client.record_pieces import Piece, Rows, read_piece, read_records
+from tolerant_client.record_pieces import Piece, Rows, read_messages, read_pieces
 
 PIECE_BYTES: Final = 1 << 20
 
@@ -105,12 +104,7 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
             while (n is None or len(records) < n) and (piece := self._current()) is not None:
                 start = piece.position
                 stop = piece.rows if n is None else min(piece.rows, start + n - len(records))
-                try:
-                    rows = piece.read(start, stop)
-                except Doubt:
-                    self._piece = piece.plainly()
-                    continue
-                rows, error = self._deserialized(rows)
+                rows, error = self._deserialized(piece.read(start, stop))
                 records += self._consumer_records(rows)
                 self._took(piece, stop if error is None else start + len(rows.values))
                 if error is not None:
@@ -229,21 +223,36 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
                     f"{self.topic_partition}: record batch that is too small at byte {stretch.starts[0]} of the fetch"
                 )
             if stretch.is_legacy:
-                yield self._legacy_piece(data, stretch)
+                yield from self._legacy_pieces(data, stretch)
             else:
                 yield from self._v2_pieces(data, stretch)
 
-    def _legacy_piece(self, data: bytes, stretch: Stretch) -> Piece:
-        def batches() -> Iterator[tuple[Any, int]]:
-            for start, end in zip(stretch.starts, [*stretch.starts[1:], stretch.end]):
-                batch = LegacyRecordBatch(memoryview(data)[start:end], data[start + _MAGIC_AT])
-                if self.check_crcs and not batch.validate_crc():
-                    raise Errors.CorruptRecordError(
-                        f"record batch of {self.topic_partition} at offset {batch.base_offset} failed crc check"
-                    )
-                yield batch, self.leader_epoch
+    def _legacy_pieces(self, data: bytes, stretch: Stretch) -> Iterator[Piece]:
+        sets: list[tuple[BatchHeader, memoryview, memoryview]] = []
+        size = 0
+        distrust: RecordBatchError | None = None
+        try:
+            part = memoryview(data)[stretch.starts[0] : stretch.end]
+            for header, view in iter_record_sets(part, verify_crc=self.check_crcs):
+                section = unfold(header, view)
+                if sets and (size + len(section) > PIECE_BYTES or header.magic != sets[0][0].magic):
+                    yield from map(self._named, read_messages(sets, self.leader_epoch))
+                    sets, size = [], 0
+                sets.append((header, view, section))
+                size += len(section)
+        except RecordBatchError as failure:
+            distrust = failure
+        if sets:
+            yield from map(self._named, read_messages(sets, self.leader_epoch))
+        yield self._named(Piece(0, error=distrust))
 
-        return read_records(batches(), self.check_crcs)
+    def _named(self, piece: Piece) -> Piece:
+        """With an error that says which partition it is of."""
+        error = piece.error
+        if error is not None:
+            piece.error = RecordBatchError(f"{self.topic_partition}: {error.args[0]}", error.offset)
+            piece.error.__cause__ = error
+        return piece
 
     def _v2_pieces(self, data: bytes, stretch: Stretch) -> Iterator[Piece]:
         run, distrust = read_run(data, stretch.starts, stretch.end, verify_crc=self.check_crcs)
@@ -257,11 +266,8 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
         end_epoch: int | None = None
         end_offset: int | None = None  # behind batches that were skipped after the last row
 
-        def piece(error: Exception | None = None) -> Piece:
-            made = read_piece(run.sections(chosen)) if chosen else Piece(0)
-            if made.error is None:
-                made.end_epoch, made.end_offset, made.error = end_epoch, end_offset, error
-            return made
+        def pieces() -> Iterator[Piece]:
+            return map(self._named, read_pieces(run.sections(chosen))) if chosen else iter(())
 
         columns = (run.starts, run.ends, headers["record_count"], is_unusual)
         try:
@@ -276,7 +282,7 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
                         section = records_section(header, batch)
                         length = len(section)
                 if chosen and size + length > PIECE_BYTES:
-                    yield piece()
+                    yield from pieces()
                     chosen, size = [], 0
                 end_epoch = epochs[number]
                 if count:
@@ -285,13 +291,10 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
                     end_offset = None
         except RecordBatchError as failure:
             distrust = failure
+        yield from pieces()
         if distrust is None:
             self._end_offset = read_header(data, stretch.starts[-1]).next_offset
-            yield piece()
-        else:
-            named = RecordBatchError(f"{self.topic_partition}: {distrust.args[0]}", distrust.offset)
-            named.__cause__ = distrust
-            yield piece(named)
+        yield self._named(Piece(0, end_epoch, end_offset, distrust))
 
     def _is_skipped(self, header: BatchHeader, batch: memoryview) -> bool:
         """True for control batches, and for those of aborted transactions when reading committed."""

@@ -265,6 +265,8 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
             if not self._doubts.is_believed(completed_fetch) and self._is_refused_here(tp, offset):
                 self._doubts.look_into(completed_fetch)
                 return None
+        if completed_fetch.partition_data.records is None:  # the protocol allows it, kafka-python does not
+            completed_fetch.partition_data.records = b""
         return super()._parse_fetched_data(completed_fetch)
 
     def _is_refused_here(self, tp: TopicPartition, offset: int) -> bool:

@@ -45,7 +45,7 @@ from tolerant_client.record_batch import (
     Record,
     iter_batches,
 )
-from tolerant_client.record_fields import Doubt, Fields, HeaderFields, Int64s
+from tolerant_client.record_fields import NO_HEADERS, Doubt, Fields, Int64s
 
 NO_TIMESTAMP: Final = -1
 NO_TIMESTAMP_TYPE: Final = -1
@@ -58,6 +58,7 @@ _SIZE_AND_MAGIC: Final = struct.Struct(">8xi4xB")
 _INT32: Final = struct.Struct(">i")
 _INT64_MAX: Final = 2**63 - 1
 _RUN_BYTES: Final = 1 << 20  # a run is cut behind so many bytes, so that pieces of Arrow data have a bounded size
+_RUN_OFFSETS: Final = 1 << 30  # a header's last offset delta has 32 bits
 _CODECS: Final = (codecs.GZIP, codecs.SNAPPY, codecs.LZ4)
 _COLUMNS: Final = ("start", "end", "offset", "crc", "magic", "attributes", "timestamp")
 _HEAD: Final = np.dtype([("offset", ">i8"), ("size", ">i4"), ("crc", ">u4"), ("magic", "u1"), ("attributes", "u1")])
@@ -115,13 +116,15 @@ def _iter_checked(
             yield from iter_batches(records[position:end], verify_crc=verify_crc)
             position = end
             continue
-        found = _find(records, position, verify_crc)
+        found, distrust = _find(records, position, verify_crc)
         for group in _groups(found):
             if group["attributes"][0] & CODEC_MASK:
                 for wrapper in _each(group):
                     yield _wrapper_header(records, wrapper, verify_crc), records[wrapper.start : wrapper.end]
             elif len(group := group[group["offset"] >= from_offset]):
                 yield _run_header(group), records[int(group["start"][0]) : int(group["end"][-1])]
+        if distrust is not None:
+            raise distrust
         if len(found):
             position = int(found["end"][-1])
         if len(records) - position > _MAGIC_AT and records[position + _MAGIC_AT] <= 1:
@@ -138,44 +141,58 @@ def _end_of_v2(records: memoryview, position: int) -> int:
     return position if len(records) - position > _MAGIC_AT else len(records)
 
 
-def _find(section: memoryview, position: int, verify_crc: bool, wrapper: Message | None = None) -> Messages:
+def _find(
+    section: memoryview, position: int, verify_crc: bool, wrapper: Message | None = None
+) -> tuple[Messages, RecordBatchError | None]:
     """As _scan, with offsets that ascend and, if wanted, right checksums."""
-    found = _scan(section, position, wrapper)
+    found, distrust = _scan(section, position, wrapper)
     offsets = found["offset"]
     is_wrong = (offsets < 0) | (offsets == _INT64_MAX)
     is_wrong[1:] |= offsets[1:] <= offsets[:-1]
     if is_wrong.any():
-        raise _distrust("message with an offset out of order", int(offsets[is_wrong.argmax()]), wrapper)
+        found, distrust = _before(found, is_wrong, "message with an offset out of order", wrapper)
     if verify_crc:
         crc32, ends = zlib.crc32, found["end"].tolist()
         crcs = [crc32(section[a + _MAGIC_AT : b]) for a, b in zip(found["start"].tolist(), ends)]
         is_wrong = np.array(crcs, np.int64) != found["crc"]
         if is_wrong.any():
-            raise _distrust("CRC mismatch in a message", int(offsets[is_wrong.argmax()]), wrapper)
-    return found
+            found, distrust = _before(found, is_wrong, "CRC mismatch in a message", wrapper)
+    return found, distrust
 
 
-def _scan(section: memoryview, position: int, wrapper: Message | None = None) -> Messages:
-    """The messages from `position` on, up to a v2 batch or to what is cut short.
+def _before(
+    found: Messages, is_wrong: npt.NDArray[np.bool_], reason: str, wrapper: Message | None
+) -> tuple[Messages, RecordBatchError]:
+    """The messages before the first wrong one, and the error that this one is."""
+    first = int(is_wrong.argmax())
+    return found[:first], _distrust(reason, int(found["offset"][first]), wrapper)
+
+
+def _scan(
+    section: memoryview, position: int, wrapper: Message | None = None
+) -> tuple[Messages, RecordBatchError | None]:
+    """The messages from `position` on, up to a v2 batch or to what is cut short or cannot be trusted.
 
     Errors name the message's own offset, or that of its `wrapper`.
     """
     end, unpack_from = len(section), _SIZE_AND_MAGIC.unpack_from
     bounds = [position]
+    distrust: RecordBatchError | None = None
     while end - position > _MAGIC_AT:
         size, magic = unpack_from(section, position)
         if magic > 1:
             break
         if size < _LEAST_SIZE[magic]:
             (offset,) = struct.unpack_from(">q", section, position)
-            raise _distrust(f"message of format v{magic} with size {size}", offset, wrapper)
+            distrust = _distrust(f"message of format v{magic} with size {size}", offset, wrapper)
+            break
         position += LOG_OVERHEAD + size
         if position > end:
             break
         bounds.append(position)
     found = np.zeros(len(bounds) - 1, [(name, np.int64) for name in _COLUMNS])
     if not len(found):
-        return found
+        return found, distrust
     found["start"], found["end"] = bounds[:-1], bounds[1:]
     head = _gather(section, found["start"], _HEAD)
     for name in ("offset", "crc", "magic"):
@@ -186,7 +203,7 @@ def _scan(section: memoryview, position: int, wrapper: Message | None = None) ->
     has_time = np.flatnonzero(found["magic"])
     if len(has_time):
         found["timestamp"][has_time] = _gather_number(section, found["start"][has_time] + _TIMESTAMP_AT, ">i8")
-    return found
+    return found, distrust
 
 
 def _distrust(reason: str, offset: int, wrapper: Message | None) -> RecordBatchError:
@@ -200,9 +217,10 @@ def _each(messages: Messages) -> Iterator[Message]:
 
 
 def _groups(found: Messages) -> Iterator[Messages]:
-    """Neighbours of one magic, codec and timestamp type, not much more than _RUN_BYTES of them."""
+    """Neighbours of one magic, codec and timestamp type, not much more than _RUN_BYTES or _RUN_OFFSETS of them."""
     kinds = (found["start"] // _RUN_BYTES << 9) + (found["magic"] << 8) + found["attributes"]
-    cuts = (np.flatnonzero(kinds[1:] != kinds[:-1]) + 1).tolist()
+    spans = found["offset"] // _RUN_OFFSETS
+    cuts = (np.flatnonzero((kinds[1:] != kinds[:-1]) | (spans[1:] != spans[:-1])) + 1).tolist()
     for first, last in zip([0, *cuts], [*cuts, len(found)]):
         if first < last:
             yield found[first:last]
@@ -223,6 +241,8 @@ def _wrapper_header(records: memoryview, wrapper: Message, verify_crc: bool) -> 
     if wrapper.is_stamped:
         times = (wrapper.timestamp, wrapper.timestamp)
     base_offset = int(inner["offset"][0]) + _shift(wrapper, inner)
+    if not 0 <= base_offset <= wrapper.offset < base_offset + 2**31:
+        raise RecordBatchError(f"compressed set that begins at offset {base_offset}", wrapper.offset)
     return _header(wrapper, base_offset, wrapper.offset, len(inner), *times)
 
 
@@ -248,7 +268,9 @@ def _header(
 
 def _inner(section: memoryview, wrapper: Message, verify_crc: bool) -> Messages:
     """The messages of an unfolded set: at least one, up to its end."""
-    inner = _find(section, 0, verify_crc, wrapper)
+    inner, distrust = _find(section, 0, verify_crc, wrapper)
+    if distrust is not None:
+        raise distrust
     if not len(inner) or inner["end"][-1] != len(section):
         left_over = len(section) - (int(inner["end"][-1]) if len(inner) else 0)
         raise RecordBatchError(f"{left_over} bytes that are no message in a compressed set", wrapper.offset)
@@ -318,12 +340,19 @@ def decode_messages(
 
     Raises RecordBatchError.
     """
+    for record, kind, _ in decode_unfolded(header, view, unfold(header, view, max_bytes)):
+        yield record, kind
+
+
+def decode_unfolded(
+    header: BatchHeader, view: memoryview, section: memoryview
+) -> Iterator[tuple[Record, int, Message]]:
+    """As decode_messages, of a set that `unfold` has unfolded; each with where it lies in `section`."""
     wrapper = _wrapper(header, view) if header.codec else None
-    section, shift = view, 0
+    shift, distrust = 0, None
     if wrapper is None:
-        messages = _find(view, 0, False)
+        messages, distrust = _find(section, 0, False)
     else:
-        section = _unfold(wrapper, view, max_bytes)
         messages = _inner(section, wrapper, False)
         shift = _shift(wrapper, messages)
     for message in _each(messages):
@@ -337,7 +366,9 @@ def decode_messages(
             timestamp,
             None if key is None else bytes(key),
             None if value is None else bytes(value),
-        ), kind
+        ), kind, message
+    if distrust is not None:
+        raise distrust
 
 
 def message_columns(sets: Sequence[tuple[BatchHeader, memoryview]]) -> BatchColumns:
@@ -348,10 +379,9 @@ def message_columns(sets: Sequence[tuple[BatchHeader, memoryview]]) -> BatchColu
     magic = sets[0][0].magic
     joined = sets[0][1] if len(sets) == 1 else memoryview(b"".join(section for _, section in sets))
     ends = np.cumsum([len(section) for _, section in sets])
-    try:
-        found = _scan(joined, 0)
-    except RecordBatchError as error:
-        raise Doubt from error
+    found, distrust = _scan(joined, 0)
+    if distrust is not None:
+        raise Doubt from distrust
     last = np.searchsorted(found["end"], ends)  # the last row of each set
     if not len(found) or last[-1] >= len(found) or (found["end"][last] != ends).any():
         raise Doubt
@@ -394,7 +424,7 @@ def _fields(joined: memoryview, found: Messages, magic: int) -> Fields:
         value_start=value_start,
         value_length=value_length,
         header_count=zeros,
-        headers=HeaderFields(*(zeros[:0] for _ in HeaderFields._fields)),
+        headers=NO_HEADERS,
     )
 
 

@@ -470,11 +470,12 @@ class RawCluster:
         return known if known is not None and known.int else None
 
     def _highest(self, api_key: int) -> int:
-        highest: int = self.manager.broker_version_data.api_versions[api_key][1]
-        return highest
+        _, highest = self.manager.broker_version_data.api_versions.get(api_key, (0, -1))
+        return int(highest)
 
     def _version(self, name: str, api_key: int, lowest: int, highest: int) -> int:
-        broker_lowest, broker_highest = self.manager.broker_version_data.api_versions[api_key]
+        # Whoever leaves an API out of ApiVersions does not speak it.
+        broker_lowest, broker_highest = self.manager.broker_version_data.api_versions.get(api_key, (0, -1))
         version: int = min(highest, broker_highest)
         if version < max(lowest, broker_lowest):
             raise UnsupportedSourceError(

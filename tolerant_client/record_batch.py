@@ -294,7 +294,13 @@ def decode_records(
     beyond the end, offsets out of order, bytes left over.
     """
     header = read_header(batch)
-    cursor = _Cursor(records_section(header, batch, max_bytes), header.base_offset)
+    for record, _ in decode_section(header, records_section(header, batch, max_bytes)):
+        yield record
+
+
+def decode_section(header: BatchHeader, section: memoryview) -> Iterator[tuple[Record, int]]:
+    """As decode_records, of decompressed records: each with its bytes, those of its length left out."""
+    cursor = _Cursor(section, header.base_offset)
     last_delta = -1
     for _ in range(header.record_count):
         length = cursor.varint()
@@ -315,7 +321,7 @@ def decode_records(
         headers = cursor.headers()
         if cursor.position != end:
             raise cursor.error("record length does not match its content")
-        yield Record(header.base_offset + delta, timestamp, key, value, headers)
+        yield Record(header.base_offset + delta, timestamp, key, value, headers), length
     if cursor.position != cursor.end:
         raise cursor.error(f"{cursor.end - cursor.position} bytes left over after the last record")
 
@@ -341,6 +347,9 @@ class _Cursor:
 
     def varint(self, bits: int = 35) -> int:
         """A zigzag varint of at most `bits` payload bits: 35 (5 bytes) or 70 (10 bytes)."""
+        if self.position < self.end and (byte := self._section[self.position]) < 0x80:
+            self.position += 1
+            return (byte >> 1) ^ -(byte & 1)
         result = 0
         for shift in range(0, bits, 7):
             self.skip(1)
@@ -366,12 +375,19 @@ class _Cursor:
         count = self.varint()
         if not 0 <= count <= self.end - self.position:
             raise self.error(f"header count {count}")
+        if not count:
+            return ()
         headers = []
+        shared: dict[tuple[bytes, bytes | None], tuple[str, bytes | None]] = {}  # thousands of headers are mostly alike
         for _ in range(count):
             key = self.data()
             if key is None:
                 raise self.error("header without a key")
-            headers.append((key.decode("utf-8", "surrogateescape"), self.data()))
+            pair = key, self.data()
+            header = shared.get(pair)
+            if header is None:
+                header = shared[pair] = key.decode("utf-8", "surrogateescape"), pair[1]
+            headers.append(header)
         return tuple(headers)
 
 

@@ -9,6 +9,11 @@ too, and so on by induction.  A run of records of one size is therefore checked 
 one numpy comparison; between runs a scalar loop reads nothing but the length
 prefixes.
 
+Headers are found in rounds, the n-th of all records together.  A record with very many
+is read in windows: where the next header would begin is worked out for every byte at
+once, and then followed, so that time grows with the bytes and memory with the headers,
+20 bytes for each.
+
 Whatever does not add up raises Doubt: the caller then decodes record by record.
 """
 
@@ -25,7 +30,10 @@ _RUN_WINDOW: Final = 64
 _SCALAR_STRETCH: Final = 64
 _LONGEST_STRETCH: Final = 4096
 _ONE_BYTE_DELTAS: Final = 64
-_MAX_HEADER_ROUNDS: Final = 64
+_HEADER_ROUNDS: Final = 64  # for more of them, records are followed one by one...
+_FEW_RECORDS: Final = 16
+_MOST_HEADER_ROUNDS: Final = 1024  # ...unless there are many such records
+_HEADER_WINDOW: Final = 1 << 16  # bytes of one record's headers that are looked at together
 
 # What the first byte of a two-byte length adds, the two bytes themselves included.
 _LOW_BITS: Final = bytes(((byte & 0x7F) >> 1) + 2 for byte in range(256))
@@ -34,6 +42,7 @@ _LOW_BITS: Final = bytes(((byte & 0x7F) >> 1) + 2 for byte in range(256))
 _ZIGZAG: Final = np.array([(code >> 1) ^ -(code & 1) for code in range(1 << 14)], np.int64)
 
 Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -66,11 +75,14 @@ class Fields(NamedTuple):
 class HeaderFields(NamedTuple):
     """The headers of all records, in order; `record` is the row that each belongs to."""
 
-    record: Int64s
-    key_start: Int64s
-    key_length: Int64s
-    value_start: Int64s
-    value_length: Int64s
+    record: Int32s
+    key_start: Int32s
+    key_length: Int32s
+    value_start: Int32s
+    value_length: Int32s
+
+
+NO_HEADERS: Final = HeaderFields(*(np.empty(0, np.int32) for _ in range(5)))
 
 
 def find_records(
@@ -265,7 +277,7 @@ def read_fields(data: Bytes, places: Places, include_headers: bool) -> Fields:
     header_count, position = _varints(data, position)
     headers = None
     if include_headers or header_count.any():
-        headers, position = _read_headers(data, position, header_count)
+        headers, position = _read_headers(data, position, header_count, ends)
     if not np.array_equal(position, ends):
         raise Doubt
     return Fields(
@@ -289,23 +301,79 @@ def _data_fields(data: Bytes, position: Int64s) -> tuple[Int64s, Int64s, Int64s]
     return length, start, start + (np.maximum(length, 0) if shortest < 0 else length)
 
 
-def _read_headers(data: Bytes, position: Int64s, counts: Int64s) -> tuple[HeaderFields, Int64s]:
-    """All headers: in round j the j-th header of every record that has one."""
-    most = int(counts.max())
-    if most > _MAX_HEADER_ROUNDS or counts.min() < 0:
+def _read_headers(data: Bytes, position: Int64s, counts: Int64s, ends: Int64s) -> tuple[HeaderFields, Int64s]:
+    """All headers: in round j the j-th header of every record that has one, but for records with very many."""
+    if counts.min() < 0 or (2 * counts > ends - position).any():  # a header takes two bytes
         raise Doubt
-    rounds = []
-    for number in range(most):
+    parts: list[HeaderFields] = []
+    crowded = np.flatnonzero(counts > _HEADER_ROUNDS)
+    if crowded.size > _FEW_RECORDS:
+        crowded = np.flatnonzero(counts > _MOST_HEADER_ROUNDS)
+    for row in crowded.tolist():
+        position[row] = _follow_headers(data, row, int(position[row]), int(counts[row]), int(ends[row]), parts)
+    if crowded.size:
+        counts = counts.copy()
+        counts[crowded] = 0
+    for number in range(int(counts.max())):
         record = np.flatnonzero(counts > number)
         key_length, key_start, after = _data_fields(data, position[record])
         value_length, value_start, after = _data_fields(data, after)
         if key_length.min() < 0:
             raise Doubt
         position[record] = after
-        rounds.append((record, key_start, key_length, value_start, value_length))
-    if not rounds:
-        none = np.empty(0, np.int64)
-        return HeaderFields(none, none, none, none, none), position
-    columns = [np.concatenate(column) for column in zip(*rounds, strict=True)]
-    order = np.argsort(columns[1], kind="stable")
-    return HeaderFields(*(column[order] for column in columns)), position
+        parts.append(HeaderFields._make(_small(record, key_start, key_length, value_start, value_length)))
+    if not parts:
+        return NO_HEADERS, position
+    found = HeaderFields(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    if (found.key_start[1:] < found.key_start[:-1]).any():
+        order = np.argsort(found.key_start, kind="stable")
+        found = HeaderFields(*(column[order] for column in found))
+    return found, position
+
+
+def _follow_headers(data: Bytes, row: int, position: int, count: int, end: int, parts: list[HeaderFields]) -> int:
+    """Appends the headers of one record to `parts`; returns where they end."""
+    while count:
+        places = np.arange(position, min(position + _HEADER_WINDOW, end))
+        if not places.size:
+            raise Doubt
+        key_length, key_start = _any_varints(data, places)
+        value_length, value_start = _any_varints(data, key_start + np.maximum(key_length, 0))
+        following = value_start + np.maximum(value_length, 0)
+        following[(key_length < 0) | (value_length < -1) | (following > end)] = -1
+        steps = (following - position).tolist()
+        chain: list[int] = []
+        at, room = 0, len(steps)
+        while count and 0 <= at < room:
+            chain.append(at)
+            at = steps[at]
+            count -= 1
+        if at < 0:
+            raise Doubt
+        chosen = np.array(chain, np.int64)
+        columns = (column[chosen] for column in (key_start, key_length, value_start, value_length))
+        parts.append(HeaderFields._make(_small(np.full(len(chain), row), *columns)))
+        position += at
+    return position
+
+
+def _small(*columns: Int64s) -> list[Int32s]:
+    """Rows and places in less than 2 GiB."""
+    return [column.astype(np.int32) for column in columns]
+
+
+def _any_varints(data: Bytes, positions: Int64s) -> tuple[Int64s, Int64s]:
+    """As _varints, for places where perhaps none begins: then the value is below -1."""
+    byte = data.take(positions, mode="clip")
+    values = (byte & 0x7F).astype(np.int64)
+    widths = np.ones(len(positions), np.int64)
+    more = byte >> 7
+    for shift in (7, 14, 21, 28):
+        if not more.any():
+            break
+        byte = data.take(positions + widths, mode="clip") * more
+        values |= (byte & 0x7F).astype(np.int64) << shift
+        widths += more
+        more = byte >> 7
+    values[(more > 0) | (values >> 32 > 0)] = 3  # the code of -2
+    return (values >> 1) ^ -(values & 1), positions + widths

@@ -5,29 +5,33 @@ Laws:
   `position`, and nobody but its PartitionRecords moves it.
 - A piece ends with what kafka-python's consumer knows behind its last row:
   `end_epoch`, `end_offset` and the error to raise there.
-- What the columns doubt is decoded by kafka-python's own record classes, from
-  records that were decompressed within the bounds of codecs.decompress.
+- Few rows, and what the columns doubt, are decoded record by record, with the same
+  result: header keys that are no UTF-8 are replaced as Java does.
+- No objects are made of rows before they are given out, but of a bounded number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from kafka.errors import CorruptRecordError
-from kafka.record.default_records import DefaultRecordBatch
-
 from tolerant_client.arrow import columns_to_arrow, records_to_batch
-from tolerant_client.batch_columns import BatchColumns, Sections, read_columns
-from tolerant_client.record_batch import CODEC_MASK, Record
-from tolerant_client.record_fields import Doubt, Int64s
+from tolerant_client.batch_columns import BatchColumns, Sections, batch_header, iter_columns
+from tolerant_client.errors import RecordBatchError
+from tolerant_client.legacy_records import NO_TIMESTAMP_TYPE, decode_unfolded, message_columns
+from tolerant_client.record_batch import LOG_OVERHEAD, BatchHeader, Record, decode_section
+from tolerant_client.record_fields import Doubt, Int32s, Int64s
 
 # Below this many rows numpy's price for each call is more than a record decoded alone costs.
 _FEW_ROWS: Final = 16
+_PLAIN_AT_ONCE: Final = 1024  # rows of a piece that is decoded record by record
+_HEADERS_AT_ONCE: Final = 1 << 16
+_CRC_BEFORE_KEY: Final = (10, 18)  # by magic: bytes from the CRC of a message to where its key begins
 
 Column = Any  # a list with one item for each row, or repeat() of the one item that all rows have
 
@@ -53,15 +57,21 @@ class Piece:
 
     __slots__ = ("end_epoch", "end_offset", "error", "position", "rows")
 
-    def __init__(self, rows: int) -> None:
+    def __init__(
+        self,
+        rows: int,
+        end_epoch: int | None = None,
+        end_offset: int | None = None,
+        error: RecordBatchError | None = None,
+    ) -> None:
         self.rows = rows
         self.position = 0
-        self.end_epoch: int | None = None
-        self.end_offset: int | None = None
-        self.error: Exception | None = None
+        self.end_epoch = end_epoch
+        self.end_offset = end_offset
+        self.error = error
 
     def read(self, start: int, stop: int) -> Rows:
-        """Rows `start` to `stop`, at least one, as Python objects; raises Doubt when only `plainly` can read them."""
+        """Rows `start` to `stop`, at least one, as Python objects."""
         raise NotImplementedError
 
     def arrow(self, topic: str, partition: int, schema: pa.Schema) -> Any:
@@ -80,27 +90,22 @@ class Piece:
         """The first row with this offset or a higher one."""
         raise NotImplementedError
 
-    def plainly(self) -> Piece:
-        """The same piece, decoded record by record."""
-        raise NotImplementedError
-
 
 class ColumnsPiece(Piece):
     """Rows that numpy found."""
 
-    __slots__ = ("_arrow", "_blob", "_columns", "_epochs", "_names", "_sections", "_sizes")
+    __slots__ = ("_arrow", "_blob", "_columns", "_epochs", "_names", "_sizes")
 
-    def __init__(self, columns: BatchColumns, sections: Sections) -> None:
+    def __init__(self, columns: BatchColumns) -> None:
         super().__init__(len(columns.offsets))
         self._columns = columns
-        epochs = sections.headers["partition_leader_epoch"].astype(np.int64)
+        epochs = columns.headers["partition_leader_epoch"].astype(np.int64)
         self._epochs: Int64s | int = (
             int(epochs[0]) if epochs.min() == epochs.max() else np.repeat(epochs, columns.counts)
         )
         self._sizes = np.cumsum(columns.fields.length)
         joined = columns.joined
         self._blob: bytes | None = joined if isinstance(joined, bytes) else None
-        self._sections = sections
         self._names = _Names()
         self._arrow: tuple[pa.Schema, Any] | None = None
 
@@ -154,135 +159,173 @@ class ColumnsPiece(Piece):
         if found is None or not counts.any():
             return [[] for _ in range(stop - start)], repeat(-1)
         assert self._blob is not None
-        first, last = np.searchsorted(found.record, (start, stop))
-        part = slice(int(first), int(last))
-        keys, _ = _cut(self._blob, found.key_start[part], found.key_length[part])
-        values, _ = _cut(self._blob, found.value_start[part], found.value_length[part])
-        try:
-            pairs = list(zip(map(self._names.__getitem__, keys), values))
-        except UnicodeDecodeError:
-            raise Doubt from None
+        first, last = map(int, np.searchsorted(found.record, (start, stop)))
+        pairs: list[tuple[str, bytes | None]] = []
+        shared: dict[tuple[bytes, bytes | None], tuple[str, bytes | None]] = {}
+        for at in range(first, last, _HEADERS_AT_ONCE):
+            part = slice(at, min(at + _HEADERS_AT_ONCE, last))
+            keys, _ = _cut(self._blob, found.key_start[part], found.key_length[part])
+            values, _ = _cut(self._blob, found.value_start[part], found.value_length[part])
+            named = zip(map(self._names.__getitem__, keys), values)
+            # Millions of headers of a few bytes are mostly alike.
+            pairs += map(shared.setdefault, *itertools.tee(named)) if last - first > _HEADERS_AT_ONCE else named
         ends = np.cumsum(counts)
         bounds = ends.tolist()
         headers = [pairs[a:b] for a, b in zip([0, *bounds], bounds)]
         sizes = np.zeros(len(pairs) + 1, np.int64)
+        part = slice(first, last)
         np.cumsum(found.key_length[part] + np.maximum(found.value_length[part], 0), out=sizes[1:])
         total = sizes[ends] - sizes[ends - counts]
         return headers, np.where(counts > 0, total, -1).tolist()
 
-    def plainly(self) -> Piece:
-        piece = _read_plainly(self._sections)
-        piece.position = self.position
-        if piece.error is None:
-            piece.end_epoch, piece.end_offset, piece.error = self.end_epoch, self.end_offset, self.error
-        return piece
+
+class MessagesPiece(ColumnsPiece):
+    """Messages of v0 or v1, which have checksums of their own; those of v0 have no timestamps."""
+
+    __slots__ = ("_magic",)
+
+    def __init__(self, columns: BatchColumns, magic: int) -> None:
+        super().__init__(columns)
+        self._magic = magic
+        self._sizes += LOG_OVERHEAD * np.arange(1, self.rows + 1)
+
+    def read(self, start: int, stop: int) -> Rows:
+        rows = super().read(start, stop)
+        at = self._columns.fields.key_start[start:stop] - _CRC_BEFORE_KEY[self._magic]
+        checksums = [int.from_bytes(self._columns.joined[place : place + 4], "big") for place in at.tolist()]
+        if not self._magic:
+            rows = rows._replace(timestamps=repeat(None), timestamp_types=repeat(None))
+        return rows._replace(checksums=checksums)
 
 
 class _Names(dict[bytes, str]):
     """Header keys: few, and they come again and again."""
 
     def __missing__(self, key: bytes) -> str:
-        name = self[key] = key.decode("utf-8")
+        name = self[key] = key.decode("utf-8", "replace")
         return name
 
 
+class PlainRow(NamedTuple):
+    """A record that was decoded alone, with what ConsumerRecord has besides."""
+
+    record: Record
+    kind: int  # of its timestamp; NO_TIMESTAMP_TYPE in v0
+    epoch: int
+    size: int
+    checksum: int | None = None
+
+
 class RecordsPiece(Piece):
-    """Rows that kafka-python's record classes decoded."""
+    """Rows that were decoded record by record."""
 
-    __slots__ = ("_arrow", "_epochs", "_records")
+    __slots__ = ("_arrow", "_rows")
 
-    def __init__(self, records: list[Any], epochs: list[int], error: Exception | None = None) -> None:
-        super().__init__(len(records))
-        self._records = records
-        self._epochs = epochs
+    def __init__(self, rows: Sequence[PlainRow]) -> None:
+        super().__init__(len(rows))
+        self._rows = rows
         self._arrow: tuple[pa.Schema, Any] | None = None
-        self.error = error
 
     def read(self, start: int, stop: int) -> Rows:
-        records = self._records[start:stop]
-        keys = [record.key for record in records]
-        values = [record.value for record in records]
-        headers = [list(record.headers) for record in records]
+        rows = self._rows[start:stop]
+        keys = [row.record.key for row in rows]
+        values = [row.record.value for row in rows]
+        headers = [[_shown(pair) for pair in row.record.headers] for row in rows]
+        is_timed = [row.kind != NO_TIMESTAMP_TYPE for row in rows]
         return Rows(
-            self._epochs[start:stop],
-            [record.offset for record in records],
-            [record.timestamp for record in records],
-            [record.timestamp_type for record in records],
+            [row.epoch for row in rows],
+            [row.record.offset for row in rows],
+            [row.record.timestamp if timed else None for row, timed in zip(rows, is_timed)],
+            [row.kind if timed else None for row, timed in zip(rows, is_timed)],
             keys,
             values,
             headers,
-            [record.checksum for record in records],
+            [row.checksum for row in rows],
             [-1 if key is None else len(key) for key in keys],
             [-1 if value is None else len(value) for value in values],
-            [_header_size(pairs) for pairs in headers],
+            [_header_size(row.record.headers) for row in rows],
         )
 
     def arrow(self, topic: str, partition: int, schema: pa.Schema) -> Any:
         if self._arrow is None or self._arrow[0] is not schema:
-            # Format v0 has no timestamps: -1 and type -1, as in Spark's source and Java's TimestampType.
-            rows = [
-                Record(
-                    record.offset,
-                    -1 if record.timestamp is None else record.timestamp,
-                    record.key,
-                    record.value,
-                    tuple(record.headers),
-                )
-                for record in self._records
-            ]
-            types = [-1 if record.timestamp_type is None else record.timestamp_type for record in self._records]
-            self._arrow = schema, records_to_batch(rows, types, self._epochs, topic, partition, schema)
+            records, types, epochs, *_ = zip(*self._rows)
+            self._arrow = schema, records_to_batch(records, types, epochs, topic, partition, schema)
         return self._arrow[1]
 
     def last(self, stop: int) -> tuple[int, int]:
-        return self._records[stop - 1].offset, self._epochs[stop - 1]
+        row = self._rows[stop - 1]
+        return row.record.offset, row.epoch
 
     def size(self, start: int, stop: int) -> int:
-        return sum(record.size_in_bytes for record in self._records[start:stop])
+        return sum(row.size for row in self._rows[start:stop])
 
     def find(self, offset: int) -> int:
-        for place, record in enumerate(self._records):
-            if record.offset >= offset:
+        for place, row in enumerate(self._rows):
+            if row.record.offset >= offset:
                 return place
         return self.rows
 
 
-def read_piece(sections: Sections) -> Piece:
-    """The rows of batches of message format v2; an error in them is the piece's."""
+def read_pieces(sections: Sections) -> Iterator[Piece]:
+    """The rows of batches of message format v2; an error in them is that of the last piece."""
+    given = -1  # the last offset
     if sections.headers["record_count"].sum() > _FEW_ROWS:
         try:
-            return ColumnsPiece(read_columns(sections, include_headers=True), sections)
+            for columns in iter_columns(sections, include_headers=True):
+                yield ColumnsPiece(columns)
+                given = int(columns.offsets[-1])
+            return
         except Doubt:
             pass
-    return _read_plainly(sections)
+    yield from _plain_pieces(row for row in _plain_rows(sections) if row.record.offset > given)
 
 
-def _read_plainly(sections: Sections) -> RecordsPiece:
-    headers, joined, starts, ends = sections
-    plain = headers.copy()  # as if the batches had never been compressed
-    plain["attributes"] &= ~CODEC_MASK
-    batches = (header.tobytes() + joined[start:end] for header, start, end in zip(plain, starts, ends))
-    return read_records(zip(map(DefaultRecordBatch, batches), headers["partition_leader_epoch"].tolist()))
+def _plain_rows(sections: Sections) -> Iterator[PlainRow]:
+    found, joined, starts, ends = sections
+    view = memoryview(joined)
+    for header, start, end in zip(map(batch_header, found), starts.tolist(), ends.tolist()):
+        kind = int(header.has_log_append_time)
+        for record, size in decode_section(header, view[start:end]):
+            yield PlainRow(record, kind, header.partition_leader_epoch, size)
 
 
-def read_records(batches: Iterable[tuple[Any, int]], check_crcs: bool = False) -> RecordsPiece:
-    """The rows of kafka-python's batches, each with its leader epoch, up to the first error."""
-    records: list[Any] = []
-    epochs: list[int] = []
-    error: Exception | None = None
-    try:
-        for batch, epoch in batches:
-            for record in batch:
-                if check_crcs and not record.validate_crc():
-                    raise CorruptRecordError(f"record at offset {record.offset} failed crc check")
-                records.append(record)
-                epochs.append(epoch)
-    except Exception as failure:
-        error = failure
-    return RecordsPiece(records, epochs, error)
+def read_messages(
+    sets: Sequence[tuple[BatchHeader, memoryview, memoryview]], leader_epoch: int
+) -> Iterator[Piece]:
+    """The rows of sets of one older message format: (header, set, what unfold made of it); as read_pieces."""
+    if sum(header.record_count for header, _, _ in sets) > _FEW_ROWS:
+        try:
+            columns = message_columns([(header, section) for header, _, section in sets])
+        except Doubt:
+            pass
+        else:
+            columns.headers["partition_leader_epoch"] = leader_epoch
+            yield MessagesPiece(columns, sets[0][0].magic)
+            return
+    yield from _plain_pieces(
+        PlainRow(record, kind, leader_epoch, message.end - message.start, message.crc)
+        for header, view, section in sets
+        for record, kind, message in decode_unfolded(header, view, section)
+    )
 
 
-def _cut(blob: bytes, start: Int64s, length: Int64s) -> tuple[Column, Column]:
+def _plain_pieces(rows: Iterator[PlainRow]) -> Iterator[Piece]:
+    while True:
+        found: list[PlainRow] = []
+        error: RecordBatchError | None = None
+        try:
+            found.extend(itertools.islice(rows, _PLAIN_AT_ONCE))
+        except RecordBatchError as failure:
+            error = failure
+        piece = RecordsPiece(found)
+        piece.error = error
+        if found or error is not None:
+            yield piece
+        if error is not None or len(found) < _PLAIN_AT_ONCE:
+            return
+
+
+def _cut(blob: bytes, start: Int64s | Int32s, length: Int64s | Int32s) -> tuple[Column, Column]:
     """The bytes objects at `start` (None for a length of -1) and their lengths."""
     if not len(length):
         return [], []
@@ -299,7 +342,12 @@ def _cut(blob: bytes, start: Int64s, length: Int64s) -> tuple[Column, Column]:
     return [blob[a:b] for a, b in zip(start.tolist(), (start + length).tolist())], sizes
 
 
-def _header_size(pairs: list[tuple[str, bytes | None]]) -> int:
-    if not pairs:
-        return -1
-    return sum(len(key.encode("utf-8")) + (0 if value is None else len(value)) for key, value in pairs)
+def _shown(pair: tuple[str, bytes | None]) -> tuple[str, bytes | None]:
+    """With the bytes that are no UTF-8, which Record keeps as surrogates, replaced."""
+    name, value = pair
+    return pair if name.isascii() else (name.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), value)
+
+
+def _header_size(pairs: Iterable[tuple[str, bytes | None]]) -> int:
+    sizes = [len(key.encode("utf-8", "surrogateescape")) + len(value or b"") for key, value in pairs]
+    return sum(sizes) if sizes else -1

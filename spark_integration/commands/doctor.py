@@ -23,6 +23,7 @@ from spark_integration.doctor.link_examination import Subject, examine
 from spark_integration.doctor.report import as_json, print_report
 from spark_integration.doctor.rights import CHECKPOINTS, HEARTBEATS, Duty
 from spark_integration.mm2.flows import Flow, read_flows
+from spark_integration.printing import echo
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.gaps import GapFill
 from tolerant_client.mirror.topic_filter import LinkTopics
@@ -90,7 +91,7 @@ def doctor(
         codes.add(checkup.exit_code)
         if not in_json:
             if config is not None:
-                typer.echo(f"link {subject.link}")
+                echo(f"link {subject.link}")
             print_report(checkup, took, Console(), is_brief=brief)
         reports.append({"link": subject.link, **as_json(checkup, took)})
     code = next(code for code in _WORST_FIRST if code in codes)
@@ -125,7 +126,7 @@ def flow_subjects(path: Path) -> list[Subject]:
     """What to examine for each flow of a MirrorMaker 2 file; says on standard error what is to be told about the file."""
     flows = read_flows(path)
     for warning in flows.warnings:
-        typer.echo(f"tolerant-kafka: warning: {warning}", err=True)
+        echo(f"tolerant-kafka: warning: {warning}", err=True)
     if not flows.flows:
         raise OptionError(f"{path} enables no flow; set A->B.enabled = true")
     backwards = {(flow.target_cluster, flow.source_cluster) for flow in flows.heartbeats_only}

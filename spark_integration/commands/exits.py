@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Final
 
-import typer
 
+from spark_integration.printing import echo
 from tolerant_client.errors import ClusterUnreachableError, OptionError, text_of
 from tolerant_client.testing import ClusterStartError
 from tolerant_client.testing.artifacts import java_executable
@@ -40,4 +40,4 @@ def require_spark() -> None:
 
 def tell_failure(error: Exception) -> None:
     """Says an error as one sentence on standard error."""
-    typer.echo(f"tolerant-kafka: {str(error).removeprefix(f'{type(error).__name__}: ')}", err=True)
+    echo(f"tolerant-kafka: {str(error).removeprefix(f'{type(error).__name__}: ')}", err=True)

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from spark_integration.commands.link import (
     Config,
@@ -20,6 +19,7 @@ from spark_integration.commands.link import (
     given_link,
 )
 from spark_integration.commands.options import Json, SourceProperties, TargetProperties
+from spark_integration.printing import Table, echo
 from tolerant_client.mirror.link import failback as way_back
 from tolerant_client.mirror.link.failback import FailbackReport, lost_records
 from tolerant_client.raw import RawCluster
@@ -71,11 +71,11 @@ def failback(
         table.add_row(p.topic, str(p.partition), f"{p.shared_until:,}", f"{p.to_copy:,}", lost)
     Console().print(table)
     for text in report.blockers:
-        typer.echo(f"tolerant-kafka: in the way: {text}", err=True)
+        echo(f"tolerant-kafka: in the way: {text}", err=True)
     for name in report.deleted_topics:
-        typer.echo(f"tolerant-kafka: topic {name} was deleted on the target", err=True)
+        echo(f"tolerant-kafka: topic {name} was deleted on the target", err=True)
     if report.is_done:
-        typer.echo(f"Link {report.link} is ready: start its mirror with these clusters and --link {report.link}")
+        echo(f"Link {report.link} is ready: start its mirror with these clusters and --link {report.link}")
     else:
-        typer.echo(f"Nothing was written{'' if report.blockers else '; link ' + report.link + ' could be prepared so'}")
+        echo(f"Nothing was written{'' if report.blockers else '; link ' + report.link + ' could be prepared so'}")
     raise typer.Exit(report.exit_code)

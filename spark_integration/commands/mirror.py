@@ -33,6 +33,7 @@ from spark_integration.commands.options import (
     client_properties,
 )
 from spark_integration.mirroring.watch import LinkWatch
+from spark_integration.printing import echo
 from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link.ends import look
@@ -143,7 +144,7 @@ def mirror(
         claim = open_.enter_context(mirror_job.run_claim(settings))
         prepared = mirror_job.prepare(settings, claim)
         for warning in prepared.warnings:
-            typer.echo(f"tolerant-kafka: warning: {warning}", err=True)
+            echo(f"tolerant-kafka: warning: {warning}", err=True)
         watch = LinkWatch(
             settings.source,
             settings.target,
@@ -172,16 +173,16 @@ def mirror(
     stands = standing.paused.keys() | standing.blocked.keys()
     behind = [p for p in watch.behind if p not in stands] if once and is_identical else []
     for row in watch.losses:
-        typer.echo(f"tolerant-kafka: loss: {row}", err=True)
+        echo(f"tolerant-kafka: loss: {row}", err=True)
     for partition in behind:
         text = f"{partition.topic}-{partition.partition} did not reach the end that its source had at the start"
-        typer.echo(f"tolerant-kafka: behind: {text}; start the mirror again", err=True)
+        echo(f"tolerant-kafka: behind: {text}; start the mirror again", err=True)
     for one in held:
-        typer.echo(f"tolerant-kafka: waiting: copied up to the last stable offset; {one}", err=True)
+        echo(f"tolerant-kafka: waiting: copied up to the last stable offset; {one}", err=True)
     ended = sorted(late.keys() - {one.partition for one in held} - set(behind) - stands)
     for partition in ended:
         text = f"{partition.topic}-{partition.partition} had an open transaction at the start, which has ended since"
-        typer.echo(f"tolerant-kafka: behind: {text}; start the mirror again", err=True)
+        echo(f"tolerant-kafka: behind: {text}; start the mirror again", err=True)
     is_to_look = bool(watch.losses or stands or behind or late)
     if as_json:
         losses = [row._asdict() for row in watch.losses]
@@ -195,9 +196,9 @@ def mirror(
         document = {**sums, "topics": names, "losses": losses, "paused": paused, "blocked": blocked, "exit_code": code}
         echo_json({**document, "open_transactions": [one.to_json() for one in held]})
     elif is_identical:
-        typer.echo(f"{counted(watch.copied, 'offset')} of {counted(len(names), 'topic')} copied in {seconds:.1f} s")
+        echo(f"{counted(watch.copied, 'offset')} of {counted(len(names), 'topic')} copied in {seconds:.1f} s")
     else:
-        typer.echo(f"{counted(len(names), 'topic')} copied in {seconds:.1f} s; they have gained {watch.copied:,} offsets on the target")
+        echo(f"{counted(len(names), 'topic')} copied in {seconds:.1f} s; they have gained {watch.copied:,} offsets on the target")
     if is_to_look:
         raise typer.Exit(LOOK)
 
@@ -239,12 +240,12 @@ def _tell_interruption(settings: MirrorSettings, ends: Mapping[TopicPartition, i
             found = target.run(look, None, target, settings.link, ends, settings.offsets == "translated")
     except KafkaError as error:
         tell_failure(error)
-        typer.echo("tolerant-kafka: interrupted: how far the target is it does not tell; start the mirror again", err=True)
+        echo("tolerant-kafka: interrupted: how far the target is it does not tell; start the mirror again", err=True)
         return
     left = [(f"{e}", e.copied, ends[e.partition]) for e in found if e.copied < ends[e.partition]]
     for name, copied, end in left[:_SHOWN]:
-        typer.echo(f"tolerant-kafka: interrupted: {name} is copied up to offset {copied:,} of {end:,}", err=True)
+        echo(f"tolerant-kafka: interrupted: {name} is copied up to offset {copied:,} of {end:,}", err=True)
     if len(left) > _SHOWN:
-        typer.echo(f"tolerant-kafka: interrupted: and {len(left) - _SHOWN:,} more partitions", err=True)
+        echo(f"tolerant-kafka: interrupted: and {len(left) - _SHOWN:,} more partitions", err=True)
     offsets = sum(end - copied for _, copied, end in left)
-    typer.echo(f"tolerant-kafka: interrupted: {offsets:,} offsets are not copied; start the mirror again", err=True)
+    echo(f"tolerant-kafka: interrupted: {offsets:,} offsets are not copied; start the mirror again", err=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from spark_integration.commands.exits import require_spark
 from spark_integration.mm2.flows import Flow, Flows, read_flows
+from spark_integration.printing import Table, echo
 
 
 def mirror_flows(
@@ -23,7 +23,7 @@ def mirror_flows(
     """
     flows = read_flows(config, targets)
     for warning in flows.warnings:
-        typer.echo(f"tolerant-kafka: warning: {warning}", err=True)
+        echo(f"tolerant-kafka: warning: {warning}", err=True)
     if is_dry_run:
         show(flows, as_json)
         return
@@ -48,7 +48,7 @@ def show(flows: Flows, as_json: bool) -> None:
             table.add_row(name, ", ".join(value) if isinstance(value, list) else str(value))
         Console().print(table)
     if flows.heartbeats_only:
-        typer.echo(f"Heartbeats only: {', '.join(map(str, flows.heartbeats_only))}")
+        echo(f"Heartbeats only: {', '.join(map(str, flows.heartbeats_only))}")
 
 
 def _row(flow: Flow) -> dict[str, object]:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from spark_integration.printing import echo
+
 
 def offsets(
     checkpoint: Annotated[str, typer.Argument(help="checkpointLocation of a query: a path, hdfs://..., s3://...")],
@@ -28,6 +30,6 @@ def offsets(
     state = "committed" if chosen in found.committed else "planned, not committed"
     others = ", ".join(name for name in held if name != taken)
     sources = f"source {taken}" + (f", without {others}" if others else "")
-    typer.echo(f"tolerant-kafka: the end of batch {chosen} of {found.location}, {state}, {sources}", err=True)
+    echo(f"tolerant-kafka: the end of batch {chosen} of {found.location}, {state}, {sources}", err=True)
     if after := [number for number in found.planned if number > chosen and number not in found.committed]:
-        typer.echo(f"tolerant-kafka: batch {after[0]} was planned and not committed; it will be read again", err=True)
+        echo(f"tolerant-kafka: batch {after[0]} was planned and not committed; it will be read again", err=True)

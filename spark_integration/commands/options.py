@@ -9,6 +9,8 @@ from typing import Annotated
 import javaproperties
 import typer
 
+from tolerant_client.errors import OptionError
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 SourceProperties = Annotated[
     Path | None,
@@ -35,7 +37,12 @@ def client_properties(servers: str, path: Path | None) -> dict[str, str]:
     """Java client properties: those of the file, and the servers of the command line."""
     properties: dict[str, str] = {}
     if path is not None:
-        with path.open("rb") as file:
-            properties.update(javaproperties.load(file))
+        try:
+            with path.open("rb") as file:
+                properties.update(javaproperties.load(file))
+        except OSError as error:
+            raise OptionError(f"{path} cannot be read: {error.strerror}") from None
+        except javaproperties.InvalidUEscapeError as error:
+            raise OptionError(f"{path} is no properties file: {error}") from None
     properties["bootstrap.servers"] = servers
     return properties

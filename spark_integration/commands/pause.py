@@ -11,6 +11,7 @@ import typer
 
 from spark_integration.commands.link import Config, DryRun, FlowName, GivenLink, MaybeLink, MaybeTarget, echo_json, given_link
 from spark_integration.commands.options import Json, TargetProperties
+from spark_integration.printing import echo
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link.control import NO_LIMIT, WHOLE_LINK, LinkControl, paused, read_control, resumed, update_control
 from tolerant_client.raw import RawCluster
@@ -148,7 +149,7 @@ def _change(given: GivenLink, change: Callable[[LinkControl], LinkControl], dry_
         return
     would = "would be " if dry_run else ""
     what = "the whole link" if WHOLE_LINK in after.paused else ", ".join(sorted(after.paused)) or "nothing"
-    typer.echo(f"Link {given.link}: {would}paused: {what}; rate limit: {_rate(after)}{'' if after != before else ' (as before)'}")
+    echo(f"Link {given.link}: {would}paused: {what}; rate limit: {_rate(after)}{'' if after != before else ' (as before)'}")
 
 
 def _rate(control: LinkControl) -> str:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from spark_integration.commands.link import (
     Config,
@@ -20,6 +19,7 @@ from spark_integration.commands.link import (
     given_link,
 )
 from spark_integration.commands.options import Json, Offsets, OffsetsKind, SourceProperties, TargetProperties
+from spark_integration.printing import Table, echo
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link.plan_report import Besides, LinkPlan, plan_everything
 from tolerant_client.mirror.losses import MirrorPolicy
@@ -71,7 +71,7 @@ def plan(
         table.add_row(t.topic, t.action, width, str(t.replication_factor), waiting, t.why)
     console.print(table)
     for line in _lines(found):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        echo(line)
     raise typer.Exit(found.exit_code)
 
 

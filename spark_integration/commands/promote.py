@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from spark_integration.commands.link import (
     Config,
@@ -21,6 +20,7 @@ from spark_integration.commands.link import (
     given_link,
 )
 from spark_integration.commands.options import Json, SourceProperties, TargetProperties
+from spark_integration.printing import Table, echo
 from tolerant_client.mirror.link import promotion
 from tolerant_client.mirror.link.promotion_report import PromotionReport
 from tolerant_client.raw import RawCluster
@@ -51,7 +51,7 @@ def promote(
 
     def tell(text: str) -> None:
         if not as_json:
-            typer.echo(f"tolerant-kafka: {text}", err=True)
+            echo(f"tolerant-kafka: {text}", err=True)
 
     async def ask(origin: RawCluster, there: RawCluster) -> PromotionReport:
         return await promotion.promote(
@@ -97,28 +97,28 @@ def _show(report: PromotionReport, as_json: bool) -> None:
             table.add_row(p.topic, str(p.partition), f"{p.copied_until:,}", "unknown" if p.lag is None else f"{p.lag:,}")
         console.print(table)
     if report.groups is not None:
-        console.print(f"groups: {len(report.groups.moved)} offsets moved, {report.groups.unchanged} stood right already")
+        echo(f"groups: {len(report.groups.moved)} offsets moved, {report.groups.unchanged} stood right already")
         for position in report.groups.behind:
-            console.print(f"behind: {position.group} has read more than was copied of {position.partition.topic}", markup=False)
+            echo(f"behind: {position.group} has read more than was copied of {position.partition.topic}")
         for left in report.groups.left:
-            console.print(f"left: {left}", markup=False)
+            echo(f"left: {left}")
     if report.group_places:
         table = Table("group", "topic", "partition", "offset", "left to read")
         for place in report.group_places:
             table.add_row(place.group, place.topic, str(place.partition), f"{place.offset:,}", f"{place.left_to_read:,}")
         console.print(table)
     for row in report.losses:
-        typer.echo(f"tolerant-kafka: loss: {row}", err=True)
+        echo(f"tolerant-kafka: loss: {row}", err=True)
     for text in report.warnings:
-        typer.echo(f"tolerant-kafka: warning: {text}", err=True)
+        echo(f"tolerant-kafka: warning: {text}", err=True)
     for text in report.blockers:
-        typer.echo(f"tolerant-kafka: in the way: {text}", err=True)
+        echo(f"tolerant-kafka: in the way: {text}", err=True)
     if report.is_done:
-        typer.echo(f"Link {report.link} is promoted: nothing of it writes to the target any more")
+        echo(f"Link {report.link} is promoted: nothing of it writes to the target any more")
     elif report.is_begun:
-        typer.echo(f"Link {report.link} is promoted in part: processes of it may still write to what is named; run this again")
+        echo(f"Link {report.link} is promoted in part: processes of it may still write to what is named; run this again")
     elif report.is_dry_run and not report.blockers:
-        typer.echo(f"Link {report.link} could be promoted now; nothing was written")
+        echo(f"Link {report.link} could be promoted now; nothing was written")
     else:
-        typer.echo(f"Link {report.link} was not promoted; nothing was written")
+        echo(f"Link {report.link} was not promoted; nothing was written")
     raise typer.Exit(report.exit_code)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from spark_integration.commands.link import (
     Config,
@@ -18,6 +17,7 @@ from spark_integration.commands.link import (
 )
 from spark_integration.commands.options import Json, SourceProperties, TargetProperties
 from tolerant_client.mirror.link.health import utc
+from spark_integration.printing import Table, echo
 from tolerant_client.mirror.link.status import LinkStatus, read_status
 from tolerant_client.raw import RawCluster
 
@@ -59,9 +59,9 @@ def status(
     Console().print(table)
     for run in found.mirrors:
         if run.is_alive:
-            typer.echo(f"mirror: on {run.host}, process {run.pid}, since {utc(run.since_ms)}")
+            echo(f"mirror: on {run.host}, process {run.pid}, since {utc(run.since_ms)}")
     for row in found.losses:
-        typer.echo(f"tolerant-kafka: loss: {row}", err=True)
+        echo(f"tolerant-kafka: loss: {row}", err=True)
     for reason in found.reasons:
-        typer.echo(f"tolerant-kafka: {reason.health}: {reason.text}", err=True)
+        echo(f"tolerant-kafka: {reason.health}: {reason.text}", err=True)
     raise typer.Exit(found.exit_code)

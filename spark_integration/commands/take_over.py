@@ -8,12 +8,12 @@ from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from spark_integration.commands.link import DryRun, FlowName, echo_json
 from spark_integration.commands.options import Json
 from spark_integration.mirroring.duties import connected
 from spark_integration.mm2.flows import Flow, read_flows
+from spark_integration.printing import Table, echo
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link import handback, takeover
 from tolerant_client.mirror.link.handback import HandBackReport
@@ -50,8 +50,8 @@ def take_over(config: Mm2File, flow: FlowName = None, dry_run: DryRun = False, a
         table.add_row(p.topic, str(p.partition), "identical" if p.is_identical else "others", position, committed)
     Console().print(table)
     for text in report.blockers:
-        typer.echo(f"tolerant-kafka: in the way: {text}", err=True)
-    typer.echo(f"Ready: start tolerant-kafka mirror --config {config}" if report.is_done else "Nothing was written")
+        echo(f"tolerant-kafka: in the way: {text}", err=True)
+    echo(f"Ready: start tolerant-kafka mirror --config {config}" if report.is_done else "Nothing was written")
     raise typer.Exit(report.exit_code)
 
 
@@ -73,10 +73,10 @@ def hand_back(config: Mm2File, flow: FlowName = None, dry_run: DryRun = False, a
         echo_json(report.to_json())
         raise typer.Exit(report.exit_code)
     for p in report.partitions:
-        typer.echo(f"{p.topic}-{p.partition}: MirrorMaker 2 goes on at {p.after:,} instead of {p.before:,}")
+        echo(f"{p.topic}-{p.partition}: MirrorMaker 2 goes on at {p.after:,} instead of {p.before:,}")
     for text in report.blockers:
-        typer.echo(f"tolerant-kafka: in the way: {text}", err=True)
-    typer.echo("Ready: start MirrorMaker 2" if report.is_done else "Nothing was written")
+        echo(f"tolerant-kafka: in the way: {text}", err=True)
+    echo("Ready: start MirrorMaker 2" if report.is_done else "Nothing was written")
     raise typer.Exit(report.exit_code)
 
 

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 from kafka.structs import TopicPartition
 from rich.console import Console
-from rich.table import Table
 
 from spark_integration.commands.link import Config, FlowName, GivenLink, MaybeLink, MaybeTarget, given_link
 from spark_integration.commands.options import Json, SourceProperties, TargetProperties
+from spark_integration.printing import Table
 from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link.control import read_control

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from spark_integration.commands.link import Config, FlowName, MaybeLink, MaybeSource, MaybeTarget, MaybeTopics, given_link
 from spark_integration.commands.options import Json, SourceProperties, TargetProperties
+from spark_integration.printing import Table, echo
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.verify.outcome import Difference, Outcome
 from tolerant_client.mirror.verify.verification import PartitionReport, Verification, VerifyReport, compare_here
@@ -61,9 +61,9 @@ def verify(
         report, warnings = given.run(compare)
     progress(report)
     for warning in warnings:
-        typer.echo(f"tolerant-kafka: warning: {warning}", err=True)
+        echo(f"tolerant-kafka: warning: {warning}", err=True)
     if as_json:
-        typer.echo(json.dumps(report.as_json()))
+        echo(json.dumps(report.as_json()))
     else:
         print_report(report)
     raise typer.Exit(report.outcome.exit_code)
@@ -109,7 +109,7 @@ def print_report(report: VerifyReport) -> None:
             for row in _rows(p):
                 table.add_row(*row)
     Console().print(table)
-    typer.echo(verdict(report))
+    echo(verdict(report))
 
 
 def _rows(p: PartitionReport) -> Iterator[tuple[str, ...]]:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from spark_integration.doctor.checkup import Checkup
 from spark_integration.doctor.finding import ERRORS, HEALTHY, NOT_EXAMINED, WARNINGS, Severity, bounded, by_severity, number_of
+from spark_integration.printing import cell
 
 _VERSION = 1
 _OUTCOMES = {HEALTHY: "healthy", WARNINGS: "warnings", ERRORS: "errors", NOT_EXAMINED: "not-examined"}
@@ -39,17 +40,17 @@ def print_report(checkup: Checkup, seconds: float, console: Console, *, is_brief
                 f"cluster {cluster['cluster_id']}, {number_of(cluster['brokers'], 'broker')},"
                 f" {number_of(cluster['topics'], 'topic')}, {number_of(cluster['partitions'], 'partition')}"
             )
-        console.print(Text(f"{cluster['name']} {cluster['bootstrap_servers']}: {said}"))
+        console.print(cell(f"{cluster['name']} {cluster['bootstrap_servers']}: {said}"))
     shown = [f for f in bounded(by_severity(checkup.findings)) if not (is_brief and f.severity is Severity.INFO)]
     if shown:
         table = Table("", "check", "where", "what was found", "what to do", show_lines=True)
         for finding in shown:
             table.add_row(
                 Text(finding.severity.value, style=_COLOURS[finding.severity]),
-                Text(f"{finding.cluster}\n{finding.check}"),
-                Text(finding.thing),
-                Text(finding.evidence),
-                Text(finding.remedy),
+                Text("\n").join([cell(finding.cluster), cell(finding.check)]),
+                cell(finding.thing),
+                cell(finding.evidence),
+                cell(finding.remedy),
             )
         console.print(table)
     counts = {severity: sum(f.severity is severity for f in checkup.findings) for severity in Severity}

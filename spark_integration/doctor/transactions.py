@@ -6,6 +6,7 @@ everything behind its first record.  It *hangs* when its coordinator does not kn
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
 from spark_integration.doctor.facts import Cluster
@@ -49,6 +50,7 @@ def transaction_findings(
 
 def _hanging(facts: Cluster, one: OpenTransaction, view: CoordinatorView | None, age_ms: int, *, is_asked: bool) -> Finding:
     topic, index = one.partition
+    quoted = shlex.quote(topic)  # only a hostile broker can name a topic so that this matters
     if not is_asked:
         why = "older than transaction.max.timeout.ms allows (not every coordinator could be asked)"
     elif view is None:
@@ -58,9 +60,9 @@ def _hanging(facts: Cluster, one: OpenTransaction, view: CoordinatorView | None,
     # Ages are those of the records: without a coordinator's word a live transaction over old records looks the same.
     is_told = view is not None
     remedy = (
-        f"{facts.tool('kafka-transactions.sh')} abort --topic {topic} --partition {index} --start-offset {one.start_offset}"
+        f"{facts.tool('kafka-transactions.sh')} abort --topic {quoted} --partition {index} --start-offset {one.start_offset}"
         if is_told
-        else f"{facts.tool('kafka-transactions.sh')} find-hanging --topic {topic} --partition {index}"
+        else f"{facts.tool('kafka-transactions.sh')} find-hanging --topic {quoted} --partition {index}"
         "  # by a principal that may describe transactional ids, before it is aborted: it may be alive"
     )
     return Finding(

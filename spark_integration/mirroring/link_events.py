@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from spark_integration.printing import printable
 from tolerant_client.errors import text_of
 from tolerant_client.mirror.link.left import Left, LeftSoFar
 
@@ -110,7 +111,7 @@ class EventPrinter:
 
     @staticmethod
     def _print(link: str, text: str) -> None:
-        print(f"tolerant-kafka: {link}: {text}", file=sys.stderr, flush=True)
+        print(f"tolerant-kafka: {printable(link)}: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def sentence(error: BaseException) -> str:

@@ -14,12 +14,14 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pyspark.conf import SparkConf
+from pyspark.core.context import SparkContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -27,7 +29,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_integration.mirroring.link_state import TaskReport
 from spark_integration.mirroring.ranges import ReportFile
 from spark_integration.mirroring.run_claim import RunClaim
+from spark_integration.printing import echo
 from spark_integration.security.kafka_config import kafka_python_config
+from spark_integration.security.spark_traffic import SETTINGS, holds_secret, traffic_settings
 from spark_integration.source import TolerantKafkaDataSource
 from tolerant_client import errors
 from tolerant_client.errors import TolerantClientError
@@ -95,11 +99,15 @@ def run_claim(settings: MirrorSettings) -> RunClaim:
     return RunClaim(settings.target, settings.link, settings.run, is_translated=settings.offsets == "translated")
 
 
+
 def prepare(settings: MirrorSettings, claim: RunClaim) -> PreparedLink:
     """Checks the link, claims its topics and creates missing ones, before Spark is started.
 
-    Raises the errors of prepare_link and prepare_translated_link, and TargetClaimedError.
+    Raises the errors of prepare_link and prepare_translated_link, TargetClaimedError, and OptionError where Spark would
+    lay passwords open.
     """
+    if _is_submitted():
+        submitted_traffic([settings.source, settings.target])
     how: dict[str, Any] = {"from_ms": settings.from_ms, "until_ms": settings.until_ms, "goes_on": settings.goes_on, "claim": claim.take}
     with RawCluster(kafka_python_config(settings.source), name="source", names=settings.names) as source:
         target = RawCluster(kafka_python_config(settings.target), source.net, name="target")
@@ -112,10 +120,18 @@ def prepare(settings: MirrorSettings, claim: RunClaim) -> PreparedLink:
             target.close()
 
 
-def spark_session(tasks: int) -> SparkSession:
-    """The session of spark-submit, or else a local one with a thread for each task."""
+def spark_session(tasks: int, *properties: Mapping[str, str]) -> SparkSession:
+    """The session of spark-submit, or else a local one with a thread for each task; it will hold these client properties.
+
+    Raises OptionError where they would lie open there.
+    """
     builder = SparkSession.builder.appName("tolerant-kafka mirror")
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # set by spark-submit, with the session's own settings
+    if _is_submitted():
+        settings, warning = submitted_traffic(properties)
+        builder = builder.config(map={**settings})
+        if warning is not None:
+            echo(f"tolerant-kafka: warning: {warning}", err=True)
+    else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder = (
@@ -126,12 +142,23 @@ def spark_session(tasks: int) -> SparkSession:
             .config("spark.driver.bindAddress", "127.0.0.1")
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.memory", "512m")
+            .config(map={**SETTINGS})
         )
     on_interrupt = signal.getsignal(signal.SIGINT)
     session: SparkSession = builder.getOrCreate()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, on_interrupt)  # pyspark's own would raise KeyboardInterrupt wherever we are
     return session
+
+
+def _is_submitted() -> bool:
+    return "PYSPARK_GATEWAY_PORT" in os.environ  # set by spark-submit, with the session's own settings
+
+
+def submitted_traffic(properties: Iterable[Mapping[str, str]]) -> tuple[dict[str, str], str | None]:
+    """What to set for the session of spark-submit before it begins, and what to warn of; raises OptionError."""
+    SparkContext._ensure_initialized()  # the settings of spark-submit are its JVM's; a session would use them already
+    return traffic_settings(dict(SparkConf().getAll()), has_secret=any(map(holds_secret, properties)))
 
 
 def start(settings: MirrorSettings, link: PreparedLink, session: SparkSession, checkpoint: Path) -> StreamingQuery:
@@ -192,7 +219,7 @@ def run(
     `tell` gets once a second, and at the end, what the tasks have done and what is paused.
     Raises the error that stopped a partition, as the executor raised it.
     """
-    session = spark_session(settings.tasks)
+    session = spark_session(settings.tasks, settings.source, settings.target)
     is_stopped = False
     try:
         with tempfile.TemporaryDirectory(prefix="tolerant-mirror-", ignore_cleanup_errors=True) as folder:

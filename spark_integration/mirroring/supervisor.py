@@ -289,7 +289,8 @@ def run_links(
     `tell` gets what happens, from several threads.
     Raises TolerantClientError where Spark died: only another process can go on.
     """
-    session = mirror_job.spark_session(sum(link.settings.tasks for link in links))
+    properties = [each for link in links for each in (link.settings.source, link.settings.target)]
+    session = mirror_job.spark_session(sum(link.settings.tasks for link in links), *properties)
     session.conf.set("spark.sql.streaming.stopTimeout", f"{_STOP_S:.0f}s")
     pulse = SparkPulse(session)
     stop = threading.Event()

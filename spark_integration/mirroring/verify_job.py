@@ -94,7 +94,7 @@ def run(
             source.run(verification.prepare)
             while sizes := _next_sizes(verification, settings):
                 if session is None:
-                    session = own = spark_session(settings.tasks)
+                    session = own = spark_session(settings.tasks, settings.source, settings.target)
                 for wave in _waves(sizes, settings.tasks):
                     verification.take(collect(slices_frame(session, settings, wave)))
                     progress(verification.report())

@@ -3,7 +3,8 @@
 Laws:
 - A value is what java.util.Properties reads, without the blanks around it (ConfigDef.parseType drops them).
 - A variable ${provider:path:key} that cannot be looked up is an error; Kafka would take its text for the value.
-- No message shows a value that came from a provider.
+- No message of this module, or about a setting by its line, shows a value that came from a provider.  What a cluster's
+  client properties are refused for may show the value of one that is no secret by its name (servers, time-outs).
 
 Facts: java.util.Properties; ConfigTransformer.java, AllowedPaths.java and the config.provider package of Kafka (KIP-297,
 KIP-421, KIP-887, KIP-993).
@@ -163,7 +164,9 @@ def _reader(read: Callable[[Path, str], str], allowed: tuple[Path, ...] | None) 
         where = Path(path)
         if allowed is not None:
             where = Path(os.path.normpath(path))
-            if not any(where.is_relative_to(one) for one in allowed):
+            # Links count for what they lead to: those of a Secret's volume stay inside it.
+            file = Path(os.path.realpath(where / key if read is _from_directory else where))
+            if not any(where.is_relative_to(one) and file.is_relative_to(os.path.realpath(one)) for one in allowed):
                 raise LookupError("it is not below allowed.paths")
         return read(where, key)
 

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from spark_integration.mirroring.link_state import LinkState, TopicState, together
+from spark_integration.printing import printable
 
 _MOST_BARS = 20  # more topics than these are one bar
 
@@ -29,11 +30,11 @@ class LinkBars:
     def __init__(self, *, is_once: bool, is_shown: bool, console: Console | None = None) -> None:
         self._is_once = is_once
         self.progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.completed:,.0f}/{task.total:,.0f}", style="progress.download", justify="right"),
             TextColumn("{task.fields[rate]}", justify="right"),
-            TextColumn("{task.fields[state]}"),
+            TextColumn("{task.fields[state]}", markup=False),
             *([TimeRemainingColumn()] if is_once else []),
             console=console or Terminal(stderr=True),
             disable=not is_shown,
@@ -53,7 +54,7 @@ class LinkBars:
 
     def print(self, text: str) -> None:
         """A line above the bars."""
-        self._write(lambda: self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True))
+        self._write(lambda: self.progress.console.print(printable(text), markup=False, highlight=False, soft_wrap=True))
 
     def show(self, state: LinkState, goals: Mapping[str, int]) -> None:
         """Draws what is known of the link."""
@@ -76,7 +77,7 @@ class LinkBars:
         for row in rows:
             goal = goals.get(row.topic, 0) if self._is_once else row.source_end or 0
             if row.topic not in self._bars:
-                self._bars[row.topic] = self.progress.add_task(row.topic, total=goal, rate="", state="")
+                self._bars[row.topic] = self.progress.add_task(printable(row.topic), total=goal, rate="", state="")
             self.progress.update(
                 self._bars[row.topic],
                 completed=min(row.target_end or 0, goal),

@@ -3,6 +3,7 @@
 Laws:
 - Read only: GET and HEAD, nothing else.
 - The page is one file, and its policy lets it load nothing but /api/state.json of this server.
+- What others open is bounded: MOST_CONNECTIONS, of which the oldest goes when one more comes, and REQUEST_S for each.
 - Bound to a loopback address it answers only requests that name such a host: a page of somebody else's, whose
   name is made to point here (DNS rebinding), reads nothing.
 """
@@ -10,6 +11,7 @@ Laws:
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import hashlib
 import ipaddress
@@ -36,6 +38,9 @@ from spark_integration.monitoring.status import DEFAULT_TOPICS, state_json
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link.health import Reason, worst
 
+MOST_CONNECTIONS = 32
+REQUEST_S = 10.0  # from the connection to the end of the answer
+_PAUSE_S = 0.2  # before connections are looked for again when the process can open no more files
 _WORTH_PACKING = 2_000  # bytes
 _REASONS = 5  # of a link
 _SILENT_S = 120.0  # a watch that has not looked for so long is dead
@@ -88,8 +93,38 @@ class _Server(ThreadingHTTPServer):
         self.registry = registry
         self.page = files("spark_integration.monitoring").joinpath("status.html").read_bytes()
         self.policy = content_security_policy(self.page.decode())
+        self._open: dict[Any, float] = {}  # connections and until when they may last, the oldest first
+        self._lock = threading.Lock()
         super().__init__((host, port), _Handler)
         self.is_local = _is_loopback(str(self.server_address[0]))
+
+    def get_request(self) -> Any:
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(_PAUSE_S)  # no descriptor is left, and the connection waits on: do not ask again at once
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            if len(self._open) >= MOST_CONNECTIONS:
+                _hang_up(next(iter(self._open)))
+                self._open.pop(next(iter(self._open)))
+            self._open[request] = time.monotonic() + REQUEST_S
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Several times a second: ends what lasts too long, whoever it waits for."""
+        now = time.monotonic()
+        with self._lock:
+            for request in [request for request, until in self._open.items() if until < now]:
+                self._open.pop(request)
+                _hang_up(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A caller that went away before its answer is nothing to tell of."""
@@ -101,9 +136,15 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
     server_version = "tolerant-kafka"
     sys_version = ""
-    timeout = 30  # HTTP/1.0: a connection is one answer, and none is left open when the server closes
+    timeout = REQUEST_S  # HTTP/1.0: a connection is one answer, and none is left open when the server closes
 
     def do_GET(self) -> None:
+        try:
+            self._get()
+        except (ValueError, TypeError):  # an address or a header that is none: prometheus_client raises both
+            self._answer(HTTPStatus.BAD_REQUEST, b"This is no request that can be answered.\n")
+
+    def _get(self) -> None:
         name = (self.headers.get("Host") or "").strip()
         if self.server.is_local and not _is_local_name(name):
             self._answer(HTTPStatus.FORBIDDEN, b"This server is for this machine only.\n")
@@ -147,6 +188,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """A scrape is nothing to tell of."""
+
+
+def _hang_up(connection: socket.socket) -> None:
+    """Whoever reads or writes there ends; the descriptor is its thread's to close."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def liveness(board: Board, at_ms: int) -> tuple[HTTPStatus, dict[str, Any]]:

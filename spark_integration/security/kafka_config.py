@@ -165,7 +165,7 @@ def _check_names(java: Mapping[str, str], protocol: str) -> None:
             name.startswith("ssl.") and not protocol.endswith("SSL")
         )
         if is_off:
-            _warn(f"kafka.{name} has no effect with kafka.security.protocol {protocol}")
+            warn_once(f"kafka.{name} has no effect with kafka.security.protocol {protocol}")
         elif name in REFUSED and not (
             name == "ssl.trustmanager.algorithm" and java[name].strip().upper() in _TRUST_ALGORITHMS
         ):
@@ -173,7 +173,7 @@ def _check_names(java: Mapping[str, str], protocol: str) -> None:
         elif name not in _KNOWN:
             if _is_security(name):
                 raise OptionError(f"kafka.{name} is no property of a Kafka client{_nearest(name)}")
-            _warn(f"kafka.{name} is no property of a Kafka client, and has no effect{_nearest(name)}")
+            warn_once(f"kafka.{name} is no property of a Kafka client, and has no effect{_nearest(name)}")
 
 
 def _check_values(java: Mapping[str, str]) -> None:
@@ -199,12 +199,12 @@ def _number(java: Mapping[str, str], name: str) -> int:
     text = java[name].strip()
     if name == "connections.max.idle.ms" and text == "-1":
         return _FOR_EVER_MS
-    if not text.isdecimal():
-        raise OptionError(f"kafka.{name} is {java[name]!r}; it must be a whole number")
+    if not text.isdecimal() or len(text) > 18:
+        raise OptionError(f"kafka.{name} is {java[name][:40]!r}; it must be a whole number of at most 18 digits")
     return int(text)
 
 
-def _warn(text: str) -> None:
+def warn_once(text: str) -> None:
     """Once a process: Spark asks for the same options many times."""
     if text not in _warned:
         _warned.add(text)

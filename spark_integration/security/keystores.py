@@ -40,7 +40,7 @@ WITHOUT_EFFECT: Final = ("ssl.keymanager.algorithm", "ssl.protocol", "ssl.secure
 _JCEKS_MAGIC: Final = b"\xce\xce\xce\xce"
 _BROKEN_VERSIONS: Final = ("SSLV2HELLO", "SSLV3", "TLSV1", "TLSV1.1")
 _VERSIONS: Final = {"TLSV1.2": ssl.TLSVersion.TLSv1_2, "TLSV1.3": ssl.TLSVersion.TLSv1_3}
-_PEM_BLOCK: Final = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----(.*?)-----END \1-----", re.DOTALL)
+_PEM_BLOCK: Final = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----((?:(?!-----).)*)-----END \1-----", re.DOTALL)
 _CONVERT: Final = "keytool -importkeystore -srckeystore OLD -destkeystore NEW -deststoretype PKCS12"
 # What marks a private key in PKCS12 (pkcs8ShroudedKeyBag of RFC 7292, in DER); it stands outside what is encrypted.
 _KEY_BAG: Final = bytes.fromhex("060b2a864886f70d010c0a0102")

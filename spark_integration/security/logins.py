@@ -36,6 +36,7 @@ from spark_integration.security.keystores import TlsSettings
 from tolerant_client.errors import ClusterUnreachableError, OptionError
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # RFC 6750
+_ERROR_CODE: Final = re.compile(r"[ -!#-\[\]-~]+")  # RFC 6749, section 5.2
 _LARGEST_ANSWER: Final = 1 << 20
 _DEFAULT_TIMEOUT_S: Final = 10.0
 _LIFE_USED: Final = 0.8
@@ -163,7 +164,7 @@ class TokenLogin:
                 text = self._read(answer)
         except urllib.error.HTTPError as error:
             with error:
-                reason = _error_code(error.read(_LARGEST_ANSWER))
+                reason = self._reason(error)
             is_passing = error.code >= 500 or error.code in (408, 429)
             kind = ClusterUnreachableError if is_passing else OptionError
             raise kind(
@@ -177,7 +178,14 @@ class TokenLogin:
             ) from None
         return self._parsed(text)
 
-    def _read(self, answer: http.client.HTTPResponse) -> bytes:
+    def _reason(self, error: urllib.error.HTTPError) -> str:
+        """The server's word for what is wrong, as far as it says one in time."""
+        try:
+            return _error_code(self._read(error))
+        except (OSError, http.client.HTTPException, ValueError):
+            return "without a reason"
+
+    def _read(self, answer: Any) -> bytes:
         """Within the time-out, also if the answer comes in drops: nothing else is read meanwhile."""
         until, text = time.monotonic() + self.connect_timeout_s, b""
         while len(text) < _LARGEST_ANSWER and (piece := answer.read1(_LARGEST_ANSWER)):
@@ -279,9 +287,10 @@ def _life_s(token: str, told: Any) -> float:
 def _error_code(answer: bytes) -> str:
     """RFC 6749's word for what is wrong, of a body that is not to be shown whole."""
     try:
-        return str(json.loads(answer)["error"])[:80]
-    except (ValueError, KeyError, TypeError):
+        code = str(json.loads(answer)["error"])[:80]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return "without a reason"
+    return code if _ERROR_CODE.fullmatch(code) else "without a reason"
 
 
 def _need_package(module: str, what: str, extra: str) -> None:

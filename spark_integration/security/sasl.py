@@ -14,10 +14,12 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Any, Final
 
+from spark_integration.security.kafka_config import warn_once
 from spark_integration.security.keystores import PROPERTIES, WITHOUT_EFFECT, tls_settings
 from spark_integration.security.logins import KerberosLogin, MskIamLogin, TokenLogin
 from tolerant_client.errors import OptionError
 
+_THIS_MACHINE: Final = ("localhost", "127.0.0.1", "::1")
 _MODULES: Final = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
@@ -108,6 +110,9 @@ def _token_login(java: Mapping[str, str], options: Mapping[str, str]) -> TokenLo
         raise OptionError(f"kafka.{name} is not supported: tokens come by client credentials or from a file")
     url = java.get("sasl.oauthbearer.token.endpoint.url", "").strip()
     _check_address(url)
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme == "http" and parts.hostname not in _THIS_MACHINE:
+        warn_once(f"kafka.sasl.oauthbearer.token.endpoint.url: the secret goes to {parts.hostname} in the clear; use https")
     for name in options:
         if name.startswith("ssl.") and name not in (*PROPERTIES, *WITHOUT_EFFECT):
             raise OptionError(f"kafka.sasl.jaas.config: {name} is not supported; known are {', '.join(PROPERTIES)}")

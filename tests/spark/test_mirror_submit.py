@@ -1,10 +1,11 @@
-"""The mirror under spark-submit, on a standalone cluster of two workers and on YARN, as the guide on running says."""
+"""The mirror under spark-submit, on a standalone cluster of two workers and on YARN, as the guide on running says: authenticated and encrypted."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from kafka import KafkaProducer
 from support.spark_processes import standalone_cluster, yarn_cluster
 
 import spark_integration
+from spark_integration.security.spark_traffic import SETTINGS
 from tolerant_client.mirror.plan import TopicSpec
 from tolerant_client.mirror.topics import create_topics
 from tolerant_client.mirror.verify.verification import verify
@@ -36,8 +38,12 @@ SUBMIT = Path(spark_integration.__file__).parent / "deployment" / "submit.py"
 @contextlib.contextmanager
 def on_standalone(folder: Path) -> Iterator[tuple[list[str], dict[str, str]]]:
     """Options and environment of spark-submit."""
-    with standalone_cluster(folder, workers=2) as master:
-        yield ["--master", master, "--total-executor-cores", "2"], {}
+    settings = folder / "spark-defaults.conf"
+    settings.touch(mode=0o600)
+    lines = [*(f"{name} {value}" for name, value in SETTINGS.items()), f"spark.authenticate.secret {secrets.token_hex()}"]
+    settings.write_text("\n".join(lines))
+    with standalone_cluster(folder, workers=2, settings=settings) as master:
+        yield ["--master", master, "--total-executor-cores", "2", "--properties-file", str(settings)], {}
         # An application has a folder there for each executor.
         executors = list(folder.glob("worker-*/app-*/*"))
         assert len({path.parents[1] for path in executors}) == 2, executors
@@ -48,8 +54,9 @@ def on_yarn(folder: Path) -> Iterator[tuple[list[str], dict[str, str]]]:
     """Options and environment of spark-submit."""
     with yarn_cluster(folder) as conf:
         executors = ["--master", "yarn", "--deploy-mode", "client", "--num-executors", "2", "--executor-cores", "1"]
+        secured = [word for name, value in SETTINGS.items() for word in ("--conf", f"{name}={value}")]
         jars = f"spark.yarn.jars=local:{Path(pyspark.__file__).parent}/jars/*"
-        yield [*executors, "--conf", jars], {"HADOOP_CONF_DIR": str(conf)}
+        yield [*executors, *secured, "--conf", jars], {"HADOOP_CONF_DIR": str(conf)}
 
 
 @pytest.mark.parametrize("cluster_of", [on_standalone, on_yarn])
@@ -82,6 +89,7 @@ def test_executors_of_a_cluster_copy(
         }
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
         assert done.returncode == 0, done.stderr[-3000:]
+        assert "tolerant-kafka: warning" not in done.stderr
     told = json.loads(done.stdout.strip().splitlines()[-1])
     assert told["records"] == RECORDS
     with RawCluster({"bootstrap_servers": one}, name="source") as source:

@@ -137,17 +137,19 @@ class Driver(Process):
 
 
 @contextlib.contextmanager
-def standalone_cluster(folder: Path, workers: int) -> Iterator[str]:
-    """A master and workers of one core each; the value is the master's address."""
+def standalone_cluster(folder: Path, workers: int, settings: Path | None = None) -> Iterator[str]:
+    """A master and workers of one core each, with the properties file `settings`; the value is the master's address."""
     home = Path(pyspark.__file__).parent
     (core,) = home.glob("jars/spark-core_*.jar")
     scala = core.name.removeprefix("spark-core_").partition("-")[0]  # what Spark's own scripts find out for workers
     environment = {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_SCALA_VERSION": scala}
     java = [java_executable(), "-Xmx256m", "-cp", f"{home}/jars/*"]
 
+    given = [] if settings is None else ["--properties-file", str(settings)]
+
     def start(name: str, *arguments: str) -> Process:
         return Process(
-            [*java, f"org.apache.spark.deploy.{name}", *arguments, "--webui-port", "0"],
+            [*java, f"org.apache.spark.deploy.{name}", *given, *arguments, "--webui-port", "0"],
             folder / f"{name}.log",
             environment,
         )

@@ -137,7 +137,7 @@ def test_nothing_makes_an_empty_batch_of_the_schema() -> None:
 
 def test_header_keys_that_are_no_utf8_are_replaced_as_java_does() -> None:
     key = b"\xff!".decode("utf-8", "surrogateescape")
-    for count in (1, record_fields._MAX_HEADER_ROUNDS + 1):
+    for count in (1, record_fields._HEADER_ROUNDS + 1):
         view = memoryview(encode_batch([Record(0, T0, None, None, ((key, b"v"),) * count)]))
         (headers,) = batch_to_arrow(read_header(view), view, "t", 0, arrow.SCHEMA_WITH_HEADERS).column("headers").to_pylist()
         assert headers == [{"key": "\ufffd!", "value": b"v"}] * count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -32,6 +33,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("TOLERANT_KAFKA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(artifacts, "_ivy_jar", lambda: None)
+    monkeypatch.setattr(artifacts, "_known_sums", dict)
     return folder
 
 
@@ -158,3 +160,51 @@ def test_sparks_kafka_source_is_resolved_without_what_pyspark_has(tools: Path) -
     assert [jar.name for jar in spark_kafka_jars()] == wanted[:1]
     pom = (tools / "pom.xml").read_text()
     assert pom.count("<artifactId>*</artifactId>") == pom.count("<dependency>") == len(SPARK_KAFKA)
+
+
+def test_maven_refuses_what_its_checksums_refuse(tools: Path) -> None:
+    command = artifacts._maven_command(tools / "mvn-folder", "mvn", [("g", "a", "1")], True)
+    assert "--strict-checksums" in command
+
+
+def test_a_jar_that_was_changed_is_refused_when_it_comes_and_when_it_lies_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "4.2.0"
+    place.mkdir()
+    jar = place / "kafka_2.13-4.2.0.jar"
+    jar.write_bytes(b"right")
+    monkeypatch.setattr(artifacts, "_known_sums", lambda: {jar.name: hashlib.sha256(b"right").hexdigest()})
+    assert artifacts.resolved_jars(place, [], "Kafka 4.2.0") == (jar,)
+    jar.write_bytes(b"wrong")
+    os.utime(jar, ns=(1, 1))
+    with pytest.raises(ClusterStartError, match="kafka_2.13-4.2.0.jar is not the .* of Kafka 4.2.0|SHA-256 sum is another one"):
+        artifacts.resolved_jars(place, [], "Kafka 4.2.0")
+
+    def resolve(command: object, folder: Path) -> None:
+        (folder / "lib").mkdir()
+        (folder / "lib" / jar.name).write_bytes(b"wrong")
+
+    monkeypatch.setattr(artifacts, "_run", resolve)
+    monkeypatch.setattr(artifacts, "java_executable", lambda: "java")
+    monkeypatch.setattr(artifacts.shutil, "which", lambda name: "mvn")
+    other = tmp_path / "other"
+    with pytest.raises(ClusterStartError, match="SHA-256 sum is another one"):
+        artifacts.resolved_jars(other, [("org.apache.kafka", "kafka_2.13", "4.2.0")], "Kafka 4.2.0")
+    assert not other.exists(), "nothing of it is kept"
+
+
+def test_the_sums_of_the_versions_that_the_tests_use_are_known() -> None:
+    sums = artifacts._known_sums()
+    for version in ("4.2.0", "3.9.1", "2.8.2"):
+        assert f"kafka_2.13-{version}.jar" in sums
+    for version in ("1.1.1", "0.11.0.3", "0.10.2.2", "0.9.0.1", "0.8.2.2"):
+        assert f"kafka_2.11-{version}.jar" in sums
+    assert {f"{name}-{version}.jar" for _, name, version in artifacts.SPARK_KAFKA} <= sums.keys()
+    assert all(len(digest) == 64 for digest in sums.values())
+
+
+def test_a_version_without_sums_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "kafka_2.13-9.9.9.jar").write_bytes(b"new")
+    artifacts.resolved_jars(tmp_path, [], "Kafka 9.9.9")
+    assert "No SHA-256 sum is known of 1 jars of Kafka 9.9.9" in caplog.text

@@ -588,6 +588,13 @@ def test_transaction_that_ended_while_the_coordinators_were_asked_hangs_no_more(
     assert still_open([one], [other, replace(one, held_back=60)]) == [replace(one, held_back=60)]
 
 
+def test_the_command_against_a_hanging_transaction_quotes_what_a_broker_calls_its_topic() -> None:
+    one = replace(opened(99 * MINUTE), partition=TopicPartition("$(reboot)", 2))
+    for views in ({}, {4000: CoordinatorView("app", "Empty", MINUTE, 0, frozenset())}):
+        (found,) = transaction_findings(cluster(), [one], views, NOW)
+        assert "--topic '$(reboot)' --partition 2" in found.remedy
+
+
 def test_longest_transaction_is_that_of_the_brokers() -> None:
     facts = cluster(broker_configs={1: {"transaction.max.timeout.ms": str(60 * MINUTE)}})
     assert judged(transaction_findings(facts, [opened(16 * MINUTE)], None, NOW)) == [(INFO, "producer id 4000")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import contextlib
 import logging
 import os
 import pickle
@@ -566,3 +567,41 @@ def test_what_is_wrong_with_a_token_is_named(jaas: str, java: dict[str, str], re
     assert CANARY not in str(caught.value)
     with pytest.raises(OptionError, match="token.endpoint.url is required: https://"):
         oauth("ftp://h/t")
+
+
+def test_an_error_of_an_oauth_server_that_comes_in_drops_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip() -> None:
+            connection, _ = listening.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(10_000)
+                connection.sendall(b"HTTP/1.0 401 No\r\n\r\n")
+                for _ in range(100):
+                    connection.sendall(b" ")
+                    time.sleep(0.1)
+
+        thread = threading.Thread(target=drip, daemon=True)
+        thread.start()
+        login = TokenLogin(f"http://127.0.0.1:{listening.getsockname()[1]}/token", "me", CANARY, connect_timeout_s=0.5)
+        began = time.monotonic()
+        with pytest.raises(OptionError, match="answered 401 without a reason"):
+            login.ask()
+        assert time.monotonic() - began < 8
+
+
+@pytest.mark.parametrize("answer", ["[" * 100_000, '{"error": "x\\nforged\\u001b[2K"}', "[]"])
+def test_what_is_no_error_code_of_an_oauth_server_is_not_shown(tokens: TokenServer, answer: str) -> None:
+    tokens.status, tokens.answer = 401, answer
+    with pytest.raises(OptionError, match="answered 401 without a reason"):
+        TokenLogin(tokens.url, "me", CANARY).ask()
+
+
+def test_a_secret_that_goes_over_http_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    oauth("http://login.example.com/token")
+    assert "in the clear; use https" in caplog.text and CANARY not in caplog.text
+
+
+def test_a_number_of_thousands_of_digits_is_an_option_error() -> None:
+    with pytest.raises(OptionError, match="at most 18 digits"):
+        kafka_python_config({"bootstrap.servers": "a:1", "request.timeout.ms": "9" * 5000})

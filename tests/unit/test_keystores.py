@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 from support.keystores import PASSWORD, Identity
 
+from spark_integration.security import keystores
 from spark_integration.security.cipher_suites import openssl_name
 from spark_integration.security.java_keystore import KeystoreError, open_private_key, read_java_keystore
 from spark_integration.security.keystores import TlsSettings, tls_settings
@@ -383,3 +384,9 @@ def test_cryptography_is_imported_only_where_a_store_is_read() -> None:
         "sys.exit('cryptography' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_pem_text_of_beginnings_is_looked_through_once() -> None:
+    """Each beginning was followed to the end of the file."""
+    text = "-----BEGIN CERTIFICATE-----\n" * 200_000
+    assert keystores._PEM_BLOCK.findall(text) == []

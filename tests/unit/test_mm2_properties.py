@@ -124,3 +124,18 @@ def test_providers_of_java_are_refused(tmp_path: Path) -> None:
         read(tmp_path, "config.providers = v\nconfig.providers.v.class = com.example.VaultConfigProvider\n")
     with pytest.raises(OptionError, match=r"config.providers.v.class is required: config.providers \(line 1\) names 'v'"):
         read(tmp_path, "config.providers = v\n")
+
+
+def test_a_link_out_of_the_allowed_paths_is_not_followed(tmp_path: Path) -> None:
+    allowed, other = tmp_path / "allowed", tmp_path / "other"
+    for folder in (allowed, other):
+        folder.mkdir()
+        (folder / "KEY").write_text("value")
+    (allowed / "out").symlink_to(other)
+    (allowed / "in").symlink_to(allowed)
+    (allowed / "LINK").symlink_to(other / "KEY")
+    text = providers(d="DirectoryConfigProvider") + f"config.providers.d.param.allowed.paths = {allowed}\n"
+    assert read(tmp_path, text + f"a = ${{d:{allowed}/in:KEY}}\n")["a"].value == "value"
+    for place in (f"{allowed}/out:KEY", f"{allowed}:LINK"):
+        with pytest.raises(OptionError, match="it is not below allowed.paths"):
+            read(tmp_path, text + f"a = ${{d:{place}}}\n")

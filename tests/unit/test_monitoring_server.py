@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import http.client
 import json
 import math
 import socket
+import socketserver
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +21,8 @@ from support.link_samples import HOSTILE, NOW_MS, hour, state, troubled
 
 from spark_integration.mirroring.link_state import DutyState, LinkState, PartitionState, Phase
 from spark_integration.monitoring.board import MOST_TRACES, Board, Point, Trace, thinned
-from spark_integration.monitoring.server import StatusServer, content_security_policy, liveness
+from spark_integration.monitoring import server
+from spark_integration.monitoring.server import MOST_CONNECTIONS, StatusServer, content_security_policy, liveness
 from spark_integration.monitoring.status import MOST_ROWS, state_json
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link.control import LinkControl
@@ -302,3 +306,68 @@ def test_ipv6_is_spoken_where_the_machine_has_it(board: Board) -> None:
         pytest.skip("this machine has no IPv6")
     assert served.url.startswith("http://[::1]:")
     served.close()
+
+
+# -- who takes more than a share ------------------------------------------------
+
+
+def idle(served: StatusServer, count: int) -> list[socket.socket]:
+    """Connections that have begun a request and go on with nothing."""
+    found = []
+    for _ in range(count):
+        connection = socket.create_connection(("127.0.0.1", served.port), timeout=10)
+        connection.sendall(b"GET / HTTP/1.0\r\n")
+        found.append(connection)
+    return found
+
+
+def test_idle_connections_neither_keep_others_out_nor_take_all_descriptors(served: StatusServer) -> None:
+    threads = threading.active_count()
+    connections = idle(served, 3 * MOST_CONNECTIONS)
+    try:
+        assert ask(served, "/")[0] == 200
+        deadline = time.monotonic() + 10
+        while threading.active_count() > threads + MOST_CONNECTIONS and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert threading.active_count() <= threads + MOST_CONNECTIONS
+        assert connections[0].recv(1) == b"", "the oldest had to go"
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+def test_a_request_that_comes_in_drops_ends_in_time(served: StatusServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "REQUEST_S", 0.3)
+    (connection,) = idle(served, 1)
+    with connection, pytest.raises((ConnectionError, TimeoutError)):
+        for _ in range(100):
+            time.sleep(0.1)
+            connection.sendall(b"X-Drop: 1\r\n")
+
+
+def test_a_server_without_descriptors_waits_instead_of_asking_again_and_again(
+    served: StatusServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def refused(self: object) -> object:
+        asked.append(time.monotonic())
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socketserver.TCPServer, "get_request", refused)
+    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as connection:
+        connection.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        time.sleep(1.0)
+        monkeypatch.undo()
+        assert 1 <= len(asked) <= 10
+        assert b"200 OK" in connection.recv(100), "it is answered once there are descriptors again"
+
+
+@pytest.mark.parametrize("path, accept", [("http://[", "*/*"), ("/metrics", "application/openmetrics-text; version=x.y")])
+def test_what_is_no_request_is_answered_without_a_traceback(
+    served: StatusServer, path: str, accept: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as connection:
+        connection.sendall(f"GET {path} HTTP/1.0\r\nHost: localhost\r\nAccept: {accept}\r\n\r\n".encode())
+        assert connection.recv(100).split(b" ")[1] == b"400"
+    assert capsys.readouterr().err == ""

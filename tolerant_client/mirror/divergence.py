@@ -12,6 +12,7 @@ difference needs evidence on both sides.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import struct
@@ -22,6 +23,7 @@ import crc32c
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
+from tolerant_client.errors import RecordBatchError
 from tolerant_client.fetch import FetchedPartition
 from tolerant_client.legacy_records import decode_messages, iter_record_sets
 from tolerant_client.mirror.gaps import is_filler
@@ -47,18 +49,24 @@ Range = tuple[int, int]
 class LogSlice:
     """What a log has in a range of offsets; what is in neither `records` nor `vacant` was cleaned away.
 
-    `vacant` are the offsets of markers and of aborted data; `until` is how far the log could be read.
+    `vacant` are the offsets of markers and of aborted data, as ranges in order: a header of 61 bytes may claim 2^31 of
+    them.  `until` is how far the log could be read.
     """
 
     until: int
     records: dict[int, Record] = field(default_factory=dict)
-    vacant: set[int] = field(default_factory=set)
+    vacant: list[range] = field(default_factory=list)
+
+    def is_vacant(self, offset: int) -> bool:
+        """Whether a marker or aborted data takes this offset."""
+        place = bisect.bisect_right(self.vacant, offset, key=lambda span: span.start)
+        return place > 0 and offset in self.vacant[place - 1]
 
 
 def first_difference(source: LogSlice, target: LogSlice, accepted: Collection[range] = ()) -> int | None:
     """The lowest offset where the target's slice shows what the source's contradicts."""
     until = min(source.until, target.until)
-    offsets = sorted({*source.records, *target.records, *target.vacant})
+    offsets = sorted({*source.records, *target.records})
     for offset in offsets:
         if offset < until and not any(offset in span for span in accepted) and _differs(source, target, offset):
             return offset
@@ -68,8 +76,8 @@ def first_difference(source: LogSlice, target: LogSlice, accepted: Collection[ra
 def _differs(source: LogSlice, target: LogSlice, offset: int) -> bool:
     original, copied = source.records.get(offset), target.records.get(offset)
     if original is not None:
-        return offset in target.vacant or copied is not None and copied != original
-    return copied is not None and offset in source.vacant and not is_filler(copied)
+        return target.is_vacant(offset) or copied is not None and copied != original
+    return copied is not None and source.is_vacant(offset) and not is_filler(copied)
 
 
 async def read_headers(cluster: RawCluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, BatchHeader]:
@@ -187,9 +195,9 @@ def _take(found: LogSlice, part: FetchedPartition, until: int) -> None:
         if header.is_control:
             aborted.discard(header.producer_id)
             if header.record_count:
-                found.vacant.update(span)
+                found.vacant.append(span)
         elif header.is_transactional and header.producer_id in aborted:
-            found.vacant.update(span)
+            found.vacant.append(span)
         else:
             found.records.update((r.offset, r) for r in tail_records(header, view, start) if r.offset in span)
         found.until = min(header.next_offset, until)
@@ -206,8 +214,20 @@ def tail_records(header: BatchHeader, view: memoryview, from_offset: int) -> Ite
         return
     # Without holes the records are counted by their offsets: only their lengths have to be read.
     section = records_section(header, view)
+    try:
+        position = _after_records(section, skipped)
+    except IndexError:
+        raise RecordBatchError("record length beyond the end of the batch", header.base_offset) from None
+    rest = bytearray(view[:HEADER_SIZE])
+    _ATTRIBUTES.pack_into(rest, 21, header.attributes & ~CODEC_MASK)
+    _COUNT.pack_into(rest, 57, header.record_count - skipped)
+    yield from decode_records(memoryview(rest + section[position:]))
+
+
+def _after_records(section: memoryview, count: int) -> int:
+    """Where the first `count` records end; raises IndexError beyond the end."""
     position = 0
-    for _ in range(skipped):
+    for _ in range(count):
         length = shift = 0
         while True:
             byte = section[position]
@@ -217,10 +237,7 @@ def tail_records(header: BatchHeader, view: memoryview, from_offset: int) -> Ite
             if byte < 0x80:
                 break
         position += length >> 1
-    rest = bytearray(view[:HEADER_SIZE])
-    _ATTRIBUTES.pack_into(rest, 21, header.attributes & ~CODEC_MASK)
-    _COUNT.pack_into(rest, 57, header.record_count - skipped)
-    yield from decode_records(memoryview(rest + section[position:]))
+    return position
 
 
 async def first_difference_of_logs(

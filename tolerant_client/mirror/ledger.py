@@ -57,7 +57,7 @@ def decode_row(record: Record) -> LedgerRow:
         found = json.loads(record.value or b"null")
         texts = [str(found[name]) for name in ("link", "topic", "reason", "detail")]
         time_ms, partition, start, end = (int(found[n]) for n in ("time_ms", "partition", "from_offset", "until_offset"))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return LedgerRow(record.timestamp, "", "", -1, 0, 0, UNREADABLE, f"record at offset {record.offset} is no ledger row")
     link, topic, reason, detail = texts
     return LedgerRow(time_ms, link, topic, partition, start, end, reason, detail, str(found.get("topic_id", "")))

@@ -138,7 +138,7 @@ class MirrorPolicy:
             overrides = tuple((str(s), str(e), _VALUES[s](v).value) for s, e, v in found.pop("overrides", ()))
             settings: dict[str, Any] = {name: _VALUES[name](value) for name, value in found.items()}
             return cls(overrides=overrides, **settings)
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise OptionError(f"{text!r} is not a mirror policy ({error})") from error
 
 

@@ -19,6 +19,7 @@ No I/O and no clock here.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
@@ -29,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 
 from tolerant_client.arrow import gather
-from tolerant_client.batch_columns import HEADER, BatchColumns, Headers, Sections, join_sections, read_columns
+from tolerant_client.batch_columns import HEADER, BatchColumns, Headers, Sections, batch_header, iter_columns, join_sections
 from tolerant_client.batch_encoding import MAX_BATCH_BYTES, encode_groups
 from tolerant_client.errors import OversizedRecordError, RecordBatchError
 from tolerant_client.legacy_records import decode_messages, message_columns, unfold
@@ -42,7 +43,7 @@ from tolerant_client.record_batch import (
     LOG_OVERHEAD,
     BatchHeader,
     Record,
-    decode_records,
+    decode_section,
     read_header,
     records_section,
 )
@@ -56,6 +57,7 @@ _LENGTH_AND_MAGIC: Final = struct.Struct(">8xi4xB")
 _DELETE_HORIZON_BIT: Final = 0x40  # KIP-534: the base timestamp says when tombstones may go, on the source
 _WINDOW_BYTES: Final = 4 << 20  # of decompressed records decoded at once: numpy's cost is per call
 _SMALL_SECTION: Final = 4096  # bytes
+_RECORDS_AT_ONCE: Final = 1 << 14  # as Python objects
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.binary()), ("value", pa.binary())]))
 
 Batch = tuple[BatchHeader, memoryview]
@@ -249,9 +251,9 @@ def _read_run(run: _Run, codec: int) -> Iterator[_Rows]:
         last = count if sections is None else first + len(sections)
         part = _Run(run.records, run.headers[first:last], run.starts[first:last], run.ends[first:last])
         if sections is None:
-            yield _read(part, Sections(part.headers, part.records, part.starts + HEADER_SIZE, part.ends))
+            yield from _read(Sections(part.headers, part.records, part.starts + HEADER_SIZE, part.ends))
         else:
-            yield _read(part, join_sections(part.headers, sections))
+            yield from _read(join_sections(part.headers, sections))
         first = last
 
 
@@ -270,13 +272,23 @@ def _bounded(sections: Iterable[memoryview]) -> Iterator[list[memoryview]]:
         yield found
 
 
-def _read(run: _Run, sections: Sections) -> _Rows:
+def _read(sections: Sections) -> Iterator[_Rows]:
+    given = -1
     try:
-        return _rows(read_columns(sections, False))
+        for columns in iter_columns(sections, False, slice_bytes=_WINDOW_BYTES):
+            yield _rows(columns)
+            given = int(columns.offsets[-1])
     except Doubt:
-        # decode_records reads what the fast path leaves, and where it raises, that is the error to raise.
-        view, bounds = memoryview(run.records), zip(run.starts.tolist(), run.ends.tolist())
-        return _rows_of([record for a, b in bounds for record in decode_records(view[a:b])])
+        # decode_section reads what the fast path leaves, and where it raises, that is the error to raise.
+        view, bounds = memoryview(sections.joined), zip(sections.starts.tolist(), sections.ends.tolist())
+        records = (
+            record
+            for row, (a, b) in zip(sections.headers, bounds)
+            for record, _ in decode_section(batch_header(row), view[a:b])
+            if record.offset > given
+        )
+        while some := list(itertools.islice(records, _RECORDS_AT_ONCE)):
+            yield _rows_of(some)
 
 
 def _read_legacy(window: _Window) -> Iterator[_Rows]:

@@ -188,5 +188,5 @@ class LinkTopics:
             fields["also"] = tuple(TopicFilter(**_with_tuples(each)) for each in fields.get("also", ()))
             fields["names"] = fields["names"] and TopicNames.from_json(fields["names"])
             return LinkTopics(**fields)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise OptionError(f"Not the topics of a link ({error!r}): {text}") from error

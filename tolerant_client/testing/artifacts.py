@@ -1,6 +1,8 @@
 """The jars of Apache Kafka and the Java that runs them, found once per user and kept.
 
 - A cached set of jars is complete or absent: it is resolved beside its place and renamed into it.
+- A jar that is not the one whose SHA-256 sum stands in jar-sums.txt is refused, wherever it comes from and also when it
+  lies in the cache; jars without a sum there (of versions that nobody has named here) are told of in a warning.
 - Which registry is asked is the business of Maven's or Ivy's own settings, never of this module.
 """
 
@@ -8,7 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
+import hashlib
 import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -19,6 +24,8 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from tolerant_client.errors import TolerantClientError
+
+_log = logging.getLogger(__name__)
 
 BROKER_MODULES = ("kafka_2.13",)
 TOOLS_MODULES = ("kafka_2.13", "kafka-tools", "connect-runtime", "connect-mirror")
@@ -128,7 +135,36 @@ def resolved_jars(
             # Another process may have resolved them while this one waited for the lock.
             if not place.is_dir():
                 _resolve_into(place, wanted, what, is_transitive, java)
-    return tuple(sorted(place.glob("*.jar")))
+    found = tuple(sorted(place.glob("*.jar")))
+    _require_sums(found, what)
+    return found
+
+
+def _require_sums(found: Sequence[Path], what: str) -> None:
+    """Raises ClusterStartError for a jar that is not the one it should be."""
+    known = _known_sums()
+    unknown = [jar.name for jar in found if jar.name not in known]
+    for jar in found:
+        if jar.name in known and _sum_of(jar, jar.stat().st_mtime_ns) != known[jar.name]:
+            raise ClusterStartError(
+                f"{jar} is not the {jar.name} that {what} is made of (its SHA-256 sum is another one): somebody has changed"
+                f" it, or the repository is not to be trusted; remove {jar.parent}, and resolve it from another one"
+            )
+    if unknown:
+        _log.warning("No SHA-256 sum is known of %s jars of %s: what the repository sent is believed", len(unknown), what)
+
+
+@functools.cache
+def _known_sums() -> dict[str, str]:
+    """By file name."""
+    lines = Path(__file__).with_name("jar-sums.txt").read_text().splitlines()
+    return {name: digest for digest, name in (line.split() for line in lines)}
+
+
+@functools.cache
+def _sum_of(jar: Path, changed_ns: int) -> str:
+    """Once a process for each jar that does not change."""
+    return hashlib.sha256(jar.read_bytes()).hexdigest()
 
 
 @contextlib.contextmanager
@@ -170,6 +206,7 @@ def _resolve_into(
             if failure is None and not (lib / first).exists():
                 failure = f"{first} is not among what it resolved"
             if failure is None:
+                _require_sums(sorted(lib.glob("*.jar")), what)
                 lib.rename(place)
                 return
             tried.append(f"{name} ({failure})")
@@ -197,7 +234,7 @@ def _maven_command(
     )
     lib = folder / "lib"
     options = [f"-DoutputDirectory={lib}", "-DincludeScope=runtime", "-Dstyle.color=never"]
-    return [str(lib), mvn, "-q", "-B", "-f", str(folder / "pom.xml"), "dependency:copy-dependencies", *options]
+    return [str(lib), mvn, "-q", "-B", "--strict-checksums", "-f", str(folder / "pom.xml"), "dependency:copy-dependencies", *options]
 
 
 def _ivy_command(

@@ -109,6 +109,7 @@ class Node:
                 "A cluster for tests needs the package javaproperties: pip install 'tolerant-client[testing]'"
             ) from error
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.properties_file.touch(mode=0o600)  # logins of listeners may stand in it
         with open(self.properties_file, "w", encoding="latin-1") as out:
             javaproperties.dump(dict(properties), out, timestamp=False)
 

@@ -159,7 +159,7 @@ def decode_control(value: bytes) -> LinkControl:
         )
     except OptionError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise OptionError(
             f"A record of {CONTROL_TOPIC} is none of ours ({type(error).__name__}: {error});"
             " take away the right to write there from whoever wrote it, and say again what is to hold"

@@ -296,7 +296,7 @@ async def _is_shown(
     span = {partition: (max(from_offset, until_offset - COMPARED_OFFSETS), until_offset)}
     original = (await read_slices(target, span, is_committed=True))[partition]
     copied = (await read_slices(source, span, is_committed=True))[partition]
-    return not copied.records.keys().isdisjoint(original.records.keys() | original.vacant)
+    return any(offset in original.records or original.is_vacant(offset) for offset in copied.records)
 
 
 async def _was_copied(source: RawCluster, partition: TopicPartition, offset: int, copied_by: Collection[int]) -> bool:

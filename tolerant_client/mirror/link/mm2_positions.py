@@ -46,7 +46,7 @@ def decode_position(key: bytes | None, value: bytes | None) -> tuple[str, TopicP
             return None
         partition = TopicPartition(str(place["topic"]), int(place["partition"]))
         return str(place["cluster"]), partition, int(json.loads(value)["offset"]) + 1
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

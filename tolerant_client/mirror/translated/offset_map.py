@@ -27,7 +27,7 @@ import bisect
 import enum
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kafka.structs import TopicPartition
 
@@ -67,10 +67,17 @@ class RowKey(NamedTuple):
     @classmethod
     def decode(cls, data: bytes | None) -> RowKey:
         """Raises ValueError for what is no key of a row."""
-        topic, partition, number = json.loads(data or b"null") or (None, None, None)
+        topic, partition, number = _loaded(data or b"null") or (None, None, None)
         if not isinstance(topic, str) or not isinstance(partition, int) or not isinstance(number, int):
             raise ValueError("not the key of a row")
         return cls(TopicPartition(topic, partition), number)
+
+
+def _loaded(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("JSON nested too deeply") from None
 
 
 class MapRow(NamedTuple):
@@ -102,7 +109,7 @@ class MapRow(NamedTuple):
     @classmethod
     def decode(cls, key: RowKey, data: bytes) -> MapRow:
         """Raises ValueError for what is no row, or one of a later version."""
-        value = json.loads(data)
+        value = _loaded(data)
         if not isinstance(value, dict) or value.get("version") != _VERSION:
             raise ValueError("not a row of version 1")
         flat = value.get("runs")

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tolerant_client.arrow import gather
-from tolerant_client.batch_columns import HEADER, BatchColumns, Headers, join_sections, read_columns, read_run
+from tolerant_client.batch_columns import HEADER, BatchColumns, Headers, batch_header, join_sections, read_columns, read_run
 from tolerant_client.committed import skip_aborted
 from tolerant_client.consumer_records import survey
 from tolerant_client.errors import RecordBatchError
@@ -30,7 +30,6 @@ from tolerant_client.record_batch import (
     BatchHeader,
     Record,
     decode_records,
-    read_header,
     records_section,
 )
 from tolerant_client.record_fields import Doubt, Fields, HeaderFields, Int64s
@@ -91,7 +90,7 @@ def read_batches(
     end = int(following[-1])
     counts = (found.headers["attributes"] & CONTROL_BIT == 0) & (found.headers["record_count"] > 0)
     if pairs := tuple(aborted):
-        headers = ((read_header(view), view) for view in found.views)
+        headers = zip(map(batch_header, found.headers), found.views)
         kept = [header.base_offset for header, _ in skip_aborted(headers, pairs)]
         counts &= np.isin(found.headers["base_offset"], kept)
     return found.chosen(counts), end
@@ -107,10 +106,13 @@ def _whole_batches(records: memoryview, position: int) -> tuple[Batches, RecordB
     for stretch in survey(records)[0]:
         part = records[stretch.starts[0] : stretch.end]
         if stretch.is_legacy:
+            sets: list[tuple[BatchHeader, memoryview]] = []
             try:
-                found = found.followed_by(_legacy(list(iter_record_sets(part, from_offset=position))))
+                for each in iter_record_sets(part, from_offset=position):
+                    sets.append(each)
             except RecordBatchError as error:
-                return found, error
+                return found.followed_by(_legacy(sets)), error
+            found = found.followed_by(_legacy(sets))
             continue
         run, distrust = read_run(cast("bytes", records), stretch.starts, stretch.end)  # any buffer will do
         bounds = zip(run.starts.tolist(), run.ends.tolist())
@@ -124,12 +126,6 @@ def _legacy(sets: Sequence[tuple[BatchHeader, memoryview]]) -> Batches:
     rows = [(h.base_offset, h.size - LOG_OVERHEAD, *h[2:]) for h, _ in sets]
     # iter_record_sets says -1 for what v0 and v1 have not; the columns of crc are unsigned.
     return Batches(np.array(rows, HEADER) if rows else np.empty(0, HEADER), [view for _, view in sets])
-
-
-def batch_header(row: np.void) -> BatchHeader:
-    """A row of HEADER as record_batch has it."""
-    base_offset, length, *rest = row.item()
-    return BatchHeader(base_offset, length + LOG_OVERHEAD, *rest)
 
 
 def unfold_batch(row: np.void, view: memoryview) -> memoryview:
@@ -159,7 +155,7 @@ def _decode(row: np.void, view: memoryview) -> Iterable[Record]:
 
 
 def _plain_columns(records: Sequence[Record]) -> BatchColumns:
-    """What numpy does not read (more than 64 headers in a record, for one), laid out so that columns can say where it is."""
+    """What numpy does not read, laid out so that columns can say where it is."""
     joined = bytearray()
 
     def place(data: bytes | None) -> tuple[int, int]:
@@ -181,7 +177,8 @@ def _plain_columns(records: Sequence[Record]) -> BatchColumns:
 
     counts = np.array([len(record.headers) for record in records], np.int64)
     zeros = np.zeros(len(records), np.int64)
-    headers = HeaderFields(np.repeat(np.arange(len(records)), counts), *columns(names), *columns(contents))
+    placed = (np.repeat(np.arange(len(records)), counts), *columns(names), *columns(contents))
+    headers = HeaderFields(*(column.astype(np.int32) for column in placed))
     fields = Fields(zeros, zeros, zeros, *columns(keys), *columns(values), counts, headers)
     offsets = np.array([record.offset for record in records], np.int64)
     timestamps = np.array([record.timestamp for record in records], np.int64)

@@ -1,0 +1,129 @@
+"""What others have chosen never speaks for the product: not as markup, not as a line of its own, not as an escape sequence."""
+
+from __future__ import annotations
+
+import ast
+import io
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from spark_integration.cli import app
+from spark_integration.commands import promote
+from spark_integration.doctor.checkup import Checkup
+from spark_integration.doctor.finding import Finding, Severity
+from spark_integration.doctor.report import print_report
+from spark_integration.mirroring.link_events import EventPrinter, LinkEvent
+from spark_integration.monitoring.bars import LinkBars
+from spark_integration.printing import Table, cell, printable
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.link.promotion_report import GroupPlace, PromotedPartition, PromotionReport
+
+COMMANDS = Path(promote.__file__).parent
+MARKUP, LINES, ESCAPE = "[/reports]", "x\ntolerant-kafka: dr: promoted", "\x1b[2K\x07"
+FORGED = MARKUP + LINES + ESCAPE
+
+
+def shown(thing: object) -> str:
+    console = Console(file=io.StringIO(), width=400, force_terminal=True)
+    console.print(thing)
+    return console.file.getvalue()  # type: ignore[attr-defined]  # the StringIO above
+
+
+@pytest.mark.parametrize(
+    "text, printed",
+    [
+        ("orders-7 grüße", "orders-7 grüße"),
+        ("a\nb\r\x1b[2K\x7f", r"a\nb\r\x1b[2K\x7f"),
+        ("right\u202eleft\u200b", r"right\u202eleft\u200b"),
+        ("half \udc80", r"half \udc80"),
+        (ValueError("line\nline"), r"line\nline"),
+    ],
+)
+def test_what_a_terminal_would_obey_is_printed_as_an_escape(text: object, printed: str) -> None:
+    assert printable(text) == printed
+
+
+def test_a_table_shows_markup_as_it_is() -> None:
+    table = Table("group", title=f"link {MARKUP}")
+    table.add_row(FORGED)
+    text = shown(table)
+    assert text.count(MARKUP) == 2 and text.count(r"x\ntolerant-kafka: dr: promoted\x1b[2K\x07") == 1
+    assert "\x1b[2K" not in text and "\x07" not in text
+    assert shown(cell("orders[a-z]+")) == "orders[a-z]+\n"
+
+
+def test_a_failover_with_a_group_named_like_markup_reports_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    report = PromotionReport(
+        "failover",
+        "dr",
+        is_dry_run=False,
+        is_done=True,
+        partitions=(PromotedPartition("orders", 0, 10, None, None),),
+        warnings=(f"group {FORGED} was there",),
+        group_places=(GroupPlace(FORGED, "orders", 0, 7, 3),),
+    )
+    with pytest.raises(typer.Exit) as exit_:
+        promote._show(report, as_json=False)
+    out, err = capsys.readouterr()
+    assert exit_.value.exit_code == 0
+    assert MARKUP in out and "Link dr is promoted" in out
+    assert err == r"tolerant-kafka: warning: group [/reports]x\ntolerant-kafka: dr: promoted\x1b[2K\x07 was there" + "\n"
+    assert "\x1b" not in out
+
+
+def test_a_dry_run_shows_the_patterns_as_they_are_written(tmp_path: Path) -> None:
+    file = tmp_path / "mm2.properties"
+    file.write_text(
+        "clusters = A, B\nA.bootstrap.servers = a:1\nB.bootstrap.servers = b:1\nA->B.enabled = true\n"
+        "A->B.topics = orders[a-z]+, a[/]b.*\n"
+    )
+    result = CliRunner().invoke(app, ["mirror", "--config", str(file), "--dry-run"])
+    assert result.exit_code == 0 and "orders[a-z]+, a[/]b.*" in result.stdout
+
+
+def test_an_event_of_a_link_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    EventPrinter()(LinkEvent("dr", "left", f"groups left {FORGED}"))
+    assert capsys.readouterr().err == (
+        r"tolerant-kafka: dr: groups left [/reports]x\ntolerant-kafka: dr: promoted\x1b[2K\x07" + "\n"
+    )
+
+
+def test_a_line_above_the_bars_is_one_line() -> None:
+    file = io.StringIO()
+    LinkBars(is_once=False, is_shown=False, console=Console(file=file, width=200)).print(f"tolerant-kafka: paused: {FORGED}")
+    assert file.getvalue() == r"tolerant-kafka: paused: [/reports]x\ntolerant-kafka: dr: promoted\x1b[2K\x07" + "\n"
+
+
+def test_the_doctor_prints_no_escape_sequence_of_others() -> None:
+    checkup = Checkup(findings=[Finding(Severity.ERROR, "groups", "source", FORGED, FORGED, FORGED)])
+    file = io.StringIO()
+    print_report(checkup, 1.0, Console(file=file, width=400))
+    assert file.getvalue().count(MARKUP) == 3 and "\x1b" not in file.getvalue() and "\nx" not in file.getvalue()
+
+
+def test_commands_print_only_through_printing() -> None:
+    """JSON alone goes out as it is: it is escaped already."""
+    wrong = []
+    for path in COMMANDS.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "rich.table":
+                wrong.append(f"{path.name} imports rich.table")
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "typer.echo":
+                printed = ast.unparse(node.args[0])
+                if not printed.startswith("json.dumps(") and (path.name, printed) != ("offsets.py", "text"):
+                    wrong.append(f"{path.name}: typer.echo({printed})")
+    assert wrong == []
+
+
+def test_a_properties_file_with_a_wrong_escape_is_one_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "source.properties"
+    file.write_text("password = canary\\uXYZ\n")
+    result = CliRunner().invoke(app, ["verify", "--source", "a:1", "--target", "b:1", "--source-properties", str(file)])
+    assert isinstance(result.exception, OptionError) and "is no properties file" in str(result.exception)
