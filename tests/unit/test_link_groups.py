@@ -37,7 +37,6 @@ from tolerant_client.mirror.link.groups import (
     position_of,
     read_positions,
 )
-from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.translated.offset_map import MapRow, OffsetMap, RowKey, Run
 from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.producer_transaction import CommittedOffset
