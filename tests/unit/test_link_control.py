@@ -278,12 +278,11 @@ def test_what_a_link_writes_it_writes_under_its_names() -> None:
     assert not writes(LinkTopics.of(".*"), "tolerant-mirror-control")
 
 
-def test_what_stands_still_is_told_unless_it_is_paused_or_promoted() -> None:
+def test_what_stands_still_is_told_unless_it_is_paused() -> None:
     first, second = [ends(5, 10, 10), ends(5, 10, 10, 1)], [ends(6, 12, 12), ends(5, 10, 10, 1)]
-    (text,) = still(first, second, LinkControl(), 2.0)
-    assert "1 partitions are behind" in text and "orders-1 with 5 offsets" in text
+    (reason,) = still(first, second, LinkControl(), 2.0)
+    assert reason.text.startswith("orders-1 has not moved for 2 s") and "5 offsets could be copied" in reason.text
     assert still(first, second, LinkControl(frozenset({"orders-1"})), 2.0) == []
-    assert still(first, second, LinkControl(is_promoted=True), 2.0) == []
 
 
 def test_a_promotion_that_died_on_the_way_is_told_with_the_commands_that_end_it() -> None:

@@ -16,9 +16,10 @@ SENTENCE = (
     " writes to it. Find out who, delete the target topic, and start the mirror again: it creates the topic and fills it again"
 )
 CHILD = """
-import sys, time
+import contextlib, sys, time
 from kafka.structs import TopicPartition
 from spark_integration import cli
+from spark_integration.commands import mirror as command
 from spark_integration.mirroring import mirror_job
 from spark_integration.mirroring.link_state import TaskReport
 from tolerant_client.errors import TargetDivergedError
@@ -27,14 +28,16 @@ from tolerant_client.mirror.sync import PreparedLink
 sentence = sys.argv.pop()
 ends = {TopicPartition(topic, 0): 10_000 for topic in ("audit", "orders", "payments")}
 
-def run(settings, link, is_stopping, tell):
+def run(settings, link, is_stopping, tell, claim):
     for turn in range(4):
         tell(TaskReport(turn, acked=dict.fromkeys(ends, turn)))
         time.sleep(0.3)
         sys.stderr.write("WARNING: Using incubator modules: jdk.incubator.vector\\n") if turn == 0 else None
     raise TargetDivergedError(sentence)
 
-mirror_job.prepare = lambda settings: PreparedLink(1, (), ends)
+command.unnamed_link = lambda source, target: "default"
+mirror_job.run_claim = lambda settings: contextlib.nullcontext()
+mirror_job.prepare = lambda settings, claim: PreparedLink(1, (), ends)
 mirror_job.run = run
 cli.main()
 """
