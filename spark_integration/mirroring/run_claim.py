@@ -14,6 +14,7 @@ from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
 from spark_integration.mirroring.link_state import TaskReport
+from spark_integration.printing import echo
 from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.mirror.link.claims import MIRROR, WHOLE_TOPIC, Waiting, claimed_part
 from tolerant_client.mirror.link.claims_topic import Claims, new_holder
@@ -39,10 +40,10 @@ class RunClaim:
         self.close()
 
     def take(self, topics: Collection[str]) -> None:
-        """Claims topics of the target; waits for a mirror that is gone, and raises TargetClaimedError where one lives."""
+        """Claims topics of the target; waits for a mirror that is gone, and raises what Claims.take does."""
         whole = [TopicPartition(topic, WHOLE_TOPIC) for topic in topics]
         names = [claimed_part(name, self._link) for name in whole] if self._is_translated else whole
-        self._net.run(self._claims.take, names)
+        self._net.run(self._claims.take, names, lambda text: echo(f"tolerant-kafka: {text}", err=True))
 
     def tell(self, report: TaskReport) -> None:
         """What the mirror's heartbeat says of partitions that stand still: those that wait, and those that need a person."""

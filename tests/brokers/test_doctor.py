@@ -336,7 +336,7 @@ def test_missing_rights_come_with_the_command_that_grants_them(source: str, guar
     ids = found(checkup, "rights", "transactional id")
     assert ids.remedy.endswith("--transactional-id tolerant-mirror- --resource-pattern-type prefixed")
     own = found(checkup, "rights", CONTROL_TOPIC)
-    assert own.severity is Severity.WARNING and "--operation Create --operation Write --operation Read" in own.remedy
+    assert own.severity is Severity.ERROR and "--operation Create --operation Write --operation Read" in own.remedy
     assert checkup.exit_code == 1
     # What the doctor itself may not look at is said, and is no fault of the cluster.
     refused = [f for f in checkup.findings if f.thing.startswith("not looked at")]

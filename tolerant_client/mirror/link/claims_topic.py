@@ -13,11 +13,12 @@ import kafka.errors as Errors
 from kafka.net.wakeup_notifier import WakeupNotifier
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import TargetClaimedError, text_of
+from tolerant_client.errors import RecoveryExhaustedError, TargetClaimedError, text_of
 from tolerant_client.legacy_records import iter_record_sets
 from tolerant_client.mirror.link.claims import (
     CLAIMS_TOPIC,
     COPIER,
+    LEASE_MS,
     WHOLE_TOPIC,
     Claim,
     Claimant,
@@ -34,6 +35,8 @@ _PARTITION = TopicPartition(CLAIMS_TOPIC, 0)
 _TICK_S = 0.25
 _POLL_MS = 500
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
+_PATIENCE_S = 60.0  # with a claims log that cannot be used
+_TOLD_AFTER_S = 1.0  # that a start waits
 _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _CONFIG = {
     "cleanup.policy": "delete",
@@ -115,6 +118,7 @@ class Claims:
     ) -> None:
         self.claimant = Claimant(holder)
         self.problem = ""  # why nothing can be claimed now
+        self._is_forbidden = False  # and no waiting cures it
         self._guarded = target
         self._apart: RawCluster | None = None
         self._spawn = spawn
@@ -149,13 +153,28 @@ class Claims:
         self._first_seen = {holder: self._first_seen.get(holder, seen) for holder, seen in found.items()}
         return {p: claim for p, claim in blocked.items() if claim.renewed_ms > self._first_seen[claim.holder.id]}
 
-    async def take(self, names: Collection[TopicPartition]) -> None:
-        """Claims all of these, waiting for holders that are gone; raises TargetClaimedError where one lives."""
+    async def take(self, names: Collection[TopicPartition], tell: Callable[[str], None]) -> None:
+        """Claims all of these, waiting for holders that are gone, which is told once.
+
+        Raises TargetClaimedError where one lives, and RecoveryExhaustedError where the claims log cannot be used.
+        """
         self.want(names)
+        started, is_told = boot_s(), False
         while not all(self.holds(name) for name in names):
+            waited_s = boot_s() - started
             if rivals := self.rivals():
                 self.leave(names)
                 raise claimed_by(*min(rivals.items()))
+            if self.problem and (self._is_forbidden or waited_s > _PATIENCE_S):
+                self.leave(names)
+                raise RecoveryExhaustedError(f"The target could not be claimed for {waited_s:.0f} s: {self.problem}")
+            if not is_told and waited_s > _TOLD_AFTER_S and (blocked := self.claimant.blocked):
+                is_told = True
+                claim = min(blocked.items())[1]
+                tell(
+                    f"waiting for {claim.holder}, which claimed the target last at {_utc(claim.renewed_ms)} UTC: its claim ends"
+                    f" {LEASE_MS // 1000} s after that, unless it still runs"
+                )
             await self._guarded.net.sleep(0.01)
 
     async def end(self, timeout_s: float = 2.0) -> None:
@@ -274,7 +293,9 @@ class Claims:
             self._on_change()
 
     async def _trouble(self, error: Errors.KafkaError, pause_s: float) -> None:
-        self.problem = f"{CLAIMS_TOPIC} of the target: {text_of(error)}"
+        self._is_forbidden = isinstance(error, Errors.TopicAuthorizationFailedError)
+        remedy = "; grant the mirror Create, Describe, Read and Write on it" if self._is_forbidden else ""
+        self.problem = f"{CLAIMS_TOPIC} of the target: {text_of(error)}{remedy}"
         if getattr(error, "invalid_metadata", False):
             self._target.manager.cluster.request_update()
         self._see_to_lapse()
