@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import secrets
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kafka.structs import TopicPartition
-from support.mirror_link import append_records, both, compare, create_topic, ends
+from support.mirror_link import append_records, both, compare, create_topic, delete_until, ends
 
 from tolerant_client.errors import OptionError, TargetClaimedError
 from tolerant_client.mirror.identical.copy import LinkCopier
@@ -24,6 +30,7 @@ from tolerant_client.raw import RawCluster
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
 LEASE_S = LEASE_MS / 1000
+WRITER = Path(__file__).parents[1] / "support" / "mirror_process.py"
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +121,74 @@ def test_a_copier_that_was_frozen_through_its_lease_sends_nothing_of_it(clusters
         assert progress.error is None or isinstance(progress.error, TargetClaimedError), (progress, sent)
     assert ends(clusters[1], topic) == [20_000]
     assert compare(*clusters, topic).identical
+
+
+@pytest.mark.parametrize("run", ["", "one"], ids=["another run", "the same run"])
+def test_a_copier_that_was_frozen_while_it_had_nothing_to_do_reads_its_place_anew(clusters: tuple[str, str], run: str) -> None:
+    """Its claim is granted to it again, and in between another has copied what comes next."""
+    topic = topic_of(clusters)
+    options = json.dumps({"hold_ms": 40_000, "lease_ms": 1_000, "run": run})
+    process = subprocess.Popen([sys.executable, str(WRITER), *clusters, topic, topic, options])
+    try:
+        wait_for(lambda: ends(clusters[1], topic) == [500])
+        time.sleep(2.0)
+        process.send_signal(signal.SIGSTOP)
+        append_records(clusters[0], topic, 100, first=500)
+        with both(*clusters) as (source, target):
+
+            async def follow() -> None:
+                link = await prepare_link(source, target, topic, topic)
+                await LinkCopier(source, target, link.producer_id, link=topic, run=run).copy(link.ends)
+
+            source.run(follow)
+        assert ends(clusters[1], topic) == [600]
+        time.sleep(2.5)  # the brokers forget the producer of records that old
+        process.send_signal(signal.SIGCONT)
+        time.sleep(5.0)
+        assert ends(clusters[1], topic) == [600]
+        append_records(clusters[0], topic, 50, first=600)
+        wait_for(lambda: ends(clusters[1], topic) == [650])
+    finally:
+        process.kill()
+        process.wait()
+    assert compare(*clusters, topic).identical
+
+
+def wait_for(is_done: Callable[[], bool], timeout_s: float = 40.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_done():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_of_a_claims_log_whose_records_were_deleted_nobody_holds_what_another_holds(clusters: tuple[str, str]) -> None:
+    topic = topic_of(clusters)
+    only = TopicPartition(topic, 0)
+    with both(*clusters) as (source, target), both(*clusters) as (second_source, second_target):
+        source.net.start()  # it goes on while the other one is asked
+
+        async def hold() -> LinkCopier:
+            link = await prepare_link(source, target, topic, topic)
+            copier = LinkCopier(source, target, link.producer_id, link=topic)
+            await copier.copy({only: 500}, hold_ms=100, lease_ms=120_000)
+            return copier
+
+        first = source.run(hold)
+        delete_until(clusters[1], CLAIMS_TOPIC, ends(clusters[1], CLAIMS_TOPIC)[0])
+        late = LinkCopier(second_source, second_target, first.producer_id, link=topic)
+
+        async def want() -> list[tuple[bool, bool]]:
+            late.claims.want([only])
+            seen = []
+            for _ in range(60):
+                seen.append((first.claims.holds(only), late.claims.holds(only)))
+                await second_source.net.sleep(0.1)
+            return seen
+
+        seen = second_source.run(want)
+        source.net.stop(timeout_ms=2000)
+    assert (True, True) not in seen
+    assert any(one or other for one, other in seen[-10:])
 
 
 def test_a_copy_that_is_done_leaves_no_claim(clusters: tuple[str, str]) -> None:

@@ -16,7 +16,7 @@ import pytest
 from kafka.errors import IllegalStateError
 from kafka.structs import TopicPartition
 from support.log_readers import read_bounds, read_with_confluent, read_with_kafka_python
-from support.mirror_link import append_records, both, compare, create_topic, ends, mirror, topics_of
+from support.mirror_link import append_records, both, compare, create_topic, delete_until, ends, mirror, topics_of
 from support.nasty_topics import nasty_topic
 from support.nasty_writer import BROKER_CONFIG, write_topics
 from typer.testing import CliRunner
@@ -88,12 +88,6 @@ def write_transactions(servers: str, topic: str, count: int) -> None:
         producer.flush()
         (producer.abort_transaction if number % 3 == 1 else producer.commit_transaction)()
     producer.close()
-
-
-def delete_until(servers: str, topic: str, offset: int) -> None:
-    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
-    admin.delete_records({TopicPartition(topic, 0): offset})
-    admin.close()
 
 
 # -- identical offsets --------------------------------------------------------

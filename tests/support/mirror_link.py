@@ -112,6 +112,12 @@ def append_records(
     return written
 
 
+def delete_until(servers: str, topic: str, offset: int) -> None:
+    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
+    admin.delete_records({TopicPartition(topic, 0): offset})
+    admin.close()
+
+
 def mirror(
     source: str,
     target: str,

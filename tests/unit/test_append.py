@@ -76,7 +76,7 @@ class Rig:
         for copy in self.copies.values():
             copy.resume(AppendState(0, 4711, 0, 0), RULES, 0.0)
 
-    def holds(self, partition: TopicPartition) -> bool:
+    def holds(self, copy: PartitionCopy) -> bool:
         return self.claimed
 
     def _spawn(self, function: Callable[..., Any], *args: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass
 
@@ -151,6 +152,44 @@ def test_a_holder_stops_before_its_lease_is_over_whatever_it_still_has_in_flight
     assert claimant.holds(P[0], log.ms / 1000)
     log.ms += 1
     assert not claimant.holds(P[0], log.ms / 1000)
+
+
+def test_a_term_lasts_as_long_as_nobody_else_can_have_held_it() -> None:
+    first, second = Claimant(holder("a")), Claimant(holder("b", "run-2"))
+    log = Log(first, second)
+    first.want(P)
+    log.settle()
+    term = first.term(P[0], log.ms / 1000)
+    for _ in range(3):
+        log.ms += RENEW_MS
+        log.settle()
+    assert term is not None and first.term(P[0], log.ms / 1000) == term
+    log.ms += LEASE_MS + 1
+    assert first.term(P[0], log.ms / 1000) is None
+    log.settle()  # granted to it again: nobody wanted it, but it cannot know
+    again = first.term(P[0], log.ms / 1000)
+    assert again is not None and again != term
+    first.leave(P)
+    log.settle()
+    first.want(P)
+    log.settle()
+    assert first.term(P[0], log.ms / 1000) not in (None, term, again)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"{\"version\": Infinity}", b"[" * 100_000, b"{}", b"null", b"\xff"],
+    ids=["infinite", "deep", "empty", "null", "no text"],
+)
+def test_what_others_write_into_the_log_is_passed_over(value: bytes) -> None:
+    assert decode_claims(b"x", value) is None
+
+
+def test_a_record_that_names_more_partitions_than_a_cluster_has_is_passed_over() -> None:
+    record = encode_claims(ClaimsRecord(holder("a"), 1, names=frozenset(P[:1])))
+    assert decode_claims(b"a", record) is not None
+    huge = json.dumps({**json.loads(record), "names": {"orders": [[0, 10**12]]}}).encode()
+    assert decode_claims(b"a", huge) is None
 
 
 def test_what_was_released_is_not_held_by_an_older_record_that_is_read_later() -> None:

@@ -62,7 +62,7 @@ class Appender:
         limits: CopyLimits,
         clock: Callable[[], float],
         fillers: Mapping[GapFill, GapFiller],
-        holds: Callable[[TopicPartition], bool],
+        holds: Callable[[PartitionCopy], bool],
         spawn: Callable[..., None],
         on_answer: Callable[[list[PartitionCopy]], None],
         on_no_leader: Callable[[PartitionCopy], None],
@@ -126,7 +126,7 @@ class Appender:
                 del sender.ready[partition]
                 if not copy.queue:
                     continue
-                if not self._holds(partition):
+                if not self._holds(copy):
                     copy.trouble(NO_CLAIM, self._clock())
                     self._on_answer([copy])
                     continue

@@ -109,7 +109,7 @@ class LinkCopier:
             GapFill.MARKERS: MarkerFiller(target, self._may_fill),
         }
         self._appender = Appender(
-            target, limits, clock, fillers, self.claims.holds, self._spawn, self._appended, self._no_leader
+            target, limits, clock, fillers, self._is_claimed, self._spawn, self._appended, self._no_leader
         )
         self._puller = Puller(
             source,
@@ -255,7 +255,14 @@ class LinkCopier:
         self._unclaimed.update(p for p in set(due).difference(held) if p in self._partitions)
         return held
 
+    def _is_claimed(self, copy: PartitionCopy) -> bool:
+        """Whether a partition may be appended to from the place that was read (claims.py, laws E and H)."""
+        return copy.term is not None and self.claims.term(copy.partition) == copy.term
+
     def _claims_changed(self) -> None:
+        for lapsed in [c for c in self._partitions.values() if c.phase is Phase.COPYING and not self._is_claimed(c)]:
+            lapsed.trouble(NO_CLAIM, self.clock())
+            self._after_trouble(lapsed)
         """Hands over what another process of the run asks for, and looks at what was granted."""
         for partition in self.claims.claimant.asked:
             if (copy := self._partitions.get(partition)) is not None:
@@ -274,7 +281,8 @@ class LinkCopier:
 
     async def _may_fill(self, partition: TopicPartition) -> None:
         await self.control.require_not_promoted()
-        if not self.claims.holds(partition):
+        copy = self._partitions.get(partition) or self._leaving.get(partition)
+        if copy is None or not self._is_claimed(copy):
             raise Errors.NotLeaderForPartitionError(NO_CLAIM)
 
     # -- giving up ------------------------------------------------------------
@@ -358,6 +366,8 @@ class LinkCopier:
     async def _sync(self, due: list[TopicPartition]) -> None:
         """Reads the places of partitions, and lets those that can go on."""
         copies = {p: copy for p in due if (copy := self._partitions.get(p)) is not None}
+        for copy in copies.values():
+            copy.term = self.claims.term(copy.partition)  # before anything is read
         await self._facts.read(copies.values())
         self._not_read([p for p in due if not self._facts.has(p.topic)], "the target topic is not there")
         due = self._with_times_kept([p for p in due if self._facts.has(p.topic)])
@@ -389,6 +399,10 @@ class LinkCopier:
                 self._pause(copy)
                 continue
             copy.phase = Phase.SYNCING
+            if not self._is_claimed(copy):
+                copy.trouble(NO_CLAIM, self.clock())
+                self._after_trouble(copy)
+                continue
             rules = self._facts.rules(copy)
             state = states.get(partition)
             now = self.clock()
@@ -541,6 +555,7 @@ class LinkCopier:
         """Makes an empty log begin where the source's does, then looks again."""
         copy.in_flight += 1
         try:
+            await self._may_fill(copy.partition)
             await start_log_at(
                 self.target,
                 copy.partition,

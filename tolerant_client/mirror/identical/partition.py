@@ -96,6 +96,7 @@ class PartitionCopy:
         self.last_stable_offset = -1  # of the source
         self.leader_epoch = -1  # of the source, of the last batch that was taken
         self.former_epoch = -1  # the one before a new one showed up, until both logs were compared
+        self.term: int | None = None  # of the claim under which its place was read (claims.py, law H)
         self.in_flight = 0
         self.queue: deque[Appendable] = deque()
         self.queued_bytes = 0

@@ -22,6 +22,8 @@ E. A holder appends until LEASE_MS - MARGIN_MS of its own clock have passed sinc
 F. `sequence` grows with each record of a holder: what comes a second time, or late, says nothing.
 G. What another process of the same run holds is asked for; that process stops writing it, settles what is in flight, and
    releases it.  What another run holds is waited for.
+H. A term begins when a partition that its holder did not hold is granted to it, and lasts as long as it is granted without
+   a break: what was read of the target's log in one term says nothing in the next, another may have written in between.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ MIRROR, COPIER = "mirror", "copier"
 _VERSION = 1
 _WAITING_SHOWN = 20
 _REMEMBERED_MS = 3_600_000
+_MOST_NAMES = 200_000
 
 Names = frozenset[TopicPartition]
 _NONE: Names = frozenset()
@@ -162,7 +165,7 @@ def decode_claims(key: bytes | None, value: bytes | None) -> ClaimsRecord | None
             int(found["waiting_count"]),
             bool(found["is_end"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 
@@ -178,6 +181,9 @@ def _ranges(names: Iterable[TopicPartition]) -> dict[str, list[list[int]]]:
 
 
 def _names(found: Mapping[str, Iterable[tuple[int, int]]]) -> Names:
+    """Raises ValueError for more partitions than a cluster has."""
+    if sum(max(0, last - first + 1) for ranges in found.values() for first, last in ranges) > _MOST_NAMES:
+        raise ValueError(f"more than {_MOST_NAMES:,} partitions")
     return frozenset(
         TopicPartition(topic, n) for topic, ranges in found.items() for first, last in ranges for n in range(first, last + 1)
     )
@@ -192,12 +198,16 @@ def _partition(name: str) -> TopicPartition:
 
 
 class _Seen(NamedTuple):
-    """The newest record of a holder: log time, the leader's clock, and what it was granted."""
+    """The newest record of a holder: log time, the leader's clock, and what it was granted, each under its term (law H)."""
 
     record: ClaimsRecord
     time_ms: int
     append_ms: int
-    granted: Names
+    terms: Mapping[TopicPartition, int]
+
+    @property
+    def granted(self) -> Names:
+        return frozenset(self.terms)
 
 
 class ClaimsLog:
@@ -221,14 +231,20 @@ class ClaimsLog:
         seen = self._seen.get(record.holder.id)
         if seen is not None and record.sequence <= seen.record.sequence:
             return None
-        granted = record.names & seen.granted if seen is not None and self._counts(seen) else _NONE
-        if taken := record.names - granted:
+        held = seen.terms if seen is not None and self._counts(seen) else {}
+        terms = {name: held[name] for name in record.names if name in held}
+        if len(terms) < len(record.names):
             others = self.others(record.holder.id)
-            granted |= {name for name in taken if name not in others}
-        self._seen[record.holder.id] = _Seen(record, self.time_ms, append_ms, granted)
+            terms |= {name: record.sequence for name in record.names if name not in terms and name not in others}
+        self._seen[record.holder.id] = _Seen(record, self.time_ms, append_ms, terms)
         for holder_id in [h for h, s in self._seen.items() if self.time_ms - s.time_ms > _REMEMBERED_MS]:
             del self._seen[holder_id]
-        return granted
+        return frozenset(terms)
+
+    def terms_of(self, holder: Holder) -> Mapping[TopicPartition, int]:
+        """What a holder was granted last, each under its term."""
+        seen = self._seen.get(holder.id)
+        return {} if seen is None else seen.terms
 
     def _counts(self, seen: _Seen) -> bool:
         return self.time_ms - seen.time_ms < LEASE_MS
@@ -319,6 +335,7 @@ class Claimant:
         self.waiting: Mapping[TopicPartition, Waiting] = {}
         self._wanted: set[TopicPartition] = set()
         self._held: Names = _NONE
+        self._terms: Mapping[TopicPartition, int] = {}
         self._until = float("-inf")
         self._sequence = 0
         self._is_ended = False
@@ -338,6 +355,10 @@ class Claimant:
     def holds(self, name: TopicPartition, now: float) -> bool:
         """Whether it may append to a partition now (law E)."""
         return now < self._until and name in self._held
+
+    def term(self, name: TopicPartition, now: float) -> int | None:
+        """The term under which it may append to a partition now; None where it may not (laws E and H)."""
+        return self._terms.get(name) if self.holds(name, now) else None
 
     def has_lapsed(self, now: float) -> bool:
         """Whether what it held is over, and nobody has drawn the consequence (`lapse`)."""
@@ -411,7 +432,7 @@ class Claimant:
             return
         for sequence in [s for s in self._sent if s < record.sequence]:
             del self._sent[sequence]  # law F: it says nothing any more
-        self._held = granted & self._wanted
+        self._held, self._terms = granted & self._wanted, self.log.terms_of(self.holder)
         for later in self._sent.values():
             self._held &= later.names
         self._until = sent.at + (LEASE_MS - MARGIN_MS) / 1000

@@ -13,12 +13,13 @@ import kafka.errors as Errors
 from kafka.net.wakeup_notifier import WakeupNotifier
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import RecoveryExhaustedError, TargetClaimedError, text_of
+from tolerant_client.errors import OptionError, RecoveryExhaustedError, TargetClaimedError, text_of
 from tolerant_client.legacy_records import iter_record_sets
 from tolerant_client.mirror.link.claims import (
     CLAIMS_TOPIC,
     COPIER,
     LEASE_MS,
+    RENEW_MS,
     WHOLE_TOPIC,
     Claim,
     Claimant,
@@ -37,6 +38,7 @@ _POLL_MS = 500
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
 _PATIENCE_S = 60.0  # with a claims log that cannot be used
 _TOLD_AFTER_S = 1.0  # that a start waits
+_QUIET_S = 1.5 * RENEW_MS / 1000
 _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _CONFIG = {
     "cleanup.policy": "delete",
@@ -64,6 +66,7 @@ class Follower:
 
     def __init__(self, target: RawCluster, log: ClaimsLog | Claimant) -> None:
         self.position = -1  # the next offset to be read
+        self.log_start = -1
         self._target = target
         self._log = log
 
@@ -84,13 +87,18 @@ class Follower:
         Raises OffsetOutOfRangeError where the log was made anew or cut: the caller begins anew.
         """
         if self.position < 0:
-            self.position = (await self._target.list_offsets({_PARTITION: EARLIEST}))[_PARTITION]
+            self.position = self.log_start = (await self._target.list_offsets({_PARTITION: EARLIEST}))[_PARTITION]
         node = await self._target.leader(_PARTITION)
         (part,) = await self._target.fetch(node, {_PARTITION: self.position}, max_wait_ms=max_wait_ms)
         if part.error_code:
             raise Errors.for_code(part.error_code)(f"reading {CLAIMS_TOPIC}")
-        before = self.position
+        before, self.log_start = self.position, part.log_start_offset
         for header, batch in iter_record_sets(part.records, from_offset=self.position):
+            if not header.has_log_append_time:
+                raise OptionError(
+                    f"{CLAIMS_TOPIC} has records with times of their writers, so it cannot say whose claim came when: delete that"
+                    " topic, the mirror makes it as it has to be"
+                )
             for record in [] if header.is_control else decode_records(batch):
                 found = decode_claims(record.key, record.value) if record.offset >= self.position else None
                 if found is not None:
@@ -129,6 +137,8 @@ class Claims:
         self._is_ending = False
         self._reader: Follower | None = None
         self._wakeup = WakeupNotifier(target.net)
+        self._own_offset = -1  # of what it said last
+        self._quiet_until = float("-inf")
         self._first_seen: dict[str, int] = {}  # of holders that block us: when they had renewed when we saw them first
         target.guard(self._may_send)
 
@@ -145,6 +155,10 @@ class Claims:
     def holds(self, partition: TopicPartition) -> bool:
         """Whether it may be appended to now; to be asked at the last moment before."""
         return self.claimant.holds(partition, boot_s())
+
+    def term(self, partition: TopicPartition) -> int | None:
+        """As Claimant.term."""
+        return self.claimant.term(partition, boot_s())
 
     def rivals(self) -> dict[TopicPartition, Claim]:
         """What is wanted and another run has: those holders that have renewed it since we saw them first."""
@@ -212,7 +226,7 @@ class Claims:
         try:
             while not claimant.is_said or self._is_ending:
                 self._see_to_lapse()
-                if not self._is_current or not claimant.is_due(boot_s()):
+                if not self._is_current or boot_s() < self._quiet_until or not claimant.is_due(boot_s()):
                     await self._wakeup(_TICK_S)
                     continue
                 record, read_before = claimant.record(boot_s()), self._follower.position
@@ -223,7 +237,7 @@ class Claims:
                     await self._trouble(error, pause_s)
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                     continue
-                self.problem, pause_s = "", _FIRST_PAUSE_S
+                self.problem, pause_s, self._own_offset = "", _FIRST_PAUSE_S, offset
                 if read_before > offset:
                     self._start_anew()  # what was read before is not in the log any more
         finally:
@@ -242,13 +256,23 @@ class Claims:
             if not self._is_current:
                 await create_claims_topic(self._target)
                 await self._follower.read_to_end()
+                if self._follower.log_start > 0 and self.claimant.log.time_ms < RENEW_MS:
+                    # Deleted or idle: whoever lives says so again before this is over.
+                    self._quiet_until = boot_s() + _QUIET_S
                 self._is_current = True
                 self._wakeup.notify()
-            elif not await self._follower.follow(_POLL_MS):
-                self._see_to_lapse()
-                return
+            else:
+                is_more = await self._follower.follow(_POLL_MS)
+                if self._follower.log_start > self._own_offset >= 0:
+                    raise Errors.OffsetOutOfRangeError("what it has said last was deleted")
+                if not is_more:
+                    self._see_to_lapse()
+                    return
         except Errors.OffsetOutOfRangeError:
             self._start_anew()
+        except OptionError as error:
+            await self._trouble(error, _LONGEST_PAUSE_S)
+            return
         except Errors.UnknownTopicOrPartitionError as error:
             self._is_current = False  # it was deleted, and is made anew
             await self._trouble(error, _FIRST_PAUSE_S)
@@ -274,7 +298,7 @@ class Claims:
 
     def _start_anew(self) -> None:
         self.claimant.start_anew()
-        self._follower.position, self._is_current = -1, False
+        self._follower.position, self._is_current, self._own_offset = -1, False, -1
 
     def _may_send(self) -> bool:
         if not self.claimant.has_lapsed(boot_s()):
@@ -293,8 +317,9 @@ class Claims:
             self._on_change()
 
     async def _trouble(self, error: Errors.KafkaError, pause_s: float) -> None:
-        self._is_forbidden = isinstance(error, Errors.TopicAuthorizationFailedError)
-        remedy = "; grant the mirror Create, Describe, Read and Write on it" if self._is_forbidden else ""
+        is_refused = isinstance(error, Errors.TopicAuthorizationFailedError)
+        self._is_forbidden = is_refused or isinstance(error, OptionError)
+        remedy = "; grant the mirror Create, Describe, Read and Write on it" if is_refused else ""
         self.problem = f"{CLAIMS_TOPIC} of the target: {text_of(error)}{remedy}"
         if getattr(error, "invalid_metadata", False):
             self._target.manager.cluster.request_update()
