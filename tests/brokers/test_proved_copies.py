@@ -19,7 +19,8 @@ from tolerant_client.mirror.identical import gap_producer, state
 from tolerant_client.mirror.identical.copy import LinkCopier
 from tolerant_client.mirror.identical.gap_producer import GapProducer, gap_transactional_id
 from tolerant_client.mirror.ledger import read_ledger
-from tolerant_client.mirror.link.control import TopicIds, read_control
+from tolerant_client.mirror.link.claims import CLAIMS_TOPIC
+from tolerant_client.mirror.link.control import CONTROL_TOPIC, TopicIds, read_control
 from tolerant_client.mirror.losses import LossPolicy, MirrorPolicy
 from tolerant_client.mirror.producers import describe_producers, init_producer_id
 from tolerant_client.mirror.sync import prepare_link
@@ -505,12 +506,17 @@ def test_broker_that_hangs_holds_up_no_partition_that_another_leads(
     create_topic(source, topic, 2)
     append_records(source, topic, 100, partitions=2)
     with kafka.KafkaAdminClient(bootstrap_servers=target) as admin:
-        for name, assignment in ((topic, {0: [1], 1: [2]}), ("tolerant-mirror-control", {0: [1]})):
+        # Where the leader of the claims log hangs all writing rightly stops, so another broker has it.
+        for name, assignment in ((topic, {0: [1], 1: [2]}), (CONTROL_TOPIC, {0: [1]}), (CLAIMS_TOPIC, {0: [1]})):
             admin.create_topics([kafka.admin.NewTopic(name, -1, -1, replica_assignments=assignment)])
+    configure(target, CLAIMS_TOPIC, message_timestamp_type="LogAppendTime")
     with both(source, target) as (origin, copy):
         link = origin.run(prepare_link, origin, copy, topic, "tests")
         copier = LinkCopier(origin, copy, link.producer_id, link="tests")
-        monkeypatch.setattr(copy.manager, "least_loaded_node", lambda *_: 1)  # what any broker may answer is asked elsewhere
+        apart = copier.claims._target
+        origin.run(apart.connect)
+        for cluster in (copy, apart):  # what any broker may answer is asked elsewhere
+            monkeypatch.setattr(cluster.manager, "least_loaded_node", lambda *_: 1)
         three_nodes.pause(2)
         began = time.monotonic()
 
