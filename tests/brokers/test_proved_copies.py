@@ -15,6 +15,7 @@ from support.mirror_link import append_batches, append_records, both, compare, c
 from tolerant_client.errors import SourceTruncatedError, TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.divergence import LogSlice, read_slices
 from tolerant_client.mirror.gaps import Gap
+from tolerant_client.mirror.identical import copy as copy_module
 from tolerant_client.mirror.identical import gap_producer, state
 from tolerant_client.mirror.identical.copy import LinkCopier
 from tolerant_client.mirror.identical.gap_producer import GapProducer, gap_transactional_id
@@ -231,6 +232,64 @@ def test_log_that_the_link_began_is_gone_on_with_where_retention_has_emptied_it(
     with RawCluster({"bootstrap_servers": forgetful}, name="reader") as cluster:
         begun = cluster.run(read_control, cluster, "tests").begun[TopicPartition(topic, 0)]
     assert isinstance(begun, TopicIds) and len(begun.source) == len(begun.target) == 36
+
+
+@pytest.mark.parametrize("policy", [MirrorPolicy(), CONTINUE], ids=["fail", "continue"])
+@pytest.mark.parametrize("copied", [0, 50])
+def test_log_that_the_link_began_is_not_believed_beyond_what_it_copied_once_others_wrote_and_emptied_it(
+    source: str, target: str, copied: int, policy: MirrorPolicy
+) -> None:
+    topic = f"proved-filled-{copied}-{policy.on_loss}"
+    create_topic(source, topic)
+    append_records(source, topic, copied)
+    mirror(source, target, topic)
+    append_records(target, topic, 100)
+    delete_records(target, topic, copied + 100)
+    append_records(source, topic, 200, first=copied)
+    with pytest.raises(TargetDivergedError, match=f"{topic}-0 ends at offset {copied + 100}, but is empty: nothing shows"):
+        mirror(source, target, topic, policy=policy)
+    assert ends(target, topic) == [copied + 100] and ledger_of(target, topic) == []
+    delete_topic(target, topic)
+    mirror(source, target, topic, policy=policy)
+    assert compare(source, target, topic).identical and ends(target, topic) == [copied + 200]
+
+
+def test_emptied_log_of_a_copier_that_was_killed_is_believed_where_the_broker_remembers_its_last_sequence(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = "proved-sequence"
+    create_topic(source, topic)
+    append_records(source, topic, 100)
+    with monkeypatch.context() as killed:
+        killed.setattr(LinkCopier, "_copied", lambda *_: {})
+        mirror(source, target, topic)
+    delete_records(target, topic, 100)
+    append_records(source, topic, 100, first=100)
+    mirror(source, target, topic)
+    assert ends(target, topic) == [200] and misplaced(source, target, topic) == []
+
+
+def test_running_copier_writes_down_how_far_it_has_copied_what_rests(
+    source: str, forgetful: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy_module, "_RESTS_S", 0.5)
+    monkeypatch.setattr(copy_module, "_REMEMBER_S", 0.5)
+    topic, partition = "proved-rests", TopicPartition("proved-rests", 0)
+    create_topic(source, topic)
+    append_records(source, topic, 100)
+    with both(source, forgetful) as (origin, copy):
+        link = origin.run(prepare_link, origin, copy, topic, "rests")
+        copier = LinkCopier(origin, copy, link.producer_id, link="rests")
+
+        async def run() -> None:
+            copying = origin.net.call_soon_with_future(lambda: copier.copy({partition: 100}, hold_ms=8000))
+            deadline = time.monotonic() + 8
+            while (await read_control(copy, "rests")).copied.get(partition) != 100:
+                assert time.monotonic() < deadline
+                await origin.net.sleep(0.2)
+            await copying
+
+        origin.run(run)
 
 
 def test_source_that_was_made_anew_while_the_target_was_emptied_is_a_recreation(source: str, target: str) -> None:
@@ -507,9 +566,12 @@ def test_broker_that_hangs_holds_up_no_partition_that_another_leads(
     append_records(source, topic, 100, partitions=2)
     with kafka.KafkaAdminClient(bootstrap_servers=target) as admin:
         # Where the leader of the claims log hangs all writing rightly stops, so another broker has it.
-        for name, assignment in ((topic, {0: [1], 1: [2]}), (CONTROL_TOPIC, {0: [1]}), (CLAIMS_TOPIC, {0: [1]})):
-            admin.create_topics([kafka.admin.NewTopic(name, -1, -1, replica_assignments=assignment)])
-    configure(target, CLAIMS_TOPIC, message_timestamp_type="LogAppendTime")
+        for name, assignment, config in (
+            (topic, {0: [1], 1: [2]}, {}),
+            (CONTROL_TOPIC, {0: [1]}, {}),
+            (CLAIMS_TOPIC, {0: [1]}, {"message.timestamp.type": "LogAppendTime"}),
+        ):
+            admin.create_topics([kafka.admin.NewTopic(name, -1, -1, assignment, config)])
     with both(source, target) as (origin, copy):
         link = origin.run(prepare_link, origin, copy, topic, "tests")
         copier = LinkCopier(origin, copy, link.producer_id, link="tests")

@@ -150,6 +150,11 @@ class PartitionCopy:
         """Whether the target's log was read, and is a copy so far."""
         return self._first_log_end is not None
 
+    def rests(self, after_s: float, now: float) -> bool:
+        """Whether it has nothing to append, and the last append was acknowledged that long ago."""
+        is_idle = not self.in_flight and not self.queue and self.is_placed
+        return is_idle and self.phase in (Phase.COPYING, Phase.PAUSED) and now - self._checked_at >= after_s
+
     @property
     def is_drained(self) -> bool:
         return self.phase is Phase.DRAINING and self.in_flight == 0
