@@ -406,6 +406,22 @@ def test_emptied_log_is_gone_on_with_where_brokers_do_not_tell_which_sequence_th
     assert misplaced(source, target, topic) == []
 
 
+def test_target_topic_that_is_made_anew_under_an_idle_copier_is_filled_from_its_start(source: str, target: str) -> None:
+    topic, partition = "proved-idle", TopicPartition("proved-idle", 0)
+    create_topic(source, topic)
+    append_records(source, topic, 500, timestamp=NOW)
+    with both(source, target) as (origin, copy):
+        link = origin.run(prepare_link, origin, copy, topic, "tests")
+        copier = LinkCopier(origin, copy, link.producer_id, link="tests")
+        origin.run(lambda: copier.copy({partition: 500}, lease_ms=120_000))
+        create_again(target, topic)
+        origin.run(origin.net.sleep, 2.5)
+        append_records(source, topic, 10, first=500, timestamp=NOW)
+        progress = origin.run(lambda: copier.copy_each({partition: 510}))[partition]
+    assert progress.error is None and progress.acked == 510
+    assert compare(source, target, topic).identical and ends(target, topic) == [510]
+
+
 # -- what a killed writer left open -------------------------------------------
 
 
