@@ -15,11 +15,13 @@ from support.mirror_link import append_batches, append_records, both, compare, c
 from tolerant_client.errors import SourceTruncatedError, TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.divergence import LogSlice, read_slices
 from tolerant_client.mirror.gaps import Gap
+from tolerant_client.mirror.identical import copy as copy_module
 from tolerant_client.mirror.identical import gap_producer, state
 from tolerant_client.mirror.identical.copy import LinkCopier
 from tolerant_client.mirror.identical.gap_producer import GapProducer, gap_transactional_id
 from tolerant_client.mirror.ledger import read_ledger
-from tolerant_client.mirror.link.control import TopicIds, read_control
+from tolerant_client.mirror.link.claims import CLAIMS_TOPIC
+from tolerant_client.mirror.link.control import CONTROL_TOPIC, TopicIds, read_control
 from tolerant_client.mirror.losses import LossPolicy, MirrorPolicy
 from tolerant_client.mirror.producers import describe_producers, init_producer_id
 from tolerant_client.mirror.sync import prepare_link
@@ -232,6 +234,64 @@ def test_log_that_the_link_began_is_gone_on_with_where_retention_has_emptied_it(
     assert isinstance(begun, TopicIds) and len(begun.source) == len(begun.target) == 36
 
 
+@pytest.mark.parametrize("policy", [MirrorPolicy(), CONTINUE], ids=["fail", "continue"])
+@pytest.mark.parametrize("copied", [0, 50])
+def test_log_that_the_link_began_is_not_believed_beyond_what_it_copied_once_others_wrote_and_emptied_it(
+    source: str, target: str, copied: int, policy: MirrorPolicy
+) -> None:
+    topic = f"proved-filled-{copied}-{policy.on_loss}"
+    create_topic(source, topic)
+    append_records(source, topic, copied)
+    mirror(source, target, topic)
+    append_records(target, topic, 100)
+    delete_records(target, topic, copied + 100)
+    append_records(source, topic, 200, first=copied)
+    with pytest.raises(TargetDivergedError, match=f"{topic}-0 ends at offset {copied + 100}, but is empty: nothing shows"):
+        mirror(source, target, topic, policy=policy)
+    assert ends(target, topic) == [copied + 100] and ledger_of(target, topic) == []
+    delete_topic(target, topic)
+    mirror(source, target, topic, policy=policy)
+    assert compare(source, target, topic).identical and ends(target, topic) == [copied + 200]
+
+
+def test_emptied_log_of_a_copier_that_was_killed_is_believed_where_the_broker_remembers_its_last_sequence(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = "proved-sequence"
+    create_topic(source, topic)
+    append_records(source, topic, 100)
+    with monkeypatch.context() as killed:
+        killed.setattr(LinkCopier, "_copied", lambda *_: {})
+        mirror(source, target, topic)
+    delete_records(target, topic, 100)
+    append_records(source, topic, 100, first=100)
+    mirror(source, target, topic)
+    assert ends(target, topic) == [200] and misplaced(source, target, topic) == []
+
+
+def test_running_copier_writes_down_how_far_it_has_copied_what_rests(
+    source: str, forgetful: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy_module, "_RESTS_S", 0.5)
+    monkeypatch.setattr(copy_module, "_REMEMBER_S", 0.5)
+    topic, partition = "proved-rests", TopicPartition("proved-rests", 0)
+    create_topic(source, topic)
+    append_records(source, topic, 100)
+    with both(source, forgetful) as (origin, copy):
+        link = origin.run(prepare_link, origin, copy, topic, "rests")
+        copier = LinkCopier(origin, copy, link.producer_id, link="rests")
+
+        async def run() -> None:
+            copying = origin.net.call_soon_with_future(lambda: copier.copy({partition: 100}, hold_ms=8000))
+            deadline = time.monotonic() + 8
+            while (await read_control(copy, "rests")).copied.get(partition) != 100:
+                assert time.monotonic() < deadline
+                await origin.net.sleep(0.2)
+            await copying
+
+        origin.run(run)
+
+
 def test_source_that_was_made_anew_while_the_target_was_emptied_is_a_recreation(source: str, target: str) -> None:
     topic = "proved-made-anew"
     create_topic(source, topic)
@@ -344,6 +404,22 @@ def test_emptied_log_is_gone_on_with_where_brokers_do_not_tell_which_sequence_th
     copied = log_of(target, topic).records
     assert ends(target, topic) == ends(source, topic) == [18] and len(copied) == 10
     assert misplaced(source, target, topic) == []
+
+
+def test_target_topic_that_is_made_anew_under_an_idle_copier_is_filled_from_its_start(source: str, target: str) -> None:
+    topic, partition = "proved-idle", TopicPartition("proved-idle", 0)
+    create_topic(source, topic)
+    append_records(source, topic, 500, timestamp=NOW)
+    with both(source, target) as (origin, copy):
+        link = origin.run(prepare_link, origin, copy, topic, "tests")
+        copier = LinkCopier(origin, copy, link.producer_id, link="tests")
+        origin.run(lambda: copier.copy({partition: 500}, lease_ms=120_000))
+        create_again(target, topic)
+        origin.run(origin.net.sleep, 2.5)
+        append_records(source, topic, 10, first=500, timestamp=NOW)
+        progress = origin.run(lambda: copier.copy_each({partition: 510}))[partition]
+    assert progress.error is None and progress.acked == 510
+    assert compare(source, target, topic).identical and ends(target, topic) == [510]
 
 
 # -- what a killed writer left open -------------------------------------------
@@ -505,12 +581,20 @@ def test_broker_that_hangs_holds_up_no_partition_that_another_leads(
     create_topic(source, topic, 2)
     append_records(source, topic, 100, partitions=2)
     with kafka.KafkaAdminClient(bootstrap_servers=target) as admin:
-        for name, assignment in ((topic, {0: [1], 1: [2]}), ("tolerant-mirror-control", {0: [1]})):
-            admin.create_topics([kafka.admin.NewTopic(name, -1, -1, replica_assignments=assignment)])
+        # Where the leader of the claims log hangs all writing rightly stops, so another broker has it.
+        for name, assignment, config in (
+            (topic, {0: [1], 1: [2]}, {}),
+            (CONTROL_TOPIC, {0: [1]}, {}),
+            (CLAIMS_TOPIC, {0: [1]}, {"message.timestamp.type": "LogAppendTime"}),
+        ):
+            admin.create_topics([kafka.admin.NewTopic(name, -1, -1, assignment, config)])
     with both(source, target) as (origin, copy):
         link = origin.run(prepare_link, origin, copy, topic, "tests")
         copier = LinkCopier(origin, copy, link.producer_id, link="tests")
-        monkeypatch.setattr(copy.manager, "least_loaded_node", lambda *_: 1)  # what any broker may answer is asked elsewhere
+        apart = copier.claims._target
+        origin.run(apart.connect)
+        for cluster in (copy, apart):  # what any broker may answer is asked elsewhere
+            monkeypatch.setattr(cluster.manager, "least_loaded_node", lambda *_: 1)
         three_nodes.pause(2)
         began = time.monotonic()
 

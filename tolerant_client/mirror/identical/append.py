@@ -3,7 +3,8 @@
 A request takes the next batch of every partition that has one (brokers accept
 one batch a partition and request).  A gap is filled once nothing of its
 partition is in flight, while the other partitions go on; a batch, too, where a
-partition may have one in flight only (Law G of partition.py).  Bytes count from
+partition may have one in flight only (Law G of partition.py), and the look at the
+log of one that was idle (Law H).  Bytes count from
 queueing to the answer, and `room` holds the source side back while there are too many.
 """
 
@@ -22,7 +23,7 @@ from tolerant_client.mirror.gaps import Gap, GapFill
 from tolerant_client.mirror.identical.partition import PartitionCopy, Phase
 from tolerant_client.mirror.limits import CopyLimits
 from tolerant_client.produce import ProducedPartition
-from tolerant_client.raw import RawCluster
+from tolerant_client.raw import LATEST, RawCluster
 from tolerant_client.record_batch import BatchHeader
 
 
@@ -119,6 +120,7 @@ class Appender:
                     sender.is_waiting = True
                     self._spawn(self._flush_later, sender, wait_s)
                 return
+            idle: list[PartitionCopy] = []
             batches: dict[TopicPartition, memoryview] = {}
             sent: list[tuple[PartitionCopy, BatchHeader]] = []
             size = 0
@@ -129,6 +131,13 @@ class Appender:
                 if not self._holds(copy):
                     copy.trouble(NO_CLAIM, self._clock())
                     self._on_answer([copy])
+                    continue
+                if copy.is_looked_at:
+                    continue  # back in `ready` when that is settled
+                if copy.is_idle(self._clock()):
+                    copy.is_looked_at = True
+                    copy.in_flight += 1
+                    idle.append(copy)
                     continue
                 item = copy.queue[0]
                 if isinstance(item, Gap):
@@ -154,6 +163,8 @@ class Appender:
                     sender.ready[partition] = copy  # at the end: every partition has its turn
                 if size >= limits.produce_max_bytes:
                     break
+            if idle:
+                self._spawn(self._look, sender, idle)
             if not batches:
                 continue
             sender.in_flight += 1
@@ -186,6 +197,19 @@ class Appender:
             copy.lost(header, f"append failed: {type(error).__name__}", now)
         sender.in_flight -= 1
         self._settle(sender, [copy for copy, _ in sent], size)
+
+    async def _look(self, sender: _Sender, copies: list[PartitionCopy]) -> None:
+        """Asks once where the logs of idle partitions end; the leader itself, since metadata may be old."""
+        wanted = {copy.partition: LATEST for copy in copies}
+        ends: dict[TopicPartition, int | Exception]
+        try:
+            ends = await self._target.offsets_at(sender.node_id, wanted, wanted, 0)
+        except KafkaError as error:
+            ends = dict.fromkeys(wanted, error)
+        for copy in copies:
+            copy.in_flight -= 1
+            copy.looked_at(ends.get(copy.partition), self._clock())
+        self._settle(sender, copies, 0)
 
     async def _fill(self, sender: _Sender, copy: PartitionCopy, gap: Gap) -> None:
         try:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import kafka.errors as Errors
@@ -59,6 +60,8 @@ _PAUSE_S = 30.0  # between two looks at a partition that policy has paused
 _AHEAD_S = 1.0  # between two looks at a source that has to catch up with what the target keeps
 _HELD_S = 0.5  # a partition is not handed over before that: of many that ask each gets something done
 _CONTROL_S = 1.0  # between two looks at what the operator says
+_RESTS_S = 10.0  # since the last append, before it is written down how far a partition was copied
+_REMEMBER_S = 60.0  # between two such records
 _KEEP_ID_S = 86_400.0  # coordinators forget a transactional.id that is not used for a week; promotion needs ours
 
 
@@ -102,6 +105,7 @@ class LinkCopier:
         self._leaving: dict[TopicPartition, PartitionCopy] = {}  # given up, with requests in flight
         self._is_following = False
         self._next_id_use = clock() + _KEEP_ID_S
+        self._next_remembered = clock() + _REMEMBER_S
         self._net = source.net
         self._partitions: dict[TopicPartition, PartitionCopy] = {}
         fillers: dict[GapFill, GapFiller] = {
@@ -174,9 +178,11 @@ class LinkCopier:
             progress = {
                 p: self._progress(p, before.get(p, (0, 0, 0, 0)), waits.get(p)) for p in until if p in self._partitions
             }
+            ends = {} if lease_ms else self._copied(until, 0)
             for partition in until:
                 if not lease_ms or self._is_stopped(partition):
                     self._release(partition)
+        await self._remember(ends)
         await self.claims.released()
         return progress
 
@@ -380,8 +386,13 @@ class LinkCopier:
         copied = {p: (copies[p].former_epoch, copies[p].acked) for p in due if copies[p].former_epoch >= 0}
         ids = await read_ids(self.source, self.target, {p.topic for p in due})
         control = self.control.value
+        known = {p: copy.acked for p, copy in copies.items() if copy.is_placed}
+        control = replace(control, copied={**control.copied, **known})
         states = await read_append_states(self.source, self.target, due, self.producer_id, self.ledger, copied, control, ids)
-        await self._begun.write({p: ids[p.topic] for p, found in states.items() if isinstance(found, (AppendState, LogStart))})
+        starts = {p: found.start for p, found in states.items() if isinstance(found, LogStart)}
+        await self._begun.write(
+            {p: ids[p.topic] for p, found in states.items() if isinstance(found, (AppendState, LogStart))}, starts
+        )
         for partition, found in states.items():
             if isinstance(found, AppendState) and found.producer_id == NO_PRODUCER:
                 states[partition] = await self._begun.identified(found)
@@ -449,9 +460,24 @@ class LinkCopier:
                 except KafkaError:
                     continue  # what was said before holds
                 self._obey()
+                if self.clock() > self._next_remembered:
+                    self._next_remembered = self.clock() + _REMEMBER_S
+                    self._spawn(self._remember, self._copied(self._partitions, _RESTS_S))
                 self._drop_expired()
         finally:
             self._is_following = False
+
+    def _copied(self, partitions: Iterable[TopicPartition], after_s: float) -> dict[TopicPartition, int]:
+        """How far those were copied that are claimed and have rested so long."""
+        now, copies = self.clock(), [copy for p in partitions if (copy := self._partitions.get(p)) is not None]
+        return {c.partition: c.acked for c in copies if c.rests(after_s, now) and self.claims.holds(c.partition)}
+
+    async def _remember(self, ends: Mapping[TopicPartition, int]) -> None:
+        """Has the control say how far was copied: the log may be empty, and its producer forgotten, by the next look."""
+        try:
+            await self._begun.write({}, ends)
+        except KafkaError:
+            pass  # the next time it rests
 
     def _obey(self) -> None:
         """Makes what the operator says now take effect."""
@@ -620,7 +646,8 @@ class LinkCopier:
             await self.ledger.write([loss.row])
             if loss.row.reason == LossReason.RECREATION:  # from now on the link goes on with the new topic
                 ids = await read_ids(self.source, self.target, {copy.partition.topic})
-                await self._begun.write({copy.partition: ids[copy.partition.topic]})
+                copied = {copy.partition: loss.state.log_end}
+                await self._begun.write({copy.partition: ids[copy.partition.topic]}, copied)
         except KafkaError as error:
             copy.trouble(f"the ledger could not be written: {type(error).__name__}: {error}", self.clock())
             return False

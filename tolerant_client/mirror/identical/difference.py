@@ -257,7 +257,7 @@ def nothing_proves(case: Case) -> TargetDivergedError:
     has = f"has only offsets {logs.target_start} to {logs.target_end}" if logs.is_written else "is empty"
     return TargetDivergedError(
         f"The target log of {case} ends at offset {logs.target_end}, but {has}: nothing shows that what was there was the"
-        " source's, and the link has not written down that it began this log. Delete the target topic: the next start"
+        " source's: the link has not written down that it had copied up to there. Delete the target topic: the next start"
         " creates it and fills it from where the source's begins"
     )
 

@@ -18,6 +18,8 @@ G. A broker that does not know a producer takes any sequence: a batch in flight
    `resume` one goes alone, and so does each one after records that are so old
    that the broker may forget the producer at any moment (it counts from their
    timestamps; AppendRules.remembered_ms).
+H. The log of a topic that was made anew while nothing was appended takes the next batch at its start.  So what was idle
+   is appended to only when the log was seen to end at `acked` just before; steady appending shows that by itself.
 
 No I/O and no clock here: the copier does the one and passes the other.
 """
@@ -41,6 +43,7 @@ from tolerant_client.record_batch import BatchHeader, restamp
 BELIEVED_AFTER = 3
 NO_PRODUCER = -1
 _BEHIND_A_GAP = 1 << 20  # bytes that may wait for a gap to be filled, beside what came in the same answer
+_IDLE_S = 2.0  # without an acknowledged append
 _FORGOTTEN = float("-inf")
 _ABSENT_S = 3.0  # a broker hears of a new topic a little later than the others
 
@@ -117,6 +120,7 @@ class PartitionCopy:
         self._shown: frozenset[Claim] = frozenset()  # what the last answer said and no checksum proves
         self._first_log_end: int | None = None
         self._absent_since: float | None = None
+        self.is_looked_at = False  # where its log ends is being asked
         self._misplaced = ""  # what says that the target's log has become shorter than what was acknowledged
         self._checked_at = now
         self._remembered_until_ms: float = _FORGOTTEN  # until then the broker knows the producer, whatever it appends of ours
@@ -150,6 +154,11 @@ class PartitionCopy:
     def is_placed(self) -> bool:
         """Whether the target's log was read, and is a copy so far."""
         return self._first_log_end is not None
+
+    def rests(self, after_s: float, now: float) -> bool:
+        """Whether it has nothing to append, and the last append was acknowledged that long ago."""
+        is_idle = not self.in_flight and not self.queue and self.is_placed
+        return is_idle and self.phase in (Phase.COPYING, Phase.PAUSED) and now - self._checked_at >= after_s
 
     @property
     def is_drained(self) -> bool:
@@ -228,6 +237,20 @@ class PartitionCopy:
         else:
             self.queued_bytes -= item[0].size
         return item
+
+    def is_idle(self, now: float) -> bool:
+        """Whether the end of the log is to be looked at before the next append (Law H)."""
+        return not self.in_flight and now - self._checked_at > _IDLE_S
+
+    def looked_at(self, log_end: int | Exception | None, now: float) -> None:
+        """Takes what the target's leader said of the end of the log (Law H)."""
+        self.is_looked_at = False
+        if log_end == self.acked:
+            self._checked_at = now
+        elif isinstance(log_end, int):
+            self.trouble(f"the target's log was left ending at {self.acked}, and ends at {log_end} now", now)
+        else:
+            self.trouble(f"the end of the target's log could not be read: {type(log_end).__name__}", now)
 
     def may_send(self, now_ms: float) -> bool:
         """Whether the next batch may go out now (Law G); `now_ms` is the time of day."""

@@ -5,8 +5,11 @@ Read before the first append of a session and after anything unexpected
 reported, never overwritten.
 
 Laws (what a difference means: difference.py):
-- The end of a log proves nothing.  A log is a copy up to its end where records of both sides were compared, where the link
-  wrote its last batch, or where the link has written down that it began this log (control, `begun`).
+- The end of a log proves nothing.  A log is a copy up to its end where records of both sides were compared, or where the
+  link wrote its last batch, or fills gaps, in a log that it began (control, `begun`).
+- An emptied log shows nobody: others may have written, and have deleted it, since.  Its end is the link's where the control
+  says that it had copied up to there (`copied`), or where the sequence that a broker remembers is the log end: sequences
+  begin as the offset and count what the link wrote alone.  Gaps and the start of a log leave them behind the offset.
 - The link's producer ids are all that it ever had; what they wrote is never called foreign.
 """
 
@@ -78,7 +81,7 @@ async def read_append_states(
     Partitions that could not be read this time are absent.  What the ledger says already is not found again.
     `copied` says, where that is known, the source's leader epoch of the last batch that was copied and the offset up to
     which it was: the source is asked whether an election took back some of that, whatever its records are now.
-    `control` says what was adopted, what the link has begun, and where empty logs are to begin; `ids` are read_ids'.
+    `control` says what was adopted, what the link has begun and copied, and where empty logs are to begin; `ids` are read_ids'.
     """
     wanted = list(partitions)
     ids = await read_ids(source, target, {p.topic for p in wanted}) if ids is None else ids
@@ -107,10 +110,17 @@ async def read_append_states(
         is_same_topic = begun is not None and bool(begun.source) and begun.source == now.source
         case = Case(p, log, last.get(p), state, cuts.get(p), producer_id, own, is_same_topic)
         is_strange = is_strange_end(case) and not is_all_filler(copied_tail)
-        is_proved = not is_strange and (
-            begun is not None
+        is_end_known = (
+            case.last is not None
+            or log.adopted == log.target_end
+            or begun is not None
+            and control.copied.get(p) == log.target_end
             or p in remembered
-            or log.adopted > 0
+            and state.next_sequence == add_sequence(log.target_end, 0)
+        )
+        is_proved = not is_strange and (
+            is_end_known
+            and (begun is not None or p in remembered or log.adopted > 0)
             or case.last is not None and (case.last.producer_id in own or is_filler_marker(case.last))
             or is_all_filler(copied_tail)
             or log.common[0] < log.common[1] and (p not in unproved or share_records(originals[p], copies[p]))
@@ -120,6 +130,8 @@ async def read_append_states(
             found[p] = LogStart(state, start)
         elif log.target_end and begun is not None and not begun.is_of_source(now):
             found[p] = recreated(case, link)
+        elif log.target_end and not log.is_written and not is_proved:
+            found[p] = nothing_proves(case)
         elif log.target_end < log.source_start and is_proved:
             found[p] = overtaken(case, link)
         elif (

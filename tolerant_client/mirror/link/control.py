@@ -6,7 +6,8 @@ Topic `tolerant-mirror-control`, one partition.  A record's key is the link, its
      "is_fenced": false, "unfenced": [["clicks", 3]], "is_handed_back": false, "generation": 0,
      "source_cluster_id": "...", "topics": "orders|clicks", "producer_ids": [4000],
      "adopted": {"orders": {"0": 1200}}, "starts": {"clicks": {"3": 500}},
-     "begun": {"orders": [["source's topic id", "target's topic id", [[0, 12], [13, 16]]]]}}
+     "begun": {"orders": [["source's topic id", "target's topic id", [[0, 12], [13, 16]]]]},
+     "copied": {"orders": {"0": 1200}}}
 
 Laws:
 - A record says everything, so whatever wrote it last holds; fields that we do not know are kept as they are.
@@ -68,8 +69,9 @@ class LinkControl:
     `is_handed_back`: MirrorMaker 2 copies into the target again.  `generation` counts the lives of a link: each has a
     producer id of its own.  `adopted` are source offsets before which the target was found to have all, whoever wrote it;
     `starts` where empty target logs are to begin, though the source's begin before.  `begun` has the partitions whose target
-    logs this link has begun, or has found to be the source's, and which topics that were: only of those an empty log is
-    believed to have been copied up to its end.
+    logs this link has begun, or has found to be the source's, and which topics that were.  `copied` says up to which offset the
+    link had copied them when it last came to rest, or where it began them: an empty log of theirs is believed to be a copy up
+    to that offset alone.
     """
 
     paused: frozenset[str] = frozenset()
@@ -86,6 +88,7 @@ class LinkControl:
     is_handed_back: bool = False
     unfenced: frozenset[TopicPartition] = frozenset()
     begun: Mapping[TopicPartition, TopicIds] = field(default_factory=dict)
+    copied: Positions = field(default_factory=dict)
 
     def pauses(self, partition: TopicPartition) -> bool:
         topic, index = partition
@@ -131,6 +134,7 @@ def encode_control(control: LinkControl, time_ms: int) -> bytes:
         "adopted": _nested(control.adopted),
         "starts": _nested(control.starts),
         "begun": _by_ids(control.begun),
+        "copied": _nested(control.copied),
     }
     return json.dumps({**control.others, **known}).encode()
 
@@ -156,6 +160,7 @@ def decode_control(value: bytes) -> LinkControl:
             is_handed_back=bool(found.get("is_handed_back", False)),
             unfenced=frozenset(TopicPartition(str(topic), int(n)) for topic, n in found.get("unfenced", ())),
             begun=dict(_begun(found.get("begun", {}))),
+            copied=_flat(found.get("copied", {})),
         )
     except OptionError:
         raise

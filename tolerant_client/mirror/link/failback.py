@@ -155,6 +155,7 @@ def begun(now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, a
         adopted=adopted,
         starts={},
         begun={},
+        copied={},
         source_cluster_id=source_cluster_id,
         topics=topics.to_json(),
     )
