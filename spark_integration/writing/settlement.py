@@ -44,6 +44,7 @@ _DECIDER_TIMEOUT_MS: Final = 60_000
 _ABORT_PATIENCE_MS: Final = 5_000
 _DECIDERS: Final = 5  # times that another decider may come between
 _OPEN: Final = ("Ongoing",)
+_TOPICS: Final = 100  # of an OffsetCommit: with a piece of metadata each well below a log's max.message.bytes
 
 
 @dataclass
@@ -97,7 +98,7 @@ class _Settlement:
         self._coordinators = Coordinators(cluster)
         self._decider = ProducerTransaction(cluster, self._place.decider, timeout_ms, self._coordinators)
         self._timed_out: ProducerFencedError | None = None  # no matter where the micro-batch was decided before
-        self._stands: TopicPartition | None = None  # beside which the decision that was found is
+        self._stands: set[TopicPartition] = set()  # beside which the decision that was found is
 
     async def commit(self) -> None:
         try:
@@ -150,7 +151,7 @@ class _Settlement:
                 return found, {transaction.transactional_id for transaction in self._chosen}
             # All of it was aborted after transaction.timeout.ms: these tasks have written it again.
         else:
-            self._stands = None
+            self._stands = set()
         if self._timed_out is not None:
             raise self._timed_out
         if listed is None:  # brokers before 3.0 do not tell: most likely what the former run last used
@@ -158,9 +159,11 @@ class _Settlement:
         decision = place.decide(found, self._written, self._chosen, listed)
         if not self._chosen:
             return decision, set()
-        beside = self._stands or self._marker()
+        # All at once: a repeat finds it beside any topic that is left, and what was found is replaced wherever it stands.
+        beside = sorted(self._stands | self._beside())
         for number, piece in enumerate(place.pieces(decision)):
-            await self._decider.commit_offset(place.group(number), beside, piece)
+            for at in range(0, len(beside), _TOPICS):
+                await self._decider.commit_offset(place.group(number), beside[at : at + _TOPICS], piece)
         await self._decider.commit()
         self._check_whole(decision, await self._end(decision))
         settled = {place.run, *decision.superseded}  # law C
@@ -207,7 +210,8 @@ class _Settlement:
         count = self._place.piece_count(first)
         if not count:
             return None
-        self._stands = max(first, key=lambda partition: first[partition].offset)
+        newest = max(piece.offset for piece in first.values())
+        self._stands = {partition for partition, piece in first.items() if piece.offset == newest}
         rest = [await self._committed(self._place.group(number), partitions) for number in range(1, count)]
         return self._place.read([first, *rest])
 
@@ -229,9 +233,9 @@ class _Settlement:
             topics |= set(await self._cluster.partitions())
         return [TopicPartition(topic, 0) for topic in sorted(filter(None, topics))]
 
-    def _marker(self) -> TopicPartition:
-        topics = {topic for task in self._tasks for topic in task.topics}
-        return TopicPartition(self._options.topic if self._options.topic in topics else min(topics), 0)
+    def _beside(self) -> set[TopicPartition]:
+        """Where the decision is committed: beside every topic that the tasks have written to."""
+        return {TopicPartition(topic, 0) for task in self._tasks for topic in task.topics}
 
     def _transaction(self, prepared: PreparedTransaction) -> ProducerTransaction:
         timeout_ms = self._options.transaction_timeout_ms
