@@ -7,6 +7,8 @@ The laws are those of exactly_once.py.  The order, for a micro-batch that was no
 3. The decider's transaction begins, which fences other deciders; the former decision is read.
 4. The decision is committed.
 5. The chosen transactions are committed, all at once; then what was left open is aborted.
+6. What is open is listed once more, and what belongs to this run is aborted: attempts that Spark killed late.  So it is
+   after a repeat, a micro-batch without rows and an abort.
 
 A driver that dies before the end of 4 has decided nothing; one that dies after it is followed by a repeat of the
 micro-batch, which finds the decision and does step 5 again.
@@ -67,31 +69,38 @@ def commit_tasks(options: WriteOptions, messages: Sequence[WriterCommitMessage |
     and DataLossError where an earlier decision was only carried out in part.
     """
     tasks = [task for task in messages if isinstance(task, WrittenTask) and task.place is not None]
-    if tasks:
+    if tasks and tasks[0].place is not None:
         with borrowed_cluster(options.kafka) as cluster:
-            cluster.run(_Settlement(cluster, options, tasks).commit)
+            cluster.run(_Settlement(cluster, options, tasks[0].place, tasks).commit)
 
 
-def abort_tasks(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Aborts what the tasks wrote, unless it was decided; where that fails, brokers do it after the timeout."""
-    tasks = [task for task in messages if isinstance(task, WrittenTask) and task.transaction is not None]
-    if tasks:
+def abort_tasks(
+    options: WriteOptions, messages: Sequence[WriterCommitMessage | None], place: SinkBatch | None = None
+) -> None:
+    """Aborts what the run wrote, unless it was decided; where that fails, brokers do it after the timeout.
+
+    `place` is for a driver that knows it without a message: then tasks that have told nothing are aborted, too.
+    """
+    tasks = [task for task in messages if isinstance(task, WrittenTask) and task.place is not None]
+    place = place or (tasks[0].place if tasks else None)
+    if place is not None:
         with (
             contextlib.suppress(Errors.KafkaError),
             borrowed_cluster(options.kafka, patience_ms=_ABORT_PATIENCE_MS) as cluster,
         ):
-            cluster.run(_Settlement(cluster, options, tasks).abort)
+            cluster.run(_Settlement(cluster, options, place, tasks).abort)
 
 
 class _Settlement:
-    """One micro-batch's end; `tasks` are those of one run that have a place."""
+    """One micro-batch's end; `tasks` are those of one run that have told their place."""
 
-    def __init__(self, cluster: RawCluster, options: WriteOptions, tasks: Sequence[WrittenTask]) -> None:
-        assert tasks[0].place is not None
+    def __init__(
+        self, cluster: RawCluster, options: WriteOptions, place: SinkBatch, tasks: Sequence[WrittenTask]
+    ) -> None:
         self._cluster = cluster
         self._options = options
         self._tasks = [task for task in tasks if task.transaction is not None]
-        self._place: SinkBatch = tasks[0].place
+        self._place = place
         self._written = Written.total(task.written for task in tasks)
         self._chosen = [task.transaction for task in tasks if task.transaction is not None]
         timeout_ms = min(_DECIDER_TIMEOUT_MS, options.transaction_timeout_ms)
@@ -114,13 +123,11 @@ class _Settlement:
                 # Another decider came between.  What it has decided is read by the next attempt.
                 if attempt == _DECIDERS or self._timed_out is not None:
                     raise
-        await self._abort_left(left - {transaction.transactional_id for transaction in decision.transactions})
+        await self._abort_left(left, decision)
 
     async def abort(self) -> None:
         await self._decider.begin()  # a decision that was on its way is made now, or never
-        found = await self._found()
-        decided = {transaction.transactional_id for transaction in found.transactions} if found is not None else set()
-        await self._abort_left({t.transactional_id for t in self._chosen} - decided)
+        await self._abort_left({transaction.transactional_id for transaction in self._chosen}, await self._found())
 
     # -- step by step ------------------------------------------------------------
 
@@ -191,8 +198,19 @@ class _Settlement:
                 " committed of it will be there twice"
             )
 
-    async def _abort_left(self, names: Iterable[str]) -> None:
-        """Aborts what nobody will decide; where that fails, the brokers do it after the timeout."""
+    async def _abort_left(self, names: set[str], decision: Decision | None) -> None:
+        """Aborts these and whatever else this run has left open, but nothing that was decided for this micro-batch.
+
+        Where that fails, the brokers do it after the timeout.
+        """
+        try:
+            listed = await transactional_ids(self._cluster, self._place.prefix, _OPEN)
+        except Errors.KafkaError as error:
+            log.warning("What other attempts may have left open is left for its timeout: %s", error)
+            listed = None
+        names = names | {name for name in listed or () if self._place.run_of(name) == self._place.run}
+        if decision is not None and decision.batch == self._place.batch:  # ids of former ones are in use again
+            names -= {transaction.transactional_id for transaction in decision.transactions}
 
         async def abort(name: str) -> None:
             try:

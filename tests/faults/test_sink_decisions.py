@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import kafka
 import pyarrow as pa
 import pytest
 from kafka.structs import TopicPartition
+from pyspark.sql.types import BinaryType, StructField, StructType
 from support import sink_batch as sink_batches
 from support.mirror_link import create_topic
 
@@ -15,8 +20,10 @@ from spark_integration.connections import close_pool
 from spark_integration.writing.columns import WriteColumns
 from spark_integration.writing.exactly_once import SinkBatch
 from spark_integration.writing.options import parse_write_options
-from spark_integration.writing.settlement import WrittenTask, commit_tasks
-from spark_integration.writing.writer import write_task
+from spark_integration.writing.settlement import WrittenTask, abort_tasks, commit_tasks
+from spark_integration.writing.writer import RecordsWriter, write_task
+from tolerant_client.producer_transaction import ProducerTransaction, transactional_ids
+from tolerant_client.raw import RawCluster
 from tolerant_client.testing import KafkaCluster
 
 
@@ -68,3 +75,86 @@ def test_a_repeat_obeys_a_decision_although_a_topic_was_deleted(kafka_cluster: K
     assert {topic: committed_rows(servers, topic) for topic in topics if topic != gone} == {
         topic: [topic.encode()] for topic in topics if topic != gone
     }
+
+
+# -- what killed attempts leave open ---------------------------------------------------
+
+
+def left_open(servers: str, place: SinkBatch) -> set[str] | None:
+    with RawCluster({"bootstrap_servers": servers}) as cluster:
+        return cluster.run(transactional_ids, cluster, place.prefix, ["Ongoing"])
+
+
+def after_the_decision(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
+    """Does it where a decision's transaction, or the first one of a found decision, is about to be committed."""
+    commit = ProducerTransaction.commit
+    waiting = [action]
+
+    async def commit_after(transaction: ProducerTransaction) -> None:
+        if waiting:
+            waiting.pop()()
+        await commit(transaction)
+
+    monkeypatch.setattr(ProducerTransaction, "commit", commit_after)
+
+
+def write_in_another_process(servers: str, topic: str, place: SinkBatch) -> None:
+    """An attempt that was killed when all its rows were written; the driver hears nothing of it."""
+    arguments = [servers, topic, place.owner, place.run, str(place.batch), "1", "tasks"]
+    subprocess.run(
+        [sys.executable, "-m", "support.sink_batch", *arguments],
+        cwd=Path(__file__).parents[1], capture_output=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("is_repeat", [False, True])
+def test_an_attempt_that_begins_after_the_list_was_made_is_aborted_before_commit_returns(
+    kafka_cluster: KafkaCluster, monkeypatch: pytest.MonkeyPatch, is_repeat: bool
+) -> None:
+    servers, topic = kafka_cluster.bootstrap_servers, f"late-attempt-{is_repeat}"
+    create_topic(servers, topic, 1)
+    place = SinkBatch(topic, topic, "2a" * 16, 0)
+    if is_repeat:
+        sink_batches.commit(servers, topic, sink_batches.write(servers, topic, replace(place, run="2b" * 16), 1))
+    told = sink_batches.write(servers, topic, place, 2)
+    if is_repeat:
+        write_in_another_process(servers, topic, place)
+    else:
+        after_the_decision(monkeypatch, lambda: write_in_another_process(servers, topic, place))
+    sink_batches.commit(servers, topic, told)
+    assert left_open(servers, place) == set()
+    assert sorted(committed_rows(servers, topic), key=int) == sink_batches.rows(0)
+
+
+def test_a_micro_batch_without_rows_aborts_what_a_killed_attempt_left_open(kafka_cluster: KafkaCluster) -> None:
+    servers, topic = kafka_cluster.bootstrap_servers, "late-attempt-empty"
+    create_topic(servers, topic, 1)
+    place = SinkBatch(topic, topic, "3a" * 16, 0)
+    sink_batches.write(servers, topic, place, 1)
+    sink_batches.commit(servers, topic, [WrittenTask(0, 0, place)])
+    assert left_open(servers, place) == set()
+
+
+def test_a_batch_write_that_fails_before_any_task_has_told_is_aborted_whole(kafka_cluster: KafkaCluster) -> None:
+    servers, topic = kafka_cluster.bootstrap_servers, "aborted-untold"
+    create_topic(servers, topic, 1)
+    given = {"kafka.bootstrap.servers": servers, "topic": topic, "exactlyOnce": "true", "exactlyOnceId": topic}
+    writer = RecordsWriter(given, StructType([StructField("value", BinaryType())]), overwrite=False)
+    told = writer.write(iter([pa.record_batch([pa.array([b"0"], pa.binary())], names=["value"])]))
+    assert isinstance(told, WrittenTask) and told.place is not None
+    assert left_open(servers, told.place)
+    writer.abort([None, None])
+    assert left_open(servers, told.place) == set()
+
+
+def test_an_abort_ends_an_id_that_the_last_micro_batch_was_decided_with(kafka_cluster: KafkaCluster) -> None:
+    """Tasks take the ids of the last micro-batch again; its decision protects that micro-batch only."""
+    servers, topic = kafka_cluster.bootstrap_servers, "aborted-again"
+    create_topic(servers, topic, 1)
+    place = SinkBatch(topic, topic, "4a" * 16, 0)
+    sink_batches.commit(servers, topic, sink_batches.write(servers, topic, place, 2))
+    told = sink_batches.write(servers, topic, replace(place, batch=1), 2)
+    given = {"kafka.bootstrap.servers": servers, "topic": topic, "exactlyOnce": "true"}
+    abort_tasks(parse_write_options(given), told)
+    assert left_open(servers, place) == set()
+    assert sorted(committed_rows(servers, topic), key=int) == sink_batches.rows(0)
