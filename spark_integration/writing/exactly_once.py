@@ -10,6 +10,8 @@ A. One decision a micro-batch.  It is committed in a transaction of the sink's o
    former decision was read: of two drivers that decide at once the brokers fence one, and it reads what the other decided.
 B. What was decided is ended, never aborted: a driver that finds its micro-batch decided ends what that decision names,
    and aborts what its own tasks wrote.
+   Once all of it is ended, a note beside the decision says so, and a repeat ends nothing any more.  Without the note a
+   transaction whose id the brokers have forgotten may be committed or aborted: neither is taken for granted.
 C. A transaction that is not decided is aborted only by its own run, or after a decision that names its run as
    superseded; a superseded run decides nothing any more.
 D. A transactional id names one transaction of a micro-batch at most, and belongs to one process: no attempt of a task
@@ -32,7 +34,8 @@ What it costs and where it ends:
   brokers and kafka.transaction.timeout.ms here.
 - Between the decision and the last end of a transaction lie some round trips.  A driver that dies within them, and is not
   started again within transaction.timeout.ms, has the brokers abort what was decided.  If they aborted all of it, the
-  restart writes the micro-batch again; if some was ended, DataLossError says so, and nothing more is written.
+  restart writes the micro-batch again; if some was ended, DataLossError says so, and nothing more is written.  If it
+  comes only after transactional.id.expiration.ms (7 days), OutcomeUnknownError says where to look.
 - Brokers forget the offsets of a group after offsets.retention.minutes (7 days): a query that stood still for longer
   between a decision and the checkpoint's commit writes that micro-batch again.
 
@@ -134,6 +137,11 @@ class SinkBatch:
         """The group whose offset is a decision's piece; what does not fit beside the first goes beside more."""
         return f"{self.prefix}{piece}"
 
+    @property
+    def ended_group(self) -> str:
+        """The group whose offset is the note that a decision was carried out."""
+        return f"{self.prefix}ended"
+
     def run_of(self, transactional_id: str) -> str | None:
         """The run that a task's transactional id belongs to, None for one that is no task's of this sink."""
         found = _ID.fullmatch(transactional_id.removeprefix(self.prefix))
@@ -185,6 +193,10 @@ class SinkBatch:
             )
         except (ValueError, KeyError, TypeError):
             raise self._strange() from None
+
+    def ended_note(self, decision: Decision) -> CommittedOffset:
+        """What is committed for `ended_group`, once every transaction of the decision is committed."""
+        return CommittedOffset(decision.batch + 1, decision.run)
 
     def _strange(self) -> OptionError:
         return OptionError(

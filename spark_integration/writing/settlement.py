@@ -6,12 +6,12 @@ The laws are those of exactly_once.py.  The order, for a micro-batch that was no
 2. What other attempts and other runs left open is listed.
 3. The decider's transaction begins, which fences other deciders; the former decision is read.
 4. The decision is committed.
-5. The chosen transactions are committed, all at once; then what was left open is aborted.
+5. The chosen transactions are committed, all at once, and a note says so; then what was left open is aborted.
 6. What is open is listed once more, and what belongs to this run is aborted: attempts that Spark killed late.  So it is
    after a repeat, a micro-batch without rows and an abort.
 
 A driver that dies before the end of 4 has decided nothing; one that dies after it is followed by a repeat of the
-micro-batch, which finds the decision and does step 5 again.
+micro-batch, which finds the decision and does step 5 again, unless it finds the note.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from pyspark.sql.datasource import WriterCommitMessage
 from spark_integration.connections import borrowed_cluster
 from spark_integration.writing.exactly_once import Decision, SinkBatch, Written
 from spark_integration.writing.options import WriteOptions
-from tolerant_client.errors import DataLossError, ProducerFencedError
+from tolerant_client.errors import DataLossError, OutcomeUnknownError, ProducerFencedError
+from tolerant_client.mirror.link.group_requests import commit_offsets
 from tolerant_client.producer_transaction import (
     CommittedOffset,
     Coordinators,
@@ -66,7 +67,8 @@ def commit_tasks(options: WriteOptions, messages: Sequence[WriterCommitMessage |
     """Commits what the tasks wrote, whole; returns once every transaction is ended.
 
     Raises what SinkBatch.is_repeat and check_former raise, ProducerFencedError for a transaction that has timed out,
-    and DataLossError where an earlier decision was only carried out in part.
+    DataLossError where an earlier decision was only carried out in part, and OutcomeUnknownError where the brokers have
+    forgotten whether it was.
     """
     tasks = [task for task in messages if isinstance(task, WrittenTask) and task.place is not None]
     if tasks and tasks[0].place is not None:
@@ -136,7 +138,7 @@ class _Settlement:
         transaction = self._transaction(task.transaction)
         try:
             await transaction.add_partitions([task.partition])
-        except ProducerFencedError as error:
+        except (ProducerFencedError, Errors.InvalidProducerIdMappingError) as error:
             raise ProducerFencedError(
                 f"Micro-batch {self._place.batch} of {self._place.sink!r} took longer than transaction.timeout.ms,"
                 f" {self._options.transaction_timeout_ms} ms, and the brokers have aborted a part of it; nothing was"
@@ -152,9 +154,12 @@ class _Settlement:
         if found is None and place.is_named:
             await self._check_former()
         if found is not None and place.is_repeat(found, self._written):
+            if await self._is_ended(found):
+                return found, {transaction.transactional_id for transaction in self._chosen}
             lost = await self._end(found)
             if len(lost) < len(found.transactions) or not lost:
                 self._check_whole(found, lost)
+                await self._note_ended(found)
                 return found, {transaction.transactional_id for transaction in self._chosen}
             # All of it was aborted after transaction.timeout.ms: these tasks have written it again.
         else:
@@ -172,22 +177,53 @@ class _Settlement:
             for at in range(0, len(beside), _TOPICS):
                 await self._decider.commit_offset(place.group(number), beside[at : at + _TOPICS], piece)
         await self._decider.commit()
+        self._stands = set(beside)
         self._check_whole(decision, await self._end(decision))
+        await self._note_ended(decision)
         settled = {place.run, *decision.superseded}  # law C
         return decision, {name for name in listed if place.run_of(name) in settled}
 
     async def _end(self, decision: Decision) -> list[PreparedTransaction]:
-        """Commits what was decided; returns the transactions that the brokers had aborted."""
+        """Commits what was decided; returns the transactions that the brokers had aborted.
+
+        Raises OutcomeUnknownError for those that they have forgotten.
+        """
         lost: list[PreparedTransaction] = []
+        forgotten: list[PreparedTransaction] = []
 
         async def end(prepared: PreparedTransaction) -> None:
             try:
                 await self._transaction(prepared).commit()
             except (ProducerFencedError, Errors.InvalidTxnStateError):
                 lost.append(prepared)
+            except Errors.InvalidProducerIdMappingError:  # ended in either way, or it would not have expired
+                forgotten.append(prepared)
 
         await self._all(end, decision.transactions)
+        if forgotten:
+            topics = ", ".join(sorted(partition.topic for partition in self._stands))
+            raise OutcomeUnknownError(
+                f"Micro-batch {decision.batch} of the sink {self._place.sink!r} was decided, and the brokers have"
+                f" forgotten {len(forgotten)} of its {len(decision.transactions)} transactions"
+                " (transactional.id.expiration.ms): they were committed, or aborted after transaction.timeout.ms."
+                f" Look for its {decision.written.rows} rows in {topics} with isolation.level=read_committed. If they are"
+                " missing, choose another exactlyOnceId to write them; if they are there, a batch write is done, and a"
+                f" query resumes with commits/{decision.batch} added to its checkpoint"
+            )
         return lost
+
+    async def _is_ended(self, decision: Decision) -> bool:
+        notes = await self._committed(self._place.ended_group, await self._markers())
+        return self._place.ended_note(decision) in notes.values()
+
+    async def _note_ended(self, decision: Decision) -> None:
+        """Without it a repeat ends everything again, for as long as the brokers remember it."""
+        group = self._place.ended_group
+        notes = dict.fromkeys(self._stands, self._place.ended_note(decision))
+        codes, failures = await commit_offsets(self._cluster, {group: notes})
+        errors = {*codes.get(group, {}).values()} - {0}
+        if errors or failures:
+            log.warning("The note of %r that all is ended was not written: %s", group, failures or errors)
 
     def _check_whole(self, decision: Decision, lost: Sequence[PreparedTransaction]) -> None:
         if lost:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from spark_integration.writing.exactly_once import SinkBatch
 from spark_integration.writing.options import parse_write_options
 from spark_integration.writing.settlement import WrittenTask, abort_tasks, commit_tasks
 from spark_integration.writing.writer import RecordsWriter, write_task
+from tolerant_client.errors import OutcomeUnknownError
 from tolerant_client.producer_transaction import ProducerTransaction, transactional_ids
 from tolerant_client.raw import RawCluster
 from tolerant_client.testing import KafkaCluster
@@ -75,6 +77,59 @@ def test_a_repeat_obeys_a_decision_although_a_topic_was_deleted(kafka_cluster: K
     assert {topic: committed_rows(servers, topic) for topic in topics if topic != gone} == {
         topic: [topic.encode()] for topic in topics if topic != gone
     }
+
+
+# -- what brokers forget ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def forgetful(kafka_cluster_factory: Callable[..., KafkaCluster]) -> str:
+    """The addresses of brokers that forget transactional ids after seconds."""
+    config = {
+        "transactional.id.expiration.ms": "3000",
+        "transaction.remove.expired.transaction.cleanup.interval.ms": "500",
+    }
+    return kafka_cluster_factory(heap="320m", broker_config=config).bootstrap_servers
+
+
+def wait_until_forgotten(servers: str, place: SinkBatch) -> None:
+    deadline = time.monotonic() + 60
+    with RawCluster({"bootstrap_servers": servers}) as cluster:
+        while cluster.run(transactional_ids, cluster, place.prefix):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+
+
+def test_a_repeat_of_what_was_ended_needs_no_transaction_that_brokers_have_forgotten(forgetful: str) -> None:
+    create_topic(forgetful, "ended-forgotten", 1)
+    place = SinkBatch("ended-forgotten", "q", "5a" * 16, 0)
+    sink_batches.commit(forgetful, "ended-forgotten", sink_batches.write(forgetful, "ended-forgotten", place, 2))
+    wait_until_forgotten(forgetful, place)
+    told = sink_batches.write(forgetful, "ended-forgotten", replace(place, run="5b" * 16), 3)
+    sink_batches.commit(forgetful, "ended-forgotten", told)
+    assert left_open(forgetful, place) == set()
+    assert sorted(committed_rows(forgetful, "ended-forgotten"), key=int) == sink_batches.rows(0)
+
+
+def test_where_nobody_knows_whether_a_decision_was_carried_out_a_repeat_says_where_to_look(forgetful: str) -> None:
+    """A driver died after the last end of a transaction, before its note."""
+    topic = "unknown-forgotten"
+    create_topic(forgetful, topic, 1)
+    place = SinkBatch(topic, "q", "6a" * 16, 0)
+    with pytest.MonkeyPatch.context() as patch:
+
+        async def no_note(*_: object) -> None:
+            raise RuntimeError("killed")
+
+        patch.setattr("spark_integration.writing.settlement.commit_offsets", no_note)
+        with pytest.raises(RuntimeError, match="killed"):
+            sink_batches.commit(forgetful, topic, sink_batches.write(forgetful, topic, place, 2))
+    close_pool()
+    wait_until_forgotten(forgetful, place)
+    told = sink_batches.write(forgetful, topic, replace(place, run="6b" * 16), 3)
+    with pytest.raises(OutcomeUnknownError, match=f"forgotten 2 of its 2 .* Look for its 60 rows in {topic} "):
+        sink_batches.commit(forgetful, topic, told)
+    assert sorted(committed_rows(forgetful, topic), key=int) == sink_batches.rows(0)
 
 
 # -- what killed attempts leave open ---------------------------------------------------
