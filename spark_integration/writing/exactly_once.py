@@ -13,7 +13,8 @@ B. What was decided is ended, never aborted: a driver that finds its micro-batch
    Once all of it is ended, a note beside the decision says so, and a repeat ends nothing any more.  Without the note a
    transaction whose id the brokers have forgotten may be committed or aborted: neither is taken for granted.
 C. A transaction that is not decided is aborted only by its own run, or after a decision that names its run as
-   superseded; a superseded run decides nothing any more.
+   superseded; a superseded run decides nothing any more.  What it has to write may be written all the same: the same
+   micro-batch with the same rows is a repeat, whoever decided it.
 D. A transactional id names one transaction of a micro-batch at most, and belongs to one process: no attempt of a task
    can fence another one, nor what the driver has chosen.
 
@@ -142,6 +143,11 @@ class SinkBatch:
         """The group whose offset is the note that a decision was carried out."""
         return f"{self.prefix}ended"
 
+    @property
+    def what(self) -> str:
+        """What errors call it."""
+        return f"{f'Micro-batch {self.batch}' if self.owner else 'The batch write'} of the sink {self.sink!r}"
+
     def run_of(self, transactional_id: str) -> str | None:
         """The run that a task's transactional id belongs to, None for one that is no task's of this sink."""
         found = _ID.fullmatch(transactional_id.removeprefix(self.prefix))
@@ -206,7 +212,7 @@ class SinkBatch:
     # -- what follows from it ----------------------------------------------------
 
     def is_repeat(self, found: Decision | None, now: Written) -> bool:
-        """Whether this micro-batch was decided before, with these rows.
+        """Whether this micro-batch was decided before, with these rows: by whichever run, later ones may have followed.
 
         Raises OptionError when the sink belongs to somebody else, is ahead of the checkpoint or was taken over by a later
         run, RepeatDiffersError when other rows were decided.
@@ -218,26 +224,31 @@ class SinkBatch:
                 f"exactlyOnceId {self.sink!r} belongs to {_who(found.owner)}, and this is {_who(self.owner)}: its rows"
                 " would be taken for written; choose another exactlyOnceId"
             )
-        if self.run in found.superseded:
-            raise OptionError(
-                f"Micro-batch {self.batch} of the sink {self.sink!r}: a later run of the same query, or the same write,"
-                " has taken over; nothing was written. Stop one of the two"
-            )
+        if (found.batch, found.written) == (self.batch, now):
+            return True
+        self.check_in_charge(found)
         if found.batch > self.batch:
             raise OptionError(
                 f"The sink {self.sink!r} has committed micro-batch {found.batch} of this query, and now comes"
                 f" {self.batch}: the checkpoint is older than the sink; choose another exactlyOnceId to write it again"
             )
-        if found.batch < self.batch:
-            return False
-        if found.written != now:
+        if found.batch == self.batch:
+            cause = "the query is not deterministic, or it was started again with other code"
             raise RepeatDiffersError(
-                f"Micro-batch {self.batch} was committed with {found.written.rows} rows (digest"
-                f" {found.written.digest:016x}) and is repeated with {now.rows} (digest {now.digest:016x}): the query is"
-                " not deterministic, or it was started again with other code. Nothing was written again; choose another"
-                " exactlyOnceId to write the micro-batch again"
+                f"{self.what} was committed with {found.written.rows} rows (digest {found.written.digest:016x}) and is"
+                f" repeated with {now.rows} (digest {now.digest:016x}):"
+                f" {cause if self.owner else 'it has other rows now, or its query is not deterministic'}. Nothing was"
+                " written again; choose another exactlyOnceId to write all of it again"
             )
-        return True
+        return False
+
+    def check_in_charge(self, found: Decision) -> None:
+        """Raises OptionError if a later run has taken over (law C): this one decides nothing any more."""
+        if self.run in found.superseded:
+            raise OptionError(
+                f"{self.what}: {'a later run of the same query' if self.owner else 'the same write, started later,'}"
+                " has taken over; nothing was written by this one. Stop one of the two"
+            )
 
     def decide(
         self,
@@ -257,7 +268,7 @@ class SinkBatch:
         """Raises OptionError if a former version committed a task of this micro-batch, or of a later one."""
         if committed and _newest(committed).offset > self.batch:
             raise OptionError(
-                f"Micro-batch {self.batch} of the sink {self.sink!r} was committed, at least in part, by a version of"
+                f"{self.what} was committed, at least in part, by a version of"
                 f" tolerant-client that commits task by task (group {group!r}), and this one cannot tell which rows."
                 " Nothing was written. Let that version finish the micro-batch and stop it after the next one has"
                 " begun, or choose another exactlyOnceId to write the micro-batch again"

@@ -140,10 +140,10 @@ class _Settlement:
             await transaction.add_partitions([task.partition])
         except (ProducerFencedError, Errors.InvalidProducerIdMappingError) as error:
             raise ProducerFencedError(
-                f"Micro-batch {self._place.batch} of {self._place.sink!r} took longer than transaction.timeout.ms,"
-                f" {self._options.transaction_timeout_ms} ms, and the brokers have aborted a part of it; nothing was"
-                " committed. Make micro-batches smaller (maxOffsetsPerTrigger), or raise kafka.transaction.timeout.ms"
-                " and the brokers' transaction.max.timeout.ms"
+                f"{self._place.what} took longer than transaction.timeout.ms, {self._options.transaction_timeout_ms} ms,"
+                " and the brokers have aborted a part of it; nothing was committed."
+                f" {'Make micro-batches smaller (maxOffsetsPerTrigger)' if self._place.owner else 'Write fewer rows'}, or"
+                " raise kafka.transaction.timeout.ms and the brokers' transaction.max.timeout.ms"
             ) from error
 
     async def _decide(self, listed: set[str] | None) -> tuple[Decision, set[str]]:
@@ -162,6 +162,7 @@ class _Settlement:
                 await self._note_ended(found)
                 return found, {transaction.transactional_id for transaction in self._chosen}
             # All of it was aborted after transaction.timeout.ms: these tasks have written it again.
+            place.check_in_charge(found)
         else:
             self._stands = set()
         if self._timed_out is not None:
@@ -202,13 +203,13 @@ class _Settlement:
         await self._all(end, decision.transactions)
         if forgotten:
             topics = ", ".join(sorted(partition.topic for partition in self._stands))
+            resume = f"the query resumes with commits/{decision.batch} added to its checkpoint"
+            is_there = resume if self._place.owner else "the write is done"
             raise OutcomeUnknownError(
-                f"Micro-batch {decision.batch} of the sink {self._place.sink!r} was decided, and the brokers have"
-                f" forgotten {len(forgotten)} of its {len(decision.transactions)} transactions"
-                " (transactional.id.expiration.ms): they were committed, or aborted after transaction.timeout.ms."
+                f"{self._place.what} was decided, and the brokers have forgotten {len(forgotten)} of its"
+                f" {len(decision.transactions)} transactions (transactional.id.expiration.ms): they were committed, or aborted after transaction.timeout.ms."
                 f" Look for its {decision.written.rows} rows in {topics} with isolation.level=read_committed. If they are"
-                " missing, choose another exactlyOnceId to write them; if they are there, a batch write is done, and a"
-                f" query resumes with commits/{decision.batch} added to its checkpoint"
+                f" missing, choose another exactlyOnceId to write them; if they are there, {is_there}"
             )
         return lost
 
@@ -228,10 +229,9 @@ class _Settlement:
     def _check_whole(self, decision: Decision, lost: Sequence[PreparedTransaction]) -> None:
         if lost:
             raise DataLossError(
-                f"Micro-batch {decision.batch} of the sink {self._place.sink!r} is written in part: the brokers aborted"
-                f" {len(lost)} of its {len(decision.transactions)} transactions after transaction.timeout.ms, before"
-                " they could be committed. Choose another exactlyOnceId to write the micro-batch again, whole: what was"
-                " committed of it will be there twice"
+                f"{self._place.what} is written in part: the brokers aborted {len(lost)} of its"
+                f" {len(decision.transactions)} transactions after transaction.timeout.ms, before they could be committed. Choose another exactlyOnceId to write all of it again: what was committed of it"
+                " will be there twice"
             )
 
     async def _abort_left(self, names: set[str], decision: Decision | None) -> None:

@@ -213,3 +213,15 @@ def test_an_abort_ends_an_id_that_the_last_micro_batch_was_decided_with(kafka_cl
     abort_tasks(parse_write_options(given), told)
     assert left_open(servers, place) == set()
     assert sorted(committed_rows(servers, topic), key=int) == sink_batches.rows(0)
+
+
+def test_a_superseded_batch_write_whose_rows_were_decided_succeeds(kafka_cluster: KafkaCluster) -> None:
+    """The same write twice at once: which one decides does not matter, and neither fails nor doubles a row."""
+    servers, topic = kafka_cluster.bootstrap_servers, "superseded-repeat"
+    create_topic(servers, topic, 1)
+    runs = [SinkBatch(topic, "", digits * 16, 0) for digits in ("7a", "7b")]
+    told = [sink_batches.write(servers, topic, place, tasks) for tasks, place in enumerate(runs, start=2)]
+    sink_batches.commit(servers, topic, told[1])
+    sink_batches.commit(servers, topic, told[0])
+    assert left_open(servers, runs[0]) == set()
+    assert sorted(committed_rows(servers, topic), key=int) == sink_batches.rows(0)

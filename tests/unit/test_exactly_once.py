@@ -95,7 +95,7 @@ def test_a_checkpoint_that_is_older_than_the_sink_is_refused() -> None:
 
 @pytest.mark.parametrize("now", [Written(6, 0xABC), Written(5, 0xABD)])
 def test_a_repeat_with_other_rows_is_named(now: Written) -> None:
-    with pytest.raises(RepeatDiffersError, match="Micro-batch 7 was committed with 5 rows"):
+    with pytest.raises(RepeatDiffersError, match="Micro-batch 7 of the sink 'sink' was committed with 5 rows"):
         PLACE.is_repeat(DECISION, now)
 
 
@@ -105,7 +105,29 @@ def test_a_run_that_was_superseded_decides_nothing() -> None:
     decision = later.decide(DECISION, WRITTEN, (), ())
     assert decision.superseded == (RUN,)
     with pytest.raises(OptionError, match="a later run of the same query"):
-        replace(PLACE, batch=8).is_repeat(decision, WRITTEN)
+        replace(PLACE, batch=9).is_repeat(decision, WRITTEN)
+
+
+def test_a_run_that_was_superseded_has_what_was_decided_for_its_micro_batch_with_its_rows() -> None:
+    later = replace(PLACE, run=LATER_RUN).decide(DECISION, WRITTEN, TRANSACTIONS, ())
+    assert later.superseded == (RUN,)
+    assert PLACE.is_repeat(later, WRITTEN)
+    with pytest.raises(OptionError, match="a later run of the same query has taken over"):
+        PLACE.is_repeat(later, Written(6, 0xABC))
+    with pytest.raises(OptionError, match="a later run of the same query has taken over"):
+        PLACE.check_in_charge(later)  # all of it was aborted: it may not decide again
+
+
+def test_what_is_said_of_a_batch_write_speaks_of_no_micro_batch_and_no_run_of_a_query() -> None:
+    place = SinkBatch("daily", "", RUN, 0)
+    decision = place.decide(None, WRITTEN, (), ())
+    with pytest.raises(RepeatDiffersError, match="The batch write of the sink 'daily' was committed with 5 rows") as told:
+        place.is_repeat(decision, Written(6, 0xABC))
+    assert "icro-batch" not in str(told.value)
+    later = replace(place, run=LATER_RUN).decide(decision, WRITTEN, (), ())
+    with pytest.raises(OptionError, match="The batch write of the sink 'daily': the same write, started later,") as said:
+        place.check_in_charge(later)
+    assert "icro-batch" not in str(said.value)
 
 
 def test_runs_that_left_transactions_open_are_superseded_before_those_are_aborted() -> None:
