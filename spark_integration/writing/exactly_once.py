@@ -37,6 +37,9 @@ What it costs and where it ends:
   started again within transaction.timeout.ms, has the brokers abort what was decided.  If they aborted all of it, the
   restart writes the micro-batch again; if some was ended, DataLossError says so, and nothing more is written.  If it
   comes only after transactional.id.expiration.ms (7 days), OutcomeUnknownError says where to look.
+- A decision stands beside every topic that was written to: brokers that are told to delete all of them forget it.
+- A killed attempt that begins a transaction only after its run has ended leaves it open for transaction.timeout.ms; so do
+  tasks of a query's micro-batch of which none had told the driver anything, until the query commits again.
 - Brokers forget the offsets of a group after offsets.retention.minutes (7 days): a query that stood still for longer
   between a decision and the checkpoint's commit writes that micro-batch again.
 
@@ -70,6 +73,7 @@ from tolerant_client.producer_transaction import CommittedOffset, PreparedTransa
 GROUP_PREFIX: Final = "tolerant-sink-"
 
 _PIECE: Final = 4000  # characters, below the brokers' offset.metadata.max.bytes, 4096
+_PIECES: Final = 1000  # that a decision may have: some 50,000 transactions
 _SUPERSEDED: Final = 20  # runs that a decision remembers
 _SINKS: Final = 64  # that a process remembers the ids of
 _ID: Final = re.compile(r"([0-9a-f]+)/[0-9a-f]+-[0-9]+")
@@ -156,7 +160,7 @@ class SinkBatch:
     # -- what is committed -------------------------------------------------------
 
     def pieces(self, decision: Decision) -> list[CommittedOffset]:
-        """What is committed for the groups from 0 on."""
+        """What is committed for the groups from 0 on.  Raises OptionError for more transactions than these can name."""
         named = [(t.transactional_id.removeprefix(self.prefix), *t[1:]) for t in decision.transactions]
         text = json.dumps(
             {
@@ -170,6 +174,11 @@ class SinkBatch:
             separators=(",", ":"),
         )
         parts = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
+        if len(parts) > _PIECES:
+            raise OptionError(
+                f"{self.what} has {len(named)} tasks, more than a decision can name; write it with fewer partitions"
+                " (coalesce)"
+            )
         return [
             CommittedOffset(decision.batch + 1, f"{len(parts)}:{part}" if not number else part)
             for number, part in enumerate(parts)
@@ -177,10 +186,12 @@ class SinkBatch:
 
     def piece_count(self, committed: Mapping[Any, CommittedOffset]) -> int:
         """How many groups hold the decision of which group 0 has this; 0 where nothing was decided."""
-        count = _newest(committed).metadata.partition(":")[0] if committed else "0"
-        if not count.isdecimal():
+        if not committed:
+            return 0
+        digits = _newest(committed).metadata.partition(":")[0]
+        if not digits.isdecimal() or len(digits) > len(str(_PIECES)) or not 0 < int(digits) <= _PIECES:
             raise self._strange()
-        return int(count)
+        return int(digits)
 
     def read(self, pieces: Sequence[Mapping[Any, CommittedOffset]]) -> Decision:
         """The decision whose pieces the groups have, each by the partition that it stands beside."""
@@ -197,7 +208,7 @@ class SinkBatch:
                 tuple(PreparedTransaction(self.prefix + name, *numbers) for name, *numbers in found["transactions"]),
                 tuple(found["superseded"]),
             )
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise self._strange() from None
 
     def ended_note(self, decision: Decision) -> CommittedOffset:

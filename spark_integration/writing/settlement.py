@@ -140,10 +140,10 @@ class _Settlement:
             await transaction.add_partitions([task.partition])
         except (ProducerFencedError, Errors.InvalidProducerIdMappingError) as error:
             raise ProducerFencedError(
-                f"{self._place.what} took longer than transaction.timeout.ms, {self._options.transaction_timeout_ms} ms,"
-                " and the brokers have aborted a part of it; nothing was committed."
-                f" {'Make micro-batches smaller (maxOffsetsPerTrigger)' if self._place.owner else 'Write fewer rows'}, or"
-                " raise kafka.transaction.timeout.ms and the brokers' transaction.max.timeout.ms"
+                f"{self._place.what} took longer than transaction.timeout.ms,"
+                f" {self._options.transaction_timeout_ms} ms, and the brokers have aborted a part of it; nothing was"
+                f" committed. {'Make micro-batches smaller (maxOffsetsPerTrigger)' if self._place.owner else 'Write less'},"
+                " or raise kafka.transaction.timeout.ms and the brokers' transaction.max.timeout.ms"
             ) from error
 
     async def _decide(self, listed: set[str] | None) -> tuple[Decision, set[str]]:
@@ -172,7 +172,7 @@ class _Settlement:
         decision = place.decide(found, self._written, self._chosen, listed)
         if not self._chosen:
             return decision, set()
-        # All at once: a repeat finds it beside any topic that is left, and what was found is replaced wherever it stands.
+        # At once: a repeat finds it beside any topic that is left, and what was found is replaced wherever it stands.
         beside = sorted(self._stands | self._beside())
         for number, piece in enumerate(place.pieces(decision)):
             for at in range(0, len(beside), _TOPICS):
@@ -207,9 +207,10 @@ class _Settlement:
             is_there = resume if self._place.owner else "the write is done"
             raise OutcomeUnknownError(
                 f"{self._place.what} was decided, and the brokers have forgotten {len(forgotten)} of its"
-                f" {len(decision.transactions)} transactions (transactional.id.expiration.ms): they were committed, or aborted after transaction.timeout.ms."
-                f" Look for its {decision.written.rows} rows in {topics} with isolation.level=read_committed. If they are"
-                f" missing, choose another exactlyOnceId to write them; if they are there, {is_there}"
+                f" {len(decision.transactions)} transactions (transactional.id.expiration.ms): they were"
+                " committed, or aborted after transaction.timeout.ms."
+                f" Look for its {decision.written.rows} rows in {topics} with isolation.level=read_committed. If they"
+                f" are missing, choose another exactlyOnceId to write them; if they are there, {is_there}"
             )
         return lost
 
@@ -230,8 +231,9 @@ class _Settlement:
         if lost:
             raise DataLossError(
                 f"{self._place.what} is written in part: the brokers aborted {len(lost)} of its"
-                f" {len(decision.transactions)} transactions after transaction.timeout.ms, before they could be committed. Choose another exactlyOnceId to write all of it again: what was committed of it"
-                " will be there twice"
+                f" {len(decision.transactions)} transactions after transaction.timeout.ms, before they could be"
+                " committed. Choose another exactlyOnceId to write all of it again: what was committed of it will be"
+                " there twice"
             )
 
     async def _abort_left(self, names: set[str], decision: Decision | None) -> None:

@@ -23,8 +23,9 @@ from spark_integration.writing.exactly_once import SinkBatch
 from spark_integration.writing.options import parse_write_options
 from spark_integration.writing.settlement import WrittenTask, abort_tasks, commit_tasks
 from spark_integration.writing.writer import RecordsWriter, write_task
-from tolerant_client.errors import OutcomeUnknownError
-from tolerant_client.producer_transaction import ProducerTransaction, transactional_ids
+from tolerant_client.errors import OptionError, OutcomeUnknownError
+from tolerant_client.mirror.link.group_requests import commit_offsets
+from tolerant_client.producer_transaction import CommittedOffset, ProducerTransaction, transactional_ids
 from tolerant_client.raw import RawCluster
 from tolerant_client.testing import KafkaCluster
 
@@ -225,3 +226,29 @@ def test_a_superseded_batch_write_whose_rows_were_decided_succeeds(kafka_cluster
     sink_batches.commit(servers, topic, told[0])
     assert left_open(servers, runs[0]) == set()
     assert sorted(committed_rows(servers, topic), key=int) == sink_batches.rows(0)
+
+
+# -- what a group says ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        "99999999:{",
+        "1:" + "[" * 3990,
+        '1:{"query":"","run":"","rows":Infinity,"digest":"0","transactions":[],"superseded":[]}',
+    ],
+    ids=["pieces", "lists", "infinity"],
+)
+def test_a_group_that_says_what_no_sink_writes_is_refused(
+    kafka_cluster: KafkaCluster, request: pytest.FixtureRequest, metadata: str
+) -> None:
+    servers, topic = kafka_cluster.bootstrap_servers, f"strange-{request.node.callspec.id}"
+    create_topic(servers, topic, 1)
+    place = SinkBatch(topic, "", "8a" * 16, 0)
+    with RawCluster({"bootstrap_servers": servers}) as cluster:
+        said = {place.group(0): {TopicPartition(topic, 0): CommittedOffset(1, metadata)}}
+        assert cluster.run(commit_offsets, cluster, said) == ({place.group(0): {TopicPartition(topic, 0): 0}}, {})
+    with pytest.raises(OptionError, match="has an offset that no sink has written; choose another exactlyOnceId"):
+        sink_batches.commit(servers, topic, sink_batches.write(servers, topic, place, 1))
+    assert committed_rows(servers, topic) == []
