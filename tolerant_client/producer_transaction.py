@@ -21,7 +21,7 @@ epoch lasts for the whole transaction, on brokers since 2.5.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import kafka.errors as Errors
@@ -201,20 +201,29 @@ class ProducerTransaction:
         )
         self.partition = self.partition or partitions[0]
 
-    async def commit_offset(self, group: str, partition: TopicPartition, committed: CommittedOffset) -> None:
-        """Makes an offset of a group part of the transaction: it is committed with it, or not at all."""
+    async def commit_offset(self, group: str, partitions: Iterable[TopicPartition], committed: CommittedOffset) -> None:
+        """Makes an offset of a group, of each partition, part of the transaction: committed with it, or not at all."""
         await self._add_offsets(group)
         topic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
-        offset = topic.TxnOffsetCommitRequestPartition(
-            partition_index=partition.partition,
-            committed_offset=committed.offset,
-            committed_leader_epoch=-1,
-            committed_metadata=committed.metadata,
-        )
+        topics = [
+            topic(
+                name=partition.topic,
+                partitions=[
+                    topic.TxnOffsetCommitRequestPartition(
+                        partition_index=partition.partition,
+                        committed_offset=committed.offset,
+                        committed_leader_epoch=-1,
+                        committed_metadata=committed.metadata,
+                    )
+                ],
+            )
+            for partition in partitions
+        ]
 
         def read(answer: Any) -> None:
-            (answered,) = (p for t in answer.topics for p in t.partitions)
-            raise_for_code(answered.error_code, f"committing an offset of {partition.topic} for group {group!r}")
+            for answered in answer.topics:
+                for part in answered.partitions:
+                    raise_for_code(part.error_code, f"committing an offset of {answered.name} for group {group!r}")
 
         await self._coordinators.ask(
             GROUP,
@@ -228,7 +237,7 @@ class ProducerTransaction:
                 generation_id=-1,
                 member_id="",
                 group_instance_id=None,
-                topics=[topic(name=partition.topic, partitions=[offset])],
+                topics=topics,
                 max_version=3,
             ),
             read,

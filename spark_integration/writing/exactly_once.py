@@ -10,8 +10,11 @@ A. One decision a micro-batch.  It is committed in a transaction of the sink's o
    former decision was read: of two drivers that decide at once the brokers fence one, and it reads what the other decided.
 B. What was decided is ended, never aborted: a driver that finds its micro-batch decided ends what that decision names,
    and aborts what its own tasks wrote.
+   Once all of it is ended, a note beside the decision says so, and a repeat ends nothing any more.  Without the note a
+   transaction whose id the brokers have forgotten may be committed or aborted: neither is taken for granted.
 C. A transaction that is not decided is aborted only by its own run, or after a decision that names its run as
-   superseded; a superseded run decides nothing any more.
+   superseded; a superseded run decides nothing any more.  What it has to write may be written all the same: the same
+   micro-batch with the same rows is a repeat, whoever decided it.
 D. A transactional id names one transaction of a micro-batch at most, and belongs to one process: no attempt of a task
    can fence another one, nor what the driver has chosen.
 
@@ -32,7 +35,11 @@ What it costs and where it ends:
   brokers and kafka.transaction.timeout.ms here.
 - Between the decision and the last end of a transaction lie some round trips.  A driver that dies within them, and is not
   started again within transaction.timeout.ms, has the brokers abort what was decided.  If they aborted all of it, the
-  restart writes the micro-batch again; if some was ended, DataLossError says so, and nothing more is written.
+  restart writes the micro-batch again; if some was ended, DataLossError says so, and nothing more is written.  If it
+  comes only after transactional.id.expiration.ms (7 days), OutcomeUnknownError says where to look.
+- A decision stands beside every topic that was written to: brokers that are told to delete all of them forget it.
+- A killed attempt that begins a transaction only after its run has ended leaves it open for transaction.timeout.ms; so do
+  tasks of a query's micro-batch of which none had told the driver anything, until the query commits again.
 - Brokers forget the offsets of a group after offsets.retention.minutes (7 days): a query that stood still for longer
   between a decision and the checkpoint's commit writes that micro-batch again.
 
@@ -66,6 +73,7 @@ from tolerant_client.producer_transaction import CommittedOffset, PreparedTransa
 GROUP_PREFIX: Final = "tolerant-sink-"
 
 _PIECE: Final = 4000  # characters, below the brokers' offset.metadata.max.bytes, 4096
+_PIECES: Final = 1000  # that a decision may have: some 50,000 transactions
 _SUPERSEDED: Final = 20  # runs that a decision remembers
 _SINKS: Final = 64  # that a process remembers the ids of
 _ID: Final = re.compile(r"([0-9a-f]+)/[0-9a-f]+-[0-9]+")
@@ -134,6 +142,16 @@ class SinkBatch:
         """The group whose offset is a decision's piece; what does not fit beside the first goes beside more."""
         return f"{self.prefix}{piece}"
 
+    @property
+    def ended_group(self) -> str:
+        """The group whose offset is the note that a decision was carried out."""
+        return f"{self.prefix}ended"
+
+    @property
+    def what(self) -> str:
+        """What errors call it."""
+        return f"{f'Micro-batch {self.batch}' if self.owner else 'The batch write'} of the sink {self.sink!r}"
+
     def run_of(self, transactional_id: str) -> str | None:
         """The run that a task's transactional id belongs to, None for one that is no task's of this sink."""
         found = _ID.fullmatch(transactional_id.removeprefix(self.prefix))
@@ -142,7 +160,7 @@ class SinkBatch:
     # -- what is committed -------------------------------------------------------
 
     def pieces(self, decision: Decision) -> list[CommittedOffset]:
-        """What is committed for the groups from 0 on."""
+        """What is committed for the groups from 0 on.  Raises OptionError for more transactions than these can name."""
         named = [(t.transactional_id.removeprefix(self.prefix), *t[1:]) for t in decision.transactions]
         text = json.dumps(
             {
@@ -156,6 +174,11 @@ class SinkBatch:
             separators=(",", ":"),
         )
         parts = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
+        if len(parts) > _PIECES:
+            raise OptionError(
+                f"{self.what} has {len(named)} tasks, more than a decision can name; write it with fewer partitions"
+                " (coalesce)"
+            )
         return [
             CommittedOffset(decision.batch + 1, f"{len(parts)}:{part}" if not number else part)
             for number, part in enumerate(parts)
@@ -163,10 +186,12 @@ class SinkBatch:
 
     def piece_count(self, committed: Mapping[Any, CommittedOffset]) -> int:
         """How many groups hold the decision of which group 0 has this; 0 where nothing was decided."""
-        count = _newest(committed).metadata.partition(":")[0] if committed else "0"
-        if not count.isdecimal():
+        if not committed:
+            return 0
+        digits = _newest(committed).metadata.partition(":")[0]
+        if not digits.isdecimal() or len(digits) > len(str(_PIECES)) or not 0 < int(digits) <= _PIECES:
             raise self._strange()
-        return int(count)
+        return int(digits)
 
     def read(self, pieces: Sequence[Mapping[Any, CommittedOffset]]) -> Decision:
         """The decision whose pieces the groups have, each by the partition that it stands beside."""
@@ -183,8 +208,12 @@ class SinkBatch:
                 tuple(PreparedTransaction(self.prefix + name, *numbers) for name, *numbers in found["transactions"]),
                 tuple(found["superseded"]),
             )
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise self._strange() from None
+
+    def ended_note(self, decision: Decision) -> CommittedOffset:
+        """What is committed for `ended_group`, once every transaction of the decision is committed."""
+        return CommittedOffset(decision.batch + 1, decision.run)
 
     def _strange(self) -> OptionError:
         return OptionError(
@@ -194,7 +223,7 @@ class SinkBatch:
     # -- what follows from it ----------------------------------------------------
 
     def is_repeat(self, found: Decision | None, now: Written) -> bool:
-        """Whether this micro-batch was decided before, with these rows.
+        """Whether this micro-batch was decided before, with these rows: by whichever run, later ones may have followed.
 
         Raises OptionError when the sink belongs to somebody else, is ahead of the checkpoint or was taken over by a later
         run, RepeatDiffersError when other rows were decided.
@@ -206,26 +235,31 @@ class SinkBatch:
                 f"exactlyOnceId {self.sink!r} belongs to {_who(found.owner)}, and this is {_who(self.owner)}: its rows"
                 " would be taken for written; choose another exactlyOnceId"
             )
-        if self.run in found.superseded:
-            raise OptionError(
-                f"Micro-batch {self.batch} of the sink {self.sink!r}: a later run of the same query, or the same write,"
-                " has taken over; nothing was written. Stop one of the two"
-            )
+        if (found.batch, found.written) == (self.batch, now):
+            return True
+        self.check_in_charge(found)
         if found.batch > self.batch:
             raise OptionError(
                 f"The sink {self.sink!r} has committed micro-batch {found.batch} of this query, and now comes"
                 f" {self.batch}: the checkpoint is older than the sink; choose another exactlyOnceId to write it again"
             )
-        if found.batch < self.batch:
-            return False
-        if found.written != now:
+        if found.batch == self.batch:
+            cause = "the query is not deterministic, or it was started again with other code"
             raise RepeatDiffersError(
-                f"Micro-batch {self.batch} was committed with {found.written.rows} rows (digest"
-                f" {found.written.digest:016x}) and is repeated with {now.rows} (digest {now.digest:016x}): the query is"
-                " not deterministic, or it was started again with other code. Nothing was written again; choose another"
-                " exactlyOnceId to write the micro-batch again"
+                f"{self.what} was committed with {found.written.rows} rows (digest {found.written.digest:016x}) and is"
+                f" repeated with {now.rows} (digest {now.digest:016x}):"
+                f" {cause if self.owner else 'it has other rows now, or its query is not deterministic'}. Nothing was"
+                " written again; choose another exactlyOnceId to write all of it again"
             )
-        return True
+        return False
+
+    def check_in_charge(self, found: Decision) -> None:
+        """Raises OptionError if a later run has taken over (law C): this one decides nothing any more."""
+        if self.run in found.superseded:
+            raise OptionError(
+                f"{self.what}: {'a later run of the same query' if self.owner else 'the same write, started later,'}"
+                " has taken over; nothing was written by this one. Stop one of the two"
+            )
 
     def decide(
         self,
@@ -245,7 +279,7 @@ class SinkBatch:
         """Raises OptionError if a former version committed a task of this micro-batch, or of a later one."""
         if committed and _newest(committed).offset > self.batch:
             raise OptionError(
-                f"Micro-batch {self.batch} of the sink {self.sink!r} was committed, at least in part, by a version of"
+                f"{self.what} was committed, at least in part, by a version of"
                 f" tolerant-client that commits task by task (group {group!r}), and this one cannot tell which rows."
                 " Nothing was written. Let that version finish the micro-batch and stop it after the next one has"
                 " begun, or choose another exactlyOnceId to write the micro-batch again"

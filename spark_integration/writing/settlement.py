@@ -6,10 +6,12 @@ The laws are those of exactly_once.py.  The order, for a micro-batch that was no
 2. What other attempts and other runs left open is listed.
 3. The decider's transaction begins, which fences other deciders; the former decision is read.
 4. The decision is committed.
-5. The chosen transactions are committed, all at once; then what was left open is aborted.
+5. The chosen transactions are committed, all at once, and a note says so; then what was left open is aborted.
+6. What is open is listed once more, and what belongs to this run is aborted: attempts that Spark killed late.  So it is
+   after a repeat, a micro-batch without rows and an abort.
 
 A driver that dies before the end of 4 has decided nothing; one that dies after it is followed by a repeat of the
-micro-batch, which finds the decision and does step 5 again.
+micro-batch, which finds the decision and does step 5 again, unless it finds the note.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from pyspark.sql.datasource import WriterCommitMessage
 from spark_integration.connections import borrowed_cluster
 from spark_integration.writing.exactly_once import Decision, SinkBatch, Written
 from spark_integration.writing.options import WriteOptions
-from tolerant_client.errors import DataLossError, ProducerFencedError
+from tolerant_client.errors import DataLossError, OutcomeUnknownError, ProducerFencedError
+from tolerant_client.mirror.link.group_requests import commit_offsets
 from tolerant_client.producer_transaction import (
     CommittedOffset,
     Coordinators,
@@ -44,6 +47,7 @@ _DECIDER_TIMEOUT_MS: Final = 60_000
 _ABORT_PATIENCE_MS: Final = 5_000
 _DECIDERS: Final = 5  # times that another decider may come between
 _OPEN: Final = ("Ongoing",)
+_TOPICS: Final = 100  # of an OffsetCommit: with a piece of metadata each well below a log's max.message.bytes
 
 
 @dataclass
@@ -63,41 +67,49 @@ def commit_tasks(options: WriteOptions, messages: Sequence[WriterCommitMessage |
     """Commits what the tasks wrote, whole; returns once every transaction is ended.
 
     Raises what SinkBatch.is_repeat and check_former raise, ProducerFencedError for a transaction that has timed out,
-    and DataLossError where an earlier decision was only carried out in part.
+    DataLossError where an earlier decision was only carried out in part, and OutcomeUnknownError where the brokers have
+    forgotten whether it was.
     """
     tasks = [task for task in messages if isinstance(task, WrittenTask) and task.place is not None]
-    if tasks:
+    if tasks and tasks[0].place is not None:
         with borrowed_cluster(options.kafka) as cluster:
-            cluster.run(_Settlement(cluster, options, tasks).commit)
+            cluster.run(_Settlement(cluster, options, tasks[0].place, tasks).commit)
 
 
-def abort_tasks(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Aborts what the tasks wrote, unless it was decided; where that fails, brokers do it after the timeout."""
-    tasks = [task for task in messages if isinstance(task, WrittenTask) and task.transaction is not None]
-    if tasks:
+def abort_tasks(
+    options: WriteOptions, messages: Sequence[WriterCommitMessage | None], place: SinkBatch | None = None
+) -> None:
+    """Aborts what the run wrote, unless it was decided; where that fails, brokers do it after the timeout.
+
+    `place` is for a driver that knows it without a message: then tasks that have told nothing are aborted, too.
+    """
+    tasks = [task for task in messages if isinstance(task, WrittenTask) and task.place is not None]
+    place = place or (tasks[0].place if tasks else None)
+    if place is not None:
         with (
             contextlib.suppress(Errors.KafkaError),
             borrowed_cluster(options.kafka, patience_ms=_ABORT_PATIENCE_MS) as cluster,
         ):
-            cluster.run(_Settlement(cluster, options, tasks).abort)
+            cluster.run(_Settlement(cluster, options, place, tasks).abort)
 
 
 class _Settlement:
-    """One micro-batch's end; `tasks` are those of one run that have a place."""
+    """One micro-batch's end; `tasks` are those of one run that have told their place."""
 
-    def __init__(self, cluster: RawCluster, options: WriteOptions, tasks: Sequence[WrittenTask]) -> None:
-        assert tasks[0].place is not None
+    def __init__(
+        self, cluster: RawCluster, options: WriteOptions, place: SinkBatch, tasks: Sequence[WrittenTask]
+    ) -> None:
         self._cluster = cluster
         self._options = options
         self._tasks = [task for task in tasks if task.transaction is not None]
-        self._place: SinkBatch = tasks[0].place
+        self._place = place
         self._written = Written.total(task.written for task in tasks)
         self._chosen = [task.transaction for task in tasks if task.transaction is not None]
         timeout_ms = min(_DECIDER_TIMEOUT_MS, options.transaction_timeout_ms)
         self._coordinators = Coordinators(cluster)
         self._decider = ProducerTransaction(cluster, self._place.decider, timeout_ms, self._coordinators)
         self._timed_out: ProducerFencedError | None = None  # no matter where the micro-batch was decided before
-        self._stands: TopicPartition | None = None  # beside which the decision that was found is
+        self._stands: set[TopicPartition] = set()  # beside which the decision that was found is
 
     async def commit(self) -> None:
         try:
@@ -113,13 +125,11 @@ class _Settlement:
                 # Another decider came between.  What it has decided is read by the next attempt.
                 if attempt == _DECIDERS or self._timed_out is not None:
                     raise
-        await self._abort_left(left - {transaction.transactional_id for transaction in decision.transactions})
+        await self._abort_left(left, decision)
 
     async def abort(self) -> None:
         await self._decider.begin()  # a decision that was on its way is made now, or never
-        found = await self._found()
-        decided = {transaction.transactional_id for transaction in found.transactions} if found is not None else set()
-        await self._abort_left({t.transactional_id for t in self._chosen} - decided)
+        await self._abort_left({transaction.transactional_id for transaction in self._chosen}, await self._found())
 
     # -- step by step ------------------------------------------------------------
 
@@ -128,12 +138,12 @@ class _Settlement:
         transaction = self._transaction(task.transaction)
         try:
             await transaction.add_partitions([task.partition])
-        except ProducerFencedError as error:
+        except (ProducerFencedError, Errors.InvalidProducerIdMappingError) as error:
             raise ProducerFencedError(
-                f"Micro-batch {self._place.batch} of {self._place.sink!r} took longer than transaction.timeout.ms,"
+                f"{self._place.what} took longer than transaction.timeout.ms,"
                 f" {self._options.transaction_timeout_ms} ms, and the brokers have aborted a part of it; nothing was"
-                " committed. Make micro-batches smaller (maxOffsetsPerTrigger), or raise kafka.transaction.timeout.ms"
-                " and the brokers' transaction.max.timeout.ms"
+                f" committed. {'Make micro-batches smaller (maxOffsetsPerTrigger)' if self._place.owner else 'Write less'},"
+                " or raise kafka.transaction.timeout.ms and the brokers' transaction.max.timeout.ms"
             ) from error
 
     async def _decide(self, listed: set[str] | None) -> tuple[Decision, set[str]]:
@@ -144,13 +154,17 @@ class _Settlement:
         if found is None and place.is_named:
             await self._check_former()
         if found is not None and place.is_repeat(found, self._written):
+            if await self._is_ended(found):
+                return found, {transaction.transactional_id for transaction in self._chosen}
             lost = await self._end(found)
             if len(lost) < len(found.transactions) or not lost:
                 self._check_whole(found, lost)
+                await self._note_ended(found)
                 return found, {transaction.transactional_id for transaction in self._chosen}
             # All of it was aborted after transaction.timeout.ms: these tasks have written it again.
+            place.check_in_charge(found)
         else:
-            self._stands = None
+            self._stands = set()
         if self._timed_out is not None:
             raise self._timed_out
         if listed is None:  # brokers before 3.0 do not tell: most likely what the former run last used
@@ -158,38 +172,83 @@ class _Settlement:
         decision = place.decide(found, self._written, self._chosen, listed)
         if not self._chosen:
             return decision, set()
-        beside = self._stands or self._marker()
+        # At once: a repeat finds it beside any topic that is left, and what was found is replaced wherever it stands.
+        beside = sorted(self._stands | self._beside())
         for number, piece in enumerate(place.pieces(decision)):
-            await self._decider.commit_offset(place.group(number), beside, piece)
+            for at in range(0, len(beside), _TOPICS):
+                await self._decider.commit_offset(place.group(number), beside[at : at + _TOPICS], piece)
         await self._decider.commit()
+        self._stands = set(beside)
         self._check_whole(decision, await self._end(decision))
+        await self._note_ended(decision)
         settled = {place.run, *decision.superseded}  # law C
         return decision, {name for name in listed if place.run_of(name) in settled}
 
     async def _end(self, decision: Decision) -> list[PreparedTransaction]:
-        """Commits what was decided; returns the transactions that the brokers had aborted."""
+        """Commits what was decided; returns the transactions that the brokers had aborted.
+
+        Raises OutcomeUnknownError for those that they have forgotten.
+        """
         lost: list[PreparedTransaction] = []
+        forgotten: list[PreparedTransaction] = []
 
         async def end(prepared: PreparedTransaction) -> None:
             try:
                 await self._transaction(prepared).commit()
             except (ProducerFencedError, Errors.InvalidTxnStateError):
                 lost.append(prepared)
+            except Errors.InvalidProducerIdMappingError:  # ended in either way, or it would not have expired
+                forgotten.append(prepared)
 
         await self._all(end, decision.transactions)
+        if forgotten:
+            topics = ", ".join(sorted(partition.topic for partition in self._stands))
+            resume = f"the query resumes with commits/{decision.batch} added to its checkpoint"
+            is_there = resume if self._place.owner else "the write is done"
+            raise OutcomeUnknownError(
+                f"{self._place.what} was decided, and the brokers have forgotten {len(forgotten)} of its"
+                f" {len(decision.transactions)} transactions (transactional.id.expiration.ms): they were"
+                " committed, or aborted after transaction.timeout.ms."
+                f" Look for its {decision.written.rows} rows in {topics} with isolation.level=read_committed. If they"
+                f" are missing, choose another exactlyOnceId to write them; if they are there, {is_there}"
+            )
         return lost
+
+    async def _is_ended(self, decision: Decision) -> bool:
+        notes = await self._committed(self._place.ended_group, await self._markers())
+        return self._place.ended_note(decision) in notes.values()
+
+    async def _note_ended(self, decision: Decision) -> None:
+        """Without it a repeat ends everything again, for as long as the brokers remember it."""
+        group = self._place.ended_group
+        notes = dict.fromkeys(self._stands, self._place.ended_note(decision))
+        codes, failures = await commit_offsets(self._cluster, {group: notes})
+        errors = {*codes.get(group, {}).values()} - {0}
+        if errors or failures:
+            log.warning("The note of %r that all is ended was not written: %s", group, failures or errors)
 
     def _check_whole(self, decision: Decision, lost: Sequence[PreparedTransaction]) -> None:
         if lost:
             raise DataLossError(
-                f"Micro-batch {decision.batch} of the sink {self._place.sink!r} is written in part: the brokers aborted"
-                f" {len(lost)} of its {len(decision.transactions)} transactions after transaction.timeout.ms, before"
-                " they could be committed. Choose another exactlyOnceId to write the micro-batch again, whole: what was"
-                " committed of it will be there twice"
+                f"{self._place.what} is written in part: the brokers aborted {len(lost)} of its"
+                f" {len(decision.transactions)} transactions after transaction.timeout.ms, before they could be"
+                " committed. Choose another exactlyOnceId to write all of it again: what was committed of it will be"
+                " there twice"
             )
 
-    async def _abort_left(self, names: Iterable[str]) -> None:
-        """Aborts what nobody will decide; where that fails, the brokers do it after the timeout."""
+    async def _abort_left(self, names: set[str], decision: Decision | None) -> None:
+        """Aborts these and whatever else this run has left open, but nothing that was decided for this micro-batch.
+
+        Where that fails, the brokers do it after the timeout.
+        """
+        try:
+            listed = await transactional_ids(self._cluster, self._place.prefix, _OPEN)
+        except Errors.KafkaError as error:
+            log.warning("What other attempts may have left open is left for its timeout: %s", error)
+            listed = None
+        names = names | {name for name in listed or () if self._place.run_of(name) == self._place.run}
+        if decision is not None and decision.batch == self._place.batch:  # ids of former ones are in use again
+            names -= {transaction.transactional_id for transaction in decision.transactions}
 
         async def abort(name: str) -> None:
             try:
@@ -207,7 +266,8 @@ class _Settlement:
         count = self._place.piece_count(first)
         if not count:
             return None
-        self._stands = max(first, key=lambda partition: first[partition].offset)
+        newest = max(piece.offset for piece in first.values())
+        self._stands = {partition for partition, piece in first.items() if piece.offset == newest}
         rest = [await self._committed(self._place.group(number), partitions) for number in range(1, count)]
         return self._place.read([first, *rest])
 
@@ -229,9 +289,9 @@ class _Settlement:
             topics |= set(await self._cluster.partitions())
         return [TopicPartition(topic, 0) for topic in sorted(filter(None, topics))]
 
-    def _marker(self) -> TopicPartition:
-        topics = {topic for task in self._tasks for topic in task.topics}
-        return TopicPartition(self._options.topic if self._options.topic in topics else min(topics), 0)
+    def _beside(self) -> set[TopicPartition]:
+        """Where the decision is committed: beside every topic that the tasks have written to."""
+        return {TopicPartition(topic, 0) for task in self._tasks for topic in task.topics}
 
     def _transaction(self, prepared: PreparedTransaction) -> ProducerTransaction:
         timeout_ms = self._options.transaction_timeout_ms

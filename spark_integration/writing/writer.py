@@ -67,8 +67,8 @@ class RecordsWriter(DataSourceArrowWriter):
         commit_tasks(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """With exactlyOnce aborts what tasks have written, unless it was decided."""
-        abort_tasks(self._options, messages)
+        """With exactlyOnce aborts what tasks have written, whether they told or not, unless it was decided."""
+        abort_tasks(self._options, messages, self._place if self._options.is_exactly_once else None)
 
 
 class RecordsStreamWriter(DataSourceStreamArrowWriter):

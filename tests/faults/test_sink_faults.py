@@ -238,7 +238,7 @@ def transact(servers: str, topic: str, transactional_id: str, first: int, count:
         run(producer.partition_count, topic)
         enqueue(producer, topic, range(first, first + count))
         run(producer.flush)
-        run(transaction.commit_offset, transactional_id, TopicPartition(topic, 0), CommittedOffset(first + count, "m"))
+        run(transaction.commit_offset, transactional_id, [TopicPartition(topic, 0)], CommittedOffset(first + count, "m"))
         run(transaction.commit if is_commit else transaction.abort)
         found = run(transaction.committed, transactional_id, [TopicPartition(topic, 0)])
         assert found == ({TopicPartition(topic, 0): CommittedOffset(first + count, "m")} if is_commit else found)

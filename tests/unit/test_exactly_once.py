@@ -63,12 +63,32 @@ def test_pieces_of_different_decisions_are_refused() -> None:
         PLACE.read([{"t-0": CommittedOffset(8, "2:{")}, {"t-0": CommittedOffset(7, "}")}])
 
 
-@pytest.mark.parametrize("metadata", ["", "text", "1:", "1:[]", "1:" + json.dumps({"query": "query-1"})])
+STRANGE = {
+    "nothing": "",
+    "a text": "text",
+    "no decision": "1:",
+    "a list": "1:[]",
+    "a part of one": "1:" + json.dumps({"query": "query-1"}),
+    "no piece": "0:",
+    "too many pieces": "1001:{",
+    "a number without end": "9" * 4000,
+    "lists without end": "1:" + "[" * 3990,
+    "infinitely many rows": '1:{"query":"","run":"","rows":Infinity,"digest":"0","transactions":[],"superseded":[]}',
+}
+
+
+@pytest.mark.parametrize("metadata", STRANGE.values(), ids=STRANGE)
 def test_an_offset_of_somebody_else_is_refused(metadata: str) -> None:
     committed = {"t-0": CommittedOffset(8, metadata)}
     with pytest.raises(OptionError, match="an offset that no sink has written"):
         PLACE.piece_count(committed)
         PLACE.read([committed])
+
+
+def test_more_tasks_than_a_decision_can_name_are_refused_before_it_is_committed() -> None:
+    many = tuple(PreparedTransaction(f"{PLACE.prefix}{RUN}/{'a' * 40}-{n}", 10**15 + n, n) for n in range(50_000))
+    with pytest.raises(OptionError, match="has 50000 tasks, more than a decision can name"):
+        PLACE.pieces(replace(DECISION, transactions=many))
 
 
 # -- what follows from the one that is found ---------------------------------------
@@ -95,7 +115,7 @@ def test_a_checkpoint_that_is_older_than_the_sink_is_refused() -> None:
 
 @pytest.mark.parametrize("now", [Written(6, 0xABC), Written(5, 0xABD)])
 def test_a_repeat_with_other_rows_is_named(now: Written) -> None:
-    with pytest.raises(RepeatDiffersError, match="Micro-batch 7 was committed with 5 rows"):
+    with pytest.raises(RepeatDiffersError, match="Micro-batch 7 of the sink 'sink' was committed with 5 rows"):
         PLACE.is_repeat(DECISION, now)
 
 
@@ -105,7 +125,29 @@ def test_a_run_that_was_superseded_decides_nothing() -> None:
     decision = later.decide(DECISION, WRITTEN, (), ())
     assert decision.superseded == (RUN,)
     with pytest.raises(OptionError, match="a later run of the same query"):
-        replace(PLACE, batch=8).is_repeat(decision, WRITTEN)
+        replace(PLACE, batch=9).is_repeat(decision, WRITTEN)
+
+
+def test_a_run_that_was_superseded_has_what_was_decided_for_its_micro_batch_with_its_rows() -> None:
+    later = replace(PLACE, run=LATER_RUN).decide(DECISION, WRITTEN, TRANSACTIONS, ())
+    assert later.superseded == (RUN,)
+    assert PLACE.is_repeat(later, WRITTEN)
+    with pytest.raises(OptionError, match="a later run of the same query has taken over"):
+        PLACE.is_repeat(later, Written(6, 0xABC))
+    with pytest.raises(OptionError, match="a later run of the same query has taken over"):
+        PLACE.check_in_charge(later)  # all of it was aborted: it may not decide again
+
+
+def test_what_is_said_of_a_batch_write_speaks_of_no_micro_batch_and_no_run_of_a_query() -> None:
+    place = SinkBatch("daily", "", RUN, 0)
+    decision = place.decide(None, WRITTEN, (), ())
+    with pytest.raises(RepeatDiffersError, match="The batch write of the sink 'daily' was committed with 5") as told:
+        place.is_repeat(decision, Written(6, 0xABC))
+    assert "icro-batch" not in str(told.value)
+    later = replace(place, run=LATER_RUN).decide(decision, WRITTEN, (), ())
+    with pytest.raises(OptionError, match="The batch write of the sink 'daily': the same write, sta") as said:
+        place.check_in_charge(later)
+    assert "icro-batch" not in str(said.value)
 
 
 def test_runs_that_left_transactions_open_are_superseded_before_those_are_aborted() -> None:
