@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import kafka
@@ -128,8 +129,6 @@ def test_a_failover_fences_what_a_former_start_of_the_link_has_copied(source: st
 
 def forget_topics(target: str, link: str, topics: str) -> None:
     """Leaves in the link's control what a start with these topics alone would have written."""
-    from dataclasses import replace
-
     from tolerant_client.mirror.link.control import update_control
     from tolerant_client.mirror.topic_filter import LinkTopics
 
@@ -239,12 +238,13 @@ def test_status_names_the_mirror_that_runs_and_says_when_none_was_seen(
     mirror(source, target, "seen", "seen")
     now_ms = int(time.time() * 1000)
     holder = Holder("one", "seen", "run", "m1", os.getpid(), now_ms - 60_000, COPIER)
+    renewing = iter(range(1, 1_000))
     records = [ClaimsRecord(holder, 1)]
 
     async def claims(_: Any) -> ClaimsLog:
         log = ClaimsLog()
         for record in records:
-            log.read(record, now_ms, 0)
+            log.read(replace(record, sequence=next(renewing, 1_000)), now_ms, 0)
         return log
 
     monkeypatch.setattr(module, "read_claims", claims)
@@ -252,10 +252,11 @@ def test_status_names_the_mirror_that_runs_and_says_when_none_was_seen(
     assert (found.health, found.exit_code) == (Health.HEALTHY, 0), found.reasons
     assert [(run.host, run.pid, run.is_alive) for run in found.mirrors] == [("m1", os.getpid(), True)]
     waiting = {TopicPartition("seen", 0): Waiting("append answered X", now_ms - 20_000)}
-    records[:] = [ClaimsRecord(holder, 2, waiting=waiting, waiting_count=1)]
+    records[:] = [ClaimsRecord(holder, 1, waiting=waiting, waiting_count=1)]
     found = status_of(source, target, "seen")
     assert found.health is Health.WAITING and "append answered X" in found.findings[0]
-    now_ms -= 50_000
+    renewing = iter(())  # it says nothing more, and the broker's clock is before ours
+    now_ms += 50_000
     found = status_of(source, target, "seen")
     assert (found.health, found.exit_code) == (Health.UNKNOWN, 3)
     assert "no mirror of link seen runs: the last one, on m1" in found.findings[0] and "was last seen at 20" in found.findings[0]

@@ -7,7 +7,8 @@ How it is measured:
 - lag in bytes: those offsets times what an offset of the partition takes on the source's disks on average
   (DescribeLogDirs); None where that may not be asked.
 - whether it moves: two looks, `look_s` apart.
-- whether a mirror runs, and what it says of partitions that stand still: its last records in the claims log.
+- whether a mirror runs, and what it says of partitions that stand still: its records in the claims log.  It runs if it has
+  written one between two looks, a lease apart where it does not before: our clock and the brokers' are never compared.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.divergence import read_headers
 from tolerant_client.mirror.ledger import Ledger
-from tolerant_client.mirror.link.claims import CLAIMS_TOPIC, RENEW_MS, ClaimsLog, Run
+from tolerant_client.mirror.link.claims import CLAIMS_TOPIC, LEASE_MS, ClaimsLog, Run
 from tolerant_client.mirror.link.claims_topic import read_claims
 from tolerant_client.mirror.link.control import WHOLE_LINK, LinkControl, link_options, read_control
 from tolerant_client.mirror.link.ends import Ends, compare_ends, has_map, look_led
@@ -38,6 +39,7 @@ from tolerant_client.raw import EARLIEST, RawCluster
 
 _T = TypeVar("_T")
 _BOUND_S = 10.0  # for each question that a broker which hangs could hold up
+_LOOK_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ async def read_status(
     A broker that does not respond holds it up for some seconds, and its partitions are told as unknown.
     Raises OptionError where nobody says what it copies, and KafkaError.
     """
-    claims = await _read_claims(target)
+    claims, looked = await _read_claims(target), time.monotonic()
     control = await read_control(target, link)
     chosen = link_topics(control, link, topics)
     names = select_topics(chosen, await source.partitions())
@@ -141,7 +143,7 @@ async def read_status(
     sizes = await _within(source, _bytes_per_offset, source, second) if behind else {}
     statuses = _by_topic(second, control, ages or {}, sizes, rows or {}, unseen)
     held = await find_held(source, held_spans(first, second))
-    mirrors = await _mirrors(target, link, claims)
+    mirrors = await _mirrors(target, link, claims, looked)
     now_ms = int(time.time() * 1000)
     is_unfinished = control.is_promoted and not control.is_fenced
     reasons = [
@@ -199,28 +201,21 @@ async def _read_claims(target: RawCluster) -> ClaimsLog | None:
         return None
 
 
-async def _mirrors(target: RawCluster, link: str, before: ClaimsLog | None) -> list[Run] | None:
+async def _mirrors(target: RawCluster, link: str, before: ClaimsLog | None, began: float) -> list[Run] | None:
     """The mirrors of a link that were seen lately; None where that is not known.
 
-    `before` is an earlier look: a mirror that has renewed since is alive, whatever the time is here.
+    `before` is the look of `began` (monotonic): a mirror that has renewed since is alive, whatever the clocks say, and one
+    that does not within a lease of ours holds nothing any more.
     """
-    if before is None or (now := await _read_claims(target)) is None:
+    if before is None:
         return None
-    renewed = _alive(before, now, link)
-    if not any(run.is_alive for run in renewed) and any(not run.is_ended for run in renewed):
-        await target.net.sleep(RENEW_MS / 1000)  # its next record may be due just now
-        renewed = _alive(before, await _read_claims(target) or now, link)
-    return renewed
-
-
-def _alive(before: ClaimsLog, now: ClaimsLog, link: str) -> list[Run]:
-    now_ms = int(time.time() * 1000)
-    seen = {run.run: run.seen_ms for run in before.runs(now_ms)}
-    return [
-        replace(run, is_alive=not run.is_ended and (run.is_alive or run.seen_ms > seen.get(run.run, run.seen_ms)))
-        for run in now.runs(now_ms)
-        if run.link == link
-    ]
+    while (now := await _read_claims(target)) is not None:
+        found = [run for run in now.runs(before) if run.link == link]
+        is_told = any(run.is_alive for run in found) or all(run.is_ended for run in found)
+        if is_told or time.monotonic() - began >= LEASE_MS / 1000:
+            return found
+        await target.net.sleep(_LOOK_AGAIN_S)
+    return None
 
 
 def mirror_reasons(link: str, mirrors: Iterable[Run] | None) -> list[Reason]:
