@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import kafka
@@ -23,6 +24,7 @@ from tolerant_client.mirror.link.plan_report import plan_everything
 from tolerant_client.mirror.link.promotion import failover, promote
 from tolerant_client.mirror.link.status import LinkStatus, read_status
 from tolerant_client.mirror.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.verify.verification import Outcome, verify
 from tolerant_client.testing import KafkaCluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -223,6 +225,35 @@ def test_of_a_broker_that_hangs_the_partitions_are_unknown_and_the_others_are_to
     assert found.exit_code == 3
     assert any(f"wide-{hidden[0]}" in text for text in texts(found, Health.UNKNOWN)), found.reasons
     assert seconds < 75, seconds  # 30 s of it are kafka-python's own patience with a connection
+
+
+# -- a topic that the source has deleted --------------------------------------
+
+
+def test_a_topic_that_the_source_has_deleted_is_named_by_every_command(source: str, target: str) -> None:
+    for name in ("deleted.kept", "deleted.gone"):
+        create_topic(source, name)
+        append_records(source, name, 50)
+    mirror(source, target, r"deleted\..*", "deleted")
+    admin = kafka.KafkaAdminClient(bootstrap_servers=source)
+    admin.delete_topics(["deleted.gone"])
+    admin.close()
+    with both(source, target) as (origin, copy):
+        verified = origin.run(verify, origin, copy, r"deleted\..*")
+        plan = origin.run(plan_everything, origin, copy, "deleted", r"deleted\..*")
+        report = origin.run(partial(promote, is_dry_run=True), origin, copy, "deleted")
+    errors = {part.topic: part.error for part in verified.partitions}
+    assert errors == {"deleted.kept": None, "deleted.gone": "the source has no such topic"}
+    assert (verified.outcome, verified.outcome.exit_code, verified.compared) == (Outcome.NOT_COMPARED, 2, verified.held)
+    assert any("the source has no such topic" in text and "deleted.gone" in text for text in plan.warnings)
+    found = status_of(source, target, "deleted")
+    assert [(t.topic, t.unknown) for t in found.topics] == [("deleted.gone", (0,)), ("deleted.kept", ())]
+    assert found.exit_code == 3
+    assert any("deleted.gone-0" in text and "the source has no such topic" in text for text in texts(found, Health.UNKNOWN))
+    rows = {p.topic: (p.copied_until, p.lag) for p in report.partitions}
+    assert rows == {"deleted.gone": (ends(target, "deleted.gone")[0], None), "deleted.kept": (ends(target, "deleted.kept")[0], 0)}
+    (warning,) = report.warnings
+    assert "deleted.gone-0" in warning and "not among the topics" not in warning
 
 
 # -- whether a mirror runs ----------------------------------------------------

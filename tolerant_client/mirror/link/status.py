@@ -30,7 +30,7 @@ from tolerant_client.mirror.link.control import WHOLE_LINK, LinkControl, link_op
 from tolerant_client.mirror.link.ends import Ends, compare_ends, has_map, look_led
 from tolerant_client.mirror.link.health import Health, Reason, few, sorted_by_weight, utc, waiting_reasons, worst
 from tolerant_client.mirror.link.health import names as names_of
-from tolerant_client.mirror.link.scope import link_topics, some
+from tolerant_client.mirror.link.scope import NOT_ON_SOURCE, link_topics, only_on_target, some
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.open_transactions import Held, find_held, is_held_long
 from tolerant_client.mirror.plan import select_topics
@@ -46,8 +46,8 @@ _LOOK_AGAIN_S = 1.0
 class TopicStatus:
     """A topic by its name on the target; offsets are sums over its partitions, as are bytes; seconds are the worst's.
 
-    `lag_s` and `lag_bytes` are None where they are not known.  `unknown` are partitions with a broker that does not tell:
-    they are in no sum.
+    `lag_s` and `lag_bytes` are None where they are not known.  `unknown` are partitions with a broker that does not tell,
+    or whose topic the source does not have: they are in no sum.
     """
 
     topic: str
@@ -122,7 +122,9 @@ async def read_status(
     claims, looked = await _read_claims(target), time.monotonic()
     control = await read_control(target, link)
     chosen = link_topics(control, link, topics)
-    names = select_topics(chosen, await source.partitions())
+    on_source = await source.partitions()
+    gone = {} if control.is_promoted or control.is_handed_back else await only_on_target(source, target, chosen)
+    names = [name for name in select_topics(chosen, {**gone, **on_source}) if name in on_source]
     there = await target.partitions(names)
     wanted = [TopicPartition(t, n) for t, numbers in (await source.partitions(names)).items() for n in numbers]
     present = [p for p in wanted if p.partition in there.get(p.topic, ())]
@@ -131,6 +133,7 @@ async def read_status(
     (first, _), began = await look_led(source, target, link, present, is_translated), time.monotonic()
     await source.net.sleep(look_s)
     second, unseen = await look_led(source, target, link, present, is_translated)
+    unseen.update({TopicPartition(t, n): NOT_ON_SOURCE for t, numbers in gone.items() for n in numbers})
     seconds = time.monotonic() - began
     ledger = Ledger(target, link)
     rows = await _within(target, ledger.rows)
