@@ -26,7 +26,7 @@ from tolerant_client.mirror.divergence import read_headers
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link.claims import CLAIMS_TOPIC, LEASE_MS, ClaimsLog, Run
 from tolerant_client.mirror.link.claims_topic import read_claims
-from tolerant_client.mirror.link.control import WHOLE_LINK, LinkControl, link_options, read_control
+from tolerant_client.mirror.link.control import WHOLE_LINK, LinkControl, link_options, read_control, unfinished
 from tolerant_client.mirror.link.ends import Ends, compare_ends, has_map, look_led
 from tolerant_client.mirror.link.health import Health, Reason, few, sorted_by_weight, utc, waiting_reasons, worst
 from tolerant_client.mirror.link.health import names as names_of
@@ -271,22 +271,6 @@ def _unseen_reasons(unseen: Mapping[TopicPartition, str], unread: Iterable[Topic
 def _paused_reasons(control: LinkControl) -> list[Reason]:
     what = "the whole link" if WHOLE_LINK in control.paused else some(sorted(control.paused))
     return [Reason(Health.PAUSED, f"an operator has paused {what}")] if control.paused else []
-
-
-def unfinished(control: LinkControl, of_target: str, of_both: str) -> list[str]:
-    """A promotion that died before everything was fenced; pure.  The options mean the link (link_options)."""
-    if not control.is_promoted or control.is_fenced:
-        return []
-    if control.unfenced:
-        what = some(f"{p.topic}-{p.partition}" for p in sorted(control.unfenced))
-        return [
-            f"its failover left what had no leader, and a process of it may still write there: {what}; when it has one, or was"
-            f" deleted, run again tolerant-kafka failover {of_target}"
-        ]
-    return [
-        "its promotion was begun and not finished, so a process of it may still write to the target: before anybody else writes"
-        f" there, run again tolerant-kafka promote {of_both} or, without the source, tolerant-kafka failover {of_target}"
-    ]
 
 
 def still(first: Iterable[Ends], second: Iterable[Ends], control: LinkControl, seconds: float) -> list[Reason]:
