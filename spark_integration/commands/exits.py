@@ -9,18 +9,19 @@ from typing import Final
 
 
 from spark_integration.printing import echo
-from tolerant_client.errors import ClusterUnreachableError, OptionError, text_of
+from tolerant_client.errors import ClusterUnreachableError, LinkPromotedError, OptionError, TargetClaimedError, text_of
 from tolerant_client.testing import ClusterStartError
 from tolerant_client.testing.artifacts import java_executable
 
 FAILED: Final = 1
-NOT_STARTED: Final = 2  # wrong options, or a cluster that does not answer at the start: nothing was written
+NOT_STARTED: Final = 2  # wrong options, a link or target that is not ours to write, a cluster away: nothing was written
 LOOK: Final = 3  # done, but an operator has to look
+_NOT_BEGUN: Final = (OptionError, ClusterStartError, ClusterUnreachableError, LinkPromotedError, TargetClaimedError)
 
 
 def exit_code(error: Exception) -> int:
     """That of a command which ends with this error before it has begun."""
-    return NOT_STARTED if isinstance(error, (OptionError, ClusterStartError, ClusterUnreachableError)) else FAILED
+    return NOT_STARTED if isinstance(error, _NOT_BEGUN) else FAILED
 
 
 def require_spark() -> None:

@@ -118,8 +118,13 @@ def given_link(
     groups: str | None = None,
     source_properties: Path | None = None,
     target_properties: Path | None = None,
+    *,
+    needs_link: bool = True,
 ) -> GivenLink:
-    """The link that the options name; raises OptionError where they name none, or contradict each other."""
+    """The link that the options name; raises OptionError where they name none, or contradict each other.
+
+    Where none is needed, none is looked for: it is called "" without --link.
+    """
     if config is not None:
         if any(option is not None for option in (source, target, topics, link, source_properties, target_properties)):
             raise OptionError("--config names clusters, topics and links: leave --source, --target, --topics, --link out")
@@ -131,7 +136,7 @@ def given_link(
     there = client_properties(target, target_properties)
     here = None if source is None else client_properties(source, source_properties)
     return GivenLink(
-        link or unnamed_link(here, there),
+        link or (unnamed_link(here, there) if needs_link else ""),
         there,
         here,
         None if topics is None else LinkTopics.of(topics),

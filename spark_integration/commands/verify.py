@@ -40,7 +40,8 @@ def verify(
     target_properties: TargetProperties = None,
 ) -> None:
     """Compare two clusters offset by offset."""
-    given = given_link(source, target, topics, link, config, flow, None, source_properties, target_properties).known()
+    options = (source, target, topics, link, config, flow, None, source_properties, target_properties)
+    given = given_link(*options, needs_link=topics is None).known()  # to compare given topics takes two clusters alone
     before = None if resume is None else _read_report(resume)
 
     def progress(report: VerifyReport) -> None:

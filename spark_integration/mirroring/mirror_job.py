@@ -7,6 +7,7 @@ checkpoint is a temporary one and a start is always a clean start.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -20,9 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.conf import SparkConf
 from pyspark.core.context import SparkContext
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkRuntimeError, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -51,6 +53,8 @@ _SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+ExitOnOutOfMemoryE
 _NEVER_MS = 10 * 365 * 86_400_000
 # What commits and plans on the driver, which are processes of their own, tell this one.
 _REPORT, _WAITING = "tolerant-mirror-report.json", "tolerant-mirror-waiting.json"
+# What a session raises whose JVM has ended, or does not start.
+SPARK_GONE = (Py4JError, PySparkRuntimeError, ConnectionError)
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
@@ -217,9 +221,29 @@ def run(
     """Runs the mirror until it is done (`once`) or `is_stopping`; whether it has ended by itself.
 
     `tell` gets once a second, and at the end, what the tasks have done and what is paused.
-    Raises the error that stopped a partition, as the executor raised it.
+    Raises the error that stopped a partition, as the executor raised it, and TolerantClientError where Spark cannot be
+    started or its JVM ends.
     """
-    session = spark_session(settings.tasks, settings.source, settings.target)
+    try:
+        session = spark_session(settings.tasks, settings.source, settings.target)
+        return _run(settings, link, session, is_stopping, tell, claim)
+    except SPARK_GONE as error:
+        if is_stopping():
+            return False  # a signal to the process group has ended the JVM, too
+        raise TolerantClientError(
+            f"Spark could not be started, or its JVM has ended ({type(error).__name__}: {_first_line(error)}); what it said is"
+            " above; start the mirror again"
+        ) from error
+
+
+def _run(
+    settings: MirrorSettings,
+    link: PreparedLink,
+    session: SparkSession,
+    is_stopping: Callable[[], bool],
+    tell: Callable[[TaskReport], None],
+    claim: RunClaim,
+) -> bool:
     is_stopped = False
     try:
         with tempfile.TemporaryDirectory(prefix="tolerant-mirror-", ignore_cleanup_errors=True) as folder:
@@ -237,9 +261,14 @@ def run(
             finally:
                 tell(report.read())
     finally:
-        claim.end()
-        session.stop()
+        claim.end()  # before Spark takes its seconds
+        with contextlib.suppress(*SPARK_GONE):  # there is nothing left to stop, and why that is was raised
+            session.stop()
     return not is_stopped
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "").rstrip(".")
 
 
 class QueryReport:

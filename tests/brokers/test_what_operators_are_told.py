@@ -6,6 +6,8 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import kafka
@@ -22,6 +24,7 @@ from tolerant_client.mirror.link.plan_report import plan_everything
 from tolerant_client.mirror.link.promotion import failover, promote
 from tolerant_client.mirror.link.status import LinkStatus, read_status
 from tolerant_client.mirror.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.verify.verification import Outcome, verify
 from tolerant_client.testing import KafkaCluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -128,8 +131,6 @@ def test_a_failover_fences_what_a_former_start_of_the_link_has_copied(source: st
 
 def forget_topics(target: str, link: str, topics: str) -> None:
     """Leaves in the link's control what a start with these topics alone would have written."""
-    from dataclasses import replace
-
     from tolerant_client.mirror.link.control import update_control
     from tolerant_client.mirror.topic_filter import LinkTopics
 
@@ -226,6 +227,35 @@ def test_of_a_broker_that_hangs_the_partitions_are_unknown_and_the_others_are_to
     assert seconds < 75, seconds  # 30 s of it are kafka-python's own patience with a connection
 
 
+# -- a topic that the source has deleted --------------------------------------
+
+
+def test_a_topic_that_the_source_has_deleted_is_named_by_every_command(source: str, target: str) -> None:
+    for name in ("deleted.kept", "deleted.gone"):
+        create_topic(source, name)
+        append_records(source, name, 50)
+    mirror(source, target, r"deleted\..*", "deleted")
+    admin = kafka.KafkaAdminClient(bootstrap_servers=source)
+    admin.delete_topics(["deleted.gone"])
+    admin.close()
+    with both(source, target) as (origin, copy):
+        verified = origin.run(verify, origin, copy, r"deleted\..*")
+        plan = origin.run(plan_everything, origin, copy, "deleted", r"deleted\..*")
+        report = origin.run(partial(promote, is_dry_run=True), origin, copy, "deleted")
+    errors = {part.topic: part.error for part in verified.partitions}
+    assert errors == {"deleted.kept": None, "deleted.gone": "the source has no such topic"}
+    assert (verified.outcome, verified.outcome.exit_code, verified.compared) == (Outcome.NOT_COMPARED, 2, verified.held)
+    assert any("the source has no such topic" in text and "deleted.gone" in text for text in plan.warnings)
+    found = status_of(source, target, "deleted")
+    assert [(t.topic, t.unknown) for t in found.topics] == [("deleted.gone", (0,)), ("deleted.kept", ())]
+    assert found.exit_code == 3
+    assert any("deleted.gone-0" in text and "the source has no such topic" in text for text in texts(found, Health.UNKNOWN))
+    rows = {p.topic: (p.copied_until, p.lag) for p in report.partitions}
+    assert rows == {"deleted.gone": (ends(target, "deleted.gone")[0], None), "deleted.kept": (ends(target, "deleted.kept")[0], 0)}
+    (warning,) = report.warnings
+    assert "deleted.gone-0" in warning and "not among the topics" not in warning
+
+
 # -- whether a mirror runs ----------------------------------------------------
 
 
@@ -239,12 +269,13 @@ def test_status_names_the_mirror_that_runs_and_says_when_none_was_seen(
     mirror(source, target, "seen", "seen")
     now_ms = int(time.time() * 1000)
     holder = Holder("one", "seen", "run", "m1", os.getpid(), now_ms - 60_000, COPIER)
+    renewing = iter(range(1, 1_000))
     records = [ClaimsRecord(holder, 1)]
 
     async def claims(_: Any) -> ClaimsLog:
         log = ClaimsLog()
         for record in records:
-            log.read(record, now_ms, 0)
+            log.read(replace(record, sequence=next(renewing, 1_000)), now_ms, 0)
         return log
 
     monkeypatch.setattr(module, "read_claims", claims)
@@ -252,10 +283,11 @@ def test_status_names_the_mirror_that_runs_and_says_when_none_was_seen(
     assert (found.health, found.exit_code) == (Health.HEALTHY, 0), found.reasons
     assert [(run.host, run.pid, run.is_alive) for run in found.mirrors] == [("m1", os.getpid(), True)]
     waiting = {TopicPartition("seen", 0): Waiting("append answered X", now_ms - 20_000)}
-    records[:] = [ClaimsRecord(holder, 2, waiting=waiting, waiting_count=1)]
+    records[:] = [ClaimsRecord(holder, 1, waiting=waiting, waiting_count=1)]
     found = status_of(source, target, "seen")
     assert found.health is Health.WAITING and "append answered X" in found.findings[0]
-    now_ms -= 50_000
+    renewing = iter(())  # it says nothing more, and the broker's clock is before ours
+    now_ms += 50_000
     found = status_of(source, target, "seen")
     assert (found.health, found.exit_code) == (Health.UNKNOWN, 3)
     assert "no mirror of link seen runs: the last one, on m1" in found.findings[0] and "was last seen at 20" in found.findings[0]

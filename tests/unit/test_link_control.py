@@ -11,6 +11,7 @@ from kafka.future import Future
 from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
+from spark_integration.commands.exits import exit_code
 from tolerant_client.errors import LinkPromotedError, OptionError
 from tolerant_client.mirror.identical.partition import AppendState
 from tolerant_client.mirror.identical.difference import Logs
@@ -28,11 +29,12 @@ from tolerant_client.mirror.link.control import (
     link_options,
     paused,
     resumed,
+    unfinished,
 )
 from tolerant_client.mirror.link.ends import Ends
 from tolerant_client.mirror.link.failback import SharedLog
 from tolerant_client.mirror.link.plan_report import durability
-from tolerant_client.mirror.link.status import still, unfinished
+from tolerant_client.mirror.link.status import still
 from tolerant_client.mirror.plan import TopicSpec
 from tolerant_client.mirror.producers import ProducerEntry
 from tolerant_client.mirror.topic_filter import LinkTopics
@@ -86,7 +88,16 @@ def test_a_later_life_has_a_producer_of_its_own() -> None:
 def test_a_promoted_link_may_not_write() -> None:
     LinkControl().require_not_promoted("dr")
     with pytest.raises(LinkPromotedError, match="failback"):
+        LinkControl(is_promoted=True, is_fenced=True).require_not_promoted("dr")
+
+
+def test_a_promotion_that_was_not_finished_is_told_as_one_and_not_as_done() -> None:
+    again = "begun and not finished.* run again tolerant-kafka promote --source SOURCE --target TARGET --link dr or, .*failover"
+    with pytest.raises(LinkPromotedError, match=again) as caught:
         LinkControl(is_promoted=True).require_not_promoted("dr")
+    assert "failback" not in str(caught.value) and exit_code(caught.value) == 2
+    with pytest.raises(LinkPromotedError, match="may still write there: orders-3; .*run again tolerant-kafka failover"):
+        LinkControl(is_promoted=True, unfenced=frozenset({P})).require_not_promoted("dr")
 
 
 # -- what operators change ----------------------------------------------------

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link.beginning import grown, require_same_source
 from tolerant_client.mirror.link.control import LinkControl
 from tolerant_client.mirror.link.naming import chosen_name, default_name
+from tolerant_client.mirror.link.scope import only_on_target
 from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, TopicNames
 from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
+from tolerant_client.raw import RawCluster
 
 
 def written(topics: LinkTopics | str, source: str | None = "A-id", **changes: object) -> LinkControl:
@@ -34,6 +38,31 @@ def test_a_link_that_took_nothing_yet_takes_what_it_is_given() -> None:
 def test_topics_that_would_get_other_names_are_refused() -> None:
     with pytest.raises(OptionError, match="other names"):
         grown(written("orders"), LinkTopics(TopicFilter(("orders",)), TopicNames(DefaultReplicationPolicy(), "A")))
+
+
+class Cluster:
+    """A cluster that has topics of two partitions."""
+
+    def __init__(self, *topics: str) -> None:
+        self.topics = topics
+
+    async def partitions(self) -> dict[str, list[int]]:
+        return {topic: [0, 1] for topic in self.topics}
+
+
+def gone(source: Cluster, target: Cluster, topics: LinkTopics) -> dict[str, list[int]]:
+    course = only_on_target(cast(RawCluster, source), cast(RawCluster, target), topics)
+    with pytest.raises(StopIteration) as done:
+        course.send(None)
+    return cast("dict[str, list[int]]", done.value.value)
+
+
+def test_a_topic_of_the_link_that_the_source_has_deleted_is_still_one_of_the_link() -> None:
+    target = Cluster("orders", "orders.old", "of-the-target", "tolerant-mirror-control")
+    assert gone(Cluster("orders"), target, LinkTopics.of("orders.*")) == {"orders.old": [0, 1]}
+    assert gone(Cluster("orders", "orders.old"), target, LinkTopics.of("orders.*")) == {}
+    named = LinkTopics(TopicFilter((".*",)), TopicNames(DefaultReplicationPolicy(), "A"))
+    assert gone(Cluster("A.orders"), Cluster("A.orders", "A.old", "A.heartbeats", "own"), named) == {"A.old": [0, 1]}
 
 
 def test_a_link_stays_with_its_source() -> None:

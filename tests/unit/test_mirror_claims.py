@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -255,13 +256,28 @@ def test_a_mirror_that_ended_is_not_alive_and_one_that_waits_says_why() -> None:
     waiting = {P[1]: Waiting("no leader", 900)}
     log.read(ClaimsRecord(main, 1), 5_000, 1)
     log.read(ClaimsRecord(copier, 1, names=frozenset(P), waiting=waiting, waiting_count=1), 6_000, 1)
-    (run,) = log.runs(7_000)
+    (run,) = log.runs(ClaimsLog())
     assert run.is_alive and run.seen_ms == 6_000 and run.waiting == waiting and run.pid == 812
-    assert log.claims(7_000)[P[2]].holder == copier
-    assert not log.runs(6_000 + LEASE_MS)[0].is_alive and not log.claims(6_000 + LEASE_MS)
+    assert log.claims()[P[2]].holder == copier
     log.read(ClaimsRecord(main, 2, is_end=True), 7_000, 1)
-    (run,) = log.runs(7_100)
+    (run,) = log.runs(ClaimsLog())
     assert run.is_ended and not run.is_alive and log.has_ended("run-1")
+
+
+def test_alive_is_a_mirror_that_renews_between_two_looks_whatever_the_clocks_say() -> None:
+    before, now = ClaimsLog(), ClaimsLog()
+    silent, renews, came = holder("a"), holder("b", "run-2"), holder("c", "run-3")
+    in_an_hour = 3_600_000 + int(time.time() * 1000)  # the broker's clock is before ours: no age is negative
+    for log in (before, now):
+        log.read(ClaimsRecord(silent, 7, waiting={P[0]: Waiting("no leader", 900)}, waiting_count=1), in_an_hour, 1)
+        log.read(ClaimsRecord(renews, 7), in_an_hour, 1)
+    assert not any(run.is_alive for run in now.runs(before)) and not any(run.is_alive for run in now.runs())
+    now.read(ClaimsRecord(renews, 8), in_an_hour - 60_000, 2)  # a leader whose clock is set back
+    now.read(ClaimsRecord(came, 1), in_an_hour - 60_000, 2)
+    found = {run.run: run for run in now.runs(before)}
+    assert {run: each.is_alive for run, each in found.items()} == {"run-1": False, "run-2": True, "run-3": True}
+    assert not found["run-1"].waiting and found["run-1"].waiting_count == 0
+    assert not any(run.is_alive for run in before.runs(now))  # the looks exchanged
 
 
 # -- many holders, whose clocks and requests go wrong -------------------------

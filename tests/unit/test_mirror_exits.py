@@ -23,7 +23,7 @@ from spark_integration.commands.exits import exit_code
 from spark_integration.mirroring import mirror_job, supervisor
 from spark_integration.mirroring.link_state import TaskReport
 from spark_integration.mirroring.supervisor import StopSignal
-from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError
+from tolerant_client.errors import ClusterUnreachableError, LinkPromotedError, OptionError, TargetClaimedError, TolerantClientError
 from tolerant_client.mirror.link.ends import Ends
 from tolerant_client.mirror.open_transactions import Held, OpenTransaction
 from tolerant_client.mirror.sync import PreparedLink
@@ -169,6 +169,20 @@ def test_without_java_nothing_is_begun_and_one_sentence_says_so(
 def test_an_error_after_the_start_is_a_failure_and_no_bad_usage(run: Callable[..., Any], error: Exception) -> None:
     done = run(error)
     assert (done.exit_code, done.stderr) == (1, f"tolerant-kafka: {error.args[0]}\n")
+
+
+@pytest.mark.parametrize("error", [TargetClaimedError("held"), LinkPromotedError("promoted"), OptionError("wrong")])
+def test_a_start_that_is_refused_has_written_nothing_and_says_so_with_its_code(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    assert run(error).exit_code == 1, "copying had begun"
+
+    def refuse(*_: object) -> PreparedLink:
+        raise error
+
+    monkeypatch.setattr(mirror_job, "prepare", refuse)
+    done = CliRunner().invoke(app, LINK)
+    assert isinstance(done.exception, type(error)) and exit_code(done.exception) == 2
 
 
 def test_only_the_flows_into_the_clusters_of_this_process_run(tmp_path: Path) -> None:

@@ -208,15 +208,16 @@ class World:
     done: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     carried: Carried = Carried()
+    on_target: tuple[str, ...] = ("orders",)
     looks: int = 0
     later: list[Ends] = field(default_factory=list)  # what the next looks find
 
     def promote(self, **how: Any) -> PromotionReport:
-        cluster = cast(RawCluster, FakeTarget("orders"))
+        cluster, target = cast(RawCluster, FakeTarget("orders")), cast(RawCluster, FakeTarget(*self.on_target))
         how.setdefault("groups", TopicFilter())
 
         async def run() -> PromotionReport:
-            return await promote(cluster, cluster, "dr", tell=self.told.append, **{"deadline_s": 0.0, **how})
+            return await promote(cluster, target, "dr", tell=self.told.append, **{"deadline_s": 0.0, **how})
 
         return cast(PromotionReport, cluster.net.run(run))
 
@@ -257,7 +258,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
         left_out = {p: "it has no leader on the target" for p in wanted if p in found.leaderless}
         return LedOffsets({p: 10 for p in wanted if p not in left_out}, left_out)
 
-    async def look(_: Any, __: Any, ___: str, wanted: Any, is_translated: bool) -> list[Ends]:
+    async def look(source: Any, __: Any, ___: str, wanted: Any, is_translated: bool) -> list[Ends]:
+        if source is None:
+            return [Ends(p, found.ends.copied, None, None) for p in wanted]
         found.looks += 1
         if found.later:
             found.ends = found.later.pop(0)
@@ -362,8 +365,25 @@ def test_what_carries_records_of_the_link_is_fenced_though_nobody_has_written_it
 def test_what_the_source_has_deleted_is_fenced_by_a_promotion_too(world: World) -> None:
     gone = TopicPartition("gone", 0)
     world.carried = Carried(frozenset((gone,)))
-    assert world.promote().is_done
-    assert "fence 0,0" in world.done
+    report = world.promote()
+    assert report.is_done and "fence 0,0" in world.done
+    assert [(p.topic, p.copied_until, p.lag) for p in report.partitions] == [("orders", 10, 0), ("gone", 10, None)]
+    assert report.warnings[0].startswith("gone-0 carry records of the link, though")
+
+
+@pytest.mark.parametrize("is_translated", [False, True])
+@pytest.mark.parametrize("is_dry_run", [False, True])
+def test_a_topic_of_the_link_that_the_source_has_deleted_has_its_row_with_an_unknown_lag(
+    world: World, is_translated: bool, is_dry_run: bool
+) -> None:
+    gone = TopicPartition("gone", 0)
+    world.control = LinkControl(producer_ids=(7,), topics=LinkTopics.of("orders|gone").to_json())
+    world.carried, world.is_translated, world.on_target = Carried(frozenset((gone,))), is_translated, ("orders", "gone")
+    report = world.promote(is_dry_run=is_dry_run)
+    assert report.is_done is not is_dry_run and ("fence 0,0" in world.done) is not is_dry_run
+    assert [(p.topic, p.copied_until, p.lag) for p in report.partitions] == [("orders", 10, 0), ("gone", 10, None)]
+    (warning,) = report.warnings
+    assert warning.startswith("the source has no such topic (any more): gone-0; ") and "unknown" in warning
 
 
 def test_a_dry_run_looks_twice_and_answers(world: World) -> None:

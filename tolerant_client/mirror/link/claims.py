@@ -51,6 +51,7 @@ _MOST_NAMES = 200_000
 
 Names = frozenset[TopicPartition]
 _NONE: Names = frozenset()
+_NOBODY: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,10 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """One mirror, as its processes were seen lately; `seen_ms` by the clock of the claims log's leader."""
+    """One mirror, as its processes were seen lately; `seen_ms` by the clock of the claims log's leader.
+
+    `is_alive`: a process of it has said something between two looks of the same reader, whatever the clocks say.
+    """
 
     link: str
     run: str
@@ -276,29 +280,38 @@ class ClaimsLog:
         """What other processes of a holder's run name."""
         return frozenset(name for name, claim in self.others(holder.id).items() if claim.holder.run == holder.run)
 
-    def claims(self, now_ms: int) -> dict[TopicPartition, Claim]:
-        """Who holds what; `now_ms` is ms since 1970, for what was not renewed lately."""
+    def claims(self) -> dict[TopicPartition, Claim]:
+        """Who holds what, by log time: of a holder that died, until others have written for a lease."""
         return {
             name: Claim(seen.record.holder, seen.append_ms)
             for seen in self._seen.values()
-            if now_ms - seen.append_ms < LEASE_MS and self._counts(seen)
+            if self._counts(seen)
             for name in seen.granted
             if name.partition != WHOLE_TOPIC
         }
 
-    def runs(self, now_ms: int) -> list[Run]:
-        """The mirrors that were seen in the last hour, the one that was seen last at the end."""
+    def runs(self, before: ClaimsLog | None = None) -> list[Run]:
+        """The mirrors that were seen in the last hour, the one that was seen last at the end.
+
+        Alive are those that have said something since `before`, an earlier look; without one none is known to be.
+        """
         by_run: dict[str, list[_Seen]] = {}
         for seen in self._seen.values():
             by_run.setdefault(seen.record.holder.run, []).append(seen)
-        return sorted((_run(members, now_ms) for members in by_run.values()), key=lambda run: run.seen_ms)
+        renewed = self._said_since(before) if before is not None else _NOBODY
+        return sorted((_run(members, renewed) for members in by_run.values()), key=lambda run: run.seen_ms)
+
+    def _said_since(self, before: ClaimsLog) -> frozenset[str]:
+        """Holders whose newest record an earlier look had not seen."""
+        known = {holder_id: seen.record.sequence for holder_id, seen in before._seen.items()}
+        return frozenset(h for h, seen in self._seen.items() if h not in known or seen.record.sequence > known[h])
 
 
-def _run(members: list[_Seen], now_ms: int) -> Run:
+def _run(members: list[_Seen], renewed: frozenset[str]) -> Run:
     newest = max(members, key=lambda seen: (seen.record.holder.role == MIRROR, seen.append_ms))
     seen_ms = max(seen.append_ms for seen in members)
     is_ended = newest.record.is_end
-    alive = [seen for seen in members if not seen.record.is_end and now_ms - seen.append_ms < LEASE_MS]
+    alive = [seen for seen in members if not seen.record.is_end and seen.record.holder.id in renewed]
     waiting = {partition: why for seen in alive for partition, why in seen.record.waiting.items()}
     holder = newest.record.holder
     return Run(

@@ -29,6 +29,7 @@ from kafka.future import Future
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import LinkPromotedError, OptionError
+from tolerant_client.mirror.link.health import names as names_of
 from tolerant_client.mirror.own_topic import append_own, create_own_topic, end_of, has_topic, read_own
 from tolerant_client.mirror.topic_filter import OWN_TOPICS
 from tolerant_client.raw import RawCluster
@@ -108,6 +109,12 @@ class LinkControl:
             raise LinkPromotedError(
                 f"Link {link} was handed back to MirrorMaker 2, and copies nothing any more. To go on behind what MirrorMaker 2"
                 " has copied, stop it and run tolerant-kafka take-over"
+            )
+        given = f"--target TARGET --link {shlex.quote(link)}"
+        if found := unfinished(self, given, f"--source SOURCE {given}"):
+            raise LinkPromotedError(
+                f"Link {link} is being promoted, and nothing is copied into its target any more; where no promotion runs now:"
+                f" {found[0]}"
             )
         if self.is_promoted or self.is_fenced:
             raise LinkPromotedError(
@@ -222,6 +229,22 @@ def link_options(link: str, target: RawCluster, source: RawCluster | None = None
     return " ".join([*words, f"--link {shlex.quote(link)}"])
 
 
+def unfinished(control: LinkControl, of_target: str, of_both: str) -> list[str]:
+    """A promotion that died before everything was fenced; pure.  The options mean the link (link_options)."""
+    if not control.is_promoted or control.is_fenced:
+        return []
+    if control.unfenced:
+        what = names_of(sorted(control.unfenced))
+        return [
+            f"its failover left what had no leader, and a process of it may still write there: {what}; when it has one, or was"
+            f" deleted, run again tolerant-kafka failover {of_target}"
+        ]
+    return [
+        "its promotion was begun and not finished, so a process of it may still write to the target: before anybody else writes"
+        f" there, run again tolerant-kafka promote {of_both} or, without the source, tolerant-kafka failover {of_target}"
+    ]
+
+
 def paused(control: LinkControl, names: Iterable[str]) -> LinkControl:
     """With what is named (WHOLE_LINK, topics, partitions) paused, too.  Pure."""
     return replace(control, paused=control.paused | set(names))
@@ -324,7 +347,7 @@ class ControlWatch:
     def _as_of_our_life(self, control: LinkControl) -> LinkControl:
         """A process that slept through a promotion and the link's next life is of the life that was promoted."""
         is_later = self.is_read and control.generation != self.value.generation
-        return replace(control, is_promoted=True, generation=self.value.generation) if is_later else control
+        return replace(control, is_promoted=True, is_fenced=True, generation=self.value.generation) if is_later else control
 
 
 async def read_control(target: RawCluster, link: str) -> LinkControl:

@@ -20,6 +20,7 @@ from tolerant_client.mirror.link.control import LinkControl, read_control
 from tolerant_client.mirror.link.ends import has_map, require_no_copies_of_identical
 from tolerant_client.mirror.link.groups import GroupsReport, sync_groups
 from tolerant_client.mirror.link.promotion_report import groups_json
+from tolerant_client.mirror.link.scope import NOT_ON_SOURCE, only_on_target
 from tolerant_client.mirror.losses import Loss, LossPolicy, MirrorPolicy
 from tolerant_client.mirror.open_transactions import Held, find_held, is_held_long
 from tolerant_client.mirror.plan import TopicSpec
@@ -128,7 +129,7 @@ async def plan_everything(
     planned = await plan_link(source, target, chosen)
     control = await read_control(target, link)
     refusals: list[str] = []
-    warnings = list(planned.warnings)
+    warnings = [*planned.warnings, *gone_warnings(await only_on_target(source, target, chosen))]
     try:
         control.require_not_promoted(link)
         if is_translated:
@@ -169,6 +170,11 @@ async def plan_everything(
         besides.others,
         tuple(held),
     )
+
+
+def gone_warnings(gone: Iterable[str]) -> list[str]:
+    """Of topics that the target has of the link, and the source has not; pure."""
+    return [f"{NOT_ON_SOURCE}, and the link writes it on the target: {name}; nothing is copied into it" for name in gone]
 
 
 def topic_plans(planned: PlannedLink, to_copy: Mapping[TopicPartition, int]) -> Iterable[TopicPlan]:

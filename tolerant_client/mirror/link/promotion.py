@@ -4,8 +4,8 @@ The course: look until all of the source is copied and nothing differs (failover
 promoted, fence whatever process of it there is (fence.py), see how far the copy came, move the groups a last time, write
 down that it is fenced.
 Laws:
-- What is promoted is all that the link's mirror has written down that it copies, and besides what carries its records, as the
-  target's logs say: a process of it could still write there.
+- What is promoted is all that the link's mirror has written down that it copies, also what the source has deleted, and besides
+  what carries its records, as the target's logs say: a process of it could still write there.
 - Until the link is written down as promoted nothing is written, and whatever can be found to be in the way is found by then;
   the groups are rehearsed, too.
 - From then on there is no way back: whatever dies on the way, the same command again goes on.  Groups that cannot be moved
@@ -48,9 +48,17 @@ from tolerant_client.mirror.link.promotion_report import (
     PromotionReport,
     carried_warnings,
     failover_warnings,
+    gone_warnings,
     promoted_before,
 )
-from tolerant_client.mirror.link.scope import is_heartbeats, partitions_of_link, partitions_on_target, require_whole, some
+from tolerant_client.mirror.link.scope import (
+    is_heartbeats,
+    only_on_target,
+    partitions_of_link,
+    partitions_on_target,
+    require_whole,
+    some,
+)
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.open_transactions import Held, find_held
 from tolerant_client.mirror.producers import init_producer_id
@@ -153,8 +161,10 @@ async def promote(
     carried = await find_carried(target, control.producer_ids, partitions)
     of = _Link(link, target, chosen, await has_map(target, link, control), carried)
     on_source = await _of_source(source, carried.partitions)
-    on_target = sorted(carried.partitions - set(on_source))  # the source has deleted it: it is fenced, and lags in nothing
-    partitions = _to_fence(control, sorted({*partitions, *carried.partitions}))
+    # What the source has deleted is promoted, too, and nobody knows how much of it was left to copy.
+    gone = {TopicPartition(t, n) for t, numbers in (await only_on_target(source, target, chosen)).items() for n in numbers}
+    on_target = sorted(gone | (carried.partitions - set(on_source)))
+    partitions = _to_fence(control, sorted({*partitions, *carried.partitions, *gone}))
     if leaderless := (await _without_leader(of, partitions)):
         raise OptionError(_not_to_be_fenced(leaderless))
     if groups is not None and not is_dry_run:
@@ -168,16 +178,16 @@ async def promote(
     else:
         ends, found = await _wait(of, source, on_source, 0.0 if is_dry_run else deadline_s, tell)
         warnings = []
-    warnings += carried_warnings(carried)
+    ends = [*ends, *await look(None, target, link, _to_fence(control, on_target), of.is_translated)]
+    warnings += [*carried_warnings(carried, gone), *gone_warnings(gone)]
     fences: dict[TopicPartition, Fenced] = {}
     will_do = not is_dry_run and not found
     if will_do:
         await _require_rights(of)
     with half_done("the promotion") if will_do else nullcontext():
         if will_do:
-            partitions = [e.partition for e in ends]
-            fences = await _fence(of, [*partitions, *_to_fence(control, on_target)])
-            ends = _as_fenced(await look(source, target, link, partitions, of.is_translated), fences)
+            fences = await _fence(of, [e.partition for e in ends])
+            ends = _as_fenced(await _look_again(of, source, ends), fences)
         moved = None if groups is None else await _move_groups(of, source, groups, is_dry_run=not will_do)
         report = PromotionReport(
             "promote",
@@ -295,6 +305,15 @@ async def _wait(
             tell(text)
         before = {e.partition: e for e in ends}
         await source.net.sleep(_LOOK_S)
+
+
+async def _look_again(of: _Link, source: RawCluster, ends: Iterable[Ends]) -> list[Ends]:
+    """The same partitions; those that the source does not have on the target alone."""
+    known = list(ends)
+    there = [e.partition for e in known if e.stable is not None]
+    gone = [e.partition for e in known if e.stable is None]
+    found = await look(source, of.target, of.name, there, of.is_translated)
+    return found + await look(None, of.target, of.name, gone, of.is_translated)
 
 
 def _name(partition: TopicPartition) -> str:

@@ -6,7 +6,7 @@ Times are ms since 1970, offsets half-open, those of the source.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -98,12 +98,25 @@ def groups_json(report: GroupsReport) -> dict[str, Any]:
     }
 
 
-def carried_warnings(carried: Carried) -> list[str]:
-    """What of the link was found in the logs, and was not written down; and of what that is not known."""
+def gone_warnings(gone: Iterable[TopicPartition]) -> list[str]:
+    """Partitions of the link whose topic the source does not have."""
+    if not (known := sorted(gone)):
+        return []
+    return [
+        f"the source has no such topic (any more): {names(known)}; the link writes it, so what the target has is promoted and"
+        " fenced, too, and how much of it was not copied is unknown"
+    ]
+
+
+def carried_warnings(carried: Carried, gone: Collection[TopicPartition] = ()) -> list[str]:
+    """What of the link was found in the logs, and was not written down; and of what that is not known.
+
+    `gone` are partitions that were written down, and the source does not have.
+    """
     found = []
-    if carried.partitions:
+    if unwritten := sorted(carried.partitions - frozenset(gone)):
         found.append(
-            f"{names(sorted(carried.partitions))} carry records of the link, though they are not among the topics that its mirror"
+            f"{names(unwritten)} carry records of the link, though they are not among the topics that its mirror"
             " has written down last: they belong to what is promoted and fenced, too"
         )
     by_why: dict[str, list[TopicPartition]] = {}

@@ -17,6 +17,7 @@ from tolerant_client.mirror.link.control import LinkControl, read_controls
 from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.raw import RawCluster
 
+NOT_ON_SOURCE = "the source has no such topic"
 _SHOWN = 5
 
 
@@ -99,6 +100,20 @@ async def partitions_on_target(target: RawCluster, topics: LinkTopics) -> list[T
     """Every partition that the target has of what the link copies."""
     found = await target.partitions()
     return sorted(TopicPartition(t, n) for t, numbers in found.items() if writes(topics, t) for n in numbers)
+
+
+async def only_on_target(source: RawCluster, target: RawCluster, topics: LinkTopics) -> dict[str, list[int]]:
+    """Topics that the link writes and the source does not have (any more), with their partitions on the target.
+
+    The target is asked first: what is made meanwhile the source has by then.
+    """
+    found = await target.partitions()
+    there = await source.partitions()
+    return {
+        name: numbers
+        for name, numbers in sorted(found.items())
+        if name not in there and writes(topics, name) and not is_heartbeats(topics, name)
+    }
 
 
 def is_heartbeats(topics: LinkTopics, name: str) -> bool:

@@ -7,7 +7,8 @@ How it is measured:
 - lag in bytes: those offsets times what an offset of the partition takes on the source's disks on average
   (DescribeLogDirs); None where that may not be asked.
 - whether it moves: two looks, `look_s` apart.
-- whether a mirror runs, and what it says of partitions that stand still: its last records in the claims log.
+- whether a mirror runs, and what it says of partitions that stand still: its records in the claims log.  It runs if it has
+  written one between two looks, a lease apart where it does not before: our clock and the brokers' are never compared.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.divergence import read_headers
 from tolerant_client.mirror.ledger import Ledger
-from tolerant_client.mirror.link.claims import CLAIMS_TOPIC, RENEW_MS, ClaimsLog, Run
+from tolerant_client.mirror.link.claims import CLAIMS_TOPIC, LEASE_MS, ClaimsLog, Run
 from tolerant_client.mirror.link.claims_topic import read_claims
-from tolerant_client.mirror.link.control import WHOLE_LINK, LinkControl, link_options, read_control
+from tolerant_client.mirror.link.control import WHOLE_LINK, LinkControl, link_options, read_control, unfinished
 from tolerant_client.mirror.link.ends import Ends, compare_ends, has_map, look_led
 from tolerant_client.mirror.link.health import Health, Reason, few, sorted_by_weight, utc, waiting_reasons, worst
 from tolerant_client.mirror.link.health import names as names_of
-from tolerant_client.mirror.link.scope import link_topics, some
+from tolerant_client.mirror.link.scope import NOT_ON_SOURCE, link_topics, only_on_target, some
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.open_transactions import Held, find_held, is_held_long
 from tolerant_client.mirror.plan import select_topics
@@ -38,14 +39,15 @@ from tolerant_client.raw import EARLIEST, RawCluster
 
 _T = TypeVar("_T")
 _BOUND_S = 10.0  # for each question that a broker which hangs could hold up
+_LOOK_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True)
 class TopicStatus:
     """A topic by its name on the target; offsets are sums over its partitions, as are bytes; seconds are the worst's.
 
-    `lag_s` and `lag_bytes` are None where they are not known.  `unknown` are partitions with a broker that does not tell:
-    they are in no sum.
+    `lag_s` and `lag_bytes` are None where they are not known.  `unknown` are partitions with a broker that does not tell,
+    or whose topic the source does not have: they are in no sum.
     """
 
     topic: str
@@ -117,10 +119,12 @@ async def read_status(
     A broker that does not respond holds it up for some seconds, and its partitions are told as unknown.
     Raises OptionError where nobody says what it copies, and KafkaError.
     """
-    claims = await _read_claims(target)
+    claims, looked = await _read_claims(target), time.monotonic()
     control = await read_control(target, link)
     chosen = link_topics(control, link, topics)
-    names = select_topics(chosen, await source.partitions())
+    on_source = await source.partitions()
+    gone = {} if control.is_promoted or control.is_handed_back else await only_on_target(source, target, chosen)
+    names = [name for name in select_topics(chosen, {**gone, **on_source}) if name in on_source]
     there = await target.partitions(names)
     wanted = [TopicPartition(t, n) for t, numbers in (await source.partitions(names)).items() for n in numbers]
     present = [p for p in wanted if p.partition in there.get(p.topic, ())]
@@ -129,6 +133,7 @@ async def read_status(
     (first, _), began = await look_led(source, target, link, present, is_translated), time.monotonic()
     await source.net.sleep(look_s)
     second, unseen = await look_led(source, target, link, present, is_translated)
+    unseen.update({TopicPartition(t, n): NOT_ON_SOURCE for t, numbers in gone.items() for n in numbers})
     seconds = time.monotonic() - began
     ledger = Ledger(target, link)
     rows = await _within(target, ledger.rows)
@@ -141,7 +146,7 @@ async def read_status(
     sizes = await _within(source, _bytes_per_offset, source, second) if behind else {}
     statuses = _by_topic(second, control, ages or {}, sizes, rows or {}, unseen)
     held = await find_held(source, held_spans(first, second))
-    mirrors = await _mirrors(target, link, claims)
+    mirrors = await _mirrors(target, link, claims, looked)
     now_ms = int(time.time() * 1000)
     is_unfinished = control.is_promoted and not control.is_fenced
     reasons = [
@@ -199,28 +204,21 @@ async def _read_claims(target: RawCluster) -> ClaimsLog | None:
         return None
 
 
-async def _mirrors(target: RawCluster, link: str, before: ClaimsLog | None) -> list[Run] | None:
+async def _mirrors(target: RawCluster, link: str, before: ClaimsLog | None, began: float) -> list[Run] | None:
     """The mirrors of a link that were seen lately; None where that is not known.
 
-    `before` is an earlier look: a mirror that has renewed since is alive, whatever the time is here.
+    `before` is the look of `began` (monotonic): a mirror that has renewed since is alive, whatever the clocks say, and one
+    that does not within a lease of ours holds nothing any more.
     """
-    if before is None or (now := await _read_claims(target)) is None:
+    if before is None:
         return None
-    renewed = _alive(before, now, link)
-    if not any(run.is_alive for run in renewed) and any(not run.is_ended for run in renewed):
-        await target.net.sleep(RENEW_MS / 1000)  # its next record may be due just now
-        renewed = _alive(before, await _read_claims(target) or now, link)
-    return renewed
-
-
-def _alive(before: ClaimsLog, now: ClaimsLog, link: str) -> list[Run]:
-    now_ms = int(time.time() * 1000)
-    seen = {run.run: run.seen_ms for run in before.runs(now_ms)}
-    return [
-        replace(run, is_alive=not run.is_ended and (run.is_alive or run.seen_ms > seen.get(run.run, run.seen_ms)))
-        for run in now.runs(now_ms)
-        if run.link == link
-    ]
+    while (now := await _read_claims(target)) is not None:
+        found = [run for run in now.runs(before) if run.link == link]
+        is_told = any(run.is_alive for run in found) or all(run.is_ended for run in found)
+        if is_told or time.monotonic() - began >= LEASE_MS / 1000:
+            return found
+        await target.net.sleep(_LOOK_AGAIN_S)
+    return None
 
 
 def mirror_reasons(link: str, mirrors: Iterable[Run] | None) -> list[Reason]:
@@ -273,22 +271,6 @@ def _unseen_reasons(unseen: Mapping[TopicPartition, str], unread: Iterable[Topic
 def _paused_reasons(control: LinkControl) -> list[Reason]:
     what = "the whole link" if WHOLE_LINK in control.paused else some(sorted(control.paused))
     return [Reason(Health.PAUSED, f"an operator has paused {what}")] if control.paused else []
-
-
-def unfinished(control: LinkControl, of_target: str, of_both: str) -> list[str]:
-    """A promotion that died before everything was fenced; pure.  The options mean the link (link_options)."""
-    if not control.is_promoted or control.is_fenced:
-        return []
-    if control.unfenced:
-        what = some(f"{p.topic}-{p.partition}" for p in sorted(control.unfenced))
-        return [
-            f"its failover left what had no leader, and a process of it may still write there: {what}; when it has one, or was"
-            f" deleted, run again tolerant-kafka failover {of_target}"
-        ]
-    return [
-        "its promotion was begun and not finished, so a process of it may still write to the target: before anybody else writes"
-        f" there, run again tolerant-kafka promote {of_both} or, without the source, tolerant-kafka failover {of_target}"
-    ]
 
 
 def still(first: Iterable[Ends], second: Iterable[Ends], control: LinkControl, seconds: float) -> list[Reason]:

@@ -5,6 +5,7 @@ Laws:
   never ahead of what the source said.  What the source gets later is not looked at.
 - Compared is what a read_committed consumer sees, in the offsets that both logs have.  What the source has and the
   target's log no longer has (it starts later) is not compared, and never called identical.
+- A topic that the target has of the link, and the source has not (any more), is not compared, and said to be so.
 - Nothing is left out silently: of the offsets that the source has, the report says how many were compared, and why the
   others were not; behind its last stable offset they wait for an open transaction, which is named.
 - A row of the ledger excuses only what the source proves now: that its log starts behind the offsets (retention),
@@ -29,6 +30,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.divergence import read_headers, read_slices
 from tolerant_client.mirror.ledger import limit_of, of_present_topics, read_ledger
+from tolerant_client.mirror.link.scope import NOT_ON_SOURCE, only_on_target
 from tolerant_client.mirror.losses import LedgerRow, LossReason
 from tolerant_client.mirror.open_transactions import find_held
 from tolerant_client.mirror.plan import select_topics
@@ -108,18 +110,21 @@ class Verification:
         """
         source, target = self.source, self.target
         require_names(source, self._topics)
-        chosen = await source.partitions()
-        chosen = {name: chosen[name] for name in select_topics(self._topics, chosen)}
-        present = await target.partitions(chosen)
+        gone = await only_on_target(source, target, self._topics)
+        there = await source.partitions()
+        names = select_topics(self._topics, {**gone, **there})
+        chosen = {name: there[name] for name in names if name in there}
+        present = await target.partitions(names)
         self._held_by = (
             {TopicPartition(name, index) for name, indexes in chosen.items() for index in indexes},
-            {TopicPartition(name, index) for name, indexes in present.items() if name in chosen for index in indexes},
+            {TopicPartition(name, index) for name, indexes in present.items() if name in names for index in indexes},
         )
-        if not self._held_by[0]:
+        if not (self._held_by[0] or gone):
             raise OptionError(f"The topics matching {self._topics.filter} have no partitions")
-        order = {name: number for number, name in enumerate(chosen)}
+        order = {name: number for number, name in enumerate(names)}
         self._partitions = sorted(self._held_by[0] | self._held_by[1], key=lambda p: (order[p.topic], p.partition))
-        self._pending = set(self._partitions)
+        self._errors = {p: NOT_ON_SOURCE for p in self._partitions if p.topic not in chosen}
+        self._pending = set(self._partitions) - self._errors.keys()
         configs = [await describe_topics(cluster, chosen) for cluster in (source, target)]
         for name in chosen:
             first, second = (config[name].is_compacted if name in config else False for config in configs)

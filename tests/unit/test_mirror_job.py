@@ -1,0 +1,82 @@
+"""How a mirror ends whose Spark does not start, or goes away under it; no Spark, no broker."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from py4j.protocol import Py4JNetworkError
+from pyspark.errors import PySparkRuntimeError
+
+from spark_integration.mirroring import mirror_job
+from spark_integration.mirroring.mirror_job import MirrorSettings
+from spark_integration.mirroring.run_claim import RunClaim
+from tolerant_client.errors import TolerantClientError
+from tolerant_client.mirror.sync import PreparedLink
+
+GONE = [
+    PySparkRuntimeError("[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number.", {}),
+    ConnectionRefusedError(111, "Connection refused"),
+    Py4JNetworkError("Answer from Java side is empty\n  at a line\n  at another"),
+]
+
+
+class Spark:
+    """A session, and its query, of a JVM that ends at one of its steps; `steps` are those that were come to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ends_at: str, error: Exception) -> None:
+        self.steps: list[str] = []
+        self._ends_at, self._error = ends_at, error
+        monkeypatch.setattr(mirror_job, "spark_session", lambda *_: self._step("session", self))
+        monkeypatch.setattr(mirror_job, "start", lambda *_: self._step("start", self))
+
+    def _step(self, name: str, result: Any = None) -> Any:
+        self.steps.append(name)
+        if self._ends_at in self.steps:  # from there on nothing of it responds
+            raise self._error
+        return result
+
+    def awaitTermination(self, _: float) -> bool:
+        return cast(bool, self._step("wait", len(self.steps) > 4))
+
+    def stop(self) -> None:
+        self._step("stop")
+
+
+def run(is_stopping: bool, claims: list[str]) -> bool:
+    claim = SimpleNamespace(tell=lambda report: None, end=lambda: claims.append("ended"))
+    settings = MirrorSettings({"bootstrap.servers": "a:1"}, {"bootstrap.servers": "b:1"}, "orders")
+    return mirror_job.run(settings, PreparedLink(1, (), {}), lambda: is_stopping, claim=cast(RunClaim, claim))
+
+
+@pytest.mark.parametrize("ends_at", ["session", "start", "wait"])
+@pytest.mark.parametrize("error", GONE)
+def test_a_jvm_that_ends_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch, ends_at: str, error: Exception) -> None:
+    Spark(monkeypatch, ends_at, error)
+    claims: list[str] = []
+    with pytest.raises(TolerantClientError, match="Spark could not be started, or its JVM has ended") as caught:
+        run(False, claims)
+    assert type(error).__name__ in str(caught.value) and "\n" not in str(caught.value)
+    assert claims == ([] if ends_at == "session" else ["ended"])  # the command closes it in any case
+
+
+@pytest.mark.parametrize("ends_at", ["session", "start", "wait", "stop"])
+@pytest.mark.parametrize("error", GONE)
+def test_a_signal_that_ended_the_jvm_too_has_interrupted_the_mirror(
+    monkeypatch: pytest.MonkeyPatch, ends_at: str, error: Exception
+) -> None:
+    spark = Spark(monkeypatch, ends_at, error)
+    assert run(True, []) is False
+    assert spark.steps[-1] == ("session" if ends_at == "session" else "stop")
+
+
+def test_a_jvm_that_ends_while_its_session_is_stopped_takes_nothing_from_a_copy_that_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spark = Spark(monkeypatch, "stop", GONE[1])
+    assert run(False, []) is True
+    assert spark.steps[:2] == ["session", "start"] and spark.steps[-1] == "stop"
