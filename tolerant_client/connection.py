@@ -96,8 +96,8 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         self._unsent_bare: list[Buffer] = []
         self._written_bytes = 0  # given to the transport
         self._flushed_bytes: int | None = None  # of those, once closed: what left the process, where that is known
-        self.retired_after: float | None = None  # seconds from connecting to retirement, once retired
-        self._made_at = time.monotonic()
+        self.is_retired = False
+        self.has_served = False  # whether a request of a caller was answered
         self._timer: Any = None
         self._timer_at = NEVER
         self._node_name = f"node {node_id}"
@@ -302,6 +302,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
 
     def _complete(self, event: Completed) -> None:
         entry = event.request
+        self.has_served = self.has_served or entry.request.API_KEY not in SETUP
         self.recovery_counters.completed(event.api, self.node_id)
         if self._listener is not None:
             self._tell(event)
@@ -362,7 +363,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         if self.closed:
             return
         log.warning("%s: connection retired: %s", self._node_name, event.reason)
-        self.retired_after = time.monotonic() - self._made_at
+        self.is_retired = True
         if error is None:
             kind = Errors.RequestTimedOutError if event.is_timeout else CorrelationIdMismatchError
             error = kind(f"{self._node_name}: connection retired: {event.reason}")

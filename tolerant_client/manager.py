@@ -37,19 +37,10 @@ log = logging.getLogger(__name__)
 # Older releases of kafka-python 3.0 hand their TLS transport a context, newer ones the ssl_* options.
 _TLS_TAKES_CONTEXT = "ssl_context" in inspect.signature(KafkaSSLTransport.__init__).parameters
 
-_SHORT_LIFE = 2.0  # seconds
-
-# A lost answer while connecting or authenticating shows only by silence.  The first attempts at a node have all the
-# time that kafka-python gives them; once one has succeeded, the next are given up after this many seconds at least,
-# or twice the longest that succeeded, twice as long each time.  Eight round trips of 300 ms (TLS 1.2, SCRAM) fit into
-# the least.
-_LEAST_SETUP = 3.0
 _LEAST_RENEWAL = 10.0  # for one step of a re-authentication
 
 # Which node is asked first for what any broker may answer.
 _RANKS = ("connected", "not tried", "doubtful", "failed")
-
-_MAX_SHORT_LIVES = 5  # pauses stop growing here: 16 times reconnect_backoff_ms
 
 
 class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python is untyped
@@ -75,10 +66,8 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         self.recovery_counters = recovery_counters if recovery_counters is not None else RecoveryCounters()
         self._recovery_listener = recovery_listener
         self.guards: list[Callable[[], bool]] = []  # asked before anything goes out; see RawCluster.guard
-        self._short_lives: dict[Any, int] = {}  # connections retired soon after they were made, by node
         self._setup_failure: BaseException | None = None  # of the last connection that did not become ready
         self._leader_watch: LeaderWatch | None = None
-        self._patience: dict[Any, float] = {}  # seconds from connecting to ready, of nodes that were ready once
         masking.attach()  # again: modules imported since may log
         super().__init__(net, **configs)
         if self.config["metrics"]:
@@ -175,16 +164,11 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
 
         kafka-python means to do so, but takes every failure after the handshake for success.
         """
-        backoff, patience = self._backoff.get(node.node_id), self._patience.get(node.node_id)
-        began = time.monotonic()
+        backoff = self._backoff.get(node.node_id)
         await super()._connect(node, connection, *args, **kwargs)
-        took = time.monotonic() - began
         self._setup_failure = failure = connection.init_future.exception
         if failure is None:
-            self._patience[node.node_id] = max(_LEAST_SETUP, 2 * took, patience or 0.0)
             return
-        if patience is not None and took >= patience:
-            self._patience[node.node_id] = 2 * patience
         # kafka-python counts a failure before the handshake, and forgets all of them after one behind it.
         self._backoff.pop(node.node_id, None)
         if backoff is not None:
@@ -200,10 +184,13 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
             self._net.call_later(self.config["reconnect_backoff_max_ms"] / 1000, forget)
 
     def _setup_seconds(self, node_id: Any, timeout_ms: float | None) -> float:
-        """How long an attempt to connect may take, `timeout_ms` at most."""
+        """How long an attempt to connect may take: all the time that kafka-python gives it, `timeout_ms` at most.
+
+        A lost answer while connecting or authenticating shows only by silence, and so does a broker that has become
+        slow: an attempt that is given up early is one that a slow broker has to begin anew.
+        """
         stocks_ms = self.socket_connection_setup_timeout_ms(node_id)
-        setup_ms = stocks_ms if timeout_ms is None else min(stocks_ms, timeout_ms)
-        return min(float(setup_ms / 1000), self._patience.get(node_id, float("inf")))
+        return float(stocks_ms if timeout_ms is None else min(stocks_ms, timeout_ms)) / 1000
 
     async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
         sock = await self._connected_socket(node, timeout_at)
@@ -292,7 +279,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
             **self.config,
         )
         closed = connection.close_future
-        closed.add_errback(lambda _: self._back_off_from_short_lives(connection))
+        closed.add_errback(lambda _: self._back_off_from_useless(connection))
         if pop_on_close:
             closed.add_both(lambda _: self._conns.pop(node.node_id, None))
         if self._sensors:
@@ -308,23 +295,16 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         self._net.call_soon(connect)
         return connection
 
+    def _back_off_from_useless(self, connection: Any) -> None:
+        """A retired connection that served a request is replaced at once, one that served none after a pause.
 
-    def _back_off_from_short_lives(self, connection: Any) -> None:
-        """One retired connection is replaced at once, a series of them with growing pauses.
-
-        kafka-python forgets its backoff with every connect that succeeds, and a
-        peer that answers nonsense lets us connect each time.
+        The pause is kafka-python's reconnect_backoff_ms and does not grow: kafka-python itself forgets its backoff
+        with every connect that succeeds.  While it bootstraps it pauses by itself.
         """
-        node_id = connection.node_id
-        if connection.retired_after is None:
-            return
-        if connection.retired_after > _SHORT_LIFE:
-            self._short_lives.pop(node_id, None)
-            return
-        count = self._short_lives[node_id] = min(_MAX_SHORT_LIVES, self._short_lives.get(node_id, 0)) + 1
-        if count > 1:
-            self._backoff[node_id] = (count - 2, 0.0, 0.0)
-            self.update_backoff(node_id)
+        is_useless = connection.is_retired and not connection.has_served
+        if is_useless and not self.cluster.is_bootstrap(connection.node_id):
+            self.reset_backoff(connection.node_id)
+            self.update_backoff(connection.node_id)
 
 
 class TolerantNetClient(KafkaNetClient):  # type: ignore[misc]
