@@ -6,6 +6,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -144,14 +145,15 @@ def given_link(
     )
 
 
-def unnamed_link(source: Mapping[str, str] | None, target: Mapping[str, str]) -> str:
-    """The link that is meant where none is named (link/naming.py); raises OptionError where several may be."""
+def unnamed_link(source: Mapping[str, str] | None, target: Mapping[str, str], *, is_start: bool = False) -> str:
+    """The link that is meant where none is named, or that is started (link/naming.py); raises OptionError where several may be."""
+    name = partial(name_link, is_start=is_start)
     with RawCluster(kafka_python_config(target), name="target") as cluster:
         if source is None:
-            return cluster.run(name_link, None, cluster)
+            return cluster.run(name, None, cluster)
         origin = RawCluster(kafka_python_config(source), cluster.net, name="source")
         try:
-            return cluster.run(name_link, origin, cluster)
+            return cluster.run(name, origin, cluster)
         finally:
             origin.close()
 

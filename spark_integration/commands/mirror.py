@@ -129,7 +129,7 @@ def mirror(
         here,
         there,
         topics,
-        link or unnamed_link(here, there),
+        link or unnamed_link(here, there, is_start=True),
         once,
         tasks or 1,
         policy=MirrorPolicy.parse(gap_fill=gap_fill, on_loss=on_loss, on_oversized=on_oversized),

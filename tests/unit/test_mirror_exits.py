@@ -95,7 +95,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
         monkeypatch.setattr(mirror_job, "run", copy)
         monkeypatch.setattr(mirror_job, "run_claim", lambda settings: contextlib.nullcontext())
-        monkeypatch.setattr(command, "unnamed_link", lambda source, target: "default")
+        monkeypatch.setattr(command, "unnamed_link", lambda source, target, is_start: "default")
         monkeypatch.setattr(command, "held_at_start", lambda settings, partitions: dict(goals))
         monkeypatch.setattr(command, "still_held", lambda settings, late: [one for one in held if one.partition in late])
         monkeypatch.setattr(command, "look", look)

@@ -35,7 +35,7 @@ def run(settings, link, is_stopping, tell, claim):
         sys.stderr.write("WARNING: Using incubator modules: jdk.incubator.vector\\n") if turn == 0 else None
     raise TargetDivergedError(sentence)
 
-command.unnamed_link = lambda source, target: "default"
+command.unnamed_link = lambda source, target, is_start: "default"
 mirror_job.run_claim = lambda settings: contextlib.nullcontext()
 mirror_job.prepare = lambda settings, claim: PreparedLink(1, (), ends)
 mirror_job.run = run

@@ -32,25 +32,31 @@ def default_name(cluster_id: str | None, controls: Mapping[str, LinkControl]) ->
 def chosen_name(controls: Mapping[str, LinkControl], cluster_id: str | None, target: str) -> str | None:
     """The one link that is meant where none is named: of this source, or of the target; None where there is none.  Pure.
 
-    Those that are not promoted come first.  Raises OptionError where there are several; `target` is what options name it.
+    Those that are not promoted come first, and of those the one that nobody has named.  Raises OptionError where there are several; `target` is what options name it.
     """
     known = {name: c for name, c in controls.items() if c.topics is not None}
     if cluster_id is not None:
         known = {name: c for name, c in known.items() if c.source_cluster_id == cluster_id}
     live = [name for name, c in known.items() if not c.is_promoted and not c.is_handed_back]
     names = sorted(live or known)
+    if (own := default_name(cluster_id, controls)) in names:
+        return own
     if len(names) > 1:
         told = "; ".join(f"{name} (from cluster {known[name].source_cluster_id})" for name in names)
         raise OptionError(f"The target has {len(names)} links: {told}. Say which is meant: {target} --link {names[0]}")
     return names[0] if names else None
 
 
-async def name_link(source: RawCluster | None, target: RawCluster) -> str:
-    """The link between two clusters, or of a target, where none is named; raises OptionError where several may be meant."""
+async def name_link(source: RawCluster | None, target: RawCluster, *, is_start: bool = False) -> str:
+    """The link between two clusters, or of a target, where none is named; raises OptionError where several may be meant.
+
+    A mirror that starts is never one that was given a name: it would add its topics to that one.
+    """
     cluster_id = None if source is None else await source.cluster_id()
     try:
         controls = await read_controls(target)
     except Errors.TopicAuthorizationFailedError:
         controls = {}
     given = link_options("", target, source).removesuffix(" --link ''")
-    return chosen_name(controls, cluster_id, given) or default_name(cluster_id, controls)
+    own = default_name(cluster_id, controls)
+    return own if is_start else chosen_name(controls, cluster_id, given) or own
