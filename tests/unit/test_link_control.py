@@ -13,6 +13,7 @@ from kafka.structs import TopicPartition
 
 from spark_integration.commands.exits import exit_code
 from tolerant_client.errors import LinkPromotedError, OptionError
+from tolerant_client.mirror.identical.begun import copied_so_far
 from tolerant_client.mirror.identical.partition import AppendState
 from tolerant_client.mirror.identical.difference import Logs
 from tolerant_client.mirror.identical.state import next_append
@@ -260,6 +261,15 @@ def test_what_a_link_has_begun_is_kept_with_the_ids_of_both_topics_in_few_bytes(
     begun |= {TopicPartition("orders", 5): second, TopicPartition("old", 3): unknown}
     value = encode_control(LinkControl(begun=begun), 0)
     assert decode_control(value).begun == begun and len(value) < 1_000
+
+
+def test_how_far_a_log_was_copied_is_kept_until_another_log_is_begun() -> None:
+    first, second = TopicPartition("orders", 0), TopicPartition("orders", 1)
+    ids, anew = TopicIds("s", "t"), TopicIds("s", "made anew")
+    control = LinkControl(begun={first: ids, second: ids}, copied={first: 100, second: 50})
+    assert decode_control(encode_control(control, 0)) == control
+    assert copied_so_far(control, {}, {second: 60}).copied == {first: 100, second: 60}
+    assert copied_so_far(control, {first: anew}, {}) == LinkControl(begun={first: anew, second: ids}, copied={second: 50})
 
 
 @pytest.mark.parametrize(

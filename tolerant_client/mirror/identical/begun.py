@@ -47,7 +47,7 @@ class Begun:
         ends, self._uncopied = self._uncopied, {}
         try:
             if new or ends:
-                await update_control(self._target, self._control.link, lambda now: _with(now, new, ends))
+                await update_control(self._target, self._control.link, lambda now: copied_so_far(now, new, ends))
         except (Errors.TopicAuthorizationFailedError, Errors.ClusterAuthorizationFailedError, OptionError):
             pass
         except Errors.KafkaError:
@@ -66,7 +66,7 @@ class Begun:
         return state._replace(producer_id=fresh)
 
 
-def _with(now: LinkControl, begun: Mapping[TopicPartition, TopicIds], copied: Positions) -> LinkControl:
-    """How far another log was copied says nothing of the one that is begun."""
+def copied_so_far(now: LinkControl, begun: Mapping[TopicPartition, TopicIds], copied: Positions) -> LinkControl:
+    """With these logs begun and copied; how far another log was copied says nothing of the one that is begun.  Pure."""
     kept = {p: offset for p, offset in now.copied.items() if now.begun.get(p) == begun.get(p, now.begun.get(p))}
     return replace(now, begun={**now.begun, **begun}, copied={**kept, **copied})
