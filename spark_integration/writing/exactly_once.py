@@ -327,15 +327,14 @@ class RowDigest:
         """Adds the rows of one Arrow batch, whatever their order."""
         count = len(rows.values)
         hashes = np.zeros(count, np.uint64)
-        if isinstance(rows.topics, str):
-            hashes += np.uint64(crc32c.crc32c(rows.topics.encode()))
-        else:
-            hashes = _mixed(hashes, _of_bytes(rows.topics))
+        is_one = isinstance(rows.topics, str)
+        topics = _of_bytes(pa.array([rows.topics])).repeat(count) if is_one else _of_bytes(rows.topics)
+        hashes = _mixed(hashes, topics)
         for column in (rows.keys, rows.values):
             hashes = _mixed(hashes, np.full(count, _NULL, np.uint64) if column is None else _of_bytes(column))
-        if rows.partitions is not None:
-            numbers = rows.partitions.fill_null(-1).to_numpy(zero_copy_only=False)
-            hashes = _mixed(hashes, numbers.astype(np.int64).view(np.uint64))
+        # A column of nulls is no other row than none.
+        numbers = np.full(count, -1) if rows.partitions is None else rows.partitions.fill_null(-1).to_numpy(False)
+        hashes = _mixed(hashes, numbers.astype(np.int64).view(np.uint64))
         if rows.headers is not None:
             texts = [repr(headers).encode() for headers in rows.headers.to_pylist()]
             hashes = _mixed(hashes, _of_bytes(pa.array(texts, pa.binary())))

@@ -142,7 +142,7 @@ class _Settlement:
             raise ProducerFencedError(
                 f"{self._place.what} took longer than transaction.timeout.ms,"
                 f" {self._options.transaction_timeout_ms} ms, and the brokers have aborted a part of it; nothing was"
-                f" committed. {'Make micro-batches smaller (maxOffsetsPerTrigger)' if self._place.owner else 'Write less'},"
+                f" committed. {'Make micro-batches smaller (maxOffsetsPerTrigger)' if self._place.owner else 'Write less'}"
                 " or raise kafka.transaction.timeout.ms and the brokers' transaction.max.timeout.ms"
             ) from error
 

