@@ -46,11 +46,12 @@ class ApiRow:
     when: str = ""
     yields_to_newer: bool = False
     check: str = ""
+    is_read: bool = False
 
 
 _SAFE, _UP, _UNKNOWN, _CLOSE = Action.RESEND, Action.HAND_UP, Action.OUTCOME_UNKNOWN, Action.CLOSE
 
-READ_ONLY = ApiRow(_SAFE, "read only", "KafkaApis.scala", "same answer")
+READ_ONLY = ApiRow(_SAFE, "read only", "KafkaApis.scala", "same answer", is_read=True)
 NOTHING_CHANGED = ApiRow(_SAFE, "validates only", "ControllerApis.scala", "same answer", "that only validates")
 NOT_KNOWN = ApiRow(_UP, "not known to be safe to repeat below the caller", "the layer above knows", "not checked")
 
@@ -71,16 +72,21 @@ PRODUCE_PLAIN = ApiRow(
         "read the end of the log; use enable_idempotence=True, or `retries` above 0 if doubled records are acceptable"
     ),
 )
-FETCH_ALONE = ApiRow(_SAFE, "read only", "FetchSession.scala", "same answer", "outside a session")
+FETCH_ALONE = ApiRow(_SAFE, "read only", "FetchSession.scala", "same answer", "outside a session", is_read=True)
 FETCH_IN_SESSION = ApiRow(
     _UP,
     "its session epoch is used up: the consumer starts a new session",
     "KIP-227; FetchSession.scala",
     "71 INVALID_FETCH_SESSION_EPOCH; a second session if it opens one",
     "in a session",
+    is_read=True,
 )
 METADATA_REFRESH = ApiRow(
-    _SAFE, "read only: the repeat is answered with what holds then", "KafkaApis.scala, handleTopicMetadataRequest", "same answer"
+    _SAFE,
+    "read only: the repeat is answered with what holds then",
+    "KafkaApis.scala, handleTopicMetadataRequest",
+    "same answer",
+    is_read=True,
 )
 
 # -- groups -------------------------------------------------------------------

@@ -71,7 +71,8 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
     """One connection to one broker.
 
     `recovery_policy`, `recovery_listener` (called with each event, on the event
-    loop) and `recovery_counters` (shared by the connections of a client).
+    loop), `recovery_counters` and `disproved`, the nodes whose probes prove
+    nothing (both shared by the connections of a client).
     """
 
     def __init__(
@@ -84,12 +85,14 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         recovery_listener: Listener | None = None,
         recovery_counters: RecoveryCounters | None = None,
         setup_timeout: float = NEVER,
+        disproved: set[Any] | None = None,
         **configs: Any,
     ) -> None:
         super().__init__(net, node_id=node_id, broker_version_data=broker_version_data, **configs)
         self.recovery_policy = recovery_policy or _NO_POLICY
         self.recovery_counters = recovery_counters if recovery_counters is not None else RecoveryCounters()
         self._listener = recovery_listener
+        self._disproved = set() if disproved is None else disproved
         self._setup_timeout = setup_timeout  # seconds for one step of a re-authentication (KIP-368)
         self.in_flight_requests = InFlightRequests(self.recovery_policy, random.getrandbits(31))
         self._unsent: deque[InFlightRequest] = deque()
@@ -123,7 +126,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         log.debug("%s: connection made", self._node_name)
 
     def _init_complete(self) -> None:
-        if self.broker_version_data is not None:
+        if self.broker_version_data is not None and self.node_id not in self._disproved:
             self.in_flight_requests.question = harmless_question(self.broker_version_data)
         super()._init_complete()
 
@@ -264,6 +267,8 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
                 if not correlation_id and not tracker.ids.was_drawn(0) and _is_answered_under_0(oldest):
                     correlation_id = oldest.correlation_id
                 events = tracker.response(correlation_id, frame[4:], now)
+            if tracker.is_disproved:
+                self._disproved.add(self.node_id)
             self._act(events, now)
         if self.closed:
             return

@@ -19,12 +19,13 @@ _MEMORY = 1024
 class CorrelationIds:
     """The ids of one connection; `start` is taken modulo the space."""
 
-    __slots__ = ("_drawn", "_lost", "_start", "_unasked")
+    __slots__ = ("_drawn", "_lost", "_replaced", "_start", "_unasked")
 
     def __init__(self, start: int) -> None:
         self._start = start % SPACE
         self._drawn = 0
         self._lost: dict[int, float] = {}
+        self._replaced: dict[int, float] = {}
         self._unasked: dict[int, None] = {}
 
     def draw(self) -> int:
@@ -47,15 +48,24 @@ class CorrelationIds:
 
     def lose(self, correlation_id: int, sent_at: float) -> None:
         """Remembers an id whose request was declared lost."""
-        self._lost[correlation_id] = sent_at
-        if len(self._lost) > _MEMORY:
-            del self._lost[next(iter(self._lost))]
+        _remember(self._lost, correlation_id, sent_at)
+
+    def replace(self, correlation_id: int, sent_at: float) -> None:
+        """Remembers an id whose request is not waited for any more, though nobody called it lost."""
+        _remember(self._replaced, correlation_id, sent_at)
 
     def recall(self, correlation_id: int) -> tuple[str, float | None]:
-        """Names an answer that no request waits for, and when the request of a late one was sent."""
-        sent_at = self._lost.pop(correlation_id, None)
-        if sent_at is not None:
-            return "late", sent_at
+        """Names an answer that no request waits for, and when the request of a late or replaced one was sent."""
+        for cause, ids in (("late", self._lost), ("replaced", self._replaced)):
+            sent_at = ids.pop(correlation_id, None)
+            if sent_at is not None:
+                return cause, sent_at
         if correlation_id in self._unasked:
             return "unasked", None
         return ("duplicate" if self.was_drawn(correlation_id) else "unknown"), None
+
+
+def _remember(ids: dict[int, float], correlation_id: int, sent_at: float) -> None:
+    ids[correlation_id] = sent_at
+    if len(ids) > _MEMORY:
+        del ids[next(iter(ids))]

@@ -10,7 +10,8 @@ E. Nothing is sent again after its deadline, more often than the policy allows,
 F. An answer out of step puts the stream on trial.  Nothing is believed, lost or
    sent again until the answer to a probe shows that the stream is in step; a
    second answer that fits nothing, or no proof in time, ends the connection.
-
+G. Silence and a probe's answer alone settle only reads and what is sent again.  An
+   answer after its loss was proved disproves all probes: none is sent any more.
 It reads no clock, opens no socket and writes no log: every method takes `now`
 (monotonic seconds) and returns the events that the binding has to act upon.
 """
@@ -20,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tolerant_client.apis import Action, OtherSubject, action_for
+from tolerant_client.apis import Action, OtherSubject, action_for, row_for
 from tolerant_client.correlation import CorrelationIds
 from tolerant_client.events import Completed, Event, Failed, Lost, Orphan, Probe, Reordered, Requeued, Retired, Verdict
 from tolerant_client.lifecycle import NEVER, IllegalTransition, InFlightRequest, Input, State
@@ -44,6 +45,7 @@ class InFlightRequests:
         self.ids = CorrelationIds(first_id)
         self.silence = Silence(policy)
         self.is_retired = False
+        self.is_disproved = False  # an answer came whose loss a probe had proved: this peer does not keep its order
         self._budget = Budget(policy)
         self._requests: dict[int, InFlightRequest] = {}  # by id, in the order of sending
         self._next_order = 0
@@ -227,14 +229,24 @@ class InFlightRequests:
         Hubs gives them) is no mismatch, and only the trial shows whose it is.
         """
         cause, sent_at = self.ids.recall(correlation_id)
-        orphan = Orphan("", correlation_id, cause)
+        orphan = Orphan("", correlation_id, "late" if cause == "replaced" else cause)
         if cause == "unasked":
             is_waited_for = self.oldest is not None and not self._is_setting_up()
             return [orphan, *(self._put_on_trial(now, 0.0) if is_waited_for else ())]
         if sent_at is None or self._is_setting_up():
             return self._suspect(orphan, now)
         self.silence.round_trips.sample(now - sent_at)  # this peer takes so long
-        return self._count(now, [orphan])
+        events = self._count(now, [orphan])
+        return events if cause == "replaced" else events + self._disprove()
+
+    def _disprove(self) -> list[Event]:
+        """Law G: from now on silence ends at the deadline, and the first answer out of step ends the connection."""
+        self.is_disproved, self.question = True, None
+        if self._trial is not None:
+            return self._retire("its answers do not come in the order of its requests")
+        if self._probe is not None:
+            self._drop_probe()
+        return []
 
     # -- the trial (T4, law F) ------------------------------------------------
 
@@ -278,7 +290,7 @@ class InFlightRequests:
         probe, self._probe = self._probe, None
         assert probe is not None
         del self._requests[probe.correlation_id]
-        self.ids.lose(probe.correlation_id, probe.sent_at)
+        self.ids.replace(probe.correlation_id, probe.sent_at)
 
     def _verdict(self, now: float) -> list[Event]:
         """The probe is answered: the stream is in step, and the broker is done with all that was sent before."""
@@ -296,7 +308,9 @@ class InFlightRequests:
         is_whole = not (trial is not None and trial.has_misfit) and all(r.odd is not None for r in unanswered)
         events: list[Event] = []
         for entry in unanswered:
-            if is_whole:
+            if trial is None and not row_for(entry.request).is_read and not self._is_sent_again(entry, now):
+                entry.is_proved_silent = True
+            elif is_whole:
                 self._hold(entry, entry.odd, None)
             elif not self.is_retired:
                 self._lose(entry, "a later answer came on the same connection", now, events)
@@ -338,7 +352,8 @@ class InFlightRequests:
             return self._trial.asks_at
         if self.question is None:
             return NEVER
-        oldest = next((r for r in self._requests.values() if r.is_unanswered and r is not self._probe), None)
+        waiting = (r for r in self._requests.values() if r.is_unanswered and not r.is_proved_silent)
+        oldest = next((r for r in waiting if r is not self._probe), None)
         if oldest is None or self._is_setting_up():
             return NEVER
         return self.silence.due(oldest, self._probe is not None)
@@ -353,7 +368,7 @@ class InFlightRequests:
         entry.odd = None
         if entry.action.is_resend and self._has_yielded(entry):
             self._fail(entry, Verdict.HAND_UP, f"{reason}, and a newer {entry.api} was sent since", events)
-        elif entry.action.is_resend and self._may_resend(entry, now):
+        elif self._is_sent_again(entry, now):
             self._requeue(entry, reason, events)
         elif entry.action.is_resend:
             self._fail(entry, Verdict.EXHAUSTED, reason, events)
@@ -362,6 +377,9 @@ class InFlightRequests:
         else:
             self._fail(entry, Verdict.HAND_UP, reason, events)
         self._count(now, events)
+
+    def _is_sent_again(self, entry: InFlightRequest, now: float) -> bool:
+        return entry.action.is_resend and self._may_resend(entry, now) and not self._has_yielded(entry)
 
     def _may_resend(self, entry: InFlightRequest, now: float) -> bool:
         return entry.resends < self.policy.max_resends and now < entry.deadline
@@ -428,8 +446,7 @@ class InFlightRequests:
     def _is_out_of_turn(self, entry: InFlightRequest, now: float) -> bool:
         """A held answer says that the request before it, lost and resent since, had not been seen."""
         check = getattr(entry.request, "is_out_of_turn", None)
-        may_resend = entry.action.is_resend and self._may_resend(entry, now) and not self._has_yielded(entry)
-        if check is None or not may_resend:
+        if check is None or not self._is_sent_again(entry, now):
             return False
         return bool(check(entry.response))
 

@@ -70,6 +70,7 @@ class InFlightRequest:
         "expected",
         "first_sent_at",
         "history",
+        "is_proved_silent",
         "odd",
         "order",
         "request",
@@ -96,6 +97,7 @@ class InFlightRequest:
         self.odd: tuple[int, Any] | None = None  # a response that speaks of something else, and the id it came under
         self.first_sent_at = self.sent_at = -1.0
         self.resends = 0
+        self.is_proved_silent = False  # a probe behind it was answered, which alone settles nothing
         self.history: list[str] = []
 
     def move(self, happened: Input) -> None:

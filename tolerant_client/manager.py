@@ -68,6 +68,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         self.guards: list[Callable[[], bool]] = []  # asked before anything goes out; see RawCluster.guard
         self._setup_failure: BaseException | None = None  # of the last connection that did not become ready
         self._leader_watch: LeaderWatch | None = None
+        self._disproved: set[Any] = set()  # nodes that do not answer in order, so that probes prove nothing
         masking.attach()  # again: modules imported since may log
         super().__init__(net, **configs)
         if self.config["metrics"]:
@@ -276,6 +277,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
             recovery_listener=self._recovery_listener,
             recovery_counters=self.recovery_counters,
             setup_timeout=max(_LEAST_RENEWAL, setup_s),
+            disproved=self._disproved,
             **self.config,
         )
         closed = connection.close_future

@@ -40,7 +40,6 @@ class RoundTrips:
             return min(self._ceiling, max(self._margin, _FIRST_ESTIMATE))
         return min(self._ceiling, self._smoothed + max(self._margin, 4 * self._deviation))
 
-    @property
-    def margin(self) -> float:
-        """The estimate, doubled for everything that stays unanswered."""
-        return float(min(self._ceiling, self.estimate * 2 ** min(self.unanswered, _MOST_DOUBLINGS)))
+    def after(self, repeats: int) -> float:
+        """The estimate, doubled for each of so many repeats that were not answered either."""
+        return float(min(self._ceiling, self.estimate * 2 ** min(repeats, _MOST_DOUBLINGS)))

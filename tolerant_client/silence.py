@@ -5,7 +5,7 @@ Laws:
   oldest one starts when the one before it was answered.
 - Bytes that are arriving, and a broker's throttle (KIP-219), are progress.
 - Silence is no fault before the broker's own wait (of a Fetch, a JoinGroup) and
-  a generous round trip are over.
+  a generous round trip are over; a repeat is given twice as long each time.
 - One probe is in flight at most; an unanswered one is replaced after a second,
   then after twice as long each time.
 """
@@ -58,7 +58,7 @@ class Silence:
         if is_probing:
             pause = _AGAIN * 2.0 ** min(self.round_trips.unanswered - 1, 16)
             return max(self._probed_at, self._progress) + pause
-        return max(oldest.sent_at, self._progress) + oldest.expected + self.round_trips.estimate
+        return max(oldest.sent_at, self._progress) + oldest.expected + self.round_trips.after(oldest.resends)
 
     def patience(self, rightly: float) -> float:
         """How long a stream may take to show that it is in step, while what is in flight may rightly wait so long."""

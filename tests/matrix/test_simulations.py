@@ -17,7 +17,6 @@ import pytest
 from support.simulation import FAULTS, Broken, Simulation
 
 from tolerant_client.inflight import InFlightRequests
-from tolerant_client.mismatches import Mismatches
 
 SEEDS = int(os.environ.get("TOLERANT_SIMULATIONS", "100000")) * (10 if os.environ.get("TOLERANT_LONG") else 1)
 PROCESSES = 2
@@ -73,24 +72,20 @@ def test_a_seed_is_the_same_every_time() -> None:
 @pytest.mark.parametrize(
     ("broken_rule", "law"),
     [
-        ((Mismatches, "grace", lambda self, entry, round_trip: 0.0), "reordered"),
+        ((InFlightRequests, "_disprove", lambda self: []), "J"),
         ((InFlightRequests, "_may_resend", lambda self, entry, now: True), "E"),
         ((InFlightRequests, "_has_yielded", lambda self, entry: False), "D"),
     ],
-    ids=["no grace", "no limit of repeats", "an old commit is repeated"],
+    ids=["a late answer disproves nothing", "no limit of repeats", "an old commit is repeated"],
 )
 def test_simulations_find_a_broken_rule(
     broken_rule: tuple[type, str, object], law: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A check that cannot fail proves nothing."""
     monkeypatch.setattr(*broken_rule)
-    happened: Counter[str] = Counter()
     try:
         for seed in range(20_000):
-            happened.update(Simulation(seed).run().happened)
-            if law == "reordered" and seed == 3_000:
-                assert happened["reordered"] == 0
-                return
+            Simulation(seed).run()
     except Broken as error:
         assert f"invariant {law}" in str(error)
         return

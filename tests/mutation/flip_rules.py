@@ -76,8 +76,13 @@ FLIPS = (
     Flip("F", "arriving bytes are no progress of a trial", "inflight", "self.silence.since(self._trial.began) + self._trial.patience", "self._trial.began + self._trial.patience"),
     Flip("F", "a probe that was overtaken is waited for", "inflight", "if is_probe_overtaken and self._is_probe_before(entry):", "if False:"),
     Flip("F", "two probes are in flight", "inflight", "if self._probe is not None:\n            self._drop_probe()\n        self._probe = entry", "self._probe = entry"),
+    # Law G: what a probe alone settles
+    Flip("G", "a probe alone settles what may not run twice", "inflight", "if trial is None and not row_for(entry.request).is_read and not self._is_sent_again(entry, now):", "if False:"),
+    Flip("G", "a late answer disproves nothing", "inflight", "self.is_disproved, self.question = True, None", "pass"),
+    Flip("G", "a replaced probe's answer disproves the others", "inflight", 'return events if cause == "replaced" else', "return"),
+    Flip("G", "repeats are waited for no longer than the first", "silence", "self.round_trips.after(oldest.resends)", "self.round_trips.after(0)"),
     # Odd answers
-    Flip("T6 odd", "an odd answer is never believed", "inflight", "            if is_whole:\n", "            if False:\n"),
+    Flip("T6 odd", "an odd answer is never believed", "inflight", "            elif is_whole:\n", "            elif False:\n"),
     Flip("T6 odd", "an odd answer is believed beside a missing one", "inflight", "and all(r.odd is not None for r in unanswered)", "and any(r.odd is not None for r in unanswered)"),
     Flip("T6 odd", "an odd answer is believed after one that fits nothing", "inflight", "is_whole = not (trial is not None and trial.has_misfit) and", "is_whole ="),
     Flip("T6 odd", "an answer that fits another request is believed", "inflight", "if is_anothers or entry.state", "if entry.state"),
@@ -191,8 +196,8 @@ FLIPS = (
     Flip("T4", "an orphan starts no trial", "inflight", "events += self._put_on_trial(now, 0.0, has_misfit=True)", "pass"),
     Flip("T4", "an answer to acks=0 starts no trial", "inflight", "*(self._put_on_trial(now, 0.0) if is_waited_for else ())", ""),
     Flip("T4", "a late answer teaches nothing", "inflight", "self.silence.round_trips.sample(now - sent_at)  # this", "pass  # this"),
-    Flip("T4 tombstone", "lost ids are forgotten", "correlation", "self._lost[correlation_id] = sent_at", "pass"),
-    Flip("T4 tombstone", "tombstones grow without bound", "correlation", "if len(self._lost) > _MEMORY:", "if False:"),
+    Flip("T4 tombstone", "lost ids are forgotten", "correlation", "_remember(self._lost, correlation_id, sent_at)", "pass"),
+    Flip("T4 tombstone", "tombstones grow without bound", "correlation", "if len(ids) > _MEMORY:", "if False:"),
     Flip("T4 acks=0", "unasked ids grow without bound", "correlation", "if len(self._unasked) > _MEMORY:", "if False:"),
     Flip(
         "T4 tombstone",

@@ -85,6 +85,8 @@ class Cell:
     """How long a broker may rightly wait with an answer, in seconds."""
     yields: bool = False
     """True where a repeat would undo the next request, so that it is not sent again once that one is."""
+    needs_more: bool = False
+    """True where silence and a probe's answer alone do not settle a lost request."""
 
     @property
     def victim(self) -> int:
@@ -101,6 +103,10 @@ class Cell:
     @property
     def seed(self) -> str:
         return f"{self.fault.name} | {self.sample.name} | depth {self.depth} | {self.phase}"
+
+    def waits(self, lost: int) -> bool:
+        """True where the last `lost` requests, and nothing but silence tells of it, wait for their deadline."""
+        return self.needs_more and not self.has(lost)
 
     # -- accounts -------------------------------------------------------------
 
@@ -318,8 +324,12 @@ def _dropped(how_many: int) -> Callable[[Cell], Account]:
         lost = min(how_many, c.depth - c.victim)
         if c.is_setup:
             return c.retired()
+        if c.waits(lost):
+            return c.retired(probe=1)
         # Either nothing comes later, and silence is probed; or a later answer puts the stream on trial.
-        return c.lose(lost, probe=1)
+        # In silence an older commit is not settled while a newer one is sent again; that one's answer overtakes it.
+        is_overtaken_later = c.yields and lost > 1 and not c.has(lost)
+        return c.lose(lost, probe=2 if is_overtaken_later else 1)
 
     return account
 
@@ -381,6 +391,8 @@ def _reordered_account(c: Cell) -> Account:
 def _too_late_account(c: Cell) -> Account:
     if c.is_setup:
         return c.retired() if c.has_later else c.fine()  # it was waited for
+    if c.waits(1):
+        return c.fine(probe=1)
     return c.lose(1, orphan_late=1, probe=1)
 
 

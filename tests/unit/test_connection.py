@@ -245,6 +245,7 @@ def test_unmatched_fetch_without_a_session_is_requeued_once(bench: Bench) -> Non
 def test_lost_plain_produce_says_that_its_outcome_is_unknown(bench: Bench) -> None:
     bench.broker.spoil = SpoilOnce("Produce", drop)
     future = bench.connection.send_request(produce(batch(-1, -1)))
+    bench.connection.send_request(list_offsets())
     bench.run(1.0)
     assert isinstance(future.exception, OutcomeUnknownError)
     assert not getattr(future.exception, "retriable", False)
@@ -339,6 +340,7 @@ def test_request_that_waits_for_the_connection_to_be_ready_ends_by_its_deadline(
 def test_outcome_unknown_says_how_to_check(bench: Bench) -> None:
     bench.broker.spoil = lambda name, frame: [] if name == "Produce" else [frame]
     future = bench.connection.send_request(produce(batch(-1, -1)))
+    bench.connection.send_request(list_offsets())
     bench.run(3.0)
     assert isinstance(future.exception, OutcomeUnknownError)
     assert "enable_idempotence" in str(future.exception)

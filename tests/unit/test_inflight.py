@@ -422,6 +422,111 @@ def test_silent_request_is_probed_and_lost_by_the_probes_answer() -> None:
     assert not store.is_doubtful
 
 
+@pytest.mark.parametrize("key", [apis.PRODUCE, apis.CREATE_TOPICS, apis.DELETE_GROUPS, HANDED_UP])
+@pytest.mark.parametrize("is_retried", [False, True])
+def test_silence_and_a_probe_alone_do_not_settle_what_is_not_sent_again(key: int, is_retried: bool) -> None:
+    store = tracker(retries_plain_produce=is_retried)
+    entry = send(store, FakeRequest(key))
+    events = store.expired(1.1)
+    resend(store, events, 1.1)
+    assert store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.101) == []
+    assert not store.is_doubtful
+    assert store.next_wakeup(1.101) == 30.0
+    assert kinds(store.response(entry.correlation_id, OK, 20.0)) == ["completed"]
+
+
+def test_commit_that_a_newer_one_replaces_waits_for_its_answer_in_silence() -> None:
+    store = tracker()
+    older, newer = (send(store, Yielding(apis.OFFSET_COMMIT, keys=("g",), resend_safe=True)) for _ in "ab")
+    events = store.expired(1.1)
+    resend(store, events, 1.1)
+    events = store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.101)
+    assert [e.request for e in of(Requeued, events)] == [newer]
+    assert of(Failed, events) == []
+    assert older.is_unanswered
+
+
+def test_later_answer_settles_what_silence_alone_did_not() -> None:
+    store = tracker()
+    entry = send(store, FakeRequest(apis.PRODUCE))
+    events = store.expired(1.1)
+    resend(store, events, 1.1)
+    store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.101)
+    store.response(send(store, FakeRequest(99), now=2.0).correlation_id, OK, 2.1)
+    assert [(e.request, e.verdict) for e in of(Failed, prove(store, 2.1))] == [(entry, Verdict.OUTCOME_UNKNOWN)]
+
+
+def disproved(now: float = 2.0) -> InFlightRequests:
+    """A store behind a gateway that has answered a probe before the request ahead of it."""
+    store = tracker()
+    slow = send(store, FakeRequest(apis.LIST_OFFSETS))
+    first_id = slow.correlation_id
+    events = store.expired(1.1)
+    resend(store, events, 1.1)
+    resend(store, store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.101), 1.101)
+    assert not store.is_disproved
+    assert kinds(store.response(first_id, OK, now)) == ["orphan"]
+    assert kinds(store.response(slow.correlation_id, OK, now)) == ["completed"]
+    return store
+
+
+def test_late_answer_disproves_the_probes_and_silence_ends_at_the_deadline() -> None:
+    store = disproved()
+    assert store.is_disproved
+    entry = send(store, FakeRequest(apis.LIST_OFFSETS), now=3.0)
+    assert [store.expired(3.0 + second) for second in range(30)] == [[]] * 30
+    assert kinds(store.response(entry.correlation_id, OK, 32.9)) == ["completed"]
+    send(store, FakeRequest(apis.LIST_OFFSETS), now=33.0)
+    assert of(Retired, store.expired(63.0))[0].is_timeout
+
+
+def test_first_answer_out_of_step_ends_a_connection_whose_probes_prove_nothing() -> None:
+    store = disproved()
+    send(store, now=3.0)
+    assert kinds(store.response(7, OK, 3.1)) == ["orphan", "retired"]
+
+
+def test_late_answer_on_trial_ends_the_connection() -> None:
+    store = tracker()
+    slow = send(store, FakeRequest(apis.LIST_OFFSETS))
+    first_id = slow.correlation_id
+    events = store.expired(1.1)
+    resend(store, events, 1.1)
+    resend(store, store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.101), 1.101)
+    resend(store, store.response(7, OK, 1.2), 1.2)
+    assert kinds(store.response(first_id, OK, 1.21)) == ["orphan", "retired"]
+
+
+def test_late_answer_of_a_probe_that_was_replaced_disproves_nothing() -> None:
+    store = tracker()
+    send(store, FakeRequest(apis.LIST_OFFSETS))
+    events = store.expired(1.1)
+    resend(store, events, 1.1)
+    again = store.expired(2.2)
+    resend(store, again, 2.2)
+    assert len(of(Probe, again)) == 1
+    (orphan,) = store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 2.3)
+    assert orphan.cause == "late"
+    assert not store.is_disproved
+
+
+def test_repeats_are_waited_for_twice_as_long_each_time() -> None:
+    store = warm(0.001)
+    entry = send(store, FakeRequest(apis.LIST_OFFSETS), now=1.0)
+    now, waits = 1.0, []
+    for _ in range(7):
+        due = store.next_wakeup(now)
+        assert due is not None
+        waits.append(due - now)
+        events = store.expired(due)
+        resend(store, events, due)
+        now = due
+        resend(store, store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, now), now)
+    assert entry.resends == 7
+    assert all(later > 1.8 * earlier for earlier, later in itertools.pairwise(waits[:5]))
+    assert waits[-1] <= RecoveryPolicy().probe_max_ms / 1000
+
+
 def test_nothing_is_probed_where_no_harmless_question_is_known() -> None:
     store = tracker(question=None)
     entry = send(store)
@@ -708,16 +813,14 @@ def test_what_has_not_left_the_process_is_not_unknown() -> None:
 
 def test_round_trips_follow_rfc_6298() -> None:
     trips = RoundTrips(0.05, 5.0)
-    assert trips.margin == 1.0
+    assert trips.after(0) == 1.0
     trips.sample(0.1)
-    assert trips.margin == trips.estimate == pytest.approx(0.3)
+    assert trips.after(0) == trips.estimate == pytest.approx(0.3)
     for _ in range(200):
         trips.sample(0.001)
     assert trips.estimate == pytest.approx(0.051)
-    trips.unanswered = 3
-    assert trips.margin == pytest.approx(0.408)
-    trips.unanswered = 5_000  # an outage of days
-    assert trips.margin == 5.0
+    assert trips.after(3) == pytest.approx(0.408)
+    assert trips.after(5_000) == 5.0
 
 
 def test_reordered_event_names_the_api() -> None:

@@ -139,6 +139,24 @@ def test_connections_that_go_wrong_after_every_answer_are_replaced_without_a_pau
         manager.close()
 
 
+def test_node_whose_probes_prove_nothing_is_not_probed_on_any_connection(net: NetworkSelector) -> None:
+    broker = FakeBroker()
+    with serve(broker) as address:
+        manager = TolerantConnectionManager(net, bootstrap_servers=address)
+
+        async def go() -> None:
+            await manager.bootstrap_async(timeout_ms=10_000)
+            connection = await manager.get_connection(1)
+            assert connection.in_flight_requests.question is not None
+            connection.in_flight_requests.is_disproved = True
+            await connection.send_request(ListOffsetsRequest(replica_id=-1, topics=[]))
+            connection.close()
+            assert (await manager.get_connection(1)).in_flight_requests.question is None
+
+        net.run(go)
+        manager.close()
+
+
 def test_answer_before_sending_anything_retires_and_is_counted(net: NetworkSelector) -> None:
     broker = FakeBroker()
     seen: list[Event] = []

@@ -8,7 +8,8 @@ integration tests are pointed at one real broker (KAFKA_URI), so those that
 start brokers of their own to choose their settings are left out.
 
 Exit code 0: every test that passes stock passes installed, but for the
-explained ones, which do not.  1: any difference.
+explained ones, which do not.  1: one that passes stock does not, an explained
+one passes again, or so many cannot run that little was compared.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tolerant_client.testing.cluster import KafkaCluster
 
 HERE = Path(__file__).parent
 BROKER_VERSION = "4.2.0"
+MOST_UNABLE = 0.1  # the share of tests that may end in an error, or not be collected, stock and installed alike
 
 # Tests that look into what install() replaces by design, with the reason.  One that passes again is an error.
 EXPLAINED = {
@@ -154,13 +156,16 @@ def report(stock: dict[str, str], ours: dict[str, str]) -> int:
         print("FAILED: not one test passes stock: nothing was compared")
         return 1
     wrong = []
+    unable = [test for test, ended in stock.items() if ended in ("error", "not collected")]
+    if len(unable) > MOST_UNABLE * len(stock):
+        wrong.append(f"{len(unable)} of {len(stock)} tests cannot run stock: too few were compared; use --tests CHECKOUT")
     for test in sorted({*stock, *ours}):
         before, after = (ended.get(test) == "passed" for ended in (stock, ours))
         if test in EXPLAINED and before:
             print(f"explained  {test}: {EXPLAINED[test]}")
             if after:
                 wrong.append(f"{test} passes again: take it out of EXPLAINED")
-        elif before != after:
+        elif before and not after:
             wrong.append(f"{test}: {stock.get(test)} stock, {ours.get(test)} installed")
     for line in wrong:
         print(f"FAILED: {line}")
