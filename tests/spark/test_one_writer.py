@@ -200,6 +200,8 @@ def test_a_mirror_that_was_killed_is_followed_once_its_lease_is_over(clusters: t
         finally:
             first.kill()
         killed = time.monotonic()
+        # Spark's Python workers are of another process group, and end when they notice that their JVM is gone.
+        time.sleep(2.0)
         before = sum(ends(clusters[1], topic, PARTITIONS))
         second = Mirror(clusters, topic, tmp_path, "second", "--tasks", "2")
         try:
