@@ -79,7 +79,7 @@ def test_a_running_mirror_leaves_out_what_is_refused_or_deleted_and_takes_it_bac
         start = reader.initialOffset()
         end = reader.latestOffset(start, None)  # type: ignore[arg-type]
         rows: list[Any] = [row for task in reader.partitions(start, end) for row in reader.read(task)]
-        return {topic for topic, _, _ in rows}
+        return {topic for (ranges,) in rows for topic, _, _ in ranges}
 
     admins = [kafka.KafkaAdminClient(bootstrap_servers=servers) for servers in (source, target)]
     try:
