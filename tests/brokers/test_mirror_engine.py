@@ -147,7 +147,7 @@ def test_records_that_arrive_while_the_copy_is_held_are_copied_too(source: str, 
     with both(source, target) as (origin, copy):
 
         async def run() -> int:
-            link = await prepare_link(origin, copy, topic, "held")
+            link = await prepare_link(origin, copy, topic, "held-link")
             copier = LinkCopier(origin, copy, link.producer_id)
             held = origin.net.call_soon_with_future(lambda: copier.copy({partition: None}, hold_ms=1500))
             await origin.net.sleep(0.5)

@@ -97,10 +97,10 @@ def test_a_transaction_that_was_begun_just_now_is_none_to_wait_for(source: str, 
     append_records(source, "brief", 5)
     mirror(source, target, "brief", "brief")
     with open_transaction(source, "brief", "brief-1"):
-        found = status_of(source, target, "brief")
-        assert texts(found, Health.WAITING) == [] and found.topics[0].open_offsets == 1
         with both(source, target) as (origin, copy):
             assert origin.run(plan_everything, origin, copy, "brief", "brief").exit_code == 0
+        found = status_of(source, target, "brief")
+        assert texts(found, Health.WAITING) == [] and found.topics[0].open_offsets == 1
 
 
 # -- topics that the last start of a link did not have ------------------------

@@ -145,9 +145,8 @@ async def read_status(
     ages = await _within(source, _ages, source, {p: e.copied for p, e in behind.items()}) if behind else {}
     sizes = await _within(source, _bytes_per_offset, source, second) if behind else {}
     statuses = _by_topic(second, control, ages or {}, sizes, rows or {}, unseen)
-    held = await find_held(source, held_spans(first, second))
+    held, held_ms = await find_held(source, held_spans(first, second)), int(time.time() * 1000)
     mirrors = await _mirrors(target, link, claims, looked)
-    now_ms = int(time.time() * 1000)
     is_unfinished = control.is_promoted and not control.is_fenced
     reasons = [
         Reason(Health.BLOCKED, text)
@@ -157,7 +156,7 @@ async def read_status(
         differing = compared.differing if compared is not None else {}
         reasons += [Reason(Health.BLOCKED, text) for text in differing.values()]
         reasons += _unseen_reasons(unseen, compared.unread if compared is not None else ())
-        reasons += [Reason(Health.WAITING, str(one)) for one in held if is_held_long(one, now_ms)]
+        reasons += [Reason(Health.WAITING, str(one)) for one in held if is_held_long(one, held_ms)]
         waiting = {p: why for run in mirrors or () if run.is_alive for p, why in run.waiting.items() if not control.pauses(p)}
         reasons += waiting_reasons(waiting)
         told = differing.keys() | waiting.keys()
@@ -173,7 +172,7 @@ async def read_status(
     rested = control.is_promoted or control.is_handed_back
     return LinkStatus(
         link,
-        now_ms,
+        int(time.time() * 1000),
         is_translated,
         control.is_promoted and not is_unfinished,
         control.bytes_per_s,
