@@ -161,7 +161,7 @@ def test_nothing_goes_out_behind_a_gap_that_was_not_filled(outcome: int | Errors
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("timestamp", [NOW_MS - 3_600_001, 1, -1])
+@pytest.mark.parametrize("timestamp", [NOW_MS - 3_600_001, 1, -1], ids=["just too old", "1970", "none"])
 def test_old_records_are_in_flight_one_batch_a_partition_and_all_partitions_together(timestamp: int) -> None:
     async def run() -> None:
         rig = Rig()
