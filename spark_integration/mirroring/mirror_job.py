@@ -255,6 +255,7 @@ def _run(
                     claim.tell(now)
                     if is_stopping():
                         is_stopped = True
+                        claim.end()  # before Spark kills the Python workers, which have claims to release
                         query.stop()
             except StreamingQueryException as error:
                 raise original_error(str(error)) from error

@@ -109,7 +109,7 @@ def old_records(servers: str, topic: str, number: int) -> None:
     append_records(servers, topic, 200, partitions=PARTITIONS, first=200 * number, per_batch=20, size=1000)
 
 
-def reached(clusters: tuple[str, str], topic: str, seconds: float = 60) -> bool:
+def reached(clusters: tuple[str, str], topic: str, seconds: float = 150) -> bool:
     """Whether the target gets as far as the source is."""
     deadline = time.monotonic() + seconds
     while ends(clusters[1], topic, PARTITIONS) != ends(clusters[0], topic, PARTITIONS):

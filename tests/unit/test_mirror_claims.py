@@ -264,6 +264,27 @@ def test_a_mirror_that_ended_is_not_alive_and_one_that_waits_says_why() -> None:
     assert run.is_ended and not run.is_alive and log.has_ended("run-1")
 
 
+def test_a_copier_of_a_run_that_has_ended_releases_all_and_takes_nothing_more() -> None:
+    main, copier = Claimant(holder("m", role=MIRROR)), Claimant(holder("c"))
+    log = Log(main, copier)
+    main.want([TopicPartition("orders", -1)])
+    copier.want(P)
+    log.settle()
+    assert log.held(copier) == [0, 1, 2, 3] and not copier.asked
+    main.end()
+    log.settle()
+    assert copier.asked == set(P)
+    copier.leave(P)
+    copier.want(P)  # Spark plans one micro-batch more
+    log.settle()
+    log.ms += LEASE_MS
+    log.settle()
+    assert not log.held(copier) and P[0] not in copier.log.claims()
+    log.append(ClaimsRecord(holder("n", role=MIRROR), 1))  # a link of a service that was promoted, and is started again
+    log.settle()
+    assert log.held(copier) == [0, 1, 2, 3]
+
+
 def test_alive_is_a_mirror_that_renews_between_two_looks_whatever_the_clocks_say() -> None:
     before, now = ClaimsLog(), ClaimsLog()
     silent, renews, came = holder("a"), holder("b", "run-2"), holder("c", "run-3")

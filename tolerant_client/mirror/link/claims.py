@@ -24,6 +24,7 @@ G. What another process of the same run holds is asked for; that process stops w
    releases it.  What another run holds is waited for.
 H. A term begins when a partition that its holder did not hold is granted to it, and lasts as long as it is granted without
    a break: what was read of the target's log in one term says nothing in the next, another may have written in between.
+I. A run ends when its mirror says so: each copier of it then releases what it holds, and takes nothing more.
 """
 
 from __future__ import annotations
@@ -397,7 +398,12 @@ class Claimant:
     @property
     def asked(self) -> Names:
         """What it holds and another process of its run asks for; all of it once the run has ended."""
-        return self._held if self.log.has_ended(self.holder.run) else self._held & self.log.asks_of(self.holder)
+        return self._held if self.is_run_over else self._held & self.log.asks_of(self.holder)
+
+    @property
+    def is_run_over(self) -> bool:
+        """Whether it copies for a mirror that has said that it ends (law I)."""
+        return self.holder.role == COPIER and self.log.has_ended(self.holder.run)
 
     @property
     def blocked(self) -> dict[TopicPartition, Claim]:
@@ -428,7 +434,7 @@ class Claimant:
     def _to_say(self) -> tuple[Names, Names]:
         """What it names, and what it asks for."""
         missing = self._wanted - self._held
-        if not missing:
+        if not missing or self.is_run_over:
             return self._held, _NONE
         others = self.log.others(self.holder.id)
         free = frozenset(name for name in missing if name not in others)
