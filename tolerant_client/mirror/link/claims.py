@@ -16,7 +16,9 @@ B. Of what it names a record is granted what the holder's record before was gran
 C. Log time is what each leader's clock measured between the records that it appended, added up: clocks of two brokers are
    never compared, and one that is set back stands still.  It never runs faster than the leader's clock.
 D. Every reader that begins where the log does finds the same.  The log keeps an hour, and one that begins in its midst
-   agrees with the others after some LEASE_MS: what was denied is soon named no longer.
+   agrees with the others after some LEASE_MS: what was denied is soon named no longer.  Of a log that was cut, or that
+   nobody wrote to for an hour, less may be left: its reader takes nothing until LEASE_MS of log and waiting are over, since
+   whoever wrote what is gone may hold its claims, and be frozen, for as long.
 E. A holder appends until LEASE_MS - MARGIN_MS of its own clock have passed since it *sent* its newest record that it has
    read in the log, and only to what that record was granted and every record that it has sent since names, too.
 F. `sequence` grows with each record of a holder: what comes a second time, or late, says nothing.

@@ -37,8 +37,7 @@ _TICK_S = 0.25
 _POLL_MS = 500
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
 _PATIENCE_S = 60.0  # with a claims log that cannot be used
-_TOLD_AFTER_S = 1.0  # that a start waits
-_QUIET_S = 1.5 * RENEW_MS / 1000
+_TOLD_AFTER_S = 1.5 * RENEW_MS / 1000  # that a start waits: whoever lives has renewed its claim by then, and is named as such
 _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _CONFIG = {
     "cleanup.policy": "delete",
@@ -256,9 +255,8 @@ class Claims:
             if not self._is_current:
                 await create_claims_topic(self._target)
                 await self._follower.read_to_end()
-                if self._follower.log_start > 0 and self.claimant.log.time_ms < RENEW_MS:
-                    # Deleted or idle: whoever lives says so again before this is over.
-                    self._quiet_until = boot_s() + _QUIET_S
+                if self._follower.log_start > 0:  # law D: deleted, or idle
+                    self._quiet_until = boot_s() + (LEASE_MS - self.claimant.log.time_ms) / 1000
                 self._is_current = True
                 self._wakeup.notify()
             else:
