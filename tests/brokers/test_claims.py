@@ -17,6 +17,7 @@ import pytest
 from kafka.structs import TopicPartition
 from support.mirror_link import append_records, both, compare, create_topic, delete_until, ends
 
+from spark_integration.mirroring.run_claim import RunClaim
 from tolerant_client.errors import OptionError, TargetClaimedError
 from tolerant_client.mirror.identical.copy import LinkCopier
 from tolerant_client.mirror.link.claims import CLAIMS_TOPIC, LEASE_MS
@@ -152,6 +153,26 @@ def test_a_copier_that_was_frozen_while_it_had_nothing_to_do_reads_its_place_ane
         process.kill()
         process.wait()
     assert compare(*clusters, topic).identical
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["it ends", "it is killed"])
+def test_a_start_that_is_tried_again_succeeds_once_the_mirror_that_it_was_refused_for_is_gone(
+    clusters: tuple[str, str], is_killed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic, target = f"retried-{secrets.token_hex(3)}", {"bootstrap.servers": clusters[1]}
+    with RunClaim(target, "one", "run-1") as first, RunClaim(target, "two", "run-2") as second:
+        first.take([topic])
+        for _ in range(2):
+            with pytest.raises(TargetClaimedError, match=f"Topic {topic} of the target is written by a mirror of link one on"):
+                second.take([topic])
+            time.sleep(1.0)
+        assert not capsys.readouterr().err  # what a living mirror is waited for is no news
+        if is_killed:
+            first._net.stop(timeout_ms=2000)
+        else:
+            first.close()
+        second.take([topic])
+        assert ("waiting for a mirror of link one on" in capsys.readouterr().err) == is_killed
 
 
 def wait_for(is_done: Callable[[], bool], timeout_s: float = 40.0) -> None:

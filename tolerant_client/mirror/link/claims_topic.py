@@ -160,7 +160,12 @@ class Claims:
         return self.claimant.term(partition, boot_s())
 
     def rivals(self) -> dict[TopicPartition, Claim]:
-        """What is wanted and another run has: those holders that have renewed it since we saw them first."""
+        """What is wanted and another run has: those holders that have renewed it since we saw them first.
+
+        Nobody before the log was read up to its end: what it said when it was left may be long over.
+        """
+        if not self._is_current:
+            return {}
         blocked = {p: claim for p, claim in self.claimant.blocked.items() if claim.holder.run != self.claimant.holder.run}
         found = {claim.holder.id: claim.renewed_ms for claim in blocked.values()}
         self._first_seen = {holder: self._first_seen.get(holder, seen) for holder, seen in found.items()}
@@ -172,6 +177,7 @@ class Claims:
         Raises TargetClaimedError where one lives, and RecoveryExhaustedError where the claims log cannot be used.
         """
         self.want(names)
+        self._first_seen = {}  # at a former try
         started, is_told = boot_s(), False
         while not all(self.holds(name) for name in names):
             waited_s = boot_s() - started
@@ -181,7 +187,7 @@ class Claims:
             if self.problem and (self._is_forbidden or waited_s > _PATIENCE_S):
                 self.leave(names)
                 raise RecoveryExhaustedError(f"The target could not be claimed for {waited_s:.0f} s: {self.problem}")
-            if not is_told and waited_s > _TOLD_AFTER_S and (blocked := self.claimant.blocked):
+            if not is_told and waited_s > _TOLD_AFTER_S and self._is_current and (blocked := self.claimant.blocked):
                 is_told = True
                 claim = min(blocked.items())[1]
                 tell(
