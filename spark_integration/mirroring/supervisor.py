@@ -107,7 +107,8 @@ class SparkLink:
         self._tell(LinkEvent(link, "started", _started(prepared), prepared))
 
     def look(self) -> int | None:
-        assert self._query is not None
+        assert self._query is not None and self._claim is not None
+        self._claim.require_held()
         progress = self._query.lastProgress  # before the report: that of its micro-batch is written
         self._tell_report()
         if not self._query.isActive:
