@@ -339,7 +339,7 @@ def boot_s() -> float:
 
 def claimed_by(partition: TopicPartition, claim: Claim) -> TargetClaimedError:
     """The error of whoever finds a partition, or a whole topic, claimed by another mirror that lives."""
-    topic, index = partition
+    topic, index = partition.topic.partition(":")[0], partition.partition  # claimed_part names a link, too
     name = f"Topic {topic}" if index == WHOLE_TOPIC else f"Partition {topic}-{index}"
     since, renewed = (_utc(ms) for ms in (claim.holder.since_ms, claim.renewed_ms))
     return TargetClaimedError(
