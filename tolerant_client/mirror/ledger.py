@@ -29,7 +29,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.own_topic import create_own_topic, end_of, has_topic, read_own
 from tolerant_client.mirror.producers import raise_for
-from tolerant_client.mirror.state_json import LAST_MS, document, index, moment, text, whole
+from tolerant_client.mirror.state_json import LAST_MS, document, moment, partition_number, text, whole
 from tolerant_client.mirror.topics import topic_ids
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import Record, encode_batch
@@ -59,7 +59,7 @@ def decode_row(record: Record) -> LedgerRow:
         found = document(record.value)
         link, topic, reason, detail = (text(found[name]) for name in ("link", "topic", "reason", "detail"))
         topic_id = text(found.get("topic_id", ""))
-        time_ms, partition = moment(found["time_ms"]), index(found["partition"])
+        time_ms, partition = moment(found["time_ms"]), partition_number(found["partition"])
         start = whole(found["from_offset"])
         end = whole(found["until_offset"], least=start)
     except (ValueError, KeyError):

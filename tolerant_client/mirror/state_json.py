@@ -63,16 +63,16 @@ def moment(value: Any) -> int:
     return whole(value, most=LAST_MS)
 
 
-def index(value: Any) -> int:
+def partition_number(value: Any) -> int:
     """The number of a partition."""
     return whole(value, most=MOST_INDEX)
 
 
-def index_of(digits: str) -> int:
+def named_partition(digits: str) -> int:
     """The number of a partition from its digits, as a member's name has them."""
     if not digits.isascii() or not digits.isdecimal() or len(digits) > len(str(MOST_INDEX)):
         raise ValueError("no number of a partition")
-    return index(int(digits))
+    return partition_number(int(digits))
 
 
 def text(value: Any) -> str:
@@ -91,7 +91,7 @@ def flag(value: Any) -> bool:
     return value
 
 
-def indices(first: Any, until: Any, least: int = 0) -> range:
+def partition_range(first: Any, until: Any, least: int = 0) -> range:
     """Partitions [first, until)."""
     found = range(whole(first, least, MOST_INDEX), whole(until, least, MOST_INDEX + 1))
     if found.start > found.stop:

@@ -35,6 +35,16 @@ from typing import Any, NamedTuple
 
 from kafka.structs import TopicPartition
 
+from tolerant_client.mirror.state_json import (
+    MOST_INDEX,
+    elements,
+    members,
+    named_partition,
+    partition_range,
+    require_few,
+    text,
+    whole,
+)
 from tolerant_client.mirror.topic_filter import OWN_TOPICS
 
 CLAIMS_TOPIC = f"{OWN_TOPICS}claims"
@@ -47,7 +57,6 @@ MIRROR, COPIER = "mirror", "copier"
 _VERSION = 1
 _WAITING_SHOWN = 20
 _REMEMBERED_MS = 3_600_000
-_MOST_NAMES = 200_000
 
 Names = frozenset[TopicPartition]
 _NONE: Names = frozenset()
@@ -184,18 +193,19 @@ def _ranges(names: Iterable[TopicPartition]) -> dict[str, list[list[int]]]:
     return found
 
 
-def _names(found: Mapping[str, Iterable[tuple[int, int]]]) -> Names:
-    """Raises ValueError for more partitions than a cluster has."""
-    if sum(max(0, last - first + 1) for ranges in found.values() for first, last in ranges) > _MOST_NAMES:
-        raise ValueError(f"more than {_MOST_NAMES:,} partitions")
-    return frozenset(
-        TopicPartition(topic, n) for topic, ranges in found.items() for first, last in ranges for n in range(first, last + 1)
-    )
+def _names(found: Any) -> Names:
+    ranges = [
+        (text(topic), partition_range(first, whole(last, WHOLE_TOPIC, MOST_INDEX) + 1, WHOLE_TOPIC))
+        for topic, spans in members(found).items()
+        for first, last in (elements(span, 2) for span in elements(spans))
+    ]
+    require_few(of for _, of in ranges)
+    return frozenset(TopicPartition(topic, n) for topic, of in ranges for n in of)
 
 
 def _partition(name: str) -> TopicPartition:
-    topic, _, index = name.rpartition("-")
-    return TopicPartition(topic, int(index))
+    topic, _, number = name.rpartition("-")
+    return TopicPartition(text(topic), named_partition(number))
 
 
 # -- the fold -----------------------------------------------------------------
