@@ -37,8 +37,11 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.state_json import (
     MOST_INDEX,
+    document,
     elements,
+    flag,
     members,
+    moment,
     named_partition,
     partition_range,
     require_few,
@@ -164,21 +167,21 @@ def encode_claims(record: ClaimsRecord) -> bytes:
 def decode_claims(key: bytes | None, value: bytes | None) -> ClaimsRecord | None:
     """What a record says; None for one that is none of ours, or of a newer version."""
     try:
-        found: dict[str, Any] = dict(json.loads(value or b"null"))
-        if int(found["version"]) > _VERSION:
+        found = document(value)
+        if whole(found["version"]) > _VERSION:
             return None
-        texts = (str(found["link"]), str(found["run"]), str(found["host"]))
-        holder = Holder((key or b"").decode(), *texts, int(found["pid"]), int(found["since_ms"]), str(found["role"]))
+        link, run, host, role = (text(found[name]) for name in ("link", "run", "host", "role"))
+        waiting = {_partition(name): elements(why, 2) for name, why in members(found["waiting"]).items()}
         return ClaimsRecord(
-            holder,
-            int(found["sequence"]),
+            Holder((key or b"").decode(), link, run, host, whole(found["pid"]), moment(found["since_ms"]), role),
+            whole(found["sequence"]),
             _names(found["names"]),
             _names(found["asks"]),
-            {_partition(name): Waiting(str(why), int(since)) for name, (why, since) in found["waiting"].items()},
-            int(found["waiting_count"]),
-            bool(found["is_end"]),
+            {partition: Waiting(text(reason), moment(since)) for partition, (reason, since) in waiting.items()},
+            whole(found["waiting_count"]),
+            flag(found["is_end"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+    except (ValueError, KeyError):
         return None
 
 
