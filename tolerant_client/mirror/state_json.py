@@ -10,7 +10,7 @@ Laws:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 MOST = 2**63 - 1  # what an offset, a producer id or a rate has room for (int64)
@@ -42,6 +42,11 @@ def members(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("no object")
     return value
+
+
+def checked(fields: Mapping[str, Any], checks: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    """Each field as its check reads it; raises KeyError for one that has none."""
+    return {name: checks[name](value) for name, value in fields.items()}
 
 
 def elements(value: Any, count: int | None = None) -> list[Any]:

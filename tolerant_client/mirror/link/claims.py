@@ -146,7 +146,7 @@ def encode_claims(record: ClaimsRecord) -> bytes:
     """The value of a record."""
     holder = record.holder
     shown = sorted(record.waiting.items(), key=lambda item: (item[1].since_ms, item[0]))[:_WAITING_SHOWN]
-    document = {
+    said = {
         "version": _VERSION,
         "link": holder.link,
         "run": holder.run,
@@ -161,7 +161,7 @@ def encode_claims(record: ClaimsRecord) -> bytes:
         "waiting_count": max(record.waiting_count, len(record.waiting)),
         "is_end": record.is_end,
     }
-    return json.dumps(document, separators=(",", ":")).encode()
+    return json.dumps(said, separators=(",", ":")).encode()
 
 
 def decode_claims(key: bytes | None, value: bytes | None) -> ClaimsRecord | None:
