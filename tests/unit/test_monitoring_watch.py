@@ -275,7 +275,7 @@ def test_duties_and_groups_are_part_of_the_sample(monkeypatch: pytest.MonkeyPatc
 
 def test_what_the_operator_orders_is_read_at_times_and_kept_while_it_cannot_be(watch: Watch) -> None:
     watch.after(0)
-    watch.clusters.ordered = LinkControl(paused=frozenset(("clicks", "orders-1")), bytes_per_s=1_000)
+    watch.clusters.ordered = LinkControl(paused=frozenset(("clicks", "orders")), bytes_per_s=1_000)
     assert watch.after(1).control == LinkControl()
     assert watch.after(2).control == watch.clusters.ordered
     before, watch.clusters.ordered = watch.clusters.ordered, ClusterUnreachableError("away")

@@ -26,7 +26,7 @@ from tolerant_client.mirror.divergence import read_headers
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link.claims import CLAIMS_TOPIC, LEASE_MS, ClaimsLog, Run
 from tolerant_client.mirror.link.claims_topic import read_claims
-from tolerant_client.mirror.link.control import WHOLE_LINK, LinkControl, link_options, read_control, unfinished
+from tolerant_client.mirror.link.control import LinkControl, link_options, read_control, unfinished
 from tolerant_client.mirror.link.ends import Ends, compare_ends, has_map, look_led
 from tolerant_client.mirror.link.health import Health, Reason, few, sorted_by_weight, utc, waiting_reasons, worst
 from tolerant_client.mirror.link.health import names as names_of
@@ -268,8 +268,8 @@ def _unseen_reasons(unseen: Mapping[TopicPartition, str], unread: Iterable[Topic
 
 
 def _paused_reasons(control: LinkControl) -> list[Reason]:
-    what = "the whole link" if WHOLE_LINK in control.paused else some(sorted(control.paused))
-    return [Reason(Health.PAUSED, f"an operator has paused {what}")] if control.paused else []
+    paused = control.paused_words
+    return [Reason(Health.PAUSED, f"an operator has paused {some(paused)}")] if paused else []
 
 
 def still(first: Iterable[Ends], second: Iterable[Ends], control: LinkControl, seconds: float) -> list[Reason]:
