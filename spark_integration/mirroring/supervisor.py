@@ -31,7 +31,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_integration.mirroring import mirror_job
 from spark_integration.mirroring.duties import Duty, DutyThread, connected, lanes
 from spark_integration.mirroring.link_events import LinkEvent, Tell, sentence, tell_duty
-from spark_integration.mirroring.link_state import TaskReport, news
+from spark_integration.mirroring.link_state import TaskReport
 from spark_integration.mirroring.mirror_job import MirrorSettings
 from spark_integration.mirroring.run_claim import RunClaim
 from spark_integration.mirroring.restarts import LinkLife, RestartPolicy, Step
@@ -158,8 +158,6 @@ class SparkLink:
         assert self._report is not None
         report = self._report.read()
         self._unplaced = self._ends - report.acked.keys()
-        for text in news(self._told, report):
-            self._tell(LinkEvent(self._settings.link, "standing", text, report))
         self._told = report
         if self._claim is not None:
             self._claim.tell(report)

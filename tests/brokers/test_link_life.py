@@ -135,7 +135,7 @@ def test_a_running_mirror_obeys_pause_resume_and_promotion(source: str, target: 
     append_records(source, "life-b", 50)
     wait_for(lambda: ends(target, "life-a", 2) == [150, 100])
     assert ends(target, "life-b") == [0]
-    control_of(target, "life-pause", paused=frozenset({"life-b"}))
+    control_of(target, "life-pause", paused_partitions=frozenset())
     assert wait_for(lambda: ends(target, "life-a", 2) == [150, 150]) < 5
     control_of(target, "life-pause", paused=frozenset())
     wait_for(lambda: ends(target, "life-b") == [50])

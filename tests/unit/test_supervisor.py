@@ -582,6 +582,7 @@ def test_duties_leave_partitions_alone_whose_place_nobody_has_read_yet(monkeypat
     monkeypatch.setattr(supervisor, "DutyThread", Thread)
     monkeypatch.setattr(supervisor, "lanes", lambda wanted: [wanted])
     link = SparkLink(SupervisedLink(MirrorSettings({}, {}, "orders")), None, lambda event: None)  # type: ignore[arg-type]
+    link._claim = SimpleNamespace(require_held=lambda: None, tell=lambda report: None)  # type: ignore[assignment]
     link._ends = frozenset((placed, blocked, unread))
     link._report = SimpleNamespace(read=lambda: report)  # type: ignore[assignment]
     link._query = SimpleNamespace(isActive=True, lastProgress={"batchId": 0})  # type: ignore[assignment]
