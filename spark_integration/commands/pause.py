@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Annotated
 
@@ -14,7 +14,17 @@ from spark_integration.commands.link import Config, DryRun, FlowName, GivenLink,
 from spark_integration.commands.options import Json, TargetProperties
 from spark_integration.printing import echo
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.link.control import NO_LIMIT, WHOLE_LINK, LinkControl, paused, read_control, resumed, update_control
+from tolerant_client.mirror.link.control import (
+    NO_LIMIT,
+    WHOLE_LINK,
+    LinkControl,
+    paused,
+    read_control,
+    read_controls,
+    resumed,
+    update_control,
+)
+from tolerant_client.mirror.link.scope import some
 from tolerant_client.raw import RawCluster
 
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
@@ -136,9 +146,19 @@ def _require_there(given: GivenLink, topics: list[str], partitions: list[int]) -
             raise OptionError(f"Topic {topics[0]} has {len(there[topics[0]])} partitions on the target, none is {number}")
 
 
+def require_known(link: str, links: Collection[str]) -> None:
+    """Raises OptionError for a link that nobody has written down on the target: no mirror would obey."""
+    if link not in links:
+        raise OptionError(
+            f"The target has no link {link}; its links are {some(sorted(links)) or 'none'}; a link is known once its mirror"
+            " has been started"
+        )
+
+
 def _change(given: GivenLink, change: Callable[[LinkControl], LinkControl], dry_run: bool, as_json: bool) -> None:
     async def ask(target: RawCluster) -> tuple[LinkControl, LinkControl]:
         before = await read_control(target, given.link)
+        require_known(given.link, await read_controls(target))
         before.require_not_promoted(given.link)
         return before, change(before) if dry_run else await update_control(target, given.link, change)
 

@@ -23,6 +23,7 @@ from tolerant_client.mirror.identical.copy import LinkCopier
 from tolerant_client.mirror.link.claims import CLAIMS_TOPIC, LEASE_MS, WHOLE_TOPIC, ClaimsRecord, Holder, encode_claims
 from tolerant_client.mirror.link.claims_topic import create_claims_topic, read_claims
 from tolerant_client.mirror.link.control import read_control
+from tolerant_client.mirror.link.plan_report import plan_everything
 from tolerant_client.mirror.own_topic import append_own
 from tolerant_client.mirror.sync import prepare_link
 from tolerant_client.mirror.topic_filter import LinkTopics
@@ -281,6 +282,9 @@ def test_a_link_takes_what_its_starts_have_taken_and_other_links_are_refused(clu
             await prepare_link(source, target, second, "grown")
             with pytest.raises(OptionError, match=f"Link grown copies into topic {first} of this target already"):
                 await prepare_link(source, target, first, "another")
+            plan = await plan_everything(source, target, "another", first)
+            assert plan.exit_code == 3 and "Link grown copies into topic" in plan.refusals[0]
+            assert (await plan_everything(source, target, "grown", first)).exit_code == 0
             topics = (await read_control(target, "grown")).topics
             assert topics is not None
             return LinkTopics.from_json(topics)

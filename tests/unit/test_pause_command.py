@@ -9,7 +9,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from spark_integration.commands.link import GivenLink
-from spark_integration.commands.pause import _names, _require_there, unpaused
+from spark_integration.commands.pause import _names, _require_there, require_known, unpaused
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link.control import LinkControl, paused, resumed
 
@@ -56,3 +56,11 @@ def test_a_wrong_name_is_resumed_no_more_than_it_is_paused() -> None:
     held = LinkControl(frozenset({"clicks", "ordersnosuch"}), paused_partitions=frozenset({TopicPartition("orders", 3)}))
     assert unpaused(["nosuch", "orders", "clicks"], held) == ["nosuch"]
     assert unpaused(["orders"], LinkControl()) == ["orders"]
+
+
+def test_a_link_that_the_target_does_not_have_is_refused_and_those_that_it_has_are_named() -> None:
+    require_known("A-B", ["A-B"])
+    with pytest.raises(OptionError, match="no link A->B; its links are A-B, C-B;"):
+        require_known("A->B", {"C-B", "A-B"})
+    with pytest.raises(OptionError, match="its links are none;"):
+        require_known("A-B", ())
