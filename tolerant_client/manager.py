@@ -194,7 +194,8 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         told = [] if not failures else [f"{len(failures)} of {len(addresses)} addresses failed: {[*failures.values()][-1]}"]
         silent = len(trying.keys() - failures.keys())
         told += [f"{silent} of {len(addresses)} addresses did not respond"] if silent else []
-        self.is_misunderstood = any(n in self._accepted and not isinstance(e, _SILENT) for n, e in failures.items())
+        broken_off = (n for n, e in failures.items() if not isinstance(e, _SILENT) and not isinstance(e.__cause__, _SILENT))
+        self.is_misunderstood = any(n in self._accepted for n in broken_off)
         servers = self.cluster.config["bootstrap_servers"]
         raise Errors.KafkaTimeoutError(f"Unable to bootstrap from {servers}: {'; '.join(told) or 'there was no time'}")
 

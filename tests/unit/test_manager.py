@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import socketserver
 import ssl
 import struct
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -279,16 +281,26 @@ def test_it_is_told_how_many_addresses_failed_and_how_many_did_not_respond(net: 
         manager.close()
 
 
+class Closing(socketserver.BaseRequestHandler):
+    """Closes what says something."""
+
+    def handle(self) -> None:
+        self.request.recv(1)
+
+
 def test_a_listener_that_breaks_off_is_told_as_one_that_speaks_another_protocol(certificate: Path) -> None:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate)
     with serve(FakeBroker(), tls) as address, RawCluster({"bootstrap_servers": address}) as plain:
         with pytest.raises(ClusterUnreachableError, match="breaks them off: check that security.protocol=PLAINTEXT is what"):
             plain.run(plain.connect, 1_500)
-    with serve(FakeBroker()) as address:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Closing) as listener:  # as a broker does to a frame of 350 MB
+        threading.Thread(target=listener.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{listener.server_address[1]}"
         config = {"bootstrap_servers": address, "security_protocol": "SSL", "ssl_cafile": str(certificate)}
         with RawCluster(config) as secured, pytest.raises(ClusterUnreachableError, match="check that security.protocol=SSL is what"):
             secured.run(secured.connect, 1_500)
+        listener.shutdown()
     with RawCluster({"bootstrap_servers": "127.0.0.1:1"}) as nobody:
         with pytest.raises(ClusterUnreachableError, match="check that its brokers run and that this address is right"):
             nobody.run(nobody.connect, 500)
