@@ -40,7 +40,8 @@ class TaskReport:
     the last two those of micro-batches: what happens while Spark plans the next one is not among them.
     `acked` says by partition how far it is copied, in source offsets.  `latencies` is a histogram over
     LATENCY_BOUNDS_MS.  `paused` is what an operator has paused, `blocked` what needs a person and why, `waiting` what does
-    not move though it is tried; they and `acked` are as of `time_ms`, `latest` is what the last micro-batch copied, the
+    not move though it is tried; they and `acked` are as of `time_ms`, `made_again` says when
+    target topics were made that had been copied to and were deleted, `latest` is what the last micro-batch copied, the
     rest are sums since the start of the query.
     """
 
@@ -58,6 +59,7 @@ class TaskReport:
     latest: Mapping[TopicPartition, Copied] = field(default_factory=dict)
     latencies: tuple[int, ...] = _NO_LATENCIES
     recoveries: Mapping[str, int] = field(default_factory=dict)
+    made_again: Mapping[str, int] = field(default_factory=dict)
 
     def measured(self, found: Measured) -> TaskReport:
         """This report with what its process has measured: records and bytes, too, of the time between two micro-batches."""
@@ -94,6 +96,7 @@ class TaskReport:
             latest,
             tuple(latencies),
             dict(recoveries),
+            {**self.made_again, **{topic: at for task in tasks for topic, at in task.made_again.items()}},
         )
 
     def to_json(self) -> str:

@@ -36,6 +36,7 @@ class Standing:
         self._paused: Mapping[TopicPartition, str] = {}
         self._blocked: Mapping[TopicPartition, str] = {}
         self._waits: dict[TopicPartition, _Wait] = {}
+        self._made_again: Mapping[str, int] = {}
 
     def waits(self, partition: TopicPartition) -> bool:
         """Whether it was told to wait, and has not moved since."""
@@ -44,11 +45,14 @@ class Standing:
     def news(self, report: TaskReport, reached: Positions, now_ms: int) -> list[str]:
         """What stands still that did not before, and what moves again, in words; `reached` is how far partitions are copied."""
         new = {p: wait.reason for p, wait in report.waiting.items() if p not in self._waits}
+        made = [topic for topic, at in sorted(report.made_again.items()) if self._made_again.get(topic) != at]
         told = [
+            *(f"made again: topic {topic}, which somebody had deleted on the target, is filled from the start" for topic in made),
             *_lines("paused", self._paused, report.paused),
             *_lines("blocked", self._blocked, report.blocked),
             *_lines("waiting", {}, new),
         ]
+        self._made_again = {**self._made_again, **report.made_again}
         self._paused, self._blocked = report.paused, report.blocked
         moving, waits = [], {p: _Wait(reached.get(p), now_ms) for p in report.waiting}
         for p, wait in self._waits.items():

@@ -175,6 +175,18 @@ def test_a_partition_that_a_new_task_has_taken_over_does_not_move_before_it_was_
     assert standing.news(waits, at, 900_000) == ["waiting: orders-0: no replicas"]
 
 
+def test_a_target_topic_that_was_made_again_is_told_each_time(tmp_path: Path) -> None:
+    standing, report = Standing(), mirror_job.QueryReport(tmp_path)
+    rounds: list[tuple[dict[str, int], int]] = [({}, 0), ({"orders": 5}, 1), ({"orders": 5}, 0), ({"orders": 9}, 1)]
+    for made, lines in rounds:
+        ReportFile(tmp_path / mirror_job._WAITING).write(TaskReport(made_again=made))
+        found = report.read()
+        assert found.made_again == found.plus([], 1).made_again == made
+        told = standing.news(found, {}, 10)
+        assert len(told) == lines and all("made again: topic orders, which somebody had deleted" in text for text in told)
+    assert standing.news(TaskReport(), {}, 11) == []
+
+
 def test_what_waits_has_waited_since_it_stands_however_many_tasks_have_had_it() -> None:
     before, at = {FIRST: Waiting("no replicas", 5), SECOND: Waiting("no replicas", 6)}, {FIRST: 1, SECOND: 1}
     now = TaskReport(acked={FIRST: 1, SECOND: 2}, waiting={p: Waiting("no leader", 50) for p in before})
