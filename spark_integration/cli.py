@@ -2,7 +2,8 @@
 
 Exit codes: 0 done (verify: identical), 1 failed on the way (verify: different),
 2 could not start (verify: not compared), 3 done, but look at it, 128 and the
-signal's number where a copy was interrupted (130: SIGINT, 143: SIGTERM), or where nobody reads what is printed (141: SIGPIPE).
+signal's number where a copy was interrupted (130: SIGINT, 143: SIGTERM), or where
+nobody reads what is printed any more (141: SIGPIPE).
 """
 
 from __future__ import annotations

@@ -299,7 +299,10 @@ class LinkState:
             for p, since_ms in self.still.items()
             if p in self.partitions
         }
-        said = {p: wait._replace(since_ms=min(wait.since_ms, self.still.get(p, wait.since_ms))) for p, wait in self.report.waiting.items()}
+        said = {
+            p: wait._replace(since_ms=min(wait.since_ms, self.still.get(p, wait.since_ms)))
+            for p, wait in self.report.waiting.items()
+        }
         stopped = self.blocked.keys() | self.report.paused.keys()
         return {p: wait for p, wait in {**still, **said}.items() if p not in stopped and not self.control.pauses(p)}
 

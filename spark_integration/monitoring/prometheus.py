@@ -64,7 +64,10 @@ _GAUGES: Mapping[str, tuple[str, Sequence[str]]] = {
     "waiting_partitions": ("Partitions that do not move, and go on by themselves", _TOPIC),
     "uncommitted_offsets": ("Of the lag, offsets after the source's last stable offset: they wait for open transactions", _TOPIC),
     "open_transaction_seconds": ("Age of the oldest open transaction that holds back the source", _LINK),
-    "paused": ("1 for what the operator has paused: the link (empty topic), a topic (empty partition), a partition", ("link", "topic", "partition")),
+    "paused": (
+        "1 for what the operator has paused: the link (empty topic), a topic (empty partition), a partition",
+        ("link", "topic", "partition"),
+    ),
     "ledger_rows": ("Losses in the ledger", ("link", "reason")),
     "lost_offsets": ("Offsets that the ledger says are lost", ("link", "topic", "reason")),
     "duty_failing": ("1 where the last round of a periodic duty failed, or could not do all", ("link", "duty")),

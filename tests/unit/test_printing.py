@@ -132,7 +132,9 @@ def test_a_properties_file_with_a_wrong_escape_is_one_sentence(tmp_path: Path) -
     assert isinstance(result.exception, OptionError) and "is no properties file" in str(result.exception)
 
 
-def test_a_table_is_wider_than_a_narrow_terminal_rather_than_cut(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_is_wider_than_a_narrow_terminal_rather_than_cut(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     names = [f"column-number-{n}" for n in range(8)]
     table = Table(*names)

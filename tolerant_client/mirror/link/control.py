@@ -3,7 +3,8 @@
 Topic `tolerant-mirror-control`, one partition.  A record's key is the link, its value JSON; the newest one counts:
 
     {"version": 1, "time_ms": 1763775000000, "paused": ["orders"], "paused_partitions": [["clicks", 3]],
-     "bytes_per_s": null, "is_promoted": false, "is_fenced": false, "unfenced": [["clicks", 3]], "is_handed_back": false, "generation": 0,
+     "bytes_per_s": null, "is_promoted": false, "is_fenced": false, "unfenced": [["clicks", 3]],
+     "is_handed_back": false, "generation": 0,
      "source_cluster_id": "...", "topics": "orders|clicks", "producer_ids": [4000],
      "adopted": {"orders": {"0": 1200}}, "starts": {"clicks": {"3": 500}},
      "begun": {"orders": [["source's topic id", "target's topic id", [[0, 12], [13, 16]]]]},
@@ -77,8 +78,8 @@ class TopicIds(NamedTuple):
 class LinkControl:
     """What holds for a link; the default is that of a link nobody has said anything of.
 
-    `paused` has WHOLE_LINK and topics, `paused_partitions` what is paused of other topics.  `bytes_per_s` is what the operator says of the
-    whole link: a rate, NO_LIMIT, or None, and then the rate that its mirror was started with holds.
+    `paused` has WHOLE_LINK and topics, `paused_partitions` what is paused of other topics.  `bytes_per_s` is what
+    the operator says of the whole link: a rate, NO_LIMIT, or None, and then the rate that its mirror was started with holds.
     `unfenced` are what a failover left for later, where it has fenced the others.
     `is_handed_back`: MirrorMaker 2 copies into the target again.  `generation` counts the lives of a link: each has a
     producer id of its own.  `adopted` are source offsets before which the target was found to have all, whoever wrote it;
