@@ -53,15 +53,6 @@ _MAX_MICROS_MS: Final = (2**63 - 1) // 1000
 _Row = TypeVar("_Row")
 
 
-def batch_to_arrow(
-    header: BatchHeader, batch: memoryview, topic: str, partition: int, schema: pa.Schema = SCHEMA
-) -> pa.RecordBatch:
-    """All records of one batch."""
-    return records_to_arrow(
-        [(header, batch)], topic, partition, 0, 2**63 - 1, schema
-    )
-
-
 def iter_arrow(
     batches: Iterable[tuple[BatchHeader, memoryview]],
     topic: str,
@@ -94,30 +85,6 @@ def iter_arrow(
         size += len(section)
     if sections:
         yield from _decode(sections, topic, partition, from_offset, until_offset, schema)
-
-
-def records_to_arrow(
-    batches: Iterable[tuple[BatchHeader, memoryview]],
-    topic: str,
-    partition: int,
-    from_offset: int,
-    until_offset: int,
-    schema: pa.Schema = SCHEMA,
-) -> pa.RecordBatch:
-    """As iter_arrow, in one piece: for input that is known to be small."""
-    pieces = list(
-        iter_arrow(batches, topic, partition, from_offset, until_offset, schema)
-    )
-    if len(pieces) == 1:
-        return pieces[0]
-    if not pieces:
-        return _empty(schema)
-    table = pa.Table.from_batches(pieces, schema).combine_chunks()
-    return table.to_batches()[0]
-
-
-def _empty(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
 def _decode(

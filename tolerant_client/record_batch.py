@@ -42,6 +42,7 @@ import crc32c
 
 from tolerant_client import codecs
 from tolerant_client.errors import RecordBatchError
+from tolerant_client.record_fields import MAX_HEADERS
 
 HEADER_SIZE: Final = 61
 LOG_OVERHEAD: Final = 12
@@ -52,7 +53,6 @@ CODEC_MASK: Final = 0x07
 LOG_APPEND_TIME_BIT: Final = 0x08
 TRANSACTIONAL_BIT: Final = 0x10
 CONTROL_BIT: Final = 0x20
-MAX_HEADERS: Final = 1 << 18  # of one record: as objects they take up to 50 MB
 
 _MIN_LENGTH: Final = HEADER_SIZE - LOG_OVERHEAD
 _MAGIC_OFFSET: Final = 16

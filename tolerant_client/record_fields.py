@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tolerant_client.record_batch import MAX_HEADERS
+MAX_HEADERS: Final = 1 << 18  # of one record: as objects they take up to 50 MB
 
 _RUN_MIN: Final = 8
 _RUN_WORTH: Final = 256  # records that must be left in a batch: looking for a run costs what scanning 100 of them does

@@ -34,7 +34,8 @@ from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.mirror.translated.offset_map import RowKey
 from tolerant_client.mirror.verify.log_columns import iter_rows, read_batches, unfold_batch
 from tolerant_client.mirror.verify.log_comparison import LogComparison
-from tolerant_client.record_batch import MAX_HEADERS, Record, encode_batch, iter_batches, read_header
+from tolerant_client.record_batch import Record, encode_batch, iter_batches, read_header
+from tolerant_client.record_fields import MAX_HEADERS
 
 TP = TopicPartition("orders", 0)
 T0 = 1_700_000_000_000
