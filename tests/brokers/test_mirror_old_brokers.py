@@ -17,7 +17,7 @@ from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
 from support.legacy_sets import message_set
 from support.mirror_link import consume, create_topic
-from support.zookeeper_kafka import ZooKeeperKafka, zookeeper_kafka_jars
+from support.zookeeper_kafka import ZooKeeperKafka, require_zookeeper_kafka
 
 from tolerant_client import codecs
 from tolerant_client.mirror.gaps import FILLER
@@ -27,7 +27,6 @@ from tolerant_client.mirror.sync import prepare_link
 from tolerant_client.raw import LATEST, RawCluster
 from tolerant_client.record_batch import Record, encode_batch
 from tolerant_client.testing import KafkaCluster
-from tolerant_client.testing.artifacts import ClusterStartError, java_executable
 
 pytestmark = pytest.mark.broker
 LONG = bool(os.environ.get("TOLERANT_LONG"))
@@ -157,13 +156,7 @@ def started() -> Iterator[Callable[..., OldLogs]]:
     with ExitStack() as stack:
 
         def start(version: str, stored: int | None = None, **config: str) -> OldLogs:
-            try:
-                java_executable()
-                zookeeper_kafka_jars(version)
-            except ClusterStartError as error:
-                if os.environ.get("CI"):
-                    pytest.fail(str(error), pytrace=False)
-                pytest.skip(str(error))
+            require_zookeeper_kafka(version)
             if stored is not None:
                 config["log.message.format.version"] = FORMATS[stored]
             return OldLogs(stack.enter_context(ZooKeeperKafka(version, config)), stored)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +18,7 @@ from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
 from kafka.structs import TopicPartition
 from support.legacy_sets import message_set
 from support.mirror_link import append_batches, both, create_topic
-from support.zookeeper_kafka import ZooKeeperKafka, zookeeper_kafka_jars
+from support.zookeeper_kafka import ZooKeeperKafka
 
 from spark_integration.reading.offsets import OffsetRange
 from spark_integration.reading.options import parse_read_options
@@ -31,7 +30,7 @@ from tolerant_client.errors import UnsupportedSourceError
 from tolerant_client.mirror.sync import plan_link
 from tolerant_client.raw import EARLIEST, LATEST, RawCluster
 from tolerant_client.record_batch import Record, encode_batch
-from tolerant_client.testing.artifacts import ClusterStartError, java_executable, spark_kafka_jars
+from tolerant_client.testing.artifacts import spark_kafka_jars
 
 pytestmark = pytest.mark.broker
 long_only = pytest.mark.skipif(not os.environ.get("TOLERANT_LONG"), reason="starts more brokers: TOLERANT_LONG=1")
@@ -121,24 +120,6 @@ def wait_for_format(broker: ZooKeeperKafka, topic: str, magic: int) -> None:
     raise AssertionError(f"{topic} does not change to format v{magic}")
 
 
-@pytest.fixture(scope="module")
-def start() -> Iterator[Callable[..., ZooKeeperKafka]]:
-    """Starts a broker that lives until the end of this module."""
-    with ExitStack() as stack:
-
-        def started(version: str, **broker_config: str) -> ZooKeeperKafka:
-            try:
-                java_executable()
-                zookeeper_kafka_jars(version)
-            except ClusterStartError as error:
-                if os.environ.get("CI"):
-                    pytest.fail(str(error), pytrace=False)
-                pytest.skip(str(error))
-            return stack.enter_context(ZooKeeperKafka(version, broker_config))
-
-        yield started
-
-
 def create(broker: ZooKeeperKafka, topics: Mapping[str, Mapping[str, str]]) -> None:
     admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
     try:
@@ -150,9 +131,9 @@ def create(broker: ZooKeeperKafka, topics: Mapping[str, Mapping[str, str]]) -> N
 
 
 @pytest.fixture(scope="module")
-def kafka_0_10(start: Callable[..., ZooKeeperKafka]) -> ZooKeeperKafka:
+def kafka_0_10(start_old_broker: Callable[..., ZooKeeperKafka]) -> ZooKeeperKafka:
     """Kafka 0.10.2 with a topic v0-CODEC and v1-CODEC for each codec, as this broker writes them."""
-    broker = start("0.10.2.2")
+    broker = start_old_broker("0.10.2.2")
     topics = {
         f"v{magic}-{codec}": {} if magic else {"message.format.version": "0.9.0"} for magic in (0, 1) for codec in CODECS
     }
@@ -163,9 +144,9 @@ def kafka_0_10(start: Callable[..., ZooKeeperKafka]) -> ZooKeeperKafka:
 
 
 @pytest.fixture(scope="module")
-def kafka_2_8(start: Callable[..., ZooKeeperKafka]) -> ZooKeeperKafka:
+def kafka_2_8(start_old_broker: Callable[..., ZooKeeperKafka]) -> ZooKeeperKafka:
     """The last but one release line that writes old formats."""
-    return start("2.8.2")
+    return start_old_broker("2.8.2")
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -247,9 +228,9 @@ def test_spark_s_own_source_reads_the_same_rows(spark: Any, kafka_0_10: ZooKeepe
 @long_only
 @pytest.mark.parametrize(("version", "config"), [("0.9.0.1", (0, 9)), ("0.8.2.2", (0, 8, 2))])
 def test_brokers_that_do_not_tell_their_versions_are_read_if_the_user_does(
-    start: Callable[..., ZooKeeperKafka], version: str, config: tuple[int, ...]
+    start_old_broker: Callable[..., ZooKeeperKafka], version: str, config: tuple[int, ...]
 ) -> None:
-    broker = start(version)
+    broker = start_old_broker(version)
     servers = broker.bootstrap_servers
     for codec, number in CODECS.items():
         broker.make_topic(f"v0-{codec}")
@@ -305,9 +286,9 @@ def test_a_log_that_was_written_through_two_upgrades_is_read_through(
 
 
 @long_only
-def test_compacted_logs_keep_the_offsets_of_what_is_left(start: Callable[..., ZooKeeperKafka]) -> None:
+def test_compacted_logs_keep_the_offsets_of_what_is_left(start_old_broker: Callable[..., ZooKeeperKafka]) -> None:
     """Compaction leaves holes inside compressed sets, where offsets of v1 are relative."""
-    broker = start("0.10.2.2", **{"log.cleaner.backoff.ms": "300"})
+    broker = start_old_broker("0.10.2.2", **{"log.cleaner.backoff.ms": "300"})
     compact = {"cleanup.policy": "compact", "segment.bytes": "20000", "min.cleanable.dirty.ratio": "0.01"}
     topics = {
         f"v{magic}-{codec}": {**compact, **({} if magic else {"message.format.version": "0.9.0"})}

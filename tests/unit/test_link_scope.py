@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import cast
 
 import pytest
+from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link.beginning import grown, require_same_source
-from tolerant_client.mirror.link.control import LinkControl
+from tolerant_client.mirror.link.control import LinkControl, TopicIds
 from tolerant_client.mirror.link.naming import chosen_name, default_name
-from tolerant_client.mirror.link.scope import only_on_target
+from tolerant_client.mirror.link.scope import made_anew, only_on_target
 from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, TopicNames
 from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.raw import RawCluster
@@ -29,6 +30,28 @@ def test_a_start_with_other_topics_adds_to_what_the_link_takes() -> None:
     assert again == both and str(both) == "'payments.*' and 'orders|audit'"
     assert grown(written(both), LinkTopics.of("orders|audit")).also == (TopicFilter(("payments.*",)),)
     assert grown(written(both), LinkTopics.of("payments.*")) == both
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        (TopicIds("s", "t"), []),
+        (TopicIds("", ""), []),  # brokers before 2.8 do not say
+        (TopicIds("other", "t"), ["source"]),
+        (TopicIds("s", "other"), ["target"]),
+        (TopicIds("other", "other"), ["source", "target"]),
+    ],
+)
+def test_a_topic_with_another_id_than_it_was_begun_with_was_made_anew(now: TopicIds, told: list[str]) -> None:
+    begun = {TopicPartition("t", n): TopicIds("s", "t") for n in range(3)}
+    controls = {
+        "live": written("t", begun=begun),
+        "promoted": written("t", begun=begun, is_promoted=True),
+        "of another source": written("t", "B-id", begun=begun),
+    }
+    found = made_anew(controls, "A-id", {"t": now, "u": TopicIds("", "x")})
+    assert len(found) == len(told)
+    assert all(f"on the {side} since link live" in text for side, text in zip(told, found))
 
 
 def test_a_link_that_took_nothing_yet_takes_what_it_is_given() -> None:

@@ -43,13 +43,19 @@ async def refuse_circle(source: RawCluster, target: RawCluster, topics: Collecti
     for other, control in controls.items():
         if control.is_promoted or control.source_cluster_id != there or not control.topics:
             continue
-        if both := sorted(name for name in topics if writes(LinkTopics.from_json(control.topics), name)):
-            more = f" and {len(both) - 1} more" if len(both) > 1 else ""
+        if both := _in_both(control.topics, topics):
             raise OptionError(
-                f"Link {link} would run in a circle: link {other} copies topic {both[0]}{more} from this target to this source."
+                f"Link {link} would run in a circle: link {other} copies topic {both} from this target to this source."
                 f" Promote link {other} first, or leave its topics out"
             )
     return ()
+
+
+def _in_both(taken: str, names: Collection[str]) -> str:
+    """Which of `names` a link has on its target that takes `taken`, in words; empty where it has none."""
+    topics = LinkTopics.from_json(taken)
+    both = sorted(name for name in names if writes(topics, name))
+    return f"{both[0]} and {len(both) - 1} more" if len(both) > 1 else "".join(both)
 
 
 def writes(topics: LinkTopics, name: str) -> bool:
@@ -90,10 +96,9 @@ async def refuse_others(target: RawCluster, link: str, names: Collection[str], *
             continue
         if not (is_identical or control.producer_ids):
             continue
-        if both := sorted(name for name in names if writes(LinkTopics.from_json(control.topics), name)):
-            more = f" and {len(both) - 1} more" if len(both) > 1 else ""
+        if both := _in_both(control.topics, names):
             raise OptionError(
-                f"Link {other} copies into topic {both[0]}{more} of this target already: start its mirror with --link {other},"
+                f"Link {other} copies into topic {both} of this target already: start its mirror with --link {other},"
                 f" promote link {other}, or leave its topics out"
             )
 

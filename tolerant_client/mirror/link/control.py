@@ -369,11 +369,6 @@ async def read_controls(cluster: RawCluster) -> dict[str, LinkControl]:
     return found
 
 
-async def write_control(target: RawCluster, link: str, control: LinkControl) -> None:
-    """Says what is to hold, whatever held before."""
-    await update_control(target, link, lambda _: control)
-
-
 async def update_control(target: RawCluster, link: str, change: Callable[[LinkControl], LinkControl]) -> LinkControl:
     """Makes a change to what holds, and returns what holds then; nothing is written where that is the same.
 
