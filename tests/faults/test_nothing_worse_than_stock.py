@@ -8,6 +8,7 @@ stall may be SLACK longer: a trial, and the noise of the machine.
 from __future__ import annotations
 
 import os
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import kafka
 import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
+from support.held_answers import HookedProxy, Link, with_id
 
 import tolerant_client
 from tolerant_client.testing import (
@@ -81,10 +83,10 @@ class Run:
         assert self.done >= stock.done
 
 
-def new_topic(cluster: KafkaCluster, name: str) -> str:
+def new_topic(cluster: KafkaCluster, name: str, **configs: str) -> str:
     name = f"{name}-{time.time_ns()}"
     admin = kafka.KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
-    admin.create_topics({name: {"num_partitions": 1, "replication_factor": 1}})
+    admin.create_topics({name: {"num_partitions": 1, "replication_factor": 1, "configs": configs}})
     admin.close()
     return name
 
@@ -198,12 +200,16 @@ def test_transactions_are_no_slower_and_fail_no_more_often(name: str, compare: C
 
 
 def read_back(servers: str, topic: str) -> list[int]:
+    return [int(record.value) for record in read_records(servers, topic)]
+
+
+def read_records(servers: str, topic: str) -> list[Any]:
     consumer = kafka.KafkaConsumer(bootstrap_servers=servers, group_id=None, consumer_timeout_ms=1_500)
     consumer.assign([TopicPartition(topic, 0)])
     consumer.seek_to_beginning()
-    values = [int(record.value) for record in consumer]
+    records = list(consumer)
     consumer.close()
-    return values
+    return records
 
 
 def produce_1000(servers: str, library: Any, topic: str, **options: Any) -> list[str]:
@@ -266,3 +272,65 @@ def test_bad_length_is_a_lost_connection_for_every_api(
     consumer.close()
     assert proxy.injected_total == 1
     assert got == list(range(1_005))
+
+
+PRODUCE = 0
+REFUSED, WRITTEN = b"A" * 9_000, b"B"
+
+
+class ExchangeIds:
+    """For a HookedProxy: the next two answers to Produce on one connection come under each other's ids."""
+
+    def __init__(self) -> None:
+        self.is_armed = False
+        self.is_done = False
+        self._ids: tuple[int, int] | None = None
+
+    def __call__(self, link: Link, api_key: int, frame: bytes) -> list[bytes]:
+        if api_key != PRODUCE or not self.is_armed or self.is_done:
+            return [frame]
+        (correlation_id,) = struct.unpack_from(">i", frame, 4)
+        if self._ids is not None:
+            self.is_done = True
+            return [with_id(frame, self._ids[0] - correlation_id)]
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            waiting = [each for each, key in list(link.apis.items()) if key == PRODUCE]
+            if waiting:
+                self._ids = correlation_id, waiting[0]
+                return [with_id(frame, waiting[0] - correlation_id)]
+            time.sleep(0.002)
+        return [frame]
+
+
+@pytest.mark.parametrize("retries", [0, 10])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_exchanged_ids_tell_no_refused_record_as_written(library: str, retries: int, kafka_cluster: KafkaCluster) -> None:
+    """Both answers speak of one partition: only the order of ids says that they are exchanged."""
+    topic = new_topic(kafka_cluster, f"exchanged-{library}-{retries}", **{"max.message.bytes": "5000"})
+    exchange = ExchangeIds()
+    said: dict[bytes, str] = {}
+    with HookedProxy(kafka_cluster.proxied) as proxy:
+        proxy.answer = exchange
+        producer = LIBRARIES[library].KafkaProducer(
+            bootstrap_servers=proxy.bootstrap_servers, acks=1, retries=retries, linger_ms=0, batch_size=1
+        )
+        producer.send(topic, b"first", partition=0).get(30)
+        exchange.is_armed = True
+        sent = {value: producer.send(topic, value, partition=0) for value in (REFUSED, WRITTEN)}
+        for value, future in sent.items():
+            try:
+                said[value] = f"at {future.get(30).offset}"
+            except Errors.KafkaError as error:
+                said[value] = type(error).__name__
+        producer.close(timeout=5)
+    assert exchange.is_done
+    log = {f"at {record.offset}": record.value for record in read_records(kafka_cluster.bootstrap_servers, topic)}
+    for value, what in said.items():
+        assert log.get(what, value) == value, said
+    assert said[WRITTEN] != "MessageSizeTooLargeError"
+    if retries:
+        assert said[REFUSED] == "MessageSizeTooLargeError"
+        assert said[WRITTEN] in log
+    elif library == "ours":
+        assert said == dict.fromkeys(said, "OutcomeUnknownError")
