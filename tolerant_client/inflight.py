@@ -135,7 +135,7 @@ class InFlightRequests:
         self.silence.progress(now)
         entry = self._requests.get(correlation_id)
         if entry is None:
-            return self._orphan(correlation_id, now)
+            return self._orphan(correlation_id, body, now)
         if entry.state is State.QUEUED or entry.state is State.REQUEUED:
             return self._retire(f"an answer to {entry.api} came before it was sent")
         try:
@@ -169,11 +169,10 @@ class InFlightRequests:
         if entry is not self.oldest:
             if self._is_setting_up():
                 return self._retire(f"the answer to {entry.api} overtook another one while authenticating")
-            is_probe_overtaken = self._is_probe_before(entry)
             events += self._put_on_trial(now, self.policy.reorder_grace_ms / 1000)
             if self.is_retired:
                 return events
-            if is_probe_overtaken and self._is_probe_before(entry):
+            if self._is_probe_before(entry):
                 events.append(self._ask("the answer to a probe did not come in its turn", now))
         elif self._answered_later(entry):
             events.append(Reordered(entry.api, entry.correlation_id))
@@ -229,13 +228,13 @@ class InFlightRequests:
         entry.history.append(what)
         return self._suspect(Orphan(entry.api, entry.correlation_id, "misfit"), now)
 
-    def _orphan(self, correlation_id: int, now: float) -> list[Event]:
+    def _orphan(self, correlation_id: int, body: memoryview, now: float) -> list[Event]:
         """T4: an answer that no request waits for is dropped.
 
         It may be the oldest request's under a wrong id; a wrong id is often one that
         was used before, so a duplicate is as suspicious as an id never sent.  The
-        late answer of a lost request is explained by it; an answer to acks=0 (Event
-        Hubs gives them) is no mismatch, and only the trial shows whose it is.
+        late answer of a lost request is explained by it, and completes it; one to acks=0
+        (Event Hubs gives them) is no mismatch, and only the trial shows whose it is.
         """
         cause, sent_at = self.ids.recall(correlation_id)
         orphan = Orphan("", correlation_id, "late" if cause == "replaced" else cause)
@@ -246,15 +245,25 @@ class InFlightRequests:
             return self._suspect(orphan, now)
         self.silence.round_trips.sample(now - sent_at)  # this peer takes so long
         events = self._count(now, [orphan])
-        return events if cause == "replaced" else events + self._disprove()
+        if cause == "late":
+            events += self._disprove()
+            self._complete_late(correlation_id, body, events, now)
+        return events
+
+    def _complete_late(self, correlation_id: int, body: memoryview, events: list[Event], now: float) -> None:
+        """Completes a request by the response to its first sending; its repeat is waited for no more."""
+        entry = next((r for r in self if correlation_id in r.lost_ids and r.state is State.IN_FLIGHT), None)
+        if entry is not None and not self.is_retired and entry.reads(body):
+            self.ids.replace(entry.correlation_id, entry.sent_at)
+            self._hold(entry, entry.request.decode_response(body))
+            self._release(events, now)
 
     def _disprove(self) -> list[Event]:
         """Law G: from now on silence ends at the deadline, and the first answer out of step ends the connection."""
         self.is_disproved, self.question = True, None
         if self._trial is not None:
             return self._retire("its answers do not come in the order of its requests")
-        if self._probe is not None:
-            self._drop_probe()
+        self._drop_probe()
         return []
 
     # -- the trial (T4, law F) ------------------------------------------------
@@ -280,26 +289,24 @@ class InFlightRequests:
             rightly = sum(r.expected for r in self._requests.values() if r.is_unanswered)
             self._trial = Trial(now, now + grace, grace + self.silence.patience(rightly))
             self._is_regular = False
-        trial = self._trial
-        trial.has_misfit = trial.has_misfit or has_misfit
-        if trial.asks_at <= now or (grace == 0.0 and trial.asks_at < NEVER):
+        self._trial.has_misfit |= has_misfit
+        if self._trial.asks_at <= now or (grace == 0.0 and self._trial.asks_at < NEVER):
             return [self._ask("an answer came out of step", now)]
         return []
 
     def _ask(self, reason: str, now: float) -> Probe:
         if self._trial is not None:
             self._trial.asks_at = NEVER
-        if self._probe is not None:
-            self._drop_probe()
+        self._drop_probe()
         self._probe = entry = self._enter(self.question, NEVER, Action.HAND_UP, None)
         self.silence.probed(now)
         return Probe("Probe", entry.correlation_id, entry, reason)
 
     def _drop_probe(self) -> None:
         probe, self._probe = self._probe, None
-        assert probe is not None
-        del self._requests[probe.correlation_id]
-        self.ids.replace(probe.correlation_id, probe.sent_at)
+        if probe is not None:
+            del self._requests[probe.correlation_id]
+            self.ids.replace(probe.correlation_id, probe.sent_at)
 
     def _verdict(self, now: float) -> list[Event]:
         """The probe is answered: the stream is in step, and the broker is done with all that was sent before."""
@@ -400,6 +407,7 @@ class InFlightRequests:
         entry.move(Input.RESEND)
         del self._requests[entry.correlation_id]
         entry.resends += 1
+        entry.lost_ids.append(entry.correlation_id)
         entry.response = None
         entry.correlation_id = self.ids.draw()
         self._requests[entry.correlation_id] = entry
@@ -460,8 +468,7 @@ class InFlightRequests:
         `unflushed` are the ids of requests of which no byte has left the process.
         """
         self.is_retired = True
-        if self._probe is not None:
-            self._drop_probe()
+        self._drop_probe()
         events: list[Event] = []
         for entry in list(self._requests.values()):
             may_have_run = entry.first_sent_at >= 0 and (entry.resends > 0 or entry.correlation_id not in unflushed)

@@ -74,6 +74,7 @@ class InFlightRequest:
         "first_sent_at",
         "history",
         "is_proved_silent",
+        "lost_ids",
         "odd",
         "order",
         "request",
@@ -99,6 +100,7 @@ class InFlightRequest:
         self.odd: tuple[int, Any] | None = None  # a response that speaks of something else, and the id it came under
         self.first_sent_at = self.sent_at = -1.0
         self.resends = 0
+        self.lost_ids: list[int] = []  # those it was sent under before
         self.is_proved_silent = False  # a probe behind it was answered, which alone settles nothing
         self.history: list[str] = []
 
@@ -116,8 +118,10 @@ class InFlightRequest:
 
     def takes(self, body: memoryview, other: InFlightRequest) -> bool:
         """Whether a body that came as the answer to another request of the same API could be the answer to this one."""
-        if self is other or self.request.API_KEY != other.request.API_KEY:
-            return False
+        return self is not other and self.request.API_KEY == other.request.API_KEY and self.reads(body)
+
+    def reads(self, body: memoryview) -> bool:
+        """Whether a body decodes as the answer to this request, and speaks of what it asked for."""
         try:
             self.request.decode_response(body)
         except Exception:  # a decoder on hostile bytes may raise anything

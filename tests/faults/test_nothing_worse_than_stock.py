@@ -7,8 +7,10 @@ stall may be SLACK longer: a trial, and the noise of the machine.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -262,8 +264,8 @@ def test_bad_length_is_a_lost_connection_for_every_api(
     topic = new_topic(kafka_cluster, f"lengths-{api.lower()}")
     assert produce_1000(kafka_cluster.bootstrap_servers, kafka, topic) == []
     proxy = fault_proxy(faults=[BadLength(api=api, count=1)])
-    # Whose member id is lost stays pending (KIP-394), and a second rebalance waits for it until its session is over, with
-    # stock as well; there is one where the first join was quicker than the topic's metadata.
+    # A member whose id is lost stays pending (KIP-394), and a second rebalance waits for it until its session is
+    # over, with stock as well; there is one where the first join was quicker than the topic's metadata.
     consumer = tolerant_client.KafkaConsumer(
         topic,
         bootstrap_servers=proxy.bootstrap_servers,
@@ -311,7 +313,9 @@ class ExchangeIds:
 
 @pytest.mark.parametrize("retries", [0, 10])
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_exchanged_ids_tell_no_refused_record_as_written(library: str, retries: int, kafka_cluster: KafkaCluster) -> None:
+def test_exchanged_ids_tell_no_refused_record_as_written(
+    library: str, retries: int, kafka_cluster: KafkaCluster
+) -> None:
     """Both answers speak of one partition: only the order of ids says that they are exchanged."""
     topic = new_topic(kafka_cluster, f"exchanged-{library}-{retries}", **{"max.message.bytes": "5000"})
     exchange = ExchangeIds()
@@ -340,3 +344,41 @@ def test_exchanged_ids_tell_no_refused_record_as_written(library: str, retries: 
         assert said[WRITTEN] in log
     elif library == "ours":
         assert said == dict.fromkeys(said, "OutcomeUnknownError")
+
+
+OFFSET_COMMIT = 8
+GATEWAY_TAKES = 4.0
+
+
+def slowly(link: Link, api_key: int, frame: bytes) -> list[bytes]:
+    """A gateway that answers Metadata, and so a probe, by itself, and is slow to forward an OffsetCommit's response."""
+
+    def forward() -> None:
+        with contextlib.suppress(OSError):
+            link.client.sendall(frame)
+
+    if api_key != OFFSET_COMMIT:
+        return [frame]
+    threading.Timer(GATEWAY_TAKES, forward).start()
+    return []
+
+
+def test_slow_response_behind_a_gateway_is_waited_for_once(kafka_cluster: KafkaCluster) -> None:
+    topic = new_topic(kafka_cluster, "gateway")
+    runs = {name: Run() for name in LIBRARIES}
+    for name, library in LIBRARIES.items():
+        with HookedProxy(kafka_cluster.proxied) as proxy:
+            proxy.answer = slowly
+            consumer = library.KafkaConsumer(
+                bootstrap_servers=proxy.bootstrap_servers, group_id=f"{topic}-{name}", enable_auto_commit=False
+            )
+            partition = TopicPartition(topic, 0)
+            consumer.assign([partition])
+            consumer.position(partition)
+            for _ in range(2):
+                runs[name].timed(lambda consumer=consumer: consumer.commit())
+            assert consumer.committed(partition) == 0
+            consumer.close(timeout_ms=1_000)
+    assert runs["stock"].errors == []
+    assert runs["stock"].stall >= GATEWAY_TAKES
+    runs["ours"].is_no_worse_than(runs["stock"])

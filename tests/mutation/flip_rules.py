@@ -77,12 +77,14 @@ FLIPS = (
     Flip("F", "a trial waits for minutes", "silence", "min(rightly, _LONG_POLL)", "rightly"),
     Flip("F", "a trial does not wait for a long poll", "silence", "self.round_trips.estimate + min(rightly, _LONG_POLL)", "self.round_trips.estimate"),
     Flip("F", "arriving bytes are no progress of a trial", "inflight", "self.silence.since(self._trial.began) + self._trial.patience", "self._trial.began + self._trial.patience"),
-    Flip("F", "a probe that was overtaken is waited for", "inflight", "if is_probe_overtaken and self._is_probe_before(entry):", "if False:"),
-    Flip("F", "two probes are in flight", "inflight", "if self._probe is not None:\n            self._drop_probe()\n        self._probe = entry", "self._probe = entry"),
+    Flip("F", "a probe that was overtaken is waited for", "inflight", "if self._is_probe_before(entry):", "if False:"),
+    Flip("F", "two probes are in flight", "inflight", "self._drop_probe()\n        self._probe = entry", "self._probe = entry"),
     # Law G: what a probe alone settles
     Flip("G", "a probe alone settles what may not run twice", "inflight", "if trial is None and not row_for(entry.request).is_read and not self._is_sent_again(entry, now):", "if False:"),
     Flip("G", "a late answer disproves nothing", "inflight", "self.is_disproved, self.question = True, None", "pass"),
-    Flip("G", "a replaced probe's answer disproves the others", "inflight", 'return events if cause == "replaced" else', "return"),
+    Flip("G", "a replaced probe's answer disproves the others", "inflight", 'if cause == "late":', "if True:"),
+    Flip("G", "a late answer completes nothing", "inflight", "self._complete_late(correlation_id, body, events, now)\n        return", "return"),
+    Flip("G", "a repeat whose request is completed is a stranger", "inflight", "self.ids.replace(entry.correlation_id, entry.sent_at)\n            self._hold", "self._hold"),
     Flip("G", "repeats are waited for no longer than the first", "silence", "self.round_trips.after(oldest.resends)", "self.round_trips.after(0)"),
     # Odd answers
     Flip("T6 odd", "an odd answer is never believed", "inflight", "            elif is_whole:\n", "            elif False:\n"),

@@ -554,8 +554,8 @@ class Simulation:
             self.broken("F", f"without a fault: {dict(happened)}")
         if not self.faults and not self.is_gateway and self.policy.max_resends and happened["requeued"]:
             self.broken("F", f"without a fault {happened['requeued']} requests were repeated")
-        # A probe that is given up may be answered late, like any other request.
-        if happened["orphan"] > self.orphan_makers + happened["lost"] + happened["probe"]:
+        # A probe that is given up may be answered late, like any other request; and a repeat after its first answer.
+        if happened["orphan"] > self.orphan_makers + happened["lost"] + happened["probe"] + happened["requeued"]:
             self.broken("F", f"{happened['orphan']} orphans from {self.orphan_makers} faults")
 
     def broken(self, law: str, what: str) -> NoReturn:

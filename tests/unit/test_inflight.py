@@ -248,7 +248,8 @@ def test_exchanged_ids_are_seen_by_their_order_and_neither_answer_is_believed(
     events = answer_in_order(store, entries, [1, 0, 2])
     assert [e.request for e in of(Completed, events)] == [entries[2]]
     assert [e.request for e in of(Requeued, events)] == ([] if verdict else entries[:2])
-    assert [(e.request, e.verdict) for e in of(Failed, events)] == ([(e, verdict) for e in entries[:2]] if verdict else [])
+    failed = [(e.request, e.verdict) for e in of(Failed, events)]
+    assert failed == ([(entry, verdict) for entry in entries[:2]] if verdict else [])
 
 
 def test_ids_that_went_round_leave_nothing_to_believe() -> None:
@@ -516,8 +517,11 @@ def disproved(now: float = 2.0) -> InFlightRequests:
     resend(store, events, 1.1)
     resend(store, store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.101), 1.101)
     assert not store.is_disproved
-    assert kinds(store.response(first_id, OK, now)) == ["orphan"]
-    assert kinds(store.response(slow.correlation_id, OK, now)) == ["completed"]
+    events = store.response(first_id, OK, now)
+    assert kinds(events) == ["orphan", "completed"]
+    assert of(Completed, events)[0].request is slow
+    # The peer answers the repeat as well.
+    assert [(e.kind, e.cause) for e in store.response(slow.correlation_id, OK, now + 0.5)] == [("orphan", "late")]
     return store
 
 
@@ -529,6 +533,17 @@ def test_late_answer_disproves_the_probes_and_silence_ends_at_the_deadline() -> 
     assert kinds(store.response(entry.correlation_id, OK, 32.9)) == ["completed"]
     send(store, FakeRequest(apis.LIST_OFFSETS), now=33.0)
     assert of(Retired, store.expired(63.0))[0].is_timeout
+
+
+def test_late_answer_that_does_not_decode_leaves_its_repeat_in_flight() -> None:
+    store = tracker()
+    slow = send(store, FakeRequest(apis.LIST_OFFSETS))
+    first_id = slow.correlation_id
+    events = store.expired(1.1)
+    resend(store, events, 1.1)
+    resend(store, store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.101), 1.101)
+    assert kinds(store.response(first_id, BAD, 2.0)) == ["orphan"]
+    assert [e.response for e in of(Completed, store.response(slow.correlation_id, OK, 2.1))] == [b"ok"]
 
 
 def test_first_answer_out_of_step_ends_a_connection_whose_probes_prove_nothing() -> None:
