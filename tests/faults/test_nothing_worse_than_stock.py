@@ -7,7 +7,10 @@ stall may be SLACK longer: a trial, and the noise of the machine.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import struct
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +20,7 @@ import kafka
 import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
+from support.held_answers import HookedProxy, Link, with_id
 
 import tolerant_client
 from tolerant_client.testing import (
@@ -81,10 +85,10 @@ class Run:
         assert self.done >= stock.done
 
 
-def new_topic(cluster: KafkaCluster, name: str) -> str:
+def new_topic(cluster: KafkaCluster, name: str, **configs: str) -> str:
     name = f"{name}-{time.time_ns()}"
     admin = kafka.KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
-    admin.create_topics({name: {"num_partitions": 1, "replication_factor": 1}})
+    admin.create_topics({name: {"num_partitions": 1, "replication_factor": 1, "configs": configs}})
     admin.close()
     return name
 
@@ -198,12 +202,16 @@ def test_transactions_are_no_slower_and_fail_no_more_often(name: str, compare: C
 
 
 def read_back(servers: str, topic: str) -> list[int]:
+    return [int(record.value) for record in read_records(servers, topic)]
+
+
+def read_records(servers: str, topic: str) -> list[Any]:
     consumer = kafka.KafkaConsumer(bootstrap_servers=servers, group_id=None, consumer_timeout_ms=1_500)
     consumer.assign([TopicPartition(topic, 0)])
     consumer.seek_to_beginning()
-    values = [int(record.value) for record in consumer]
+    records = list(consumer)
     consumer.close()
-    return values
+    return records
 
 
 def produce_1000(servers: str, library: Any, topic: str, **options: Any) -> list[str]:
@@ -256,8 +264,14 @@ def test_bad_length_is_a_lost_connection_for_every_api(
     topic = new_topic(kafka_cluster, f"lengths-{api.lower()}")
     assert produce_1000(kafka_cluster.bootstrap_servers, kafka, topic) == []
     proxy = fault_proxy(faults=[BadLength(api=api, count=1)])
+    # A member whose id is lost stays pending (KIP-394), and a second rebalance waits for it until its session is
+    # over, with stock as well; there is one where the first join was quicker than the topic's metadata.
     consumer = tolerant_client.KafkaConsumer(
-        topic, bootstrap_servers=proxy.bootstrap_servers, group_id=topic, auto_offset_reset="earliest"
+        topic,
+        bootstrap_servers=proxy.bootstrap_servers,
+        group_id=topic,
+        auto_offset_reset="earliest",
+        session_timeout_ms=6_000,
     )
     got: list[int] = []
     deadline = time.monotonic() + 40
@@ -266,3 +280,105 @@ def test_bad_length_is_a_lost_connection_for_every_api(
     consumer.close()
     assert proxy.injected_total == 1
     assert got == list(range(1_005))
+
+
+PRODUCE = 0
+REFUSED, WRITTEN = b"A" * 9_000, b"B"
+
+
+class ExchangeIds:
+    """For a HookedProxy: the next two answers to Produce on one connection come under each other's ids."""
+
+    def __init__(self) -> None:
+        self.is_armed = False
+        self.is_done = False
+        self._ids: tuple[int, int] | None = None
+
+    def __call__(self, link: Link, api_key: int, frame: bytes) -> list[bytes]:
+        if api_key != PRODUCE or not self.is_armed or self.is_done:
+            return [frame]
+        (correlation_id,) = struct.unpack_from(">i", frame, 4)
+        if self._ids is not None:
+            self.is_done = True
+            return [with_id(frame, self._ids[0] - correlation_id)]
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            waiting = [each for each, key in list(link.apis.items()) if key == PRODUCE]
+            if waiting:
+                self._ids = correlation_id, waiting[0]
+                return [with_id(frame, waiting[0] - correlation_id)]
+            time.sleep(0.002)
+        return [frame]
+
+
+@pytest.mark.parametrize("retries", [0, 10])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_exchanged_ids_tell_no_refused_record_as_written(
+    library: str, retries: int, kafka_cluster: KafkaCluster
+) -> None:
+    """Both answers speak of one partition: only the order of ids says that they are exchanged."""
+    topic = new_topic(kafka_cluster, f"exchanged-{library}-{retries}", **{"max.message.bytes": "5000"})
+    exchange = ExchangeIds()
+    said: dict[bytes, str] = {}
+    with HookedProxy(kafka_cluster.proxied) as proxy:
+        proxy.answer = exchange
+        producer = LIBRARIES[library].KafkaProducer(
+            bootstrap_servers=proxy.bootstrap_servers, acks=1, retries=retries, linger_ms=0, batch_size=1
+        )
+        producer.send(topic, b"first", partition=0).get(30)
+        exchange.is_armed = True
+        sent = {value: producer.send(topic, value, partition=0) for value in (REFUSED, WRITTEN)}
+        for value, future in sent.items():
+            try:
+                said[value] = f"at {future.get(30).offset}"
+            except Errors.KafkaError as error:
+                said[value] = type(error).__name__
+        producer.close(timeout=5)
+    assert exchange.is_done
+    log = {f"at {record.offset}": record.value for record in read_records(kafka_cluster.bootstrap_servers, topic)}
+    for value, what in said.items():
+        assert log.get(what, value) == value, said
+    assert said[WRITTEN] != "MessageSizeTooLargeError"
+    if retries:
+        assert said[REFUSED] == "MessageSizeTooLargeError"
+        assert said[WRITTEN] in log
+    elif library == "ours":
+        assert said == dict.fromkeys(said, "OutcomeUnknownError")
+
+
+OFFSET_COMMIT = 8
+GATEWAY_TAKES = 4.0
+
+
+def slowly(link: Link, api_key: int, frame: bytes) -> list[bytes]:
+    """A gateway that answers Metadata, and so a probe, by itself, and is slow to forward an OffsetCommit's response."""
+
+    def forward() -> None:
+        with contextlib.suppress(OSError):
+            link.client.sendall(frame)
+
+    if api_key != OFFSET_COMMIT:
+        return [frame]
+    threading.Timer(GATEWAY_TAKES, forward).start()
+    return []
+
+
+def test_slow_response_behind_a_gateway_is_waited_for_once(kafka_cluster: KafkaCluster) -> None:
+    topic = new_topic(kafka_cluster, "gateway")
+    runs = {name: Run() for name in LIBRARIES}
+    for name, library in LIBRARIES.items():
+        with HookedProxy(kafka_cluster.proxied) as proxy:
+            proxy.answer = slowly
+            consumer = library.KafkaConsumer(
+                bootstrap_servers=proxy.bootstrap_servers, group_id=f"{topic}-{name}", enable_auto_commit=False
+            )
+            partition = TopicPartition(topic, 0)
+            consumer.assign([partition])
+            consumer.position(partition)
+            for _ in range(2):
+                runs[name].timed(lambda consumer=consumer: consumer.commit())
+            assert consumer.committed(partition) == 0
+            consumer.close(timeout_ms=1_000)
+    assert runs["stock"].errors == []
+    assert runs["stock"].stall >= GATEWAY_TAKES
+    runs["ours"].is_no_worse_than(runs["stock"])

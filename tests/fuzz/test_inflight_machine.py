@@ -314,7 +314,8 @@ class TrackerMachine(RuleBasedStateMachine):
         oldest = self.in_flight()[0]
         self.answer(oldest)
         if not isinstance(oldest.request, Question) and not self.is_closed and not oldest.request.order_keys:
-            assert self.settled[oldest.request.token] == 1 or oldest.state is State.HELD
+            is_doubted = any(entry.state is State.DOUBTED for entry in self.store)
+            assert self.settled[oldest.request.token] == 1 or oldest.state is State.HELD or is_doubted
 
     @precondition(lambda self: not self.is_closed and self.in_flight())
     @rule(data=st.data(), error=st.sampled_from([0, 0, OUT_OF_TURN]))
@@ -437,6 +438,8 @@ class TrackerMachine(RuleBasedStateMachine):
         if self.store._is_regular:
             assert self.store._trial is None
             assert not any(e.state is State.HELD or e.resends for e in entries)
+        if self.store._trial is None:
+            assert self.is_closed or not any(e.state is State.DOUBTED for e in entries)
         assert all(entry.correlation_id == key for key, entry in self.store._requests.items())
 
     def teardown(self) -> None:

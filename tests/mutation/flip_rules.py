@@ -64,8 +64,11 @@ FLIPS = (
         "return bool(check(entry.response))",
         "return False",
     ),
-    Flip("T2 held", "a second, different answer is ignored", "inflight", "entry.move(Input.DOUBT)\n            return", "return []\n            return"),
-    Flip("T2 held", "a second, equal answer unseats the first", "inflight", "if entry.answer == body:", "if False:"),
+    Flip("T2 held", "a second answer is ignored", "inflight", "            return self._misfit(entry, f\"two answers", "            return []\n            return self._misfit(entry, f\"two answers"),
+    # Law H: exchanged ids
+    Flip("H", "an answer that might be exchanged with a later one is believed", "inflight", "        if alike:\n", "        if False:\n"),
+    Flip("H", "those that it might be exchanged with are believed", "inflight", "other.move(Input.DOUBT)", "pass"),
+    Flip("H", "what is doubted is forgotten", "inflight", "for r in self._sent_after(entry) if r.state is State.HELD or r.state is State.DOUBTED]", "for r in self._sent_after(entry) if r.state is State.HELD]"),
     # Law F: the trial
     Flip("F", "what fits is believed on trial", "inflight", "if self._trial is not None or self.is_retired:\n            return\n        waiting_keys", "if self.is_retired:\n            return\n        waiting_keys"),
     Flip("F", "the hot path does not know of a trial", "inflight", "self.silence.patience(rightly))\n            self._is_regular = False", "self.silence.patience(rightly))"),
@@ -74,18 +77,20 @@ FLIPS = (
     Flip("F", "a trial waits for minutes", "silence", "min(rightly, _LONG_POLL)", "rightly"),
     Flip("F", "a trial does not wait for a long poll", "silence", "self.round_trips.estimate + min(rightly, _LONG_POLL)", "self.round_trips.estimate"),
     Flip("F", "arriving bytes are no progress of a trial", "inflight", "self.silence.since(self._trial.began) + self._trial.patience", "self._trial.began + self._trial.patience"),
-    Flip("F", "a probe that was overtaken is waited for", "inflight", "if is_probe_overtaken and self._is_probe_before(entry):", "if False:"),
-    Flip("F", "two probes are in flight", "inflight", "if self._probe is not None:\n            self._drop_probe()\n        self._probe = entry", "self._probe = entry"),
+    Flip("F", "a probe that was overtaken is waited for", "inflight", "if self._is_probe_before(entry):", "if False:"),
+    Flip("F", "two probes are in flight", "inflight", "self._drop_probe()\n        self._probe = entry", "self._probe = entry"),
     # Law G: what a probe alone settles
     Flip("G", "a probe alone settles what may not run twice", "inflight", "if trial is None and not row_for(entry.request).is_read and not self._is_sent_again(entry, now):", "if False:"),
     Flip("G", "a late answer disproves nothing", "inflight", "self.is_disproved, self.question = True, None", "pass"),
-    Flip("G", "a replaced probe's answer disproves the others", "inflight", 'return events if cause == "replaced" else', "return"),
+    Flip("G", "a replaced probe's answer disproves the others", "inflight", 'if cause == "late":', "if True:"),
+    Flip("G", "a late answer completes nothing", "inflight", "self._complete_late(correlation_id, body, events, now)\n        return", "return"),
+    Flip("G", "a repeat whose request is completed is a stranger", "inflight", "self.ids.replace(entry.correlation_id, entry.sent_at)\n            self._hold", "self._hold"),
     Flip("G", "repeats are waited for no longer than the first", "silence", "self.round_trips.after(oldest.resends)", "self.round_trips.after(0)"),
     # Odd answers
     Flip("T6 odd", "an odd answer is never believed", "inflight", "            elif is_whole:\n", "            elif False:\n"),
     Flip("T6 odd", "an odd answer is believed beside a missing one", "inflight", "and all(r.odd is not None for r in unanswered)", "and any(r.odd is not None for r in unanswered)"),
     Flip("T6 odd", "an odd answer is believed after one that fits nothing", "inflight", "is_whole = not (trial is not None and trial.has_misfit) and", "is_whole ="),
-    Flip("T6 odd", "an answer that fits another request is believed", "inflight", "if is_anothers or entry.state", "if entry.state"),
+    Flip("T6 odd", "an answer that fits another request is believed", "inflight", "if others or entry.state", "if entry.state"),
     # T3: settling what is lost
     Flip(
         "T3",
@@ -119,15 +124,15 @@ FLIPS = (
         "T3 limit",
         "no limit of repeats",
         "inflight",
-        "return entry.resends < self.policy.max_resends and now < entry.deadline",
-        "return now < entry.deadline",
+        "entry.resends < self.policy.max_resends and now < entry.deadline",
+        "now < entry.deadline",
     ),
     Flip(
         "T3 limit",
         "repeats after the deadline",
         "inflight",
-        "return entry.resends < self.policy.max_resends and now < entry.deadline",
-        "return entry.resends < self.policy.max_resends",
+        "entry.resends < self.policy.max_resends and now < entry.deadline",
+        "entry.resends < self.policy.max_resends",
     ),
     Flip(
         "T3 newer",
@@ -218,7 +223,7 @@ FLIPS = (
     ),
     # T5: silence
     Flip("T5", "silence is not probed", "inflight", "if now >= self._probe_due():", "if False:"),
-    Flip("T5", "a probe's answer proves nothing", "inflight", "unanswered.append(entry)", "pass"),
+    Flip("T5", "a probe's answer proves nothing", "inflight", "[r for r in sent_before if r.is_unanswered]", "[]"),
     Flip("T5", "a probe is sent that the broker may not know", "connection", "if question.API_VERSION == 0:", "if False:"),
     Flip("T5 progress", "arriving bytes are no progress", "silence", "if now > self._progress:", "if False:"),
     Flip(

@@ -35,6 +35,7 @@ LATE = 5.0  # seconds: long after every grace, long before every deadline
 STALL = 1.0
 REQUEST_TIMEOUT = 30.0
 FLOOD = 65
+DEEP = 64  # requests in flight
 _NOBODY = 1 << 29  # added to an id: far from all that were drawn
 
 
@@ -79,8 +80,8 @@ class Cell:
     depth: int
     phase: str
     action: Action
-    accepts_next: bool
-    """True where the victim's answer would pass for its successor's."""
+    alike: int
+    """How many of the later requests the victim's answer would pass for; the next one is the first of them."""
     expected: float = 0.0
     """How long a broker may rightly wait with an answer, in seconds."""
     yields: bool = False
@@ -213,6 +214,14 @@ def _swap(burst: Burst) -> list[Piece]:
 def _cross(burst: Burst) -> list[Piece]:
     v, frames = burst.victim, burst.frames
     first, second = _with_body(frames[v], _body(frames[v + 1])), _with_body(frames[v + 1], _body(frames[v]))
+    return [Piece(f) for f in [*frames[:v], first, second, *frames[v + 2 :]]]
+
+
+def _exchange_ids(burst: Burst) -> list[Piece]:
+    """In the order of requests, as a broker answers, and under each other's ids."""
+    v, frames = burst.victim, burst.frames
+    ids = [correlation_id_of(frames[v]), correlation_id_of(frames[v + 1])]
+    first, second = set_correlation_id(frames[v], ids[1]), set_correlation_id(frames[v + 1], ids[0])
     return [Piece(f) for f in [*frames[:v], first, second, *frames[v + 2 :]]]
 
 
@@ -360,7 +369,7 @@ def _next_id_account(c: Cell) -> Account:
     if c.is_setup:
         return c.retired()
     # Where it passes for the next one's, there are two different answers for one request: neither is believed.
-    return c.lose(2 if c.accepts_next else 1, probe=1, orphan_misfit=1)
+    return c.lose(min(2, 1 + c.alike), probe=1, orphan_misfit=1)
 
 
 def _extra(cause: str) -> Callable[[Cell], Account]:
@@ -382,10 +391,14 @@ def _duplicate_account(c: Cell) -> Account:
     return c.fine(orphan_duplicate=1, probe=1)
 
 
-def _reordered_account(c: Cell) -> Account:
+def _reordered_account(c: Cell, at_most: int = DEEP) -> Account:
     if not c.has_later:
         return c.fine()
-    return c.retired() if c.is_setup else c.fine(reordered=1)
+    if c.is_setup:
+        return c.retired()
+    # Nothing tells late from exchanged with any of those that it would pass for.
+    overtook = min(c.alike, at_most)
+    return c.lose(1 + overtook, orphan_misfit=1, probe=1) if overtook else c.fine(reordered=1)
 
 
 def _too_late_account(c: Cell) -> Account:
@@ -398,6 +411,10 @@ def _too_late_account(c: Cell) -> Account:
 
 def _crossed_account(c: Cell) -> Account:
     return c.retired(orphan_misfit=2, probe=1)
+
+
+def _exchanged_account(c: Cell) -> Account:
+    return _reordered_account(c, 1) if c.alike else _crossed_account(c)
 
 
 def _shortened_account(c: Cell) -> Account:
@@ -470,7 +487,7 @@ FAULTS: tuple[Fault, ...] = (
         lambda b: [*_as_sent(b), Piece(b.spoiled, LATE)],
         lambda c: c.fine(orphan_duplicate=1),
     ),
-    Fault("swap with the next", _swap, _reordered_account, fits=_two),
+    Fault("swap with the next", _swap, lambda c: _reordered_account(c, 1), fits=_two),
     Fault("reorder within the grace", lambda b: b.with_victim(Piece(b.spoiled, 0.004)), _reordered_account),
     Fault("late after it was declared lost", lambda b: b.with_victim(Piece(b.spoiled, LATE)), _too_late_account),
     Fault("an answer under an id never sent", lambda b: b.with_victim(_foreign(b), b.spoiled), _extra("unknown")),
@@ -482,7 +499,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault("negative id", _under(lambda b: -1 - b.victim), _misnumbered("unknown")),
     Fault("id of Java's reserved range", _under(lambda b: 2**31 - 1 - b.victim % 8), _misnumbered("unknown")),
     Fault("id 0", _under(lambda b: 0), _id_zero_account, may_wrap=False),
-    Fault("answers crossed", _cross, _crossed_account, fits=lambda c: c.has_later and not c.accepts_next),
+    Fault("ids exchanged", _exchange_ids, _exchanged_account, fits=_two),
+    Fault("answers crossed", _cross, _crossed_account, fits=lambda c: c.has_later and not c.alike),
     Fault(
         "truncated body, right length",
         lambda b: b.with_victim(_with_body(b.spoiled, _body(b.spoiled)[:-1])),

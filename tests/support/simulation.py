@@ -113,6 +113,7 @@ KINDS: tuple[Kind, ...] = (
     IDEMPOTENT,
     IDEMPOTENT,
     ("PlainProduce", apis.PRODUCE, rows.PRODUCE_PLAIN, True, 0.0, True),
+    ("ProduceToOnePartition", apis.PRODUCE, rows.PRODUCE_PLAIN, False, 0.0, True),
     ("Fetch", apis.FETCH, rows.FETCH_ALONE, True, 500.0, False),
     ("SessionFetch", apis.FETCH, rows.FETCH_IN_SESSION, False, 500.0, False),
     ("Metadata", apis.METADATA, rows.METADATA_REFRESH, False, 0.0, False),
@@ -139,6 +140,7 @@ FAULTS = (
     "strange id",
     "misfit",
     "foreign",
+    "ids exchanged",
     "stall",
     "unasked",
     "cut off",
@@ -186,6 +188,7 @@ class Simulation:
         self.is_cut = False
         self.shift = 0  # of every id from now on
         self.is_garbled = False
+        self.exchanged: tuple[int, memoryview] | None = None  # waits for the next answer, to exchange their ids
         self.is_lasting_since = NEVER  # when the first answer arrived that a lasting fault has spoiled, and was waited for
         self.patience = 0.0
 
@@ -234,7 +237,7 @@ class Simulation:
                 kind = KINDS[rng.randrange(len(KINDS))]
                 key = rng.randrange(2)
                 if kind is IDEMPOTENT and self.in_flight_of(key) >= _REMEMBERED:
-                    kind = KINDS[4]
+                    kind = KINDS[5]
                 self.send(kind, token, key)
                 token += 1
                 left -= 1
@@ -365,6 +368,13 @@ class Simulation:
         if self.is_gateway and rng.random() < 0.25:
             when = self.arrives_at = when + 4 * rng.random()
         correlation_id = entry.correlation_id
+        if self.exchanged is not None:
+            (other_id, other_body), self.exchanged = self.exchanged, None
+            self.orphan_makers += 2
+            self.liars.update((correlation_id, other_id))
+            self.put(correlation_id, other_body, when)
+            self.put(other_id, body, when)
+            return
         fault = self.pick_fault()
         if fault is None:
             self.put(correlation_id, body, when, throttle)
@@ -390,6 +400,8 @@ class Simulation:
             self.orphan_makers += 1
             self.put((correlation_id + 1_000_000) % SPACE, body, when)
             self.put(correlation_id, body, when, throttle)
+        elif fault == "ids exchanged":
+            self.exchanged = correlation_id, body
         elif fault == "stall":
             self.arrives_at = when + 4 * rng.random()
             self.put(correlation_id, body, self.arrives_at, throttle)
@@ -542,8 +554,8 @@ class Simulation:
             self.broken("F", f"without a fault: {dict(happened)}")
         if not self.faults and not self.is_gateway and self.policy.max_resends and happened["requeued"]:
             self.broken("F", f"without a fault {happened['requeued']} requests were repeated")
-        # A probe that is given up may be answered late, like any other request.
-        if happened["orphan"] > self.orphan_makers + happened["lost"] + happened["probe"]:
+        # A probe that is given up may be answered late, like any other request; and a repeat after its first answer.
+        if happened["orphan"] > self.orphan_makers + happened["lost"] + happened["probe"] + happened["requeued"]:
             self.broken("F", f"{happened['orphan']} orphans from {self.orphan_makers} faults")
 
     def broken(self, law: str, what: str) -> NoReturn:

@@ -209,16 +209,68 @@ def test_answer_that_came_out_of_turn_is_asked_for_again_after_the_resend() -> N
     assert len(store) == 0
 
 
-def test_second_equal_answer_for_a_held_request_is_a_duplicate() -> None:
+def test_of_two_answers_to_a_held_request_neither_is_believed() -> None:
     store = tracker()
-    older, later = (send(store, FakeRequest(apis.PRODUCE, keys=("t-0",), resend_safe=True)) for _ in "ab")
+    older, later = send(store, FakeRequest(apis.METADATA)), send(store, FakeRequest(apis.LIST_OFFSETS))
     store.response(later.correlation_id, OK, 1.0)
     events = store.response(later.correlation_id, OK, 1.0)
-    assert [e.cause for e in of(Orphan, events)] == ["duplicate"]
+    assert [e.cause for e in of(Orphan, events)] == ["misfit"]
     resend(store, events, 1.0)
     assert of(Completed, store.response(older.correlation_id, OK, 1.01)) == []
     events = store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.02)
-    assert [e.request for e in of(Completed, events)] == [older, later]
+    assert [e.request for e in of(Completed, events)] == [older]
+    assert [e.request for e in of(Requeued, events)] == [later]
+
+
+def answer_in_order(store: InFlightRequests, entries: list[InFlightRequest], ids: list[int]) -> list[Event]:
+    """A broker's answers in the order of requests, each under the id of another one, then the probe's."""
+    events = [e for at in ids for e in store.response(entries[at].correlation_id, OK, 1.0)]
+    assert kinds(events) == ["orphan", "probe"]
+    resend(store, events, 1.0)
+    return store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.001)
+
+
+@pytest.mark.parametrize(
+    ("request_", "policy", "verdict"),
+    [
+        (FakeRequest(apis.PRODUCE), {}, Verdict.OUTCOME_UNKNOWN),
+        (FakeRequest(apis.PRODUCE), {"retries_plain_produce": True}, Verdict.HAND_UP),
+        (FakeRequest(HANDED_UP), {}, Verdict.HAND_UP),
+        (FakeRequest(apis.PRODUCE, resend_safe=True), {}, None),
+        (FakeRequest(apis.LIST_OFFSETS), {}, None),
+    ],
+)
+def test_exchanged_ids_are_seen_by_their_order_and_neither_answer_is_believed(
+    request_: FakeRequest, policy: dict[str, bool], verdict: Verdict | None
+) -> None:
+    store = tracker(**policy)
+    entries = [send(store, request_) for _ in range(3)]
+    events = answer_in_order(store, entries, [1, 0, 2])
+    assert [e.request for e in of(Completed, events)] == [entries[2]]
+    assert [e.request for e in of(Requeued, events)] == ([] if verdict else entries[:2])
+    failed = [(e.request, e.verdict) for e in of(Failed, events)]
+    assert failed == ([(entry, verdict) for entry in entries[:2]] if verdict else [])
+
+
+def test_ids_that_went_round_leave_nothing_to_believe() -> None:
+    store = tracker()
+    entries = [send(store, FakeRequest(apis.LIST_OFFSETS)) for _ in range(3)]
+    assert [e.request for e in of(Requeued, answer_in_order(store, entries, [1, 2, 0]))] == entries
+
+
+@pytest.mark.parametrize("ids", [[2, 0, 1], [2, 1, 0]])
+def test_second_answer_in_another_order_ends_the_connection(ids: list[int]) -> None:
+    store = tracker()
+    entries = [send(store, FakeRequest(apis.LIST_OFFSETS)) for _ in range(3)]
+    assert kinds([e for at in ids for e in store.response(entries[at].correlation_id, OK, 1.0)])[-1] == "retired"
+
+
+def test_answer_that_fits_another_request_leaves_that_one_nothing_to_believe() -> None:
+    """The broker answers b, then a: a takes any answer, b only its own."""
+    store = tracker()
+    b, a = send(store, FakeRequest(apis.LIST_OFFSETS, keys=("b",))), send(store, FakeRequest(apis.LIST_OFFSETS))
+    resend(store, store.response(a.correlation_id, memoryview(b"for b"), 1.0), 1.0)
+    assert kinds(store.response(b.correlation_id, OK, 1.0)) == ["orphan", "retired"]
 
 
 def test_late_answer_is_explained_by_its_loss_and_teaches_patience() -> None:
@@ -465,8 +517,11 @@ def disproved(now: float = 2.0) -> InFlightRequests:
     resend(store, events, 1.1)
     resend(store, store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.101), 1.101)
     assert not store.is_disproved
-    assert kinds(store.response(first_id, OK, now)) == ["orphan"]
-    assert kinds(store.response(slow.correlation_id, OK, now)) == ["completed"]
+    events = store.response(first_id, OK, now)
+    assert kinds(events) == ["orphan", "completed"]
+    assert of(Completed, events)[0].request is slow
+    # The peer answers the repeat as well.
+    assert [(e.kind, e.cause) for e in store.response(slow.correlation_id, OK, now + 0.5)] == [("orphan", "late")]
     return store
 
 
@@ -478,6 +533,17 @@ def test_late_answer_disproves_the_probes_and_silence_ends_at_the_deadline() -> 
     assert kinds(store.response(entry.correlation_id, OK, 32.9)) == ["completed"]
     send(store, FakeRequest(apis.LIST_OFFSETS), now=33.0)
     assert of(Retired, store.expired(63.0))[0].is_timeout
+
+
+def test_late_answer_that_does_not_decode_leaves_its_repeat_in_flight() -> None:
+    store = tracker()
+    slow = send(store, FakeRequest(apis.LIST_OFFSETS))
+    first_id = slow.correlation_id
+    events = store.expired(1.1)
+    resend(store, events, 1.1)
+    resend(store, store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.101), 1.101)
+    assert kinds(store.response(first_id, BAD, 2.0)) == ["orphan"]
+    assert [e.response for e in of(Completed, store.response(slow.correlation_id, OK, 2.1))] == [b"ok"]
 
 
 def test_first_answer_out_of_step_ends_a_connection_whose_probes_prove_nothing() -> None:
