@@ -253,8 +253,10 @@ def _run(
                 while not query.awaitTermination(1):
                     tell(now := report.read())
                     claim.tell(now)
+                    claim.require_held()
                     if is_stopping():
                         is_stopped = True
+                        claim.end()  # before Spark kills the Python workers, which have claims to release
                         query.stop()
             except StreamingQueryException as error:
                 raise original_error(str(error)) from error

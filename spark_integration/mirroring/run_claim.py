@@ -16,8 +16,8 @@ from kafka.structs import TopicPartition
 from spark_integration.mirroring.link_state import TaskReport
 from spark_integration.printing import echo
 from spark_integration.security.kafka_config import kafka_python_config
-from tolerant_client.mirror.link.claims import MIRROR, WHOLE_TOPIC, Waiting, claimed_part
-from tolerant_client.mirror.link.claims_topic import Claims, new_holder
+from tolerant_client.mirror.link.claims import MIRROR, WHOLE_TOPIC, Claim, Waiting, claimed_part
+from tolerant_client.mirror.link.claims_topic import Claims, claimed_by, new_holder
 from tolerant_client.raw import RawCluster
 
 
@@ -44,6 +44,15 @@ class RunClaim:
         whole = [TopicPartition(topic, WHOLE_TOPIC) for topic in topics]
         names = [claimed_part(name, self._link) for name in whole] if self._is_translated else whole
         self._net.run(self._claims.take, names, lambda text: echo(f"tolerant-kafka: {text}", err=True))
+
+    def require_held(self) -> None:
+        """Raises TargetClaimedError where another mirror has what this one had claimed: it was frozen, or cut off."""
+
+        async def rivals() -> dict[TopicPartition, Claim]:
+            return self._claims.rivals()
+
+        if found := self._net.run(rivals):
+            raise claimed_by(*min(found.items()))
 
     def tell(self, report: TaskReport) -> None:
         """What the mirror's heartbeat says of partitions that stand still: those that wait, and those that need a person."""

@@ -70,7 +70,7 @@ class LinkJob(Protocol):
         """Ends what start began, if it still runs; raises StuckError where it does not end soon."""
 
     def close(self) -> None:
-        """Ends what goes on between two starts."""
+        """Ends what goes on between two starts; before `stop`, since tasks that Spark has killed release nothing."""
 
 
 class StuckError(TolerantClientError):
@@ -107,7 +107,8 @@ class SparkLink:
         self._tell(LinkEvent(link, "started", _started(prepared), prepared))
 
     def look(self) -> int | None:
-        assert self._query is not None
+        assert self._query is not None and self._claim is not None
+        self._claim.require_held()
         progress = self._query.lastProgress  # before the report: that of its micro-batch is written
         self._tell_report()
         if not self._query.isActive:
@@ -135,12 +136,12 @@ class SparkLink:
     def close(self) -> None:
         for thread in self._duties:
             thread.stop()
-        for thread in self._duties:
-            thread.close()
-        self._duties = []
         if self._claim is not None:
             self._claim.close()
             self._claim = None
+        for thread in self._duties:
+            thread.close()
+        self._duties = []
 
     def _see_to_duties(self) -> None:
         """They begin behind the first micro-batch, and with the partitions that were read and are copies."""
@@ -193,8 +194,8 @@ class LinkThread:
             while not self._stop.is_set() and self.stuck is None:
                 self.step(time.monotonic())
                 self._stop.wait(_LOOK_S)
-            self._end(time.monotonic())
             self._job.close()
+            self._end(time.monotonic())
         except Exception as error:  # a thread that ends by itself must not be missed by nobody
             _log.exception("Link %s", self.name)
             self.stuck = StuckError(f"Its thread has ended: {sentence(error)}")
@@ -221,8 +222,8 @@ class LinkThread:
                 case Step.WAIT:
                     pass
         except LinkPromotedError as error:
-            self._end(now)
             self._job.close()
+            self._end(now)
             self._life.promoted(now)
             if self._told != str(error):
                 self._tell(LinkEvent(self.name, "promoted", f"not started: {sentence(error)}"))

@@ -51,6 +51,7 @@ _HELD_INTERVAL_S = 10.0
 _HELD_AFTER_MS = 5_000  # most transactions are over by then
 _MOST_HELD = 50  # partitions of which is asked whose transactions hold them back
 _STILL_AFTER_MS = 25_000
+_START_MS = 120_000  # Spark takes its time on a busy machine: until then a partition that no task has begun is no news
 _LEDGER_INTERVAL_S = 10.0
 _SIZES_INTERVAL_S = 60.0
 _AGAIN_S = 5.0  # after a question that failed
@@ -341,7 +342,9 @@ class LinkWatch:
     def _tell_still(self) -> None:
         """Says on the terminal, once, what stands still and no task has spoken of, and whose transactions hold it up."""
         state = self.state
-        waits = {p: wait for p, wait in state.waiting.items() if p in state.still and p not in state.report.waiting}
+        is_begun = state.phase is not Phase.STARTING or state.time_ms - state.started_ms > _START_MS
+        still = state.still.keys() - state.report.waiting.keys() if is_begun else frozenset()
+        waits = {p: wait for p, wait in state.waiting.items() if p in still}
         held = {one.partition: str(one) for one in state.held if is_held_long(one, state.time_ms)}
         new = waiting_reasons({p: wait for p, wait in waits.items() if p not in self._told_still})
         for text in [*(reason.text for reason in new), *(text for p, text in held.items() if p not in self._told_still)]:

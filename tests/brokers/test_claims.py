@@ -17,6 +17,7 @@ import pytest
 from kafka.structs import TopicPartition
 from support.mirror_link import append_records, both, compare, create_topic, delete_until, ends
 
+from spark_integration.mirroring.run_claim import RunClaim
 from tolerant_client.errors import OptionError, TargetClaimedError
 from tolerant_client.mirror.identical.copy import LinkCopier
 from tolerant_client.mirror.link.claims import CLAIMS_TOPIC, LEASE_MS
@@ -154,6 +155,26 @@ def test_a_copier_that_was_frozen_while_it_had_nothing_to_do_reads_its_place_ane
     assert compare(*clusters, topic).identical
 
 
+@pytest.mark.parametrize("is_killed", [False, True], ids=["it ends", "it is killed"])
+def test_a_start_that_is_tried_again_succeeds_once_the_mirror_that_it_was_refused_for_is_gone(
+    clusters: tuple[str, str], is_killed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic, target = f"retried-{secrets.token_hex(3)}", {"bootstrap.servers": clusters[1]}
+    with RunClaim(target, "one", "run-1") as first, RunClaim(target, "two", "run-2") as second:
+        first.take([topic])
+        for _ in range(2):
+            with pytest.raises(TargetClaimedError, match=f"Topic {topic} of the target is written by a mirror of link one on"):
+                second.take([topic])
+            time.sleep(1.0)
+        assert not capsys.readouterr().err  # what a living mirror is waited for is no news
+        if is_killed:
+            first._net.stop(timeout_ms=2000)
+        else:
+            first.close()
+        second.take([topic])
+        assert ("waiting for a mirror of link one on" in capsys.readouterr().err) == is_killed
+
+
 def wait_for(is_done: Callable[[], bool], timeout_s: float = 40.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not is_done():
@@ -161,7 +182,10 @@ def wait_for(is_done: Callable[[], bool], timeout_s: float = 40.0) -> None:
         time.sleep(0.2)
 
 
-def test_of_a_claims_log_whose_records_were_deleted_nobody_holds_what_another_holds(clusters: tuple[str, str]) -> None:
+@pytest.mark.parametrize("is_frozen", [False, True], ids=["the holder runs", "the holder is frozen"])
+def test_of_a_claims_log_whose_records_were_deleted_nobody_holds_what_another_holds(
+    clusters: tuple[str, str], is_frozen: bool
+) -> None:
     topic = topic_of(clusters)
     only = TopicPartition(topic, 0)
     with both(*clusters) as (source, target), both(*clusters) as (second_source, second_target):
@@ -174,19 +198,22 @@ def test_of_a_claims_log_whose_records_were_deleted_nobody_holds_what_another_ho
             return copier
 
         first = source.run(hold)
+        if is_frozen:
+            source.net.stop(timeout_ms=2000)
         delete_until(clusters[1], CLAIMS_TOPIC, ends(clusters[1], CLAIMS_TOPIC)[0])
         late = LinkCopier(second_source, second_target, first.producer_id, link=topic)
 
         async def want() -> list[tuple[bool, bool]]:
             late.claims.want([only])
             seen = []
-            for _ in range(60):
+            for _ in range(140):
                 seen.append((first.claims.holds(only), late.claims.holds(only)))
                 await second_source.net.sleep(0.1)
             return seen
 
         seen = second_source.run(want)
-        source.net.stop(timeout_ms=2000)
+        if not is_frozen:
+            source.net.stop(timeout_ms=2000)
     assert (True, True) not in seen
     assert any(one or other for one, other in seen[-10:])
 

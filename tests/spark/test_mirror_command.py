@@ -38,7 +38,7 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "spark_integration.cli", *arguments]
 
 
-def run(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout)
 
 

@@ -7,6 +7,7 @@ second time, or late, would be appended.  TOLERANT_ONE_WRITER_S is how long a mi
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -109,7 +110,7 @@ def old_records(servers: str, topic: str, number: int) -> None:
     append_records(servers, topic, 200, partitions=PARTITIONS, first=200 * number, per_batch=20, size=1000)
 
 
-def reached(clusters: tuple[str, str], topic: str, seconds: float = 60) -> bool:
+def reached(clusters: tuple[str, str], topic: str, seconds: float = 300) -> bool:
     """Whether the target gets as far as the source is."""
     deadline = time.monotonic() + seconds
     while ends(clusters[1], topic, PARTITIONS) != ends(clusters[0], topic, PARTITIONS):
@@ -253,7 +254,12 @@ def test_a_mirror_that_was_frozen_through_its_lease_appends_nothing_more(cluster
                 assert second.process.poll() is None, second.told.read_text()
                 time.sleep(0.1)
             first.signal(signal.SIGCONT)
-            follow(clusters, topic, second, 10)
+            assert first.process.wait(60) == 1, first.told.read_text()
+            said = first.told.read_text().splitlines()
+            (why,) = (line for line in said if "has one writer only" in line)
+            assert why == said[-1], said
+            assert re.search(rf" is written by a mirror of link \S+ on \S+ \(process {second.process.pid}\), since 20", why), why
+            follow(clusters, topic, second, 5)
         except BaseException:
             if second is not None:
                 second.kill()

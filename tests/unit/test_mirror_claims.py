@@ -15,14 +15,17 @@ from tolerant_client.mirror.link.claims import (
     MARGIN_MS,
     MIRROR,
     RENEW_MS,
+    Claim,
     Claimant,
     ClaimsLog,
     ClaimsRecord,
     Holder,
     Waiting,
+    claimed_part,
     decode_claims,
     encode_claims,
 )
+from tolerant_client.mirror.link.claims_topic import claimed_by
 
 P = [TopicPartition("orders", n) for n in range(4)]
 
@@ -264,6 +267,27 @@ def test_a_mirror_that_ended_is_not_alive_and_one_that_waits_says_why() -> None:
     assert run.is_ended and not run.is_alive and log.has_ended("run-1")
 
 
+def test_a_copier_of_a_run_that_has_ended_releases_all_and_takes_nothing_more() -> None:
+    main, copier = Claimant(holder("m", role=MIRROR)), Claimant(holder("c"))
+    log = Log(main, copier)
+    main.want([TopicPartition("orders", -1)])
+    copier.want(P)
+    log.settle()
+    assert log.held(copier) == [0, 1, 2, 3] and not copier.asked
+    main.end()
+    log.settle()
+    assert copier.asked == set(P)
+    copier.leave(P)
+    copier.want(P)  # Spark plans one micro-batch more
+    log.settle()
+    log.ms += LEASE_MS
+    log.settle()
+    assert not log.held(copier) and P[0] not in copier.log.claims()
+    log.append(ClaimsRecord(holder("n", role=MIRROR), 1))  # a link of a service that was promoted, and is started again
+    log.settle()
+    assert log.held(copier) == [0, 1, 2, 3]
+
+
 def test_alive_is_a_mirror_that_renews_between_two_looks_whatever_the_clocks_say() -> None:
     before, now = ClaimsLog(), ClaimsLog()
     silent, renews, came = holder("a"), holder("b", "run-2"), holder("c", "run-3")
@@ -278,6 +302,13 @@ def test_alive_is_a_mirror_that_renews_between_two_looks_whatever_the_clocks_say
     assert {run: each.is_alive for run, each in found.items()} == {"run-1": False, "run-2": True, "run-3": True}
     assert not found["run-1"].waiting and found["run-1"].waiting_count == 0
     assert not any(run.is_alive for run in before.runs(now))  # the looks exchanged
+
+
+def test_a_refusal_names_the_topic_of_the_target_whatever_part_of_it_is_claimed() -> None:
+    for topic in (claimed_part(P[2], "dr"), P[2]):
+        told = str(claimed_by(topic, Claim(holder("a"), 1_000)))
+        assert "Partition orders-2 of the target is written by a mirror of link dr on m1 (process 812), since 1970" in told
+    assert "Topic orders of the target" in str(claimed_by(claimed_part(TopicPartition("orders", -1), "dr"), Claim(holder("a"), 0)))
 
 
 # -- many holders, whose clocks and requests go wrong -------------------------

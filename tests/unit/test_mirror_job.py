@@ -48,7 +48,7 @@ class Spark:
 
 
 def run(is_stopping: bool, claims: list[str]) -> bool:
-    claim = SimpleNamespace(tell=lambda report: None, end=lambda: claims.append("ended"))
+    claim = SimpleNamespace(tell=lambda report: None, require_held=lambda: None, end=lambda: claims.append("ended"))
     settings = MirrorSettings({"bootstrap.servers": "a:1"}, {"bootstrap.servers": "b:1"}, "orders")
     return mirror_job.run(settings, PreparedLink(1, (), {}), lambda: is_stopping, claim=cast(RunClaim, claim))
 

@@ -487,6 +487,7 @@ def test_what_stands_still_is_told_on_the_terminal_though_nothing_is_shown(
     watch: Watch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now_ms = module._now_ms()
+    watch.tell(report(1, acked={FIRST: 4}))
     for seconds in (0, 10, 24):
         monkeypatch.setattr(module, "_now_ms", lambda: now_ms + seconds * 1000)
         assert watch.after(1).still == {}
@@ -495,6 +496,18 @@ def test_what_stands_still_is_told_on_the_terminal_though_nothing_is_shown(
     assert watch.after(1).waiting[FIRST].reason == "it stands at offset 4, and no task has said why"
     assert capsys.readouterr().err.count("waiting: orders-0 since") == 1
     assert watch.after(1, target={FIRST: 5, SECOND: 10}).still == {}
+
+
+def test_what_spark_has_not_begun_is_told_after_two_minutes(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now_ms = module._now_ms()
+    for seconds in (0, 30, 110, 130, 140):
+        assert not capsys.readouterr().err
+        monkeypatch.setattr(module, "_now_ms", lambda: now_ms + seconds * 1000)
+        assert (FIRST in watch.after(1).still) == (seconds > 25)
+        if seconds == 130:
+            assert capsys.readouterr().err.count("waiting: orders-0 since") == 1
 
 
 def test_why_it_stands_is_what_the_task_says_and_told_once(watch: Watch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -204,7 +204,7 @@ def test_a_promoted_link_is_told_once_and_its_duties_end() -> None:
     link = thread(job, events)
     for later in (0, 50, 100):
         link.step(time.monotonic() + later)
-    assert job.calls == ["start", "stop", "close"] * 3
+    assert job.calls == ["start", "close", "stop"] * 3
     assert [event.kind for event in events] == ["promoted"]
 
 
@@ -251,7 +251,7 @@ def test_a_stop_ends_query_and_duties() -> None:
         time.sleep(0.01)
     stop.set()
     assert link.join(5)
-    assert job.calls[-2:] == ["stop", "close"]
+    assert job.calls[-2:] == ["close", "stop"]
     assert events[-1].kind == "stopped"
 
 

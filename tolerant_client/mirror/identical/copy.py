@@ -266,13 +266,14 @@ class LinkCopier:
         return copy.term is not None and self.claims.term(copy.partition) == copy.term
 
     def _claims_changed(self) -> None:
+        """Hands over what another process of the run asks for, and looks at what was granted."""
         for lapsed in [c for c in self._partitions.values() if c.phase is Phase.COPYING and not self._is_claimed(c)]:
             lapsed.trouble(NO_CLAIM, self.clock())
             self._after_trouble(lapsed)
-        """Hands over what another process of the run asks for, and looks at what was granted."""
-        for partition in self.claims.claimant.asked:
+        claimant = self.claims.claimant
+        for partition in claimant.asked:
             if (copy := self._partitions.get(partition)) is not None:
-                if self.clock() - copy.adopted_at > _HELD_S:
+                if claimant.is_run_over or self.clock() - copy.adopted_at > _HELD_S:
                     self._release(partition)
                     self._notify()
             elif partition not in self._leaving:

@@ -16,7 +16,9 @@ B. Of what it names a record is granted what the holder's record before was gran
 C. Log time is what each leader's clock measured between the records that it appended, added up: clocks of two brokers are
    never compared, and one that is set back stands still.  It never runs faster than the leader's clock.
 D. Every reader that begins where the log does finds the same.  The log keeps an hour, and one that begins in its midst
-   agrees with the others after some LEASE_MS: what was denied is soon named no longer.
+   agrees with the others after some LEASE_MS: what was denied is soon named no longer.  Of a log that was cut, or that
+   nobody wrote to for an hour, less may be left: its reader takes nothing until LEASE_MS of log and waiting are over, since
+   whoever wrote what is gone may hold its claims, and be frozen, for as long.
 E. A holder appends until LEASE_MS - MARGIN_MS of its own clock have passed since it *sent* its newest record that it has
    read in the log, and only to what that record was granted and every record that it has sent since names, too.
 F. `sequence` grows with each record of a holder: what comes a second time, or late, says nothing.
@@ -24,6 +26,7 @@ G. What another process of the same run holds is asked for; that process stops w
    releases it.  What another run holds is waited for.
 H. A term begins when a partition that its holder did not hold is granted to it, and lasts as long as it is granted without
    a break: what was read of the target's log in one term says nothing in the next, another may have written in between.
+I. A run ends when its mirror says so: each copier of it then releases what it holds, and takes nothing more.
 """
 
 from __future__ import annotations
@@ -397,7 +400,12 @@ class Claimant:
     @property
     def asked(self) -> Names:
         """What it holds and another process of its run asks for; all of it once the run has ended."""
-        return self._held if self.log.has_ended(self.holder.run) else self._held & self.log.asks_of(self.holder)
+        return self._held if self.is_run_over else self._held & self.log.asks_of(self.holder)
+
+    @property
+    def is_run_over(self) -> bool:
+        """Whether it copies for a mirror that has said that it ends (law I)."""
+        return self.holder.role == COPIER and self.log.has_ended(self.holder.run)
 
     @property
     def blocked(self) -> dict[TopicPartition, Claim]:
@@ -428,7 +436,7 @@ class Claimant:
     def _to_say(self) -> tuple[Names, Names]:
         """What it names, and what it asks for."""
         missing = self._wanted - self._held
-        if not missing:
+        if not missing or self.is_run_over:
             return self._held, _NONE
         others = self.log.others(self.holder.id)
         free = frozenset(name for name in missing if name not in others)

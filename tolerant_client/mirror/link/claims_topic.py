@@ -37,8 +37,7 @@ _TICK_S = 0.25
 _POLL_MS = 500
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
 _PATIENCE_S = 60.0  # with a claims log that cannot be used
-_TOLD_AFTER_S = 1.0  # that a start waits
-_QUIET_S = 1.5 * RENEW_MS / 1000
+_TOLD_AFTER_S = 1.5 * RENEW_MS / 1000  # that a start waits: whoever lives has renewed its claim by then, and is named as such
 _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _CONFIG = {
     "cleanup.policy": "delete",
@@ -161,7 +160,12 @@ class Claims:
         return self.claimant.term(partition, boot_s())
 
     def rivals(self) -> dict[TopicPartition, Claim]:
-        """What is wanted and another run has: those holders that have renewed it since we saw them first."""
+        """What is wanted and another run has: those holders that have renewed it since we saw them first.
+
+        Nobody before the log was read up to its end: what it said when it was left may be long over.
+        """
+        if not self._is_current:
+            return {}
         blocked = {p: claim for p, claim in self.claimant.blocked.items() if claim.holder.run != self.claimant.holder.run}
         found = {claim.holder.id: claim.renewed_ms for claim in blocked.values()}
         self._first_seen = {holder: self._first_seen.get(holder, seen) for holder, seen in found.items()}
@@ -173,6 +177,7 @@ class Claims:
         Raises TargetClaimedError where one lives, and RecoveryExhaustedError where the claims log cannot be used.
         """
         self.want(names)
+        self._first_seen = {}  # at a former try
         started, is_told = boot_s(), False
         while not all(self.holds(name) for name in names):
             waited_s = boot_s() - started
@@ -182,7 +187,7 @@ class Claims:
             if self.problem and (self._is_forbidden or waited_s > _PATIENCE_S):
                 self.leave(names)
                 raise RecoveryExhaustedError(f"The target could not be claimed for {waited_s:.0f} s: {self.problem}")
-            if not is_told and waited_s > _TOLD_AFTER_S and (blocked := self.claimant.blocked):
+            if not is_told and waited_s > _TOLD_AFTER_S and self._is_current and (blocked := self.claimant.blocked):
                 is_told = True
                 claim = min(blocked.items())[1]
                 tell(
@@ -256,9 +261,8 @@ class Claims:
             if not self._is_current:
                 await create_claims_topic(self._target)
                 await self._follower.read_to_end()
-                if self._follower.log_start > 0 and self.claimant.log.time_ms < RENEW_MS:
-                    # Deleted or idle: whoever lives says so again before this is over.
-                    self._quiet_until = boot_s() + _QUIET_S
+                if self._follower.log_start > 0:  # law D: deleted, or idle
+                    self._quiet_until = boot_s() + (LEASE_MS - self.claimant.log.time_ms) / 1000
                 self._is_current = True
                 self._wakeup.notify()
             else:
@@ -335,7 +339,7 @@ def boot_s() -> float:
 
 def claimed_by(partition: TopicPartition, claim: Claim) -> TargetClaimedError:
     """The error of whoever finds a partition, or a whole topic, claimed by another mirror that lives."""
-    topic, index = partition
+    topic, index = partition.topic.partition(":")[0], partition.partition  # claimed_part names a link, too
     name = f"Topic {topic}" if index == WHOLE_TOPIC else f"Partition {topic}-{index}"
     since, renewed = (_utc(ms) for ms in (claim.holder.since_ms, claim.renewed_ms))
     return TargetClaimedError(
