@@ -35,7 +35,7 @@ SANS_IO = (
 # The lower ones may not import the upper ones.
 ORDER = [
     {"resubscribing"},
-    {"errors", "api_rows", "masking", "forking", "wire"},
+    {"errors", "api_rows", "masking", "forking", "wire", "mirror.state_json"},
     {"policy", "roundtrips", "correlation"},
     {"framing", "apis", "events"},
     {"lifecycle", "coordinator_partition", "storm"},

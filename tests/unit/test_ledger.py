@@ -10,12 +10,26 @@ from hypothesis import strategies as st
 
 from tolerant_client.mirror.ledger import UNREADABLE, decode_row, distinct, encode_row, lost_offsets, of_present_topics, unwritten
 from tolerant_client.mirror.losses import LedgerRow, LossReason
+from tolerant_client.mirror.state_json import LAST_MS
 from tolerant_client.record_batch import Record
 
 ROW = LedgerRow(5, "default", "orders", 3, 30, 40, LossReason.RETENTION, "gone")
 
 
-@given(st.builds(LedgerRow, st.integers(0, 2**62), st.text(), st.text(), *[st.integers(0, 2**62)] * 3, st.sampled_from(LossReason), st.text()))
+@given(
+    st.builds(
+        lambda time_ms, link, topic, partition, offsets, reason, detail: LedgerRow(
+            time_ms, link, topic, partition, *sorted(offsets), reason, detail
+        ),
+        st.integers(0, LAST_MS),
+        st.text(),
+        st.text(),
+        st.integers(0, 2**31 - 1),
+        st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1)),
+        st.sampled_from(LossReason),
+        st.text(),
+    )
+)
 def test_row_comes_back_from_its_record(row: LedgerRow) -> None:
     assert decode_row(encode_row(row)) == row
 
@@ -35,6 +49,29 @@ def test_foreign_record_is_shown_as_unreadable(value: bytes | None) -> None:
     row = decode_row(Record(17, 99, None, value))
     assert (row.reason, row.time_ms) == (UNREADABLE, 99)
     assert "offset 17" in row.detail
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"until_offset": 10**400},
+        {"until_offset": 2**63},
+        {"from_offset": -1},
+        {"from_offset": 41},
+        {"until_offset": 40.0},
+        {"until_offset": "40"},
+        {"until_offset": True},
+        {"partition": 2**31},
+        {"time_ms": LAST_MS + 1},
+        {"topic": "\ud800"},
+        {"topic": 7},
+        {"topic_id": None},
+    ],
+)
+def test_a_row_that_no_mirror_can_have_written_is_unreadable(change: dict[str, object]) -> None:
+    value = json.dumps({**json.loads(encode_row(ROW).value or b""), **change}).encode()
+    row = decode_row(Record(3, 2**62, None, value))
+    assert (row.reason, row.time_ms) == (UNREADABLE, LAST_MS)
 
 
 def test_repeated_rows_are_one_whatever_their_time_and_detail() -> None:

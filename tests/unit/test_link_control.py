@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -66,6 +67,48 @@ def test_fields_of_other_versions_are_kept() -> None:
 def test_what_is_no_control_is_refused(value: bytes) -> None:
     with pytest.raises(OptionError, match="tolerant-mirror-control"):
         decode_control(value)
+
+
+@pytest.mark.parametrize("spans", [[[0, 20_000_000]], [[0, 2**31 - 1]], [[0, 150_000]] * 2, [[5, 4]], [[-1, 3]], [[0]], [[0, 10**40]]])
+def test_a_few_bytes_of_ranges_unfold_to_no_more_partitions_than_a_cluster_has(spans: list[list[int]]) -> None:
+    value = json.dumps({"version": 1, "begun": {"t": [["a", "b", spans]]}}).encode()
+    tracemalloc.start()
+    with pytest.raises(OptionError, match="tolerant-mirror-control is none of ours"):
+        decode_control(value)
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"generation": 10**40},
+        {"bytes_per_s": -1},
+        {"producer_ids": [2**63]},
+        {"producer_ids": "12"},
+        {"paused": "abc"},
+        {"paused": [7]},
+        {"is_promoted": "false"},
+        {"topics": 5},
+        {"topics": "\udfff"},
+        {"source_cluster_id": {}},
+        {"unfenced": [["clicks", 3, 4]]},
+        {"unfenced": [["clicks", 2**31]]},
+        {"copied": {"t": {"0": "7"}}},
+        {"copied": {"t": {"٣": 7}}},
+        {"starts": {"t": {"0": 1e5}}},
+        {"adopted": {"t": {"-1": 5}}},
+    ],
+)
+def test_a_field_that_no_mirror_writes_makes_the_record_none_of_ours(fields: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="tolerant-mirror-control is none of ours"):
+        decode_control(json.dumps({"version": 1, **fields}).encode())
+
+
+def test_what_is_kept_of_other_versions_can_be_written_again() -> None:
+    deep = b'{"version": 1, "x": ' + b"[" * 500 + b"]" * 500 + b"}"
+    with pytest.raises(OptionError, match="nested too deeply"):
+        decode_control(deep)
 
 
 def test_a_newer_version_is_not_guessed_at() -> None:

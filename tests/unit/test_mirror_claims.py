@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from kafka.structs import TopicPartition
@@ -26,6 +26,8 @@ from tolerant_client.mirror.link.claims import (
     encode_claims,
 )
 from tolerant_client.mirror.link.claims_topic import claimed_by
+from tolerant_client.mirror.link.health import utc
+from tolerant_client.mirror.state_json import LAST_MS
 
 P = [TopicPartition("orders", n) for n in range(4)]
 
@@ -194,6 +196,39 @@ def test_a_record_that_names_more_partitions_than_a_cluster_has_is_passed_over()
     assert decode_claims(b"a", record) is not None
     huge = json.dumps({**json.loads(record), "names": {"orders": [[0, 10**12]]}}).encode()
     assert decode_claims(b"a", huge) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"since_ms": 10**40},
+        {"since_ms": -(10**18)},
+        {"since_ms": 2**63 - 1},
+        {"pid": 2**63},
+        {"pid": "12"},
+        {"sequence": 2**63},
+        {"sequence": 1.0},
+        {"waiting_count": -1},
+        {"waiting": {"orders-0": ["why", 10**40]}},
+        {"waiting": {"orders-0": ["why", -1]}},
+        {"waiting": {"orders-0": "ab"}},
+        {"names": {"orders": [[-2, 0]]}},
+        {"names": {"orders": [[0, 2**31]]}},
+        {"asks": {"\ud800": [[0, 0]]}},
+        {"host": "\ud800"},
+        {"is_end": 1},
+    ],
+)
+def test_a_record_that_no_mirror_can_have_written_says_nothing(change: dict[str, object]) -> None:
+    record = json.loads(encode_claims(ClaimsRecord(holder("a"), 1, names=frozenset(P[:1]))))
+    assert decode_claims(b"a", json.dumps({**record, **change}).encode()) is None
+
+
+def test_the_latest_time_that_a_record_may_have_can_be_told() -> None:
+    found = decode_claims(b"a", encode_claims(ClaimsRecord(replace(holder("a"), since_ms=LAST_MS), 1)))
+    assert found is not None
+    assert "since 9998-12-31 23:59:59" in str(claimed_by(P[0], Claim(found.holder, LAST_MS)))
+    assert utc(found.holder.since_ms) == "9998-12-31 23:59:59 UTC"
 
 
 def test_what_was_released_is_not_held_by_an_older_record_that_is_read_later() -> None:

@@ -25,7 +25,9 @@ from spark_integration.monitoring import server
 from spark_integration.monitoring.server import MOST_CONNECTIONS, StatusServer, content_security_policy, liveness
 from spark_integration.monitoring.status import MOST_ROWS, state_json
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.ledger import decode_row
 from tolerant_client.mirror.link.control import LinkControl
+from tolerant_client.record_batch import Record
 
 # -- the past -----------------------------------------------------------------
 
@@ -248,6 +250,18 @@ def test_metrics_and_health_are_served(served: StatusServer) -> None:
     openmetrics = ask(served, "/metrics", Accept="application/openmetrics-text; version=1.0.0")[1]["Content-Type"]
     assert openmetrics.startswith("application/openmetrics-text")
     assert json.loads(ask(served, "/healthz")[2])["links"]["A-B"]["health"] == "blocked"
+
+
+@pytest.mark.parametrize("end", [2**63 - 1, 2**63, 10**400, 10**4299])
+def test_a_ledger_record_with_any_number_blinds_nobody(end: int) -> None:
+    fields = {"version": 1, "time_ms": 1, "link": "A-B", "topic": "orders", "reason": "retention", "detail": ""}
+    value = json.dumps({**fields, "partition": 0, "from_offset": 0, "until_offset": end}).encode()
+    rows = tuple(decode_row(Record(offset, NOW_MS, None, value)) for offset in range(3))
+    known = Board()
+    known.tell(replace(state(NOW_MS), ledger=rows))
+    with StatusServer(known, "127.0.0.1:0") as served:
+        for path in ("/metrics", "/api/state.json"):
+            assert ask(served, path)[0] == 200, path
 
 
 def test_nothing_else_is_served_and_nothing_can_be_sent(served: StatusServer) -> None:

@@ -9,6 +9,7 @@ its timestamp the time of the finding, its value JSON:
 
 Offsets are half-open; reasons are those of losses.LossReason.  Laws:
 - A row is acknowledged by all in-sync replicas before the mirror goes on.
+- A record that no mirror can have written is a row all the same, with the reason UNREADABLE: nothing is passed over.
 - Racing writers, and answers that were lost, may write a row twice: equal
   rows are one, whatever their time and detail.
 """
@@ -28,6 +29,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.own_topic import create_own_topic, end_of, has_topic, read_own
 from tolerant_client.mirror.producers import raise_for
+from tolerant_client.mirror.state_json import LAST_MS, document, moment, partition_number, text, whole
 from tolerant_client.mirror.topics import topic_ids
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import Record, encode_batch
@@ -54,13 +56,16 @@ def encode_row(row: LedgerRow) -> Record:
 def decode_row(record: Record) -> LedgerRow:
     """The row in a record; one with the reason UNREADABLE for a record that is no row."""
     try:
-        found = json.loads(record.value or b"null")
-        texts = [str(found[name]) for name in ("link", "topic", "reason", "detail")]
-        time_ms, partition, start, end = (int(found[n]) for n in ("time_ms", "partition", "from_offset", "until_offset"))
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return LedgerRow(record.timestamp, "", "", -1, 0, 0, UNREADABLE, f"record at offset {record.offset} is no ledger row")
-    link, topic, reason, detail = texts
-    return LedgerRow(time_ms, link, topic, partition, start, end, reason, detail, str(found.get("topic_id", "")))
+        found = document(record.value)
+        link, topic, reason, detail = (text(found[name]) for name in ("link", "topic", "reason", "detail"))
+        topic_id = text(found.get("topic_id", ""))
+        time_ms, partition = moment(found["time_ms"]), partition_number(found["partition"])
+        start = whole(found["from_offset"])
+        end = whole(found["until_offset"], least=start)
+    except (ValueError, KeyError):
+        seen_ms = min(max(0, record.timestamp), LAST_MS)  # its writer says that, too
+        return LedgerRow(seen_ms, "", "", -1, 0, 0, UNREADABLE, f"record at offset {record.offset} is no ledger row")
+    return LedgerRow(time_ms, link, topic, partition, start, end, reason, detail, topic_id)
 
 
 def limit_of(row: LedgerRow) -> int | None:

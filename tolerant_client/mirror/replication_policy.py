@@ -7,11 +7,12 @@ IdentityReplicationPolicy.java of connect/mirror-client, as Kafka 4.2 has them),
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.state_json import checked, document, flag, members, text
 
 _HEARTBEATS = "heartbeats"
 
@@ -182,13 +183,22 @@ class TopicNames:
         return json.dumps(fields)
 
     @staticmethod
-    def from_json(text: str) -> TopicNames:
+    def from_json(written: str) -> TopicNames:
         """Raises OptionError for what to_json did not write."""
         try:
-            fields: dict[str, Any] = json.loads(text)
-            return TopicNames(_POLICIES[fields["name"]](**fields["policy"]), fields["source_alias"])
+            fields = document(written)
+            policy = checked(members(fields["policy"]), _POLICY_FIELDS)
+            return TopicNames(_POLICIES[text(fields["name"])](**policy), text(fields["source_alias"]))
         except (ValueError, KeyError, TypeError) as error:
-            raise OptionError(f"Not the names of a link's topics ({error!r}): {text}") from error
+            raise OptionError(f"Not the names of a link's topics ({str(error)[:_SHOWN]}): {written[:_SHOWN]!r}") from error
+
+
+_SHOWN = 200  # of what cannot be read
+_POLICY_FIELDS: Mapping[str, Callable[[Any], Any]] = {
+    "separator": text,
+    "internal_separator_enabled": flag,
+    "source_alias": lambda value: None if value is None else text(value),
+}
 
 
 def is_cycle(policy: ReplicationPolicy, topic: str, target_alias: str) -> bool:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.replication_policy import TopicNames, is_cycle
+from tolerant_client.mirror.state_json import checked, document, elements, flag, members, text, whole
 
 # Ledgers, offset maps and controls say what is on their own cluster: two links in opposite directions do not mix them.
 OWN_TOPICS = "tolerant-mirror-"
@@ -48,12 +49,8 @@ def _compiled(expressions: tuple[str, ...]) -> re.Pattern[str] | None:
         )
     try:
         return re.compile(re.sub(r"\(\?<(?=[a-zA-Z])", "(?P<", plain), re.ASCII)
-    except (re.error, ValueError) as error:
+    except (re.error, ValueError, OverflowError, RecursionError) as error:
         raise OptionError(f"{expression!r} is not a regular expression ({error}); quote it and escape special signs") from error
-
-
-def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
 
 
 @dataclass(frozen=True)
@@ -179,14 +176,36 @@ class LinkTopics:
         return json.dumps({**asdict(self), "names": self.names and self.names.to_json()})
 
     @staticmethod
-    def from_json(text: str) -> LinkTopics:
+    def from_json(written: str) -> LinkTopics:
         """Raises OptionError for what to_json did not write."""
         try:
-            fields = json.loads(text)
-            fields["filter"] = TopicFilter(**_with_tuples(fields["filter"]))
-            fields["creation"] = TopicCreation(**_with_tuples(fields.get("creation", {})))
-            fields["also"] = tuple(TopicFilter(**_with_tuples(each)) for each in fields.get("also", ()))
-            fields["names"] = fields["names"] and TopicNames.from_json(fields["names"])
-            return LinkTopics(**fields)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise OptionError(f"Not the topics of a link ({error!r}): {text}") from error
+            fields = document(written)
+            return LinkTopics(_filter(fields.pop("filter")), **checked(fields, _LINK_FIELDS))
+        except (ValueError, KeyError, TypeError) as error:
+            raise OptionError(f"Not the topics of a link ({str(error)[:_SHOWN]}): {written[:_SHOWN]!r}") from error
+
+
+_SHOWN = 200  # of what cannot be read
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(map(text, elements(value)))
+
+
+def _filter(value: Any) -> TopicFilter:
+    return TopicFilter(**checked(members(value), {"include": _texts, "exclude": _texts}))
+
+
+_CREATION_FIELDS: Mapping[str, Callable[[Any], Any]] = {
+    "replication_factor": lambda value: None if value is None else whole(value, least=-1),
+    "config_exclude": _texts,
+    "use_defaults_from": text,
+}
+_LINK_FIELDS: Mapping[str, Callable[[Any], Any]] = {
+    "names": lambda value: None if value is None else TopicNames.from_json(text(value)),
+    "target_alias": text,
+    "copies_heartbeats": flag,
+    "waits_for_topics": flag,
+    "creation": lambda value: TopicCreation(**checked(members(value), _CREATION_FIELDS)),
+    "also": lambda value: tuple(map(_filter, elements(value))),
+}

@@ -38,6 +38,19 @@ from typing import Any, NamedTuple
 
 from kafka.structs import TopicPartition
 
+from tolerant_client.mirror.state_json import (
+    MOST_INDEX,
+    document,
+    elements,
+    flag,
+    members,
+    moment,
+    named_partition,
+    partition_range,
+    require_few,
+    text,
+    whole,
+)
 from tolerant_client.mirror.topic_filter import OWN_TOPICS
 
 CLAIMS_TOPIC = f"{OWN_TOPICS}claims"
@@ -50,7 +63,6 @@ MIRROR, COPIER = "mirror", "copier"
 _VERSION = 1
 _WAITING_SHOWN = 20
 _REMEMBERED_MS = 3_600_000
-_MOST_NAMES = 200_000
 
 Names = frozenset[TopicPartition]
 _NONE: Names = frozenset()
@@ -137,7 +149,7 @@ def encode_claims(record: ClaimsRecord) -> bytes:
     """The value of a record."""
     holder = record.holder
     shown = sorted(record.waiting.items(), key=lambda item: (item[1].since_ms, item[0]))[:_WAITING_SHOWN]
-    document = {
+    said = {
         "version": _VERSION,
         "link": holder.link,
         "run": holder.run,
@@ -152,27 +164,27 @@ def encode_claims(record: ClaimsRecord) -> bytes:
         "waiting_count": max(record.waiting_count, len(record.waiting)),
         "is_end": record.is_end,
     }
-    return json.dumps(document, separators=(",", ":")).encode()
+    return json.dumps(said, separators=(",", ":")).encode()
 
 
 def decode_claims(key: bytes | None, value: bytes | None) -> ClaimsRecord | None:
     """What a record says; None for one that is none of ours, or of a newer version."""
     try:
-        found: dict[str, Any] = dict(json.loads(value or b"null"))
-        if int(found["version"]) > _VERSION:
+        found = document(value)
+        if whole(found["version"]) > _VERSION:
             return None
-        texts = (str(found["link"]), str(found["run"]), str(found["host"]))
-        holder = Holder((key or b"").decode(), *texts, int(found["pid"]), int(found["since_ms"]), str(found["role"]))
+        link, run, host, role = (text(found[name]) for name in ("link", "run", "host", "role"))
+        waiting = {_partition(name): elements(why, 2) for name, why in members(found["waiting"]).items()}
         return ClaimsRecord(
-            holder,
-            int(found["sequence"]),
+            Holder((key or b"").decode(), link, run, host, whole(found["pid"]), moment(found["since_ms"]), role),
+            whole(found["sequence"]),
             _names(found["names"]),
             _names(found["asks"]),
-            {_partition(name): Waiting(str(why), int(since)) for name, (why, since) in found["waiting"].items()},
-            int(found["waiting_count"]),
-            bool(found["is_end"]),
+            {partition: Waiting(text(reason), moment(since)) for partition, (reason, since) in waiting.items()},
+            whole(found["waiting_count"]),
+            flag(found["is_end"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+    except (ValueError, KeyError):
         return None
 
 
@@ -187,18 +199,19 @@ def _ranges(names: Iterable[TopicPartition]) -> dict[str, list[list[int]]]:
     return found
 
 
-def _names(found: Mapping[str, Iterable[tuple[int, int]]]) -> Names:
-    """Raises ValueError for more partitions than a cluster has."""
-    if sum(max(0, last - first + 1) for ranges in found.values() for first, last in ranges) > _MOST_NAMES:
-        raise ValueError(f"more than {_MOST_NAMES:,} partitions")
-    return frozenset(
-        TopicPartition(topic, n) for topic, ranges in found.items() for first, last in ranges for n in range(first, last + 1)
-    )
+def _names(found: Any) -> Names:
+    ranges = [
+        (text(topic), partition_range(first, whole(last, WHOLE_TOPIC, MOST_INDEX) + 1, WHOLE_TOPIC))
+        for topic, spans in members(found).items()
+        for first, last in (elements(span, 2) for span in elements(spans))
+    ]
+    require_few(of for _, of in ranges)
+    return frozenset(TopicPartition(topic, n) for topic, of in ranges for n in of)
 
 
 def _partition(name: str) -> TopicPartition:
-    topic, _, index = name.rpartition("-")
-    return TopicPartition(topic, int(index))
+    topic, _, number = name.rpartition("-")
+    return TopicPartition(text(topic), named_partition(number))
 
 
 # -- the fold -----------------------------------------------------------------

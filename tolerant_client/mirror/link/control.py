@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -31,6 +31,19 @@ from kafka.structs import TopicPartition
 from tolerant_client.errors import LinkPromotedError, OptionError
 from tolerant_client.mirror.link.health import names as names_of
 from tolerant_client.mirror.own_topic import append_own, create_own_topic, end_of, has_topic, read_own
+from tolerant_client.mirror.state_json import (
+    document,
+    elements,
+    flag,
+    members,
+    named_partition,
+    partition_number,
+    partition_range,
+    require_few,
+    shallow,
+    text,
+    whole,
+)
 from tolerant_client.mirror.topic_filter import OWN_TOPICS
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import Record
@@ -149,35 +162,35 @@ def encode_control(control: LinkControl, time_ms: int) -> bytes:
 def decode_control(value: bytes) -> LinkControl:
     """What a record says; raises OptionError for one that no mirror of this version has written."""
     try:
-        found: dict[str, Any] = dict(json.loads(value))
-        if int(found["version"]) > _VERSION:
+        found = document(value)
+        if whole(found["version"]) > _VERSION:
             raise OptionError(f"{CONTROL_TOPIC} was written by a newer tolerant-client; install that version here, too")
-        rate = found.get("bytes_per_s")
-        read = LinkControl(
-            frozenset(map(str, found.get("paused", ()))),
-            None if rate is None else max(NO_LIMIT, int(rate)),
-            bool(found.get("is_promoted", False)),
-            bool(found.get("is_fenced", False)),
-            int(found.get("generation", 0)),
-            found.get("source_cluster_id"),
-            found.get("topics"),
-            tuple(map(int, found.get("producer_ids", ()))),
-            _flat(found.get("adopted", {})),
-            _flat(found.get("starts", {})),
-            is_handed_back=bool(found.get("is_handed_back", False)),
-            unfenced=frozenset(TopicPartition(str(topic), int(n)) for topic, n in found.get("unfenced", ())),
-            begun=dict(_begun(found.get("begun", {}))),
+        rate, cluster_id, topics = (found.get(name) for name in ("bytes_per_s", "source_cluster_id", "topics"))
+        pairs = [elements(pair, 2) for pair in elements(found.get("unfenced", []))]
+        return LinkControl(
+            paused=frozenset(map(text, elements(found.get("paused", [])))),
+            bytes_per_s=None if rate is None else whole(rate),
+            is_promoted=flag(found.get("is_promoted", False)),
+            is_fenced=flag(found.get("is_fenced", False)),
+            generation=whole(found.get("generation", 0)),
+            source_cluster_id=None if cluster_id is None else text(cluster_id),
+            topics=None if topics is None else text(topics),
+            producer_ids=tuple(map(whole, elements(found.get("producer_ids", [])))),
+            adopted=_flat(found.get("adopted", {})),
+            starts=_flat(found.get("starts", {})),
+            others={name: shallow(each) for name, each in found.items() if name not in _KNOWN},
+            is_handed_back=flag(found.get("is_handed_back", False)),
+            unfenced=frozenset(TopicPartition(text(topic), partition_number(n)) for topic, n in pairs),
+            begun=_begun(found.get("begun", {})),
             copied=_flat(found.get("copied", {})),
         )
     except OptionError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except (ValueError, KeyError) as error:
         raise OptionError(
-            f"A record of {CONTROL_TOPIC} is none of ours ({type(error).__name__}: {error});"
+            f"A record of {CONTROL_TOPIC} is none of ours ({error});"
             " take away the right to write there from whoever wrote it, and say again what is to hold"
         ) from error
-    known = set(json.loads(encode_control(read, 0)))
-    return replace(read, others={name: value for name, value in found.items() if name not in known})
 
 
 def _nested(positions: Positions) -> dict[str, dict[str, int]]:
@@ -187,8 +200,12 @@ def _nested(positions: Positions) -> dict[str, dict[str, int]]:
     return nested
 
 
-def _flat(nested: Mapping[str, Mapping[str, int]]) -> Positions:
-    return {TopicPartition(topic, int(n)): int(offset) for topic, found in nested.items() for n, offset in found.items()}
+def _flat(nested: Any) -> Positions:
+    return {
+        TopicPartition(text(topic), named_partition(n)): whole(offset)
+        for topic, found in members(nested).items()
+        for n, offset in members(found).items()
+    }
 
 
 def _by_ids(begun: Mapping[TopicPartition, TopicIds]) -> dict[str, list[Any]]:
@@ -206,12 +223,17 @@ def _by_ids(begun: Mapping[TopicPartition, TopicIds]) -> dict[str, list[Any]]:
     return nested
 
 
-def _begun(nested: Mapping[str, Iterable[Any]]) -> Iterator[tuple[TopicPartition, TopicIds]]:
-    for topic, entries in nested.items():
-        for source, target, spans in entries:
-            ids = TopicIds(str(source), str(target))
-            for first, until in spans:
-                yield from ((TopicPartition(topic, index), ids) for index in range(int(first), int(until)))
+def _begun(nested: Any) -> dict[TopicPartition, TopicIds]:
+    found: list[tuple[str, TopicIds, range]] = []
+    for topic, entries in members(nested).items():
+        for source, target, spans in (elements(entry, 3) for entry in elements(entries)):
+            ids = TopicIds(text(source), text(target))
+            found += [(text(topic), ids, partition_range(*elements(span, 2))) for span in elements(spans)]
+    require_few(span for _, _, span in found)
+    return {TopicPartition(topic, n): ids for topic, ids, span in found for n in span}
+
+
+_KNOWN = frozenset(json.loads(encode_control(LinkControl(), 0)))  # fields of a record
 
 
 # -- what operators change ----------------------------------------------------

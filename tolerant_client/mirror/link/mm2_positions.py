@@ -19,6 +19,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.mirror.divergence import read_slices
 from tolerant_client.mirror.link.group_requests import EMPTY_STATES, described_states
 from tolerant_client.mirror.producers import raise_for
+from tolerant_client.mirror.state_json import MOST, document, elements, members, parsed, partition_number, text, whole
 from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
 from tolerant_client.record_batch import Record, encode_batch
 
@@ -41,12 +42,12 @@ def offsets_topic(source_alias: str) -> str:
 def decode_position(key: bytes | None, value: bytes | None) -> tuple[str, TopicPartition, int] | None:
     """The source's alias, the partition by the source's name, and the next offset; None for another connector's record."""
     try:
-        connector, place = json.loads(key or b"")
+        connector, place = elements(parsed(key), 2)
         if connector != _CONNECTOR or value is None:
             return None
-        partition = TopicPartition(str(place["topic"]), int(place["partition"]))
-        return str(place["cluster"]), partition, int(json.loads(value)["offset"]) + 1
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        partition = TopicPartition(text(members(place)["topic"]), partition_number(place["partition"]))
+        return text(place["cluster"]), partition, whole(document(value)["offset"], most=MOST - 1) + 1
+    except (ValueError, KeyError):
         return None
 
 

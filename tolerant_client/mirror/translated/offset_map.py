@@ -27,12 +27,13 @@ import bisect
 import enum
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from kafka.structs import TopicPartition
 
 from tolerant_client.committed import ABORT
 from tolerant_client.errors import OffsetMapError
+from tolerant_client.mirror.state_json import document, elements, parsed, partition_number, text, whole
 from tolerant_client.record_batch import BatchHeader, Record, control_type, decode_records
 
 RUNS_PER_ROW: Final = 64
@@ -67,17 +68,8 @@ class RowKey(NamedTuple):
     @classmethod
     def decode(cls, data: bytes | None) -> RowKey:
         """Raises ValueError for what is no key of a row."""
-        topic, partition, number = _loaded(data or b"null") or (None, None, None)
-        if not isinstance(topic, str) or not isinstance(partition, int) or not isinstance(number, int):
-            raise ValueError("not the key of a row")
-        return cls(TopicPartition(topic, partition), number)
-
-
-def _loaded(data: bytes) -> Any:
-    try:
-        return json.loads(data)
-    except RecursionError:
-        raise ValueError("JSON nested too deeply") from None
+        topic, partition, number = elements(parsed(data), 3)
+        return cls(TopicPartition(text(topic), partition_number(partition)), whole(number))
 
 
 class MapRow(NamedTuple):
@@ -109,25 +101,22 @@ class MapRow(NamedTuple):
     @classmethod
     def decode(cls, key: RowKey, data: bytes) -> MapRow:
         """Raises ValueError for what is no row, or one of a later version."""
-        value = _loaded(data)
-        if not isinstance(value, dict) or value.get("version") != _VERSION:
+        value = document(data)
+        if value.get("version") != _VERSION:
             raise ValueError("not a row of version 1")
-        flat = value.get("runs")
-        if not isinstance(flat, list) or not flat or len(flat) % 3 or not all(isinstance(n, int) and n >= 0 for n in flat):
+        flat = [whole(number) for number in elements(value.get("runs"))]
+        if not flat or len(flat) % 3:
             raise ValueError("runs that are none")
         runs: list[Run] = []
         source, target = 0, 0
         for source_step, target_step, count in zip(flat[::3], flat[1::3], flat[2::3]):
             runs.append(Run(source + source_step, target + target_step, count))
             source, target = runs[-1].source_until, runs[-1].target_until
-        topic, ids, position = value.get("target"), value.get("ids"), value.get("position")
-        epoch = value.get("epoch")
-        if not isinstance(topic, str) or not isinstance(ids, list) or not isinstance(position, int) or position < source:
-            raise ValueError("fields that are none")
-        if not isinstance(epoch, int):
-            raise ValueError("no leader epoch")
-        source_id, target_id = map(str, ids)
-        return cls(key, topic, (source_id, target_id), position, epoch, tuple(runs))
+        whole(target)
+        position = whole(value.get("position"), least=source)
+        epoch = whole(value.get("epoch"), least=-1)
+        source_id, target_id = map(text, elements(value.get("ids"), 2))
+        return cls(key, text(value.get("target")), (source_id, target_id), position, epoch, tuple(runs))
 
     @property
     def target_until(self) -> int:
@@ -207,7 +196,7 @@ class CommittedRows:
         try:
             key = RowKey.decode(record.key)
             return key, None if record.value is None else MapRow.decode(key, record.value)
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             raise OffsetMapError(
                 f"{self._where} offset {record.offset} holds no row of an offset map ({type(error).__name__}): somebody"
                 " else writes to that topic, or a later version of this mirror has; its offsets cannot be trusted"
