@@ -44,7 +44,7 @@ from tolerant_client.mirror.state_json import (
     text,
     whole,
 )
-from tolerant_client.mirror.topic_filter import OWN_TOPICS
+from tolerant_client.mirror.topic_filter import OWN_TOPICS, LinkTopics
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import Record
 
@@ -53,6 +53,7 @@ WHOLE_LINK = ""
 NO_LIMIT = 0
 
 _VERSION = 1
+_SHOWN = 200  # letters of what others wrote
 _HIDDEN_FOR_S = 60.0  # a topic that we may not see is looked for again after that
 
 Positions = Mapping[TopicPartition, int]
@@ -377,18 +378,63 @@ async def read_control(target: RawCluster, link: str) -> LinkControl:
     return await ControlWatch(target, link).refresh()
 
 
-async def read_controls(cluster: RawCluster) -> dict[str, LinkControl]:
-    """Of every link whose target this cluster is; records that are none of ours are left out."""
+class Unreadable(NamedTuple):
+    """A record that cannot be read, and why.
+
+    `copies_from` is the cluster that it says a link copies from that was not promoted: such a record may be of a mirror, of
+    a newer version for one.  None for others; they are of no mirror that copies.
+    """
+
+    key: str
+    why: str
+    copies_from: str | None
+
+    def __str__(self) -> str:
+        return f"the record with key {self.key[:_SHOWN]!r} in {CONTROL_TOPIC} cannot be read ({self.why[:_SHOWN]})"
+
+
+class Controls(NamedTuple):
+    """What a control topic says of its links, `begun` left out, and the newest records of keys that cannot be read."""
+
+    links: Mapping[str, LinkControl]
+    unreadable: tuple[Unreadable, ...] = ()
+
+
+async def read_controls(cluster: RawCluster) -> Controls:
+    """Of every link whose target this cluster is; where a link's newest record cannot be read, its former one, too."""
     topic = cluster.topic_of(CONTROL_TOPIC)  # a source calls its topics as the link does
     if not await has_topic(cluster, topic):
-        return {}
-    found: dict[str, LinkControl] = {}
-    for record in await _records(cluster, 0, await end_of(cluster, topic), topic):
-        try:
-            found[(record.key or b"").decode()] = decode_control(record.value or b"")
-        except ValueError:
+        return Controls({})
+    return controls_of(await _records(cluster, 0, await end_of(cluster, topic), topic))
+
+
+def controls_of(records: Iterable[Record]) -> Controls:
+    """What the records of a control topic say, in their order.  Pure."""
+    links: dict[str, LinkControl] = {}
+    unreadable: dict[str, Unreadable] = {}
+    for record in records:
+        key, value = (record.key or b"").decode(errors="backslashreplace"), record.value
+        unreadable.pop(key, None)
+        if value is None:
+            links.pop(key, None)
             continue
-    return found
+        try:
+            control = decode_control(value)
+            if control.topics is not None:
+                LinkTopics.from_json(control.topics)
+            links[key] = replace(control, begun={})
+        except OptionError as error:
+            unreadable[key] = Unreadable(key, str(error), _copies_from(value))
+    return Controls(links, tuple(unreadable.values()))
+
+
+def _copies_from(value: bytes) -> str | None:
+    try:
+        found = document(value)
+        is_over = found.get("is_promoted") is True or found.get("is_handed_back") is True
+        return None if is_over else text(found["source_cluster_id"])
+    except (ValueError, KeyError):
+        return None
 
 
 async def write_control(target: RawCluster, link: str, control: LinkControl) -> None:
