@@ -190,7 +190,7 @@ def decode_control(value: bytes) -> LinkControl:
     except (ValueError, KeyError) as error:
         raise OptionError(
             f"A record of {CONTROL_TOPIC} is none of ours ({error});"
-            " take away the right to write there from whoever wrote it, and say again what is to hold"
+            " take away the right to write there from whoever wrote it, and write the record of that key before it once more"
         ) from error
 
 
@@ -362,9 +362,8 @@ class ControlWatch:
         if end < self.position:
             self.position = 0  # made anew
         if end > self.position:
-            for record in await _records(self._target, self.position, end):
-                if record.key == self.link.encode() and record.value is not None:
-                    self.value = self._as_of_our_life(decode_control(record.value))
+            if values := _values_of(self.link, await _records(self._target, self.position, end)):
+                self.value = self._as_of_our_life(decode_control(values[-1]))
             self.position = end
 
     def _as_of_our_life(self, control: LinkControl) -> LinkControl:
@@ -462,20 +461,20 @@ async def update_control(target: RawCluster, link: str, change: Callable[[LinkCo
     while True:
         offset = await target.insist("writing the link's control", lambda: _append(target, link, wanted))
         # Whoever wrote between our look and our record has been overruled: its change is made, too.
-        between = [
-            record
-            for record in await _records(target, position, offset)
-            if record.key == link.encode() and record.value is not None
-        ]
+        between = _values_of(link, await _records(target, position, offset))
         if not between:
             return wanted
-        assert between[-1].value is not None
-        wanted, position = change(decode_control(between[-1].value)), offset + 1
+        wanted, position = change(decode_control(between[-1])), offset + 1
 
 
 async def _append(target: RawCluster, link: str, control: LinkControl) -> int:
     # Written twice, if an answer is lost, it says the same.
     return await append_own(target, CONTROL_TOPIC, link, encode_control(control, int(time.time() * 1000)))
+
+
+def _values_of(link: str, records: Iterable[Record]) -> list[bytes]:
+    """What the records of one link say, in their order."""
+    return [record.value for record in records if record.key == link.encode() and record.value is not None]
 
 
 async def _records(cluster: RawCluster, start: int, end: int, topic: str = CONTROL_TOPIC) -> list[Record]:
