@@ -4,13 +4,14 @@ Topic `tolerant-mirror-control`, one partition.  A record's key is the link, its
 
     {"version": 1, "time_ms": 1763775000000, "paused": ["orders", "clicks-3"], "bytes_per_s": null, "is_promoted": false,
      "is_fenced": false, "unfenced": [["clicks", 3]], "is_handed_back": false, "generation": 0,
-     "source_cluster_id": "...", "topics": "orders|clicks", "producer_ids": [4000],
+     "source_cluster_id": "...", "topics": "what LinkTopics.to_json writes", "producer_ids": [4000],
      "adopted": {"orders": {"0": 1200}}, "starts": {"clicks": {"3": 500}},
      "begun": {"orders": [["source's topic id", "target's topic id", [[0, 12], [13, 16]]]]},
      "copied": {"orders": {"0": 1200}}}
 
 Laws:
 - A record says everything, so whatever wrote it last holds; fields that we do not know are kept as they are.
+- It is read as a whole or not at all: one with a field that no mirror writes stops its link, until a readable one is newer.
 - Writers change what is there (update_control): two at once both have their way, one after the other.
 - The engine obeys within about a second, and looks before it writes anything that it has just derived from the log.
 """
