@@ -387,10 +387,9 @@ class Simulation:
             self.orphan_makers += 1
             self.put(correlation_id, body, when, throttle)
             self.put(correlation_id, body, when if fault == "duplicate" else when + rng.random() * 8)
-        elif fault == "reorder":
-            self.put(correlation_id, body, when + 0.08 * rng.random(), throttle)
-        elif fault == "late":
-            self.put(correlation_id, body, when + 8 * rng.random(), throttle)
+        elif fault in ("reorder", "late"):
+            self.orphan_makers += 1  # after a later one that it fits, too, it is believed for neither
+            self.put(correlation_id, body, when + (0.08 if fault == "reorder" else 8) * rng.random(), throttle)
         elif fault in ("next id", "id before", "stale id", "strange id"):
             self.lie(fault, entry, body, when)
         elif fault == "misfit":

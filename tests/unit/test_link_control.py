@@ -18,7 +18,7 @@ from tolerant_client.mirror.identical.begun import copied_so_far
 from tolerant_client.mirror.identical.partition import AppendState
 from tolerant_client.mirror.identical.difference import Logs
 from tolerant_client.mirror.identical.state import next_append
-from tolerant_client.mirror.link import failback
+from tolerant_client.mirror.link import control, failback
 from tolerant_client.mirror.link.beginning import writes
 from tolerant_client.mirror.link.control import (
     NO_LIMIT,
@@ -41,6 +41,7 @@ from tolerant_client.mirror.plan import TopicSpec
 from tolerant_client.mirror.producers import ProducerEntry
 from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.raw import RawCluster
+from tolerant_client.record_batch import Record
 
 P = TopicPartition("orders", 3)
 FULL = LinkControl(
@@ -265,6 +266,35 @@ def test_a_look_that_fails_is_told_to_all_who_wait_for_it() -> None:
     net.run(course)
     net.close()
     assert len(failed) == 2
+
+
+def test_only_the_newest_record_of_a_link_counts_so_that_rubbish_is_cleared_by_the_one_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = [Record(0, 1, b"dr", encode_control(FULL, 1)), Record(1, 1, b"dr", b"rubbish"), Record(2, 1, b"eu", b"rubbish")]
+
+    async def has_topic(*_: object) -> bool:
+        return True
+
+    async def end_of(*_: object) -> int:
+        return len(log)
+
+    async def read_own(_: object, topic: str, start: int, end: int, what: str) -> list[Record]:
+        return log[start:end]
+
+    for fake in (has_topic, end_of, read_own):
+        monkeypatch.setattr(control, fake.__name__, fake)
+
+    def look(watch: ControlWatch) -> LinkControl:
+        with pytest.raises(StopIteration):
+            watch._read().send(None)
+        return watch.value
+
+    watch = ControlWatch(None, "dr")  # type: ignore[arg-type]  # the fakes ask no cluster
+    with pytest.raises(OptionError, match="none of ours .*write the record of that key before it once more"):
+        look(watch)
+    log.append(Record(3, 1, b"dr", encode_control(FULL, 1)))
+    assert look(watch) == look(ControlWatch(None, "dr")) == FULL  # type: ignore[arg-type]
 
 
 def test_a_process_of_a_former_life_may_not_write_in_the_next() -> None:

@@ -4,13 +4,14 @@ Topic `tolerant-mirror-control`, one partition.  A record's key is the link, its
 
     {"version": 1, "time_ms": 1763775000000, "paused": ["orders", "clicks-3"], "bytes_per_s": null, "is_promoted": false,
      "is_fenced": false, "unfenced": [["clicks", 3]], "is_handed_back": false, "generation": 0,
-     "source_cluster_id": "...", "topics": "orders|clicks", "producer_ids": [4000],
+     "source_cluster_id": "...", "topics": "what LinkTopics.to_json writes", "producer_ids": [4000],
      "adopted": {"orders": {"0": 1200}}, "starts": {"clicks": {"3": 500}},
      "begun": {"orders": [["source's topic id", "target's topic id", [[0, 12], [13, 16]]]]},
      "copied": {"orders": {"0": 1200}}}
 
 Laws:
 - A record says everything, so whatever wrote it last holds; fields that we do not know are kept as they are.
+- It is read as a whole or not at all: one with a field that no mirror writes stops its link, until a readable one is newer.
 - Writers change what is there (update_control): two at once both have their way, one after the other.
 - The engine obeys within about a second, and looks before it writes anything that it has just derived from the log.
 """
@@ -44,7 +45,7 @@ from tolerant_client.mirror.state_json import (
     text,
     whole,
 )
-from tolerant_client.mirror.topic_filter import OWN_TOPICS
+from tolerant_client.mirror.topic_filter import OWN_TOPICS, LinkTopics
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import Record
 
@@ -53,6 +54,7 @@ WHOLE_LINK = ""
 NO_LIMIT = 0
 
 _VERSION = 1
+_SHOWN = 200  # letters of what others wrote
 _HIDDEN_FOR_S = 60.0  # a topic that we may not see is looked for again after that
 
 Positions = Mapping[TopicPartition, int]
@@ -189,7 +191,7 @@ def decode_control(value: bytes) -> LinkControl:
     except (ValueError, KeyError) as error:
         raise OptionError(
             f"A record of {CONTROL_TOPIC} is none of ours ({error});"
-            " take away the right to write there from whoever wrote it, and say again what is to hold"
+            " take away the right to write there from whoever wrote it, and write the record of that key before it once more"
         ) from error
 
 
@@ -361,9 +363,8 @@ class ControlWatch:
         if end < self.position:
             self.position = 0  # made anew
         if end > self.position:
-            for record in await _records(self._target, self.position, end):
-                if record.key == self.link.encode() and record.value is not None:
-                    self.value = self._as_of_our_life(decode_control(record.value))
+            if values := _values_of(self.link, await _records(self._target, self.position, end)):
+                self.value = self._as_of_our_life(decode_control(values[-1]))
             self.position = end
 
     def _as_of_our_life(self, control: LinkControl) -> LinkControl:
@@ -377,18 +378,63 @@ async def read_control(target: RawCluster, link: str) -> LinkControl:
     return await ControlWatch(target, link).refresh()
 
 
-async def read_controls(cluster: RawCluster) -> dict[str, LinkControl]:
-    """Of every link whose target this cluster is; records that are none of ours are left out."""
+class Unreadable(NamedTuple):
+    """A record that cannot be read, and why.
+
+    `copies_from` is the cluster that it says a link copies from that was not promoted: such a record may be of a mirror, of
+    a newer version for one.  None for others; they are of no mirror that copies.
+    """
+
+    key: str
+    why: str
+    copies_from: str | None
+
+    def __str__(self) -> str:
+        return f"the record with key {self.key[:_SHOWN]!r} in {CONTROL_TOPIC} cannot be read ({self.why[:_SHOWN]})"
+
+
+class Controls(NamedTuple):
+    """What a control topic says of its links, `begun` left out, and the newest records of keys that cannot be read."""
+
+    links: Mapping[str, LinkControl]
+    unreadable: tuple[Unreadable, ...] = ()
+
+
+async def read_controls(cluster: RawCluster) -> Controls:
+    """Of every link whose target this cluster is; where a link's newest record cannot be read, its former one, too."""
     topic = cluster.topic_of(CONTROL_TOPIC)  # a source calls its topics as the link does
     if not await has_topic(cluster, topic):
-        return {}
-    found: dict[str, LinkControl] = {}
-    for record in await _records(cluster, 0, await end_of(cluster, topic), topic):
-        try:
-            found[(record.key or b"").decode()] = decode_control(record.value or b"")
-        except ValueError:
+        return Controls({})
+    return controls_of(await _records(cluster, 0, await end_of(cluster, topic), topic))
+
+
+def controls_of(records: Iterable[Record]) -> Controls:
+    """What the records of a control topic say, in their order.  Pure."""
+    links: dict[str, LinkControl] = {}
+    unreadable: dict[str, Unreadable] = {}
+    for record in records:
+        key, value = (record.key or b"").decode(errors="backslashreplace"), record.value
+        unreadable.pop(key, None)
+        if value is None:
+            links.pop(key, None)
             continue
-    return found
+        try:
+            control = decode_control(value)
+            if control.topics is not None:
+                LinkTopics.from_json(control.topics)
+            links[key] = replace(control, begun={})
+        except OptionError as error:
+            unreadable[key] = Unreadable(key, str(error), _copies_from(value))
+    return Controls(links, tuple(unreadable.values()))
+
+
+def _copies_from(value: bytes) -> str | None:
+    try:
+        found = document(value)
+        is_over = found.get("is_promoted") is True or found.get("is_handed_back") is True
+        return None if is_over else text(found["source_cluster_id"])
+    except (ValueError, KeyError):
+        return None
 
 
 async def update_control(target: RawCluster, link: str, change: Callable[[LinkControl], LinkControl]) -> LinkControl:
@@ -411,20 +457,20 @@ async def update_control(target: RawCluster, link: str, change: Callable[[LinkCo
     while True:
         offset = await target.insist("writing the link's control", lambda: _append(target, link, wanted))
         # Whoever wrote between our look and our record has been overruled: its change is made, too.
-        between = [
-            record
-            for record in await _records(target, position, offset)
-            if record.key == link.encode() and record.value is not None
-        ]
+        between = _values_of(link, await _records(target, position, offset))
         if not between:
             return wanted
-        assert between[-1].value is not None
-        wanted, position = change(decode_control(between[-1].value)), offset + 1
+        wanted, position = change(decode_control(between[-1])), offset + 1
 
 
 async def _append(target: RawCluster, link: str, control: LinkControl) -> int:
     # Written twice, if an answer is lost, it says the same.
     return await append_own(target, CONTROL_TOPIC, link, encode_control(control, int(time.time() * 1000)))
+
+
+def _values_of(link: str, records: Iterable[Record]) -> list[bytes]:
+    """What the records of one link say, in their order."""
+    return [record.value for record in records if record.key == link.encode() and record.value is not None]
 
 
 async def _records(cluster: RawCluster, start: int, end: int, topic: str = CONTROL_TOPIC) -> list[Record]:

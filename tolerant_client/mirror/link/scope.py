@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.link.beginning import writes
+from tolerant_client.mirror.link.beginning import require_no_unreadable, writes
 from tolerant_client.mirror.link.control import LinkControl, TopicIds, read_controls
 from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.raw import RawCluster
@@ -91,7 +91,9 @@ async def require_whole(
 async def _refuse_another(target: RawCluster, link: str, given: LinkTopics, on_target: Iterable[str]) -> None:
     """A wrong --link would leave the right one alive."""
     names = [name for name in on_target if writes(given, name)]
-    for other, control in (await read_controls(target)).items():
+    controls = await read_controls(target)
+    require_no_unreadable(controls, link, names, target)
+    for other, control in controls.links.items():
         if other == link or control.is_promoted or control.topics is None:
             continue
         if both := [name for name in names if writes(LinkTopics.from_json(control.topics), name)]:

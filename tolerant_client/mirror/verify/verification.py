@@ -31,7 +31,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.divergence import read_headers, read_slices
 from tolerant_client.mirror.ledger import limit_of, of_present_topics, read_ledger
-from tolerant_client.mirror.link.control import CONTROL_TOPIC, TopicIds, read_controls
+from tolerant_client.mirror.link.control import CONTROL_TOPIC, TopicIds, read_control, read_controls
 from tolerant_client.mirror.link.scope import NOT_ON_SOURCE, made_anew, only_on_target
 from tolerant_client.mirror.losses import LedgerRow, LossReason
 from tolerant_client.mirror.open_transactions import find_held
@@ -147,12 +147,14 @@ class Verification:
         now = {name: TopicIds(source.get(name, ""), target.get(name, "")) for name in source.keys() | target.keys()}
         try:
             controls = await read_controls(self.target)
+            unread = {record.key for record in controls.unreadable}
+            links = {link: await read_control(self.target, link) for link in controls.links if link not in unread}
         except (Errors.TopicAuthorizationFailedError, Errors.ClusterAuthorizationFailedError):
             return [
                 f"whether topics were made anew since their link began cannot be seen: we may not read {CONTROL_TOPIC} of the"
                 " target; grant Read and Describe on it"
             ]
-        return made_anew(controls, self._ids["source"]["cluster"], now)
+        return made_anew(links, self._ids["source"]["cluster"], now)
 
     async def next_slices(self) -> list[Slice]:
         """Ranges to compare, a partition each; those without a leader come later, when they have one.
