@@ -10,7 +10,7 @@ from typing import Any
 
 import kafka.errors as Errors
 import pytest
-from kafka.consumer.fetcher import CompletedFetch
+from kafka.consumer.fetcher import CompletedFetch, Fetcher
 from kafka.consumer.subscription_state import SubscriptionState
 from kafka.record import MemoryRecordsBuilder
 from kafka.structs import OffsetAndMetadata, TopicPartition
@@ -240,6 +240,56 @@ def test_an_iterator_finds_the_answer_fetched_ahead_when_it_comes_there(fetcher:
         assert len(fetcher._completed_fetches) == (1 if start == 0 else 0)
         assert A not in asked(fetcher)  # what was handed out is not fetched again
         fetcher._subscriptions.assignment[A].position = OffsetAndMetadata(start + 30, "", 5)  # the iterator went on
+
+
+def fills_of_an_iterator(kind: Any, count: int) -> int:
+    """How many fills an iterator over one answer with `count` partitions, two records each, needs."""
+    partitions = [TopicPartition("orders", n) for n in range(count)]
+    subscriptions = SubscriptionState()
+    subscriptions.assign_from_user(partitions)
+    for tp in partitions:
+        subscriptions.seek(tp, OffsetAndMetadata(0, "", -1))
+    fetcher = kind(SimpleNamespace(_manager=Manager(), throttle_delay=lambda node_id: 0), subscriptions)
+    fetcher.send_fetches = lambda: []
+    fetcher._completed_fetches.extend(answer(tp, 0, batch(0, 2)) for tp in partitions)
+    fills = read = 0
+    while read < 2 * count:
+        found, _ = fetcher.fetch_records(update_offsets=False)
+        fills += 1
+        for tp, records in found.items():
+            subscriptions.assignment[tp].position = OffsetAndMetadata(records[-1].offset + 1, "", 5)
+            read += len(records)
+    return fills
+
+
+def test_an_iterator_over_many_partitions_needs_no_more_fills_than_stock() -> None:
+    assert fills_of_an_iterator(TolerantFetcher, 1_000) <= fills_of_an_iterator(Fetcher, 1_000)
+
+
+def test_an_iterator_gets_other_partitions_before_what_follows_its_own_records(fetcher: TolerantFetcher) -> None:
+    fetcher._completed_fetches.extend([answer(A, 0, batch(0)), answer(A, 30, batch(30)), answer(B, 0, batch(0))])
+    for expected in ({A: range(0, 30), B: range(0, 30)}, {A: range(30, 60)}):
+        found, _ = fetcher.fetch_records(max_records=500, update_offsets=False)
+        assert {tp: [record.offset for record in records] for tp, records in found.items()} == {
+            tp: list(offsets) for tp, offsets in expected.items()
+        }
+        for tp, records in found.items():
+            fetcher._subscriptions.assignment[tp].position = OffsetAndMetadata(records[-1].offset + 1, "", 5)
+
+
+def test_an_iterator_gets_the_error_behind_its_records_when_it_comes_there(fetcher: TolerantFetcher) -> None:
+    def refuse_the_second(topic: str, headers: Any, value: bytes) -> bytes:
+        if value == b"1":
+            raise ValueError("refused")
+        return value
+
+    fetcher.config["value_deserializer"] = SimpleNamespace(deserialize=refuse_the_second)
+    fetcher._completed_fetches.append(answer(A, 0, batch(0)))
+    found, _ = fetcher.fetch_records(max_records=500, update_offsets=False)
+    assert [record.offset for record in found[A]] == [0]
+    fetcher._subscriptions.assignment[A].position = OffsetAndMetadata(1, "", 5)
+    with pytest.raises(ValueError, match="refused"):
+        fetcher.fetch_records(max_records=500, update_offsets=False)
 
 
 def test_two_threads_in_one_consumer_are_refused(fetcher: TolerantFetcher) -> None:
