@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -49,8 +50,11 @@ class Manager:
         self.naps: list[float] = []
         self._answers = answers
 
-    def call_soon(self, work: Any) -> None:
-        self.scheduled.append(work)
+    def call_soon(self, work: Any, *args: Any) -> None:
+        if args:
+            drive(work(*args))
+        else:
+            self.scheduled.append(work)
 
     def connection_delay(self, node_id: int) -> float:
         return 0
@@ -415,6 +419,69 @@ def test_where_nobody_answers_nothing_is_decided_and_looking_goes_on() -> None:
     looking = Looking(Errors.KafkaConnectionError("gone"), Errors.KafkaTimeoutError("late"), (0, 100))
     assert len(looking.manager.naps) == 3
     assert [event.is_believed for event in looking.manager.told] == [False]
+
+
+class FrozenLeader(Manager):
+    """On asyncio's loop: node 1 leads A and answers nothing, node 2 leads B and says (0, 99)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._net = SimpleNamespace(sleep=lambda seconds: asyncio.sleep(0))
+        self.leaders = {A: 1, B: 2}
+        self.cluster.leader_for_partition = self.leaders.get
+        self.running: list[Any] = []
+        self.asked: list[int] = []
+
+    def call_soon(self, work: Any, *args: Any) -> None:
+        self.running.append(asyncio.ensure_future(work(*args)))
+
+    def send(self, request: Any, node_id: int) -> Any:
+        self.asked.append(node_id)
+        return node_id, request
+
+    async def wait_for(self, sent: Any, timeout_ms: float) -> Any:
+        node_id, request = sent
+        if node_id == 1:
+            await asyncio.Event().wait()
+        (_, partitions), *_ = request.topics
+        offset = 0 if partitions[0].timestamp == -2 else 99
+        return {TopicPartition("orders", part.partition_index): SimpleNamespace(offset=offset) for part in partitions}
+
+
+async def beside_a_frozen_leader(then: Callable[[FrozenLeader], None], until: int) -> tuple[FrozenLeader, list[Any]]:
+    """Refusals of A and B at offset 100, looked into until `until` of them were given back."""
+    manager = FrozenLeader()
+    subscriptions = SubscriptionState("earliest")
+    subscriptions.assign_from_user([A, B])
+    given_back: list[Any] = []
+    doubts = Doubts(SimpleNamespace(
+        _manager=manager, _subscriptions=subscriptions, _completed_fetches=given_back,
+        _handle_list_offsets_response=lambda found: (found, set()),
+        config={"retry_backoff_ms": 50, "request_timeout_ms": 40_000},
+    ))  # fmt: skip
+    for tp in (A, B):
+        subscriptions.seek(tp, OffsetAndMetadata(100, "", -1))
+        doubts.look_into(answer(tp, 100, b"", error_code=1))
+    for _ in range(200):
+        await asyncio.sleep(0)
+        if len(given_back) == 1:
+            then(manager)
+        if len(given_back) == until:
+            break
+    for task in manager.running:
+        task.cancel()
+    return manager, [refusal.topic_partition for refusal in given_back]
+
+
+def test_a_frozen_leader_holds_up_no_other_and_is_asked_once_at_a_time() -> None:
+    manager, given_back = asyncio.run(beside_a_frozen_leader(lambda manager: None, until=2))
+    assert given_back == [B]
+    assert manager.asked.count(1) == 1
+
+
+def test_a_partition_whose_leader_froze_is_looked_up_at_the_next_leader() -> None:
+    _, given_back = asyncio.run(beside_a_frozen_leader(lambda manager: manager.leaders.update({A: 2}), until=2))
+    assert given_back == [B, A]
 
 
 def test_a_leader_that_may_not_tell_leaves_it_to_the_next_fetch() -> None:
