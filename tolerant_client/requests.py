@@ -111,16 +111,23 @@ class KafkaRequest:
                 raise ValueError(f"{self.name} answer has an error code that no Kafka has")
         elif self.API_KEY != apis.FETCH:
             speaks = speaks_of(self.API_KEY, self.API_VERSION, request, response)
-        elif self.row is FETCH_IN_SESSION and request.session_epoch != 0:
-            session_id = response.session_id
-            speaks = session_id == request.session_id or session_id == 0
-        elif self.API_VERSION <= _LAST_FETCH_BY_NAME:
-            asked = partitions_of(request.topics, "topic", "partitions", "partition")
-            speaks = asked >= partitions_of(response.responses, "topic", "partitions", "partition_index")
         else:
-            return
+            speaks = self._speaks_of_fetched(response)
         if not speaks:
             raise OtherSubject(f"{self.name} answer speaks of something else than its request", response)
+
+    def _speaks_of_fetched(self, response: Any) -> bool:
+        """What is named twice is a partition under another one's name, whose position its records would move."""
+        request = self._request
+        is_incremental = self.row is FETCH_IN_SESSION and request.session_epoch != 0
+        if is_incremental and response.session_id not in (request.session_id, 0):
+            return False
+        if self.API_VERSION > _LAST_FETCH_BY_NAME:
+            return True
+        answered = partitions_of(response.responses, "topic", "partitions", "partition_index")
+        if len(answered) < sum(len(topic.partitions) for topic in response.responses):
+            return False
+        return is_incremental or answered <= partitions_of(request.topics, "topic", "partitions", "partition")
 
 
 def _codes(response: Any) -> list[int]:

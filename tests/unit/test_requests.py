@@ -51,6 +51,15 @@ def test_answer_to_a_fetch_in_a_session_is_of_that_session_or_of_none() -> None:
         request.decode_response(fetched(8, 0))
 
 
+@pytest.mark.parametrize(("session_id", "epoch"), [(0, -1), (0, 0), (9, 4)])
+def test_answer_to_a_fetch_names_a_partition_once(session_id: int, epoch: int) -> None:
+    request = fetch(11, session_id, epoch)
+    request.frame_buffers(1, "test")
+    assert request.decode_response(fetched(session_id, 0, 1)) is not None
+    with pytest.raises(ValueError, match="Fetch answer speaks of something else"):
+        request.decode_response(fetched(session_id, 0, 0))
+
+
 @pytest.mark.parametrize(("api", "version"), [("Heartbeat", 4), ("OffsetCommit", 8), ("ListGroups", 4)])
 def test_answer_with_a_byte_left_over_is_refused(api: str, version: int) -> None:
     request = asked(api, version, topics=[]) if api == "OffsetCommit" else asked(api, version)
