@@ -41,6 +41,7 @@ from tolerant_client.errors import OptionError, ProducerFencedError
 from tolerant_client.raw import RawCluster
 
 GROUP, TRANSACTION = 0, 1  # key types of FindCoordinator
+_EPOCH_COMPARED = 3  # InitProducerId that looks at the epoch (KIP-360, Kafka 2.5)
 _STABLE_OFFSETS = 7  # OffsetFetch that waits for pending transactions (KIP-447, Kafka 2.5)
 _MOVED = (Errors.NotCoordinatorError.errno, Errors.CoordinatorNotAvailableError.errno)
 _AWAY = (Errors.KafkaConnectionError, Errors.NodeNotReadyError)
@@ -149,7 +150,15 @@ class ProducerTransaction:
         """
         self.producer_id, self.producer_epoch = await self._next_epoch("beginning a transaction")
 
-    async def _next_epoch(self, what: str) -> tuple[int, int]:
+    async def begin_next(self) -> None:
+        """Begins another one, with a new epoch, unless another producer has had the transactional.id since `begin`.
+
+        Raises ProducerFencedError then: the coordinator compares the epoch (KIP-360, Kafka 2.5).
+        """
+        mine = self.producer_id, self.producer_epoch
+        self.producer_id, self.producer_epoch = await self._next_epoch("beginning the next transaction", *mine)
+
+    async def _next_epoch(self, what: str, producer_id: int = -1, producer_epoch: int = -1) -> tuple[int, int]:
         def read(answer: Any) -> tuple[int, int]:
             if answer.error_code == Errors.InvalidTransactionTimeoutError.errno:
                 raise OptionError(
@@ -164,8 +173,9 @@ class ProducerTransaction:
             lambda: InitProducerIdRequest(
                 transactional_id=self.transactional_id,
                 transaction_timeout_ms=self._timeout_ms,
-                producer_id=-1,
-                producer_epoch=-1,
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                min_version=0 if producer_id < 0 else _EPOCH_COMPARED,
                 max_version=4,
             ),
             read,

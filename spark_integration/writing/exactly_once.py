@@ -10,13 +10,17 @@ A. One decision a micro-batch.  It is committed in a transaction of the sink's o
    former decision was read: of two drivers that decide at once the brokers fence one, and it reads what the other decided.
 B. What was decided is ended, never aborted: a driver that finds its micro-batch decided ends what that decision names,
    and aborts what its own tasks wrote.
-   Once all of it is ended, a note beside the decision says so, and a repeat ends nothing any more.  Without the note a
-   transaction whose id the brokers have forgotten may be committed or aborted: neither is taken for granted.
+   Once all of it is ended, a note beside the decision says so, and a repeat ends nothing any more.  The note is a must,
+   committed as decisions are: where it cannot be, the micro-batch fails, to be repeated.  What ending a transaction
+   told counts for a driver that is the decider still, after it was told: if another one came between, the note may stand,
+   and the ids may be in use again.  Without the note a transaction whose id the brokers have forgotten may be committed
+   or aborted: neither is taken for granted.
 C. A transaction that is not decided is aborted only by its own run, or after a decision that names its run as
    superseded; a superseded run decides nothing any more.  What it has to write may be written all the same: the same
    micro-batch with the same rows is a repeat, whoever decided it.
 D. A transactional id names one transaction of a micro-batch at most, and belongs to one process: no attempt of a task
-   can fence another one, nor what the driver has chosen.
+   can fence another one, nor what the driver has chosen.  A later micro-batch of the same run takes it again, after the
+   note of law B.
 
 Guaranteed, for consumers with isolation.level=read_committed:
 - A micro-batch is written once, whatever number of tasks Spark gives to it, and to its repeat: with a shuffle, adaptive
@@ -293,7 +297,7 @@ class TransactionNames:
         self._given: dict[tuple[int, str, str], tuple[str, int, int]] = {}
 
     def take(self, place: SinkBatch) -> str:
-        """An id for one attempt of a task; those of former micro-batches are taken again, as they are settled.
+        """An id for one attempt of a task; those of former micro-batches are taken again: their notes stand (law B).
 
         Raises ProducerFencedError where this process has worked for a later micro-batch already.
         """
