@@ -5,10 +5,10 @@ The laws are those of exactly_once.py.  The order, for a micro-batch that was no
 1. Every chosen transaction is still open (the broker compares its epoch): one that has timed out fails the micro-batch.
 2. What other attempts and other runs left open is listed.
 3. The decider's transaction begins, which fences other deciders; the former decision is read.
-4. The decision is committed.
+4. The decision is committed, if a reserve of time is left.
 5. The chosen transactions are committed, all at once.
-6. The decider's next transaction, which begins only if no other decider came between, commits the note that all is ended;
-   then what was left open is aborted.
+6. The decider's next transaction, which begins only if no other decider came between, commits the note that all is
+   ended; then what was left open is aborted.
 7. What is open is listed once more, and what belongs to this run is aborted: attempts that Spark killed late.  So it is
    after a repeat, a micro-batch without rows and an abort.
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -29,7 +30,7 @@ from kafka.structs import TopicPartition
 from pyspark.sql.datasource import WriterCommitMessage
 
 from spark_integration.connections import borrowed_cluster
-from spark_integration.writing.exactly_once import Decision, SinkBatch, Written
+from spark_integration.writing.exactly_once import Decision, SinkBatch, Written, reserve_ms
 from spark_integration.writing.options import WriteOptions
 from tolerant_client.errors import DataLossError, OutcomeUnknownError, ProducerFencedError
 from tolerant_client.producer_transaction import (
@@ -44,7 +45,6 @@ from tolerant_client.raw import RawCluster
 
 log = logging.getLogger(__name__)
 
-_DECIDER_TIMEOUT_MS: Final = 60_000
 _ABORT_PATIENCE_MS: Final = 5_000
 _DECIDERS: Final = 5  # times that another decider may come between
 _OPEN: Final = ("Ongoing",)
@@ -62,6 +62,7 @@ class WrittenTask(WriterCommitMessage):
     transaction: PreparedTransaction | None = None
     partition: TopicPartition | None = None  # one that is in the transaction
     topics: tuple[str, ...] = ()
+    opened_at: float = 0.0  # right before the transaction was open; s since the epoch, by the task's clock
 
 
 def commit_tasks(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -106,7 +107,7 @@ class _Settlement:
         self._place = place
         self._written = Written.total(task.written for task in tasks)
         self._chosen = [task.transaction for task in tasks if task.transaction is not None]
-        timeout_ms = min(_DECIDER_TIMEOUT_MS, options.transaction_timeout_ms)
+        timeout_ms = max(1, reserve_ms(options.transaction_timeout_ms) // 2)  # law E
         self._coordinators = Coordinators(cluster)
         self._decider = ProducerTransaction(cluster, self._place.decider, timeout_ms, self._coordinators)
         self._timed_out: ProducerFencedError | None = None  # no matter where the micro-batch was decided before
@@ -140,7 +141,7 @@ class _Settlement:
         try:
             await transaction.add_partitions([task.partition])
         except (ProducerFencedError, Errors.InvalidProducerIdMappingError) as error:
-            raise self._too_long("a part of it") from error
+            raise self._too_long("and the brokers have aborted a part of it") from error
 
     async def _decide(self, listed: set[str] | None) -> tuple[Decision, set[str]]:
         """The decision that stands, carried out, and what else is to be aborted."""
@@ -157,7 +158,7 @@ class _Settlement:
             # All of it was aborted after transaction.timeout.ms: these tasks have written it again.
             place.check_in_charge(found)
             if found.run == place.run:  # or it is what they have written
-                self._timed_out = self._too_long("all of it")
+                self._timed_out = self._too_long("and the brokers have aborted all of it")
         else:
             self._stands = set()
         if self._timed_out is not None:
@@ -171,13 +172,24 @@ class _Settlement:
         beside = sorted(self._stands | self._beside())
         for number, piece in enumerate(place.pieces(decision)):
             await self._commit_beside(beside, place.group(number), piece)
+        self._check_time()
         await self._decider.commit()
         self._stands = set(beside)
         if not await self._carry_out(decision):
-            self._timed_out = self._too_long("all of it")
+            self._timed_out = self._too_long("and the brokers have aborted all of it")
             raise self._timed_out
         settled = {place.run, *decision.superseded}  # law C
         return decision, {name for name in listed if place.run_of(name) in settled}
+
+    def _check_time(self) -> None:
+        timeout_ms = self._options.transaction_timeout_ms
+        left_ms = timeout_ms - 1000 * (time.time() - min(task.opened_at for task in self._tasks))
+        if left_ms < reserve_ms(timeout_ms):
+            self._timed_out = self._too_long(
+                f"allows: {max(left_ms, 0) / 1000:.1f} s of it are left, and committing all of it safely is given"
+                f" {reserve_ms(timeout_ms) / 1000:.1f} s"
+            )
+            raise self._timed_out
 
     async def _carry_out(self, decision: Decision) -> bool:
         """Commits what was decided, and notes that; False where the brokers had aborted all of it instead.
@@ -204,12 +216,13 @@ class _Settlement:
 
     async def _end(self, decision: Decision) -> tuple[list[PreparedTransaction], list[PreparedTransaction]]:
         """Commits each transaction; returns those that were fenced, and those that the brokers do not know."""
+        patience_ms = max(self._cluster.patience_ms, self._options.transaction_timeout_ms)  # law E
         lost: list[PreparedTransaction] = []
         forgotten: list[PreparedTransaction] = []
 
         async def end(prepared: PreparedTransaction) -> None:
             try:
-                await self._transaction(prepared).commit()
+                await self._transaction(prepared).commit(patience_ms)
             except (ProducerFencedError, Errors.InvalidTxnStateError):
                 lost.append(prepared)
             except Errors.InvalidProducerIdMappingError:  # ended in either way, or it would not have expired
@@ -224,10 +237,10 @@ class _Settlement:
 
     # -- what is told --------------------------------------------------------------
 
-    def _too_long(self, aborted: str) -> ProducerFencedError:
+    def _too_long(self, how: str) -> ProducerFencedError:
         return ProducerFencedError(
             f"{self._place.what} took longer than transaction.timeout.ms,"
-            f" {self._options.transaction_timeout_ms} ms, and the brokers have aborted {aborted}; nothing was"
+            f" {self._options.transaction_timeout_ms} ms, {how}; nothing was"
             f" committed. {'Make micro-batches smaller (maxOffsetsPerTrigger)' if self._place.owner else 'Write less'}"
             " or raise kafka.transaction.timeout.ms and the brokers' transaction.max.timeout.ms"
         )

@@ -240,6 +240,38 @@ def test_a_driver_that_finds_all_that_it_has_decided_aborted_fails_and_the_repea
     assert sorted(committed_rows(servers, topic), key=int) == sink_batches.rows(0)
 
 
+# -- the time that is left --------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def punctual(kafka_cluster_factory: Callable[..., KafkaCluster]) -> str:
+    """The addresses of brokers that abort a transaction right after its timeout."""
+    config = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "50"}
+    return kafka_cluster_factory(heap="320m", broker_config=config).bootstrap_servers
+
+
+def test_a_micro_batch_of_which_a_part_times_out_after_the_first_look_is_not_committed_at_all(
+    punctual: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law E: all transactions are open when commit begins, and one is not when its decision is about to be made."""
+    topic, more = "times-out-within", {"kafka.transaction.timeout.ms": "9000"}
+    create_topic(punctual, topic, 1)
+    place = SinkBatch(topic, topic, "ca" * 16, 0)
+    (first,) = sink_batches.write(punctual, topic, place, 1, **more)
+    started = time.monotonic()
+    time.sleep(4)
+    (second,) = sink_batches.write(punctual, topic, place, 1, **more)
+
+    async def list_late(cluster: RawCluster, *arguments: Any) -> set[str] | None:
+        await cluster.net.sleep(max(started + 9.5 - time.monotonic(), 0))
+        return await transactional_ids(cluster, *arguments)
+
+    monkeypatch.setattr("spark_integration.writing.settlement.transactional_ids", list_late)
+    with pytest.raises(ProducerFencedError, match="took longer than .* 9000 ms, allows: .*; nothing was committed"):
+        sink_batches.commit(punctual, topic, [first, second], **more)
+    assert committed_rows(punctual, topic) == []
+
+
 # -- what killed attempts leave open ---------------------------------------------------
 
 
