@@ -111,15 +111,17 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: NestedOffsets, end: NestedOffsets) -> Sequence[InputPartition]:
         cluster = self._connected()
         until = flat_offsets(end)
-        if self._latest is None:  # planned by a former run
-            cluster.run(cluster.partitions, {partition.topic for partition in until})
+        # The end may be of a former run, or of what Trigger.AvailableNow saw first.
+        cluster.run(cluster.partitions, {partition.topic for partition in until})
+        ids = {**cluster.topic_ids, **topic_ids(end)}
         # What was planned of a topic that is there no more is not read of the new one: the next batch begins there.
         gone = check_same_topics(self.options, topic_ids(end), cluster.topic_ids)
         anew = gone | check_same_topics(self.options, topic_ids(start), topic_ids(end))
         until = _without(gone, until)
         if self._available_now is not None:
             check_end(until, self._available_now, cluster.run(latest_offsets, cluster, self.options, until))
-        ranges = cluster.run(micro_batch_ranges, cluster, self.options, _without(anew, flat_offsets(start)), until)
+        known = _without(anew, flat_offsets(start))
+        ranges = cluster.run(micro_batch_ranges, cluster, self.options, known, until, ids)
         return [RangePartition(wanted) for wanted in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
