@@ -11,7 +11,9 @@ Laws:
 - Micro-batches end where Spark's own source would end them (admission.py).
 - What is read decides what is committed to a group, never the other way round.
 - Offsets count for the topic that they were taken of: one that was created again
-  under the same name is lost data, whatever offsets its new log has.
+  under the same name is lost data, whatever offsets its new log has.  A checkpoint
+  of Spark's own source has no ids: the first micro-batch writes them down, empty
+  where there is nothing to read.
 - Spark asks for the next end only once the batch before it is done: where that
   one starts is finished, and may be committed to a group.
 """
@@ -102,8 +104,10 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             new = sorted(latest.keys() - given.keys())
             first = cluster.run(earliest_offsets, cluster, new) if new else {}
             end = self._admission.end(given, latest, first, time.monotonic() * 1000)
-        # Ids that were not known before are no reason for a batch.
-        return start if not anew and end == given else nested_offsets(end, ids)
+        found = nested_offsets(end, ids)
+        # Ids that the checkpoint does not have yet are a batch of their own, without rows: from it on they are compared.
+        is_known = not anew and topic_ids(found).items() <= topic_ids(start).items()
+        return start if is_known and end == given else found
 
     def reportLatestOffset(self) -> NestedOffsets | None:
         return nested_offsets(self._latest) if self._latest else None

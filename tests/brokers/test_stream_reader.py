@@ -158,6 +158,22 @@ def test_an_offset_of_sparks_own_source_is_taken_as_it_is(servers: str, admin: K
         assert {name: numbers for name, numbers in query.offset.items() if numbers} == {topic: {"0": 10}}
 
 
+def test_a_query_that_came_from_sparks_own_source_notices_a_recreation_while_it_is_idle(
+    servers: str, admin: KafkaAdminClient
+) -> None:
+    topic = "recreated-idle-moved"
+    fill(servers, admin, topic, "old", 10)
+    with Query(servers, topic, {topic: {"0": 10}}) as query:
+        assert query.next() == []
+        known = query.offset
+        assert known != {topic: {"0": 10}} and query.plan() == known
+        fill(servers, admin, topic, "new", 25)
+        with pytest.raises(DataLossError, match="topic recreated-idle-moved was deleted and created again"):
+            query.next()
+    with Query(servers, topic, known, failOnDataLoss="false") as query:
+        assert query.next() == sorted(f"new{n}" for n in range(25))
+
+
 def test_a_group_stands_where_the_last_micro_batch_ended(servers: str, admin: KafkaAdminClient) -> None:
     """Spark tells a source that a batch is done only when it runs the next one; it plans that one before."""
     topic, group = "group-progress", "group-progress-query"
