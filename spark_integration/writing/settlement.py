@@ -32,7 +32,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from spark_integration.connections import borrowed_cluster
 from spark_integration.writing.exactly_once import Decision, SinkBatch, Written, reserve_ms
 from spark_integration.writing.options import WriteOptions
-from tolerant_client.errors import DataLossError, OutcomeUnknownError, ProducerFencedError
+from tolerant_client.errors import DataLossError, OutcomeUnknownError, ProducerFencedError, RepeatDiffersError
 from tolerant_client.producer_transaction import (
     CommittedOffset,
     Coordinators,
@@ -150,17 +150,8 @@ class _Settlement:
         found = await self._found()
         if found is None and place.is_named:
             await self._check_former()
-        if found is not None and place.is_repeat(found, self._written):
-            if await self._is_ended(found):
-                return found, {transaction.transactional_id for transaction in self._chosen}
-            if await self._carry_out(found):
-                return found, {transaction.transactional_id for transaction in self._chosen}
-            # All of it was aborted after transaction.timeout.ms: these tasks have written it again.
-            place.check_in_charge(found)
-            if found.run == place.run:  # or it is what they have written
-                self._timed_out = self._too_long("and the brokers have aborted all of it")
-        else:
-            self._stands = set()
+        if found is not None and await self._is_done(found):
+            return found, {transaction.transactional_id for transaction in self._chosen}
         if self._timed_out is not None:
             raise self._timed_out
         if listed is None:  # brokers before 3.0 do not tell: most likely what the former run last used
@@ -180,6 +171,25 @@ class _Settlement:
             raise self._timed_out
         settled = {place.run, *decision.superseded}  # law C
         return decision, {name for name in listed if place.run_of(name) in settled}
+
+    async def _is_done(self, found: Decision) -> bool:
+        """Whether this micro-batch is what was decided, which is carried out then; raises what is_repeat raises."""
+        differs: RepeatDiffersError | None = None
+        try:
+            if not self._place.is_repeat(found, self._written):
+                self._stands = set()
+                return False
+        except RepeatDiffersError as error:  # which says that it is committed: law B holds all the same
+            differs = error
+        if await self._is_ended(found) or await self._carry_out(found):
+            if differs is not None:
+                raise differs
+            return True
+        # All of it was aborted after transaction.timeout.ms: these tasks have written it again.
+        self._place.check_in_charge(found)
+        if found.run == self._place.run:  # or it is what they have written
+            self._timed_out = self._too_long("and the brokers have aborted all of it")
+        return False
 
     def _check_time(self) -> None:
         timeout_ms = self._options.transaction_timeout_ms
