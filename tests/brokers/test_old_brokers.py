@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
+from kafka.errors import TopicAlreadyExistsError
 from kafka.structs import TopicPartition
 from support.legacy_sets import message_set
 from support.mirror_link import append_batches, both, create_topic
@@ -26,7 +27,7 @@ from spark_integration.reading.reader import read_range
 from spark_integration.reading.resolve import resolve_ranges
 from tolerant_client import codecs
 from tolerant_client.arrow import SCHEMA
-from tolerant_client.errors import UnsupportedSourceError
+from tolerant_client.errors import DataLossError, UnsupportedSourceError
 from tolerant_client.mirror.sync import plan_link
 from tolerant_client.raw import EARLIEST, LATEST, RawCluster
 from tolerant_client.record_batch import Record, encode_batch
@@ -247,6 +248,33 @@ def test_brokers_that_do_not_tell_their_versions_are_read_if_the_user_does(
         assert cluster.run(cluster.list_offsets, {partition: LATEST}) == {partition: COUNT}
         with pytest.raises(UnsupportedSourceError, match="find no offsets by time"):
             cluster.run(cluster.list_offsets, {partition: T0})
+
+
+def test_a_topic_that_has_an_id_and_cannot_be_fetched_by_it_is_compared_all_the_same(kafka_2_8: ZooKeeperKafka) -> None:
+    """Topic ids came with Kafka 2.8, Fetch by id with 3.1."""
+    servers, records = kafka_2_8.bootstrap_servers, encode_batch([Record(0, T0, *pair(i)) for i in range(COUNT)])
+    options = parse_read_options({"kafka.bootstrap.servers": servers, "subscribe": "made-anew"})
+    admin = KafkaAdminClient(bootstrap_servers=servers)
+    try:
+        create(kafka_2_8, {"made-anew": {}})
+        append_batches(servers, [(TopicPartition("made-anew", 0), records)])
+        with RawCluster(options.kafka) as cluster:
+            (planned,) = cluster.run(resolve_ranges, cluster, options)
+        assert sum(piece.num_rows for piece in read_range(options, planned, SCHEMA)) == COUNT
+        admin.delete_topics(["made-anew"])
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                create(kafka_2_8, {"made-anew": {}})
+                break
+            except TopicAlreadyExistsError:  # ZooKeeper has it for a while longer
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+        append_batches(servers, [(TopicPartition("made-anew", 0), records)])
+        with pytest.raises(DataLossError, match="made-anew-0 .* its topic was deleted and created again"):
+            list(read_range(options, planned, SCHEMA))
+    finally:
+        admin.close()
 
 
 @long_only
