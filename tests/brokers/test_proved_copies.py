@@ -357,6 +357,33 @@ def test_batch_of_the_link_in_a_wrong_place_is_a_divergence_under_every_policy(s
     assert ends(target, topic) == [200] and ledger_of(target, topic) == []
 
 
+@pytest.mark.parametrize("policy", [MirrorPolicy(), CONTINUE], ids=["fail", "continue"])
+def test_batch_that_was_doubled_far_from_where_it_belongs_is_no_truncation(source: str, forgetful: str, policy: MirrorPolicy) -> None:
+    """Bulk-loaded records of one time in large batches: the source has the record nowhere near, and its log is shorter."""
+    topic = f"proved-doubled-far-{policy.on_loss}"
+    create_topic(source, topic)
+    append_records(source, topic, 4500, per_batch=1500, timestamp=NOW)
+    mirror(source, forgetful, topic)
+    original = log_of(source, topic).records
+    until_forgotten(forgetful, topic)
+    with RawCluster({"bootstrap_servers": forgetful}, name="zombie") as cluster:
+
+        async def append() -> int:
+            batch = bytearray(encode_batch([original[offset] for offset in range(3000, 4500)]))
+            restamp(batch, await init_producer_id(cluster, "tests"), 0, 3000)
+            node = await cluster.leader(TopicPartition(topic, 0))
+            (part,) = await cluster.produce_and_wait(node, {TopicPartition(topic, 0): memoryview(batch)})
+            return part.error_code
+
+        assert cluster.run(append) == 0
+    assert ends(forgetful, topic) == [6000]
+    for more in (0, 2000):  # while the source is shorter, and when it has grown beyond
+        append_records(source, topic, more, first=4500, per_batch=500, timestamp=NOW)
+        with pytest.raises(TargetDivergedError, match=f"{topic}-0 has at offset 4500 .*sequence 3000, which does not follow"):
+            mirror(source, forgetful, topic, policy=policy)
+    assert ends(forgetful, topic) == [6000] and ledger_of(forgetful, topic) == []
+
+
 def test_former_id_of_the_link_is_not_called_foreign(
     source: str, kafka_cluster_factory: Callable[..., KafkaCluster]
 ) -> None:

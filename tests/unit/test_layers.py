@@ -91,6 +91,7 @@ ORDER = [
     {"mirror.translated.shared_reads", "mirror.translated.adopted"},
     {"mirror.translated.intake"},
     {"mirror.ledger", "mirror.link.mm2_positions"},
+    {"mirror.identical.places"},
     {"mirror.identical.difference"},
     {"mirror.link.beginning", "mirror.link.fence", "mirror.identical.state"},
     {"mirror.link.scope", "mirror.link.ends", "mirror.link.promotion_report"},

@@ -108,7 +108,8 @@ async def read_append_states(
         if begun is not None and not begun.is_of_target(now):
             begun = None  # that was another log
         is_same_topic = begun is not None and bool(begun.source) and begun.source == now.source
-        case = Case(p, log, last.get(p), state, cuts.get(p), producer_id, own, is_same_topic)
+        copied_to = None if begun is None else control.copied.get(p)
+        case = Case(p, log, last.get(p), state, cuts.get(p), producer_id, own, is_same_topic, copied_to)
         is_strange = is_strange_end(case) and not is_all_filler(copied_tail)
         is_end_known = (
             case.last is not None
