@@ -8,6 +8,7 @@ from typing import Any
 from kafka.structs import TopicPartition
 
 from tolerant_client.fetch import FetchedPartition
+from tolerant_client.raw import LATEST
 from tolerant_client.record_batch import read_header
 
 
@@ -26,6 +27,9 @@ class OneLog:
 
     async def leader(self, partition: TopicPartition) -> int:
         return 1
+
+    async def list_offsets(self, timestamps: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        return {partition: self.end if timestamp == LATEST else self.start for partition, timestamp in timestamps.items()}
 
     async def insist(self, what: str, attempt: Callable[[], Awaitable[Any]]) -> Any:
         return await attempt()

@@ -16,7 +16,15 @@ from support.one_log import OneLog
 
 from tolerant_client.fetch import FetchedPartition
 from tolerant_client.legacy_records import iter_record_sets
-from tolerant_client.mirror.divergence import LogSlice, _take, first_difference, first_difference_of_logs, read_slices, tail_records
+from tolerant_client.mirror.divergence import (
+    LogSlice,
+    _take,
+    agreement_start,
+    first_difference,
+    first_difference_of_logs,
+    read_slices,
+    tail_records,
+)
 from tolerant_client.mirror.gaps import FILLER
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import Record, decode_records, encode_batch, read_header
@@ -161,6 +169,15 @@ def test_bisection_finds_where_logs_begin_to_differ(length: int, data: st.DataOb
     target = OneLog(log_of([b"a"] * differs_from + [b"b"] * (length - differs_from), per_batch=data.draw(st.integers(1, 60))))
     found = asyncio.run(first_difference_of_logs(cast(RawCluster, source), cast(RawCluster, target), TP, 0, length))
     assert found == (differs_from if differs_from < length else None)
+
+
+@given(st.integers(1, 2000), st.data())
+def test_bisection_finds_from_where_on_logs_agree(length: int, data: st.DataObject) -> None:
+    agrees_from = data.draw(st.integers(0, length))
+    source = OneLog(log_of([b"a"] * length, per_batch=data.draw(st.integers(1, 60))))
+    target = OneLog(log_of([b"b"] * agrees_from + [b"a"] * (length - agrees_from), per_batch=data.draw(st.integers(1, 60))))
+    found = asyncio.run(agreement_start(cast(RawCluster, source), cast(RawCluster, target), TP, 0, length))
+    assert found == agrees_from
 
 
 @pytest.mark.parametrize("gap", [(110, 600), (200, 900), (101, 990)])

@@ -22,6 +22,7 @@ from tolerant_client.errors import DataLossError, SourceTruncatedError, TargetDi
 from tolerant_client.mirror.divergence import (
     COMPARED_OFFSETS,
     LogSlice,
+    agreement_start,
     first_difference_of_logs,
     read_headers,
     read_slices,
@@ -290,15 +291,23 @@ def overtaken(case: Case, link: str) -> Loss:
     return Loss(row, error, case.state, until)
 
 
-def recreated(case: Case, link: str) -> Loss:
-    logs = case.logs
-    first = min(logs.source_start, logs.target_start)
+async def recreated(source: RawCluster, target: RawCluster, case: Case, link: str) -> Loss:
+    """What it means that the source's topic has another id; the row begins and ends where records differ."""
+    logs, (start, end) = case.logs, case.logs.common
+    first, until = min(logs.source_start, logs.target_start), logs.target_end
+    if start < end:
+        last = await agreement_start(source, target, case.partition, start, end)
+        difference = await first_difference_of_logs(source, target, case.partition, start, last)
+        if logs.source_start == logs.target_start and (difference is not None or until > end):
+            first = end if difference is None else difference
+        if difference is not None and until <= end:
+            until = last
     row = case.row(
         link,
         first,
-        logs.target_end,
+        until,
         LossReason.RECREATION,
-        "the source has none of the records that were copied: its topic was deleted and created again; the target keeps what it has",
+        "the source's topic was deleted and created again, and has other records here; the target keeps what it has",
     )
     error = SourceTruncatedError(
         f"The source topic of {case} was deleted and created again, as its id shows, and its log spans offsets"
@@ -313,7 +322,7 @@ def _truncated(case: Case, link: str, first: int) -> Loss:
     start, end = logs.common
     # A log that is made anew begins at 0.
     if not case.is_same_topic and (start >= end or first <= start and logs.source_start == 0):
-        reason, what = LossReason.RECREATION, "none of the records that were copied: its topic was deleted and created again"
+        reason, what = LossReason.RECREATION, f"other records from offset {first} on: its topic was deleted and created again"
     else:
         reason, what = LossReason.TRUNCATION, f"other records from offset {first} on than those that were copied: it was truncated"
     row = case.row(link, first, logs.target_end, reason, f"the source has {what}; the target keeps what it has")

@@ -130,7 +130,7 @@ async def read_append_states(
         if (start := await _start(target, p, log, first, _log_start_mark(copied_tail, log))) is not None:
             found[p] = LogStart(state, start)
         elif log.target_end and begun is not None and not begun.is_of_source(now):
-            found[p] = recreated(case, link)
+            found[p] = await recreated(source, target, case, link)
         elif log.target_end and not log.is_written and not is_proved:
             found[p] = nothing_proves(case)
         elif log.target_end < log.source_start and is_proved:
