@@ -3,7 +3,8 @@
 Topic `tolerant-mirror-control`, one partition.  A record's key is the link, its value JSON:
 
     {"version": 1, "time_ms": 1763775000000, "knew": [13, 1763775000000],
-     "paused": ["orders", "clicks-3"], "bytes_per_s": null, "is_promoted": false, "is_fenced": false, "unfenced": [["clicks", 3]], "is_handed_back": false, "generation": 0,
+     "paused": ["orders", "clicks-3"], "bytes_per_s": null, "is_promoted": false,
+     "is_fenced": false, "unfenced": [["clicks", 3]], "is_handed_back": false, "generation": 0,
      "source_cluster_id": "...", "topics": "orders|clicks", "producer_ids": [4000],
      "adopted": {"orders": {"0": 1200}}, "starts": {"clicks": {"3": 500}},
      "begun": {"orders": [["source's topic id", "target's topic id", [[0, 12], [13, 16]]]]},
