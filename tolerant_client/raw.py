@@ -343,10 +343,15 @@ class RawCluster:
         """Whether the brokers may keep records in remote storage only (KIP-405); true only once connected."""
         return self._highest(ListOffsetsRequest.API_KEY) >= _LIST_LOCAL_OFFSETS
 
+    @property
+    def fetches_by_id(self) -> bool:
+        """Whether sessions name topics by their ids (KIP-516, Kafka 3.1); true only once connected."""
+        return self._highest(FETCH_API_KEY) >= FETCH_BY_ID_VERSION
+
     async def session(self, node_id: int, *, isolation_level: int = 0) -> FetchSession:
         """A new incremental fetch session with a node."""
         await self.connect()
-        has_ids = self._highest(FETCH_API_KEY) >= FETCH_BY_ID_VERSION and node_id not in self._without_ids
+        has_ids = self.fetches_by_id and node_id not in self._without_ids
         return FetchSession(self._fetch_version, isolation_level, self.names, self._topic_id if has_ids else None)
 
     async def send_fetch(self, node_id: int, request: RawFetch) -> FetchAnswer:

@@ -10,7 +10,7 @@ import kafka
 import pytest
 from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.structs import TopicPartition
-from support.mirror_link import append_batches, append_records, both, compare, create_topic, ends, mirror
+from support.mirror_link import append_as_link, append_batches, append_records, both, compare, create_topic, ends, mirror
 
 from tolerant_client.errors import SourceTruncatedError, TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.divergence import LogSlice, read_slices
@@ -309,6 +309,23 @@ def test_source_that_was_made_anew_while_the_target_was_emptied_is_a_recreation(
     assert ends(target, topic) == [3000] and ledger_of(target, topic) == [(0, 1000, "recreation")]
 
 
+def test_row_of_a_recreation_ends_where_the_target_has_what_the_new_topic_has(source: str, target: str) -> None:
+    topic = "proved-made-anew-behind"
+    create_topic(source, topic)
+    append_records(source, topic, 1000, timestamp=NOW)
+    mirror(source, target, topic)
+    create_again(source, topic)
+    append_records(source, topic, 3000, first=50_000, timestamp=NOW)
+    records = log_of(source, topic).records
+    append_as_link(target, "tests", topic, [records[offset] for offset in range(1000, 3000)], 1000)
+    with pytest.raises(SourceTruncatedError, match="was deleted and created again, as its id shows"):
+        mirror(source, target, topic)
+    mirror(source, target, topic, policy=CONTINUE)
+    append_records(source, topic, 500, first=53_000, timestamp=NOW)
+    mirror(source, target, topic)
+    assert ledger_of(target, topic) == [(0, 1000, "recreation")] and misplaced(source, target, topic) == list(range(1000))
+
+
 @pytest.mark.parametrize("more", [0, 100])
 def test_marker_of_a_transaction_of_others_is_no_truncation_of_the_source(source: str, target: str, more: int) -> None:
     topic = f"proved-stray-marker-{more}"
@@ -355,6 +372,24 @@ def test_batch_of_the_link_in_a_wrong_place_is_a_divergence_under_every_policy(s
         with pytest.raises(TargetDivergedError, match=f"at offset 100 .*the record that the source has at offset {wrong[0]}"):
             mirror(source, target, topic, policy=policy)
     assert ends(target, topic) == [200] and ledger_of(target, topic) == []
+
+
+@pytest.mark.parametrize("policy", [MirrorPolicy(), CONTINUE], ids=["fail", "continue"])
+def test_batch_that_was_doubled_far_from_where_it_belongs_is_no_truncation(source: str, forgetful: str, policy: MirrorPolicy) -> None:
+    """Bulk-loaded records of one time in large batches: the source has the record nowhere near, and its log is shorter."""
+    topic = f"proved-doubled-far-{policy.on_loss}"
+    create_topic(source, topic)
+    append_records(source, topic, 4500, per_batch=1500, timestamp=NOW)
+    mirror(source, forgetful, topic)
+    original = log_of(source, topic).records
+    until_forgotten(forgetful, topic)
+    append_as_link(forgetful, "tests", topic, [original[offset] for offset in range(3000, 4500)], 3000)
+    assert ends(forgetful, topic) == [6000]
+    for more in (0, 2000):  # while the source is shorter, and when it has grown beyond
+        append_records(source, topic, more, first=4500, per_batch=500, timestamp=NOW)
+        with pytest.raises(TargetDivergedError, match=f"{topic}-0 has at offset 4500 .*sequence 3000, which does not follow"):
+            mirror(source, forgetful, topic, policy=policy)
+    assert ends(forgetful, topic) == [6000] and ledger_of(forgetful, topic) == []
 
 
 def test_former_id_of_the_link_is_not_called_foreign(

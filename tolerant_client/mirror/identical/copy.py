@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import kafka.errors as Errors
@@ -42,6 +43,7 @@ from tolerant_client.mirror.identical.fill import MarkerFiller, TransactionFille
 from tolerant_client.mirror.identical.log_start import start_log_at
 from tolerant_client.mirror.identical.open_gaps import end_open_gaps
 from tolerant_client.mirror.identical.partition import NO_PRODUCER, AppendState, PartitionCopy, Phase, times_rewritten
+from tolerant_client.mirror.identical.probes import probe_logs
 from tolerant_client.mirror.identical.pull import Puller
 from tolerant_client.mirror.identical.state import LogStart, read_append_states, read_ids
 from tolerant_client.mirror.ledger import Ledger
@@ -385,11 +387,19 @@ class LinkCopier:
         if not due:
             return
         copied = {p: (copies[p].former_epoch, copies[p].acked) for p in due if copies[p].former_epoch >= 0}
+        await self._puller.witnesses.look(self.target, due)  # before both logs are compared
         ids = await read_ids(self.source, self.target, {p.topic for p in due})
         control = self.control.value
         known = {p: copy.acked for p, copy in copies.items() if copy.is_placed}
         control = replace(control, copied={**control.copied, **known})
         states = await read_append_states(self.source, self.target, due, self.producer_id, self.ledger, copied, control, ids)
+        unprobed = {
+            p: found.log_end
+            for p, found in states.items()
+            if isinstance(found, AppendState) and not copies[p].is_placed and not ids[p.topic].source
+        }
+        rows = partial(self.ledger.rows, refresh=True)
+        states |= await probe_logs(self.source, self.target, unprobed, control.adopted, rows)
         starts = {p: found.start for p, found in states.items() if isinstance(found, LogStart)}
         await self._begun.write(
             {p: ids[p.topic] for p, found in states.items() if isinstance(found, (AppendState, LogStart))}, starts

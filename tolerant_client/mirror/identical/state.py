@@ -108,7 +108,8 @@ async def read_append_states(
         if begun is not None and not begun.is_of_target(now):
             begun = None  # that was another log
         is_same_topic = begun is not None and bool(begun.source) and begun.source == now.source
-        case = Case(p, log, last.get(p), state, cuts.get(p), producer_id, own, is_same_topic)
+        copied_to = None if begun is None else control.copied.get(p)
+        case = Case(p, log, last.get(p), state, cuts.get(p), producer_id, own, is_same_topic, copied_to)
         is_strange = is_strange_end(case) and not is_all_filler(copied_tail)
         is_end_known = (
             case.last is not None
@@ -129,7 +130,7 @@ async def read_append_states(
         if (start := await _start(target, p, log, first, _log_start_mark(copied_tail, log))) is not None:
             found[p] = LogStart(state, start)
         elif log.target_end and begun is not None and not begun.is_of_source(now):
-            found[p] = recreated(case, link)
+            found[p] = await recreated(source, target, case, link)
         elif log.target_end and not log.is_written and not is_proved:
             found[p] = nothing_proves(case)
         elif log.target_end < log.source_start and is_proved:

@@ -1,8 +1,9 @@
 """What an operator has said of a link, and what the link must remember: a compacted topic on the target.
 
-Topic `tolerant-mirror-control`, one partition.  A record's key is the link, its value JSON; the newest one counts:
+Topic `tolerant-mirror-control`, one partition.  A record's key is the link, its value JSON:
 
-    {"version": 1, "time_ms": 1763775000000, "paused": ["orders", "clicks-3"], "bytes_per_s": null, "is_promoted": false,
+    {"version": 1, "time_ms": 1763775000000, "knew": [13, 1763775000000],
+     "paused": ["orders", "clicks-3"], "bytes_per_s": null, "is_promoted": false,
      "is_fenced": false, "unfenced": [["clicks", 3]], "is_handed_back": false, "generation": 0,
      "source_cluster_id": "...", "topics": "what LinkTopics.to_json writes", "producer_ids": [4000],
      "adopted": {"orders": {"0": 1200}}, "starts": {"clicks": {"3": 500}},
@@ -10,9 +11,14 @@ Topic `tolerant-mirror-control`, one partition.  A record's key is the link, its
      "copied": {"orders": {"0": 1200}}}
 
 Laws:
-- A record says everything, so whatever wrote it last holds; fields that we do not know are kept as they are.
-- It is read as a whole or not at all: one with a field that no mirror writes stops its link, until a readable one is newer.
-- Writers change what is there (update_control): two at once both have their way, one after the other.
+- A record says everything; fields that we do not know are kept as they are.
+- The record that knew most counts (`rank`): `knew` is the offset behind the record that it changes, and of two that change the
+  same one the first counts.  So no writer takes back what it did not know, also one that died before it could look; its
+  record has until the topic is compacted to be followed by another one, since the cleaner keeps the last one of a key.
+- It is read as a whole or not at all: where the one that counts has a field that no mirror writes, its link stops until a
+  readable one counts.
+- Writers look whether theirs counts, and change what does (update_control): two at once both have their way.
+- A `knew` beside another time than `time_ms` was kept by a version that does not know it: that record knew all before it.
 - The engine obeys within about a second, and looks before it writes anything that it has just derived from the log.
 """
 
@@ -138,11 +144,12 @@ class LinkControl:
             )
 
 
-def encode_control(control: LinkControl, time_ms: int) -> bytes:
-    """The value of a record."""
+def encode_control(control: LinkControl, time_ms: int, knew: int = 0) -> bytes:
+    """The value of a record; `knew` is the offset behind the record of the link that it changes."""
     known = {
         "version": _VERSION,
         "time_ms": time_ms,
+        "knew": [knew, time_ms],
         "paused": sorted(control.paused),
         "bytes_per_s": control.bytes_per_s,
         "is_promoted": control.is_promoted,
@@ -311,6 +318,7 @@ class ControlWatch:
         self._target = target
         self._clock = clock
         self.position = 0
+        self.newest: Record | None = None  # the record that counts
         self._hidden_until = float("-inf")
         self._reading: Future | None = None
         self._waiting: Future | None = None  # for a look that has not begun yet
@@ -361,11 +369,12 @@ class ControlWatch:
     async def _follow(self) -> None:
         end = await end_of(self._target, CONTROL_TOPIC)
         if end < self.position:
-            self.position = 0  # made anew
+            self.position, self.newest = 0, None  # made anew
         if end > self.position:
-            if values := _values_of(self.link, await _records(self._target, self.position, end)):
-                self.value = self._as_of_our_life(decode_control(values[-1]))
-            self.position = end
+            newest = newest_of(self.link, await _records(self._target, self.position, end), self.newest)
+            if newest is not None and newest is not self.newest:
+                self.value = self._as_of_our_life(decode_control(newest.value or b""))
+            self.position, self.newest = end, newest
 
     def _as_of_our_life(self, control: LinkControl) -> LinkControl:
         """A process that slept through a promotion and the link's next life is of the life that was promoted."""
@@ -409,10 +418,10 @@ async def read_controls(cluster: RawCluster) -> Controls:
 
 
 def controls_of(records: Iterable[Record]) -> Controls:
-    """What the records of a control topic say, in their order.  Pure."""
+    """What the records of a control topic say.  Pure."""
     links: dict[str, LinkControl] = {}
     unreadable: dict[str, Unreadable] = {}
-    for record in records:
+    for record in sorted(records, key=rank):
         key, value = (record.key or b"").decode(errors="backslashreplace"), record.value
         unreadable.pop(key, None)
         if value is None:
@@ -453,24 +462,33 @@ async def update_control(target: RawCluster, link: str, change: Callable[[LinkCo
     if not await has_topic(target, CONTROL_TOPIC):
         # A failover must not wait for the second of two brokers.
         await create_own_topic(target, CONTROL_TOPIC, {"cleanup.policy": "compact"}, insync_of_two=1)
-    position = watch.position
+    position, newest = watch.position, watch.newest
     while True:
-        offset = await target.insist("writing the link's control", lambda: _append(target, link, wanted))
-        # Whoever wrote between our look and our record has been overruled: its change is made, too.
-        between = _values_of(link, await _records(target, position, offset))
-        if not between:
+        knew = 0 if newest is None else newest.offset + 1
+        value = encode_control(wanted, int(time.time() * 1000), knew)  # written twice, if an answer is lost, it says the same
+        offset = await target.insist("writing the link's control", lambda: append_own(target, CONTROL_TOPIC, link, value))
+        newest = newest_of(link, await _records(target, position, offset + 1), newest)
+        if newest is None or newest.value == value:
             return wanted
-        wanted, position = change(decode_control(between[-1])), offset + 1
+        # Whoever wrote between our look and our record goes before us: our change is made to that.
+        wanted, position = change(decode_control(newest.value or b"")), offset + 1
 
 
-async def _append(target: RawCluster, link: str, control: LinkControl) -> int:
-    # Written twice, if an answer is lost, it says the same.
-    return await append_own(target, CONTROL_TOPIC, link, encode_control(control, int(time.time() * 1000)))
+def newest_of(link: str, records: Iterable[Record], newest: Record | None = None) -> Record | None:
+    """The record of a link that counts: one of these, or the one that counted before them.  Pure."""
+    of_link = [record for record in records if record.key == link.encode() and record.value is not None]
+    return max([*of_link, *([newest] if newest is not None else [])], key=rank, default=None)
 
 
-def _values_of(link: str, records: Iterable[Record]) -> list[bytes]:
-    """What the records of one link say, in their order."""
-    return [record.value for record in records if record.key == link.encode() and record.value is not None]
+def rank(record: Record) -> tuple[int, int]:
+    """The larger one counts, of records with the same key.  Pure."""
+    try:
+        said = json.loads(record.value or b"")
+        knew, time_ms = said["knew"]
+        is_said = type(knew) is int and 0 <= knew <= record.offset and time_ms == said["time_ms"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        is_said = False
+    return (knew if is_said else record.offset), -record.offset
 
 
 async def _records(cluster: RawCluster, start: int, end: int, topic: str = CONTROL_TOPIC) -> list[Record]:
