@@ -65,7 +65,7 @@ ORDER = [
     {"fetch_by_id"},
     {"fetch_session"},
     {"raw"},
-    {"producer_settings", "producer_partition", "topic_lookup", "mirror.led_offsets"},
+    {"producer_settings", "producer_partition", "topic_lookup", "mirror.led_offsets", "mirror.log_ends"},
     {"batch_producer", "producer_transaction"},
     {"mirror.link.claims", "mirror.link.group_requests", "mirror.link.half_done", "mirror.link.left", "mirror.link.mm2_records"},
     {"mirror.link.health"},

@@ -18,6 +18,7 @@ from tolerant_client.fetch import FetchedPartition
 from tolerant_client.mirror.appendable import Appendable, AppendRules
 from tolerant_client.mirror.gaps import Gap, GapFill
 from tolerant_client.mirror.identical.partition import BELIEVED_AFTER, AppendState, PartitionCopy, Phase
+from tolerant_client.mirror.log_ends import Unreplicated
 from tolerant_client.produce import add_sequence
 from tolerant_client.record_batch import BatchHeader, Record, encode_batch, iter_batches, read_header
 
@@ -387,6 +388,19 @@ def test_law_g_what_comes_after_old_records_goes_alone_until_young_ones_are_ackn
     answer(copy, after)
     send(copy, 140, timestamp=NOW_MS)
     assert copy.may_send(NOW_MS)
+
+
+# -- the end of an idle log ----------------------------------------------------
+
+
+def test_law_h_what_was_idle_waits_for_a_log_whose_replicas_are_behind_and_says_so() -> None:
+    copy = copying()
+    copy.last_stable_offset = 200
+    copy.is_looked_at = True
+    copy.looked_at(Unreplicated(100, 110), 5.0)
+    assert copy.is_drained and not copy.is_looked_at
+    assert copy.waits(10.0, 15.0) == (5.0, str(Unreplicated(100, 110)))
+    assert "the leader's log ends at 110, its high watermark is 100" in str(Unreplicated(100, 110))
 
 
 # -- times that the target gives ----------------------------------------------

@@ -51,6 +51,7 @@ from tolerant_client.mirror.link.control import ControlWatch, link_options
 from tolerant_client.mirror.link.claims_topic import Claims, claimed_by, new_holder
 from tolerant_client.mirror.link.health import WAITS_AFTER_S
 from tolerant_client.mirror.link.throttle import TokenBucket
+from tolerant_client.mirror.log_ends import Unreplicated
 from tolerant_client.mirror.losses import LedgerRow, Loss, LossPolicy, LossReason, MirrorPolicy
 from tolerant_client.mirror.producers import init_producer_id
 from tolerant_client.mirror.turns import Turns
@@ -58,6 +59,7 @@ from tolerant_client.raw import RawCluster
 
 _PAUSE_S = 30.0  # between two looks at a partition that policy has paused
 _AHEAD_S = 1.0  # between two looks at a source that has to catch up with what the target keeps
+_BEHIND_S = 0.05  # between two looks at a target whose replicas have to catch up, at first
 _HELD_S = 0.5  # a partition is not handed over before that: of many that ask each gets something done
 _CONTROL_S = 1.0  # between two looks at what the operator says
 _RESTS_S = 10.0  # since the last append, before it is written down how far a partition was copied
@@ -426,6 +428,9 @@ class LinkCopier:
             if state is None:
                 copy.trouble("the last record batch could not be read (is Read allowed on the target's topic?)", now)
                 copy.not_before = max(copy.not_before, now + 0.02)
+            elif isinstance(state, Unreplicated):
+                copy.trouble(str(state), now)
+                copy.not_before = max(copy.not_before, now + _BEHIND_S)
             elif isinstance(state, TolerantClientError):
                 copy.doubt(state, now)
             elif isinstance(state, AheadOfSource):

@@ -19,7 +19,8 @@ G. A broker that does not know a producer takes any sequence: a batch in flight
    that the broker may forget the producer at any moment (it counts from their
    timestamps; AppendRules.remembered_ms).
 H. The log of a topic that was made anew while nothing was appended takes the next batch at its start.  So what was idle
-   is appended to only when the log was seen to end at `acked` just before; steady appending shows that by itself.
+   is appended to only when the log was seen to end at `acked` just before, with all of it replicated; steady appending shows
+   that by itself.
 
 No I/O and no clock here: the copier does the one and passes the other.
 """
@@ -37,6 +38,7 @@ from tolerant_client.errors import OversizedRecordError, RecoveryExhaustedError,
 from tolerant_client.fetch import FetchedPartition
 from tolerant_client.mirror.appendable import Appendable, AppendRules, Claim, appendable, cover
 from tolerant_client.mirror.gaps import Gap, GapFill
+from tolerant_client.mirror.log_ends import Unreplicated
 from tolerant_client.produce import NO_APPEND_TIME, add_sequence
 from tolerant_client.record_batch import BatchHeader, restamp
 
@@ -242,13 +244,15 @@ class PartitionCopy:
         """Whether the end of the log is to be looked at before the next append (Law H)."""
         return not self.in_flight and now - self._checked_at > _IDLE_S
 
-    def looked_at(self, log_end: int | Exception | None, now: float) -> None:
+    def looked_at(self, log_end: int | Unreplicated | Exception | None, now: float) -> None:
         """Takes what the target's leader said of the end of the log (Law H)."""
         self.is_looked_at = False
         if log_end == self.acked:
             self._checked_at = now
         elif isinstance(log_end, int):
             self.trouble(f"the target's log was left ending at {self.acked}, and ends at {log_end} now", now)
+        elif isinstance(log_end, Unreplicated):
+            self.trouble(str(log_end), now)
         else:
             self.trouble(f"the end of the target's log could not be read: {type(log_end).__name__}", now)
 
