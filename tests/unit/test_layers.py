@@ -97,7 +97,7 @@ ORDER = [
     {"mirror.link.promotion", "mirror.link.failback"},
     {"mirror.link.takeover"},
     {"mirror.link.handback"},
-    {"mirror.identical.log_start"},
+    {"mirror.identical.log_start", "mirror.identical.given_times"},
     {"mirror.identical.gap_producer"},
     {"mirror.identical.fill", "mirror.identical.open_gaps"},
     {"mirror.verify.slices"},

@@ -406,7 +406,7 @@ def test_law_h_what_was_idle_waits_for_a_log_whose_replicas_are_behind_and_says_
 # -- times that the target gives ----------------------------------------------
 
 
-def test_times_of_the_brokers_own_are_an_error_at_once_and_a_repeat_is_none() -> None:
+def test_another_time_than_the_batchs_own_stops_the_flow_until_the_log_was_read() -> None:
     copy = copying()
     header = send(copy, 100, timestamp=NOW_MS)
     copy.in_flight -= 1
@@ -416,7 +416,7 @@ def test_times_of_the_brokers_own_are_an_error_at_once_and_a_repeat_is_none() ->
     for header in others:
         copy.in_flight -= 1
         copy.appended(header, 0, header.base_offset, 1.0, log_append_time=NOW_MS + 1)
-    assert copy.is_drained and copy.acked == 110 and copy.rewritten == (110, 130)
+    assert copy.is_drained and copy.acked == 110 and copy.retimed == [(110, 120), (120, 130)]
 
 
 # -- patience, lease, accounting ----------------------------------------------

@@ -39,6 +39,7 @@ from tolerant_client.mirror.identical.difference import AheadOfSource
 from tolerant_client.mirror.identical.facts import TargetFacts
 from tolerant_client.mirror.identical.append import NO_CLAIM, Appender, GapFiller, resolve
 from tolerant_client.mirror.identical.fill import MarkerFiller, TransactionFiller
+from tolerant_client.mirror.identical.given_times import rewritten_offsets
 from tolerant_client.mirror.identical.log_start import start_log_at
 from tolerant_client.mirror.identical.open_gaps import end_open_gaps
 from tolerant_client.mirror.identical.partition import NO_PRODUCER, AppendState, PartitionCopy, Phase, times_rewritten
@@ -400,6 +401,8 @@ class LinkCopier:
                 states[partition] = await self._begun.identified(found)
             elif isinstance(found, Loss) and found.state.producer_id == NO_PRODUCER:
                 states[partition] = found._replace(state=await self._begun.identified(found.state))
+            elif isinstance(found, AppendState) and copies[partition].retimed:
+                states[partition] = await self._with_times_read(copies[partition], found)
         # Promotion is written down before the log is fenced: whoever read the log behind the fence finds it here.
         await self.control.refresh()
         self._obey()
@@ -421,8 +424,6 @@ class LinkCopier:
             now = self.clock()
             if isinstance(state, (Loss, TargetDivergedError)) and copy.misplaced is not None:
                 state = copy.misplaced
-            elif isinstance(state, AppendState) and copy.rewritten is not None:
-                state = times_rewritten(str(copy), *copy.rewritten)
             elif isinstance(state, AppendState) and copy.is_too_large(state.log_end, rules.max_batch_bytes):
                 state = self._oversized(copy, state)
             if state is None:
@@ -568,7 +569,7 @@ class LinkCopier:
             copy = self._partitions.get(partition)
             if not self._facts.rewrites_times(partition.topic):
                 kept.append(partition)
-            elif copy is not None and copy.phase is not Phase.STOPPED and copy.rewritten is None:
+            elif copy is not None and copy.phase is not Phase.STOPPED and not copy.retimed:
                 copy.phase, copy.has_doubtful_facts = Phase.SYNCING, True
                 copy.doubt(
                     TolerantClientError(
@@ -581,6 +582,14 @@ class LinkCopier:
             else:
                 kept.append(partition)  # its log shows what was rewritten
         return kept
+
+    async def _with_times_read(self, copy: PartitionCopy, state: AppendState) -> AppendState | TargetDivergedError:
+        """The place of a partition, unless the log shows that the target's brokers gave records times of their own."""
+        in_log = [span for span in copy.retimed if span[0] < state.log_end]
+        if (given := await rewritten_offsets(self.target, copy.partition, in_log)) is not None:
+            return times_rewritten(str(copy), *given)
+        copy.retimed.clear()
+        return state
 
     async def _start_log(self, copy: PartitionCopy, found: LogStart, rules: AppendRules) -> None:
         """Makes an empty log begin where the source's does, then looks again."""

@@ -127,7 +127,7 @@ class PartitionCopy:
         self._checked_at = now
         self._remembered_until_ms: float = _FORGOTTEN  # until then the broker knows the producer, whatever it appends of ours
         self.has_doubtful_facts = False  # the target refused what its topic's configuration, as we read it, takes
-        self.rewritten: tuple[int, int] | None = None  # offsets to which the target's broker gave times of its own
+        self.retimed: list[tuple[int, int]] = []  # offsets of batches whose response told another time than theirs
         self._troubled_since: float | None = None
         self._ahead_since: float | None = None  # the target keeps more than the source has
         self.left_out: set[int] = set()  # offsets of records that the user's policy gave up
@@ -279,12 +279,11 @@ class PartitionCopy:
         self, header: BatchHeader, error_code: int, base_offset: int, now: float, log_append_time: int = NO_APPEND_TIME
     ) -> None:
         """Takes the answer for one batch that was in flight."""
-        # To a batch that it has already a broker answers with the time that it has of it (UnifiedLog.java, append).
         if error_code == 0 and log_append_time not in (NO_APPEND_TIME, header.max_timestamp):
-            first, until = self.rewritten or (base_offset, base_offset)
-            self.rewritten = min(first, base_offset), max(until, base_offset + header.last_offset_delta + 1)
+            # Either a time that the broker has given, or that of the same batch, sent before: the log will tell.
+            self.retimed.append((base_offset, base_offset + header.last_offset_delta + 1))
             self.has_doubtful_facts = True
-            self.trouble(f"the target's broker gave the records from offset {base_offset} on times of its own", now)
+            self.trouble(f"the response for offset {base_offset} tells another time than that of its records", now)
         elif error_code == 0 and base_offset == header.base_offset:
             if self.phase is Phase.COPYING:
                 assert self._rules is not None
