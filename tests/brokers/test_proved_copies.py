@@ -18,7 +18,7 @@ from tolerant_client.errors import SourceTruncatedError, TargetDivergedError, To
 from tolerant_client.mirror.divergence import LogSlice, read_slices
 from tolerant_client.mirror.gaps import Gap
 from tolerant_client.mirror.identical import copy as copy_module
-from tolerant_client.mirror.identical import gap_producer, state
+from tolerant_client.mirror.identical import gap_producer, resting, state
 from tolerant_client.mirror.identical.copy import LinkCopier
 from tolerant_client.mirror.identical.gap_producer import GapProducer, gap_transactional_id
 from tolerant_client.mirror.ledger import read_ledger
@@ -422,6 +422,31 @@ def test_target_topic_that_is_made_anew_under_an_idle_copier_is_filled_from_its_
         progress = origin.run(lambda: copier.copy_each({partition: 510}))[partition]
     assert progress.error is None and progress.acked == 510
     assert compare(source, target, topic).identical and ends(target, topic) == [510]
+
+
+@pytest.mark.parametrize("others", [0, 10])
+def test_log_that_rests_is_looked_at_and_filled_again_or_named(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    topic, partition = f"proved-resting-{others}", TopicPartition(f"proved-resting-{others}", 0)
+    create_topic(source, topic)
+    append_records(source, topic, 500, timestamp=NOW)
+    monkeypatch.setattr(resting, "LOOK_S", 1.0)
+    with both(source, target) as (origin, copy):
+        link = origin.run(prepare_link, origin, copy, topic, "tests")
+        copier = LinkCopier(origin, copy, link.producer_id, link="tests")
+        origin.run(lambda: copier.copy({partition: 500}, lease_ms=120_000))
+        if others:
+            append_batches(target, [(partition, numbered(0, others, NOW))])
+        else:
+            create_again(target, topic)
+        progress = origin.run(lambda: copier.copy_each({partition: None}, hold_ms=12_000))[partition]
+    if others:
+        assert isinstance(progress.error, TargetDivergedError) and "foreign record batch at offset 500" in str(progress.error)
+        assert ends(target, topic) == [510]
+    else:
+        assert (progress.error, progress.acked) == (None, 500)
+        assert ends(target, topic) == [500] and compare(source, target, topic).identical
 
 
 # -- what a killed writer left open -------------------------------------------

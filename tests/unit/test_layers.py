@@ -105,7 +105,7 @@ ORDER = [
     {"mirror.verify.report"},
     {"mirror.identical.append", "mirror.identical.begun", "mirror.identical.facts", "mirror.sync", "mirror.verify.verification"},
     {"mirror.link.status", "mirror.link.plan_report"},
-    {"mirror.identical.pull"},
+    {"mirror.identical.pull", "mirror.identical.resting"},
     {"mirror.identical.copy", "mirror.translated.partition"},
     {"mirror.translated.copier"},
     {"mirror.worker"},

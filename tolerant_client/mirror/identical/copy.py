@@ -44,6 +44,7 @@ from tolerant_client.mirror.identical.log_start import start_log_at
 from tolerant_client.mirror.identical.open_gaps import end_open_gaps
 from tolerant_client.mirror.identical.partition import NO_PRODUCER, AppendState, PartitionCopy, Phase, times_rewritten
 from tolerant_client.mirror.identical.pull import Puller
+from tolerant_client.mirror.identical.resting import RestingLogs
 from tolerant_client.mirror.identical.state import LogStart, read_append_states, read_ids
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.limits import CopyLimits, Progress, raise_stopped
@@ -131,6 +132,7 @@ class LinkCopier:
         )
         self._facts = TargetFacts(source, target, policy, clock)
         self._begun = Begun(target, self.control)
+        self._resting = RestingLogs(target, clock, self._spawn, self._after_trouble)
         self._to_sync: set[TopicPartition] = set()
         self._looked_at: set[TopicPartition] = set()  # by a group that is not done: one look at a partition at a time
         self._sync_wanted = WakeupNotifier(self._net)
@@ -466,6 +468,7 @@ class LinkCopier:
                 except KafkaError:
                     continue  # what was said before holds
                 self._obey()
+                self._resting.look([copy for copy in self._partitions.values() if self._is_claimed(copy)])
                 if self.clock() > self._next_remembered:
                     self._next_remembered = self.clock() + _REMEMBER_S
                     self._spawn(self._remember, self._copied(self._partitions, _RESTS_S))
