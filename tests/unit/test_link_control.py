@@ -389,7 +389,7 @@ def test_only_the_newest_record_of_a_link_counts_so_that_rubbish_is_cleared_by_t
         return log[start:end]
 
     for fake in (has_topic, end_of, read_own):
-        monkeypatch.setattr(control, fake.__name__, fake)
+        monkeypatch.setattr(control_module, fake.__name__, fake)
 
     def look(watch: ControlWatch) -> LinkControl:
         with pytest.raises(StopIteration):
