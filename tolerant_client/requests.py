@@ -17,7 +17,7 @@ from typing import Any
 from tolerant_client import apis
 from tolerant_client.api_rows import FETCH_IN_SESSION
 from tolerant_client.apis import Buffer, OtherSubject
-from tolerant_client.identity import speaks_of
+from tolerant_client.identity import Names, speaks_of, spoken_of
 from tolerant_client.request_facts import expected_ms, order_keys, partitions_of, row_of
 from tolerant_client.wire import skip_tags
 
@@ -104,23 +104,29 @@ class KafkaRequest:
     def _check_identity(self, response: Any) -> None:
         """An answer that decodes may still be another request's: it must speak of what was asked for."""
         request = self._request
+        meant: Any = response
         if self.API_KEY == apis.PRODUCE:
-            speaks = set(self.order_keys) == partitions_of(response.responses, "name", "partition_responses", "index")
+            asked = set(self.order_keys)
+            names: Names = partitions_of(response.responses, "name", "partition_responses", "index")
+            speaks = names == asked
             if not all(-1 <= code <= _LARGEST_ERROR_CODE for code in _codes(response)):
                 # For good: kafka-python fails a batch, and all later ones, on a code it does not know.
                 raise ValueError(f"{self.name} answer has an error code that no Kafka has")
+            if not names <= asked:
+                meant = None  # kafka-python fails with a KeyError on a partition of nobody, and the batch waits on
         elif self.API_KEY != apis.FETCH:
             speaks = speaks_of(self.API_KEY, self.API_VERSION, request, response)
+            names = set() if speaks else spoken_of(self.API_KEY, self.API_VERSION, response)
         elif self.row is FETCH_IN_SESSION and request.session_epoch != 0:
-            session_id = response.session_id
-            speaks = session_id == request.session_id or session_id == 0
+            names = {(response.session_id,)}
+            speaks = response.session_id in (request.session_id, 0)
         elif self.API_VERSION <= _LAST_FETCH_BY_NAME:
-            asked = partitions_of(request.topics, "topic", "partitions", "partition")
-            speaks = asked >= partitions_of(response.responses, "topic", "partitions", "partition_index")
+            names = partitions_of(response.responses, "topic", "partitions", "partition_index")
+            speaks = names <= partitions_of(request.topics, "topic", "partitions", "partition")
         else:
             return
         if not speaks:
-            raise OtherSubject(f"{self.name} answer speaks of something else than its request", response)
+            raise OtherSubject(f"{self.name} answer speaks of something else than its request", meant, names)
 
 
 def _codes(response: Any) -> list[int]:
