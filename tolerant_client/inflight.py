@@ -15,7 +15,8 @@ G. Silence and a probe's answer alone settle only reads and what is sent again. 
 H. Brokers answer in the order of requests: of answers that came in another order and
    fit each other's requests none is believed, for their ids may be exchanged.
 I. A response that speaks of something else is believed when a repeat brings the
-   same again, or where no repeat is safe: then of a stream that is in step.
+   same again, when two bring nothing, or where no repeat is safe: then of a stream
+   that is in step.
 It reads no clock, opens no socket and writes no log: every method takes `now`
 (monotonic seconds) and returns the events that the binding has to act upon.
 """
@@ -208,7 +209,7 @@ class InFlightRequests:
         The same again to a repeat is what the server means.
         """
         is_first = entry.state is State.IN_FLIGHT and entry.odd is None and entry is not self._probe
-        if is_first and other.names == entry.said:
+        if is_first and entry.said is not None and other.names == entry.said.names:
             return self._answered(entry, other.response, body, now)
         others = [r for r in self if r.takes(body, entry)]
         if others or not is_first or other.response is None:
@@ -222,7 +223,8 @@ class InFlightRequests:
         if not entry.action.is_resend:
             self._hold(entry, other.response)
         elif self._repeats.allow(entry, now):
-            entry.odd, entry.said = None, other.names
+            entry.odd, entry.said = None, other
+            entry.expected = 0.0  # it has been answered once: there is nothing left to wait for
             entry.history.append(str(other))
             self._requeue(entry, str(other), events)
         else:
@@ -340,6 +342,8 @@ class InFlightRequests:
                 entry.is_proved_silent = True
             elif is_whole and entry.odd is not None:
                 self._weigh(entry, entry.odd, now, events)
+            elif trial is None and entry.said is not None and entry.resends > 1:
+                self._hold(entry, entry.said.response)  # two repeats have no response: it is all that the server says
             elif not self.is_retired:
                 self._lose(entry, "a later answer came on the same connection", now, events)
         self._release(events, now)

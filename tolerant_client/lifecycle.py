@@ -99,7 +99,7 @@ class InFlightRequest:
         self.state = State.QUEUED
         self.response: Any = None  # while held
         self.odd: OtherSubject | None = None  # a response that speaks of something else
-        self.said: Any = None  # what the one before spoke of, to which it was sent again
+        self.said: OtherSubject | None = None  # the one before, after which it was sent again
         self.first_sent_at = self.sent_at = -1.0
         self.resends = 0
         self.lost_ids: list[int] = []  # those it was sent under before

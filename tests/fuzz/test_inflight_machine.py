@@ -181,7 +181,7 @@ class TrackerMachine(RuleBasedStateMachine):
         self.settled[request.token] += 1
         token, _ = event.response
         # One that speaks of something else is believed where no repeat is safe, or when a repeat brings the same.
-        is_meant = entry.said == token if entry.action.is_resend else entry.odd is not None
+        is_meant = entry.said is not None and entry.said.names == token if entry.action.is_resend else entry.odd is not None
         assert token == request.token or is_meant or (not request.tells and event.correlation_id in self.liars)
         assert entry.sent_at >= 0
         for other in self.store:

@@ -9,7 +9,7 @@ the seeds have no fault, a quarter exactly one, the rest many.  Asserted in each
 A. Every request is settled exactly once, and not after its deadline.
 B. An answer completes the request that it was made for; another one only where
    several faults together left no way to tell, or where it speaks of something else
-   and its request may not be sent again, or the repeat's answer says the same.
+   and its request may not be sent again, or the repeat's answer says the same, or two have none.
 C. Batches with a producer id are appended once and in order, and requests that
    share an order key are completed in the order of sending.
 D. What may not be sent again is sent once; where it may have run and the answer
@@ -516,7 +516,7 @@ class Simulation:
         token, error = event.response
         if token != request.token:
             is_lied_about = event.correlation_id in self.liars
-            if event.correlation_id in self.odd_ids and token == request.token | ODD_BIT << 24:
+            if self.ids[request.token] & self.odd_ids and token == request.token | ODD_BIT << 24:
                 self.believed(entry)
             elif request.tells or not is_lied_about or self.faults < 2:
                 self.broken("B", f"request {request.token} is completed by the answer of {token}")
@@ -539,7 +539,8 @@ class Simulation:
         request = entry.request
         if not entry.action.is_resend:
             return
-        if not self.is_odd and self.allowed == 1 or len(self.ids[request.token] & self.odd_ids) < 2:
+        is_said_again = len(self.ids[request.token] & self.odd_ids) > 1 or entry.resends > 1
+        if not is_said_again or (self.allowed == 1 and not self.is_odd):
             self.broken("B", f"request {request.token} is completed by an answer of something else")
         if self.is_nothing_but_odd() and entry.resends > 1:
             self.broken("K", f"request {request.token} is sent {entry.resends + 1} times to a server that means it")

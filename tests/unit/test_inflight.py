@@ -820,6 +820,20 @@ def test_same_odd_response_to_a_repeat_is_what_the_server_means() -> None:
         assert kinds(events) == ["completed"]
 
 
+def test_odd_response_is_all_that_a_server_says_that_answers_no_repeat() -> None:
+    """kafka-python's own tests have such brokers: each response is scripted for one request."""
+    store = warm()
+    entry = send(store, FakeRequest(apis.JOIN_GROUP, resend_safe=True, expected_ms=60_000), now=1.0)
+    put_on_trial_by(store, entry, ODD, 1.1)
+    for now, then in ((2.0, ["lost", "requeued"]), (4.0, ["completed"])):
+        events = store.expired(now)
+        resend(store, events, now)
+        events = store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, now + 0.01)
+        resend(store, events, now + 0.01)
+        assert kinds(events) == then
+    assert [(e.request, e.response) for e in of(Completed, events)] == [(entry, b"odd")]
+
+
 def test_another_odd_response_to_a_repeat_is_asked_for_again_until_it_may_not_be() -> None:
     store = warm(max_resends=2)
     entry = send(store, FakeRequest(apis.LIST_OFFSETS), now=1.0)
