@@ -488,8 +488,8 @@ class Simulation:
                 self.happened[f"orphan:{event.cause}"] += 1  # type: ignore[attr-defined]
             elif kind is Retired:
                 self.happened["timeout" if event.is_timeout else "mismatch"] += 1  # type: ignore[attr-defined]
-                is_timeout = event.is_timeout  # type: ignore[attr-defined]
-                if self.is_nothing_but_odd() and self.tracker.question is not None and not is_timeout:
+                is_out_of_step = "out of step" in event.reason  # type: ignore[attr-defined]
+                if is_out_of_step and self.is_nothing_but_odd() and self.tracker.question is not None:
                     self.broken("K", f"a server that means it is left: {event}")
                 if self.allowed == 1 and self.now > self.is_lasting_since + self.patience + 0.35:
                     self.broken("I", f"out of step for {self.now - self.is_lasting_since:.3f} s")
@@ -518,7 +518,7 @@ class Simulation:
             is_lied_about = event.correlation_id in self.liars
             if self.ids[request.token] & self.odd_ids and token == request.token | ODD_BIT << 24:
                 self.believed(entry)
-            elif request.tells or not is_lied_about or self.faults < 2:
+            elif (request.tells and not self.odd_ids) or not is_lied_about or self.faults < 2:
                 self.broken("B", f"request {request.token} is completed by the answer of {token}")
             else:
                 self.happened["fooled"] += 1
