@@ -261,6 +261,15 @@ def speaks_of(api_key: int, version: int, request: Any, response: Any) -> bool:
     return True
 
 
+def spoken_of(api_key: int, version: int, response: Any) -> Names:
+    """What an answer names, as far as it could be a request's; empty where it names nothing."""
+    named: Names = Counter()
+    for subjects in SUBJECTS.get(api_key, ()):
+        if subjects.since <= version <= subjects.until:
+            named.update(subjects.answered(response) or Counter())
+    return named
+
+
 def asked_for(api_key: int, request: Any) -> set[Name]:
     """What a request names, as far as an answer could name it; empty where it asks for anything."""
     named: set[Name] = set()

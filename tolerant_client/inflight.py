@@ -14,6 +14,9 @@ G. Silence and a probe's answer alone settle only reads and what is sent again. 
    answer after its loss was proved disproves all probes: none is sent any more.
 H. Brokers answer in the order of requests: of answers that came in another order and
    fit each other's requests none is believed, for their ids may be exchanged.
+I. A response that speaks of something else is believed when a repeat brings the
+   same again, when two bring nothing, or where no repeat is safe: then of a stream
+   that is in step.
 It reads no clock, opens no socket and writes no log: every method takes `now`
 (monotonic seconds) and returns the events that the binding has to act upon.
 """
@@ -29,6 +32,7 @@ from tolerant_client.correlation import CorrelationIds
 from tolerant_client.events import Completed, Event, Failed, Lost, Orphan, Probe, Reordered, Requeued, Retired, Verdict
 from tolerant_client.lifecycle import NEVER, IllegalTransition, InFlightRequest, Input, State
 from tolerant_client.policy import RecoveryPolicy
+from tolerant_client.repeats import Repeats
 from tolerant_client.silence import Silence
 from tolerant_client.trial import Budget, Trial
 
@@ -56,7 +60,7 @@ class InFlightRequests:
         self._trial: Trial | None = None
         self._is_regular = True  # False on trial, and while requests are held or sent again: order needs a look
         self._deadline_from = NEVER  # a lower bound, made exact by expired()
-        self._newest: dict[Any, int] = {}  # by order key: the newest request that older ones yield to
+        self._repeats = Repeats(policy)
 
     def __len__(self) -> int:
         return len(self._requests) - (self._probe is not None)
@@ -70,7 +74,7 @@ class InFlightRequests:
         """Takes a request in and draws its correlation id; the caller sends it and says `sent`."""
         action = action_for(request, self.policy)
         if not self._requests:
-            self._newest.clear()  # nothing older is left that would have to yield
+            self._repeats.forget()
         entry = self._enter(request, deadline, action, context)
         if deadline < self._deadline_from:
             self._deadline_from = deadline
@@ -102,8 +106,7 @@ class InFlightRequests:
         entry.sent_at = now
         if entry.first_sent_at < 0:
             entry.first_sent_at = now
-            if getattr(entry.request, "yields_to_newer", False):
-                self._newest.update(dict.fromkeys(entry.request.order_keys, entry.order))
+            self._repeats.sent(entry)
         if next(reversed(self._requests)) != entry.correlation_id:
             # Written behind others that were queued after it: the store's order is the wire's.
             self._requests[entry.correlation_id] = self._requests.pop(entry.correlation_id)
@@ -143,8 +146,7 @@ class InFlightRequests:
         except OtherSubject as other:
             return self._odd(entry, other, body, now)
         except Exception as error:  # a decoder on hostile bytes may raise anything
-            what = f"an answer to {entry.api} does not decode ({type(error).__name__}: {_first_line(error)})"
-            return self._misfit(entry, what, now)
+            return self._misfit(entry, entry.not_decoded(error), now)
         if self._is_regular and entry is not self._probe and entry is self.oldest:
             self.silence.answered(entry, now)
             del self._requests[entry.correlation_id]
@@ -203,15 +205,30 @@ class InFlightRequests:
         """T6: an answer that decodes but speaks of something else than its request.
 
         Where it fits another request it is that one's, under whose id ours may come.
-        Where it fits none it is what the server means, if the trial shows that no
-        answer is missing or left over.
+        Where it fits none the trial shows whether a response is missing or left over.
+        The same again to a repeat is what the server means.
         """
+        is_first = entry.state is State.IN_FLIGHT and entry.odd is None and entry is not self._probe
+        if is_first and entry.said is not None and other.names == entry.said.names:
+            return self._answered(entry, other.response, body, now)
         others = [r for r in self if r.takes(body, entry)]
-        if others or entry.state is not State.IN_FLIGHT or entry.odd is not None or entry is self._probe:
+        if others or not is_first or other.response is None:
             return self._misfit(entry, str(other), now, others)
         events = self._put_on_trial(now, 0.0)
-        entry.odd = other.response
+        entry.odd = other
         return events
+
+    def _weigh(self, entry: InFlightRequest, other: OtherSubject, now: float, events: list[Event]) -> None:
+        """Law I: the stream is in step, and has an odd response: asked again where that is safe, else believed."""
+        if not entry.action.is_resend:
+            self._hold(entry, other.response)
+        elif self._repeats.allow(entry, now):
+            entry.odd, entry.said = None, other
+            entry.expected = 0.0  # it has been answered once: there is nothing left to wait for
+            entry.history.append(str(other))
+            self._requeue(entry, str(other), events)
+        else:
+            self._lose(entry, str(other), now, events)
 
     def _misfit(
         self, entry: InFlightRequest, what: str, now: float, doubted: Iterable[InFlightRequest] = ()
@@ -225,6 +242,7 @@ class InFlightRequests:
         for other in doubted:
             if other.state is State.IN_FLIGHT or other.state is State.HELD:
                 other.move(Input.DOUBT)
+                other.odd = None
         entry.history.append(what)
         return self._suspect(Orphan(entry.api, entry.correlation_id, "misfit"), now)
 
@@ -320,10 +338,12 @@ class InFlightRequests:
         is_whole = not (trial is not None and trial.has_misfit) and all(r.odd is not None for r in unanswered)
         events: list[Event] = []
         for entry in unanswered:
-            if trial is None and not row_for(entry.request).is_read and not self._is_sent_again(entry, now):
+            if trial is None and not row_for(entry.request).is_read and not self._repeats.allow(entry, now):
                 entry.is_proved_silent = True
-            elif is_whole:
-                self._hold(entry, entry.odd)
+            elif is_whole and entry.odd is not None:
+                self._weigh(entry, entry.odd, now, events)
+            elif trial is None and entry.said is not None and entry.resends > 1:
+                self._hold(entry, entry.said.response)  # two repeats have no response: it is all that the server says
             elif not self.is_retired:
                 self._lose(entry, "a later answer came on the same connection", now, events)
         self._release(events, now)
@@ -380,9 +400,9 @@ class InFlightRequests:
         self.ids.lose(entry.correlation_id, entry.sent_at)
         entry.history.append(reason)
         entry.odd = None
-        if entry.action.is_resend and self._has_yielded(entry):
+        if entry.action.is_resend and self._repeats.has_yielded(entry):
             self._fail(entry, Verdict.HAND_UP, f"{reason}, and a newer {entry.api} was sent since", events)
-        elif self._is_sent_again(entry, now):
+        elif self._repeats.allow(entry, now):
             self._requeue(entry, reason, events)
         elif entry.action.is_resend:
             self._fail(entry, Verdict.EXHAUSTED, reason, events)
@@ -391,16 +411,6 @@ class InFlightRequests:
         else:
             self._fail(entry, Verdict.HAND_UP, reason, events)
         self._count(now, events)
-
-    def _is_sent_again(self, entry: InFlightRequest, now: float) -> bool:
-        is_allowed = entry.resends < self.policy.max_resends and now < entry.deadline
-        return entry.action.is_resend and is_allowed and not self._has_yielded(entry)
-
-    def _has_yielded(self, entry: InFlightRequest) -> bool:
-        """A repeat would undo a newer request of its kind (an OffsetCommit would rewind its group)."""
-        return getattr(entry.request, "yields_to_newer", False) and any(
-            self._newest.get(key, -1) > entry.order for key in entry.request.order_keys
-        )
 
     def _requeue(self, entry: InFlightRequest, reason: str, events: list[Event]) -> None:
         """The same bytes under a new id; `order` keeps its place among requests that share a key."""
@@ -444,20 +454,13 @@ class InFlightRequests:
             keys = entry.request.order_keys
             if entry.state is not State.HELD or not waiting_keys.isdisjoint(keys):
                 waiting_keys.update(keys)
-            elif self._is_out_of_turn(entry, now):
+            elif entry.is_out_of_turn and self._repeats.allow(entry, now):
                 waiting_keys.update(keys)
                 self._requeue(entry, "the broker had not seen the request before it", events)
             else:
                 del self._requests[entry.correlation_id]
                 events.append(self._complete(entry, entry.response, now))
         self._is_regular = not any(r.resends or r.state is State.HELD for r in self._requests.values())
-
-    def _is_out_of_turn(self, entry: InFlightRequest, now: float) -> bool:
-        """A held answer says that the request before it, lost and resent since, had not been seen."""
-        check = getattr(entry.request, "is_out_of_turn", None)
-        if check is None or not self._is_sent_again(entry, now):
-            return False
-        return bool(check(entry.response))
 
     # -- the end --------------------------------------------------------------
 
@@ -492,9 +495,3 @@ class InFlightRequests:
 
     def _is_setting_up(self) -> bool:
         return any(r.action is Action.CLOSE for r in self._requests.values())
-
-
-def _first_line(error: Exception) -> str:
-    """The start of a decoder's message; long ones may quote payload, so they are cut."""
-    text = str(error).split("\n", 1)[0]
-    return text if len(text) <= 120 else text[:117] + "..."

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
-from tolerant_client.apis import Action
+from tolerant_client.apis import Action, OtherSubject
 
 NEVER = float("inf")
 
@@ -80,6 +80,7 @@ class InFlightRequest:
         "request",
         "resends",
         "response",
+        "said",
         "sent_at",
         "state",
     )
@@ -97,7 +98,8 @@ class InFlightRequest:
         self.expected: float = request.expected_ms / 1000
         self.state = State.QUEUED
         self.response: Any = None  # while held
-        self.odd: tuple[int, Any] | None = None  # a response that speaks of something else, and the id it came under
+        self.odd: OtherSubject | None = None  # a response that speaks of something else
+        self.said: OtherSubject | None = None  # the one before, after which it was sent again
         self.first_sent_at = self.sent_at = -1.0
         self.resends = 0
         self.lost_ids: list[int] = []  # those it was sent under before
@@ -115,6 +117,18 @@ class InFlightRequest:
     def is_unanswered(self) -> bool:
         """True on the wire without an answer that is believed."""
         return self.state is State.IN_FLIGHT or self.state is State.DOUBTED
+
+    @property
+    def is_out_of_turn(self) -> bool:
+        """Whether a held response says that the request before it, lost and sent again since, had not been seen."""
+        check = getattr(self.request, "is_out_of_turn", None)
+        return check is not None and bool(check(self.response))
+
+    def not_decoded(self, error: Exception) -> str:
+        """Says so by the first line of a decoder's message; long ones may quote payload, so they are cut."""
+        text = str(error).split("\n", 1)[0]
+        text = text if len(text) <= 120 else text[:117] + "..."
+        return f"an answer to {self.api} does not decode ({type(error).__name__}: {text})"
 
     def takes(self, body: memoryview, other: InFlightRequest) -> bool:
         """Whether a body that came as the answer to another request of the same API could be the answer to this one."""

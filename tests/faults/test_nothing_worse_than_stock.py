@@ -23,6 +23,7 @@ from kafka.structs import TopicPartition
 from support.held_answers import HookedProxy, Link, with_id
 
 import tolerant_client
+from tolerant_client.errors import OutcomeUnknownError
 from tolerant_client.testing import (
     BadLength,
     Drop,
@@ -282,7 +283,7 @@ def test_bad_length_is_a_lost_connection_for_every_api(
     assert got == list(range(1_005))
 
 
-PRODUCE = 0
+PRODUCE, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, ADD_PARTITIONS_TO_TXN = 0, 2, 8, 9, 24
 REFUSED, WRITTEN = b"A" * 9_000, b"B"
 
 
@@ -346,7 +347,6 @@ def test_exchanged_ids_tell_no_refused_record_as_written(
         assert said == dict.fromkeys(said, "OutcomeUnknownError")
 
 
-OFFSET_COMMIT = 8
 GATEWAY_TAKES = 4.0
 
 
@@ -382,3 +382,88 @@ def test_slow_response_behind_a_gateway_is_waited_for_once(kafka_cluster: KafkaC
     assert runs["stock"].errors == []
     assert runs["stock"].stall >= GATEWAY_TAKES
     runs["ours"].is_no_worse_than(runs["stock"])
+
+
+class NameAnother:
+    """For a HookedProxy: the next response of one API that names the topic names another one, of the same length."""
+
+    def __init__(self, api_key: int, topic: str) -> None:
+        self.api_key, self.name = api_key, topic.encode()
+        self.done = 0
+
+    def __call__(self, link: Link, api_key: int, frame: bytes) -> list[bytes]:
+        if api_key != self.api_key or self.name not in frame or self.done:
+            return [frame]
+        self.done += 1
+        return [frame.replace(self.name, self.name[::-1])]
+
+
+def commit(servers: str, library: Any, topic: str) -> Any:
+    consumer = library.KafkaConsumer(bootstrap_servers=servers, group_id=topic, enable_auto_commit=False)
+    partition = TopicPartition(topic, 0)
+    consumer.assign([partition])
+    with contextlib.closing(consumer):
+        consumer.commit({partition: kafka.OffsetAndMetadata(7, "", -1)}, timeout_ms=10_000)
+        return consumer.committed(partition, timeout_ms=10_000)
+
+
+def end_offset(servers: str, library: Any, topic: str) -> Any:
+    consumer = library.KafkaConsumer(bootstrap_servers=servers)
+    with contextlib.closing(consumer):
+        return consumer.end_offsets([TopicPartition(topic, 0)], timeout_ms=10_000)[TopicPartition(topic, 0)]
+
+
+def poll_of_a_group(servers: str, library: Any, topic: str) -> Any:
+    commit(servers, library, topic)
+    consumer = library.KafkaConsumer(topic, bootstrap_servers=servers, group_id=topic)
+    with contextlib.closing(consumer):
+        deadline = time.monotonic() + 30
+        while not consumer.assignment() and time.monotonic() < deadline:
+            consumer.poll(200)
+        return consumer.position(TopicPartition(topic, 0), timeout_ms=10_000)
+
+
+def send_three(servers: str, library: Any, topic: str, **options: Any) -> Any:
+    producer = library.KafkaProducer(bootstrap_servers=servers, linger_ms=0, request_timeout_ms=10_000, **options)
+    with contextlib.closing(producer):
+        return [producer.send(topic, b"x", partition=0).get(20).offset for _ in range(3)]
+
+
+def send_in_a_transaction(servers: str, library: Any, topic: str) -> Any:
+    producer = library.KafkaProducer(bootstrap_servers=servers, transactional_id=topic, request_timeout_ms=10_000)
+    with contextlib.closing(producer):
+        producer.init_transactions()
+        producer.begin_transaction()
+        offsets = [producer.send(topic, b"x", partition=0).get(20).offset for _ in range(3)]
+        producer.commit_transaction()
+        return offsets
+
+
+NAMED: dict[str, tuple[int, Callable[[str, Any, str], Any], Any]] = {
+    "commit": (OFFSET_COMMIT, commit, 7),
+    "committed": (OFFSET_FETCH, commit, 7),
+    "end_offsets": (LIST_OFFSETS, end_offset, 0),
+    "poll of a starting group": (OFFSET_FETCH, poll_of_a_group, 7),
+    "idempotent send": (PRODUCE, send_three, [0, 1, 2]),
+    "send in a transaction": (PRODUCE, send_in_a_transaction, [0, 1, 2]),
+    "first send in a transaction": (ADD_PARTITIONS_TO_TXN, send_in_a_transaction, [0, 1, 2]),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_one_response_that_names_another_topic_is_asked_for_again(name: str, kafka_cluster: KafkaCluster) -> None:
+    """Stock hands it up: a KeyError, no committed offset, a batch that waits for delivery.timeout.ms."""
+    api_key, program, right = NAMED[name]
+    topic = new_topic(kafka_cluster, "named")
+    with HookedProxy(kafka_cluster.proxied) as proxy:
+        proxy.answer = name_another = NameAnother(api_key, topic)
+        assert program(proxy.bootstrap_servers, tolerant_client, topic) == right
+    assert name_another.done == 1
+
+
+def test_plain_send_whose_response_names_another_topic_is_unknown_at_once(kafka_cluster: KafkaCluster) -> None:
+    topic = new_topic(kafka_cluster, "named-plain")
+    with HookedProxy(kafka_cluster.proxied) as proxy:
+        proxy.answer = NameAnother(PRODUCE, topic)
+        with pytest.raises(OutcomeUnknownError):
+            send_three(proxy.bootstrap_servers, tolerant_client, topic, acks=1, retries=0)

@@ -66,7 +66,7 @@ def test_every_fault_meets_every_api_unless_no_client_could_see_it() -> None:
     everything = {item.name for item in samples() if not item.name.startswith("Sasl")}
     for one in FAULTS:
         missing = everything - {cell.sample.name for cell in cells(one, "steady")}
-        if one.name == "answers crossed":
+        if one.name in ("answers crossed", "speaks of something else"):
             assert len(missing) < len(everything) / 2
         else:
             assert len(missing) <= 2, f"{one}: {missing}"

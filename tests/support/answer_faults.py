@@ -28,6 +28,7 @@ from support.samples import CANARY, PER_PARTITION, Sample, encoded, filled, requ
 from tolerant_client import apis
 from tolerant_client.apis import Action
 from tolerant_client.correlation import SPACE
+from tolerant_client.requests import adapt
 
 Account = Counter[str]
 
@@ -159,6 +160,8 @@ class Fault:
     fits: Callable[[Cell], bool] = field(default=lambda cell: True)
     """False where the fault cannot exist, or where no client could see it."""
     sends_acks_0: bool = False
+    is_meant: bool = False
+    """What may not be sent again is completed by the answer to request ODD."""
     may_wrap: bool = True
     """False where small correlation ids would make another fault of it."""
     bounded: tuple[str, ...] = ()
@@ -318,6 +321,21 @@ def cut_at(sample: Sample, body: bytes, following: bytes) -> int | None:
     return next((at for at in places if not is_readable(sample, body[:at] + body[at + 4 :] + following)), None)
 
 
+ODD = 10 * DEEP  # the number of a request that nobody sends: its answer speaks of something else
+
+
+@cache
+def speaks_of_something_else(item: Sample, n: int) -> bool:
+    """Whether a request tells that an answer is that to request ODD."""
+    request = adapt(item.request(n))
+    request.frame_buffers(0, "")
+    try:
+        request.decode_response(memoryview(item.body(ODD)))
+    except apis.OtherSubject:
+        return True
+    return False
+
+
 @cache
 def another(item: Sample) -> bytes:
     """The body of an answer of another API that does not happen to be readable as one of this API."""
@@ -407,6 +425,15 @@ def _too_late_account(c: Cell) -> Account:
     if c.waits(1):
         return c.fine(probe=1)
     return c.lose(1, orphan_late=1, probe=1)
+
+
+def _odd_account(c: Cell) -> Account:
+    if c.sample.api_key == apis.PRODUCE:
+        return _misnumbered("misfit")(c)  # kafka-python's producer could not act upon it
+    if not c.action.is_resend:
+        return c.fine(probe=1)
+    is_newer_sent = c.yields and c.has_later
+    return c.lose(1, probe=1) if is_newer_sent else c.fine(requeued=1, probe=1)
 
 
 def _crossed_account(c: Cell) -> Account:
@@ -518,6 +545,13 @@ FAULTS: tuple[Fault, ...] = (
         "body of another API",
         lambda b: b.with_victim(_with_body(b.spoiled, another(b.sample))),
         _misnumbered("misfit"),
+    ),
+    Fault(
+        "speaks of something else",
+        lambda b: b.with_victim(_with_body(b.spoiled, b.sample.body(ODD))),
+        _odd_account,
+        fits=lambda c: speaks_of_something_else(c.sample, c.victim),
+        is_meant=True,
     ),
     Fault("negative frame length", _with_length(lambda f: -1), lambda c: c.retired()),
     Fault("huge frame length", _with_length(lambda f: 1 << 30), lambda c: c.retired()),

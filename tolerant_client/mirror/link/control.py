@@ -15,8 +15,7 @@ Laws:
 - The record that knew most counts (`rank`): `knew` is the offset behind the record that it changes, and of two that change the
   same one the first counts.  So no writer takes back what it did not know, also one that died before it could look; its
   record has until the topic is compacted to be followed by another one, since the cleaner keeps the last one of a key.
-- It is read as a whole or not at all: where the one that counts has a field that no mirror writes, its link stops until a
-  readable one counts.
+- It is read as a whole or not at all: one with a field that no mirror writes stops its link until a readable one lies after it.
 - Writers look whether theirs counts, and change what does (update_control): two at once both have their way.
 - A `knew` beside another time than `time_ms` was kept by a version that does not know it: that record knew all before it.
 - The engine obeys within about a second, and looks before it writes anything that it has just derived from the log.
@@ -418,23 +417,32 @@ async def read_controls(cluster: RawCluster) -> Controls:
 
 
 def controls_of(records: Iterable[Record]) -> Controls:
-    """What the records of a control topic say.  Pure."""
+    """What the records of a control topic say, in their order.  Pure."""
+    by_key: dict[str, list[Record]] = {}
+    for record in records:
+        key = (record.key or b"").decode(errors="backslashreplace")
+        if record.value is None:
+            by_key.pop(key, None)
+        else:
+            by_key.setdefault(key, []).append(record)
     links: dict[str, LinkControl] = {}
-    unreadable: dict[str, Unreadable] = {}
-    for record in sorted(records, key=rank):
-        key, value = (record.key or b"").decode(errors="backslashreplace"), record.value
-        unreadable.pop(key, None)
-        if value is None:
-            links.pop(key, None)
-            continue
-        try:
-            control = decode_control(value)
-            if control.topics is not None:
-                LinkTopics.from_json(control.topics)
-            links[key] = replace(control, begun={})
-        except OptionError as error:
-            unreadable[key] = Unreadable(key, str(error), _copies_from(value))
-    return Controls(links, tuple(unreadable.values()))
+    unreadable: list[Unreadable] = []
+    for key, of_key in by_key.items():
+        if readable := [record for record in of_key if _why_unreadable(record) is None]:
+            links[key] = replace(decode_control(max(readable, key=rank).value or b""), begun={})
+        if why := _why_unreadable(of_key[-1]):
+            unreadable.append(Unreadable(key, why, _copies_from(of_key[-1].value or b"")))
+    return Controls(links, tuple(unreadable))
+
+
+def _why_unreadable(record: Record) -> str | None:
+    try:
+        control = decode_control(record.value or b"")
+        if control.topics is not None:
+            LinkTopics.from_json(control.topics)
+    except OptionError as error:
+        return str(error)
+    return None
 
 
 def _copies_from(value: bytes) -> str | None:
@@ -475,9 +483,25 @@ async def update_control(target: RawCluster, link: str, change: Callable[[LinkCo
 
 
 def newest_of(link: str, records: Iterable[Record], newest: Record | None = None) -> Record | None:
-    """The record of a link that counts: one of these, or the one that counted before them.  Pure."""
+    """The record of a link that counts: one of these, or the one that counted before them.  Pure.
+
+    What cannot be read counts only while nothing readable lies after it: any record that can be read clears it.
+    """
     of_link = [record for record in records if record.key == link.encode() and record.value is not None]
-    return max([*of_link, *([newest] if newest is not None else [])], key=rank, default=None)
+    if newest is not None:
+        of_link.insert(0, newest)
+    readable = [record for record in of_link if _is_readable(record)]
+    if of_link and (not readable or readable[-1] is not of_link[-1]):
+        return of_link[-1]
+    return max(readable, key=rank, default=None)
+
+
+def _is_readable(record: Record) -> bool:
+    try:
+        decode_control(record.value or b"")
+    except OptionError:
+        return False
+    return True
 
 
 def rank(record: Record) -> tuple[int, int]:
