@@ -2,13 +2,18 @@
 
 Exit codes: 0 done (verify: identical), 1 failed on the way (verify: different),
 2 could not start (verify: not compared), 3 done, but look at it, 128 and the
-signal's number where a copy was interrupted (130: SIGINT, 143: SIGTERM).
+signal's number where a copy was interrupted (130: SIGINT, 143: SIGTERM), or where nobody reads what is printed (141: SIGPIPE).
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
+import os
+import signal
 import sys
+from collections.abc import Iterator
 
 import typer
 from kafka.errors import KafkaError
@@ -38,13 +43,39 @@ for panel, commands in _PANELS.items():
         app.command(rich_help_panel=panel)(command)
 
 
+class PipedOut(io.TextIOWrapper):
+    """Standard output whose reader may go: then the command ends as if by SIGPIPE, which no exit code of ours means."""
+
+    def write(self, text: str) -> int:
+        with _ended_by_reader():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with _ended_by_reader():
+            super().flush()
+
+
+@contextlib.contextmanager
+def _ended_by_reader() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed at the end
+        raise SystemExit(128 + signal.SIGPIPE) from None
+
+
 def main() -> None:
     """Runs the command; every error is one sentence on standard error."""
+    out = sys.stdout
+    sys.stdout = PipedOut(out.buffer, out.encoding, out.errors, line_buffering=bool(out.line_buffering))
     # kafka-python logs each lost connection as an error; what matters is said by our errors.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     logging.getLogger("tolerant_client").setLevel(logging.CRITICAL)
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except KafkaError as error:
         tell_failure(error)
         sys.exit(exit_code(error))

@@ -11,7 +11,12 @@ from typing import Any
 
 import rich.table
 import typer
+from rich.console import Console
+from rich.measure import Measurement
 from rich.text import Text
+
+
+_WIDEST = 10_000
 
 
 def printable(text: object) -> str:
@@ -27,6 +32,13 @@ def cell(text: object, style: str = "") -> Text:
 def echo(text: object, *, err: bool = False) -> None:
     """One line on standard output, or on standard error."""
     typer.echo(printable(text), err=err)
+
+
+def print_table(table: rich.table.Table) -> None:
+    """Prints a table: where the terminal is too narrow for its longest words, wider than that rather than cut."""
+    console = Console()
+    least = Measurement.get(console, console.options.update(width=_WIDEST), table).minimum
+    Console(width=max(console.width, least)).print(table, soft_wrap=True)
 
 
 class Table(rich.table.Table):

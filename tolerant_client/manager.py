@@ -37,6 +37,10 @@ log = logging.getLogger(__name__)
 # Older releases of kafka-python 3.0 hand their TLS transport a context, newer ones the ssl_* options.
 _TLS_TAKES_CONTEXT = "ssl_context" in inspect.signature(KafkaSSLTransport.__init__).parameters
 
+_BESIDE_S = 1.0  # after which the next of the first addresses is tried, too
+_WRONG_PLACE = Errors.IncompatibleBrokerVersion  # a controller, say
+_REFUSED = (Errors.SaslAuthenticationFailedError, Errors.AuthorizationError)
+_SILENT = (Errors.KafkaTimeoutError, Errors.RequestTimedOutError)
 _LEAST_RENEWAL = 10.0  # for one step of a re-authentication
 
 # Which node is asked first for what any broker may answer.
@@ -69,7 +73,8 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         self.recovery_counters = recovery_counters if recovery_counters is not None else RecoveryCounters()
         self._recovery_listener = recovery_listener
         self.guards: list[Callable[[], bool]] = []  # asked before anything goes out; see RawCluster.guard
-        self._setup_failure: BaseException | None = None  # of the last connection that did not become ready
+        self.is_misunderstood = False  # a first address took the connection, and then broke it off: another protocol
+        self._accepted: set[Any] = set()  # nodes that took a TCP connection
         self._leader_watch: LeaderWatch | None = None
         self._disproved: set[Any] = set()  # nodes that do not answer in order, so that probes prove nothing
         masking.attach()  # again: modules imported since may log
@@ -156,12 +161,70 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
                 log.exception("recovery_listener failed")
 
     async def _do_bootstrap(self, deadline: float | None) -> Any:
+        """Finds the brokers: the addresses are tried beside each other, each _BESIDE_S after the one before.
+
+        kafka-python tries one at a time, any of them, and one whose broker is frozen takes all the time that there is.
+        """
+        trying: dict[Any, Any] = {}
+        failures: dict[Any, BaseException] = {}
+        next_at = 0.0
+        addresses = [broker.node_id for broker in self.cluster.bootstrap_brokers()]
         try:
-            return await super()._do_bootstrap(deadline)
-        except Errors.KafkaTimeoutError as error:
-            if self._setup_failure is None:
-                raise
-            raise Errors.KafkaTimeoutError(f"{error}: {self._setup_failure}") from self._setup_failure
+            while not self.closed and (deadline is None or time.monotonic() < deadline):
+                for node_id in [n for n, attempt in trying.items() if attempt.is_done]:
+                    failure = trying.pop(node_id).exception
+                    if failure is None:
+                        return True
+                    failures[node_id] = failure
+                    is_last = len(failures) == len(addresses) and not trying
+                    if isinstance(failure, _WRONG_PLACE) or is_last and isinstance(failure, _REFUSED):
+                        raise failure
+                now = time.monotonic()
+                delays = {n: float(self.connection_delay(n)) for n in addresses if n not in trying}
+                ready = [n for n, delay in delays.items() if not delay]
+                if ready and (not trying or now >= next_at):
+                    node_id = random.choice([n for n in ready if n not in failures] or ready)
+                    trying[node_id] = self.call_soon(self._try_address, node_id, deadline)
+                    next_at = now + _BESIDE_S
+                    trying[node_id].add_both(lambda _: self._bootstrap_wakeup.notify())
+                    continue
+                waits = [delay or next_at - now for delay in delays.values()]
+                waits += [] if deadline is None else [deadline - now]
+                await self._bootstrap_wakeup(max(0.0, min(waits)) if waits else None)
+        finally:
+            for node_id in trying:
+                self._forget_address(node_id)
+        told = [] if not failures else [f"{len(failures)} of {len(addresses)} addresses failed: {[*failures.values()][-1]}"]
+        silent = len(trying.keys() - failures.keys())
+        told += [f"{silent} of {len(addresses)} addresses did not respond"] if silent else []
+        broken_off = (n for n, e in failures.items() if not isinstance(e, _SILENT) and not isinstance(e.__cause__, _SILENT))
+        self.is_misunderstood = any(n in self._accepted for n in broken_off)
+        servers = self.cluster.config["bootstrap_servers"]
+        raise Errors.KafkaTimeoutError(f"Unable to bootstrap from {servers}: {'; '.join(told) or 'there was no time'}")
+
+    async def _try_address(self, node_id: Any, deadline: float | None) -> None:
+        """Asks one of the first addresses for the brokers; raises what went wrong."""
+        timeout_ms = None if deadline is None else (deadline - time.monotonic()) * 1000
+        try:
+            await self.get_connection(
+                node_id, timeout_ms, pop_on_close=False, refresh_metadata_on_err=False, reset_backoff_on_connect=False
+            )
+            await self.cluster.refresh_metadata(node_id)
+            if not self.cluster.brokers():
+                raise Errors.KafkaConnectionError("it knows of no brokers")
+        except Exception:
+            if not self.connection_delay(node_id):
+                self.update_backoff(node_id)
+            raise
+        finally:
+            self._forget_address(node_id)
+        self.reset_backoff(node_id)
+        self.cluster.start_refresh_loop()
+
+    def _forget_address(self, node_id: Any) -> None:
+        connection = self._conns.pop(node_id, None)
+        if connection is not None:
+            connection.close()
 
     async def _connect(self, node: Any, connection: Any, *args: Any, **kwargs: Any) -> None:
         """Connects and keeps why it failed; refused credentials are raised to callers at once for a while.
@@ -170,7 +233,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         """
         backoff = self._backoff.get(node.node_id)
         await super()._connect(node, connection, *args, **kwargs)
-        self._setup_failure = failure = connection.init_future.exception
+        failure = connection.init_future.exception
         if failure is None:
             return
         # kafka-python counts a failure before the handshake, and forgets all of them after one behind it.
@@ -198,6 +261,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
 
     async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
         sock = await self._connected_socket(node, timeout_at)
+        self._accepted.add(node.node_id)
         try:
             transport = self._wrap(sock, node.host)
             transport.guards = self.guards

@@ -513,9 +513,14 @@ class RawCluster:
         return lane
 
     def _unreachable(self, waited_ms: int, error: BaseException, what: str = "connecting") -> ClusterUnreachableError:
+        remedy = "check that its brokers run and that this address is right"
+        if self.manager.is_misunderstood:
+            protocol, mechanism = (self.manager.config[name] for name in ("security_protocol", "sasl_mechanism"))
+            said = f"security.protocol={protocol}" + (f" and sasl.mechanism={mechanism}" if protocol.startswith("SASL") else "")
+            remedy = f"it takes connections and breaks them off: check that {said} is what its listener at this address speaks"
         return ClusterUnreachableError(
             f"The {self.name} at {self.bootstrap_servers} could not be reached: {what} failed for {waited_ms / 1000:.0f} s"
-            f" ({error}); check that its brokers run and that this address is right"
+            f" ({error}); {remedy}"
         )
 
 

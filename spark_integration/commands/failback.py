@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from spark_integration.commands.link import (
     Config,
@@ -19,7 +18,7 @@ from spark_integration.commands.link import (
     given_link,
 )
 from spark_integration.commands.options import Json, SourceProperties, TargetProperties
-from spark_integration.printing import Table, echo
+from spark_integration.printing import Table, echo, print_table
 from tolerant_client.mirror.link import failback as way_back
 from tolerant_client.mirror.link.failback import FailbackReport, lost_records
 from tolerant_client.raw import RawCluster
@@ -69,7 +68,7 @@ def failback(
         lost = f"{lost_records([p])} records of offsets {p.shared_until:,} to {p.target_end:,}" if p.is_diverged else ""
         lost = lost or ("" if p.is_proved else "nothing is left to compare")
         table.add_row(p.topic, str(p.partition), f"{p.shared_until:,}", f"{p.to_copy:,}", lost)
-    Console().print(table)
+    print_table(table)
     for text in report.blockers:
         echo(f"tolerant-kafka: in the way: {text}", err=True)
     for name in report.deleted_topics:

@@ -7,11 +7,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 import typer
-from rich.console import Console
 
 from spark_integration.commands.exits import require_spark
 from spark_integration.mm2.flows import Flow, Flows, read_flows
-from spark_integration.printing import Table, echo
+from spark_integration.printing import Table, echo, print_table
 
 
 def mirror_flows(
@@ -46,7 +45,7 @@ def show(flows: Flows, as_json: bool) -> None:
         table = Table("", "", title=f"flow {row.pop('flow')}", show_header=False)
         for name, value in row.items():
             table.add_row(name, ", ".join(value) if isinstance(value, list) else str(value))
-        Console().print(table)
+        print_table(table)
     if flows.heartbeats_only:
         echo(f"Heartbeats only: {', '.join(map(str, flows.heartbeats_only))}")
 

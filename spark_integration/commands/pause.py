@@ -8,12 +8,23 @@ from dataclasses import replace
 from typing import Annotated
 
 import typer
+from kafka.structs import TopicPartition
 
 from spark_integration.commands.link import Config, DryRun, FlowName, GivenLink, MaybeLink, MaybeTarget, echo_json, given_link
 from spark_integration.commands.options import Json, TargetProperties
 from spark_integration.printing import echo
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.link.control import NO_LIMIT, WHOLE_LINK, LinkControl, paused, read_control, resumed, update_control
+from tolerant_client.mirror.link.control import (
+    NO_LIMIT,
+    WHOLE_LINK,
+    LinkControl,
+    paused,
+    read_control,
+    read_controls,
+    resumed,
+    update_control,
+)
+from tolerant_client.mirror.link.scope import some
 from tolerant_client.raw import RawCluster
 
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
@@ -38,7 +49,7 @@ def pause(
     given = given_link(None, target, None, link, config, flow, target_properties=target_properties)
     names = _names(topic, partition)
     _require_there(given, topic, partition)
-    _change(given, lambda now: paused(now, names), dry_run, as_json)
+    _change(given, lambda now: paused(now, *names), dry_run, as_json)
 
 
 def resume(
@@ -56,12 +67,12 @@ def resume(
     given = given_link(None, target, None, link, config, flow, target_properties=target_properties)
     names = _names(topic, partition)
 
-    async def held(there: RawCluster) -> Collection[str]:
-        return (await read_control(there, given.link)).paused
+    async def held(there: RawCluster) -> list[str]:
+        return unpaused(topic, await read_control(there, given.link))
 
-    if unknown := unpaused(topic, given.run_on_target(held) if topic else ()):
+    if topic and (unknown := given.run_on_target(held)):
         _require_there(given, unknown, partition)
-    _change(given, lambda now: resumed(now, names), dry_run, as_json)
+    _change(given, lambda now: resumed(now, *names), dry_run, as_json)
 
 
 def throttle(
@@ -103,53 +114,63 @@ def parse_rate(text: str) -> int | None:
     return rate
 
 
-def _names(topics: list[str], partitions: list[int]) -> list[str]:
+def _names(topics: list[str], partitions: list[int]) -> tuple[list[str], list[TopicPartition]]:
     if partitions and len(topics) != 1:
         raise OptionError("--partition goes with exactly one --topic")
     if partitions:
-        return [f"{topics[0]}-{number}" for number in partitions]
-    return topics or [WHOLE_LINK]
+        return [], [TopicPartition(topics[0], number) for number in partitions]
+    return topics or [WHOLE_LINK], []
 
 
-def unpaused(topics: Iterable[str], held: Collection[str]) -> list[str]:
+def unpaused(topics: Iterable[str], control: LinkControl) -> list[str]:
     """Topics of which nothing is paused: a wrong name is one of them, a topic that was deleted since it was paused is not."""
-    return [t for t in topics if not any(name == t or name.startswith(f"{t}-") for name in held)]
+    held = control.paused | {partition.topic for partition in control.paused_partitions}
+    return [topic for topic in topics if topic not in held]
 
 
 def _require_there(given: GivenLink, topics: list[str], partitions: list[int]) -> None:
-    """Raises OptionError for what the target does not have, and for a partition that is called as another topic."""
+    """Raises OptionError for what the target does not have."""
     if not topics:
         return
 
-    async def ask(target: RawCluster) -> tuple[dict[str, list[int]], Collection[str]]:
-        # Not by their names: of a topic that we may not see brokers say so whether it is there or not.
-        return await target.partitions(topics), await target.partitions() if partitions else ()
+    async def ask(target: RawCluster) -> dict[str, list[int]]:
+        # Not by the names of all: of a topic that we may not see brokers say so whether it is there or not.
+        return await target.partitions(topics)
 
-    there, visible = given.run_on_target(ask)
+    there = given.run_on_target(ask)
     for topic in topics:
         if topic not in there:
             raise OptionError(f"The target has no topic {topic}; topics are called here as on the target")
     for number in partitions:
         if number not in there[topics[0]]:
             raise OptionError(f"Topic {topics[0]} has {len(there[topics[0]])} partitions on the target, none is {number}")
-    if clash := [name for name in (f"{topics[0]}-{number}" for number in partitions) if name in visible]:
-        raise OptionError(f"{clash[0]} is a topic of the target, too, which would be paused with it: pause topic {topics[0]} as a whole")
+
+
+def require_known(link: str, links: Collection[str]) -> None:
+    """Raises OptionError for a link that nobody has written down on the target: no mirror would obey."""
+    if link not in links:
+        raise OptionError(
+            f"The target has no link {link}; its links are {some(sorted(links)) or 'none'}; a link is known once its mirror"
+            " has been started"
+        )
 
 
 def _change(given: GivenLink, change: Callable[[LinkControl], LinkControl], dry_run: bool, as_json: bool) -> None:
     async def ask(target: RawCluster) -> tuple[LinkControl, LinkControl]:
         before = await read_control(target, given.link)
+        require_known(given.link, (await read_controls(target)).links)
         before.require_not_promoted(given.link)
         return before, change(before) if dry_run else await update_control(target, given.link, change)
 
     before, after = given.run_on_target(ask)
     if as_json:
         document = {"link": given.link, "is_dry_run": dry_run, "is_changed": after != before}
-        echo_json({**document, "paused": sorted(after.paused), "bytes_per_s": after.bytes_per_s})
+        what = {"paused": sorted(after.paused), "paused_partitions": sorted(after.paused_partitions)}
+        echo_json({**document, **what, "bytes_per_s": after.bytes_per_s})
         return
     would = "would be " if dry_run else ""
-    what = "the whole link" if WHOLE_LINK in after.paused else ", ".join(sorted(after.paused)) or "nothing"
-    echo(f"Link {given.link}: {would}paused: {what}; rate limit: {_rate(after)}{'' if after != before else ' (as before)'}")
+    words = ", ".join(after.paused_words) or "nothing"
+    echo(f"Link {given.link}: {would}paused: {words}; rate limit: {_rate(after)}{'' if after != before else ' (as before)'}")
 
 
 def _rate(control: LinkControl) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
 
 from spark_integration.commands.link import (
     Config,
@@ -19,7 +18,7 @@ from spark_integration.commands.link import (
     given_link,
 )
 from spark_integration.commands.options import Json, Offsets, OffsetsKind, SourceProperties, TargetProperties
-from spark_integration.printing import Table, echo
+from spark_integration.printing import Table, echo, print_table
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link.plan_report import Besides, LinkPlan, plan_everything
 from tolerant_client.mirror.losses import MirrorPolicy
@@ -62,14 +61,13 @@ def plan(
     if as_json:
         echo_json(found.to_json())
         raise typer.Exit(found.exit_code)
-    console = Console()
     title = f"link {found.link}: plan, {found.offsets} offsets"
     table = Table("topic", "what", "partitions", "replicas", "offsets to copy", "why", title=title)
     for t in found.topics:
         width = f"{t.target_partitions} to {t.partitions}" if t.action == "grow" else str(t.partitions)
         waiting = "" if t.to_copy is None else f"{t.to_copy:,}"
         table.add_row(t.topic, t.action, width, str(t.replication_factor), waiting, t.why)
-    console.print(table)
+    print_table(table)
     for line in _lines(found):
         echo(line)
     raise typer.Exit(found.exit_code)

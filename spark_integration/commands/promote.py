@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from spark_integration.commands.link import (
     Config,
@@ -20,7 +19,7 @@ from spark_integration.commands.link import (
     given_link,
 )
 from spark_integration.commands.options import Json, SourceProperties, TargetProperties
-from spark_integration.printing import Table, echo
+from spark_integration.printing import Table, echo, print_table
 from tolerant_client.mirror.link import promotion
 from tolerant_client.mirror.link.promotion_report import PromotionReport
 from tolerant_client.raw import RawCluster
@@ -90,12 +89,11 @@ def _show(report: PromotionReport, as_json: bool) -> None:
     if as_json:
         echo_json(report.to_json())
         raise typer.Exit(report.exit_code)
-    console = Console()
     if report.partitions:
         table = Table("topic", "partition", "copied until", "left behind", title=f"link {report.link}: {report.action}")
         for p in report.partitions:
             table.add_row(p.topic, str(p.partition), f"{p.copied_until:,}", "unknown" if p.lag is None else f"{p.lag:,}")
-        console.print(table)
+        print_table(table)
     if report.groups is not None:
         echo(f"groups: {len(report.groups.moved)} offsets moved, {report.groups.unchanged} stood right already")
         for position in report.groups.behind:
@@ -106,7 +104,7 @@ def _show(report: PromotionReport, as_json: bool) -> None:
         table = Table("group", "topic", "partition", "offset", "left to read")
         for place in report.group_places:
             table.add_row(place.group, place.topic, str(place.partition), f"{place.offset:,}", f"{place.left_to_read:,}")
-        console.print(table)
+        print_table(table)
     for row in report.losses:
         echo(f"tolerant-kafka: loss: {row}", err=True)
     for text in report.warnings:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import typer
-from rich.console import Console
 
 from spark_integration.commands.link import (
     Config,
@@ -17,7 +16,7 @@ from spark_integration.commands.link import (
 )
 from spark_integration.commands.options import Json, SourceProperties, TargetProperties
 from tolerant_client.mirror.link.health import utc
-from spark_integration.printing import Table, echo
+from spark_integration.printing import Table, echo, print_table
 from tolerant_client.mirror.link.status import LinkStatus, read_status
 from tolerant_client.raw import RawCluster
 
@@ -56,7 +55,7 @@ def status(
         lag = f"{t.lag:,}" + (f" and {len(t.unknown)} unknown" if t.unknown else "")
         uncommitted = f"{t.open_offsets:,}" if t.open_offsets else ""
         table.add_row(t.topic, str(t.partitions), lag, uncommitted, seconds, size, paused, f"{t.lost:,}" if t.lost else "")
-    Console().print(table)
+    print_table(table)
     for run in found.mirrors:
         if run.is_alive:
             echo(f"mirror: on {run.host}, process {run.pid}, since {utc(run.since_ms)}")

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
-from rich.console import Console
 
 from spark_integration.commands.link import DryRun, FlowName, echo_json
 from spark_integration.commands.options import Json
 from spark_integration.mirroring.duties import connected
 from spark_integration.mm2.flows import Flow, read_flows
-from spark_integration.printing import Table, echo
+from spark_integration.printing import Table, echo, print_table
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link import handback, takeover
 from tolerant_client.mirror.link.handback import HandBackReport
@@ -48,7 +47,7 @@ def take_over(config: Mm2File, flow: FlowName = None, dry_run: DryRun = False, a
     for p in report.partitions:
         position, committed = (f"{offset:,}" if offset >= 0 else "unknown" for offset in (p.position, p.committed))
         table.add_row(p.topic, str(p.partition), "identical" if p.is_identical else "others", position, committed)
-    Console().print(table)
+    print_table(table)
     for text in report.blockers:
         echo(f"tolerant-kafka: in the way: {text}", err=True)
     echo(f"Ready: start tolerant-kafka mirror --config {config}" if report.is_done else "Nothing was written")

@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 import typer
 from kafka.structs import TopicPartition
-from rich.console import Console
 
 from spark_integration.commands.link import Config, FlowName, GivenLink, MaybeLink, MaybeTarget, given_link
 from spark_integration.commands.options import Json, SourceProperties, TargetProperties
-from spark_integration.printing import Table
+from spark_integration.printing import Table, print_table
 from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link.control import read_control
@@ -111,4 +110,4 @@ def _print_translations(
     table = Table(*(name.replace("_", " ") for name in columns))
     for row in rows:
         table.add_row(*(str(row.get(name, "")) for name in columns))
-    Console().print(table)
+    print_table(table)

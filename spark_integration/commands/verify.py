@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from spark_integration.commands.link import Config, FlowName, MaybeLink, MaybeSource, MaybeTarget, MaybeTopics, given_link
 from spark_integration.commands.options import Json, SourceProperties, TargetProperties
-from spark_integration.printing import Table, echo
+from spark_integration.printing import Table, echo, print_table
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.verify.outcome import Difference, Outcome
 from tolerant_client.mirror.verify.verification import PartitionReport, Verification, VerifyReport, compare_here
 from tolerant_client.raw import RawCluster
+
+_LONGEST_CELL = 80  # characters
 
 
 def verify(
@@ -96,6 +97,7 @@ def _write_report(path: Path, report: VerifyReport) -> None:
 def print_report(report: VerifyReport) -> None:
     """A row for each topic, one for each partition of which more is to say, and a sentence."""
     table = Table("topic", "partitions", "compared", "identical until", "first difference")
+    below: list[str] = []
     by_topic: dict[str, list[PartitionReport]] = {}
     for part in report.partitions:
         by_topic.setdefault(part.topic, []).append(part)
@@ -107,9 +109,14 @@ def print_report(report: VerifyReport) -> None:
             lag = sum(p.lag for p in same)
             table.add_row(topic, str(len(same)), compared, f"{lag:,} before the end" if lag else "the end", "none")
         for p in parts:
-            for row in _rows(p):
-                table.add_row(*row)
-    Console().print(table)
+            for *cells, said in _rows(p):
+                is_long = len(said) > _LONGEST_CELL
+                table.add_row(*cells, "see below" if is_long else said)
+                if is_long:  # it may have a command to copy
+                    below.append(f"{cells[0]}: {said}")
+    print_table(table)
+    for line in below:
+        echo(line)
     echo(verdict(report))
 
 

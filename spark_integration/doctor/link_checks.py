@@ -350,12 +350,7 @@ def control_findings(link: str, control: LinkControl, options: LinkOptions = Lin
             Severity.WARNING, "control", f"link {link}", "it is promoted: nothing is copied any more",
             "None if that is meant; the guide to the failover drill says how to copy the other way",
         )  # fmt: skip
-    if WHOLE_LINK in control.paused:
-        yield _link(
-            Severity.WARNING, "control", f"link {link}", "the whole link is paused", resume,
-        )  # fmt: skip
-    paused = sorted(control.paused - {WHOLE_LINK})
-    if paused:
+    if paused := control.paused_words:
         yield _link(
             Severity.WARNING, "control", f"link {link}", f"paused: {some(paused)}", resume,
         )  # fmt: skip

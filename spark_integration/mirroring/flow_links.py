@@ -48,12 +48,12 @@ def run_flows(
     """
     links = [link_of(flow) for flow in flows.flows]
     with contextlib.ExitStack() as open_:
-        watches: list[FlowWatches] = []  # one, or none
-        if metrics:
-            board = Board()
+        tell = tell or EventPrinter()
+        board = Board() if metrics else None
+        if metrics and board is not None:
             open_.enter_context(StatusServer(board, metrics))
-            watches.append(open_.enter_context(FlowWatches(links, board)))
-        listeners = Listeners([tell or EventPrinter(), *(watch.tell for watch in watches)])
+        watches = open_.enter_context(FlowWatches(links, board, Listeners([tell])))
+        listeners = Listeners([tell, watches.tell])
         beating = [
             DutyThread(flow.link, [heartbeats_of(flow)], _connect(flow), tell_duty(flow.link, listeners))
             for flow in flows.heartbeats_only
@@ -63,8 +63,7 @@ def run_flows(
         finally:
             for thread in beating:  # all at once: what the links' end leaves of the stop's 10 s is short
                 thread.stop()
-            for watch in watches:
-                watch.stop()
+            watches.stop()
             for thread in beating:
                 thread.close(timeout_s=_END_S)
 

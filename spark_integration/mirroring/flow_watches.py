@@ -1,4 +1,7 @@
-"""Shows the links of a service on one board: what the supervisor tells of them goes to a LinkWatch each."""
+"""Watches the links of a service: what the supervisor tells of them goes to a LinkWatch each.
+
+What these see stand still is told as events, whether a board shows them or not: an open transaction of the source, too.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from types import TracebackType
 from kafka.errors import KafkaError
 from rich.console import Console
 
-from spark_integration.mirroring.link_events import LinkEvent, undone
+from spark_integration.mirroring.link_events import LinkEvent, Tell, undone
 from spark_integration.mirroring.link_state import DutyState, GroupState, LinkState, Phase
 from spark_integration.mirroring.supervisor import SupervisedLink
 from spark_integration.mirroring.watch import LinkWatch
@@ -32,9 +35,10 @@ _PHASES: Mapping[str, Phase] = {
 class FlowWatches:
     """Takes LinkEvents, each link's from its own threads; a link that never ran is on the board with what went wrong."""
 
-    def __init__(self, links: Iterable[SupervisedLink], board: Board) -> None:
+    def __init__(self, links: Iterable[SupervisedLink], board: Board | None, tell: Tell) -> None:
         self._links = {link.settings.link: link for link in links}
         self._board = board
+        self._tell = tell
         self._watches: dict[str, LinkWatch] = {}
         self._restarts: Counter[str] = Counter()
         self._started_ms = int(time.time() * 1000)
@@ -99,7 +103,8 @@ class FlowWatches:
             topic_names=settings.names,
             duties={duty.name: duty.interval_s for duty in link.duties},
             own_rate=settings.bytes_per_s,
-            console=Console(quiet=True),  # events are printed by EventPrinter
+            console=Console(quiet=True),  # what is to be said goes to `say`
+            say=lambda text: self._tell(LinkEvent(settings.link, "standing", text)),
         )
         watch.sample.change(lambda state: replace(state, restarts=self._restarts[settings.link]))
         return watch.__enter__()
@@ -107,6 +112,8 @@ class FlowWatches:
     def _show(self, link: SupervisedLink, phase: Phase, problem: str = "", *, is_promoted: bool = False) -> None:
         """A link that has no watch yet: nobody has looked at anything."""
         settings = link.settings
+        if self._board is None:
+            return
         self._board.tell(
             LinkState(
                 settings.link,

@@ -29,9 +29,8 @@ _AS_IT_SHOULD_BE = {"ahead", "members", "write", "kept", "type"}  # what is left
 class LinkEvent:
     """What happened to a link, as one sentence; `facts` are for programs.
 
-    kind: started (facts: PreparedLink), report (facts: TaskReport; twice a second), standing (facts: the TaskReport that says
-    what is paused, blocked or waiting now and was not before),
-    failed, promoted, duty (facts: what its round returned; `text` is the duty's name), left (facts: a Left), duty failed
+    kind: started (facts: PreparedLink), report (facts: TaskReport; twice a second), standing (what is paused, blocked or
+    waiting now and was not before, and what moves again), failed, promoted, duty (facts: what its round returned; `text` is the duty's name), left (facts: a Left), duty failed
     (facts: its name), stopped, dead (it can only go on in another process).
     """
 

@@ -22,7 +22,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.mirror.ledger import lost_offsets
 from tolerant_client.mirror.link.claims import Waiting
 from tolerant_client.mirror.link.control import LinkControl
-from tolerant_client.mirror.link.health import names, utc
+from tolerant_client.mirror.link.health import utc
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.measures import LATENCY_BOUNDS_MS, Copied, Measured, Span
 from tolerant_client.mirror.open_transactions import Held
@@ -40,7 +40,8 @@ class TaskReport:
     the last two those of micro-batches: what happens while Spark plans the next one is not among them.
     `acked` says by partition how far it is copied, in source offsets.  `latencies` is a histogram over
     LATENCY_BOUNDS_MS.  `paused` is what an operator has paused, `blocked` what needs a person and why, `waiting` what does
-    not move though it is tried; they and `acked` are as of `time_ms`, `latest` is what the last micro-batch copied, the
+    not move though it is tried; they and `acked` are as of `time_ms`, `made_again` says when
+    target topics were made that had been copied to and were deleted, `latest` is what the last micro-batch copied, the
     rest are sums since the start of the query.
     """
 
@@ -58,6 +59,7 @@ class TaskReport:
     latest: Mapping[TopicPartition, Copied] = field(default_factory=dict)
     latencies: tuple[int, ...] = _NO_LATENCIES
     recoveries: Mapping[str, int] = field(default_factory=dict)
+    made_again: Mapping[str, int] = field(default_factory=dict)
 
     def measured(self, found: Measured) -> TaskReport:
         """This report with what its process has measured: records and bytes, too, of the time between two micro-batches."""
@@ -94,6 +96,7 @@ class TaskReport:
             latest,
             tuple(latencies),
             dict(recoveries),
+            {**self.made_again, **{topic: at for task in tasks for topic, at in task.made_again.items()}},
         )
 
     def to_json(self) -> str:
@@ -287,14 +290,18 @@ class LinkState:
 
     @cached_property
     def waiting(self) -> Mapping[TopicPartition, Waiting]:
-        """What does not move and goes on by itself: as its task says, or else because nobody saw it move."""
+        """What does not move and goes on by itself: as its task says, or else because nobody saw it move.
+
+        A task that took a partition over counts from then on: it stands for as long as it was seen to.
+        """
         still = {
             p: Waiting(f"it stands at offset {self.partitions[p].position:,}, and no task has said why", since_ms)
             for p, since_ms in self.still.items()
             if p in self.partitions
         }
-        told = {**still, **self.report.waiting}
-        return {p: wait for p, wait in told.items() if p not in self.blocked and not self.control.pauses(p)}
+        said = {p: wait._replace(since_ms=min(wait.since_ms, self.still.get(p, wait.since_ms))) for p, wait in self.report.waiting.items()}
+        stopped = self.blocked.keys() | self.report.paused.keys()
+        return {p: wait for p, wait in {**still, **said}.items() if p not in stopped and not self.control.pauses(p)}
 
     def reason_of(self, partition: TopicPartition) -> str:
         """Why a partition does not move; "" where nothing is known against it."""
@@ -366,30 +373,6 @@ class LinkState:
     def lost(self) -> Mapping[tuple[str, str], int]:
         """Offsets that are lost, by (topic, reason), as the ledger says."""
         return lost_offsets(self.ledger or ())
-
-
-def news(before: TaskReport, now: TaskReport) -> list[str]:
-    """What stands still that did not before, in words for a terminal: who, and why."""
-    waited, waits = ({p: wait.reason for p, wait in report.waiting.items()} for report in (before, now))
-    kinds = (("paused", before.paused, now.paused), ("blocked", before.blocked, now.blocked), ("waiting", waited, waits))
-    moving = [
-        p for p in before.waiting if p not in now.waiting and p not in now.blocked and p not in now.paused and p in now.acked
-    ]
-    return [
-        *(f"{kind}: {who}: {why}" for kind, former, present in kinds for who, why in newly(former, present)),
-        *([f"copying again: {names(sorted(moving))}"] if moving else []),
-    ]
-
-
-def newly(before: Mapping[TopicPartition, str], now: Mapping[TopicPartition, str]) -> list[tuple[str, str]]:
-    """Who is there that was not before, and why; partitions of one topic for one reason together."""
-    found: dict[tuple[str, str], list[int]] = {}
-    for topic, partition in sorted(now.keys() - before.keys()):
-        found.setdefault((topic, now[TopicPartition(topic, partition)]), []).append(partition)
-    return [
-        (f"{topic}-{numbers[0]}" + (f" and {len(numbers) - 1} more of its partitions" if len(numbers) > 1 else ""), why)
-        for (topic, why), numbers in found.items()
-    ]
 
 
 def together(name: str, topics: Iterable[TopicState]) -> TopicState:

@@ -283,7 +283,9 @@ class QueryReport:
     def read(self) -> TaskReport:
         done, left_out = self._done.read(), self._waiting.read()
         blocked, waiting = {**left_out.blocked, **done.blocked}, {**left_out.waiting, **done.waiting}
-        return replace(done, blocked=blocked, waiting=waiting) if left_out.blocked or left_out.waiting else done
+        if not (left_out.blocked or left_out.waiting or left_out.made_again):
+            return done
+        return replace(done, blocked=blocked, waiting=waiting, made_again=left_out.made_again)
 
 
 def original_error(text: str) -> TolerantClientError:

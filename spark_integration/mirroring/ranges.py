@@ -126,6 +126,7 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._told = ReportFile(Path(lowered["waiting"])) if lowered.get("waiting") else None
         self._refreshed_at = self._looked_at = float("-inf")
         self._scope = Scope()
+        self._made_again: dict[str, int] = {}
         self._task_of: Mapping[TopicPartition, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -195,6 +196,7 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         source, target = self._connected()
         topics = self._topics if not self._has_planned else replace(self._topics, waits_for_topics=True)
         planned = source.run(make_topics, target, source.run(plan_link, source, target, topics))
+        self._made_again |= dict.fromkeys(self._scope.made_again(planned), int(time.time() * 1000))
         copies = source.run(target.partitions, self._scope.lacking(planned))
         starts: Mapping[TopicPartition, int] = {}
         if not self._has_planned and self._tasks > 1:
@@ -202,10 +204,11 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._scope.after_plan(planned, copies, starts)
 
     def _take(self, scope: Scope) -> None:
-        if self._told is not None and (scope.blocked, scope.leaderless) != (self._scope.blocked, self._scope.leaderless):
+        is_told = (scope.blocked, scope.leaderless) == (self._scope.blocked, self._scope.leaderless)
+        if self._told is not None and not (is_told and self._told.read().made_again == self._made_again):
             now_ms, known = int(time.time() * 1000), self._told.read().waiting
             waiting = {p: Waiting(why, known[p].since_ms if p in known else now_ms) for p, why in scope.leaderless.items()}
-            self._told.write(TaskReport(blocked=scope.blocked, waiting=waiting))
+            self._told.write(TaskReport(blocked=scope.blocked, waiting=waiting, made_again=self._made_again))
         self._scope = scope
 
 

@@ -50,6 +50,10 @@ class Scope:
         known = {p.topic for p in (*self.ends, *self.gone)}
         return known - {topic.name for topic in planned.topics.copied} - planned.topics.refused.keys()
 
+    def made_again(self, planned: PlannedLink) -> set[str]:
+        """Topics that were copied and that the target did not have any more."""
+        return {topic.name for topic in planned.topics.create} & {p.topic for p in self.ends}
+
     def after_plan(
         self, planned: PlannedLink, copies: Mapping[str, Sequence[int]], starts: Mapping[TopicPartition, int]
     ) -> Scope:

@@ -14,6 +14,7 @@ from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
 from spark_integration.mirroring.link_state import TaskReport
+from spark_integration.mirroring.standing import carried
 from spark_integration.printing import echo
 from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.mirror.link.claims import MIRROR, WHOLE_TOPIC, Claim, Waiting, claimed_part
@@ -28,6 +29,7 @@ class RunClaim:
         self._link = link
         self._is_translated = is_translated
         self._standing: dict[TopicPartition, Waiting] = {}
+        self._acked: Mapping[TopicPartition, int] = {}
         self._net = NetworkSelector(client_id="tolerant-mirror-claims")
         self._target = RawCluster(kafka_python_config(target), self._net, name="target")
         self._claims = Claims(self._target, new_holder(link, run, MIRROR), self._spawn, lambda: None)
@@ -60,7 +62,8 @@ class RunClaim:
         blocked = {
             p: before[p] if p in before and before[p].reason == why else Waiting(why, now_ms) for p, why in report.blocked.items()
         }
-        self._standing = {**report.waiting, **blocked}
+        self._standing = {**carried(before, report, self._acked), **blocked}
+        self._acked = report.acked
         self._claims.claimant.waiting = self._standing
 
     def end(self) -> None:

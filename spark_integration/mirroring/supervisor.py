@@ -9,6 +9,7 @@ Laws:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -31,7 +32,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_integration.mirroring import mirror_job
 from spark_integration.mirroring.duties import Duty, DutyThread, connected, lanes
 from spark_integration.mirroring.link_events import LinkEvent, Tell, sentence, tell_duty
-from spark_integration.mirroring.link_state import TaskReport, news
+from spark_integration.mirroring.link_state import TaskReport
 from spark_integration.mirroring.mirror_job import MirrorSettings
 from spark_integration.mirroring.run_claim import RunClaim
 from spark_integration.mirroring.restarts import LinkLife, RestartPolicy, Step
@@ -158,8 +159,6 @@ class SparkLink:
         assert self._report is not None
         report = self._report.read()
         self._unplaced = self._ends - report.acked.keys()
-        for text in news(self._told, report):
-            self._tell(LinkEvent(self._settings.link, "standing", text, report))
         self._told = report
         if self._claim is not None:
             self._claim.tell(report)
@@ -169,12 +168,21 @@ class SparkLink:
 class LinkThread:
     """Keeps one link running until `stop` is set; `stuck` says why that is not possible any more."""
 
-    def __init__(self, name: str, job: LinkJob, tell: Tell, stop: threading.Event, policy: RestartPolicy) -> None:
+    def __init__(
+        self,
+        name: str,
+        job: LinkJob,
+        tell: Tell,
+        stop: threading.Event,
+        policy: RestartPolicy,
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.name = name
         self.stuck: StuckError | None = None
         self._job = job
         self._tell = tell
         self._stop = stop
+        self._is_stopping = is_stopping
         self._life = LinkLife(policy)
         self._policy = policy
         self._stuck_at: float | None = None
@@ -229,6 +237,8 @@ class LinkThread:
                 self._tell(LinkEvent(self.name, "promoted", f"not started: {sentence(error)}"))
             self._told = str(error)
         except Exception as error:  # the law: a link that fails is started again
+            if self._is_stopping():  # the signal may have gone to Spark's JVM, too: what fails for that is no news
+                return
             if not isinstance(error, (KafkaError, PySparkException, OSError, ValueError)):
                 _log.exception("Link %s", self.name)
             self._end(now)
@@ -295,7 +305,7 @@ def run_links(
     session.conf.set("spark.sql.streaming.stopTimeout", f"{_STOP_S:.0f}s")
     pulse = SparkPulse(session)
     stop = threading.Event()
-    threads = [LinkThread(link.settings.link, SparkLink(link, session, tell), tell, stop, policy) for link in links]
+    threads = [LinkThread(link.settings.link, SparkLink(link, session, tell), tell, stop, policy, is_stopping) for link in links]
     for thread in threads:
         thread.start()
     death = ""
@@ -309,7 +319,7 @@ def run_links(
         deadline = time.monotonic() + (0.5 if death else _STOP_S)
         is_clean = all([thread.join(max(0.0, deadline - time.monotonic())) for thread in threads])
         if not death and not (is_clean and _ends(session.stop, _SPARK_STOP_S)):
-            _log.warning("Spark did not stop in time and is killed; nothing is lost, the target's log is the place")
+            _log.info("Spark did not stop in time and is killed; nothing is lost, the target's log is the place")
             pulse.kill()
     if death:
         pulse.kill()
@@ -347,7 +357,11 @@ def stop_signals() -> StopSignal:
 
 
 def _ends(function: Callable[[], object], timeout_s: float) -> bool:
-    thread = threading.Thread(target=function, daemon=True)
+    def end() -> None:
+        with contextlib.suppress(Exception):  # the JVM is gone already; py4j's errors have no common base
+            function()
+
+    thread = threading.Thread(target=end, daemon=True)
     thread.start()
     thread.join(timeout_s)
     return not thread.is_alive()

@@ -25,7 +25,8 @@ from spark_integration.mirroring.estimates import Ages, Rates, Standstill, sizes
 from spark_integration.mirroring.link_clusters import AWAY, LinkClusters
 from spark_integration.mirroring.link_events import sentence
 from spark_integration.mirroring.link_sample import LinkSample
-from spark_integration.mirroring.link_state import DutyState, LeftOut, LinkState, PartitionState, Phase, TaskReport, news
+from spark_integration.mirroring.link_state import DutyState, LeftOut, LinkState, PartitionState, Phase, TaskReport
+from spark_integration.mirroring.standing import Standing
 from spark_integration.monitoring.bars import LinkBars
 from spark_integration.monitoring.board import Board
 from spark_integration.monitoring.look import MOST_AGES, SourceEnds
@@ -66,6 +67,7 @@ class LinkWatch:
     where there are several links, one StatusServer shows the `board` of all.
     `names` are those of the clusters, `topic_names` those of the link's topics, `duties` the intervals of its
     periodic duties in seconds, `own_rate` the limit that it was started with, bytes/s.
+    `say` gets what stands still, a sentence each, from several threads; by default it is printed.
     Topics of the reports that `ends` does not have are watched, too.
     Raises OptionError for a wrong `metrics`.
     """
@@ -87,6 +89,7 @@ class LinkWatch:
         topic_names: TopicNames | None = None,
         duties: Mapping[str, float] = {},
         own_rate: int | None = None,
+        say: Callable[[str], None] | None = None,
     ) -> None:
         self._open = functools.partial(LinkClusters, source, target, link, topic_names)
         self._ends = ends
@@ -96,6 +99,7 @@ class LinkWatch:
         self._board = Board() if board is None and metrics else board
         self._server = StatusServer(self._board, metrics) if self._board is not None and metrics else None
         self._bars = LinkBars(is_once=is_once, is_shown=is_shown, console=console)
+        self._say = say or (lambda text: self._bars.print(f"tolerant-kafka: {text}"))
         self._stop = threading.Event()
         self._stop_by = float("inf")
         self._thread = threading.Thread(target=self._run, name=f"tolerant-kafka-watch-{link}", daemon=True)
@@ -121,6 +125,7 @@ class LinkWatch:
         self._sizes: Mapping[TopicPartition, float] = {}
         self._held = Standstill()
         self._still = Standstill()
+        self._standing_told = Standing()
         self._told_still: set[TopicPartition] = set()
         self._held_at = self._control_at = self._ledger_at = self._sizes_at = float("-inf")
         self._former_losses: list[LedgerRow] | None = None
@@ -173,9 +178,9 @@ class LinkWatch:
     def tell(self, report: TaskReport) -> None:
         """Takes what the tasks of the running query have done, and prints what stands still that did not before."""
         self._bars.start()  # Spark has started: what its JVM writes to the terminal would be drawn over
-        for text in news(self.state.report, report):
-            self._bars.print(f"tolerant-kafka: {text}")
         self.sample.tell_report(report)
+        for text in self._standing_told.news(report, self.reached, _now_ms()):
+            self._say(text)
 
     def tell_phase(self, phase: Phase, problem: str = "") -> None:
         """Takes what has become of the query, and shows it at once."""
@@ -343,12 +348,12 @@ class LinkWatch:
         """Says on the terminal, once, what stands still and no task has spoken of, and whose transactions hold it up."""
         state = self.state
         is_begun = state.phase is not Phase.STARTING or state.time_ms - state.started_ms > _START_MS
-        still = state.still.keys() - state.report.waiting.keys() if is_begun else frozenset()
+        still = {p for p in state.still if is_begun and p not in state.report.waiting and not self._standing_told.waits(p)}
         waits = {p: wait for p, wait in state.waiting.items() if p in still}
         held = {one.partition: str(one) for one in state.held if is_held_long(one, state.time_ms)}
         new = waiting_reasons({p: wait for p, wait in waits.items() if p not in self._told_still})
         for text in [*(reason.text for reason in new), *(text for p, text in held.items() if p not in self._told_still)]:
-            self._bars.print(f"tolerant-kafka: waiting: {text}")
+            self._say(f"waiting: {text}")
         self._told_still = {*waits, *held}
 
     def look_last(self, clusters: LinkClusters) -> None:

@@ -46,9 +46,8 @@ def _reasons(state: LinkState, now_ms: int) -> Iterator[Reason]:
     yield from blocked_reasons({p: why for p, why in state.blocked.items() if not state.control.pauses(p)})
     yield from _unknown(state, now_ms)
     yield from _waiting(state, now_ms)
-    if paused := sorted(state.control.paused):
-        what = ", ".join(name or "the whole link" for name in paused[:5])
-        yield Reason(Health.PAUSED, f"An operator has paused {what}{' and more' if len(paused) > 5 else ''}")
+    if paused := state.control.paused_words:
+        yield Reason(Health.PAUSED, f"An operator has paused {', '.join(paused[:5])}{' and more' if len(paused) > 5 else ''}")
 
 
 def _unknown(state: LinkState, now_ms: int) -> Iterator[Reason]:

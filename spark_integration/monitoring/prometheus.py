@@ -64,7 +64,7 @@ _GAUGES: Mapping[str, tuple[str, Sequence[str]]] = {
     "waiting_partitions": ("Partitions that do not move, and go on by themselves", _TOPIC),
     "uncommitted_offsets": ("Of the lag, offsets after the source's last stable offset: they wait for open transactions", _TOPIC),
     "open_transaction_seconds": ("Age of the oldest open transaction that holds back the source", _LINK),
-    "paused": ("1 for what the operator has paused: the link (empty name), a topic, topic-partition", ("link", "name")),
+    "paused": ("1 for what the operator has paused: the link (empty topic), a topic (empty partition), a partition", ("link", "topic", "partition")),
     "ledger_rows": ("Losses in the ledger", ("link", "reason")),
     "lost_offsets": ("Offsets that the ledger says are lost", ("link", "topic", "reason")),
     "duty_failing": ("1 where the last round of a periodic duty failed, or could not do all", ("link", "duty")),
@@ -152,8 +152,9 @@ def _add_link(families: dict[str, Metric], state: LinkState, now_ms: int) -> Non
     _add(families, "look_time_seconds", [link], state.time_ms / 1000 if state.time_ms else None)
     _add(families, "report_time_seconds", [link], report.time_ms / 1000 if report.time_ms else None)
     _add(families, "throttle_bytes_per_second", [link, state.throttle_from], state.throttle_bytes)
-    for name in sorted(state.control.paused)[:MOST_PAUSED]:
-        _add(families, "paused", [link, name], 1)
+    parts = [(topic, str(index)) for topic, index in sorted(state.control.paused_partitions)]
+    for paused in [*((topic, "") for topic in sorted(state.control.paused)), *parts][:MOST_PAUSED]:
+        _add(families, "paused", [link, *paused], 1)
     for name, duty in state.duties.items():
         _add(families, "duty_failing", [link, name], bool(duty.problem))
         _add(families, "duty_time_seconds", [link, name], duty.time_ms / 1000 if duty.time_ms else None)

@@ -127,7 +127,7 @@ def _standing(state: LinkState) -> Iterator[dict[str, Any]]:
 
 
 def _control(state: LinkState) -> dict[str, Any]:
-    """What the operator has ordered: "" among `paused` is the whole link."""
+    """What the operator has ordered: `paused` in words."""
     control = state.control
     return {
         "is_promoted": control.is_promoted,
@@ -135,8 +135,8 @@ def _control(state: LinkState) -> dict[str, Any]:
         "is_handed_back": control.is_handed_back,
         "throttle_bytes": state.throttle_bytes,
         "throttle_from": state.throttle_from,
-        "paused": _first(sorted(control.paused)),
-        "paused_count": len(control.paused),
+        "paused": _first(control.paused_words),
+        "paused_count": len(control.paused_words),
     }
 
 

@@ -20,9 +20,11 @@ from support.mirror_link import append_records, both, compare, create_topic, del
 from spark_integration.mirroring.run_claim import RunClaim
 from tolerant_client.errors import OptionError, TargetClaimedError
 from tolerant_client.mirror.identical.copy import LinkCopier
-from tolerant_client.mirror.link.claims import CLAIMS_TOPIC, LEASE_MS
-from tolerant_client.mirror.link.claims_topic import read_claims
+from tolerant_client.mirror.link.claims import CLAIMS_TOPIC, LEASE_MS, WHOLE_TOPIC, ClaimsRecord, Holder, encode_claims
+from tolerant_client.mirror.link.claims_topic import create_claims_topic, read_claims
 from tolerant_client.mirror.link.control import read_control
+from tolerant_client.mirror.link.plan_report import plan_everything
+from tolerant_client.mirror.own_topic import append_own
 from tolerant_client.mirror.sync import prepare_link
 from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.raw import RawCluster
@@ -175,6 +177,23 @@ def test_a_start_that_is_tried_again_succeeds_once_the_mirror_that_it_was_refuse
         assert ("waiting for a mirror of link one on" in capsys.readouterr().err) == is_killed
 
 
+def test_a_start_is_not_refused_for_a_mirror_that_is_gone_however_much_of_its_claims_the_log_has(clusters: tuple[str, str]) -> None:
+    topic, ghost = f"ghost-{secrets.token_hex(3)}", Holder("ghost", "one", "run-0", "m1", 812, 1_000)
+    many = frozenset(TopicPartition("wide", 2 * n) for n in range(60_000))  # 0.8 MB: the log is read in several pieces
+
+    async def haunt(target: RawCluster) -> None:
+        await create_claims_topic(target)
+        for n in range(1, 12):
+            record = ClaimsRecord(ghost, n, names=many | {TopicPartition(topic, WHOLE_TOPIC)})
+            await append_own(target, CLAIMS_TOPIC, ghost.id, encode_claims(record))
+
+    with RawCluster({"bootstrap_servers": clusters[1]}, name="target") as target:
+        target.run(haunt, target)
+    with RunClaim({"bootstrap.servers": clusters[1]}, "one", "run-1") as claim:
+        claim.take([topic])
+        claim.require_held()
+
+
 def wait_for(is_done: Callable[[], bool], timeout_s: float = 40.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not is_done():
@@ -263,6 +282,9 @@ def test_a_link_takes_what_its_starts_have_taken_and_other_links_are_refused(clu
             await prepare_link(source, target, second, "grown")
             with pytest.raises(OptionError, match=f"Link grown copies into topic {first} of this target already"):
                 await prepare_link(source, target, first, "another")
+            plan = await plan_everything(source, target, "another", first)
+            assert plan.exit_code == 3 and "Link grown copies into topic" in plan.refusals[0]
+            assert (await plan_everything(source, target, "grown", first)).exit_code == 0
             topics = (await read_control(target, "grown")).topics
             assert topics is not None
             return LinkTopics.from_json(topics)

@@ -258,14 +258,14 @@ def test_ledger_and_control_of_the_link_are_read(source: str, target: str) -> No
 
         async def write() -> None:
             await Ledger(cluster, "doctor").write([LedgerRow(time_ms=now_ms(), link="doctor", **row)])
-            control = LinkControl(paused=frozenset({"doctor-link-0"}), bytes_per_s=1 << 20)
+            control = LinkControl(paused_partitions=frozenset({TopicPartition("doctor-link", 0)}), bytes_per_s=1 << 20)
             await update_control(cluster, "doctor", lambda _: control)
 
         cluster.run(write)
     checkup = examined(source, target, topics="doctor-link", link="doctor")
     assert none_failed(checkup)
     assert "15 offsets are not on the target (retention)" in found(checkup, "ledger", "doctor-link").evidence
-    assert found(checkup, "control", "link doctor", Severity.WARNING).evidence == "paused: doctor-link-0"
+    assert found(checkup, "control", "link doctor", Severity.WARNING).evidence == "paused: partition doctor-link-0"
     assert found(checkup, "control", "link doctor", Severity.INFO).evidence == "it copies at most 1.0 MiB/s"
     other = examined(source, target, topics="doctor-link", link="another")
     assert not [f for f in other.findings if f.check in ("ledger", "control")]

@@ -137,13 +137,13 @@ def test_a_running_mirror_obeys_pause_resume_and_promotion(source: str, target: 
     append_records(source, "life-a", 100, partitions=2)
     process = running("life-[ab]", "life-pause")
     wait_for(lambda: ends(target, "life-a", 2) == [100, 100])
-    control_of(target, "life-pause", paused=frozenset({"life-a-1", "life-b"}))
+    control_of(target, "life-pause", paused=frozenset({"life-b"}), paused_partitions=frozenset({TopicPartition("life-a", 1)}))
     time.sleep(2.0)
     append_records(source, "life-a", 50, partitions=2, first=100)
     append_records(source, "life-b", 50)
     wait_for(lambda: ends(target, "life-a", 2) == [150, 100])
     assert ends(target, "life-b") == [0]
-    control_of(target, "life-pause", paused=frozenset({"life-b"}))
+    control_of(target, "life-pause", paused_partitions=frozenset())
     assert wait_for(lambda: ends(target, "life-a", 2) == [150, 150]) < 5
     control_of(target, "life-pause", paused=frozenset())
     wait_for(lambda: ends(target, "life-b") == [50])
@@ -158,7 +158,7 @@ def test_a_running_mirror_obeys_pause_resume_and_promotion(source: str, target: 
 def test_what_is_paused_is_told_and_the_rest_of_a_run_is_done(source: str, target: str) -> None:
     create_topic(source, "life-once", 2)
     append_records(source, "life-once", 100, partitions=2)
-    control_of(target, "life-once", paused=frozenset({"life-once-1"}))
+    control_of(target, "life-once", paused_partitions=frozenset({TopicPartition("life-once", 1)}))
     progress = mirror(source, target, "life-once", "life-once")
     paused = progress[TopicPartition("life-once", 1)]
     assert paused.is_paused and isinstance(paused.error, LinkPausedError)
@@ -508,8 +508,8 @@ def test_the_commands_of_a_life_print_one_document_each(source: str, target: str
     assert topic["lag_s"] > 0 and topic["lag_bytes"] > 0
     code, found = invoke("pause", *onto, "--topic", "life-cli", "--partition", "1", "--dry-run")
     assert (code, found["is_changed"]) == (0, True)
-    assert control_of(target, "cli").paused == frozenset()
-    assert invoke("pause", *onto, "--topic", "life-cli", "--partition", "1")[1]["paused"] == ["life-cli-1"]
+    assert control_of(target, "cli").paused_partitions == frozenset()
+    assert invoke("pause", *onto, "--topic", "life-cli", "--partition", "1")[1]["paused_partitions"] == [["life-cli", 1]]
     assert invoke("throttle", "20M", *onto)[1]["bytes_per_s"] == 20_000_000
     assert invoke("throttle", "off", *onto)[1]["bytes_per_s"] == 0
     assert invoke("throttle", "default", *onto)[1]["bytes_per_s"] is None

@@ -179,8 +179,8 @@ def test_what_the_operator_has_ordered_is_shown(served: StatusServer, browser: B
     browser.until("return document.getElementById('control-section').checkVisibility()")
     assert browser.texts("#control tbody td") == [
         *("throttle", "at most 2.0 MiB/s, as the operator has said"),
-        *("paused", "clicks-3"),
-        *("paused", "orders"),
+        *("paused", "topic clicks-3"),
+        *("paused", "topic orders"),
     ]
     assert browser.text("#phase") == "running, at most 2.0 MiB/s"
     assert browser.text("#held") == "5 paused by the operator"

@@ -229,7 +229,7 @@ def test_promoted_link_stands_by_intention() -> None:
     [
         (LinkControl(), []),
         (LinkControl(paused=frozenset({""})), [WARNING]),
-        (LinkControl(paused=frozenset({"", "orders"})), [WARNING, WARNING]),
+        (LinkControl(paused=frozenset({"", "orders"})), [WARNING]),
         (LinkControl(is_promoted=True), [WARNING]),
         (LinkControl(bytes_per_s=5), [INFO]),
         (LinkControl(bytes_per_s=0), []),  # the operator has taken the limit away

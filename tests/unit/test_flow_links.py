@@ -139,13 +139,17 @@ class FakeWatch:
         self.told.append((phase, problem))
 
 
+said: list[LinkEvent] = []
+
+
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> tuple[FlowWatches, Board]:
     FakeWatch.made.clear()
+    said.clear()
     monkeypatch.setattr(flow_watches, "LinkWatch", FakeWatch)
     board = Board()
     links = [SupervisedLink(MirrorSettings({}, {}, "orders", name), aliases=("A", "B")) for name in ("A-B", "B-A")]
-    return FlowWatches(links, board), board
+    return FlowWatches(links, board, said.append), board
 
 
 def test_a_link_that_never_ran_is_on_the_board_with_its_problem(watched: tuple[FlowWatches, Board]) -> None:
@@ -180,6 +184,18 @@ def test_events_go_to_the_watch_of_their_link(watched: tuple[FlowWatches, Board]
         "stopping",
         "closed",
     ]
+
+
+def test_what_a_watch_sees_stand_still_is_an_event_of_its_link_also_where_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow_watches, "LinkWatch", FakeWatch)
+    FakeWatch.made.clear()
+    heard: list[LinkEvent] = []
+    with FlowWatches([SupervisedLink(MirrorSettings({}, {}, "orders", "A-B"))], None, heard.append) as watches:
+        watches.tell(LinkEvent("A-B", "failed", "away"))
+        watches.tell(LinkEvent("A-B", "started", "copying", PreparedLink(1, (), {})))
+        FakeWatch.made[0].options["say"]("waiting: orders-0: 6 offsets from 4 on wait for an open transaction")
+    (event,) = heard
+    assert (event.link, event.kind) == ("A-B", "standing") and "open transaction" in event.text
 
 
 def test_a_round_that_could_not_do_all_is_a_problem_of_its_duty(watched: tuple[FlowWatches, Board]) -> None:
@@ -222,8 +238,9 @@ def test_watches_are_told_what_the_process_died_of(watched: tuple[FlowWatches, B
 
 def test_watches_know_the_intervals_of_duties_and_the_files_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FakeWatch.made.clear()
+    said.clear()
     monkeypatch.setattr(flow_watches, "LinkWatch", FakeWatch)
-    with FlowWatches([link_of(flow(tmp_path, "tolerant.throttle = 5000"))], Board()) as watches:
+    with FlowWatches([link_of(flow(tmp_path, "tolerant.throttle = 5000"))], Board(), said.append) as watches:
         watches.tell(LinkEvent("A-B", "started", "copying", PreparedLink(1, (), {})))
     (watch,) = FakeWatch.made
     assert watch.options["own_rate"] == 5_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tracemalloc
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -125,11 +125,22 @@ def test_a_newer_version_is_not_guessed_at() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "is_paused"),
-    [((), False), (("",), True), (("orders",), True), (("orders-3",), True), (("orders-4",), False), (("order",), False)],
+    ("names", "partitions", "is_paused"),
+    [
+        ((), (), False),
+        ((WHOLE_LINK,), (), True),
+        (("orders",), (), True),
+        ((), (P,), True),
+        ((), (TopicPartition("orders", 4),), False),
+        (("orders-3", "order"), (), False),  # topics of their own
+    ],
 )
-def test_a_partition_is_paused_by_itself_its_topic_or_its_link(names: tuple[str, ...], is_paused: bool) -> None:
-    assert LinkControl(frozenset(names)).pauses(P) is is_paused
+def test_a_partition_is_paused_by_itself_its_topic_or_its_link(
+    names: tuple[str, ...], partitions: tuple[TopicPartition, ...], is_paused: bool
+) -> None:
+    control = LinkControl(frozenset(names), paused_partitions=frozenset(partitions))
+    assert control.pauses(P) is is_paused
+    assert decode_control(encode_control(control, 1)) == control
 
 
 def test_a_later_life_has_a_producer_of_its_own() -> None:
@@ -274,29 +285,47 @@ def test_the_options_of_a_remedy_are_all_that_its_command_takes(config: dict[str
         assert link_options("dr", target, source) == f"--source a:1 {options} --link dr"
 
 
+A1 = TopicPartition("a", 1)
+
+
+def parted(names: Iterable[Any]) -> tuple[set[str], set[TopicPartition]]:
+    """Topics and partitions apart."""
+    known = set(names)
+    return {name for name in known if isinstance(name, str)}, {name for name in known if not isinstance(name, str)}
+
+
+def of(names: Iterable[Any]) -> LinkControl:
+    topics, partitions = parted(names)
+    return LinkControl(frozenset(topics), paused_partitions=frozenset(partitions))
+
+
 def test_what_is_paused_adds_up() -> None:
-    assert paused(LinkControl(frozenset({"a"})), ["b-1"]).paused == {"a", "b-1"}
+    both = paused(paused(LinkControl(frozenset({"a"})), ["b-1"]), [], [TopicPartition("b", 1)])
+    assert (both.paused, both.paused_partitions) == ({"a", "b-1"}, {("b", 1)})
+    assert both.paused_words == ["topic a", "topic b-1", "partition b-1"]
+    assert paused(both, [WHOLE_LINK]).paused_words == ["the whole link"]
 
 
 @pytest.mark.parametrize(
     ("before", "names", "after"),
     [
-        ({"a", "b"}, [WHOLE_LINK], set()),
+        ({"a", "b", A1}, [WHOLE_LINK], set()),
         ({WHOLE_LINK, "b"}, [WHOLE_LINK], set()),
         ({"a", "b"}, ["a"], {"b"}),
-        ({"a-1", "a-2", "ab-1", "a-x"}, ["a"], {"ab-1", "a-x"}),
-        ({"a-1", "a-2"}, ["a-1"], {"a-2"}),
+        ({A1, TopicPartition("ab", 1), "a-1"}, ["a"], {TopicPartition("ab", 1), "a-1"}),
+        ({A1, "a-1"}, ["a-1"], {A1}),
+        ({A1, TopicPartition("a", 2), "a-1"}, [A1], {TopicPartition("a", 2), "a-1"}),
         ({"a"}, ["other"], {"a"}),
     ],
 )
-def test_what_is_resumed_is_no_longer_paused(before: set[str], names: list[str], after: set[str]) -> None:
-    assert resumed(LinkControl(frozenset(before)), names).paused == after
+def test_what_is_resumed_is_no_longer_paused(before: set[Any], names: list[Any], after: set[Any]) -> None:
+    assert resumed(of(before), *parted(names)) == of(after)
 
 
-@pytest.mark.parametrize(("before", "name"), [({WHOLE_LINK}, "a"), ({"a"}, "a-1")])
-def test_a_part_of_what_is_paused_cannot_be_resumed_alone(before: set[str], name: str) -> None:
-    with pytest.raises(OptionError, match="cannot be resumed alone"):
-        resumed(LinkControl(frozenset(before)), [name])
+@pytest.mark.parametrize(("before", "name"), [({WHOLE_LINK}, "a"), ({"a"}, A1), ({WHOLE_LINK}, A1)])
+def test_a_part_of_what_is_paused_cannot_be_resumed_alone(before: set[str], name: Any) -> None:
+    with pytest.raises(OptionError, match="cannot be resumed alone: (topic a|the whole link) is paused"):
+        resumed(of(before), *parted([name]))
 
 
 # -- following it -------------------------------------------------------------
@@ -482,7 +511,7 @@ def test_what_stands_still_is_told_unless_it_is_paused() -> None:
     first, second = [ends(5, 10, 10), ends(5, 10, 10, 1)], [ends(6, 12, 12), ends(5, 10, 10, 1)]
     (reason,) = still(first, second, LinkControl(), 2.0)
     assert reason.text.startswith("orders-1 has not moved for 2 s") and "5 offsets could be copied" in reason.text
-    assert still(first, second, LinkControl(frozenset({"orders-1"})), 2.0) == []
+    assert still(first, second, LinkControl(paused_partitions=frozenset({TopicPartition("orders", 1)})), 2.0) == []
 
 
 def test_a_promotion_that_died_on_the_way_is_told_with_the_commands_that_end_it() -> None:

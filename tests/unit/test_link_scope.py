@@ -15,7 +15,7 @@ from tolerant_client.mirror.link.beginning import grown, refuse_circle, refuse_o
 from tolerant_client.mirror.link.control import Controls, LinkControl, TopicIds, controls_of, encode_control
 from tolerant_client.mirror.link.naming import chosen_name, default_name
 from tolerant_client.mirror.link.scope import made_anew, only_on_target
-from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, TopicNames
+from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, IdentityReplicationPolicy, TopicNames
 from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import Record
@@ -63,8 +63,13 @@ def test_a_link_that_took_nothing_yet_takes_what_it_is_given() -> None:
 
 
 def test_topics_that_would_get_other_names_are_refused() -> None:
-    with pytest.raises(OptionError, match="other names"):
-        grown(written("orders"), LinkTopics(TopicFilter(("orders",)), TopicNames(DefaultReplicationPolicy(), "A")))
+    renamed = LinkTopics(TopicFilter(("orders",)), TopicNames(DefaultReplicationPolicy(), "A"))
+    with pytest.raises(OptionError, match="start it with --source, --target and --topics, as before") as caught:
+        grown(written("orders"), renamed)
+    assert "promote" not in str(caught.value)
+    kept = LinkTopics(TopicFilter(("orders",)), TopicNames(IdentityReplicationPolicy(), "A"))
+    with pytest.raises(OptionError, match="start it with --config and the file that began it, as before"):
+        grown(written(kept), LinkTopics.of("orders"))
 
 
 class Cluster:

@@ -120,7 +120,7 @@ def test_topic_counts_what_is_behind_whose_age_is_known_and_what_is_paused() -> 
             SECOND: PartitionState(10, 4, 4),
             TopicPartition("orders", 2): PartitionState(10, 10, 10),
         },
-        control=LinkControl(paused=frozenset(("orders-1", "other"))),
+        control=LinkControl(paused=frozenset(("other",)), paused_partitions=frozenset({TopicPartition("orders", 1)})),
     )
     (orders,) = found.topics.values()
     assert (orders.behind, orders.aged, orders.paused) == (2, 1, 1)

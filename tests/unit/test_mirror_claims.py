@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import time
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.link.claims import (
@@ -25,7 +29,7 @@ from tolerant_client.mirror.link.claims import (
     decode_claims,
     encode_claims,
 )
-from tolerant_client.mirror.link.claims_topic import claimed_by
+from tolerant_client.mirror.link.claims_topic import Claims, boot_s, claimed_by
 from tolerant_client.mirror.link.health import utc
 from tolerant_client.mirror.state_json import LAST_MS
 
@@ -337,6 +341,32 @@ def test_alive_is_a_mirror_that_renews_between_two_looks_whatever_the_clocks_say
     assert {run: each.is_alive for run, each in found.items()} == {"run-1": False, "run-2": True, "run-3": True}
     assert not found["run-1"].waiting and found["run-1"].waiting_count == 0
     assert not any(run.is_alive for run in before.runs(now))  # the looks exchanged
+
+
+def test_what_a_holder_said_in_the_past_is_no_sign_of_its_life_in_however_many_pieces_the_log_is_read() -> None:
+    net = NetworkSelector()
+    target: Any = SimpleNamespace(net=net, guard=lambda may_send: None)
+    claims = Claims(target, holder("b", "run-2", role=MIRROR), lambda *_: None, lambda: None)
+    claims.want(P)
+    claims._is_current = True
+    dead = (ClaimsRecord(holder("a"), n, names=frozenset(P)) for n in itertools.count(1))
+
+    def say() -> None:
+        claims.claimant.read(claims.claimant.record(boot_s()), 13_000, 1)
+
+    for append_ms in range(1_000, 13_000, RENEW_MS):  # one piece of the log each
+        claims.claimant.read(next(dead), append_ms, 1)
+        assert not claims.rivals()
+    say()
+    assert set(claims.claimant.blocked) == set(P) and not claims.rivals()
+    claims.claimant.read(next(dead), 13_100, 1)
+    assert set(claims.rivals()) == set(P)
+    claims.claimant._until = boot_s()  # it is frozen for longer than its lease
+    assert not claims.rivals()
+    claims.claimant.read(next(dead), 13_200, 1)
+    say()
+    assert not claims.rivals()
+    net.close()
 
 
 def test_a_refusal_names_the_topic_of_the_target_whatever_part_of_it_is_claimed() -> None:

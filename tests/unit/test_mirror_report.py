@@ -18,9 +18,10 @@ pytest.importorskip("pyspark")
 from kafka.structs import TopicPartition
 
 from spark_integration.mirroring import mirror_job, ranges
-from spark_integration.mirroring.link_state import Phase, TaskReport, news
+from spark_integration.mirroring.link_state import Phase, TaskReport
 from spark_integration.mirroring.mirror_job import original_error
 from spark_integration.mirroring.ranges import CopiedRanges, RangesStreamWriter, ReportFile
+from spark_integration.mirroring.standing import FORGOTTEN_MS, Standing, carried
 from spark_integration.mirroring.watch import LinkWatch
 from spark_integration.monitoring.look import SourceEnds
 from tolerant_client.errors import (
@@ -147,12 +148,50 @@ def test_what_does_not_move_is_paused_blocked_or_waiting(monkeypatch: pytest.Mon
 
 
 def test_what_stands_still_is_news_once_and_again_when_it_moves() -> None:
-    quiet = TaskReport(acked={FIRST: 1, SECOND: 1})
+    standing, at = Standing(), {FIRST: 1, SECOND: 1}
+    quiet = TaskReport(acked=at)
     waits = replace(quiet, waiting={FIRST: Waiting("no replicas", 5), SECOND: Waiting("no replicas", 6)})
-    assert news(quiet, waits) == ["waiting: orders-0 and 1 more of its partitions: no replicas"]
-    assert news(waits, waits) == []
-    assert news(waits, quiet) == ["copying again: orders-0 and 1 more partition"]
-    assert news(waits, replace(waits, blocked={FIRST: "foreign"})) == ["blocked: orders-0: foreign"]
+    assert standing.news(quiet, at, 0) == []
+    assert standing.news(waits, at, 1) == ["waiting: orders-0 and 1 more of its partitions: no replicas"]
+    assert standing.news(waits, at, 2) == []
+    assert standing.news(quiet, {FIRST: 2, SECOND: 2}, 3) == ["copying again: orders-0 and 1 more partition"]
+    assert standing.news(waits, at, 4) == ["waiting: orders-0 and 1 more of its partitions: no replicas"]
+    assert standing.news(replace(waits, blocked={FIRST: "foreign"}), at, 5) == ["blocked: orders-0: foreign"]
+
+
+def test_a_partition_that_a_new_task_has_taken_over_does_not_move_before_it_was_copied_further() -> None:
+    standing, at = Standing(), {FIRST: 1}
+    waits = TaskReport(acked=at, waiting={FIRST: Waiting("no replicas", 5)})
+    assert len(standing.news(waits, at, 0)) == 1
+    for now_ms in range(0, 200_000, 10_000):  # each task says so as soon as it has waited for 10 s
+        assert standing.news(TaskReport(acked=at), at, now_ms) == standing.news(waits, at, now_ms + 5_000) == []
+    assert standing.news(TaskReport(acked=at), at, 190_000) == [] and standing.waits(FIRST)
+    assert standing.news(TaskReport(), {FIRST: 2}, 200_000) == ["copying again: orders-0"]
+    unplaced = TaskReport(waiting={FIRST: Waiting("no leader", 5)})
+    assert standing.news(unplaced, {}, 200_000) == ["waiting: orders-0: no leader"]
+    assert standing.news(TaskReport(acked=at), at, 210_000) == []  # where it stands is known now, no more
+    assert standing.news(TaskReport(), {FIRST: 2}, 220_000) == ["copying again: orders-0"]
+    assert standing.news(waits, at, 230_000) and standing.news(TaskReport(), at, 230_000 + FORGOTTEN_MS + 1) == []
+    assert standing.news(waits, at, 900_000) == ["waiting: orders-0: no replicas"]
+
+
+def test_a_target_topic_that_was_made_again_is_told_each_time(tmp_path: Path) -> None:
+    standing, report = Standing(), mirror_job.QueryReport(tmp_path)
+    rounds: list[tuple[dict[str, int], int]] = [({}, 0), ({"orders": 5}, 1), ({"orders": 5}, 0), ({"orders": 9}, 1)]
+    for made, lines in rounds:
+        ReportFile(tmp_path / mirror_job._WAITING).write(TaskReport(made_again=made))
+        found = report.read()
+        assert found.made_again == found.plus([], 1).made_again == made
+        told = standing.news(found, {}, 10)
+        assert len(told) == lines and all("made again: topic orders, which somebody had deleted" in text for text in told)
+    assert standing.news(TaskReport(), {}, 11) == []
+
+
+def test_what_waits_has_waited_since_it_stands_however_many_tasks_have_had_it() -> None:
+    before, at = {FIRST: Waiting("no replicas", 5), SECOND: Waiting("no replicas", 6)}, {FIRST: 1, SECOND: 1}
+    now = TaskReport(acked={FIRST: 1, SECOND: 2}, waiting={p: Waiting("no leader", 50) for p in before})
+    assert carried(before, now, at) == {FIRST: Waiting("no leader", 5), SECOND: Waiting("no leader", 50)}
+    assert carried({}, now, {}) == now.waiting
 
 
 def test_a_report_is_read_again_only_when_it_was_replaced(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tolerant_client.mirror.link.claims import Run, Waiting
 from tolerant_client.mirror.link.control import LinkControl
 from tolerant_client.mirror.link.ends import Ends
 from tolerant_client.mirror.link.health import Health, Reason, waiting_reasons
-from tolerant_client.mirror.link.status import LinkStatus, mirror_reasons, still
+from tolerant_client.mirror.link.status import LinkStatus, mirror_reasons, standing, still
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.open_transactions import Held, OpenTransaction
 
@@ -42,7 +42,7 @@ ROWS: list[tuple[Health, dict[str, Any], str]] = [
     (Health.HEALTHY, {"ledger": (ROW,)}, ""),  # an accepted loss is told, and no reason
     (Health.HEALTHY, {"ledger": None}, ""),
     (Health.PAUSED, {"control": LinkControl(paused=frozenset(("",)))}, "paused the whole link"),
-    (Health.PAUSED, {"control": LinkControl(paused=frozenset(("orders",))), "report": told("its broker says no")}, "paused orders"),
+    (Health.PAUSED, {"control": LinkControl(paused=frozenset(("orders",))), "report": told("its broker says no")}, "paused topic orders"),
     (Health.PROMOTED, {"control": LinkControl(is_promoted=True, is_fenced=True)}, ""),
     (Health.PROMOTED, {"control": LinkControl(is_promoted=True, is_fenced=True), "phase": Phase.STOPPED}, ""),
     (Health.HANDED_BACK, {"control": LinkControl(is_handed_back=True), "unreachable": {"source": "gone"}}, ""),
@@ -141,4 +141,12 @@ def test_what_cannot_be_copied_yet_does_not_stand_still() -> None:
     held, moving, standing = Ends(P, 10, 10, 50), Ends(TopicPartition("orders", 1), 10, 50, 50), Ends(TopicPartition("orders", 2), 10, 50, 50)
     (reason,) = still([held, moving, standing], [held, moving._replace(copied=11), standing], LinkControl(), 2.0)
     assert reason.health is Health.WAITING and reason.text.startswith("orders-2 has not moved for 2 s: it is at offset 10")
-    assert still([standing], [standing], LinkControl(paused=frozenset(("orders-2",))), 2.0) == []
+    assert still([standing], [standing], LinkControl(paused_partitions=frozenset({standing.partition})), 2.0) == []
+
+
+def test_what_is_told_as_blocked_or_paused_is_not_told_as_waiting_too() -> None:
+    differs, ordered, waits = (TopicPartition("orders", n) for n in range(3))
+    told = {p: Waiting("the target has records of others", 5) for p in (differs, ordered, waits)}
+    control = LinkControl(paused_partitions=frozenset({ordered}))
+    assert standing([replace(RUN, is_alive=True, waiting=told)], [differs], control) == {waits: told[waits]}
+    assert standing([replace(RUN, waiting=told)], [], control) == {}

@@ -212,7 +212,7 @@ def test_control_of_the_operator_is_told() -> None:
     link = {"link": "A-B"}
     found = registry(everything())
     assert value(found, "tolerant_mirror_throttle_bytes_per_second", **link, said_by="operator") == 1_000_000
-    assert value(found, "tolerant_mirror_paused", **link, name="orders") == 1
+    assert value(found, "tolerant_mirror_paused", **link, topic="orders", partition="") == 1
     assert value(found, "tolerant_mirror_promoted", **link) == 0
     found = registry(replace(state(), control=LinkControl(is_promoted=True, is_fenced=True), own_rate=500))
     assert (value(found, "tolerant_mirror_promoted", **link), value(found, "tolerant_mirror_fenced", **link)) == (1, 1)

@@ -148,15 +148,15 @@ def test_of_a_wide_topic_the_partitions_that_wait_or_are_behind_most_are_told() 
 
 def test_control_is_told_and_who_has_set_the_limit() -> None:
     board = Board()
-    paused = frozenset(("", "orders", "clicks-3"))
-    board.tell(replace(state(), control=LinkControl(paused=paused, bytes_per_s=1_000), own_rate=500))
+    paused = LinkControl(frozenset(("orders", "clicks-3")), 1_000, paused_partitions=frozenset({TopicPartition("clicks", 3)}))
+    board.tell(replace(state(), control=paused, own_rate=500))
     link = state_json(board, NOW_MS, focus="clicks")["link"]
     assert link["control"] == {
         "is_promoted": False, "is_fenced": False, "is_handed_back": False,
         "throttle_bytes": 1_000, "throttle_from": "operator",
-        "paused": ["", "clicks-3", "orders"], "paused_count": 3,
+        "paused": ["topic clicks-3", "topic orders", "partition clicks-3"], "paused_count": 3,
     }  # fmt: skip
-    assert link["totals"]["paused"] == 32 and [p["is_paused"] for p in link["partitions"]] == [True] * 4
+    assert link["totals"]["paused"] == 5 and [p["is_paused"] for p in link["partitions"]] == [False] * 3 + [True]
 
 
 def test_what_is_old_is_said_to_be_old(board: Board) -> None:

@@ -275,7 +275,7 @@ def test_duties_and_groups_are_part_of_the_sample(monkeypatch: pytest.MonkeyPatc
 
 def test_what_the_operator_orders_is_read_at_times_and_kept_while_it_cannot_be(watch: Watch) -> None:
     watch.after(0)
-    watch.clusters.ordered = LinkControl(paused=frozenset(("clicks", "orders-1")), bytes_per_s=1_000)
+    watch.clusters.ordered = LinkControl(paused=frozenset(("clicks", "orders")), bytes_per_s=1_000)
     assert watch.after(1).control == LinkControl()
     assert watch.after(2).control == watch.clusters.ordered
     before, watch.clusters.ordered = watch.clusters.ordered, ClusterUnreachableError("away")
@@ -511,10 +511,13 @@ def test_what_spark_has_not_begun_is_told_after_two_minutes(
 
 
 def test_why_it_stands_is_what_the_task_says_and_told_once(watch: Watch, capsys: pytest.CaptureFixture[str]) -> None:
+    watch.after(0)
     for time_ms in (1, 2):
         watch.tell(report(time_ms, waiting={FIRST: Waiting("append answered NotEnoughReplicasError", 5)}))
     assert capsys.readouterr().err == "tolerant-kafka: waiting: orders-0: append answered NotEnoughReplicasError\n"
-    watch.tell(report(3, acked={FIRST: 10}))
+    watch.tell(report(3, acked={FIRST: 4}))  # a new task
+    assert capsys.readouterr().err == ""
+    watch.tell(report(4, acked={FIRST: 10}))
     assert capsys.readouterr().err == "tolerant-kafka: copying again: orders-0\n"
 
 

@@ -6,10 +6,12 @@ from typing import Any, cast
 
 import kafka.errors as Errors
 import pytest
+from kafka.structs import TopicPartition
 
 from spark_integration.commands.link import GivenLink
-from spark_integration.commands.pause import _require_there, unpaused
+from spark_integration.commands.pause import _names, _require_there, require_known, unpaused
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.link.control import LinkControl, paused, resumed
 
 
 class Guarded:
@@ -37,10 +39,12 @@ def test_a_partition_is_paused_with_the_right_to_its_topic_alone() -> None:
     check(Guarded(orders=4), ["orders"], [3])
 
 
-def test_a_partition_that_is_called_as_another_topic_is_not_paused_alone() -> None:
-    with pytest.raises(OptionError, match="orders-3 is a topic of the target, too"):
-        check(Guarded(orders=4, orders_3=1), ["orders"], [2, 3])
-    check(Guarded(orders=4, orders_3=1), ["orders"], [2])
+def test_a_partition_that_is_called_as_another_topic_is_paused_alone() -> None:
+    check(Guarded(orders=4, orders_3=1), ["orders"], [2, 3])
+    control = paused(LinkControl(), *_names(["orders"], [3]))
+    assert control.pauses(TopicPartition("orders", 3)) and not control.pauses(TopicPartition("orders-3", 0))
+    control = resumed(paused(control, *_names(["orders-3"], [])), *_names(["orders"], []))
+    assert control.pauses(TopicPartition("orders-3", 0)) and not control.pauses(TopicPartition("orders", 3))
 
 
 def test_a_partition_that_is_not_there_is_not_paused() -> None:
@@ -49,5 +53,14 @@ def test_a_partition_that_is_not_there_is_not_paused() -> None:
 
 
 def test_a_wrong_name_is_resumed_no_more_than_it_is_paused() -> None:
-    assert unpaused(["nosuch", "orders", "clicks"], {"orders-3", "clicks", "ordersnosuch"}) == ["nosuch"]
-    assert unpaused(["orders"], set()) == ["orders"]
+    held = LinkControl(frozenset({"clicks", "ordersnosuch"}), paused_partitions=frozenset({TopicPartition("orders", 3)}))
+    assert unpaused(["nosuch", "orders", "clicks"], held) == ["nosuch"]
+    assert unpaused(["orders"], LinkControl()) == ["orders"]
+
+
+def test_a_link_that_the_target_does_not_have_is_refused_and_those_that_it_has_are_named() -> None:
+    require_known("A-B", ["A-B"])
+    with pytest.raises(OptionError, match="no link A->B; its links are A-B, C-B;"):
+        require_known("A->B", {"C-B", "A-B"})
+    with pytest.raises(OptionError, match="its links are none;"):
+        require_known("A-B", ())

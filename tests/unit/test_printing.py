@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import io
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +24,7 @@ from spark_integration.doctor.finding import Finding, Severity
 from spark_integration.doctor.report import print_report
 from spark_integration.mirroring.link_events import EventPrinter, LinkEvent
 from spark_integration.monitoring.bars import LinkBars
-from spark_integration.printing import Table, cell, printable
+from spark_integration.printing import Table, cell, print_table, printable
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link.promotion_report import GroupPlace, PromotedPartition, PromotionReport
 
@@ -127,3 +130,21 @@ def test_a_properties_file_with_a_wrong_escape_is_one_sentence(tmp_path: Path) -
     file.write_text("password = canary\\uXYZ\n")
     result = CliRunner().invoke(app, ["verify", "--source", "a:1", "--target", "b:1", "--source-properties", str(file)])
     assert isinstance(result.exception, OptionError) and "is no properties file" in str(result.exception)
+
+
+def test_a_table_is_wider_than_a_narrow_terminal_rather_than_cut(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    names = [f"column-number-{n}" for n in range(8)]
+    table = Table(*names)
+    table.add_row(*(f"value-of-{n}" for n in range(8)))
+    print_table(table)
+    said = capsys.readouterr().out
+    assert all(name in said for name in names) and "value-of-7" in said and "…" not in said
+
+
+def test_a_command_whose_output_nobody_reads_ends_as_if_by_sigpipe() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-m", "spark_integration.cli", "verify", "--help"], stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")

@@ -81,7 +81,7 @@ def test_a_difference_is_told_instead_of_its_lag_and_many_are_not_told_one_by_on
 
 def test_what_an_operator_has_paused_is_named_with_the_command_that_resumes_it() -> None:
     now = [ends(8, 10, 10), ends(7, 10, 10, 1)]
-    held, waiting = blockers(now, {}, LinkControl(frozenset({"orders-1"})), of_target="--link dr")
+    held, waiting = blockers(now, {}, LinkControl(paused_partitions=frozenset({TopicPartition("orders", 1)})), of_target="--link dr")
     assert held.text.endswith("paused them: orders-1 3; let them go on: tolerant-kafka resume --link dr")
     assert held.text.startswith("3 ") and held.lasts
     assert "2 offsets are not copied yet" in waiting.text and not waiting.lasts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -88,3 +89,10 @@ def test_a_topic_that_comes_back_is_copied_again() -> None:
     scope = started().after_plan(plan(["payments"], {OTHER: 30}), {"orders": [0, 1]}, {})
     back = scope.after_plan(plan(["orders", "payments"], {FIRST: 1, SECOND: 0, OTHER: 30}), {}, {})
     assert (back.ends[FIRST], back.blocked) == (1, {})
+
+
+def test_a_topic_that_is_created_anew_after_it_was_copied_was_deleted_on_the_target() -> None:
+    again = plan(["payments"], {FIRST: 10, OTHER: 30})
+    again = replace(again, topics=replace(again.topics, create=(TopicSpec("orders", 2, 1),)))
+    assert started().made_again(again) == {"orders"}
+    assert Scope().made_again(again) == set()

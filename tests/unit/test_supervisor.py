@@ -308,6 +308,17 @@ def test_nobody_who_is_told_hinders_the_others_or_who_tells(caplog: pytest.LogCa
     assert len([record for record in caplog.records if "Telling of link A-B failed" in record.message]) == 2  # once each
 
 
+def test_what_fails_while_a_signal_stops_all_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[LinkEvent] = []
+    job, signalled = FakeJob(), threading.Event()
+    link = LinkThread("A-B", job, heard.append, threading.Event(), POLICY, signalled.is_set)
+    job.looks = [RuntimeError("Answer from Java side is empty")] * 2
+    link.step(0)
+    signalled.set()
+    link.step(1)
+    assert not heard and not caplog.records
+
+
 def test_what_a_duty_leaves_by_its_rules_is_no_failure_and_what_it_could_not_do_is() -> None:
     rules = [Left("group g", "members", "in use"), Left("group h", "ahead", "further on")]
     failures = [Left("group i", reason, f"why {reason}") for reason in ("error", "refused", "leaderless")]
@@ -582,6 +593,7 @@ def test_duties_leave_partitions_alone_whose_place_nobody_has_read_yet(monkeypat
     monkeypatch.setattr(supervisor, "DutyThread", Thread)
     monkeypatch.setattr(supervisor, "lanes", lambda wanted: [wanted])
     link = SparkLink(SupervisedLink(MirrorSettings({}, {}, "orders")), None, lambda event: None)  # type: ignore[arg-type]
+    link._claim = SimpleNamespace(require_held=lambda: None, tell=lambda report: None)  # type: ignore[assignment]
     link._ends = frozenset((placed, blocked, unread))
     link._report = SimpleNamespace(read=lambda: report)  # type: ignore[assignment]
     link._query = SimpleNamespace(isActive=True, lastProgress={"batchId": 0})  # type: ignore[assignment]

@@ -136,11 +136,12 @@ class LinkTopics:
         return " and ".join(map(str, (self.filter, *self.also)))
 
     def joined(self, former: LinkTopics) -> LinkTopics:
-        """These topics and all that the link took before; raises OptionError where they had other names on the target."""
+        """These topics and all that the link took before; raises OptionError where they followed other rules for names."""
         if (self.names, self.target_alias) != (former.names, former.target_alias):
+            begun = "with --source, --target and --topics" if former.names is None else "with --config and the file that began it"
             raise OptionError(
-                f"The link copies {former} under other names on the target than it would now; promote it first, or give"
-                " another --link"
+                f"The link was begun by other rules for what its topics are called ({former}): start it {begun}, as before, or"
+                " give another --link for other topics"
             )
         kept = [f for f in (*self.also, former.filter, *former.also) if f != self.filter]
         return replace(

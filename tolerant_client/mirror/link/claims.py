@@ -27,6 +27,8 @@ G. What another process of the same run holds is asked for; that process stops w
 H. A term begins when a partition that its holder did not hold is granted to it, and lasts as long as it is granted without
    a break: what was read of the target's log in one term says nothing in the next, another may have written in between.
 I. A run ends when its mirror says so: each copier of it then releases what it holds, and takes nothing more.
+J. Another run lives where it has renewed a claim between two looks at the log's end, never because the log says so of the
+   past: a reader is at the end once it has read what it sent itself within its lease.
 """
 
 from __future__ import annotations
@@ -383,7 +385,11 @@ class Claimant:
 
     def holds(self, name: TopicPartition, now: float) -> bool:
         """Whether it may append to a partition now (law E)."""
-        return now < self._until and name in self._held
+        return self.is_read_up(now) and name in self._held
+
+    def is_read_up(self, now: float) -> bool:
+        """Whether it has read the log up to a record that it sent within its lease: who counts there counted just now."""
+        return now < self._until
 
     def term(self, name: TopicPartition, now: float) -> int | None:
         """The term under which it may append to a partition now; None where it may not (laws E and H)."""

@@ -162,9 +162,10 @@ class Claims:
     def rivals(self) -> dict[TopicPartition, Claim]:
         """What is wanted and another run has: those holders that have renewed it since we saw them first.
 
-        Nobody before the log was read up to its end: what it said when it was left may be long over.
+        Nobody before the log was read up to what we have said of late: a renewal before that may be long over.
         """
-        if not self._is_current:
+        if not (self._is_current and self.claimant.is_read_up(boot_s())):
+            self._first_seen = {}
             return {}
         blocked = {p: claim for p, claim in self.claimant.blocked.items() if claim.holder.run != self.claimant.holder.run}
         found = {claim.holder.id: claim.renewed_ms for claim in blocked.values()}

@@ -3,7 +3,7 @@
 Topic `tolerant-mirror-control`, one partition.  A record's key is the link, its value JSON:
 
     {"version": 1, "time_ms": 1763775000000, "knew": [13, 1763775000000],
-     "paused": ["orders", "clicks-3"], "bytes_per_s": null, "is_promoted": false,
+     "paused": ["orders"], "paused_partitions": [["clicks", 3]], "bytes_per_s": null, "is_promoted": false,
      "is_fenced": false, "unfenced": [["clicks", 3]], "is_handed_back": false, "generation": 0,
      "source_cluster_id": "...", "topics": "what LinkTopics.to_json writes", "producer_ids": [4000],
      "adopted": {"orders": {"0": 1200}}, "starts": {"clicks": {"3": 500}},
@@ -26,7 +26,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -84,7 +84,7 @@ class TopicIds(NamedTuple):
 class LinkControl:
     """What holds for a link; the default is that of a link nobody has said anything of.
 
-    `paused` has WHOLE_LINK, topics ("orders") and partitions ("orders-3").  `bytes_per_s` is what the operator says of the
+    `paused` has WHOLE_LINK and topics, `paused_partitions` what is paused of other topics.  `bytes_per_s` is what the operator says of the
     whole link: a rate, NO_LIMIT, or None, and then the rate that its mirror was started with holds.
     `unfenced` are what a failover left for later, where it has fenced the others.
     `is_handed_back`: MirrorMaker 2 copies into the target again.  `generation` counts the lives of a link: each has a
@@ -110,10 +110,18 @@ class LinkControl:
     unfenced: frozenset[TopicPartition] = frozenset()
     begun: Mapping[TopicPartition, TopicIds] = field(default_factory=dict)
     copied: Positions = field(default_factory=dict)
+    paused_partitions: frozenset[TopicPartition] = frozenset()
 
     def pauses(self, partition: TopicPartition) -> bool:
-        topic, index = partition
-        return bool(self.paused) and not self.paused.isdisjoint((WHOLE_LINK, topic, f"{topic}-{index}"))
+        return WHOLE_LINK in self.paused or partition.topic in self.paused or partition in self.paused_partitions
+
+    @property
+    def paused_words(self) -> list[str]:
+        """What is paused, in words: a topic may be called as a partition of another one."""
+        if WHOLE_LINK in self.paused:
+            return ["the whole link"]
+        topics = [f"topic {topic}" for topic in sorted(self.paused)]
+        return topics + [f"partition {topic}-{index}" for topic, index in sorted(self.paused_partitions)]
 
     def rate(self, default: int | None) -> int | None:
         """Bytes a second that the link may copy, None without a limit; `default` is what its mirror was started with."""
@@ -150,6 +158,7 @@ def encode_control(control: LinkControl, time_ms: int, knew: int = 0) -> bytes:
         "time_ms": time_ms,
         "knew": [knew, time_ms],
         "paused": sorted(control.paused),
+        "paused_partitions": sorted(control.paused_partitions),
         "bytes_per_s": control.bytes_per_s,
         "is_promoted": control.is_promoted,
         "is_fenced": control.is_fenced,
@@ -174,7 +183,6 @@ def decode_control(value: bytes) -> LinkControl:
         if whole(found["version"]) > _VERSION:
             raise OptionError(f"{CONTROL_TOPIC} was written by a newer tolerant-client; install that version here, too")
         rate, cluster_id, topics = (found.get(name) for name in ("bytes_per_s", "source_cluster_id", "topics"))
-        pairs = [elements(pair, 2) for pair in elements(found.get("unfenced", []))]
         return LinkControl(
             paused=frozenset(map(text, elements(found.get("paused", [])))),
             bytes_per_s=None if rate is None else whole(rate),
@@ -188,9 +196,10 @@ def decode_control(value: bytes) -> LinkControl:
             starts=_flat(found.get("starts", {})),
             others={name: shallow(each) for name, each in found.items() if name not in _KNOWN},
             is_handed_back=flag(found.get("is_handed_back", False)),
-            unfenced=frozenset(TopicPartition(text(topic), partition_number(n)) for topic, n in pairs),
+            unfenced=_pairs(found.get("unfenced", [])),
             begun=_begun(found.get("begun", {})),
             copied=_flat(found.get("copied", {})),
+            paused_partitions=_pairs(found.get("paused_partitions", [])),
         )
     except OptionError:
         raise
@@ -199,6 +208,11 @@ def decode_control(value: bytes) -> LinkControl:
             f"A record of {CONTROL_TOPIC} is none of ours ({error});"
             " take away the right to write there from whoever wrote it, and write the record of that key before it once more"
         ) from error
+
+
+def _pairs(found: Any) -> frozenset[TopicPartition]:
+    pairs = (elements(pair, 2) for pair in elements(found))
+    return frozenset(TopicPartition(text(topic), partition_number(n)) for topic, n in pairs)
 
 
 def _nested(positions: Positions) -> dict[str, dict[str, int]]:
@@ -275,30 +289,28 @@ def unfinished(control: LinkControl, of_target: str, of_both: str) -> list[str]:
     ]
 
 
-def paused(control: LinkControl, names: Iterable[str]) -> LinkControl:
-    """With what is named (WHOLE_LINK, topics, partitions) paused, too.  Pure."""
-    return replace(control, paused=control.paused | set(names))
+def paused(control: LinkControl, topics: Iterable[str], partitions: Iterable[TopicPartition] = ()) -> LinkControl:
+    """With topics (WHOLE_LINK among them) and partitions paused, too.  Pure."""
+    return replace(
+        control, paused=control.paused | set(topics), paused_partitions=control.paused_partitions | set(partitions)
+    )
 
 
-def resumed(control: LinkControl, names: Iterable[str]) -> LinkControl:
-    """Without pauses of what is named; a topic's name ends those of its partitions, WHOLE_LINK all.  Pure.
+def resumed(control: LinkControl, topics: Collection[str], partitions: Iterable[TopicPartition] = ()) -> LinkControl:
+    """Without pauses of what is named; a topic ends those of its partitions, too, WHOLE_LINK all.  Pure.
 
     Raises OptionError for what stays paused because something larger is.
     """
-    left = set(control.paused)
-    for name in names:
-        if name == WHOLE_LINK:
-            return replace(control, paused=frozenset())
-        topic, _, index = name.rpartition("-")
-        larger = "the whole link is" if WHOLE_LINK in left else f"topic {topic} is" if index.isdigit() and topic in left else ""
-        if larger:
-            raise OptionError(f"{name} cannot be resumed alone: {larger} paused; resume that, and pause the rest again")
-        left = {other for other in left if other != name and not _is_partition_of(other, name)}
-    return replace(control, paused=frozenset(left))
-
-
-def _is_partition_of(name: str, topic: str) -> bool:
-    return name.startswith(f"{topic}-") and name[len(topic) + 1 :].isdigit()
+    if WHOLE_LINK in topics:
+        return replace(control, paused=frozenset(), paused_partitions=frozenset())
+    gone = set(partitions)
+    whole = "the whole link" if WHOLE_LINK in control.paused else ""
+    larger = {f"{p.topic}-{p.partition}": whole or f"topic {p.topic}" for p in gone if whole or p.topic in control.paused}
+    if larger := {**larger, **(dict.fromkeys(topics, whole) if whole else {})}:
+        name, what = min(larger.items())
+        raise OptionError(f"{name} cannot be resumed alone: {what} is paused; resume that, and pause the rest again")
+    kept = frozenset(p for p in control.paused_partitions if p not in gone and p.topic not in topics)
+    return replace(control, paused=control.paused - set(topics), paused_partitions=kept)
 
 
 # -- the topic ----------------------------------------------------------------

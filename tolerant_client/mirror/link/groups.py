@@ -186,7 +186,7 @@ async def read_positions(
     home = await groups_home(source)
     left: list[Left] = []
     if not listed:
-        left.append(Left(f"groups of the {source.name}", "none", "it has none, or lets us see none: grant Describe on them"))
+        left.append(Left(f"groups of the {source.name}", "none", "none was seen there; if it has some, grant Describe on them"))
     left += [Left(f"groups of {name} of the {source.name}", "error", str(error)) for name, error in unlisted.items()]
     elsewhere = sorted((await list_groups(target))[0]) if home.dead else []
     for partition in home.dead:

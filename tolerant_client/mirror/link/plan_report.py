@@ -14,7 +14,7 @@ from tolerant_client.mirror.identical.state import read_append_states
 from tolerant_client.mirror.led_offsets import list_led_offsets, stable_ends
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link.acls import AclsReport, sync_acls
-from tolerant_client.mirror.link.beginning import refuse_circle
+from tolerant_client.mirror.link.beginning import grown, refuse_circle, refuse_others, require_same_source
 from tolerant_client.mirror.link.configs import ConfigsReport, sync_configs
 from tolerant_client.mirror.link.control import LinkControl, read_control
 from tolerant_client.mirror.link.ends import has_map, require_no_copies_of_identical
@@ -128,6 +128,7 @@ async def plan_everything(
     chosen = LinkTopics.of(topics)
     planned = await plan_link(source, target, chosen)
     control = await read_control(target, link)
+    was_begun = await has_map(target, link, control)
     refusals: list[str] = []
     warnings = [*planned.warnings, *gone_warnings(await only_on_target(source, target, chosen))]
     try:
@@ -135,10 +136,13 @@ async def plan_everything(
         if is_translated:
             require_no_copies_of_identical(control, link)
         copied = [source.wire_topic(topic.name) for topic in planned.topics.copied]
+        grown(control, chosen)
+        require_same_source(control, link, await source.cluster_id())
+        names = [topic.name for topic in planned.topics.copied]
+        await refuse_others(target, link, names, is_identical=not (was_begun if is_translated is None else is_translated))
         warnings += await refuse_circle(source, target, copied, link)
     except (OptionError, LinkPromotedError) as error:
         refusals.append(text_of(error))
-    was_begun = await has_map(target, link, control)
     is_translated = was_begun if is_translated is None else is_translated
     if is_translated and not was_begun:
         besides = replace(besides, groups=None)  # no map says yet where their offsets are on the target

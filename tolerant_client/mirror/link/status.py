@@ -14,7 +14,7 @@ How it is measured:
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
@@ -24,9 +24,9 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.divergence import read_headers
 from tolerant_client.mirror.ledger import Ledger
-from tolerant_client.mirror.link.claims import CLAIMS_TOPIC, LEASE_MS, ClaimsLog, Run
+from tolerant_client.mirror.link.claims import CLAIMS_TOPIC, LEASE_MS, ClaimsLog, Run, Waiting
 from tolerant_client.mirror.link.claims_topic import read_claims
-from tolerant_client.mirror.link.control import WHOLE_LINK, LinkControl, link_options, read_control, unfinished
+from tolerant_client.mirror.link.control import LinkControl, link_options, read_control, unfinished
 from tolerant_client.mirror.link.ends import Ends, compare_ends, has_map, look_led
 from tolerant_client.mirror.link.health import Health, Reason, few, sorted_by_weight, utc, waiting_reasons, worst
 from tolerant_client.mirror.link.health import names as names_of
@@ -157,7 +157,7 @@ async def read_status(
         reasons += [Reason(Health.BLOCKED, text) for text in differing.values()]
         reasons += _unseen_reasons(unseen, compared.unread if compared is not None else ())
         reasons += [Reason(Health.WAITING, str(one)) for one in held if is_held_long(one, held_ms)]
-        waiting = {p: why for run in mirrors or () if run.is_alive for p, why in run.waiting.items() if not control.pauses(p)}
+        waiting = standing(mirrors or (), differing, control)
         reasons += waiting_reasons(waiting)
         told = differing.keys() | waiting.keys()
         reasons += still((e for e in first if e.partition not in told), second, control, seconds)
@@ -220,6 +220,14 @@ async def _mirrors(target: RawCluster, link: str, before: ClaimsLog | None, bega
     return None
 
 
+def standing(
+    mirrors: Iterable[Run], blocked: Collection[TopicPartition], control: LinkControl
+) -> dict[TopicPartition, Waiting]:
+    """What the mirrors that run say to stand still, but for what is told as blocked or paused.  Pure."""
+    waits = {p: why for run in mirrors if run.is_alive for p, why in run.waiting.items()}
+    return {p: why for p, why in waits.items() if p not in blocked and not control.pauses(p)}
+
+
 def mirror_reasons(link: str, mirrors: Iterable[Run] | None) -> list[Reason]:
     """What is to be said of a link whose mirror nobody has seen at work; None: it could not be looked for.  Pure."""
     if mirrors is None:
@@ -268,8 +276,8 @@ def _unseen_reasons(unseen: Mapping[TopicPartition, str], unread: Iterable[Topic
 
 
 def _paused_reasons(control: LinkControl) -> list[Reason]:
-    what = "the whole link" if WHOLE_LINK in control.paused else some(sorted(control.paused))
-    return [Reason(Health.PAUSED, f"an operator has paused {what}")] if control.paused else []
+    paused = control.paused_words
+    return [Reason(Health.PAUSED, f"an operator has paused {some(paused)}")] if paused else []
 
 
 def still(first: Iterable[Ends], second: Iterable[Ends], control: LinkControl, seconds: float) -> list[Reason]:
