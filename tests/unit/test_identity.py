@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.messages import REQUESTS, answer, asked, numbers, tp
 
+from tolerant_client.apis import OtherSubject
 from tolerant_client.identity import SUBJECTS
 
 ID = uuid.UUID(int=7)
@@ -521,3 +522,16 @@ def test_requests_are_read_in_every_shape_that_kafka_python_takes(
 def test_every_api_that_names_its_subjects_is_tried_with_a_foreign_answer() -> None:
     tried = {REQUESTS[api].API_KEY for api, _, _, _, foreign in IDENTITIES if foreign}
     assert tried == set(SUBJECTS)
+
+
+def test_foreign_answer_says_what_it_names_and_not_what_it_tells_of_it() -> None:
+    request = asked("ListOffsets", 5, topics=[tp("a", 0)])
+    request.frame_buffers(1, "test")
+    told = []
+    for offset in (7, 8):
+        part = {"partition_index": 1, "error_code": 0, "timestamp": -1, "offset": offset}
+        with pytest.raises(OtherSubject) as raised:
+            request.decode_response(answer("ListOffsets", 5, topics=[{"name": "a", "partitions": [part]}]))
+        told.append(raised.value)
+    assert told[0].names == told[1].names == {("a", 1)}
+    assert told[0].response.topics[0].partitions[0].offset == 7
