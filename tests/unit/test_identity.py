@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.messages import REQUESTS, answer, asked, numbers, tp
 
+from tolerant_client.apis import OtherSubject
 from tolerant_client.identity import SUBJECTS
 
 ID = uuid.UUID(int=7)
@@ -623,3 +624,16 @@ def test_what_was_asked_for_twice_may_be_answered_twice_and_what_lies_in_two_dir
 def test_every_api_that_names_its_subjects_is_tried_with_a_foreign_answer() -> None:
     tried = {REQUESTS[api].API_KEY for api, _, _, _, foreign in IDENTITIES if foreign}
     assert tried == set(SUBJECTS)
+
+
+def test_foreign_answer_says_what_it_names_and_not_what_it_tells_of_it() -> None:
+    request = asked("ListOffsets", 5, topics=[tp("a", 0)])
+    request.frame_buffers(1, "test")
+    told = []
+    for offset in (7, 8):
+        part = {"partition_index": 1, "error_code": 0, "timestamp": -1, "offset": offset}
+        with pytest.raises(OtherSubject) as raised:
+            request.decode_response(answer("ListOffsets", 5, topics=[{"name": "a", "partitions": [part]}]))
+        told.append(raised.value)
+    assert told[0].names == told[1].names == {("a", 1)}
+    assert told[0].response.topics[0].partitions[0].offset == 7
