@@ -126,7 +126,7 @@ JOIN_STATIC = ApiRow(
 )
 JOIN_NEW = ApiRow(
     _SAFE,
-    "the first member id is never used and expires",
+    "the first member id is never used; a second rebalance waits until it expires",
     "KIP-394; " + _GROUP,
     "79 MEMBER_ID_REQUIRED with another id",
     "v4+ without member id",

@@ -162,11 +162,16 @@ def as_markdown() -> str:
 
 
 class OtherSubject(ValueError):
-    """An answer that decodes but speaks of something else than its request; `response` is what it says."""
+    """An answer that decodes but speaks of something else than its request.
 
-    def __init__(self, message: str, response: Any) -> None:
+    `response` is what it says, None where no caller could act upon it; `names`
+    is what it speaks of, by which a repeat's answer is known to say the same.
+    """
+
+    def __init__(self, message: str, response: Any, names: Any) -> None:
         super().__init__(message)
         self.response = response
+        self.names = names
 
 
 if __name__ == "__main__":

@@ -12,9 +12,8 @@ Laws:
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -47,17 +46,11 @@ ALL_COLUMNS: Final = SCHEMA_WITH_HEADERS.append(LEADER_EPOCH)
 TARGET_BYTES: Final = 8 * 1024 * 1024
 
 _HEADERS_AT_ONCE: Final = 1 << 18  # what gathering takes besides its result
-_RECORDS_AT_ONCE: Final = 1 << 14  # as Python objects
+_RECORDS_AT_ONCE: Final = 1 << 14  # as Python objects...
+_RECORD_BYTES_AT_ONCE: Final = 1 << 20  # ...and their bytes: a small header takes fifty times its own
 _MAX_MICROS_MS: Final = (2**63 - 1) // 1000
 
-
-def batch_to_arrow(
-    header: BatchHeader, batch: memoryview, topic: str, partition: int, schema: pa.Schema = SCHEMA
-) -> pa.RecordBatch:
-    """All records of one batch."""
-    return records_to_arrow(
-        [(header, batch)], topic, partition, 0, 2**63 - 1, schema
-    )
+_Row = TypeVar("_Row")
 
 
 def iter_arrow(
@@ -94,30 +87,6 @@ def iter_arrow(
         yield from _decode(sections, topic, partition, from_offset, until_offset, schema)
 
 
-def records_to_arrow(
-    batches: Iterable[tuple[BatchHeader, memoryview]],
-    topic: str,
-    partition: int,
-    from_offset: int,
-    until_offset: int,
-    schema: pa.Schema = SCHEMA,
-) -> pa.RecordBatch:
-    """As iter_arrow, in one piece: for input that is known to be small."""
-    pieces = list(
-        iter_arrow(batches, topic, partition, from_offset, until_offset, schema)
-    )
-    if len(pieces) == 1:
-        return pieces[0]
-    if not pieces:
-        return _empty(schema)
-    table = pa.Table.from_batches(pieces, schema).combine_chunks()
-    return table.to_batches()[0]
-
-
-def _empty(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
-
-
 def _decode(
     sections: Sequence[tuple[BatchHeader, memoryview, memoryview]],
     topic: str,
@@ -128,7 +97,7 @@ def _decode(
 ) -> Iterator[pa.RecordBatch]:
     """Pieces that are not empty."""
     try:
-        for columns in _columns(sections, "headers" in schema.names):
+        for columns in _columns(sections, "headers" in schema.names, from_offset):
             offsets = columns.offsets
             kept = np.flatnonzero((offsets >= from_offset) & (offsets < until_offset))
             if len(kept):
@@ -139,13 +108,14 @@ def _decode(
 
 
 def _columns(
-    sections: Sequence[tuple[BatchHeader, memoryview, memoryview]], include_headers: bool
+    sections: Sequence[tuple[BatchHeader, memoryview, memoryview]], include_headers: bool, from_offset: int
 ) -> Iterator[BatchColumns]:
     if sections[0][0].magic < 2:
         yield message_columns([(header, section) for header, _, section in sections])
         return
     headers = np.frombuffer(b"".join(batch[:HEADER_SIZE] for _, batch, _ in sections), HEADER)
-    yield from iter_columns(join_sections(headers, [section for _, _, section in sections]), include_headers)
+    joined = join_sections(headers, [section for _, _, section in sections])
+    yield from iter_columns(joined, include_headers, from_offset=from_offset)
 
 
 def columns_to_arrow(
@@ -261,21 +231,41 @@ def _decode_plainly(
 ) -> Iterator[pa.RecordBatch]:
     """By decode_section and decode_unfolded: what the fast path leaves, and where it raises, the error to raise."""
     rows = (
-        (record, kind, header.partition_leader_epoch)
+        (record, kind, header.partition_leader_epoch, size)
         for header, batch, section in sections
-        for record, kind in _rows(header, batch, section)
+        for record, kind, size in _rows(header, batch, section, from_offset)
         if from_offset <= record.offset < until_offset
     )
-    while some := list(itertools.islice(rows, _RECORDS_AT_ONCE)):
-        records, types, epochs = zip(*some)
-        yield records_to_batch(records, types, epochs, topic, partition, schema)
+    is_more = True
+    while is_more:
+        some: list[tuple[Record, int, int, int]] = []
+        is_more = fill(some, rows, _RECORDS_AT_ONCE, _RECORD_BYTES_AT_ONCE, lambda row: row[-1])
+        if some:
+            records, types, epochs, _ = zip(*some)
+            yield records_to_batch(records, types, epochs, topic, partition, schema)
 
 
-def _rows(header: BatchHeader, batch: memoryview, section: memoryview) -> Iterator[tuple[Record, int]]:
+def _rows(
+    header: BatchHeader, batch: memoryview, section: memoryview, from_offset: int
+) -> Iterator[tuple[Record, int, int]]:
     if header.magic < 2:
-        return ((record, kind) for record, kind, _ in decode_unfolded(header, batch, section))
+        return ((record, kind, m.end - m.start) for record, kind, m in decode_unfolded(header, batch, section))
     kind = int(header.has_log_append_time)
-    return ((record, kind) for record, _ in decode_section(header, section))
+    return ((record, kind, size) for record, size in decode_section(header, section, from_offset))
+
+
+def fill(found: list[_Row], rows: Iterator[_Row], most: int, most_bytes: int, size_of: Callable[[_Row], int]) -> bool:
+    """Appends the next of `rows` to `found`, as many as are bounded; False where no more come.
+
+    What was appended stays there when one raises.
+    """
+    size = 0
+    for row in rows:
+        found.append(row)
+        size += size_of(row)
+        if len(found) >= most or size >= most_bytes:
+            return True
+    return False
 
 
 def records_to_batch(

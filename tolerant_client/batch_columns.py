@@ -3,6 +3,8 @@
 Laws:
 - Columns say where keys, values and headers lie: in the fetch itself, unless a batch
   of theirs was compressed; then all are copied into one buffer.
+- Bounded are bytes, rows and headers that are made columns of at once (iter_columns): the smallest record takes 7 bytes
+  and its columns a hundred, the smallest header 2 and its columns 20.
 - What does not add up raises Doubt: the caller then decodes record by record,
   and that path finds the error to raise.
 """
@@ -25,7 +27,7 @@ from tolerant_client.record_batch import (
     BatchHeader,
     iter_batches,
 )
-from tolerant_client.record_fields import Bytes, Doubt, Fields, Int64s, Places, find_records, read_fields
+from tolerant_client.record_fields import Bytes, Doubt, Fields, Int64s, Places, find_records, read_fields, read_headers
 
 _HEADER_BYTES: Final = np.dtype(f"V{HEADER_SIZE}")
 HEADER: Final = np.dtype(  # as it lies in a batch
@@ -45,7 +47,9 @@ HEADER: Final = np.dtype(  # as it lies in a batch
         ("record_count", ">i4"),
     ]
 )
-SLICE_BYTES: Final = 8 << 20  # of decompressed records: their columns may take ten times that
+SLICE_BYTES: Final = 8 << 20  # of decompressed records
+SLICE_ROWS: Final = 1 << 16
+SLICE_HEADERS: Final = 1 << 18  # or those of one record
 
 _INT64_MAX: Final = 2**63 - 1
 _SMALLEST_RECORD: Final = 7  # bytes: length, attributes, two deltas, two null lengths, header count
@@ -153,22 +157,15 @@ def join_sections(headers: Headers, sections: Sequence[memoryview]) -> Sections:
     return Sections(headers, joined, ends - sizes, ends)
 
 
-def read_columns(sections: Sections, include_headers: bool) -> BatchColumns:
-    """The columns of batches with at least one record each, below 2 GiB in all.
-
-    Raises Doubt.
-    """
-    (columns,) = iter_columns(sections, include_headers, slice_bytes=2**31)
-    return columns
-
-
 def iter_columns(
-    sections: Sections, include_headers: bool, *, slice_bytes: int = SLICE_BYTES
+    sections: Sections, include_headers: bool, *, from_offset: int = 0, slice_bytes: int = SLICE_BYTES
 ) -> Iterator[BatchColumns]:
-    """As read_columns, but for batches whose records unfold to much in slices of about `slice_bytes`.
+    """The columns of batches with at least one record each, below 2 GiB in all, in slices.
 
+    A slice has at most SLICE_ROWS rows, and about `slice_bytes` or one record, and SLICE_HEADERS or those of one record.
     Where records begin is worked out for all of them at once; their fields, which take many times more room, are not.
-    Raises Doubt, perhaps after some slices.
+    Headers are left out unless wanted, but looked at; those of records below `from_offset` are as if there were none,
+    since a record that cannot be read must not stop those behind it.  Raises Doubt, perhaps after some slices.
     """
     headers, joined, starts, ends = sections
     counts = headers["record_count"].astype(np.int64)
@@ -177,28 +174,64 @@ def iter_columns(
         raise Doubt
     data = np.frombuffer(joined, np.uint8)
     places = find_records(joined, data, counts, starts, ends)
-    if int((ends - starts).sum()) <= slice_bytes:
-        yield _columns(sections, data, places, counts, include_headers)
-        return
-    tails = np.cumsum(counts)
-    cuts = np.flatnonzero(np.diff(np.cumsum(places.length) // slice_bytes)) + 1
     last_delta = -1
-    for first, stop in zip([0, *cuts.tolist()], [*cuts.tolist(), len(places.end)]):
-        a, b = np.searchsorted(tails, (first, stop - 1), "right").tolist()
-        part = Sections(headers[a : b + 1], joined, starts[a : b + 1], ends[a : b + 1])
-        edges = np.clip(tails[a : b + 1], first, stop)
-        rows = np.diff(edges, prepend=first)
-        columns = _columns(part, data, Places(*(column[first:stop] for column in places)), rows, include_headers)
-        if first > int(tails[a] - counts[a]) and columns.fields.offset_delta[0] <= last_delta:
+    for first, stop in spans(places.length, slice_bytes, SLICE_ROWS):
+        part, rows, is_within = _part(sections, counts, first, stop)
+        columns = _columns(part, data, Places(*(column[first:stop] for column in places)), rows)
+        delta = columns.fields.offset_delta
+        if is_within and delta[0] <= last_delta:
             raise Doubt
-        last_delta = int(columns.fields.offset_delta[-1])
-        yield columns
+        last_delta = int(delta[-1])
+        yield from _with_headers(part, data, columns, include_headers, from_offset)
 
 
-def _columns(sections: Sections, data: Bytes, places: Places, counts: Int64s, include_headers: bool) -> BatchColumns:
-    fields = read_fields(data, places, include_headers)
+def spans(weights: Int64s, most: int, most_rows: int) -> list[tuple[int, int]]:
+    """Neighbours that weigh about `most` together, as half-open ranges: one alone where it weighs more."""
+    if len(weights) <= most_rows and int(weights.sum()) <= most:
+        return [(0, len(weights))]
+    number = (np.cumsum(weights) - weights) // max(most, 1)
+    rows = np.arange(len(weights)) // most_rows
+    cuts = (np.flatnonzero((np.diff(number) > 0) | (np.diff(rows) > 0)) + 1).tolist()
+    return list(zip([0, *cuts], [*cuts, len(weights)]))
+
+
+def _part(sections: Sections, counts: Int64s, first: int, stop: int) -> tuple[Sections, Int64s, bool]:
+    """The batches that rows `first` to `stop` are of, how many of each, and whether the first is not its batch's first."""
+    headers, joined, starts, ends = sections
+    tails = np.cumsum(counts)
+    a, b = np.searchsorted(tails, (first, stop - 1), "right").tolist()
+    edges: Int64s = np.clip(tails[a : b + 1], first, stop)
+    rows: Int64s = np.diff(edges, prepend=first)
+    part = Sections(headers[a : b + 1], joined, starts[a : b + 1], ends[a : b + 1])
+    return part, rows, first > int(tails[a] - counts[a])
+
+
+def _columns(sections: Sections, data: Bytes, places: Places, counts: Int64s) -> BatchColumns:
+    fields = read_fields(data, places)
     timed = _offsets_and_timestamps(sections.headers, counts, fields)
     return BatchColumns(sections.joined, sections.headers, fields, counts, *timed)
+
+
+def _with_headers(
+    sections: Sections, data: Bytes, whole: BatchColumns, include_headers: bool, from_offset: int
+) -> Iterator[BatchColumns]:
+    """The rows of `whole` with their headers, as many at once as are bounded."""
+    passed = int(np.searchsorted(whole.offsets, from_offset))
+    if passed:
+        whole.fields.header_count[:passed] = 0
+    if not include_headers:
+        read_headers(data, whole.fields, False, passed)
+        yield whole
+        return
+    for first, stop in spans(whole.fields.header_count, SLICE_HEADERS, SLICE_ROWS):
+        if (first, stop) == (0, len(whole.offsets)):
+            part, rows = sections, whole.counts
+        else:
+            part, rows, _ = _part(sections, whole.counts, first, stop)
+        fields = whole.fields.rows(slice(first, stop))
+        fields = fields._replace(headers=read_headers(data, fields, True, min(max(passed - first, 0), stop - first)))
+        times, types = whole.timestamps[first:stop], whole.types[first:stop]
+        yield BatchColumns(whole.joined, part.headers, fields, rows, whole.offsets[first:stop], times, types)
 
 
 def _offsets_and_timestamps(

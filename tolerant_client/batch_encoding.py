@@ -70,7 +70,7 @@ def encode_batches(
 
     Keys and values are binary or string, also large; a null value is a
     tombstone.  Headers are list<struct<key: string, value: binary>>, null for
-    none.  Timestamps are in ms, one for each row or one for all.
+    none, or binary: as they lie in records, their count first.  Timestamps are in ms, one for each row or one for all.
     Raises ValueError for a header without a key and for a record beyond
     2 GiB, naming the row; CodecError for an unknown codec.
     """
@@ -148,7 +148,7 @@ class _Columns(NamedTuple):
     values: Any
     value_length: Varints
     headers: Any  # those of a row, encoded, without their count
-    header_count: Varints
+    header_count: Varints  # nothing where the headers came encoded, with it
     payload: Int64s  # bytes of key, value and encoded headers
     timestamps: Int64s | int
 
@@ -169,12 +169,17 @@ def _columns(keys: Any, values: Any, headers: Any, timestamps: Int64s | int) -> 
         keys = keys.cast(kind)
         key_length = _lengths(keys)
         payload += np.maximum(key_length, 0)
-    header_count = None
-    if headers is not None:
-        header_count = _integers(pc.list_value_length(headers), 0)
-        if header_count.any():
-            headers = _encode_headers(headers, header_count, kind)
+    header_count = Varints(0, 1)
+    if headers is not None and pa.types.is_binary(headers.type):
+        headers = headers.cast(kind)
+        payload += _lengths(headers)
+        header_count = Varints(0, 0)
+    elif headers is not None:
+        counts = _integers(pc.list_value_length(headers), 0)
+        if counts.any():
+            headers = _encode_headers(headers, counts, kind)
             payload += _lengths(headers)
+            header_count = varints(counts)
         else:
             headers = None
     return _Columns(
@@ -185,7 +190,7 @@ def _columns(keys: Any, values: Any, headers: Any, timestamps: Int64s | int) -> 
         values,
         varints(value_length),
         headers,
-        Varints(0, 1) if header_count is None else varints(header_count),
+        header_count,
         payload,
         int(timestamps) if isinstance(timestamps, (int, np.integer)) else np.asarray(timestamps, np.int64),
     )

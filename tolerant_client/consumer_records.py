@@ -267,7 +267,7 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
         end_offset: int | None = None  # behind batches that were skipped after the last row
 
         def pieces() -> Iterator[Piece]:
-            return map(self._named, read_pieces(run.sections(chosen))) if chosen else iter(())
+            return map(self._named, read_pieces(run.sections(chosen), self.fetch_offset)) if chosen else iter(())
 
         columns = (run.starts, run.ends, headers["record_count"], is_unusual)
         try:

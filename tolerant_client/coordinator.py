@@ -5,6 +5,8 @@ Laws:
 - A coordinator is found when it has answered a request, not when its name is known.
 - A join that has begun is needed until its assignment is taken over.  One that ends between two
   polls waits for the next one, which takes it over; heartbeats keep the member's place until then.
+- Where no broker can be connected to, a call without a timeout has an end, and the commit of a close() does not
+  take all of it: both say so, as kafka-python does when it meets the first refused connection there.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ log = logging.getLogger(__name__)
 
 _MAX_PAUSE_MS = 1_000.0  # retry.backoff.max.ms of KIP-580
 _LAST_LOOK_MS = 250.0  # for a call whose time is over, and whose error shall say why
+_UNREACHED = 2  # lookups in a row: each goes to a connected broker if there is one
+_REACH = 0.5  # seconds between two looks whether nobody can be reached
 _HELD = 1.0  # seconds; a broker that is not the coordinator refuses a JoinGroup at once
 
 
@@ -40,19 +44,25 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
         self._absence = self._watch.absence
         self._told: CoordinatorUnavailableError | None = None  # raised where kafka-python's poll() may swallow it
         self._next_lookup = 0.0
+        self._is_closing = False
+        self._unreached = 0  # lookups in a row that reached no broker
+        self._refusal = ""  # of a broker, the last one
         self._assigned: Any = None  # by a join that has ended; the next poll takes it over
 
     async def ensure_coordinator_ready_async(self, timeout_ms: float | None = None) -> bool:
         """Waits until the coordinator is known; False when `timeout_ms` passed.
 
-        Raises CoordinatorUnavailableError where the policy says so.
+        Raises CoordinatorUnavailableError where the policy says so; without `timeout_ms`, and when closing,
+        KafkaConnectionError once nobody can be connected to.
         """
+        is_patient = timeout_ms is not None and not self._is_closing
+        self._unreached = 0
         deadline = float("inf") if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         while True:
             now = time.monotonic()
             # Not below a pause: at the end of the time the answer of the lookup under way is still awaited.
             patience = max(self._absence.left(now), self.config["retry_backoff_ms"] / 1000)
-            patience = max(0.0, min(patience, deadline - now))
+            patience = max(0.0, min(patience, deadline - now, float("inf") if is_patient else _REACH))
             bounded_ms = None if patience == float("inf") else patience * 1000
             try:
                 is_known = await super().ensure_coordinator_ready_async(bounded_ms)
@@ -62,6 +72,9 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
                 is_known = False
                 pause = min(self.config["retry_backoff_ms"] / 1000, deadline - time.monotonic())
                 await self._net.sleep(max(0.0, pause))
+            if not is_known and not is_patient and self._unreached >= _UNREACHED:
+                why = self._refusal or self._absence.last_failure
+                raise Errors.KafkaConnectionError(f"group {self.group_id}: no broker can be connected to: {why}")
             if self._absence.is_due(is_known):
                 looking = self._manager.call_soon(self._watch.look)
                 if self._watch.is_raising:
@@ -71,6 +84,11 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
                 raise wrong
             if is_known or time.monotonic() >= deadline:
                 return bool(is_known)
+
+    def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:
+        """As kafka-python's; its commit is given up where nobody can be connected to, and logged."""
+        self._is_closing = True
+        super().close(autocommit=autocommit, timeout_ms=timeout_ms)
 
     async def _wait_for(self, future: Any, timeout_ms: float) -> None:
         try:
@@ -182,10 +200,16 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
         grown = self.config["retry_backoff_ms"] * 2.0 ** min(self._absence.failures, 16)
         self._next_lookup = time.monotonic() + min(grown, _MAX_PAUSE_MS) / 1000 * random.uniform(0.8, 1.2)
         try:
-            return await super()._send_group_coordinator_request()
+            found = await super()._send_group_coordinator_request()
         except Errors.KafkaError as error:
             self._absence.failed(_name(error), time.monotonic())
+            is_unreached = isinstance(error, (Errors.KafkaConnectionError, Errors.NodeNotReadyError))
+            self._unreached = self._unreached + 1 if is_unreached else 0
+            if isinstance(error, Errors.KafkaConnectionError):
+                self._refusal = _name(error)
             raise
+        self._unreached = 0
+        return found
 
     def coordinator_dead(self, error: Any) -> None:
         """Forgets the coordinator that was known."""

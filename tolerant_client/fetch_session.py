@@ -82,6 +82,11 @@ class FetchSession:
             names=self.names,
         )
 
+    @property
+    def goes_by_names(self) -> bool:
+        """Whether the last request named topics by their names: then nothing tells a topic that was made anew."""
+        return not self._ids
+
     def made_anew(self) -> list[TopicPartition]:
         """Partitions of topics that have another id by now: their positions are of a log that is gone.
 

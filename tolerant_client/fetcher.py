@@ -7,6 +7,8 @@ Laws:
   begun, and asks for what follows that answer: memory holds two answers a node,
   each of `fetch_max_bytes` at most.  An answer is used only if the position has
   come to its first offset, so a seek in between costs a fetch and nothing else.
+- A fill gives an iterator records of as many partitions as poll() would; a fetch
+  that follows what this fill has handed out waits for the next one.
 - An OffsetOutOfRange is believed only when `out_of_range` has looked (incident 2),
   a corrupt batch when it was fetched three times: bytes are spoiled on their way
   more often than in a log.
@@ -50,6 +52,7 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         self._taking = threading.Lock()
         self._is_fetch_due = False  # asked for on the event loop, not begun yet
         self._handed_out: set[TopicPartition] = set()  # to an iterator, which moves the position record by record
+        self._too_early: list[Any] = []  # fetches that follow what this fill has handed out: the next one may use them
         self._arrow = threading.local()  # its `budget` is that of the thread in poll_arrow
 
     # -- giving out -----------------------------------------------------------
@@ -95,7 +98,12 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         """As kafka-python's, which forgets a resumed partition as long as a drained one is in its place."""
         if not self._next_partition_records:
             self._next_partition_records = None
-        return super().fetched_records(max_records, update_offsets=update_offsets)
+        try:
+            records, _ = super().fetched_records(max_records, update_offsets=update_offsets)
+        finally:
+            self._completed_fetches.extendleft(reversed(self._too_early))
+            self._too_early.clear()
+        return records, bool(self._completed_fetches)
 
     @contextmanager
     def arrow(self, schema: pa.Schema) -> Iterator[None]:
@@ -131,9 +139,9 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         if budget is None or not part or not self._is_next(part):
             count: int = super()._append(drained, part, max_records, update_offsets)
             if count and not update_offsets:
-                # An answer behind these records is of use only when the iterator has come there.
                 self._handed_out.add(tp)
-                return max_records
+                if part:  # with an error behind its records: it is of use only when the iterator has come there
+                    return max_records
             return count
         if budget.left <= 0:
             return max_records  # ends kafka-python's loop: the table is large enough
@@ -260,6 +268,9 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
     # -- incident 2 -----------------------------------------------------------
 
     def _parse_fetched_data(self, completed_fetch: Any) -> Any:
+        if completed_fetch.topic_partition in self._handed_out:
+            self._too_early.append(completed_fetch)
+            return None
         if completed_fetch.partition_data.error_code == Errors.OffsetOutOfRangeError.errno:
             tp, offset = completed_fetch.topic_partition, completed_fetch.fetched_offset
             if not self._doubts.is_believed(completed_fetch) and self._is_refused_here(tp, offset):

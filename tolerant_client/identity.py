@@ -8,18 +8,22 @@ Laws:
 - A legitimate answer is never refused: where either names something by null or
   an empty string (a topic known by its id), or asks for everything, nothing is
   compared; an answer with an error of its own may leave subjects out.
+- What was asked for once is answered once: a bit that turns one name into its
+  neighbour's would have one partition taken for another.
 - Produce and Fetch are not here: requests.py compares their partitions faster.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from tolerant_client import apis
 
-Names = set[tuple[Any, ...]]
+Name = tuple[Any, ...]
+Names = Counter[Name]
 _Read = Callable[[Any], Names | None]  # None: everything
 
 _NEWEST = 0x7FFF
@@ -30,7 +34,9 @@ class Subjects:
     """What a request and its answer name, from version `since` up to `until` (kafka-python fills old and new fields).
 
     `is_whole`: an answer without an error names all that was asked for; otherwise
-    a part will do, and asking for nothing asks for everything.
+    a part will do, and asking for nothing asks for everything.  `failed` reads the
+    beginnings of names that an error in the answer excuses from being there.
+    `may_repeat`: one subject may have several answers.
     """
 
     asked: _Read
@@ -38,19 +44,25 @@ class Subjects:
     is_whole: bool = True
     since: int = 0
     until: int = _NEWEST
+    failed: Callable[[Any], set[Name]] = lambda response: set()
+    may_repeat: bool = False
 
     def fit(self, request: Any, response: Any) -> bool:
-        """False when the answer names what the request did not, or leaves out what it did."""
+        """False when the answer names what the request did not, or more often, or leaves out what it did."""
         asked = self.asked(request)
         if asked is None or not (asked or self.is_whole) or _is_anonymous(asked):
             return True
         answered = self.answered(response)
         if answered is None or answered == asked or _is_anonymous(answered):
             return True
-        asked, answered = _as_text(asked), _as_text(answered)
-        if answered == asked:
+        wanted, named = _as_text(asked), _as_text(answered)
+        if not named.keys() <= wanted.keys() or not (self.may_repeat or named <= wanted):
+            return False
+        missing = wanted.keys() - named.keys()
+        if not missing or not self.is_whole or bool(getattr(response, "error_code", 0)):
             return True
-        return answered < asked and (not self.is_whole or bool(getattr(response, "error_code", 0)))
+        failed = self.failed(response)
+        return all(any(name[: len(start)] == start for start in failed) for name in missing)
 
 
 def _named(*paths: str) -> _Read:
@@ -62,7 +74,7 @@ def _named(*paths: str) -> _Read:
     levels = [[level.split(".") for level in path.split()] for path in paths]
 
     def read(message: Any) -> Names | None:
-        names: Names = set()
+        names: Names = Counter()
         try:
             is_everything = not all([_collect(getattr(message, path[0][0]), path, (), names) for path in levels])
         except (AttributeError, IndexError, TypeError):
@@ -83,7 +95,7 @@ def _collect(items: Any, path: list[list[str]], prefix: tuple[Any, ...], names: 
         else:
             own = tuple(part(item, field, place) for place, field in enumerate(fields) if field != "-")
         if not deeper:
-            names.add(prefix + own)
+            names[prefix + own] += 1
         elif not _collect(part(item, deeper[0][0], len(fields)), deeper, prefix + own, names):
             return False
     return True
@@ -91,7 +103,9 @@ def _collect(items: Any, path: list[list[str]], prefix: tuple[Any, ...], names: 
 
 def _as_text(names: Names) -> Names:
     """Numbers as text: kafka-python takes both where names belong (a broker's resource name)."""
-    return {tuple(str(part) if isinstance(part, int) else part for part in name) for name in names}
+    return Counter(
+        tuple(str(part) if isinstance(part, int) else part for part in name) for name in names.elements()
+    )
 
 
 def _is_anonymous(names: Names) -> bool:
@@ -107,7 +121,7 @@ def part(thing: Any, field: str, place: int) -> Any:
 
 def _count(field: str) -> _Read:
     """Reads how many there are, for answers that come in the request's order and name nothing."""
-    return lambda message: {(len(getattr(message, field)),)}
+    return lambda message: Counter([(len(getattr(message, field)),)])
 
 
 def _scalar(field: str) -> _Read:
@@ -115,9 +129,13 @@ def _scalar(field: str) -> _Read:
 
     def read(message: Any) -> Names:
         value = getattr(message, field)
-        return {(value,)} if value and not getattr(message, "error_code", 0) else set()
+        return Counter([(value,)] if value and not getattr(message, "error_code", 0) else ())
 
     return read
+
+
+def _failed_groups(response: Any) -> set[Name]:
+    return {(group.group_id,) for group in response.groups if group.error_code}
 
 
 _TOPICS = _named("topics.name partitions.partition_index")
@@ -137,8 +155,8 @@ SUBJECTS: dict[int, tuple[Subjects, ...]] = {
         Subjects(
             _named("groups.group_id topics.name partition_indexes.*"),
             _named("groups.group_id topics.name partitions.partition_index"),
-            is_whole=False,
-            until=8,
+            since=8,
+            failed=_failed_groups,
         ),
     ),
     apis.FIND_COORDINATOR: (Subjects(_named("coordinator_keys.*"), _named("coordinators.key"), since=4),),
@@ -163,6 +181,12 @@ SUBJECTS: dict[int, tuple[Subjects, ...]] = {
             until=3,
         ),
         Subjects(_named("transactions.transactional_id"), _named("results_by_transaction.transactional_id"), since=4),
+        Subjects(
+            _named("transactions.transactional_id topics.name partitions.*"),
+            _named("results_by_transaction.transactional_id topic_results.name results_by_partition.partition_index"),
+            is_whole=False,
+            since=4,
+        ),
     ),
     apis.WRITE_TXN_MARKERS: (
         Subjects(
@@ -188,6 +212,7 @@ SUBJECTS: dict[int, tuple[Subjects, ...]] = {
             _named("topics.topic partitions.*"),
             _named("results topics.name partitions.partition_index"),
             is_whole=False,
+            may_repeat=True,  # a partition that is being moved is in two log directories
         ),
     ),
     apis.CREATE_PARTITIONS: (Subjects(_named("topics.name"), _named("results.name")),),
@@ -236,9 +261,18 @@ def speaks_of(api_key: int, version: int, request: Any, response: Any) -> bool:
     return True
 
 
-def asked_for(api_key: int, request: Any) -> Names:
-    """What a request names, as far as an answer could name it; empty where it asks for anything."""
-    named: Names = set()
+def spoken_of(api_key: int, version: int, response: Any) -> Names:
+    """What an answer names, as far as it could be a request's; empty where it names nothing."""
+    named: Names = Counter()
     for subjects in SUBJECTS.get(api_key, ()):
-        named |= subjects.asked(request) or set()
+        if subjects.since <= version <= subjects.until:
+            named.update(subjects.answered(response) or Counter())
+    return named
+
+
+def asked_for(api_key: int, request: Any) -> set[Name]:
+    """What a request names, as far as an answer could name it; empty where it asks for anything."""
+    named: set[Name] = set()
+    for subjects in SUBJECTS.get(api_key, ()):
+        named |= (subjects.asked(request) or Counter()).keys()
     return named

@@ -12,13 +12,19 @@ F. An answer out of step puts the stream on trial.  Nothing is believed, lost or
    second answer that fits nothing, or no proof in time, ends the connection.
 G. Silence and a probe's answer alone settle only reads and what is sent again.  An
    answer after its loss was proved disproves all probes: none is sent any more.
+H. Brokers answer in the order of requests: of answers that came in another order and
+   fit each other's requests none is believed, for their ids may be exchanged.
+I. A response that speaks of something else is believed when a repeat brings the
+   same again, when two bring nothing, or where no repeat is safe: then of a stream
+   that is in step.
 It reads no clock, opens no socket and writes no log: every method takes `now`
 (monotonic seconds) and returns the events that the binding has to act upon.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from typing import Any
 
 from tolerant_client.apis import Action, OtherSubject, action_for, row_for
@@ -26,6 +32,7 @@ from tolerant_client.correlation import CorrelationIds
 from tolerant_client.events import Completed, Event, Failed, Lost, Orphan, Probe, Reordered, Requeued, Retired, Verdict
 from tolerant_client.lifecycle import NEVER, IllegalTransition, InFlightRequest, Input, State
 from tolerant_client.policy import RecoveryPolicy
+from tolerant_client.repeats import Repeats
 from tolerant_client.silence import Silence
 from tolerant_client.trial import Budget, Trial
 
@@ -53,7 +60,7 @@ class InFlightRequests:
         self._trial: Trial | None = None
         self._is_regular = True  # False on trial, and while requests are held or sent again: order needs a look
         self._deadline_from = NEVER  # a lower bound, made exact by expired()
-        self._newest: dict[Any, int] = {}  # by order key: the newest request that older ones yield to
+        self._repeats = Repeats(policy)
 
     def __len__(self) -> int:
         return len(self._requests) - (self._probe is not None)
@@ -67,7 +74,7 @@ class InFlightRequests:
         """Takes a request in and draws its correlation id; the caller sends it and says `sent`."""
         action = action_for(request, self.policy)
         if not self._requests:
-            self._newest.clear()  # nothing older is left that would have to yield
+            self._repeats.forget()
         entry = self._enter(request, deadline, action, context)
         if deadline < self._deadline_from:
             self._deadline_from = deadline
@@ -99,8 +106,7 @@ class InFlightRequests:
         entry.sent_at = now
         if entry.first_sent_at < 0:
             entry.first_sent_at = now
-            if getattr(entry.request, "yields_to_newer", False):
-                self._newest.update(dict.fromkeys(entry.request.order_keys, entry.order))
+            self._repeats.sent(entry)
         if next(reversed(self._requests)) != entry.correlation_id:
             # Written behind others that were queued after it: the store's order is the wire's.
             self._requests[entry.correlation_id] = self._requests.pop(entry.correlation_id)
@@ -114,7 +120,7 @@ class InFlightRequests:
     def oldest(self) -> InFlightRequest | None:
         """The oldest request on the wire without an answer, the probe included."""
         for entry in self._requests.values():
-            if entry.state is State.IN_FLIGHT:
+            if entry.is_unanswered:
                 return entry
         return None
 
@@ -132,16 +138,15 @@ class InFlightRequests:
         self.silence.progress(now)
         entry = self._requests.get(correlation_id)
         if entry is None:
-            return self._orphan(correlation_id, now)
-        if entry.state is not State.IN_FLIGHT and entry.state is not State.HELD:
+            return self._orphan(correlation_id, body, now)
+        if entry.state is State.QUEUED or entry.state is State.REQUEUED:
             return self._retire(f"an answer to {entry.api} came before it was sent")
         try:
             response = entry.request.decode_response(body)
         except OtherSubject as other:
             return self._odd(entry, other, body, now)
         except Exception as error:  # a decoder on hostile bytes may raise anything
-            what = f"an answer to {entry.api} does not decode ({type(error).__name__}: {_first_line(error)})"
-            return self._misfit(entry, what, now)
+            return self._misfit(entry, entry.not_decoded(error), now)
         if self._is_regular and entry is not self._probe and entry is self.oldest:
             self.silence.answered(entry, now)
             del self._requests[entry.correlation_id]
@@ -154,79 +159,100 @@ class InFlightRequests:
 
     def _answered(self, entry: InFlightRequest, response: Any, body: memoryview, now: float) -> list[Event]:
         """An answer that fits its request, where the order needs a look: it is held until its turn has come."""
-        if entry.state is State.HELD:
-            if entry.answer == body:
-                return self._suspect(Orphan(entry.api, entry.correlation_id, "duplicate"), now)
-            # One of the two is a lie, so neither is believed.
-            entry.move(Input.DOUBT)
-            return self._misfit(entry, f"two different answers to one {entry.api} came", now)
+        if entry.state is not State.IN_FLIGHT:
+            return self._misfit(entry, f"two answers to one {entry.api} came", now, [entry])
         if entry is self._probe:
             return self._verdict(now)
         self.silence.answered(entry, now)
+        alike = [r for r in self._answered_later(entry) if r.takes(body, entry)]
+        if alike:
+            return self._misfit(entry, f"its answer came after that of a later {entry.api}, and fits both", now, alike)
         events: list[Event] = []
         if entry is not self.oldest:
             if self._is_setting_up():
                 return self._retire(f"the answer to {entry.api} overtook another one while authenticating")
-            is_probe_overtaken = self._is_probe_before(entry)
             events += self._put_on_trial(now, self.policy.reorder_grace_ms / 1000)
             if self.is_retired:
                 return events
-            if is_probe_overtaken and self._is_probe_before(entry):
+            if self._is_probe_before(entry):
                 events.append(self._ask("the answer to a probe did not come in its turn", now))
-        elif self._has_later_answer(entry):
+        elif self._answered_later(entry):
             events.append(Reordered(entry.api, entry.correlation_id))
         if entry.odd is not None:
             entry.odd = None
             events += self._suspect(Orphan(entry.api, entry.correlation_id, "misfit"), now)
-        self._hold(entry, response, body)
+        self._hold(entry, response)
         self._release(events, now)
         return events
 
-    def _hold(self, entry: InFlightRequest, response: Any, body: memoryview | None) -> None:
+    def _hold(self, entry: InFlightRequest, response: Any) -> None:
         entry.move(Input.HOLD)
-        entry.response, entry.answer = response, body
+        entry.response = response
 
     def _is_probe_before(self, entry: InFlightRequest) -> bool:
         """True while a probe that was sent before `entry` is not answered."""
         probe = self._probe
-        if probe is None or probe.state is not State.IN_FLIGHT:
-            return False
-        return next(r for r in self._requests.values() if r is probe or r is entry) is probe
+        return probe is not None and probe.state is State.IN_FLIGHT and entry in self._sent_after(probe)
 
-    def _has_later_answer(self, entry: InFlightRequest) -> bool:
-        requests = reversed(self._requests.values())
-        return next(r for r in requests if r is entry or r.state is State.HELD) is not entry
+    def _sent_after(self, entry: InFlightRequest) -> Iterator[InFlightRequest]:
+        return takewhile(lambda r: r is not entry, reversed(self._requests.values()))
+
+    def _answered_later(self, entry: InFlightRequest) -> list[InFlightRequest]:
+        """The requests sent after `entry` to which an answer came, believed or not."""
+        return [r for r in self._sent_after(entry) if r.state is State.HELD or r.state is State.DOUBTED]
 
     def _odd(self, entry: InFlightRequest, other: OtherSubject, body: memoryview, now: float) -> list[Event]:
         """T6: an answer that decodes but speaks of something else than its request.
 
-        Where it fits another request it is that one's.  Where it fits none it is
-        what the server means, if the trial shows that no answer is missing or
-        left over.
+        Where it fits another request it is that one's, under whose id ours may come.
+        Where it fits none the trial shows whether a response is missing or left over.
+        The same again to a repeat is what the server means.
         """
-        is_anothers = any(r is not entry and r.request.API_KEY == entry.request.API_KEY and _fits(r, body) for r in self)
-        if is_anothers or entry.state is State.HELD or entry.odd is not None or entry is self._probe:
-            return self._misfit(entry, str(other), now)
+        is_first = entry.state is State.IN_FLIGHT and entry.odd is None and entry is not self._probe
+        if is_first and entry.said is not None and other.names == entry.said.names:
+            return self._answered(entry, other.response, body, now)
+        others = [r for r in self if r.takes(body, entry)]
+        if others or not is_first or other.response is None:
+            return self._misfit(entry, str(other), now, others)
         events = self._put_on_trial(now, 0.0)
-        entry.odd = other.response
+        entry.odd = other
         return events
 
-    def _misfit(self, entry: InFlightRequest, what: str, now: float) -> list[Event]:
+    def _weigh(self, entry: InFlightRequest, other: OtherSubject, now: float, events: list[Event]) -> None:
+        """Law I: the stream is in step, and has an odd response: asked again where that is safe, else believed."""
+        if not entry.action.is_resend:
+            self._hold(entry, other.response)
+        elif self._repeats.allow(entry, now):
+            entry.odd, entry.said = None, other
+            entry.expected = 0.0  # it has been answered once: there is nothing left to wait for
+            entry.history.append(str(other))
+            self._requeue(entry, str(other), events)
+        else:
+            self._lose(entry, str(other), now, events)
+
+    def _misfit(
+        self, entry: InFlightRequest, what: str, now: float, doubted: Iterable[InFlightRequest] = ()
+    ) -> list[Event]:
         """T6: the body is not what was asked for: dropped, and the request goes on waiting.
 
         This one may be an older request's under a wrong id, or our own spoiled on
-        its way: the trial will say.
+        its way: the trial will say.  Law H: nothing that came or comes to those
+        `doubted` is believed, for it may be ours.
         """
+        for other in doubted:
+            if other.state is State.IN_FLIGHT or other.state is State.HELD:
+                other.move(Input.DOUBT)
+                other.odd = None
         entry.history.append(what)
         return self._suspect(Orphan(entry.api, entry.correlation_id, "misfit"), now)
 
-    def _orphan(self, correlation_id: int, now: float) -> list[Event]:
+    def _orphan(self, correlation_id: int, body: memoryview, now: float) -> list[Event]:
         """T4: an answer that no request waits for is dropped.
 
         It may be the oldest request's under a wrong id; a wrong id is often one that
         was used before, so a duplicate is as suspicious as an id never sent.  The
-        late answer of a lost request is explained by it; an answer to acks=0 (Event
-        Hubs gives them) is no mismatch, and only the trial shows whose it is.
+        late answer of a lost request is explained by it, and completes it; one to acks=0
+        (Event Hubs gives them) is no mismatch, and only the trial shows whose it is.
         """
         cause, sent_at = self.ids.recall(correlation_id)
         orphan = Orphan("", correlation_id, "late" if cause == "replaced" else cause)
@@ -237,15 +263,25 @@ class InFlightRequests:
             return self._suspect(orphan, now)
         self.silence.round_trips.sample(now - sent_at)  # this peer takes so long
         events = self._count(now, [orphan])
-        return events if cause == "replaced" else events + self._disprove()
+        if cause == "late":
+            events += self._disprove()
+            self._complete_late(correlation_id, body, events, now)
+        return events
+
+    def _complete_late(self, correlation_id: int, body: memoryview, events: list[Event], now: float) -> None:
+        """Completes a request by the response to its first sending; its repeat is waited for no more."""
+        entry = next((r for r in self if correlation_id in r.lost_ids and r.state is State.IN_FLIGHT), None)
+        if entry is not None and not self.is_retired and entry.reads(body):
+            self.ids.replace(entry.correlation_id, entry.sent_at)
+            self._hold(entry, entry.request.decode_response(body))
+            self._release(events, now)
 
     def _disprove(self) -> list[Event]:
         """Law G: from now on silence ends at the deadline, and the first answer out of step ends the connection."""
         self.is_disproved, self.question = True, None
         if self._trial is not None:
             return self._retire("its answers do not come in the order of its requests")
-        if self._probe is not None:
-            self._drop_probe()
+        self._drop_probe()
         return []
 
     # -- the trial (T4, law F) ------------------------------------------------
@@ -271,50 +307,48 @@ class InFlightRequests:
             rightly = sum(r.expected for r in self._requests.values() if r.is_unanswered)
             self._trial = Trial(now, now + grace, grace + self.silence.patience(rightly))
             self._is_regular = False
-        trial = self._trial
-        trial.has_misfit = trial.has_misfit or has_misfit
-        if trial.asks_at <= now or (grace == 0.0 and trial.asks_at < NEVER):
+        self._trial.has_misfit |= has_misfit
+        if self._trial.asks_at <= now or (grace == 0.0 and self._trial.asks_at < NEVER):
             return [self._ask("an answer came out of step", now)]
         return []
 
     def _ask(self, reason: str, now: float) -> Probe:
         if self._trial is not None:
             self._trial.asks_at = NEVER
-        if self._probe is not None:
-            self._drop_probe()
+        self._drop_probe()
         self._probe = entry = self._enter(self.question, NEVER, Action.HAND_UP, None)
         self.silence.probed(now)
         return Probe("Probe", entry.correlation_id, entry, reason)
 
     def _drop_probe(self) -> None:
         probe, self._probe = self._probe, None
-        assert probe is not None
-        del self._requests[probe.correlation_id]
-        self.ids.replace(probe.correlation_id, probe.sent_at)
+        if probe is not None:
+            del self._requests[probe.correlation_id]
+            self.ids.replace(probe.correlation_id, probe.sent_at)
 
     def _verdict(self, now: float) -> list[Event]:
         """The probe is answered: the stream is in step, and the broker is done with all that was sent before."""
         probe, trial = self._probe, self._trial
         assert probe is not None
-        unanswered = []
-        for entry in self._requests.values():
-            if entry is probe:
-                break
-            if entry.state is State.IN_FLIGHT:
-                unanswered.append(entry)
+        sent_before = takewhile(lambda r: r is not probe, self._requests.values())
+        unanswered = [r for r in sent_before if r.is_unanswered]
         del self._requests[probe.correlation_id]
         self._probe = self._trial = None
         self.silence.answered(probe, now)
         is_whole = not (trial is not None and trial.has_misfit) and all(r.odd is not None for r in unanswered)
         events: list[Event] = []
         for entry in unanswered:
-            if trial is None and not row_for(entry.request).is_read and not self._is_sent_again(entry, now):
+            if trial is None and not row_for(entry.request).is_read and not self._repeats.allow(entry, now):
                 entry.is_proved_silent = True
-            elif is_whole:
-                self._hold(entry, entry.odd, None)
+            elif is_whole and entry.odd is not None:
+                self._weigh(entry, entry.odd, now, events)
+            elif trial is None and entry.said is not None and entry.resends > 1:
+                self._hold(entry, entry.said.response)  # two repeats have no response: it is all that the server says
             elif not self.is_retired:
                 self._lose(entry, "a later answer came on the same connection", now, events)
         self._release(events, now)
+        if not self.is_retired and any(r.state is State.DOUBTED for r in self):
+            events += self._put_on_trial(now, 0.0)  # they were sent after the probe
         return events
 
     # -- time -----------------------------------------------------------------
@@ -366,9 +400,9 @@ class InFlightRequests:
         self.ids.lose(entry.correlation_id, entry.sent_at)
         entry.history.append(reason)
         entry.odd = None
-        if entry.action.is_resend and self._has_yielded(entry):
+        if entry.action.is_resend and self._repeats.has_yielded(entry):
             self._fail(entry, Verdict.HAND_UP, f"{reason}, and a newer {entry.api} was sent since", events)
-        elif self._is_sent_again(entry, now):
+        elif self._repeats.allow(entry, now):
             self._requeue(entry, reason, events)
         elif entry.action.is_resend:
             self._fail(entry, Verdict.EXHAUSTED, reason, events)
@@ -378,24 +412,13 @@ class InFlightRequests:
             self._fail(entry, Verdict.HAND_UP, reason, events)
         self._count(now, events)
 
-    def _is_sent_again(self, entry: InFlightRequest, now: float) -> bool:
-        return entry.action.is_resend and self._may_resend(entry, now) and not self._has_yielded(entry)
-
-    def _may_resend(self, entry: InFlightRequest, now: float) -> bool:
-        return entry.resends < self.policy.max_resends and now < entry.deadline
-
-    def _has_yielded(self, entry: InFlightRequest) -> bool:
-        """A repeat would undo a newer request of its kind (an OffsetCommit would rewind its group)."""
-        return getattr(entry.request, "yields_to_newer", False) and any(
-            self._newest.get(key, -1) > entry.order for key in entry.request.order_keys
-        )
-
     def _requeue(self, entry: InFlightRequest, reason: str, events: list[Event]) -> None:
         """The same bytes under a new id; `order` keeps its place among requests that share a key."""
         entry.move(Input.RESEND)
         del self._requests[entry.correlation_id]
         entry.resends += 1
-        entry.response = entry.answer = None
+        entry.lost_ids.append(entry.correlation_id)
+        entry.response = None
         entry.correlation_id = self.ids.draw()
         self._requests[entry.correlation_id] = entry
         self._is_regular = False
@@ -421,7 +444,8 @@ class InFlightRequests:
         Requests that share an order key (Produce of one partition, OffsetCommit of
         one group) are answered in the order of sending, resends included.
         """
-        if self._trial is not None and self._trial.asks_at < NEVER and not self._is_overtaken():
+        is_overtaken = self.oldest is not None and self._answered_later(self.oldest)
+        if self._trial is not None and self._trial.asks_at < NEVER and not is_overtaken:
             self._trial = None  # what came out of turn is all there
         if self._trial is not None or self.is_retired:
             return
@@ -430,25 +454,13 @@ class InFlightRequests:
             keys = entry.request.order_keys
             if entry.state is not State.HELD or not waiting_keys.isdisjoint(keys):
                 waiting_keys.update(keys)
-            elif self._is_out_of_turn(entry, now):
+            elif entry.is_out_of_turn and self._repeats.allow(entry, now):
                 waiting_keys.update(keys)
                 self._requeue(entry, "the broker had not seen the request before it", events)
             else:
                 del self._requests[entry.correlation_id]
                 events.append(self._complete(entry, entry.response, now))
         self._is_regular = not any(r.resends or r.state is State.HELD for r in self._requests.values())
-
-    def _is_overtaken(self) -> bool:
-        """True while a request without an answer was sent before one that is answered."""
-        oldest = self.oldest
-        return oldest is not None and self._has_later_answer(oldest)
-
-    def _is_out_of_turn(self, entry: InFlightRequest, now: float) -> bool:
-        """A held answer says that the request before it, lost and resent since, had not been seen."""
-        check = getattr(entry.request, "is_out_of_turn", None)
-        if check is None or not self._is_sent_again(entry, now):
-            return False
-        return bool(check(entry.response))
 
     # -- the end --------------------------------------------------------------
 
@@ -459,8 +471,7 @@ class InFlightRequests:
         `unflushed` are the ids of requests of which no byte has left the process.
         """
         self.is_retired = True
-        if self._probe is not None:
-            self._drop_probe()
+        self._drop_probe()
         events: list[Event] = []
         for entry in list(self._requests.values()):
             may_have_run = entry.first_sent_at >= 0 and (entry.resends > 0 or entry.correlation_id not in unflushed)
@@ -484,17 +495,3 @@ class InFlightRequests:
 
     def _is_setting_up(self) -> bool:
         return any(r.action is Action.CLOSE for r in self._requests.values())
-
-
-def _fits(entry: InFlightRequest, body: memoryview) -> bool:
-    try:
-        entry.request.decode_response(body)
-    except Exception:  # as above
-        return False
-    return True
-
-
-def _first_line(error: Exception) -> str:
-    """The start of a decoder's message; long ones may quote payload, so they are cut."""
-    text = str(error).split("\n", 1)[0]
-    return text if len(text) <= 120 else text[:117] + "..."

@@ -424,6 +424,7 @@ def _fields(joined: memoryview, found: Messages, magic: int) -> Fields:
         value_start=value_start,
         value_length=value_length,
         header_count=zeros,
+        end=found["end"],
         headers=NO_HEADERS,
     )
 

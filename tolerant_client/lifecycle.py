@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
-from tolerant_client.apis import Action
+from tolerant_client.apis import Action, OtherSubject
 
 NEVER = float("inf")
 
@@ -21,9 +21,10 @@ class State(IntEnum):
     QUEUED = 0
     IN_FLIGHT = 1
     HELD = 2
-    COMPLETED = 3
-    REQUEUED = 4
-    FAILED = 5
+    DOUBTED = 3
+    COMPLETED = 4
+    REQUEUED = 5
+    FAILED = 6
 
 
 class Input(IntEnum):
@@ -41,13 +42,16 @@ TRANSITIONS: dict[tuple[State, Input], State] = {
     (State.QUEUED, Input.SENT): State.IN_FLIGHT,
     (State.QUEUED, Input.FAIL): State.FAILED,
     (State.IN_FLIGHT, Input.HOLD): State.HELD,
+    (State.IN_FLIGHT, Input.DOUBT): State.DOUBTED,
     (State.IN_FLIGHT, Input.ANSWERED): State.COMPLETED,
     (State.IN_FLIGHT, Input.RESEND): State.REQUEUED,
     (State.IN_FLIGHT, Input.FAIL): State.FAILED,
-    (State.HELD, Input.DOUBT): State.IN_FLIGHT,
+    (State.HELD, Input.DOUBT): State.DOUBTED,
     (State.HELD, Input.ANSWERED): State.COMPLETED,
     (State.HELD, Input.RESEND): State.REQUEUED,
     (State.HELD, Input.FAIL): State.FAILED,
+    (State.DOUBTED, Input.RESEND): State.REQUEUED,
+    (State.DOUBTED, Input.FAIL): State.FAILED,
     (State.REQUEUED, Input.SENT): State.IN_FLIGHT,
     (State.REQUEUED, Input.FAIL): State.FAILED,
 }
@@ -62,7 +66,6 @@ class InFlightRequest:
 
     __slots__ = (
         "action",
-        "answer",
         "api",
         "context",
         "correlation_id",
@@ -71,11 +74,13 @@ class InFlightRequest:
         "first_sent_at",
         "history",
         "is_proved_silent",
+        "lost_ids",
         "odd",
         "order",
         "request",
         "resends",
         "response",
+        "said",
         "sent_at",
         "state",
     )
@@ -93,10 +98,11 @@ class InFlightRequest:
         self.expected: float = request.expected_ms / 1000
         self.state = State.QUEUED
         self.response: Any = None  # while held
-        self.answer: memoryview | None = None  # while held: the bytes of `response`
-        self.odd: tuple[int, Any] | None = None  # a response that speaks of something else, and the id it came under
+        self.odd: OtherSubject | None = None  # a response that speaks of something else
+        self.said: OtherSubject | None = None  # the one before, after which it was sent again
         self.first_sent_at = self.sent_at = -1.0
         self.resends = 0
+        self.lost_ids: list[int] = []  # those it was sent under before
         self.is_proved_silent = False  # a probe behind it was answered, which alone settles nothing
         self.history: list[str] = []
 
@@ -109,4 +115,29 @@ class InFlightRequest:
 
     @property
     def is_unanswered(self) -> bool:
-        return self.state is State.IN_FLIGHT
+        """True on the wire without an answer that is believed."""
+        return self.state is State.IN_FLIGHT or self.state is State.DOUBTED
+
+    @property
+    def is_out_of_turn(self) -> bool:
+        """Whether a held response says that the request before it, lost and sent again since, had not been seen."""
+        check = getattr(self.request, "is_out_of_turn", None)
+        return check is not None and bool(check(self.response))
+
+    def not_decoded(self, error: Exception) -> str:
+        """Says so by the first line of a decoder's message; long ones may quote payload, so they are cut."""
+        text = str(error).split("\n", 1)[0]
+        text = text if len(text) <= 120 else text[:117] + "..."
+        return f"an answer to {self.api} does not decode ({type(error).__name__}: {text})"
+
+    def takes(self, body: memoryview, other: InFlightRequest) -> bool:
+        """Whether a body that came as the answer to another request of the same API could be the answer to this one."""
+        return self is not other and self.request.API_KEY == other.request.API_KEY and self.reads(body)
+
+    def reads(self, body: memoryview) -> bool:
+        """Whether a body decodes as the answer to this request, and speaks of what it asked for."""
+        try:
+            self.request.decode_response(body)
+        except Exception:  # a decoder on hostile bytes may raise anything
+            return False
+        return True

@@ -54,8 +54,11 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
     the event loop, so it must be quick) and `recovery_counters`.
     """
 
-    # kafka-python's own default, 1,000,000, is below what a Fetch answer may have.
-    DEFAULT_CONFIG = {**KafkaConnectionManager.DEFAULT_CONFIG, "receive_message_max_bytes": 100_000_000}
+    DEFAULT_CONFIG = {
+        **KafkaConnectionManager.DEFAULT_CONFIG,
+        "receive_message_max_bytes": 100_000_000,  # kafka-python's own default is below what a Fetch answer may have
+        "max_block_ms": 60_000,  # of a producer: transactions.py ends its calls by it
+    }
 
     def __init__(
         self,

@@ -10,7 +10,8 @@ range: earliest and latest offset, and where the position's leader epoch ends
 (KIP-320).  Within the range: the position stays and is fetched again.  Outside
 it twice in a row: the refusal goes to kafka-python, which applies the user's
 auto_offset_reset, and the loss is written down.  Where nobody answers, nothing
-is decided.
+is decided.  Each leader is looked at by itself: one that hangs holds up no other,
+and where its partitions are led by another one meanwhile, that one is asked.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class Doubts:
         self._patience = fetcher.config["request_timeout_ms"]
         self._open: dict[TopicPartition, _Doubt] = {}
         self._believed: dict[TopicPartition, Any] = {}  # refusals on their way to kafka-python
-        self._is_looking = False
+        self._is_watching = False
+        self._looking: set[Any] = set()  # the leaders that are being asked
 
     def __contains__(self, tp: TopicPartition) -> bool:
         return tp in self._open
@@ -82,28 +84,52 @@ class Doubts:
         """Takes a refused fetch (a CompletedFetch) at the position of now; called by the thread that polls."""
         tp = refusal.topic_partition
         self._open[tp] = _Doubt(refusal, self._subscriptions.position(tp).leader_epoch)
-        self._manager.call_soon(self._look)
+        self._manager.call_soon(self._watch)
 
-    async def _look(self) -> None:
-        """Looks at all refused partitions together, until none is left; one request of a kind to each leader."""
-        if self._is_looking:
+    async def _watch(self) -> None:
+        """Has the leaders of all refused partitions looked at, each by itself, until none is left."""
+        if self._is_watching:
             return
-        self._is_looking = True
+        self._is_watching = True
         try:
             while self._open:
                 await self._manager._net.sleep(self._pause)
-                doubts = {tp: doubt for tp, doubt in self._open.copy().items() if self._is_current(tp, doubt)}
-                try:
-                    found = await self._ranges(doubts)
-                except Errors.KafkaError as error:
-                    # Such as a missing permission: the next fetch meets it too, and raises it.
-                    log.warning("Cannot look up the offsets of %s: %s", ", ".join(map(_name, doubts)), error)
-                    return
-                for tp, (earliest, latest, epoch_end) in found.items():
-                    self._judge(tp, doubts[tp], earliest, latest, epoch_end)
+                for node_id, asked in self._by_leader().items():
+                    if node_id not in self._looking:
+                        self._looking.add(node_id)
+                        self._manager.call_soon(self._look, node_id, asked)
         finally:
             self._open.clear()
-            self._is_looking = False
+            self._is_watching = False
+
+    async def _look(self, node_id: Any, asked: dict[TopicPartition, _Doubt]) -> None:
+        """Looks at the refused partitions of one leader together; one request of a kind."""
+        try:
+            for tp, (earliest, latest, epoch_end) in (await self._ranges(node_id, asked)).items():
+                self._judge(tp, asked[tp], earliest, latest, epoch_end)
+        except (Errors.RetriableError, Errors.KafkaTimeoutError) as error:
+            log.info("Cannot look up the offsets of %s yet: %s", ", ".join(map(_name, asked)), error)
+            self._manager.cluster.request_update()
+        except Exception as error:
+            # Such as a missing permission: the next fetch meets it too, and raises it.
+            log.warning("Cannot look up the offsets of %s: %s", ", ".join(map(_name, asked)), error)
+            for tp, doubt in asked.items():
+                if self._open.get(tp) is doubt:
+                    del self._open[tp]
+        finally:
+            self._looking.discard(node_id)
+
+    def _by_leader(self) -> dict[Any, dict[TopicPartition, _Doubt]]:
+        by_leader: dict[Any, dict[TopicPartition, _Doubt]] = {}
+        for tp, doubt in self._open.copy().items():
+            if not self._is_current(tp, doubt):
+                continue
+            node_id = self._manager.cluster.leader_for_partition(tp)
+            if node_id is None or node_id == -1:
+                self._manager.cluster.request_update()
+            else:
+                by_leader.setdefault(node_id, {})[tp] = doubt
+        return by_leader
 
     def _is_current(self, tp: TopicPartition, doubt: _Doubt) -> bool:
         """False, and forgotten, once the partition was revoked or its position moved by somebody else."""
@@ -146,28 +172,10 @@ class Doubts:
 
     # -- asking the leaders ---------------------------------------------------
 
-    async def _ranges(self, doubts: dict[TopicPartition, _Doubt]) -> dict[TopicPartition, tuple[int, int, int | None]]:
-        """(earliest, latest, end of the position's leader epoch or None) of the partitions that could be looked up."""
-        by_node: dict[Any, dict[TopicPartition, _Doubt]] = {}
-        for tp, doubt in doubts.items():
-            node_id = self._manager.cluster.leader_for_partition(tp)
-            if node_id is None or node_id == -1:
-                self._manager.cluster.request_update()
-            else:
-                by_node.setdefault(node_id, {})[tp] = doubt
-        found = {}
-        for node_id, asked in by_node.items():
-            try:
-                found.update(await self._ranges_of(node_id, asked))
-            except (Errors.RetriableError, Errors.KafkaTimeoutError) as error:
-                # One dead leader does not hold up the others.
-                log.info("Cannot look up the offsets of %s yet: %s", ", ".join(map(_name, asked)), error)
-                self._manager.cluster.request_update()
-        return found
-
-    async def _ranges_of(
+    async def _ranges(
         self, node_id: Any, asked: dict[TopicPartition, _Doubt]
     ) -> dict[TopicPartition, tuple[int, int, int | None]]:
+        """(earliest, latest, end of the position's leader epoch or None) of the partitions that could be looked up."""
         earliest = await self._list_offsets(node_id, asked, OffsetSpec.EARLIEST)
         latest = await self._list_offsets(node_id, asked, OffsetSpec.LATEST)
         above = {tp: d for tp, d in asked.items() if d.leader_epoch >= 0 and d.offset > latest.get(tp, d.offset)}

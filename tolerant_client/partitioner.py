@@ -149,9 +149,3 @@ def sort_by_partition(partitions: Int32s) -> PartitionOrder:
     # numpy sorts 16-bit numbers by radix, ten times as fast.
     narrow = partitions.astype(np.int16) if len(counts) <= 2**15 else partitions
     return PartitionOrder(np.argsort(narrow, kind="stable"), present.astype(np.int32), counts[present])
-
-
-def split_by_partition(partitions: Int32s) -> list[tuple[int, Int64s]]:
-    """The rows of each partition that has any, partitions ascending, rows in their order."""
-    order, present, counts = sort_by_partition(partitions)
-    return list(zip(present.tolist(), np.split(order, np.cumsum(counts)[:-1]), strict=True)) if len(order) else []

@@ -72,9 +72,9 @@ class RecoveryPolicy:
         if self.probe_max_ms < self.probe_min_ms:
             raise OptionError(f"probe_max_ms ({self.probe_max_ms}) is below probe_min_ms ({self.probe_min_ms})")
 
-    def for_retries(self, retries: float) -> RecoveryPolicy:
+    def for_retries(self, retries: float | None) -> RecoveryPolicy:
         """This policy for a client with that `retries`: above 0 is the consent to records that may be doubled."""
-        return replace(self, retries_plain_produce=True) if retries > 0 else self
+        return replace(self, retries_plain_produce=True) if retries is not None and retries > 0 else self
 
     @classmethod
     def of(cls, policy: RecoveryPolicy | str | None) -> RecoveryPolicy:

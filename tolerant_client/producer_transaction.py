@@ -21,6 +21,7 @@ epoch lasts for the whole transaction, on brokers since 2.5.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -41,6 +42,7 @@ from tolerant_client.errors import OptionError, ProducerFencedError
 from tolerant_client.raw import RawCluster
 
 GROUP, TRANSACTION = 0, 1  # key types of FindCoordinator
+_EPOCH_COMPARED = 3  # InitProducerId that looks at the epoch (KIP-360, Kafka 2.5)
 _STABLE_OFFSETS = 7  # OffsetFetch that waits for pending transactions (KIP-447, Kafka 2.5)
 _MOVED = (Errors.NotCoordinatorError.errno, Errors.CoordinatorNotAvailableError.errno)
 _AWAY = (Errors.KafkaConnectionError, Errors.NodeNotReadyError)
@@ -134,6 +136,7 @@ class ProducerTransaction:
         self.producer_id = prepared.producer_id if prepared else -1
         self.producer_epoch = prepared.producer_epoch if prepared else -1
         self.partition: TopicPartition | None = None  # the first one that was added
+        self.opened_at: float | None = None  # by this machine's clock, in s: the coordinator counts from later on
         self._timeout_ms = timeout_ms
         self._coordinators = coordinators or Coordinators(cluster)
 
@@ -149,7 +152,15 @@ class ProducerTransaction:
         """
         self.producer_id, self.producer_epoch = await self._next_epoch("beginning a transaction")
 
-    async def _next_epoch(self, what: str) -> tuple[int, int]:
+    async def begin_next(self) -> None:
+        """Begins another one, with a new epoch, unless another producer has had the transactional.id since `begin`.
+
+        Raises ProducerFencedError then: the coordinator compares the epoch (KIP-360, Kafka 2.5).
+        """
+        mine = self.producer_id, self.producer_epoch
+        self.producer_id, self.producer_epoch = await self._next_epoch("beginning the next transaction", *mine)
+
+    async def _next_epoch(self, what: str, producer_id: int = -1, producer_epoch: int = -1) -> tuple[int, int]:
         def read(answer: Any) -> tuple[int, int]:
             if answer.error_code == Errors.InvalidTransactionTimeoutError.errno:
                 raise OptionError(
@@ -164,8 +175,9 @@ class ProducerTransaction:
             lambda: InitProducerIdRequest(
                 transactional_id=self.transactional_id,
                 transaction_timeout_ms=self._timeout_ms,
-                producer_id=-1,
-                producer_epoch=-1,
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                min_version=0 if producer_id < 0 else _EPOCH_COMPARED,
                 max_version=4,
             ),
             read,
@@ -179,6 +191,7 @@ class ProducerTransaction:
         by_topic: dict[str, list[int]] = {}
         for partition in partitions:
             by_topic.setdefault(partition.topic, []).append(partition.partition)
+        self.opened_at = self.opened_at or time.time()
         topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
 
         def read(answer: Any) -> None:
@@ -243,8 +256,8 @@ class ProducerTransaction:
             read,
         )
 
-    async def commit(self) -> None:
-        """Commits; everything produced must have been acknowledged before."""
+    async def commit(self, patience_ms: int | None = None) -> None:
+        """Commits; everything produced must have been acknowledged before.  `patience_ms` is RawCluster.insist's."""
         await self._ask(
             "committing a transaction",
             lambda: EndTxnRequest(
@@ -255,6 +268,7 @@ class ProducerTransaction:
                 max_version=3,
             ),
             lambda answer: raise_for_code(answer.error_code, f"ending a transaction of {self.transactional_id!r}"),
+            patience_ms,
         )
 
     async def abort(self) -> None:
@@ -332,8 +346,10 @@ class ProducerTransaction:
         except Errors.UnsupportedVersionError as error:
             raise OptionError("exactlyOnce needs brokers of Kafka 2.5 or newer (KIP-447)") from error
 
-    def _ask(self, what: str, request: Callable[[], Any], read: Callable[[Any], _T]) -> Awaitable[_T]:
-        return self._coordinators.ask(TRANSACTION, self.transactional_id, what, request, read)
+    def _ask(
+        self, what: str, request: Callable[[], Any], read: Callable[[Any], _T], patience_ms: int | None = None
+    ) -> Awaitable[_T]:
+        return self._coordinators.ask(TRANSACTION, self.transactional_id, what, request, read, patience_ms)
 
 
 async def groups_named(cluster: RawCluster, prefix: str) -> list[str]:

@@ -53,6 +53,7 @@ EARLIEST = -2
 LATEST = -1
 EARLIEST_LOCAL = -4
 
+CONSUMER, DEBUGGING_REPLICA = -1, -2  # who asks, of ListOffsets
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1  # isolation levels of Fetch and ListOffsets (KIP-98)
 
 _METADATA_WITHOUT_CREATION = 4  # naming a topic in an older request creates it, unless the broker forbids that
@@ -307,9 +308,19 @@ class RawCluster:
         return found
 
     async def offsets_at(
-        self, node_id: int, partitions: Iterable[TopicPartition], timestamps: Mapping[TopicPartition, int], isolation_level: int
+        self,
+        node_id: int,
+        partitions: Iterable[TopicPartition],
+        timestamps: Mapping[TopicPartition, int],
+        isolation_level: int,
+        *,
+        replica_id: int = CONSUMER,
     ) -> dict[TopicPartition, int | Exception]:
-        """What one node answers, asked once, of each partition: an offset, or an error."""
+        """What one node answers, asked once, of each partition: an offset, or an error.
+
+        To DEBUGGING_REPLICA LATEST is the end of the node's own log, whether or not it leads (KafkaApis.scala,
+        handleListOffsetRequest; so in all versions from 0.11 on).
+        """
         topic_type = ListOffsetsRequest.ListOffsetsTopic
         by_topic: dict[str, list[Any]] = {}
         for p in partitions:
@@ -319,7 +330,7 @@ class RawCluster:
                 )
             )
         request = ListOffsetsRequest(
-            replica_id=-1,
+            replica_id=replica_id,
             isolation_level=isolation_level,
             topics=[topic_type(name=self.wire_topic(topic), partitions=parts) for topic, parts in by_topic.items()],
             max_version=_LIST_LOCAL_OFFSETS if EARLIEST_LOCAL in timestamps.values() else 6,
@@ -343,10 +354,15 @@ class RawCluster:
         """Whether the brokers may keep records in remote storage only (KIP-405); true only once connected."""
         return self._highest(ListOffsetsRequest.API_KEY) >= _LIST_LOCAL_OFFSETS
 
+    @property
+    def fetches_by_id(self) -> bool:
+        """Whether sessions name topics by their ids (KIP-516, Kafka 3.1); true only once connected."""
+        return self._highest(FETCH_API_KEY) >= FETCH_BY_ID_VERSION
+
     async def session(self, node_id: int, *, isolation_level: int = 0) -> FetchSession:
         """A new incremental fetch session with a node."""
         await self.connect()
-        has_ids = self._highest(FETCH_API_KEY) >= FETCH_BY_ID_VERSION and node_id not in self._without_ids
+        has_ids = self.fetches_by_id and node_id not in self._without_ids
         return FetchSession(self._fetch_version, isolation_level, self.names, self._topic_id if has_ids else None)
 
     async def send_fetch(self, node_id: int, request: RawFetch) -> FetchAnswer:

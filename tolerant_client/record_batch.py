@@ -42,6 +42,7 @@ import crc32c
 
 from tolerant_client import codecs
 from tolerant_client.errors import RecordBatchError
+from tolerant_client.record_fields import MAX_HEADERS
 
 HEADER_SIZE: Final = 61
 LOG_OVERHEAD: Final = 12
@@ -298,8 +299,11 @@ def decode_records(
         yield record
 
 
-def decode_section(header: BatchHeader, section: memoryview) -> Iterator[tuple[Record, int]]:
-    """As decode_records, of decompressed records: each with its bytes, those of its length left out."""
+def decode_section(header: BatchHeader, section: memoryview, from_offset: int = 0) -> Iterator[tuple[Record, int]]:
+    """As decode_records, of decompressed records: each with its bytes, those of its length left out.
+
+    The headers of records below `from_offset` are left out unread.
+    """
     cursor = _Cursor(section, header.base_offset)
     last_delta = -1
     for _ in range(header.record_count):
@@ -318,10 +322,13 @@ def decode_section(header: BatchHeader, section: memoryview) -> Iterator[tuple[R
             raise cursor.error(f"offset delta {delta} out of order")
         last_delta = delta
         key, value = cursor.data(), cursor.data()
-        headers = cursor.headers()
+        offset = header.base_offset + delta
+        if offset < from_offset:
+            cursor.position = max(end, cursor.position)
+        headers = cursor.headers(offset) if offset >= from_offset else ()
         if cursor.position != end:
             raise cursor.error("record length does not match its content")
-        yield Record(header.base_offset + delta, timestamp, key, value, headers), length
+        yield Record(offset, timestamp, key, value, headers), length
     if cursor.position != cursor.end:
         raise cursor.error(f"{cursor.end - cursor.position} bytes left over after the last record")
 
@@ -371,10 +378,14 @@ class _Cursor:
         self.skip(length)
         return bytes(self._section[start : self.position])
 
-    def headers(self) -> Headers:
+    def headers(self, offset: int) -> Headers:
         count = self.varint()
         if not 0 <= count <= self.end - self.position:
             raise self.error(f"header count {count}")
+        if count > MAX_HEADERS:
+            why = f"the record at offset {offset} has {count} headers, and no more than {MAX_HEADERS} of one record are read"
+            where = f"offset {offset + 1} (seek() of a consumer, the starting offsets of a Spark query)"
+            raise RecordBatchError(f"{why}; to leave it out, continue at {where}", self._base_offset)
         if not count:
             return ()
         headers = []
@@ -425,10 +436,7 @@ def encode_batch(
         _put_varint(body, offset - base_offset)
         _put_data(body, record.key)
         _put_data(body, record.value)
-        _put_varint(body, len(record.headers))
-        for key, value in record.headers:
-            _put_data(body, key.encode("utf-8", "surrogateescape"))
-            _put_data(body, value)
+        body += encode_headers(record.headers)
         _put_varint(section, len(body))
         section += body
     if last_offset_delta is None:
@@ -460,6 +468,16 @@ def encode_batch(
     batch += compressed
     _CRC.pack_into(batch, CRC_OFFSET, crc32c.crc32c(memoryview(batch)[ATTRIBUTES_OFFSET:]))
     return bytes(batch)
+
+
+def encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
+    """Headers as they lie in a record, their count first."""
+    data = bytearray()
+    _put_varint(data, len(headers))
+    for key, value in headers:
+        _put_data(data, key.encode("utf-8", "surrogateescape"))
+        _put_data(data, value)
+    return bytes(data)
 
 
 def _put_varint(buffer: bytearray, value: int) -> None:

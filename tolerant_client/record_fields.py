@@ -12,7 +12,8 @@ prefixes.
 Headers are found in rounds, the n-th of all records together.  A record with very many
 is read in windows: where the next header would begin is worked out for every byte at
 once, and then followed, so that time grows with the bytes and memory with the headers,
-20 bytes for each.
+20 bytes for each.  So whoever wants headers asks for those of some records at a time
+(batch_columns.iter_columns), and of one record no more than MAX_HEADERS are read.
 
 Whatever does not add up raises Doubt: the caller then decodes record by record.
 """
@@ -23,6 +24,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+MAX_HEADERS: Final = 1 << 18  # of one record: as objects they take up to 50 MB
 
 _RUN_MIN: Final = 8
 _RUN_WORTH: Final = 256  # records that must be left in a batch: looking for a run costs what scanning 100 of them does
@@ -69,7 +72,16 @@ class Fields(NamedTuple):
     value_start: Int64s
     value_length: Int64s
     header_count: Int64s
+    end: Int64s  # of the record
     headers: HeaderFields | None
+
+    def header_start(self) -> Int64s:
+        """Where the count of headers lies, which they follow."""
+        return self.value_start + np.maximum(self.value_length, 0)
+
+    def rows(self, which: slice | Int64s) -> Fields:
+        """Some records, without their headers."""
+        return Fields._make([*(column[which] for column in self[:-1]), None])
 
 
 class HeaderFields(NamedTuple):
@@ -264,21 +276,18 @@ def _varints(data: Bytes, positions: Int64s, widest: int = 5) -> tuple[Int64s, I
     return signed, positions
 
 
-def read_fields(data: Bytes, places: Places, include_headers: bool) -> Fields:
-    """The fields of records from find_records; headers are left out unless wanted or there.
+def read_fields(data: Bytes, places: Places) -> Fields:
+    """The fields of records from find_records, but for their headers.
 
-    No length is below -1 and the last field ends with its record, so all of them lie inside.  Raises Doubt.
+    No length is below -1; that all fields lie inside of their record is known when read_headers has been asked, too.
+    Raises Doubt.
     """
-    ends = places.end
     timestamp_delta, position = _varints(data, places.body + 1, 10)
     offset_delta, position = _varints(data, position)
     key_length, key_start, position = _data_fields(data, position)
     value_length, value_start, position = _data_fields(data, position)
     header_count, position = _varints(data, position)
-    headers = None
-    if include_headers or header_count.any():
-        headers, position = _read_headers(data, position, header_count, ends)
-    if not np.array_equal(position, ends):
+    if header_count.min() < 0 or (2 * header_count > places.end - position).any():  # a header takes two bytes
         raise Doubt
     return Fields(
         places.length,
@@ -289,7 +298,8 @@ def read_fields(data: Bytes, places: Places, include_headers: bool) -> Fields:
         value_start,
         value_length,
         header_count,
-        headers,
+        places.end,
+        None,
     )
 
 
@@ -301,11 +311,19 @@ def _data_fields(data: Bytes, position: Int64s) -> tuple[Int64s, Int64s, Int64s]
     return length, start, start + (np.maximum(length, 0) if shortest < 0 else length)
 
 
-def _read_headers(data: Bytes, position: Int64s, counts: Int64s, ends: Int64s) -> tuple[HeaderFields, Int64s]:
-    """All headers: in round j the j-th header of every record that has one, but for records with very many."""
-    if counts.min() < 0 or (2 * counts > ends - position).any():  # a header takes two bytes
+def read_headers(data: Bytes, fields: Fields, include_headers: bool, passed: int = 0) -> HeaderFields | None:
+    """The headers of records, which end with their last one; only looked at, at no cost in memory, unless they are wanted.
+
+    The first `passed` records have been given out: theirs are not looked at, and their header_count must be 0.
+    In round j the j-th header of every record that has one is read, but for records with very many.
+    Raises Doubt, also for a record with more than MAX_HEADERS if they are wanted.
+    """
+    counts, ends = fields.header_count, fields.end
+    if include_headers and counts.max(initial=0) > MAX_HEADERS:
         raise Doubt
-    parts: list[HeaderFields] = []
+    _, position = _varints(data, fields.header_start())
+    position[:passed] = ends[:passed]
+    parts: list[HeaderFields] | None = [] if include_headers else None
     crowded = np.flatnonzero(counts > _HEADER_ROUNDS)
     if crowded.size > _FEW_RECORDS:
         crowded = np.flatnonzero(counts > _MOST_HEADER_ROUNDS)
@@ -321,18 +339,23 @@ def _read_headers(data: Bytes, position: Int64s, counts: Int64s, ends: Int64s) -
         if key_length.min() < 0:
             raise Doubt
         position[record] = after
-        parts.append(HeaderFields._make(_small(record, key_start, key_length, value_start, value_length)))
+        if parts is not None:
+            parts.append(HeaderFields._make(_small(record, key_start, key_length, value_start, value_length)))
+    if not np.array_equal(position, ends):
+        raise Doubt
     if not parts:
-        return NO_HEADERS, position
+        return None if parts is None else NO_HEADERS
     found = HeaderFields(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     if (found.key_start[1:] < found.key_start[:-1]).any():
         order = np.argsort(found.key_start, kind="stable")
         found = HeaderFields(*(column[order] for column in found))
-    return found, position
+    return found
 
 
-def _follow_headers(data: Bytes, row: int, position: int, count: int, end: int, parts: list[HeaderFields]) -> int:
-    """Appends the headers of one record to `parts`; returns where they end."""
+def _follow_headers(
+    data: Bytes, row: int, position: int, count: int, end: int, parts: list[HeaderFields] | None
+) -> int:
+    """Appends the headers of one record to `parts`, if there are any; returns where they end."""
     while count:
         places = np.arange(position, min(position + _HEADER_WINDOW, end))
         if not places.size:
@@ -350,9 +373,10 @@ def _follow_headers(data: Bytes, row: int, position: int, count: int, end: int, 
             count -= 1
         if at < 0:
             raise Doubt
-        chosen = np.array(chain, np.int64)
-        columns = (column[chosen] for column in (key_start, key_length, value_start, value_length))
-        parts.append(HeaderFields._make(_small(np.full(len(chain), row), *columns)))
+        if parts is not None:
+            chosen = np.array(chain, np.int64)
+            columns = (column[chosen] for column in (key_start, key_length, value_start, value_length))
+            parts.append(HeaderFields._make(_small(np.full(len(chain), row), *columns)))
         position += at
     return position
 

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tolerant_client.arrow import columns_to_arrow, records_to_batch
+from tolerant_client.arrow import columns_to_arrow, fill, records_to_batch
 from tolerant_client.batch_columns import BatchColumns, Sections, batch_header, iter_columns
 from tolerant_client.errors import RecordBatchError
 from tolerant_client.legacy_records import NO_TIMESTAMP_TYPE, decode_unfolded, message_columns
@@ -29,7 +29,8 @@ from tolerant_client.record_fields import Doubt, Int32s, Int64s
 
 # Below this many rows numpy's price for each call is more than a record decoded alone costs.
 _FEW_ROWS: Final = 16
-_PLAIN_AT_ONCE: Final = 1024  # rows of a piece that is decoded record by record
+_PLAIN_AT_ONCE: Final = 1024  # rows of a piece that is decoded record by record...
+_PLAIN_BYTES: Final = 1 << 18  # ...and their bytes: as objects they may take fifty times that
 _HEADERS_AT_ONCE: Final = 1 << 16
 _CRC_BEFORE_KEY: Final = (10, 18)  # by magic: bytes from the CRC of a message to where its key begins
 
@@ -94,7 +95,7 @@ class Piece:
 class ColumnsPiece(Piece):
     """Rows that numpy found."""
 
-    __slots__ = ("_arrow", "_blob", "_columns", "_epochs", "_names", "_sizes")
+    __slots__ = ("_arrow", "_blob", "_blob_start", "_columns", "_epochs", "_names", "_sizes")
 
     def __init__(self, columns: BatchColumns) -> None:
         super().__init__(len(columns.offsets))
@@ -105,7 +106,8 @@ class ColumnsPiece(Piece):
         )
         self._sizes = np.cumsum(columns.fields.length)
         joined = columns.joined
-        self._blob: bytes | None = joined if isinstance(joined, bytes) else None
+        self._blob: bytes | None = joined if isinstance(joined, bytes) else None  # at least from _blob_start on
+        self._blob_start = 0
         self._names = _Names()
         self._arrow: tuple[pa.Schema, Any] | None = None
 
@@ -113,11 +115,12 @@ class ColumnsPiece(Piece):
         columns, part = self._columns, slice(start, stop)
         fields = columns.fields
         if self._blob is None:
-            self._blob = bytes(columns.joined)
+            self._blob_start = int(fields.key_start[0])
+            self._blob = bytes(columns.joined[self._blob_start : int(fields.end[-1])])
         types = columns.types[part]
         has_one_type = bool((types == types[0]).all())
-        keys, key_sizes = _cut(self._blob, fields.key_start[part], fields.key_length[part])
-        values, value_sizes = _cut(self._blob, fields.value_start[part], fields.value_length[part])
+        keys, key_sizes = self._cut(fields.key_start[part], fields.key_length[part])
+        values, value_sizes = self._cut(fields.value_start[part], fields.value_length[part])
         headers, header_sizes = self._headers(start, stop)
         return Rows(
             repeat(self._epochs) if isinstance(self._epochs, int) else self._epochs[part].tolist(),
@@ -152,20 +155,23 @@ class ColumnsPiece(Piece):
     def find(self, offset: int) -> int:
         return int(np.searchsorted(self._columns.offsets, offset))
 
+    def _cut(self, start: Int64s | Int32s, length: Int64s | Int32s) -> tuple[Column, Column]:
+        assert self._blob is not None
+        return _cut(self._blob, start - self._blob_start if self._blob_start else start, length)
+
     def _headers(self, start: int, stop: int) -> tuple[list[list[tuple[str, bytes | None]]], Column]:
         columns = self._columns
         found = columns.fields.headers
         counts = columns.fields.header_count[start:stop]
         if found is None or not counts.any():
             return [[] for _ in range(stop - start)], repeat(-1)
-        assert self._blob is not None
         first, last = map(int, np.searchsorted(found.record, (start, stop)))
         pairs: list[tuple[str, bytes | None]] = []
         shared: dict[tuple[bytes, bytes | None], tuple[str, bytes | None]] = {}
         for at in range(first, last, _HEADERS_AT_ONCE):
             part = slice(at, min(at + _HEADERS_AT_ONCE, last))
-            keys, _ = _cut(self._blob, found.key_start[part], found.key_length[part])
-            values, _ = _cut(self._blob, found.value_start[part], found.value_length[part])
+            keys, _ = self._cut(found.key_start[part], found.key_length[part])
+            values, _ = self._cut(found.value_start[part], found.value_length[part])
             named = zip(map(self._names.__getitem__, keys), values)
             # Millions of headers of a few bytes are mostly alike.
             pairs += map(shared.setdefault, *itertools.tee(named)) if last - first > _HEADERS_AT_ONCE else named
@@ -266,26 +272,30 @@ class RecordsPiece(Piece):
         return self.rows
 
 
-def read_pieces(sections: Sections) -> Iterator[Piece]:
-    """The rows of batches of message format v2; an error in them is that of the last piece."""
+def read_pieces(sections: Sections, from_offset: int) -> Iterator[Piece]:
+    """The rows of batches of message format v2, of which those below `from_offset` have no headers.
+
+    An error in them is that of the last piece.
+    """
     given = -1  # the last offset
     if sections.headers["record_count"].sum() > _FEW_ROWS:
         try:
-            for columns in iter_columns(sections, include_headers=True):
+            for columns in iter_columns(sections, include_headers=True, from_offset=from_offset):
                 yield ColumnsPiece(columns)
                 given = int(columns.offsets[-1])
             return
         except Doubt:
             pass
-    yield from _plain_pieces(row for row in _plain_rows(sections) if row.record.offset > given)
+    rows = _plain_rows(sections, max(from_offset, given + 1))
+    yield from _plain_pieces(row for row in rows if row.record.offset > given)
 
 
-def _plain_rows(sections: Sections) -> Iterator[PlainRow]:
+def _plain_rows(sections: Sections, from_offset: int) -> Iterator[PlainRow]:
     found, joined, starts, ends = sections
     view = memoryview(joined)
     for header, start, end in zip(map(batch_header, found), starts.tolist(), ends.tolist()):
         kind = int(header.has_log_append_time)
-        for record, size in decode_section(header, view[start:end]):
+        for record, size in decode_section(header, view[start:end], from_offset):
             yield PlainRow(record, kind, header.partition_leader_epoch, size)
 
 
@@ -314,14 +324,14 @@ def _plain_pieces(rows: Iterator[PlainRow]) -> Iterator[Piece]:
         found: list[PlainRow] = []
         error: RecordBatchError | None = None
         try:
-            found.extend(itertools.islice(rows, _PLAIN_AT_ONCE))
+            is_more = fill(found, rows, _PLAIN_AT_ONCE, _PLAIN_BYTES, lambda row: row.size)
         except RecordBatchError as failure:
-            error = failure
+            error, is_more = failure, False
         piece = RecordsPiece(found)
         piece.error = error
         if found or error is not None:
             yield piece
-        if error is not None or len(found) < _PLAIN_AT_ONCE:
+        if not is_more:
             return
 
 

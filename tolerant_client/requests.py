@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import io
 import struct
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from tolerant_client import apis
 from tolerant_client.api_rows import FETCH_IN_SESSION
 from tolerant_client.apis import Buffer, OtherSubject
-from tolerant_client.identity import speaks_of
+from tolerant_client.identity import Names, speaks_of, spoken_of
 from tolerant_client.request_facts import expected_ms, order_keys, partitions_of, row_of
 from tolerant_client.wire import skip_tags
 
@@ -104,23 +105,37 @@ class KafkaRequest:
     def _check_identity(self, response: Any) -> None:
         """An answer that decodes may still be another request's: it must speak of what was asked for."""
         request = self._request
+        meant: Any = response
         if self.API_KEY == apis.PRODUCE:
-            speaks = set(self.order_keys) == partitions_of(response.responses, "name", "partition_responses", "index")
+            asked = set(self.order_keys)
+            names: Any = partitions_of(response.responses, "name", "partition_responses", "index")
+            speaks = names == asked
             if not all(-1 <= code <= _LARGEST_ERROR_CODE for code in _codes(response)):
                 # For good: kafka-python fails a batch, and all later ones, on a code it does not know.
                 raise ValueError(f"{self.name} answer has an error code that no Kafka has")
+            if not names <= asked:
+                meant = None  # kafka-python fails with a KeyError on a partition of nobody, and the batch waits on
         elif self.API_KEY != apis.FETCH:
             speaks = speaks_of(self.API_KEY, self.API_VERSION, request, response)
-        elif self.row is FETCH_IN_SESSION and request.session_epoch != 0:
-            session_id = response.session_id
-            speaks = session_id == request.session_id or session_id == 0
-        elif self.API_VERSION <= _LAST_FETCH_BY_NAME:
-            asked = partitions_of(request.topics, "topic", "partitions", "partition")
-            speaks = asked >= partitions_of(response.responses, "topic", "partitions", "partition_index")
+            names = None if speaks else spoken_of(self.API_KEY, self.API_VERSION, response)
         else:
-            return
+            speaks, names = self._fetched(response)
         if not speaks:
-            raise OtherSubject(f"{self.name} answer speaks of something else than its request", response)
+            raise OtherSubject(f"{self.name} answer speaks of something else than its request", meant, names)
+
+    def _fetched(self, response: Any) -> tuple[bool, Names]:
+        """What is named twice is a partition under another one's name, whose position its records would move."""
+        request = self._request
+        is_incremental = self.row is FETCH_IN_SESSION and request.session_epoch != 0
+        if is_incremental and response.session_id not in (request.session_id, 0):
+            return False, Counter([(response.session_id,)])
+        if self.API_VERSION > _LAST_FETCH_BY_NAME:
+            return True, Counter()
+        answered = partitions_of(response.responses, "topic", "partitions", "partition_index")
+        if len(answered) < sum(len(topic.partitions) for topic in response.responses):
+            return False, Counter((t.topic, part.partition_index) for t in response.responses for part in t.partitions)
+        speaks = is_incremental or answered <= partitions_of(request.topics, "topic", "partitions", "partition")
+        return speaks, Counter() if speaks else Counter(answered)
 
 
 def _codes(response: Any) -> list[int]:

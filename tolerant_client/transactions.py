@@ -13,6 +13,10 @@ Laws:
   where a broker lost track of the sequence it drops the transaction and calls the commit a success.
 - That the coordinator is away is watched and said as coordinator_watch.py lays down.  The error changes no state: the
   request goes on, and the same call, made again, waits for it again.
+- Every call has an end.  A request that ends in a way that ends kafka-python's producer (no answer in time, most of
+  all) bounds the calls that wait: after `max_block_ms` they raise a KafkaTimeoutError, which changes no state either.
+  Refused connections end neither kafka-python's calls nor ours.  What still waits when the producer has been closed
+  fails.
 """
 
 from __future__ import annotations
@@ -33,10 +37,11 @@ from kafka.protocol.metadata import CoordinatorType
 
 from tolerant_client.coordinator_partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from tolerant_client.coordinator_watch import CoordinatorWatch
-from tolerant_client.errors import TransactionOutcomeUnknownError
+from tolerant_client.errors import ConnectionLostError, TransactionOutcomeUnknownError
 
 _LOOK_EVERY = 0.2  # seconds
 _LAST_LOOK = 0.25  # seconds, for a call whose time is over, and whose error shall say why
+_MAX_BLOCK_MS = 60_000  # kafka-python's default
 _WATCHED = {CoordinatorType.TRANSACTION: TRANSACTIONS_TOPIC, CoordinatorType.GROUP: OFFSETS_TOPIC}
 
 
@@ -53,11 +58,14 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
         }
         self._completion: tuple[str, _WatchedResult] | None = None
         self._is_copy_left = False  # of a request of this transaction, in some broker
+        config = getattr(self._connections, "config", {})
+        self._max_block = config.get("max_block_ms", _MAX_BLOCK_MS) / 1000
+        self._is_bounded = False  # the calls that wait, by `max_block`
         self._fence: _WatchedResult | None = None
 
     def initialize_transactions(self) -> Any:
         """Starts the initialization; returns what to wait for."""
-        return _WatchedResult(super().initialize_transactions(), self)
+        return _WatchedResult(super().initialize_transactions(), self, "initialization")
 
     def begin_transaction(self) -> None:
         """Begins a transaction, once nothing of an earlier one can end it any more."""
@@ -67,6 +75,7 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
             fence.wait()
             self._fence = None
         super().begin_transaction()
+        self._completion = None
 
     def begin_commit(self) -> Any:
         """Starts the commit, or goes on with the one that was begun; returns what to wait for."""
@@ -78,13 +87,30 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
 
     def send_offsets_to_transaction(self, offsets: Any, group_metadata: Any) -> Any:
         """Adds offsets of a group; returns what to wait for."""
-        return _WatchedResult(super().send_offsets_to_transaction(offsets, group_metadata), self)
+        return _WatchedResult(super().send_offsets_to_transaction(offsets, group_metadata), self, "offset commit")
 
     def _complete(self, how: str, begin: Any) -> Any:
         with self._lock:
-            if self._completion is None or self._completion[0] != how or self._completion[1].is_done:
-                self._completion = (how, _WatchedResult(begin(), self))
+            if self._completion is None or self._completion[0] != how or self._completion[1].is_told:
+                if self.is_closed:
+                    raise Errors.KafkaError(f"{self.transactional_id}: the producer is closed")
+                self._completion = (how, _WatchedResult(begin(), self, how))
             return self._completion[1]
+
+    # -- when a call ends -------------------------------------------------------
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is sent any more: kafka-python's sender closes the connections when it ends."""
+        return bool(getattr(self._connections, "closed", False))
+
+    def max_wait(self) -> float:
+        """Seconds that a call without a timeout of its own may wait."""
+        return self._max_block if self._is_bounded else float("inf")
+
+    def bound_calls(self) -> None:
+        """A request ended in a way by which kafka-python ends the producer, and with it every call."""
+        self._is_bounded = True
 
     # -- what became of it ------------------------------------------------------
 
@@ -110,7 +136,7 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
         self._sequence_numbers.clear()
         self._last_acked_offset.clear()
         request = InitProducerIdHandler(self, self.transaction_timeout_ms, is_epoch_bump=True)
-        self._fence = _WatchedResult(request.result, self)
+        self._fence = _WatchedResult(request.result, self, "new epoch of the producer")
         self._enqueue_request(request)
 
     def classify_batch_error(self, error: Any, batch: Any, log_start_offset: int = -1) -> Any:
@@ -176,6 +202,7 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
 
     def answered(self) -> None:
         """A request to a coordinator has been answered."""
+        self._is_bounded = False
         for watch in self._watches.values():
             watch.answered()
 
@@ -209,6 +236,8 @@ class _Ending:
     def on_complete(self, correlation_id: int, outcome: Any) -> None:
         """Takes the answer, or what ended the connection: all of it means to try again."""
         if isinstance(outcome, (Errors.RetriableError, Errors.InvalidReceiveError)):
+            if _ends_stocks_producer(outcome):
+                self._handler.transaction_manager.bound_calls()
             # Of a lookup nothing can be left, an InitProducerId cannot be fenced by another one.
             is_harmless = isinstance(self._handler, (FindCoordinatorHandler, InitProducerIdHandler))
             if not is_harmless and not isinstance(outcome, Errors.NodeNotReadyError):
@@ -240,12 +269,19 @@ class _Ending:
         return unknown
 
 
-class _WatchedResult:
-    """kafka-python's TransactionalRequestResult, whose wait looks after the coordinator."""
+def _ends_stocks_producer(outcome: Exception) -> bool:
+    cause = outcome.__cause__ if isinstance(outcome, ConnectionLostError) else outcome
+    return not isinstance(cause, (Errors.KafkaConnectionError, OSError))
 
-    def __init__(self, result: Any, owner: TolerantTransactionManager) -> None:
+
+class _WatchedResult:
+    """kafka-python's TransactionalRequestResult, whose wait looks after the coordinator; `what` is what it is of."""
+
+    def __init__(self, result: Any, owner: TolerantTransactionManager, what: str) -> None:
         self._result = result
         self._owner = owner
+        self._what = what
+        self.is_told = False  # to a caller
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._result, name)
@@ -253,15 +289,41 @@ class _WatchedResult:
     def wait(self, timeout_ms: float | None = None) -> bool:
         """True when the request has been answered, False when `timeout_ms` passed.
 
-        Raises the request's own error, and CoordinatorUnavailableError.
+        Raises the request's own error, CoordinatorUnavailableError, without `timeout_ms` KafkaTimeoutError, and
+        where the producer was closed TransactionOutcomeUnknownError (a commit) or KafkaError.
         """
-        deadline = float("inf") if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        began = time.monotonic()
         while True:
-            patience = max(0.0, min(_LOOK_EVERY, deadline - time.monotonic()))
-            if self._result.wait(timeout_ms=patience * 1000):
+            longest = self._owner.max_wait() if timeout_ms is None else timeout_ms / 1000
+            left = max(0.0, began + longest - time.monotonic())
+            is_closed = self._owner.is_closed  # what was done before that is seen below
+            if self._is_done(min(_LOOK_EVERY, left)):
                 self._owner.answered()
                 return True
-            is_over = time.monotonic() >= deadline
-            self._owner.say_what_is_wrong(is_last_chance=is_over)
-            if is_over:
+            if is_closed:
+                raise self._closed()
+            self._owner.say_what_is_wrong(is_last_chance=left == 0)
+            if left == 0 and timeout_ms is not None:
                 return False
+            if left == 0:
+                raise Errors.KafkaTimeoutError(
+                    f"{self._owner.transactional_id}: the {self._what} has not been answered in {longest:.1f} s"
+                    " (max_block_ms); make the same call again to wait for it again"
+                )
+
+    def _is_done(self, patience: float) -> bool:
+        is_done = False
+        try:
+            is_done = bool(self._result.wait(timeout_ms=patience * 1000))
+        finally:
+            self.is_told = self.is_told or self._result.is_done
+        return is_done
+
+    def _closed(self) -> Errors.KafkaError:
+        name = self._owner.transactional_id
+        if self._what == "commit":
+            return TransactionOutcomeUnknownError(
+                f"{name}: the producer was closed before the commit was answered: it may or may not be committed. Read"
+                " the topic, or the offsets that were committed with it, to know"
+            )
+        return Errors.KafkaError(f"{name}: the producer was closed before the {self._what} was answered")

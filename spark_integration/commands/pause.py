@@ -158,7 +158,7 @@ def require_known(link: str, links: Collection[str]) -> None:
 def _change(given: GivenLink, change: Callable[[LinkControl], LinkControl], dry_run: bool, as_json: bool) -> None:
     async def ask(target: RawCluster) -> tuple[LinkControl, LinkControl]:
         before = await read_control(target, given.link)
-        require_known(given.link, await read_controls(target))
+        require_known(given.link, (await read_controls(target)).links)
         before.require_not_promoted(given.link)
         return before, change(before) if dry_run else await update_control(target, given.link, change)
 

@@ -12,7 +12,7 @@ import heapq
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -64,6 +64,7 @@ class OffsetRange:
     partition: int
     from_offset: int
     until_offset: int
+    topic_id: str | None = None  # of the topic that the offsets are of; None where the brokers tell none
 
     @property
     def size(self) -> int:
@@ -199,10 +200,7 @@ def plan_ranges(
 
 def _split(whole: OffsetRange, count: int) -> list[OffsetRange]:
     cuts = [whole.from_offset + whole.size * i // count for i in range(count + 1)]
-    return [
-        OffsetRange(whole.topic, whole.partition, start, end)
-        for start, end in zip(cuts, cuts[1:], strict=False)
-    ]
+    return [replace(whole, from_offset=start, until_offset=end) for start, end in zip(cuts, cuts[1:], strict=False)]
 
 
 def _parse_object(text: str, option: str, example: str) -> dict[str, Any]:

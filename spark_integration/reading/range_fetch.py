@@ -5,6 +5,7 @@ Laws:
 - The position only moves over what was received and checked, or over what two
   answers of the broker agree is gone (INCIDENTS.md 2).
 - OFFSET_OUT_OF_RANGE is never believed by itself: ListOffsets decides.
+- Records of another topic of the same name are never taken: every fetch names the topic's id, where the range has one.
 - Without progress for `poll_timeout_ms` it ends with an error, never silently.
 """
 
@@ -19,6 +20,7 @@ from kafka.structs import TopicPartition
 
 from spark_integration.reading.offsets import EARLIEST, EARLIEST_LOCAL, LATEST, OffsetRange
 from spark_integration.reading.options import ReadOptions
+from spark_integration.reading.topic_fetch import fetch_of_topic
 from tolerant_client.committed import skip_aborted
 from tolerant_client.errors import (
     ClusterUnreachableError,
@@ -141,11 +143,15 @@ class RangeFetch:
     async def _is_there(self) -> bool:
         """Looks the leader up again; a partition that is gone three times in a row is lost."""
         topic, number = self._partition
-        if number in (await self._cluster.partitions([topic])).get(topic, ()):
+        known = self._range.topic_id
+        if number not in (await self._cluster.partitions([topic])).get(topic, ()):
+            self._why = "it does not exist any more"
+        elif known is not None and (now := self._cluster.topic_ids.get(topic, known)) != known:
+            self._why = f"its topic was deleted and created again (its id was {known} and is {now})"
+        else:
             await self._cluster.refresh()
             self._is_stale = False
             return True
-        self._why = "it does not exist any more"
         if self._is_believed(self._why):
             self._lost(self._range.until_offset, self._why)
         return False
@@ -153,8 +159,10 @@ class RangeFetch:
     async def _fetch(self) -> FetchedPartition | None:
         await self._cluster.connect()
         node = await self._cluster.leader(self._partition)
-        for answer in await self._cluster.fetch(
+        for answer in await fetch_of_topic(
+            self._cluster,
             node,
+            self._range.topic_id,
             {self._partition: self.position},
             max_wait_ms=self._max_wait_ms,
             max_bytes=self._max_bytes,

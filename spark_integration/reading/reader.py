@@ -1,7 +1,7 @@
 """The batch reader behind spark.read.format("tolerantkafka"), and what every task does with its range.
 
 Laws:
-- The driver resolves partitions and offsets once; a task reads exactly its range.
+- The driver resolves partitions and offsets once; a task reads exactly its range, of the topic that had them then.
 - A task holds one Fetch answer, perhaps the next one, and one piece of Arrow data, whatever the range.
 - Connections belong to the Python worker process, which Spark reuses.
 - Filters are Spark's to evaluate: it keeps what a Python source planned for one scan (up to 4.3 for all scans of the same

@@ -4,6 +4,7 @@ Laws:
 - Every offset that a user wrote down is compared with the log before a task starts.
 - What is missing raises DataLossError, or is left out if failOnDataLoss is false.
 - All partitions are asked in one request for each leader.
+- A range carries the id that its topic had before its offsets were asked for: what reads it compares the two.
 
 Error conditions in brackets are those of Spark's kafka-error-conditions.json.
 """
@@ -47,6 +48,7 @@ async def resolve_ranges(cluster: RawCluster, options: ReadOptions) -> list[Offs
     Raises OptionError for what does not exist, DataLossError for what no longer does.
     """
     partitions = await find_partitions(cluster, options)
+    ids = dict(cluster.topic_ids)
     for spec in (options.start, options.end):
         check_same_partitions(spec, partitions)
     earliest = await cluster.list_offsets(dict.fromkeys(partitions, EARLIEST))
@@ -62,7 +64,7 @@ async def resolve_ranges(cluster: RawCluster, options: ReadOptions) -> list[Offs
             _check_in_log(options.start, partition, start, log_range)
             _check_in_log(options.end, partition, end, log_range)
         start, end = max(start, log_range[0]), min(end, log_range[1])
-        ranges.append(OffsetRange(partition.topic, partition.partition, start, max(start, end)))
+        ranges.append(OffsetRange(partition.topic, partition.partition, start, max(start, end), ids.get(partition.topic)))
     return plan_ranges(ranges, options.min_partitions, options.max_records_per_partition)
 
 
@@ -156,10 +158,11 @@ async def earliest_offsets(cluster: RawCluster, partitions: Sequence[TopicPartit
 
 
 async def micro_batch_ranges(
-    cluster: RawCluster, options: ReadOptions, start: Offsets, end: Offsets
+    cluster: RawCluster, options: ReadOptions, start: Offsets, end: Offsets, ids: Mapping[str, str]
 ) -> list[OffsetRange]:
     """The planned ranges between two offsets of a stream; partitions that are new start at their beginning.
 
+    `ids` are those of the topics that `end` speaks of, as far as they are known.
     Raises DataLossError for partitions that are gone, were added late, or whose log became shorter.
     """
     new = sorted(end.keys() - start.keys())
@@ -185,7 +188,7 @@ async def micro_batch_ranges(
         if until < known:
             where = f"{partition.topic}-{partition.partition}"
             _report(options, "PARTITION_OFFSET_CHANGED", f"the end of {where} was {known} and is {until} now")
-        ranges.append(OffsetRange(partition.topic, partition.partition, known, until))
+        ranges.append(OffsetRange(partition.topic, partition.partition, known, until, ids.get(partition.topic)))
     return plan_ranges(ranges, options.min_partitions, options.max_records_per_partition)
 
 

@@ -11,7 +11,9 @@ Laws:
 - Micro-batches end where Spark's own source would end them (admission.py).
 - What is read decides what is committed to a group, never the other way round.
 - Offsets count for the topic that they were taken of: one that was created again
-  under the same name is lost data, whatever offsets its new log has.
+  under the same name is lost data, whatever offsets its new log has.  A checkpoint
+  of Spark's own source has no ids: the first micro-batch writes them down, empty
+  where there is nothing to read.
 - Spark asks for the next end only once the batch before it is done: where that
   one starts is finished, and may be committed to a group.
 """
@@ -102,8 +104,10 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             new = sorted(latest.keys() - given.keys())
             first = cluster.run(earliest_offsets, cluster, new) if new else {}
             end = self._admission.end(given, latest, first, time.monotonic() * 1000)
-        # Ids that were not known before are no reason for a batch.
-        return start if not anew and end == given else nested_offsets(end, ids)
+        found = nested_offsets(end, ids)
+        # Ids that the checkpoint does not have yet are a batch of their own, without rows: from it on they are compared.
+        is_known = not anew and topic_ids(found).items() <= topic_ids(start).items()
+        return start if is_known and end == given else found
 
     def reportLatestOffset(self) -> NestedOffsets | None:
         return nested_offsets(self._latest) if self._latest else None
@@ -111,15 +115,17 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: NestedOffsets, end: NestedOffsets) -> Sequence[InputPartition]:
         cluster = self._connected()
         until = flat_offsets(end)
-        if self._latest is None:  # planned by a former run
-            cluster.run(cluster.partitions, {partition.topic for partition in until})
+        # The end may be of a former run, or of what Trigger.AvailableNow saw first.
+        cluster.run(cluster.partitions, {partition.topic for partition in until})
+        ids = {**cluster.topic_ids, **topic_ids(end)}
         # What was planned of a topic that is there no more is not read of the new one: the next batch begins there.
         gone = check_same_topics(self.options, topic_ids(end), cluster.topic_ids)
         anew = gone | check_same_topics(self.options, topic_ids(start), topic_ids(end))
         until = _without(gone, until)
         if self._available_now is not None:
             check_end(until, self._available_now, cluster.run(latest_offsets, cluster, self.options, until))
-        ranges = cluster.run(micro_batch_ranges, cluster, self.options, _without(anew, flat_offsets(start)), until)
+        known = _without(anew, flat_offsets(start))
+        ranges = cluster.run(micro_batch_ranges, cluster, self.options, known, until, ids)
         return [RangePartition(wanted) for wanted in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

@@ -10,13 +10,20 @@ A. One decision a micro-batch.  It is committed in a transaction of the sink's o
    former decision was read: of two drivers that decide at once the brokers fence one, and it reads what the other decided.
 B. What was decided is ended, never aborted: a driver that finds its micro-batch decided ends what that decision names,
    and aborts what its own tasks wrote.
-   Once all of it is ended, a note beside the decision says so, and a repeat ends nothing any more.  Without the note a
-   transaction whose id the brokers have forgotten may be committed or aborted: neither is taken for granted.
+   Once all of it is ended, a note beside the decision says so, and a repeat ends nothing any more.  The note is a must,
+   committed as decisions are: where it cannot be, the micro-batch fails, to be repeated.  What ending a transaction
+   told counts for a driver that is the decider still after it was told: if another one came between, the note may
+   stand, and the ids may be in use again.  Without the note a transaction whose id the brokers have forgotten may be
+   committed or aborted: neither is taken for granted.
 C. A transaction that is not decided is aborted only by its own run, or after a decision that names its run as
    superseded; a superseded run decides nothing any more.  What it has to write may be written all the same: the same
    micro-batch with the same rows is a repeat, whoever decided it.
 D. A transactional id names one transaction of a micro-batch at most, and belongs to one process: no attempt of a task
-   can fence another one, nor what the driver has chosen.
+   can fence another one, nor what the driver has chosen.  A later micro-batch of the same run takes it again, after the
+   note of law B.
+E. A decision is made only while a reserve is left of the time that brokers give its transactions: a minute, or a third
+   of a transaction.timeout.ms that is below three minutes.  Half of it is what the decider's own transaction has; the
+   rest is for the ends, which are insisted on.  Each worker's clock is compared with the driver's for this.
 
 Guaranteed, for consumers with isolation.level=read_committed:
 - A micro-batch is written once, whatever number of tasks Spark gives to it, and to its repeat: with a shuffle, adaptive
@@ -31,10 +38,11 @@ What it costs and where it ends:
   read_committed see nothing that lies behind an open transaction, so a killed query holds them up until it has
   committed a micro-batch again, or for transaction.timeout.ms.
 - A micro-batch that takes longer than transaction.timeout.ms (15 minutes here, the most that brokers allow by default)
-  fails, with nothing committed: make it smaller with maxOffsetsPerTrigger, or raise transaction.max.timeout.ms at the
-  brokers and kafka.transaction.timeout.ms here.
-- Between the decision and the last end of a transaction lie some round trips.  A driver that dies within them, and is not
-  started again within transaction.timeout.ms, has the brokers abort what was decided.  If they aborted all of it, the
+  less the reserve of law E fails, with nothing committed: make it smaller with maxOffsetsPerTrigger, or raise
+  transaction.max.timeout.ms at the brokers and kafka.transaction.timeout.ms here.
+- Between the decision and the last end of a transaction lie some round trips.  Where the driver dies or stands still
+  within them (or the brokers are away, or its clock is behind a worker's by more than the reserve), and nobody ends the
+  transactions within transaction.timeout.ms, the brokers abort what was decided.  If they aborted all of it, the
   restart writes the micro-batch again; if some was ended, DataLossError says so, and nothing more is written.  If it
   comes only after transactional.id.expiration.ms (7 days), OutcomeUnknownError says where to look.
 - A decision stands beside every topic that was written to: brokers that are told to delete all of them forget it.
@@ -75,6 +83,7 @@ GROUP_PREFIX: Final = "tolerant-sink-"
 _PIECE: Final = 4000  # characters, below the brokers' offset.metadata.max.bytes, 4096
 _PIECES: Final = 1000  # that a decision may have: some 50,000 transactions
 _SUPERSEDED: Final = 20  # runs that a decision remembers
+_RESERVE_MS: Final = 60_000
 _SINKS: Final = 64  # that a process remembers the ids of
 _ID: Final = re.compile(r"([0-9a-f]+)/[0-9a-f]+-[0-9]+")
 
@@ -286,6 +295,11 @@ class SinkBatch:
             )
 
 
+def reserve_ms(timeout_ms: int) -> int:
+    """How much of transaction.timeout.ms must be left for a decision to be made (law E)."""
+    return min(_RESERVE_MS, timeout_ms // 3)
+
+
 class TransactionNames:
     """The transactional ids that one process gives to its tasks (law D)."""
 
@@ -293,7 +307,7 @@ class TransactionNames:
         self._given: dict[tuple[int, str, str], tuple[str, int, int]] = {}
 
     def take(self, place: SinkBatch) -> str:
-        """An id for one attempt of a task; those of former micro-batches are taken again, as they are settled.
+        """An id for one attempt of a task; those of former micro-batches are taken again: their notes stand (law B).
 
         Raises ProducerFencedError where this process has worked for a later micro-batch already.
         """

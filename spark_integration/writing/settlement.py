@@ -5,19 +5,22 @@ The laws are those of exactly_once.py.  The order, for a micro-batch that was no
 1. Every chosen transaction is still open (the broker compares its epoch): one that has timed out fails the micro-batch.
 2. What other attempts and other runs left open is listed.
 3. The decider's transaction begins, which fences other deciders; the former decision is read.
-4. The decision is committed.
-5. The chosen transactions are committed, all at once, and a note says so; then what was left open is aborted.
-6. What is open is listed once more, and what belongs to this run is aborted: attempts that Spark killed late.  So it is
+4. The decision is committed, if a reserve of time is left.
+5. The chosen transactions are committed, all at once.
+6. The decider's next transaction, which begins only if no other decider came between, commits the note that all is
+   ended; then what was left open is aborted.
+7. What is open is listed once more, and what belongs to this run is aborted: attempts that Spark killed late.  So it is
    after a repeat, a micro-batch without rows and an abort.
 
 A driver that dies before the end of 4 has decided nothing; one that dies after it is followed by a repeat of the
-micro-batch, which finds the decision and does step 5 again, unless it finds the note.
+micro-batch, which finds the decision and does steps 5 and 6 again, unless it finds the note.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,10 +30,9 @@ from kafka.structs import TopicPartition
 from pyspark.sql.datasource import WriterCommitMessage
 
 from spark_integration.connections import borrowed_cluster
-from spark_integration.writing.exactly_once import Decision, SinkBatch, Written
+from spark_integration.writing.exactly_once import Decision, SinkBatch, Written, reserve_ms
 from spark_integration.writing.options import WriteOptions
-from tolerant_client.errors import DataLossError, OutcomeUnknownError, ProducerFencedError
-from tolerant_client.mirror.link.group_requests import commit_offsets
+from tolerant_client.errors import DataLossError, OutcomeUnknownError, ProducerFencedError, RepeatDiffersError
 from tolerant_client.producer_transaction import (
     CommittedOffset,
     Coordinators,
@@ -43,7 +45,6 @@ from tolerant_client.raw import RawCluster
 
 log = logging.getLogger(__name__)
 
-_DECIDER_TIMEOUT_MS: Final = 60_000
 _ABORT_PATIENCE_MS: Final = 5_000
 _DECIDERS: Final = 5  # times that another decider may come between
 _OPEN: Final = ("Ongoing",)
@@ -61,6 +62,7 @@ class WrittenTask(WriterCommitMessage):
     transaction: PreparedTransaction | None = None
     partition: TopicPartition | None = None  # one that is in the transaction
     topics: tuple[str, ...] = ()
+    opened_at: float = 0.0  # right before the transaction was open; s since the epoch, by the task's clock
 
 
 def commit_tasks(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -105,7 +107,7 @@ class _Settlement:
         self._place = place
         self._written = Written.total(task.written for task in tasks)
         self._chosen = [task.transaction for task in tasks if task.transaction is not None]
-        timeout_ms = min(_DECIDER_TIMEOUT_MS, options.transaction_timeout_ms)
+        timeout_ms = max(1, reserve_ms(options.transaction_timeout_ms) // 2)  # law E
         self._coordinators = Coordinators(cluster)
         self._decider = ProducerTransaction(cluster, self._place.decider, timeout_ms, self._coordinators)
         self._timed_out: ProducerFencedError | None = None  # no matter where the micro-batch was decided before
@@ -139,12 +141,7 @@ class _Settlement:
         try:
             await transaction.add_partitions([task.partition])
         except (ProducerFencedError, Errors.InvalidProducerIdMappingError) as error:
-            raise ProducerFencedError(
-                f"{self._place.what} took longer than transaction.timeout.ms,"
-                f" {self._options.transaction_timeout_ms} ms, and the brokers have aborted a part of it; nothing was"
-                f" committed. {'Make micro-batches smaller (maxOffsetsPerTrigger)' if self._place.owner else 'Write less'}"
-                " or raise kafka.transaction.timeout.ms and the brokers' transaction.max.timeout.ms"
-            ) from error
+            raise self._too_long("and the brokers have aborted a part of it") from error
 
     async def _decide(self, listed: set[str] | None) -> tuple[Decision, set[str]]:
         """The decision that stands, carried out, and what else is to be aborted."""
@@ -153,18 +150,8 @@ class _Settlement:
         found = await self._found()
         if found is None and place.is_named:
             await self._check_former()
-        if found is not None and place.is_repeat(found, self._written):
-            if await self._is_ended(found):
-                return found, {transaction.transactional_id for transaction in self._chosen}
-            lost = await self._end(found)
-            if len(lost) < len(found.transactions) or not lost:
-                self._check_whole(found, lost)
-                await self._note_ended(found)
-                return found, {transaction.transactional_id for transaction in self._chosen}
-            # All of it was aborted after transaction.timeout.ms: these tasks have written it again.
-            place.check_in_charge(found)
-        else:
-            self._stands = set()
+        if found is not None and await self._is_done(found):
+            return found, {transaction.transactional_id for transaction in self._chosen}
         if self._timed_out is not None:
             raise self._timed_out
         if listed is None:  # brokers before 3.0 do not tell: most likely what the former run last used
@@ -175,66 +162,120 @@ class _Settlement:
         # At once: a repeat finds it beside any topic that is left, and what was found is replaced wherever it stands.
         beside = sorted(self._stands | self._beside())
         for number, piece in enumerate(place.pieces(decision)):
-            for at in range(0, len(beside), _TOPICS):
-                await self._decider.commit_offset(place.group(number), beside[at : at + _TOPICS], piece)
+            await self._commit_beside(beside, place.group(number), piece)
+        self._check_time()
         await self._decider.commit()
         self._stands = set(beside)
-        self._check_whole(decision, await self._end(decision))
-        await self._note_ended(decision)
+        if not await self._carry_out(decision):
+            self._timed_out = self._too_long("and the brokers have aborted all of it")
+            raise self._timed_out
         settled = {place.run, *decision.superseded}  # law C
         return decision, {name for name in listed if place.run_of(name) in settled}
 
-    async def _end(self, decision: Decision) -> list[PreparedTransaction]:
-        """Commits what was decided; returns the transactions that the brokers had aborted.
+    async def _is_done(self, found: Decision) -> bool:
+        """Whether this micro-batch is what was decided, which is carried out then; raises what is_repeat raises."""
+        differs: RepeatDiffersError | None = None
+        try:
+            if not self._place.is_repeat(found, self._written):
+                self._stands = set()
+                return False
+        except RepeatDiffersError as error:  # which says that it is committed: law B holds all the same
+            differs = error
+        if await self._is_ended(found) or await self._carry_out(found):
+            if differs is not None:
+                raise differs
+            return True
+        # All of it was aborted after transaction.timeout.ms: these tasks have written it again.
+        self._place.check_in_charge(found)
+        if found.run == self._place.run:  # or it is what they have written
+            self._timed_out = self._too_long("and the brokers have aborted all of it")
+        return False
 
-        Raises OutcomeUnknownError for those that they have forgotten.
+    def _check_time(self) -> None:
+        timeout_ms = self._options.transaction_timeout_ms
+        left_ms = timeout_ms - 1000 * (time.time() - min(task.opened_at for task in self._tasks))
+        if left_ms < reserve_ms(timeout_ms):
+            self._timed_out = self._too_long(
+                f"allows: {max(left_ms, 0) / 1000:.1f} s of it are left, and committing all of it safely is given"
+                f" {reserve_ms(timeout_ms) / 1000:.1f} s"
+            )
+            raise self._timed_out
+
+    async def _carry_out(self, decision: Decision) -> bool:
+        """Commits what was decided, and notes that; False where the brokers had aborted all of it instead.
+
+        Raises DataLossError where they had aborted a part, OutcomeUnknownError where they have forgotten, and
+        ProducerFencedError where another decider came between: it may have carried out this decision, and what was told
+        of the transactions says nothing then (law B).
         """
+        lost, forgotten = await self._end(decision)
+        await self._decider.begin_next()
+        if forgotten:
+            raise self._unknown(decision, forgotten)
+        if lost and len(lost) < len(decision.transactions):
+            raise self._written_in_part(decision, lost)
+        if not lost:
+            note = self._place.ended_note(decision)
+            await self._commit_beside(sorted(self._stands), self._place.ended_group, note)
+            await self._decider.commit()
+        return not lost
+
+    async def _commit_beside(self, beside: Sequence[TopicPartition], group: str, committed: CommittedOffset) -> None:
+        for at in range(0, len(beside), _TOPICS):
+            await self._decider.commit_offset(group, beside[at : at + _TOPICS], committed)
+
+    async def _end(self, decision: Decision) -> tuple[list[PreparedTransaction], list[PreparedTransaction]]:
+        """Commits each transaction; returns those that were fenced, and those that the brokers do not know."""
+        patience_ms = max(self._cluster.patience_ms, self._options.transaction_timeout_ms)  # law E
         lost: list[PreparedTransaction] = []
         forgotten: list[PreparedTransaction] = []
 
         async def end(prepared: PreparedTransaction) -> None:
             try:
-                await self._transaction(prepared).commit()
+                await self._transaction(prepared).commit(patience_ms)
             except (ProducerFencedError, Errors.InvalidTxnStateError):
                 lost.append(prepared)
             except Errors.InvalidProducerIdMappingError:  # ended in either way, or it would not have expired
                 forgotten.append(prepared)
 
         await self._all(end, decision.transactions)
-        if forgotten:
-            topics = ", ".join(sorted(partition.topic for partition in self._stands))
-            resume = f"the query resumes with commits/{decision.batch} added to its checkpoint"
-            is_there = resume if self._place.owner else "the write is done"
-            raise OutcomeUnknownError(
-                f"{self._place.what} was decided, and the brokers have forgotten {len(forgotten)} of its"
-                f" {len(decision.transactions)} transactions (transactional.id.expiration.ms): they were"
-                " committed, or aborted after transaction.timeout.ms."
-                f" Look for its {decision.written.rows} rows in {topics} with isolation.level=read_committed. If they"
-                f" are missing, choose another exactlyOnceId to write them; if they are there, {is_there}"
-            )
-        return lost
+        return lost, forgotten
 
     async def _is_ended(self, decision: Decision) -> bool:
         notes = await self._committed(self._place.ended_group, await self._markers())
         return self._place.ended_note(decision) in notes.values()
 
-    async def _note_ended(self, decision: Decision) -> None:
-        """Without it a repeat ends everything again, for as long as the brokers remember it."""
-        group = self._place.ended_group
-        notes = dict.fromkeys(self._stands, self._place.ended_note(decision))
-        codes, failures = await commit_offsets(self._cluster, {group: notes})
-        errors = {*codes.get(group, {}).values()} - {0}
-        if errors or failures:
-            log.warning("The note of %r that all is ended was not written: %s", group, failures or errors)
+    # -- what is told --------------------------------------------------------------
 
-    def _check_whole(self, decision: Decision, lost: Sequence[PreparedTransaction]) -> None:
-        if lost:
-            raise DataLossError(
-                f"{self._place.what} is written in part: the brokers aborted {len(lost)} of its"
-                f" {len(decision.transactions)} transactions after transaction.timeout.ms, before they could be"
-                " committed. Choose another exactlyOnceId to write all of it again: what was committed of it will be"
-                " there twice"
-            )
+    def _too_long(self, how: str) -> ProducerFencedError:
+        return ProducerFencedError(
+            f"{self._place.what} took longer than transaction.timeout.ms,"
+            f" {self._options.transaction_timeout_ms} ms, {how}; nothing was"
+            f" committed. {'Make micro-batches smaller (maxOffsetsPerTrigger)' if self._place.owner else 'Write less'}"
+            " or raise kafka.transaction.timeout.ms and the brokers' transaction.max.timeout.ms"
+        )
+
+    def _written_in_part(self, decision: Decision, lost: Sequence[PreparedTransaction]) -> DataLossError:
+        return DataLossError(
+            f"{self._place.what} is written in part: the brokers aborted {len(lost)} of its"
+            f" {len(decision.transactions)} transactions after transaction.timeout.ms, before they could be"
+            " committed. Choose another exactlyOnceId to write all of it again: what was committed of it will be"
+            " there twice"
+        )
+
+    def _unknown(self, decision: Decision, forgotten: Sequence[PreparedTransaction]) -> OutcomeUnknownError:
+        topics = ", ".join(sorted(partition.topic for partition in self._stands))
+        resume = f"the query resumes with commits/{decision.batch} added to its checkpoint"
+        is_there = resume if self._place.owner else "the write is done"
+        return OutcomeUnknownError(
+            f"{self._place.what} was decided, and the brokers have forgotten {len(forgotten)} of its"
+            f" {len(decision.transactions)} transactions (transactional.id.expiration.ms): they were"
+            " committed, or aborted after transaction.timeout.ms."
+            f" Look for its {decision.written.rows} rows in {topics} with isolation.level=read_committed. If they"
+            f" are missing, choose another exactlyOnceId to write them; if they are there, {is_there}"
+        )
+
+    # -- what is left ----------------------------------------------------------------
 
     async def _abort_left(self, names: set[str], decision: Decision | None) -> None:
         """Aborts these and whatever else this run has left open, but nothing that was decided for this micro-batch.

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -153,7 +154,8 @@ def _write_once(
         raise
     prepared = transaction.prepared if transaction.partition is not None else None
     topics = tuple(sorted(task.topics))
-    return WrittenTask(task.rows, task.dead, place, digest.result(), prepared, transaction.partition, topics)
+    opened_at = transaction.opened_at or time.time()
+    return WrittenTask(task.rows, task.dead, place, digest.result(), prepared, transaction.partition, topics, opened_at)
 
 
 async def _abort(producer: BatchProducer, transaction: ProducerTransaction) -> None:

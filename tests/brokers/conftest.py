@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 from support.repeats import Wire, commit, create, find_coordinator, new, partition_code, wait_for_leader
+from support.zookeeper_kafka import ZooKeeperKafka, require_zookeeper_kafka
 
 from tolerant_client.testing import KafkaCluster
 
@@ -23,6 +25,18 @@ def target_cluster(kafka_cluster_factory: Callable[..., KafkaCluster]) -> KafkaC
 @pytest.fixture(scope="session")
 def target(target_cluster: KafkaCluster) -> str:
     return target_cluster.bootstrap_servers
+
+
+@pytest.fixture(scope="module")
+def start_old_broker() -> Iterator[Callable[..., ZooKeeperKafka]]:
+    """Starts a broker of a version with ZooKeeper that lives until the end of the module; keywords are its configuration."""
+    with ExitStack() as stack:
+
+        def started(version: str, **broker_config: str) -> ZooKeeperKafka:
+            require_zookeeper_kafka(version)
+            return stack.enter_context(ZooKeeperKafka(version, broker_config))
+
+        yield started
 
 
 @pytest.fixture(scope="session")

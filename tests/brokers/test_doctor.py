@@ -30,7 +30,7 @@ from tolerant_client import KafkaProducer
 from tolerant_client.coordinator_partition import OFFSETS_TOPIC, partition_of
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.ledger import Ledger
-from tolerant_client.mirror.link.control import CONTROL_TOPIC, LinkControl, write_control
+from tolerant_client.mirror.link.control import CONTROL_TOPIC, LinkControl, update_control
 from tolerant_client.mirror.losses import LedgerRow, LossReason
 from tolerant_client.mirror.producers import raise_for
 from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, TopicNames
@@ -259,7 +259,7 @@ def test_ledger_and_control_of_the_link_are_read(source: str, target: str) -> No
         async def write() -> None:
             await Ledger(cluster, "doctor").write([LedgerRow(time_ms=now_ms(), link="doctor", **row)])
             control = LinkControl(paused_partitions=frozenset({TopicPartition("doctor-link", 0)}), bytes_per_s=1 << 20)
-            await write_control(cluster, "doctor", control)
+            await update_control(cluster, "doctor", lambda _: control)
 
         cluster.run(write)
     checkup = examined(source, target, topics="doctor-link", link="doctor")

@@ -35,7 +35,15 @@ from tolerant_client.mirror.identical.copy import LinkCopier
 from tolerant_client.mirror.identical.fill import MarkerFiller, TransactionFiller
 from tolerant_client.mirror.identical.gap_producer import GapProducer
 from tolerant_client.mirror.limits import Progress
-from tolerant_client.mirror.link.control import CONTROL_TOPIC, ControlWatch, LinkControl, read_control, update_control
+from tolerant_client.mirror.link import control as control_module
+from tolerant_client.mirror.link.control import (
+    CONTROL_TOPIC,
+    ControlWatch,
+    LinkControl,
+    read_control,
+    read_controls,
+    update_control,
+)
 from tolerant_client.mirror.link.failback import delete_topics, failback
 from tolerant_client.mirror.link.groups import sync_groups
 from tolerant_client.mirror.link.plan_report import plan_everything
@@ -262,6 +270,32 @@ def test_a_gap_that_was_being_filled_is_fenced_too(source: str, target: str) -> 
 
             there.run(produce)
     assert ends(target, topic) == after == [17]
+
+
+def test_a_failover_holds_though_a_mirror_was_killed_that_had_not_seen_it_when_it_wrote(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, copied = "life-killed-writer", {TopicPartition("life-killed-writer", 0): 100}
+    held = control_of(target, link, producer_ids=(1,))
+    append = control_module.append_own
+
+    class Killed(Exception):
+        pass
+
+    async def append_late_and_die(*args: Any) -> int:
+        monkeypatch.undo()
+        control_of(target, link, is_promoted=True, is_fenced=True)
+        await append(*args)
+        raise Killed
+
+    monkeypatch.setattr(control_module, "append_own", append_late_and_die)
+    with pytest.raises(Killed):
+        control_of(target, link, copied=copied)
+    promoted = replace(held, is_promoted=True, is_fenced=True)
+    with RawCluster({"bootstrap_servers": target}, name="target") as cluster:
+        assert cluster.run(read_control, cluster, link) == promoted
+        assert cluster.run(read_controls, cluster)[link] == promoted
+    assert control_of(target, link, bytes_per_s=7) == replace(promoted, bytes_per_s=7)
 
 
 @pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1 freezes whole mirrors")

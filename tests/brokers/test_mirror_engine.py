@@ -37,6 +37,7 @@ from tolerant_client.errors import (
 from tolerant_client.mirror.gaps import is_filler
 from tolerant_client.mirror.identical.copy import LinkCopier
 from tolerant_client.mirror.limits import CopyLimits
+from tolerant_client.mirror.link.control import CONTROL_TOPIC
 from tolerant_client.mirror.losses import MirrorPolicy
 from tolerant_client.mirror.sync import prepare_link
 from tolerant_client.mirror.topics import describe_topics
@@ -369,6 +370,30 @@ def test_a_second_link_onto_a_topic_is_refused_with_the_name_of_the_first(source
     with pytest.raises(OptionError, match="Link older copies into topic mirror-older-link of this target already"):
         mirror(source, target, topic, "newer")
     assert mirror(source, target, topic, "older")[TopicPartition(topic, 0)].records == 300
+    assert compare(source, target, topic).identical
+
+
+def test_a_strangers_control_record_stops_a_start_only_where_it_may_be_of_another_mirror(source: str, target: str) -> None:
+    topic = "mirror-strange-control"
+    create_topic(source, topic)
+    append_records(source, topic, 30)
+    mirror(source, target, topic, "kept")
+    with kafka.KafkaProducer(bootstrap_servers=target) as stranger:
+
+        def say(value: bytes | None) -> None:
+            stranger.send(CONTROL_TOPIC, value, key=b"someone").get(30)
+
+        try:
+            append_records(source, topic, 30, first=30)
+            say(b'{"version":1,"topics":"rubbish","producer_ids":[1]}')
+            assert mirror(source, target, topic, "kept")[TopicPartition(topic, 0)].records == 30
+            say(b'{"version":1,"topics":"rubbish","source_cluster_id":"A","begun":{"t":[["a","b",[[0,2000000000]]]]}}')
+            with pytest.raises(OptionError, match=f"'someone' in {CONTROL_TOPIC} cannot be read .*topic {topic}. .*no value"):
+                mirror(source, target, topic, "kept")
+        finally:
+            say(None)
+    append_records(source, topic, 30, first=60)
+    assert mirror(source, target, topic, "kept")[TopicPartition(topic, 0)].records == 30
     assert compare(source, target, topic).identical
 
 

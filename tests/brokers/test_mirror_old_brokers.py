@@ -6,6 +6,7 @@ With TOLERANT_LONG=1 more versions are started.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -16,10 +17,11 @@ import pytest
 from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
 from support.legacy_sets import message_set
-from support.mirror_link import consume, create_topic
-from support.zookeeper_kafka import ZooKeeperKafka, zookeeper_kafka_jars
+from support.mirror_link import append_as_link, append_records, both, consume, create_topic, ends
+from support.zookeeper_kafka import ZooKeeperKafka, require_zookeeper_kafka
 
 from tolerant_client import codecs
+from tolerant_client.errors import SourceTruncatedError, TargetDivergedError
 from tolerant_client.mirror.gaps import FILLER
 from tolerant_client.mirror.identical.copy import LinkCopier
 from tolerant_client.mirror.limits import Progress
@@ -27,7 +29,6 @@ from tolerant_client.mirror.sync import prepare_link
 from tolerant_client.raw import LATEST, RawCluster
 from tolerant_client.record_batch import Record, encode_batch
 from tolerant_client.testing import KafkaCluster
-from tolerant_client.testing.artifacts import ClusterStartError, java_executable
 
 pytestmark = pytest.mark.broker
 LONG = bool(os.environ.get("TOLERANT_LONG"))
@@ -157,13 +158,7 @@ def started() -> Iterator[Callable[..., OldLogs]]:
     with ExitStack() as stack:
 
         def start(version: str, stored: int | None = None, **config: str) -> OldLogs:
-            try:
-                java_executable()
-                zookeeper_kafka_jars(version)
-            except ClusterStartError as error:
-                if os.environ.get("CI"):
-                    pytest.fail(str(error), pytrace=False)
-                pytest.skip(str(error))
+            require_zookeeper_kafka(version)
             if stored is not None:
                 config["log.message.format.version"] = FORMATS[stored]
             return OldLogs(stack.enter_context(ZooKeeperKafka(version, config)), stored)
@@ -291,3 +286,70 @@ def test_compacted_logs_keep_their_offsets(
     # Where filler has the form of transactions that were aborted, a reader of all records sees it too.
     assert without_filler(found) == rows
     assert [row[0] for row in found] == sorted({row[0] for row in found})
+
+
+# -- a topic that is made anew: these brokers are asked for it by its name ----
+
+
+def make_anew(broker: ZooKeeperKafka, topic: str) -> None:
+    """Deletes a topic and fills it with more and other records than it had, in about a second."""
+    admin = kafka.KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+    admin.delete_topics([topic])
+    for _ in range(200):
+        try:
+            admin.create_topics([NewTopic(topic, 1, 1)])
+            break
+        except Exception:
+            time.sleep(0.05)
+    admin.close()
+    broker.make_topic(topic)
+    append_records(broker.bootstrap_servers, topic, 3000, first=500_000)
+
+
+@pytest.mark.parametrize("version", ["1.1.1", "2.8.2"])
+@pytest.mark.parametrize("pause", ["frozen", "throttled"])
+def test_topic_that_is_made_anew_between_two_fetches_is_not_copied_behind_the_old_one(
+    started: Callable[..., OldLogs], kafka_cluster: KafkaCluster, version: str, pause: str
+) -> None:
+    broker, target = started(version).broker, kafka_cluster.bootstrap_servers
+    topic = f"anew-{version}-{pause}"
+    partition, rate = TopicPartition(topic, 0), 12_000 if pause == "throttled" else None
+    broker.make_topic(topic)
+    append_records(broker.bootstrap_servers, topic, 1000)
+    with both(broker.bootstrap_servers, target) as (origin, copy):
+
+        async def run() -> None:
+            link = await prepare_link(origin, copy, topic, topic)
+            copier = LinkCopier(origin, copy, link.producer_id, link=topic, bytes_per_s=rate)
+            await copier.copy({partition: 1000 if rate is None else 100}, lease_ms=60_000)
+            making = threading.Thread(target=make_anew, args=(broker, topic))
+            making.start()
+            if rate is None:
+                making.join()  # this loop stands still meanwhile
+            while making.is_alive():
+                await origin.net.sleep(0.05)
+            with pytest.raises((TargetDivergedError, SourceTruncatedError)):
+                await copier.copy({partition: 3000})
+
+        origin.run(run)
+    (end,) = ends(target, topic)
+    assert 100 <= end <= 1000
+    copied = consume(target, topic, 1, end)[0]
+    assert [key for _, _, key, _, _ in copied] == [b"%d" % n for n in range(end)], "of the old topic, all of it"
+
+
+def test_copy_that_begins_with_records_of_a_former_topic_is_refused_at_a_start(
+    started: Callable[..., OldLogs], kafka_cluster: KafkaCluster
+) -> None:
+    """Such a copy a mirror made that believed all that came under the topic's name."""
+    logs, target, topic = started("1.1.1"), kafka_cluster.bootstrap_servers, "former"
+    logs.broker.make_topic(topic)
+    append_records(logs.broker.bootstrap_servers, topic, 1000)
+    mirror(logs.source_config, target, topic)
+    make_anew(logs.broker, topic)
+    now = consume(logs.broker.bootstrap_servers, topic, 1, 3000)[0]
+    behind = [Record(0, time, key, value) for offset, time, key, value, _ in now if offset >= 1000]
+    append_as_link(target, "old", topic, behind, 1000)
+    with pytest.raises(TargetDivergedError, match=f"{topic}-0 has at offset 0 another record than the source"):
+        mirror(logs.source_config, target, topic)
+    assert ends(target, topic) == [3000]

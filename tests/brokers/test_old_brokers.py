@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +15,11 @@ import pyarrow as pa
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
+from kafka.errors import TopicAlreadyExistsError
 from kafka.structs import TopicPartition
 from support.legacy_sets import message_set
 from support.mirror_link import append_batches, both, create_topic
-from support.zookeeper_kafka import ZooKeeperKafka, zookeeper_kafka_jars
+from support.zookeeper_kafka import ZooKeeperKafka
 
 from spark_integration.reading.offsets import OffsetRange
 from spark_integration.reading.options import parse_read_options
@@ -27,11 +27,11 @@ from spark_integration.reading.reader import read_range
 from spark_integration.reading.resolve import resolve_ranges
 from tolerant_client import codecs
 from tolerant_client.arrow import SCHEMA
-from tolerant_client.errors import UnsupportedSourceError
+from tolerant_client.errors import DataLossError, UnsupportedSourceError
 from tolerant_client.mirror.sync import plan_link
 from tolerant_client.raw import EARLIEST, LATEST, RawCluster
 from tolerant_client.record_batch import Record, encode_batch
-from tolerant_client.testing.artifacts import ClusterStartError, java_executable, spark_kafka_jars
+from tolerant_client.testing.artifacts import spark_kafka_jars
 
 pytestmark = pytest.mark.broker
 long_only = pytest.mark.skipif(not os.environ.get("TOLERANT_LONG"), reason="starts more brokers: TOLERANT_LONG=1")
@@ -121,24 +121,6 @@ def wait_for_format(broker: ZooKeeperKafka, topic: str, magic: int) -> None:
     raise AssertionError(f"{topic} does not change to format v{magic}")
 
 
-@pytest.fixture(scope="module")
-def start() -> Iterator[Callable[..., ZooKeeperKafka]]:
-    """Starts a broker that lives until the end of this module."""
-    with ExitStack() as stack:
-
-        def started(version: str, **broker_config: str) -> ZooKeeperKafka:
-            try:
-                java_executable()
-                zookeeper_kafka_jars(version)
-            except ClusterStartError as error:
-                if os.environ.get("CI"):
-                    pytest.fail(str(error), pytrace=False)
-                pytest.skip(str(error))
-            return stack.enter_context(ZooKeeperKafka(version, broker_config))
-
-        yield started
-
-
 def create(broker: ZooKeeperKafka, topics: Mapping[str, Mapping[str, str]]) -> None:
     admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
     try:
@@ -150,9 +132,9 @@ def create(broker: ZooKeeperKafka, topics: Mapping[str, Mapping[str, str]]) -> N
 
 
 @pytest.fixture(scope="module")
-def kafka_0_10(start: Callable[..., ZooKeeperKafka]) -> ZooKeeperKafka:
+def kafka_0_10(start_old_broker: Callable[..., ZooKeeperKafka]) -> ZooKeeperKafka:
     """Kafka 0.10.2 with a topic v0-CODEC and v1-CODEC for each codec, as this broker writes them."""
-    broker = start("0.10.2.2")
+    broker = start_old_broker("0.10.2.2")
     topics = {
         f"v{magic}-{codec}": {} if magic else {"message.format.version": "0.9.0"} for magic in (0, 1) for codec in CODECS
     }
@@ -163,9 +145,9 @@ def kafka_0_10(start: Callable[..., ZooKeeperKafka]) -> ZooKeeperKafka:
 
 
 @pytest.fixture(scope="module")
-def kafka_2_8(start: Callable[..., ZooKeeperKafka]) -> ZooKeeperKafka:
+def kafka_2_8(start_old_broker: Callable[..., ZooKeeperKafka]) -> ZooKeeperKafka:
     """The last but one release line that writes old formats."""
-    return start("2.8.2")
+    return start_old_broker("2.8.2")
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -247,9 +229,9 @@ def test_spark_s_own_source_reads_the_same_rows(spark: Any, kafka_0_10: ZooKeepe
 @long_only
 @pytest.mark.parametrize(("version", "config"), [("0.9.0.1", (0, 9)), ("0.8.2.2", (0, 8, 2))])
 def test_brokers_that_do_not_tell_their_versions_are_read_if_the_user_does(
-    start: Callable[..., ZooKeeperKafka], version: str, config: tuple[int, ...]
+    start_old_broker: Callable[..., ZooKeeperKafka], version: str, config: tuple[int, ...]
 ) -> None:
-    broker = start(version)
+    broker = start_old_broker(version)
     servers = broker.bootstrap_servers
     for codec, number in CODECS.items():
         broker.make_topic(f"v0-{codec}")
@@ -266,6 +248,33 @@ def test_brokers_that_do_not_tell_their_versions_are_read_if_the_user_does(
         assert cluster.run(cluster.list_offsets, {partition: LATEST}) == {partition: COUNT}
         with pytest.raises(UnsupportedSourceError, match="find no offsets by time"):
             cluster.run(cluster.list_offsets, {partition: T0})
+
+
+def test_a_topic_that_has_an_id_and_cannot_be_fetched_by_it_is_compared_all_the_same(kafka_2_8: ZooKeeperKafka) -> None:
+    """Topic ids came with Kafka 2.8, Fetch by id with 3.1."""
+    servers, records = kafka_2_8.bootstrap_servers, encode_batch([Record(0, T0, *pair(i)) for i in range(COUNT)])
+    options = parse_read_options({"kafka.bootstrap.servers": servers, "subscribe": "made-anew"})
+    admin = KafkaAdminClient(bootstrap_servers=servers)
+    try:
+        create(kafka_2_8, {"made-anew": {}})
+        append_batches(servers, [(TopicPartition("made-anew", 0), records)])
+        with RawCluster(options.kafka) as cluster:
+            (planned,) = cluster.run(resolve_ranges, cluster, options)
+        assert sum(piece.num_rows for piece in read_range(options, planned, SCHEMA)) == COUNT
+        admin.delete_topics(["made-anew"])
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                create(kafka_2_8, {"made-anew": {}})
+                break
+            except TopicAlreadyExistsError:  # ZooKeeper has it for a while longer
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+        append_batches(servers, [(TopicPartition("made-anew", 0), records)])
+        with pytest.raises(DataLossError, match="made-anew-0 .* its topic was deleted and created again"):
+            list(read_range(options, planned, SCHEMA))
+    finally:
+        admin.close()
 
 
 @long_only
@@ -305,9 +314,9 @@ def test_a_log_that_was_written_through_two_upgrades_is_read_through(
 
 
 @long_only
-def test_compacted_logs_keep_the_offsets_of_what_is_left(start: Callable[..., ZooKeeperKafka]) -> None:
+def test_compacted_logs_keep_the_offsets_of_what_is_left(start_old_broker: Callable[..., ZooKeeperKafka]) -> None:
     """Compaction leaves holes inside compressed sets, where offsets of v1 are relative."""
-    broker = start("0.10.2.2", **{"log.cleaner.backoff.ms": "300"})
+    broker = start_old_broker("0.10.2.2", **{"log.cleaner.backoff.ms": "300"})
     compact = {"cleanup.policy": "compact", "segment.bytes": "20000", "min.cleanable.dirty.ratio": "0.01"}
     topics = {
         f"v{magic}-{codec}": {**compact, **({} if magic else {"message.format.version": "0.9.0"})}

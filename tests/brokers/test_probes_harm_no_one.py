@@ -12,17 +12,16 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import kafka
 import pytest
 from kafka.structs import TopicPartition
-from support.zookeeper_kafka import ZooKeeperKafka, zookeeper_kafka_jars
+from support.zookeeper_kafka import ZooKeeperKafka
 
 from tolerant_client import KafkaConsumer, KafkaProducer
 from tolerant_client.raw import RawCluster
 from tolerant_client.testing import Drop, FaultProxy, KafkaCluster, RewriteCorrelationId
-from tolerant_client.testing.artifacts import ClusterStartError, java_executable
 
 pytestmark = pytest.mark.broker
 
@@ -32,21 +31,14 @@ OLD = {"0.8.2.2": (0, 8, 2), "0.9.0.1": (0, 9)}
 
 
 @pytest.fixture(scope="module", params=OLD)
-def old_broker(request: pytest.FixtureRequest) -> Iterator[ZooKeeperKafka]:
+def old_broker(request: pytest.FixtureRequest, start_old_broker: Callable[..., ZooKeeperKafka]) -> ZooKeeperKafka:
     """One network thread, so that whoever upsets it upsets everybody."""
-    try:
-        java_executable()
-        zookeeper_kafka_jars(request.param)
-    except ClusterStartError as error:
-        if os.environ.get("CI"):
-            pytest.fail(str(error), pytrace=False)
-        pytest.skip(str(error))
-    with ZooKeeperKafka(request.param, {"num.network.threads": "1"}) as broker:
-        producer = kafka.KafkaProducer(bootstrap_servers=broker.bootstrap_servers, api_version=OLD[broker.version])
-        for n in range(50):
-            producer.send("asked", b"%d" % n, partition=0).get(30)
-        producer.close()
-        yield broker
+    broker = start_old_broker(request.param, **{"num.network.threads": "1"})
+    producer = kafka.KafkaProducer(bootstrap_servers=broker.bootstrap_servers, api_version=OLD[broker.version])
+    for n in range(50):
+        producer.send("asked", b"%d" % n, partition=0).get(30)
+    producer.close()
+    return broker
 
 
 class Bystander(threading.Thread):

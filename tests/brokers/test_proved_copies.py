@@ -7,16 +7,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import kafka
+import numpy as np
 import pytest
 from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.structs import TopicPartition
-from support.mirror_link import append_batches, append_records, both, compare, create_topic, ends, mirror
+from support.mirror_link import append_as_link, append_batches, append_records, both, compare, create_topic, ends, mirror
 
+from tolerant_client.batch_columns import HEADER
 from tolerant_client.errors import SourceTruncatedError, TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.divergence import LogSlice, read_slices
 from tolerant_client.mirror.gaps import Gap
 from tolerant_client.mirror.identical import copy as copy_module
-from tolerant_client.mirror.identical import gap_producer, state
+from tolerant_client.mirror.identical import gap_producer, resting, state
 from tolerant_client.mirror.identical.copy import LinkCopier
 from tolerant_client.mirror.identical.gap_producer import GapProducer, gap_transactional_id
 from tolerant_client.mirror.ledger import read_ledger
@@ -31,7 +33,7 @@ from tolerant_client.mirror.translated.map_topic import ensure_map_topic, last_r
 from tolerant_client.mirror.translated.offset_map import MapRow
 from tolerant_client.producer_transaction import Coordinators, ProducerTransaction
 from tolerant_client.raw import EARLIEST, LATEST, RawCluster
-from tolerant_client.record_batch import Record, encode_batch, restamp
+from tolerant_client.record_batch import Record, encode_batch, read_header, restamp
 from tolerant_client.testing import KafkaCluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -309,6 +311,23 @@ def test_source_that_was_made_anew_while_the_target_was_emptied_is_a_recreation(
     assert ends(target, topic) == [3000] and ledger_of(target, topic) == [(0, 1000, "recreation")]
 
 
+def test_row_of_a_recreation_ends_where_the_target_has_what_the_new_topic_has(source: str, target: str) -> None:
+    topic = "proved-made-anew-behind"
+    create_topic(source, topic)
+    append_records(source, topic, 1000, timestamp=NOW)
+    mirror(source, target, topic)
+    create_again(source, topic)
+    append_records(source, topic, 3000, first=50_000, timestamp=NOW)
+    records = log_of(source, topic).records
+    append_as_link(target, "tests", topic, [records[offset] for offset in range(1000, 3000)], 1000)
+    with pytest.raises(SourceTruncatedError, match="was deleted and created again, as its id shows"):
+        mirror(source, target, topic)
+    mirror(source, target, topic, policy=CONTINUE)
+    append_records(source, topic, 500, first=53_000, timestamp=NOW)
+    mirror(source, target, topic)
+    assert ledger_of(target, topic) == [(0, 1000, "recreation")] and misplaced(source, target, topic) == list(range(1000))
+
+
 @pytest.mark.parametrize("more", [0, 100])
 def test_marker_of_a_transaction_of_others_is_no_truncation_of_the_source(source: str, target: str, more: int) -> None:
     topic = f"proved-stray-marker-{more}"
@@ -355,6 +374,24 @@ def test_batch_of_the_link_in_a_wrong_place_is_a_divergence_under_every_policy(s
         with pytest.raises(TargetDivergedError, match=f"at offset 100 .*the record that the source has at offset {wrong[0]}"):
             mirror(source, target, topic, policy=policy)
     assert ends(target, topic) == [200] and ledger_of(target, topic) == []
+
+
+@pytest.mark.parametrize("policy", [MirrorPolicy(), CONTINUE], ids=["fail", "continue"])
+def test_batch_that_was_doubled_far_from_where_it_belongs_is_no_truncation(source: str, forgetful: str, policy: MirrorPolicy) -> None:
+    """Bulk-loaded records of one time in large batches: the source has the record nowhere near, and its log is shorter."""
+    topic = f"proved-doubled-far-{policy.on_loss}"
+    create_topic(source, topic)
+    append_records(source, topic, 4500, per_batch=1500, timestamp=NOW)
+    mirror(source, forgetful, topic)
+    original = log_of(source, topic).records
+    until_forgotten(forgetful, topic)
+    append_as_link(forgetful, "tests", topic, [original[offset] for offset in range(3000, 4500)], 3000)
+    assert ends(forgetful, topic) == [6000]
+    for more in (0, 2000):  # while the source is shorter, and when it has grown beyond
+        append_records(source, topic, more, first=4500, per_batch=500, timestamp=NOW)
+        with pytest.raises(TargetDivergedError, match=f"{topic}-0 has at offset 4500 .*sequence 3000, which does not follow"):
+            mirror(source, forgetful, topic, policy=policy)
+    assert ends(forgetful, topic) == [6000] and ledger_of(forgetful, topic) == []
 
 
 def test_former_id_of_the_link_is_not_called_foreign(
@@ -420,6 +457,31 @@ def test_target_topic_that_is_made_anew_under_an_idle_copier_is_filled_from_its_
         progress = origin.run(lambda: copier.copy_each({partition: 510}))[partition]
     assert progress.error is None and progress.acked == 510
     assert compare(source, target, topic).identical and ends(target, topic) == [510]
+
+
+@pytest.mark.parametrize("others", [0, 10])
+def test_log_that_rests_is_looked_at_and_filled_again_or_named(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    topic, partition = f"proved-resting-{others}", TopicPartition(f"proved-resting-{others}", 0)
+    create_topic(source, topic)
+    append_records(source, topic, 500, timestamp=NOW)
+    monkeypatch.setattr(resting, "LOOK_S", 1.0)
+    with both(source, target) as (origin, copy):
+        link = origin.run(prepare_link, origin, copy, topic, "tests")
+        copier = LinkCopier(origin, copy, link.producer_id, link="tests")
+        origin.run(lambda: copier.copy({partition: 500}, lease_ms=120_000))
+        if others:
+            append_batches(target, [(partition, numbered(0, others, NOW))])
+        else:
+            create_again(target, topic)
+        progress = origin.run(lambda: copier.copy_each({partition: None}, hold_ms=12_000))[partition]
+    if others:
+        assert isinstance(progress.error, TargetDivergedError) and "foreign record batch at offset 500" in str(progress.error)
+        assert ends(target, topic) == [510]
+    else:
+        assert (progress.error, progress.acked) == (None, 500)
+        assert ends(target, topic) == [500] and compare(source, target, topic).identical
 
 
 # -- what a killed writer left open -------------------------------------------
@@ -522,6 +584,46 @@ def test_topic_that_is_set_to_log_append_time_blocks_at_once_and_says_what_was_r
     assert ledger_of(target, topic) == [] and ends(target, topic) == [until]
     delete_topic(target, topic)
     mirror(source, target, topic)
+    assert compare(source, target, topic).identical
+
+
+def test_filler_that_was_sent_twice_with_two_times_is_no_rewritten_time(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, partition = "proved-filler-twice", TopicPartition("proved-filler-twice", 0)
+    create_topic(source, topic)
+    append_records(source, topic, 300, timestamp=NOW)
+    policy = MirrorPolicy.parse(gap_fill=["records"])
+    doubled: list[int] = []
+    produce = RawCluster.produce
+
+    def produce_twice(self: RawCluster, node_id: int, batches: Any, *args: Any, **options: Any) -> Any:
+        header = read_header(batches[partition]) if partition in batches else None
+        if header is not None and header.base_sequence == 300 and not doubled:
+            doubled.append(header.last_offset_delta + 1)
+            earlier = bytearray(batches[partition])
+            view = np.frombuffer(earlier, HEADER, 1)
+            view["base_timestamp"] = view["max_timestamp"] = NOW - 5
+            restamp(memoryview(earlier), header.producer_id, header.producer_epoch, header.base_sequence)
+            produce(self, node_id, {partition: memoryview(earlier)})
+        return produce(self, node_id, batches, *args, **options)
+
+    with both(source, target) as (origin, copy):
+        link = origin.run(prepare_link, origin, copy, topic, "tests", policy)
+        copier = LinkCopier(origin, copy, link.producer_id, link="tests", policy=policy)
+        origin.run(lambda: copier.copy({partition: 300}, lease_ms=60_000))
+        monkeypatch.setattr(RawCluster, "produce", produce_twice)
+        with kafka.KafkaProducer(bootstrap_servers=source, transactional_id=topic) as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            for _ in range(50):
+                producer.send(topic, b"aborted", partition=0)
+            producer.flush()
+            producer.abort_transaction()
+        append_records(source, topic, 100, first=351, timestamp=NOW)
+        progress = origin.run(lambda: copier.copy_each({partition: 451}))[partition]
+    assert doubled and (progress.error, progress.acked) == (None, 451)
+    assert progress.troubles, "the response of the second told the time of the first"
     assert compare(source, target, topic).identical
 
 

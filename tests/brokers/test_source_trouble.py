@@ -25,7 +25,8 @@ from tolerant_client.mirror.identical.partition import AppendState
 from tolerant_client.mirror.ledger import LEDGER_TOPIC, Ledger, read_ledger
 from tolerant_client.mirror.limits import CopyLimits
 from tolerant_client.mirror.losses import LedgerRow, Loss, LossPolicy, MirrorPolicy
-from tolerant_client.mirror.producers import ProducerEntry, init_producer_id, log_end_offsets
+from tolerant_client.mirror.log_ends import log_end_offsets
+from tolerant_client.mirror.producers import ProducerEntry, init_producer_id
 from tolerant_client.mirror.sync import plan_link, prepare_link
 from tolerant_client.raw import LATEST, RawCluster
 from tolerant_client.record_batch import Record, encode_batch, restamp

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from spark_integration.reading.options import parse_read_options
+from spark_integration.reading.reader import KafkaReader
 from spark_integration.reading.schema import chosen_columns, full_schema
 from spark_integration.reading.stream_reader import KafkaStreamReader
 from tolerant_client.errors import DataLossError
@@ -106,6 +108,47 @@ def test_a_batch_that_was_planned_before_its_topic_was_created_again_is_not_read
         assert query.next() == sorted(f"new{n}" for n in range(15))
 
 
+def values(reader: KafkaReader | KafkaStreamReader, partitions: Sequence[InputPartition]) -> list[str]:
+    return sorted(v.as_py().decode() for part in partitions for piece in reader.read(part) for v in piece["value"])
+
+
+@pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "batch"])
+def test_what_was_planned_of_a_topic_is_not_read_of_one_that_was_created_meanwhile(
+    servers: str, admin: KafkaAdminClient, is_stream: bool
+) -> None:
+    """Tasks that waited for a core, or a DataFrame that is used again: Spark keeps what a Python source planned."""
+    topic = f"recreated-before-read-{is_stream}"
+    fill(servers, admin, topic, "old", 10)
+    readers: list[tuple[KafkaReader | KafkaStreamReader, Sequence[InputPartition]]] = []
+    for loss in ("true", "false"):
+        if is_stream:
+            query = Query(servers, topic, failOnDataLoss=loss)
+            readers.append((query.reader, query.reader.partitions(query.offset, query.plan())))
+            query.reader.stop()
+        else:
+            options = parse_read_options({"kafka.bootstrap.servers": servers, "subscribe": topic, "failOnDataLoss": loss})
+            reader = KafkaReader(options, chosen_columns(full_schema(options), options))
+            readers.append((reader, reader.partitions()))
+        assert values(*readers[-1]) == [f"old{n}" for n in range(10)]
+    fill(servers, admin, topic, "new", 25)
+    with pytest.raises(DataLossError, match="from offset 0 to 10, but its topic was deleted and created again"):
+        values(*readers[0])
+    assert values(*readers[1]) == []
+
+
+def test_available_now_notices_a_topic_that_is_created_again_between_two_micro_batches(
+    servers: str, admin: KafkaAdminClient
+) -> None:
+    topic = "recreated-available-now"
+    fill(servers, admin, topic, "old", 20)
+    with Query(servers, topic, maxOffsetsPerTrigger="5") as query:
+        query.reader.prepareForTriggerAvailableNow()
+        assert query.run(query.plan(ReadMaxRows(5))) == [f"old{n}" for n in range(5)]
+        fill(servers, admin, topic, "new", 40)
+        with pytest.raises(DataLossError, match="topic recreated-available-now was deleted and created again"):
+            query.run(query.plan(ReadMaxRows(5)))
+
+
 def test_an_offset_of_sparks_own_source_is_taken_as_it_is(servers: str, admin: KafkaAdminClient) -> None:
     """It has no topic ids; ours reads the same to it but for names without partitions."""
     topic = "recreated-moved"
@@ -113,6 +156,22 @@ def test_an_offset_of_sparks_own_source_is_taken_as_it_is(servers: str, admin: K
     with Query(servers, topic, {topic: {"0": 7}}) as query:
         assert query.next() == ["v7", "v8", "v9"]
         assert {name: numbers for name, numbers in query.offset.items() if numbers} == {topic: {"0": 10}}
+
+
+def test_a_query_that_came_from_sparks_own_source_notices_a_recreation_while_it_is_idle(
+    servers: str, admin: KafkaAdminClient
+) -> None:
+    topic = "recreated-idle-moved"
+    fill(servers, admin, topic, "old", 10)
+    with Query(servers, topic, {topic: {"0": 10}}) as query:
+        assert query.next() == []
+        known = query.offset
+        assert known != {topic: {"0": 10}} and query.plan() == known
+        fill(servers, admin, topic, "new", 25)
+        with pytest.raises(DataLossError, match="topic recreated-idle-moved was deleted and created again"):
+            query.next()
+    with Query(servers, topic, known, failOnDataLoss="false") as query:
+        assert query.next() == sorted(f"new{n}" for n in range(25))
 
 
 def test_a_group_stands_where_the_last_micro_batch_ended(servers: str, admin: KafkaAdminClient) -> None:

@@ -15,8 +15,11 @@ from support.mirror_link import T0, append_batches, append_records, both, create
 from tolerant_client.errors import OversizedRecordError
 from tolerant_client.mirror.gaps import FILLER
 from tolerant_client.mirror.ledger import Ledger
+from tolerant_client.mirror.link.control import LinkControl, TopicIds, update_control
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.rewrite import rewrite
+from tolerant_client.mirror.topic_filter import LinkTopics
+from tolerant_client.mirror.topics import topic_ids
 from tolerant_client.mirror.verify import slices_comparison, verification
 from tolerant_client.mirror.verify.slices import Slice, SliceResult
 from tolerant_client.mirror.verify.slices_comparison import SlicesComparison
@@ -576,6 +579,28 @@ def test_topic_that_is_made_anew_while_it_is_compared_was_not_compared(
     assert report.outcome is Outcome.NOT_COMPARED
     told = report.partitions[0].error
     assert told is not None and "made anew on the " + ("source", "target")[side] in told
+
+
+def test_a_topic_that_was_made_anew_since_its_link_began_is_told(clusters: tuple[str, str], topic: Callable[..., str]) -> None:
+    name = topic()
+    for servers in clusters:
+        write(servers, name, log(50))
+    with both(*clusters) as (source, target):
+
+        async def compare() -> list[list[str]]:
+            asked = [Verification(source, target, name) for _ in range(2)]
+            ids = [str((await topic_ids(cluster, [name]))[name]) for cluster in (source, target)]
+            cluster_id = await source.cluster_id()
+            for each, of_source in zip(asked, (ids[0], "the one before")):
+                begun = {TopicPartition(name, 0): TopicIds(of_source, ids[1])}
+                control = LinkControl(topics=LinkTopics.of(name).to_json(), source_cluster_id=cluster_id, begun=begun)
+                await update_control(target, f"verify-{name}", lambda _, control=control: control)
+                await each.prepare()
+            return [each.warnings for each in asked]
+
+        same, other = source.run(compare)
+    assert same == []
+    assert [f"topic {name} was deleted and made anew on the source since link verify-{name} began" in text for text in other] == [True]
 
 
 @pytest.mark.skipif(not LONG, reason="the cleaner takes its time")

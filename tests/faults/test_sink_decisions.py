@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import kafka
 import pyarrow as pa
@@ -19,11 +21,11 @@ from support.mirror_link import create_topic
 
 from spark_integration.connections import close_pool
 from spark_integration.writing.columns import WriteColumns
-from spark_integration.writing.exactly_once import SinkBatch
+from spark_integration.writing.exactly_once import Decision, SinkBatch
 from spark_integration.writing.options import parse_write_options
 from spark_integration.writing.settlement import WrittenTask, abort_tasks, commit_tasks
 from spark_integration.writing.writer import RecordsWriter, write_task
-from tolerant_client.errors import OptionError, OutcomeUnknownError
+from tolerant_client.errors import ClusterUnreachableError, OptionError, OutcomeUnknownError, ProducerFencedError
 from tolerant_client.mirror.link.group_requests import commit_offsets
 from tolerant_client.producer_transaction import CommittedOffset, ProducerTransaction, transactional_ids
 from tolerant_client.raw import RawCluster
@@ -122,7 +124,7 @@ def test_where_nobody_knows_whether_a_decision_was_carried_out_a_repeat_says_whe
         async def no_note(*_: object) -> None:
             raise RuntimeError("killed")
 
-        patch.setattr("spark_integration.writing.settlement.commit_offsets", no_note)
+        patch.setattr(ProducerTransaction, "begin_next", no_note)
         with pytest.raises(RuntimeError, match="killed"):
             sink_batches.commit(forgetful, topic, sink_batches.write(forgetful, topic, place, 2))
     close_pool()
@@ -131,6 +133,143 @@ def test_where_nobody_knows_whether_a_decision_was_carried_out_a_repeat_says_whe
     with pytest.raises(OutcomeUnknownError, match=f"forgotten 2 of its 2 .* Look for its 60 rows in {topic} "):
         sink_batches.commit(forgetful, topic, told)
     assert sorted(committed_rows(forgetful, topic), key=int) == sink_batches.rows(0)
+
+
+# -- what the note stands for -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("tasks", [2, 1], ids=["all ids", "one id"])
+def test_ids_that_the_next_micro_batch_has_taken_are_no_aborted_transactions(
+    kafka_cluster: KafkaCluster, monkeypatch: pytest.MonkeyPatch, tasks: int
+) -> None:
+    """Two drivers of one query, both frozen for a while: X before its note, Y between its look for it and its ends."""
+    servers, topic = kafka_cluster.bootstrap_servers, f"taken-again-{tasks}"
+    create_topic(servers, topic, 1)
+    x, y = (SinkBatch(topic, topic, digits * 16, 0) for digits in ("9a", "9b"))
+    y_has_looked, x_goes_on = threading.Event(), threading.Event()
+    is_at_note = threading.Event()
+    note, commit = SinkBatch.ended_note, ProducerTransaction.commit
+    errors: list[Exception] = []
+
+    def ended_note(place: SinkBatch, decision: Decision) -> CommittedOffset:
+        if place.run == x.run and not is_at_note.is_set():
+            is_at_note.set()
+            assert y_has_looked.wait(60)
+        return note(place, decision)
+
+    async def commit_after(transaction: ProducerTransaction, *arguments: Any) -> None:
+        is_task = not transaction.transactional_id.endswith("/decider")
+        if threading.current_thread().name == "y" and is_task and not y_has_looked.is_set():
+            y_has_looked.set()
+            assert x_goes_on.wait(60)
+        await commit(transaction, *arguments)
+
+    def decide(messages: list[WrittenTask]) -> None:
+        try:
+            sink_batches.commit(servers, topic, messages)
+        except Exception as error:
+            errors.append(error)
+
+    monkeypatch.setattr(SinkBatch, "ended_note", ended_note)
+    monkeypatch.setattr(ProducerTransaction, "commit", commit_after)
+    told = sink_batches.write(servers, topic, x, 2), sink_batches.write(servers, topic, y, 3)
+    drivers = [threading.Thread(target=decide, args=(t,), name=name) for t, name in zip(told, "xy", strict=True)]
+    drivers[0].start()
+    assert is_at_note.wait(60)
+    drivers[1].start()
+    drivers[0].join()
+    later = sink_batches.write(servers, topic, replace(x, batch=1), tasks)
+    assert {t.transaction and t.transaction.transactional_id for t in later} <= {
+        t.transaction and t.transaction.transactional_id for t in told[0]
+    }
+    x_goes_on.set()
+    drivers[1].join()
+    assert errors == []
+    assert sorted(committed_rows(servers, topic), key=int) == sink_batches.rows(0)
+    sink_batches.commit(servers, topic, later)
+    assert sorted(committed_rows(servers, topic), key=int) == [*sink_batches.rows(0), *sink_batches.rows(1)]
+
+
+def test_without_its_note_a_micro_batch_fails_and_its_repeat_writes_nothing_again(
+    kafka_cluster: KafkaCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query that went on would take its ids again, and a repeat from an older checkpoint would find them fenced."""
+    servers, topic = kafka_cluster.bootstrap_servers, "note-is-a-must"
+    create_topic(servers, topic, 1)
+    place = SinkBatch(topic, topic, "aa" * 16, 0)
+    commit_offset = ProducerTransaction.commit_offset
+
+    async def without_note(transaction: ProducerTransaction, group: str, *arguments: Any) -> None:
+        if group == place.ended_group:
+            raise ClusterUnreachableError("the coordinator of the note's group is away")
+        await commit_offset(transaction, group, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ProducerTransaction, "commit_offset", without_note)
+        told = sink_batches.write(servers, topic, place, 2)
+        with pytest.raises(ClusterUnreachableError, match="the note's group is away"):
+            sink_batches.commit(servers, topic, told)
+        abort_tasks(parse_write_options({"kafka.bootstrap.servers": servers, "exactlyOnce": "true"}), told)
+    sink_batches.commit(servers, topic, sink_batches.write(servers, topic, replace(place, run="ab" * 16), 3))
+    assert sorted(committed_rows(servers, topic), key=int) == sink_batches.rows(0)
+
+
+def test_a_driver_that_finds_all_that_it_has_decided_aborted_fails_and_the_repeat_writes_it_once(
+    kafka_cluster: KafkaCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was frozen right after its decision, for longer than transaction.timeout.ms."""
+    servers, topic = kafka_cluster.bootstrap_servers, "frozen-after-decision"
+    create_topic(servers, topic, 1)
+    place = SinkBatch(topic, topic, "ba" * 16, 0)
+    told = sink_batches.write(servers, topic, place, 2)
+    begin = ProducerTransaction.begin
+    commit = ProducerTransaction.commit
+
+    async def commit_late(transaction: ProducerTransaction, *arguments: Any) -> None:
+        if not transaction.transactional_id.endswith("/decider"):  # as the brokers do it, after the timeout
+            with RawCluster({"bootstrap_servers": servers}) as cluster:
+                cluster.run(begin, ProducerTransaction(cluster, transaction.transactional_id, 60_000))
+        await commit(transaction, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ProducerTransaction, "commit", commit_late)
+        with pytest.raises(ProducerFencedError, match="the brokers have aborted all of it; nothing was committed"):
+            sink_batches.commit(servers, topic, told)
+    assert committed_rows(servers, topic) == []
+    sink_batches.commit(servers, topic, sink_batches.write(servers, topic, replace(place, run="bb" * 16), 3))
+    assert sorted(committed_rows(servers, topic), key=int) == sink_batches.rows(0)
+
+
+# -- the time that is left --------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def punctual(kafka_cluster_factory: Callable[..., KafkaCluster]) -> str:
+    """The addresses of brokers that abort a transaction right after its timeout."""
+    config = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "50"}
+    return kafka_cluster_factory(heap="320m", broker_config=config).bootstrap_servers
+
+
+def test_a_micro_batch_of_which_a_part_times_out_after_the_first_look_is_not_committed_at_all(
+    punctual: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law E: all transactions are open when commit begins, and one is not when its decision is about to be made."""
+    topic, more = "times-out-within", {"kafka.transaction.timeout.ms": "9000"}
+    create_topic(punctual, topic, 1)
+    place = SinkBatch(topic, topic, "ca" * 16, 0)
+    (first,) = sink_batches.write(punctual, topic, place, 1, **more)
+    started = time.monotonic()
+    time.sleep(4)
+    (second,) = sink_batches.write(punctual, topic, place, 1, **more)
+
+    async def list_late(cluster: RawCluster, *arguments: Any) -> set[str] | None:
+        await cluster.net.sleep(max(started + 9.5 - time.monotonic(), 0))
+        return await transactional_ids(cluster, *arguments)
+
+    monkeypatch.setattr("spark_integration.writing.settlement.transactional_ids", list_late)
+    with pytest.raises(ProducerFencedError, match="took longer than .* 9000 ms, allows: .*; nothing was committed"):
+        sink_batches.commit(punctual, topic, [first, second], **more)
+    assert committed_rows(punctual, topic) == []
 
 
 # -- what killed attempts leave open ---------------------------------------------------
@@ -146,10 +285,10 @@ def after_the_decision(monkeypatch: pytest.MonkeyPatch, action: Callable[[], obj
     commit = ProducerTransaction.commit
     waiting = [action]
 
-    async def commit_after(transaction: ProducerTransaction) -> None:
+    async def commit_after(transaction: ProducerTransaction, *arguments: Any) -> None:
         if waiting:
             waiting.pop()()
-        await commit(transaction)
+        await commit(transaction, *arguments)
 
     monkeypatch.setattr(ProducerTransaction, "commit", commit_after)
 

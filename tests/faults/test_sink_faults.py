@@ -32,7 +32,13 @@ from spark_integration.writing.settlement import abort_tasks, commit_tasks
 from spark_integration.writing.writer import write_task
 from tolerant_client.batch_encoding import encode_batches
 from tolerant_client.batch_producer import BatchProducer
-from tolerant_client.errors import DataLossError, DeliveryTimeoutError, OptionError, ProducerFencedError
+from tolerant_client.errors import (
+    DataLossError,
+    DeliveryTimeoutError,
+    OptionError,
+    ProducerFencedError,
+    RepeatDiffersError,
+)
 from tolerant_client.events import Completed, Probe
 from tolerant_client.producer_settings import ProducerSettings
 from tolerant_client.producer_transaction import CommittedOffset, ProducerTransaction, transactional_ids
@@ -439,6 +445,17 @@ def test_what_was_decided_is_not_aborted_when_the_driver_gives_up(kafka_cluster:
     sink_batches.commit(servers, topic, told)
     abort_tasks(sink_options(servers, topic), told)
     sink_batches.commit(servers, topic, told)
+    assert committed_rows(servers, topic) == sink_batches.rows(0)
+
+
+def test_a_repeat_with_other_rows_ends_what_was_decided_before_it_is_refused(kafka_cluster: KafkaCluster) -> None:
+    """Law B, after a driver that died right after its decision: what the error calls committed is."""
+    servers, topic = kafka_cluster.bootstrap_servers, "sink-differs"
+    create_topic(servers, topic, PARTITIONS)
+    sink_batch(servers, topic, 1, 0, 2, "decided")
+    told = sink_batches.write(servers, topic, SinkBatch(topic, topic, "3c" * 16, 0), 2)[:1]
+    with pytest.raises(RepeatDiffersError, match="was committed with 60 rows .* and is repeated with 30"):
+        sink_batches.commit(servers, topic, told)
     assert committed_rows(servers, topic) == sink_batches.rows(0)
 
 

@@ -224,3 +224,67 @@ def test_copy_of_a_commit_that_arrives_in_the_next_transaction_does_not_end_it(
         found[name] = said, report.visible
     print(f"\n{found}")
     assert found["ours"] == ("aborted", [0])
+
+
+@pytest.mark.usefixtures("collected")
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_commit_ends_while_the_coordinator_is_frozen_and_the_same_call_commits_once_it_is_back(
+    cluster: KafkaCluster, proxy: HookedProxy
+) -> None:
+    raised: dict[str, Errors.KafkaError] = {}
+    for name, client in (("stock", kafka), ("ours", tolerant_client)):
+        topic = f"frozen-{name}-{uuid.uuid4().hex[:8]}"
+        admin = kafka.KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
+        admin.create_topics([NewTopic(topic, 1, 1)])
+        admin.close()
+        producer = client.KafkaProducer(
+            bootstrap_servers=proxy.bootstrap_servers, transactional_id=topic, request_timeout_ms=REQUEST_TIMEOUT_MS,
+            max_block_ms=REQUEST_TIMEOUT_MS,
+        )  # fmt: skip
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"0", partition=0).get(timeout=PATIENCE)
+        proxy.answer = lambda link, api, frame: []
+        with pytest.raises(Errors.KafkaError) as caught:
+            producer.commit_transaction()
+        raised[name] = caught.value
+        proxy.answer = lambda link, api, frame: [frame]
+        if client is tolerant_client:
+            producer.commit_transaction()
+            report = Report()
+            read(cluster, TopicPartition(topic, 0), report)
+            assert report.visible == [0]
+        end(producer)
+    assert not raised["stock"].retriable  # its producer is of no more use
+    assert isinstance(raised["ours"], Errors.KafkaTimeoutError)
+
+
+@pytest.mark.usefixtures("collected")
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_commit_that_waits_ends_when_its_producer_is_closed(cluster: KafkaCluster, proxy: HookedProxy) -> None:
+    topic = f"closed-{uuid.uuid4().hex[:8]}"
+    admin = kafka.KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
+    admin.create_topics([NewTopic(topic, 1, 1)])
+    admin.close()
+    producer = tolerant_client.KafkaProducer(
+        bootstrap_servers=proxy.bootstrap_servers, transactional_id=topic, request_timeout_ms=REQUEST_TIMEOUT_MS
+    )
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send(topic, b"0", partition=0).get(timeout=PATIENCE)
+    proxy.answer = lambda link, api, frame: []
+    raised: list[Exception] = []
+
+    def commit() -> None:
+        try:
+            producer.commit_transaction()
+        except Errors.KafkaError as error:
+            raised.append(error)
+
+    waiting = threading.Thread(target=commit)
+    waiting.start()
+    waiting.join(1.0)
+    producer.close(timeout=1)
+    waiting.join(PATIENCE / 2)
+    assert not waiting.is_alive()
+    assert isinstance(raised[0], OutcomeUnknownError)

@@ -71,7 +71,7 @@ class Request:
             raise ValueError("another API's answer")
         token = int.from_bytes(body[1:5], "big")
         if self.tells and token != self.token:
-            raise apis.OtherSubject("another request's answer", (token, body[5]))
+            raise apis.OtherSubject("another request's answer", (token, body[5]), token)
         return token, body[5]
 
     def is_out_of_turn(self, response: tuple[int, int]) -> bool:
@@ -180,8 +180,9 @@ class TrackerMachine(RuleBasedStateMachine):
         request = entry.request
         self.settled[request.token] += 1
         token, _ = event.response
-        # An odd answer is believed of a stream in step, whoever sent it.
-        assert token == request.token or event.correlation_id in self.liars or event.request.odd is not None
+        # One that speaks of something else is believed where no repeat is safe, or when a repeat brings the same.
+        is_meant = entry.said is not None and entry.said.names == token if entry.action.is_resend else entry.odd is not None
+        assert token == request.token or is_meant or (not request.tells and event.correlation_id in self.liars)
         assert entry.sent_at >= 0
         for other in self.store:
             assert other.order > entry.order or not set(other.request.order_keys) & set(request.order_keys)
@@ -314,7 +315,8 @@ class TrackerMachine(RuleBasedStateMachine):
         oldest = self.in_flight()[0]
         self.answer(oldest)
         if not isinstance(oldest.request, Question) and not self.is_closed and not oldest.request.order_keys:
-            assert self.settled[oldest.request.token] == 1 or oldest.state is State.HELD
+            is_doubted = any(entry.state is State.DOUBTED for entry in self.store)
+            assert self.settled[oldest.request.token] == 1 or oldest.state is State.HELD or is_doubted
 
     @precondition(lambda self: not self.is_closed and self.in_flight())
     @rule(data=st.data(), error=st.sampled_from([0, 0, OUT_OF_TURN]))
@@ -437,6 +439,8 @@ class TrackerMachine(RuleBasedStateMachine):
         if self.store._is_regular:
             assert self.store._trial is None
             assert not any(e.state is State.HELD or e.resends for e in entries)
+        if self.store._trial is None:
+            assert self.is_closed or not any(e.state is State.DOUBTED for e in entries)
         assert all(entry.correlation_id == key for key, entry in self.store._requests.items())
 
     def teardown(self) -> None:

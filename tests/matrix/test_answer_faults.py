@@ -5,8 +5,9 @@ One test is one fault in one phase, over all APIs and depths; a cell that fails 
 The invariants are in support/matrix.py, the faults and their accounts in support/answer_faults.py.
 
 Not told apart, because the bytes do not: two answers of one API that name nothing of their
-request may be exchanged ("answers crossed" runs where a request can tell), and a bit flipped in
-a value (answers carry no checksum; "flipped bit" hits a count or a length).
+request and come in each other's place ("answers crossed" runs where a request can tell; where the
+order of ids tells, it is "ids exchanged"), and a bit flipped in a value (answers carry no checksum;
+"flipped bit" hits a count or a length).
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import struct
 from collections.abc import Iterator
 
 import pytest
-from support.answer_faults import FAULTS, Burst, Fault, Piece, fault
-from support.matrix import DEEP, DEPTHS, PHASES, Bench, Simulation, Violated, cell_of, cells, run_cell, simulation
+from support.answer_faults import DEEP, FAULTS, Burst, Fault, Piece, fault
+from support.matrix import DEPTHS, PHASES, Bench, Simulation, Violated, cell_of, cells, run_cell, simulation
 from support.samples import encoded, filled, known_apis, response_class, sample, samples
 
 from tolerant_client import apis
@@ -65,7 +66,7 @@ def test_every_fault_meets_every_api_unless_no_client_could_see_it() -> None:
     everything = {item.name for item in samples() if not item.name.startswith("Sasl")}
     for one in FAULTS:
         missing = everything - {cell.sample.name for cell in cells(one, "steady")}
-        if one.name == "answers crossed":
+        if one.name in ("answers crossed", "speaks of something else"):
             assert len(missing) < len(everything) / 2
         else:
             assert len(missing) <= 2, f"{one}: {missing}"

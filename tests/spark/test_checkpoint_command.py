@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from kafka.admin import NewTopic
 from typer.testing import CliRunner
 
 from spark_integration.cli import app
+from spark_integration.reading.offsets import topic_ids
 
 pytestmark = pytest.mark.skipif(not os.environ.get("TOLERANT_LONG"), reason="takes a while; tox: clusters")
 
@@ -74,6 +76,17 @@ def test_a_query_keeps_its_checkpoint_when_only_its_format_changes(query: Query,
         query.send(11)
         query.run(source)
         query.check()
+
+
+def test_a_moved_query_with_nothing_to_read_writes_the_topics_ids_down_once(query: Query) -> None:
+    query.send(11)
+    query.run("kafka")
+    for _ in range(2):
+        query.run("tolerantkafka")
+    query.check()
+    offsets = query.checkpoint("one") / "offsets"
+    planned = {entry.name: entry.read_text().splitlines()[-1] for entry in offsets.iterdir() if entry.name.isdigit()}
+    assert {number: bool(topic_ids(json.loads(line))) for number, line in planned.items()} == {"0": False, "1": True}
 
 
 def test_one_command_says_where_another_query_starts(query: Query) -> None:

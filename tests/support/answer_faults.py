@@ -28,6 +28,7 @@ from support.samples import CANARY, PER_PARTITION, Sample, encoded, filled, requ
 from tolerant_client import apis
 from tolerant_client.apis import Action
 from tolerant_client.correlation import SPACE
+from tolerant_client.requests import adapt
 
 Account = Counter[str]
 
@@ -35,6 +36,7 @@ LATE = 5.0  # seconds: long after every grace, long before every deadline
 STALL = 1.0
 REQUEST_TIMEOUT = 30.0
 FLOOD = 65
+DEEP = 64  # requests in flight
 _NOBODY = 1 << 29  # added to an id: far from all that were drawn
 
 
@@ -79,8 +81,8 @@ class Cell:
     depth: int
     phase: str
     action: Action
-    accepts_next: bool
-    """True where the victim's answer would pass for its successor's."""
+    alike: int
+    """How many of the later requests the victim's answer would pass for; the next one is the first of them."""
     expected: float = 0.0
     """How long a broker may rightly wait with an answer, in seconds."""
     yields: bool = False
@@ -158,6 +160,8 @@ class Fault:
     fits: Callable[[Cell], bool] = field(default=lambda cell: True)
     """False where the fault cannot exist, or where no client could see it."""
     sends_acks_0: bool = False
+    is_meant: bool = False
+    """What may not be sent again is completed by the answer to request ODD."""
     may_wrap: bool = True
     """False where small correlation ids would make another fault of it."""
     bounded: tuple[str, ...] = ()
@@ -213,6 +217,14 @@ def _swap(burst: Burst) -> list[Piece]:
 def _cross(burst: Burst) -> list[Piece]:
     v, frames = burst.victim, burst.frames
     first, second = _with_body(frames[v], _body(frames[v + 1])), _with_body(frames[v + 1], _body(frames[v]))
+    return [Piece(f) for f in [*frames[:v], first, second, *frames[v + 2 :]]]
+
+
+def _exchange_ids(burst: Burst) -> list[Piece]:
+    """In the order of requests, as a broker answers, and under each other's ids."""
+    v, frames = burst.victim, burst.frames
+    ids = [correlation_id_of(frames[v]), correlation_id_of(frames[v + 1])]
+    first, second = set_correlation_id(frames[v], ids[1]), set_correlation_id(frames[v + 1], ids[0])
     return [Piece(f) for f in [*frames[:v], first, second, *frames[v + 2 :]]]
 
 
@@ -309,6 +321,21 @@ def cut_at(sample: Sample, body: bytes, following: bytes) -> int | None:
     return next((at for at in places if not is_readable(sample, body[:at] + body[at + 4 :] + following)), None)
 
 
+ODD = 10 * DEEP  # the number of a request that nobody sends: its answer speaks of something else
+
+
+@cache
+def speaks_of_something_else(item: Sample, n: int) -> bool:
+    """Whether a request tells that an answer is that to request ODD."""
+    request = adapt(item.request(n))
+    request.frame_buffers(0, "")
+    try:
+        request.decode_response(memoryview(item.body(ODD)))
+    except apis.OtherSubject:
+        return True
+    return False
+
+
 @cache
 def another(item: Sample) -> bytes:
     """The body of an answer of another API that does not happen to be readable as one of this API."""
@@ -360,7 +387,7 @@ def _next_id_account(c: Cell) -> Account:
     if c.is_setup:
         return c.retired()
     # Where it passes for the next one's, there are two different answers for one request: neither is believed.
-    return c.lose(2 if c.accepts_next else 1, probe=1, orphan_misfit=1)
+    return c.lose(min(2, 1 + c.alike), probe=1, orphan_misfit=1)
 
 
 def _extra(cause: str) -> Callable[[Cell], Account]:
@@ -382,10 +409,14 @@ def _duplicate_account(c: Cell) -> Account:
     return c.fine(orphan_duplicate=1, probe=1)
 
 
-def _reordered_account(c: Cell) -> Account:
+def _reordered_account(c: Cell, at_most: int = DEEP) -> Account:
     if not c.has_later:
         return c.fine()
-    return c.retired() if c.is_setup else c.fine(reordered=1)
+    if c.is_setup:
+        return c.retired()
+    # Nothing tells late from exchanged with any of those that it would pass for.
+    overtook = min(c.alike, at_most)
+    return c.lose(1 + overtook, orphan_misfit=1, probe=1) if overtook else c.fine(reordered=1)
 
 
 def _too_late_account(c: Cell) -> Account:
@@ -396,8 +427,21 @@ def _too_late_account(c: Cell) -> Account:
     return c.lose(1, orphan_late=1, probe=1)
 
 
+def _odd_account(c: Cell) -> Account:
+    if c.sample.api_key == apis.PRODUCE:
+        return _misnumbered("misfit")(c)  # kafka-python's producer could not act upon it
+    if not c.action.is_resend:
+        return c.fine(probe=1)
+    is_newer_sent = c.yields and c.has_later
+    return c.lose(1, probe=1) if is_newer_sent else c.fine(requeued=1, probe=1)
+
+
 def _crossed_account(c: Cell) -> Account:
     return c.retired(orphan_misfit=2, probe=1)
+
+
+def _exchanged_account(c: Cell) -> Account:
+    return _reordered_account(c, 1) if c.alike else _crossed_account(c)
 
 
 def _shortened_account(c: Cell) -> Account:
@@ -470,7 +514,7 @@ FAULTS: tuple[Fault, ...] = (
         lambda b: [*_as_sent(b), Piece(b.spoiled, LATE)],
         lambda c: c.fine(orphan_duplicate=1),
     ),
-    Fault("swap with the next", _swap, _reordered_account, fits=_two),
+    Fault("swap with the next", _swap, lambda c: _reordered_account(c, 1), fits=_two),
     Fault("reorder within the grace", lambda b: b.with_victim(Piece(b.spoiled, 0.004)), _reordered_account),
     Fault("late after it was declared lost", lambda b: b.with_victim(Piece(b.spoiled, LATE)), _too_late_account),
     Fault("an answer under an id never sent", lambda b: b.with_victim(_foreign(b), b.spoiled), _extra("unknown")),
@@ -482,7 +526,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault("negative id", _under(lambda b: -1 - b.victim), _misnumbered("unknown")),
     Fault("id of Java's reserved range", _under(lambda b: 2**31 - 1 - b.victim % 8), _misnumbered("unknown")),
     Fault("id 0", _under(lambda b: 0), _id_zero_account, may_wrap=False),
-    Fault("answers crossed", _cross, _crossed_account, fits=lambda c: c.has_later and not c.accepts_next),
+    Fault("ids exchanged", _exchange_ids, _exchanged_account, fits=_two),
+    Fault("answers crossed", _cross, _crossed_account, fits=lambda c: c.has_later and not c.alike),
     Fault(
         "truncated body, right length",
         lambda b: b.with_victim(_with_body(b.spoiled, _body(b.spoiled)[:-1])),
@@ -500,6 +545,13 @@ FAULTS: tuple[Fault, ...] = (
         "body of another API",
         lambda b: b.with_victim(_with_body(b.spoiled, another(b.sample))),
         _misnumbered("misfit"),
+    ),
+    Fault(
+        "speaks of something else",
+        lambda b: b.with_victim(_with_body(b.spoiled, b.sample.body(ODD))),
+        _odd_account,
+        fits=lambda c: speaks_of_something_else(c.sample, c.victim),
+        is_meant=True,
     ),
     Fault("negative frame length", _with_length(lambda f: -1), lambda c: c.retired()),
     Fault("huge frame length", _with_length(lambda f: 1 << 30), lambda c: c.retired()),

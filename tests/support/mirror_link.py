@@ -14,12 +14,13 @@ from tolerant_client.mirror.divergence import read_headers
 from tolerant_client.mirror.identical.copy import LinkCopier
 from tolerant_client.mirror.limits import CopyLimits, Progress
 from tolerant_client.mirror.losses import MirrorPolicy
+from tolerant_client.mirror.producers import init_producer_id
 from tolerant_client.mirror.replication_policy import TopicNames
 from tolerant_client.mirror.sync import PreparedLink, prepare_link
 from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.mirror.verify.verification import VerifyReport, verify
 from tolerant_client.raw import LATEST, RawCluster
-from tolerant_client.record_batch import BatchHeader, Record, encode_batch
+from tolerant_client.record_batch import BatchHeader, Record, encode_batch, restamp
 
 T0 = 1_700_000_000_000
 _PIPELINE = 8
@@ -110,6 +111,20 @@ def append_records(
 
     append_batches(servers, batches())
     return written
+
+
+def append_as_link(servers: str, link: str, topic: str, records: Iterable[Record], sequence: int) -> None:
+    """Appends one batch to partition 0 with the link's producer id, as a writer of it would whose place was wrong."""
+    with RawCluster({"bootstrap_servers": servers}, name="zombie") as cluster:
+
+        async def run() -> None:
+            batch = bytearray(encode_batch(list(records)))
+            restamp(batch, await init_producer_id(cluster, link), 0, sequence)
+            partition = TopicPartition(topic, 0)
+            (part,) = await cluster.produce_and_wait(await cluster.leader(partition), {partition: memoryview(batch)})
+            assert part.error_code == 0, part
+
+        cluster.run(run)
 
 
 def delete_until(servers: str, topic: str, offset: int) -> None:

@@ -8,7 +8,8 @@ the seeds have no fault, a quarter exactly one, the rest many.  Asserted in each
 
 A. Every request is settled exactly once, and not after its deadline.
 B. An answer completes the request that it was made for; another one only where
-   several faults together left no way to tell.
+   several faults together left no way to tell, or where it speaks of something else
+   and its request may not be sent again, or the repeat's answer says the same, or two have none.
 C. Batches with a producer id are appended once and in order, and requests that
    share an order key are completed in the order of sending.
 D. What may not be sent again is sent once; where it may have run and the answer
@@ -22,6 +23,7 @@ I. A connection that is shifted or garbled for good is left within a trial's pat
 J. Behind a gateway that answers probes by itself, and the rest slowly but in order, only
    reads fail before the connection does, and nothing is probed or lost once an answer
    has disproved a probe.  A twelfth of the seeds have one, and no other fault.
+K. A server that names something else for good is believed at the first repeat, and kept.
 """
 
 from __future__ import annotations
@@ -86,7 +88,8 @@ class Request:
             raise ValueError("not an answer to this API")
         token = int.from_bytes(body[1:5], "big")
         if self.tells and token != self.token:
-            raise OtherSubject("speaks of another request", (token, body[5]))
+            response = None if self.API_KEY == apis.PRODUCE else (token, body[5])
+            raise OtherSubject("speaks of another request", response, token)
         return token, body[5]
 
     def is_out_of_turn(self, response: tuple[int, int]) -> bool:
@@ -113,13 +116,14 @@ KINDS: tuple[Kind, ...] = (
     IDEMPOTENT,
     IDEMPOTENT,
     ("PlainProduce", apis.PRODUCE, rows.PRODUCE_PLAIN, True, 0.0, True),
+    ("ProduceToOnePartition", apis.PRODUCE, rows.PRODUCE_PLAIN, False, 0.0, True),
     ("Fetch", apis.FETCH, rows.FETCH_ALONE, True, 500.0, False),
     ("SessionFetch", apis.FETCH, rows.FETCH_IN_SESSION, False, 500.0, False),
     ("Metadata", apis.METADATA, rows.METADATA_REFRESH, False, 0.0, False),
-    ("ListOffsets", apis.LIST_OFFSETS, rows.READ_ONLY, False, 0.0, False),
+    ("ListOffsets", apis.LIST_OFFSETS, rows.READ_ONLY, True, 0.0, False),
     ("FindCoordinator", apis.FIND_COORDINATOR, rows.READ_ONLY, False, 0.0, False),
     COMMIT,
-    ("CreateTopics", apis.CREATE_TOPICS, rows.TOPIC_CREATE, False, 0.0, False),
+    ("CreateTopics", apis.CREATE_TOPICS, rows.TOPIC_CREATE, True, 0.0, False),
 )
 SETUP: tuple[Kind, ...] = (
     ("ApiVersions", apis.API_VERSIONS, rows.FIRST_REQUEST, False, 0.0, False),
@@ -138,7 +142,10 @@ FAULTS = (
     "stale id",
     "strange id",
     "misfit",
+    "odd",
+    "odd for good",
     "foreign",
+    "ids exchanged",
     "stall",
     "unasked",
     "cut off",
@@ -146,6 +153,7 @@ FAULTS = (
     "garbled for good",
 )
 LASTING = FAULTS[-3:]
+ODD_BIT = 1 << 6  # of the first byte of a token: the same answer, of something else
 PROBE_BODY = memoryview(b"\0\0\0\0\0\0")
 POLICIES = (
     RecoveryPolicy(),
@@ -186,6 +194,9 @@ class Simulation:
         self.is_cut = False
         self.shift = 0  # of every id from now on
         self.is_garbled = False
+        self.is_odd = False
+        self.odd_ids: set[int] = set()  # ids whose answers speak of something else
+        self.exchanged: tuple[int, memoryview] | None = None  # waits for the next answer, to exchange their ids
         self.is_lasting_since = NEVER  # when the first answer arrived that a lasting fault has spoiled, and was waited for
         self.patience = 0.0
 
@@ -234,7 +245,7 @@ class Simulation:
                 kind = KINDS[rng.randrange(len(KINDS))]
                 key = rng.randrange(2)
                 if kind is IDEMPOTENT and self.in_flight_of(key) >= _REMEMBERED:
-                    kind = KINDS[4]
+                    kind = KINDS[5]
                 self.send(kind, token, key)
                 token += 1
                 left -= 1
@@ -354,8 +365,18 @@ class Simulation:
         self.count += 1
         heapq.heappush(self.queue, (when, self.count, correlation_id, body, throttle))
 
+    def oddly(self, entry: InFlightRequest, body: memoryview) -> memoryview:
+        """The same of something else, where the request tells; a Produce of nobody's partition is a misfit."""
+        if not getattr(entry.request, "tells", False) or (self.is_odd and entry.request.API_KEY == apis.PRODUCE):
+            return body
+        self.odd_ids.add(entry.correlation_id)
+        self.orphan_makers += 1  # it is a misfit where it fits another request
+        return memoryview(bytes([body[0], body[1] ^ ODD_BIT]) + body[2:].tobytes())
+
     def answer(self, entry: InFlightRequest, body: memoryview) -> None:
         rng = self.rng
+        if self.is_odd:
+            body = self.oddly(entry, body)
         start = max(self.now + self.latency, self.free_at)
         took = entry.expected * rng.random() if entry.expected and rng.random() < 0.5 else 0.0002 * rng.random()
         is_probe = isinstance(entry.request, Question)
@@ -365,6 +386,13 @@ class Simulation:
         if self.is_gateway and rng.random() < 0.25:
             when = self.arrives_at = when + 4 * rng.random()
         correlation_id = entry.correlation_id
+        if self.exchanged is not None:
+            (other_id, other_body), self.exchanged = self.exchanged, None
+            self.orphan_makers += 2
+            self.liars.update((correlation_id, other_id))
+            self.put(correlation_id, other_body, when)
+            self.put(other_id, body, when)
+            return
         fault = self.pick_fault()
         if fault is None:
             self.put(correlation_id, body, when, throttle)
@@ -377,19 +405,23 @@ class Simulation:
             self.orphan_makers += 1
             self.put(correlation_id, body, when, throttle)
             self.put(correlation_id, body, when if fault == "duplicate" else when + rng.random() * 8)
-        elif fault == "reorder":
-            self.put(correlation_id, body, when + 0.08 * rng.random(), throttle)
-        elif fault == "late":
-            self.put(correlation_id, body, when + 8 * rng.random(), throttle)
+        elif fault in ("reorder", "late"):
+            self.orphan_makers += 1  # after a later one that it fits, too, it is believed for neither
+            self.put(correlation_id, body, when + (0.08 if fault == "reorder" else 8) * rng.random(), throttle)
         elif fault in ("next id", "id before", "stale id", "strange id"):
             self.lie(fault, entry, body, when)
         elif fault == "misfit":
             self.orphan_makers += 1
             self.put(correlation_id, body[:-1], when, 0.0)
+        elif fault in ("odd", "odd for good"):
+            self.is_odd = self.is_odd or fault == "odd for good"
+            self.put(correlation_id, self.oddly(entry, body), when, throttle)
         elif fault == "foreign":
             self.orphan_makers += 1
             self.put((correlation_id + 1_000_000) % SPACE, body, when)
             self.put(correlation_id, body, when, throttle)
+        elif fault == "ids exchanged":
+            self.exchanged = correlation_id, body
         elif fault == "stall":
             self.arrives_at = when + 4 * rng.random()
             self.put(correlation_id, body, self.arrives_at, throttle)
@@ -455,6 +487,9 @@ class Simulation:
                 self.happened[f"orphan:{event.cause}"] += 1  # type: ignore[attr-defined]
             elif kind is Retired:
                 self.happened["timeout" if event.is_timeout else "mismatch"] += 1  # type: ignore[attr-defined]
+                is_out_of_step = "out of step" in event.reason  # type: ignore[attr-defined]
+                if is_out_of_step and self.is_nothing_but_odd() and self.tracker.question is not None:
+                    self.broken("K", f"a server that means it is left: {event}")
                 if self.allowed == 1 and self.now > self.is_lasting_since + self.patience + 0.35:
                     self.broken("I", f"out of step for {self.now - self.is_lasting_since:.3f} s")
                 is_retired = True
@@ -479,16 +514,35 @@ class Simulation:
         self.settle(entry, "completed")
         token, error = event.response
         if token != request.token:
-            self.happened["fooled"] += 1
             is_lied_about = event.correlation_id in self.liars
-            if request.tells or not is_lied_about or self.faults < 2:
+            if self.ids[request.token] & self.odd_ids and token == request.token | ODD_BIT << 24:
+                self.believed(entry)
+            elif (request.tells and not self.odd_ids) or not is_lied_about or self.faults < 2:
                 self.broken("B", f"request {request.token} is completed by the answer of {token}")
+            else:
+                self.happened["fooled"] += 1
         elif error and entry.resends < self.policy.max_resends:
             self.broken("C", f"batch {token} is refused as out of turn after {entry.resends} repeats")
         for key in request.order_keys:
             for other in self.tracker:
                 if other.order < entry.order and key in other.request.order_keys:
                     self.broken("C", f"request {request.token} overtakes {other.request.token}")
+
+    def is_nothing_but_odd(self) -> bool:
+        """The server means something else for good, and nothing of it was taken for another request's, or waited for."""
+        return self.is_odd and self.allowed == 1 and not self.happened["orphan"] and not self.happened["lost"]
+
+    def believed(self, entry: InFlightRequest) -> None:
+        """An answer of something else was: a repeat said the same, or there may be none."""
+        self.happened["believed"] += 1
+        request = entry.request
+        if not entry.action.is_resend:
+            return
+        is_said_again = len(self.ids[request.token] & self.odd_ids) > 1 or entry.resends > 1
+        if not is_said_again or (self.allowed == 1 and not self.is_odd):
+            self.broken("B", f"request {request.token} is completed by an answer of something else")
+        if self.is_nothing_but_odd() and entry.resends > 1:
+            self.broken("K", f"request {request.token} is sent {entry.resends + 1} times to a server that means it")
 
     def failed(self, event: Failed) -> None:
         entry = event.request
@@ -542,8 +596,8 @@ class Simulation:
             self.broken("F", f"without a fault: {dict(happened)}")
         if not self.faults and not self.is_gateway and self.policy.max_resends and happened["requeued"]:
             self.broken("F", f"without a fault {happened['requeued']} requests were repeated")
-        # A probe that is given up may be answered late, like any other request.
-        if happened["orphan"] > self.orphan_makers + happened["lost"] + happened["probe"]:
+        # A probe that is given up may be answered late, like any other request; and a repeat after its first answer.
+        if happened["orphan"] > self.orphan_makers + happened["lost"] + happened["probe"] + happened["requeued"]:
             self.broken("F", f"{happened['orphan']} orphans from {self.orphan_makers} faults")
 
     def broken(self, law: str, what: str) -> NoReturn:

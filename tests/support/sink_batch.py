@@ -55,7 +55,7 @@ def die_at(death: str) -> None:
     """Has the driver killed where `death` says."""
     commit_one, ends = ProducerTransaction.commit, []
 
-    async def commit(transaction: ProducerTransaction) -> None:
+    async def commit(transaction: ProducerTransaction, *arguments: Any) -> None:
         is_decider = transaction.transactional_id.endswith("/decider")
         if is_decider and death == "begun":
             die()
@@ -65,7 +65,7 @@ def die_at(death: str) -> None:
             ends.append(transaction)
             if death == "ended" and len(ends) > 1:
                 return  # still on its way when the first one has arrived
-        await commit_one(transaction)
+        await commit_one(transaction, *arguments)
         if not is_decider and death == "ended":
             die()
 

@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+import pytest
+
 from tolerant_client.testing.artifacts import ClusterStartError, jars, java_executable
 from tolerant_client.testing.node import HOST, free_ports, log_tail
 
@@ -44,6 +46,17 @@ def zookeeper_kafka_jars(version: str) -> tuple[Path, ...]:
     if version.startswith("1."):
         return jars(version, ("kafka_2.11", "kafka-log4j-appender"))  # the broker of 1.x itself names no log4j
     return jars(version, ("kafka_2.11" if version.startswith("0.") else "kafka_2.13",))
+
+
+def require_zookeeper_kafka(version: str) -> None:
+    """Skips the test where this version cannot be started here; in CI it fails."""
+    try:
+        java_executable()
+        zookeeper_kafka_jars(version)
+    except ClusterStartError as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error), pytrace=False)
+        pytest.skip(str(error))
 
 
 class ZooKeeperKafka:

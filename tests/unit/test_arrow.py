@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tolerant_client import arrow, record_fields
-from tolerant_client.arrow import batch_to_arrow, iter_arrow, records_to_arrow
+from tolerant_client.arrow import iter_arrow
 from tolerant_client.errors import RecordBatchError
 from tolerant_client.record_batch import Record, decode_records, encode_batch, iter_batches, read_header
 
@@ -59,6 +59,12 @@ def arrow_rows(piece: Any) -> list[tuple[Any, ...]]:
     ]
 
 
+def in_arrow(batch: memoryview, schema: Any = arrow.SCHEMA) -> Any:
+    """All records of one batch; as it has some, in one piece."""
+    (piece,) = iter_arrow([(read_header(batch), batch)], "t", 0, 0, 2**63 - 1, schema)
+    return piece
+
+
 @settings(deadline=None)
 @given(
     given=st.lists(st.tuples(batch_of_records, st.integers(0, 4), st.booleans()), min_size=1, max_size=4),
@@ -85,11 +91,10 @@ def test_arrow_equals_decode_records(given: Any, cut: tuple[int, int], target_by
     assert [row for piece in pieces for row in arrow_rows(piece)] == rows(r for _, r in expected)
     types = [kind for piece in pieces for kind in piece.column("timestampType").to_pylist()]
     assert types == [int(header.has_log_append_time) for header, _ in expected]
-    whole = records_to_arrow(iter_batches(data), "topic", 3, *cut)
-    assert whole.schema.equals(arrow.SCHEMA)
-    assert whole.num_rows == len(expected)
-    assert set(whole.column("topic").to_pylist()) <= {"topic"}
-    assert set(whole.column("partition").to_pylist()) <= {3}
+    for whole in iter_arrow(iter_batches(data), "topic", 3, *cut):
+        assert whole.schema.equals(arrow.SCHEMA)
+        assert set(whole.column("topic").to_pylist()) == {"topic"}
+        assert set(whole.column("partition").to_pylist()) == {3}
 
 
 @settings(deadline=None)
@@ -103,10 +108,10 @@ def test_damage_is_found_by_both_or_by_none(position: int, byte: int, count: int
         expected = rows(decode_records(view))
     except RecordBatchError as error:
         with pytest.raises(RecordBatchError) as caught:
-            batch_to_arrow(read_header(view), view, "t", 0, arrow.SCHEMA_WITH_HEADERS)
+            in_arrow(view, arrow.SCHEMA_WITH_HEADERS)
         assert str(caught.value) == str(error)
     else:
-        assert arrow_rows(batch_to_arrow(read_header(view), view, "t", 0, arrow.SCHEMA_WITH_HEADERS)) == expected
+        assert arrow_rows(in_arrow(view, arrow.SCHEMA_WITH_HEADERS)) == expected
 
 
 @pytest.mark.parametrize("cut", [1, 7, 30])
@@ -114,7 +119,7 @@ def test_a_section_cut_short_is_refused(cut: int) -> None:
     batch = bytearray(encode_batch([Record(0, T0, None, b"0123456789")] * 50))[:-cut]
     struct.pack_into(">i", batch, 8, len(batch) - 12)
     with pytest.raises(RecordBatchError):
-        batch_to_arrow(read_header(batch), memoryview(batch), "t", 0)
+        in_arrow(memoryview(batch))
 
 
 def test_a_claimed_count_allocates_nothing() -> None:
@@ -122,38 +127,34 @@ def test_a_claimed_count_allocates_nothing() -> None:
     struct.pack_into(">i", batch, 57, 2**31 - 1)
     struct.pack_into(">i", batch, 23, 2**31 - 2)
     with pytest.raises(RecordBatchError):
-        batch_to_arrow(read_header(batch), memoryview(batch), "t", 0)
+        in_arrow(memoryview(batch))
 
 
 def test_control_batches_are_skipped() -> None:
     marker = encode_batch([Record(0, T0, b"\0\0\0\1", b"")], base_offset=1, is_control=True)
     data = encode_batch([Record(0, T0, None, b"x")]) + marker
-    assert records_to_arrow(iter_batches(memoryview(data)), "t", 0, 0, 9).num_rows == 1
-
-
-def test_nothing_makes_an_empty_batch_of_the_schema() -> None:
-    assert records_to_arrow([], "t", 0, 0, 9, arrow.SCHEMA_WITH_HEADERS).schema.equals(arrow.SCHEMA_WITH_HEADERS)
+    assert [piece.num_rows for piece in iter_arrow(iter_batches(memoryview(data)), "t", 0, 0, 9)] == [1]
 
 
 def test_header_keys_that_are_no_utf8_are_replaced_as_java_does() -> None:
     key = b"\xff!".decode("utf-8", "surrogateescape")
     for count in (1, record_fields._HEADER_ROUNDS + 1):
         view = memoryview(encode_batch([Record(0, T0, None, None, ((key, b"v"),) * count)]))
-        (headers,) = batch_to_arrow(read_header(view), view, "t", 0, arrow.SCHEMA_WITH_HEADERS).column("headers").to_pylist()
+        (headers,) = in_arrow(view, arrow.SCHEMA_WITH_HEADERS).column("headers").to_pylist()
         assert headers == [{"key": "\ufffd!", "value": b"v"}] * count
 
 
 def test_very_many_headers_are_read_plainly() -> None:
     sample = [Record(0, T0, b"k", None, tuple((str(i), b"%d" % i) for i in range(500)))] * 2
     view = memoryview(encode_batch(sample))
-    piece = batch_to_arrow(read_header(view), view, "t", 0, arrow.SCHEMA_WITH_HEADERS)
+    piece = in_arrow(view, arrow.SCHEMA_WITH_HEADERS)
     assert arrow_rows(piece) == rows(decode_records(view))
 
 
 def test_a_timestamp_that_microseconds_cannot_hold_is_refused() -> None:
     view = memoryview(encode_batch([Record(0, 2**60, None, None)], base_offset=4))
     with pytest.raises(RecordBatchError, match="offset 4 does not fit"):
-        batch_to_arrow(read_header(view), view, "t", 0)
+        in_arrow(view)
 
 
 def test_pieces_stay_near_the_target_size() -> None:

@@ -34,6 +34,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TOLERANT_KAFKA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(artifacts, "_ivy_jar", lambda: None)
     monkeypatch.setattr(artifacts, "_known_sums", dict)
+    monkeypatch.setattr(artifacts, "_known_sets", dict)
     return folder
 
 
@@ -192,6 +193,67 @@ def test_a_jar_that_was_changed_is_refused_when_it_comes_and_when_it_lies_there(
     with pytest.raises(ClusterStartError, match="SHA-256 sum is another one"):
         artifacts.resolved_jars(other, [("org.apache.kafka", "kafka_2.13", "4.2.0")], "Kafka 4.2.0")
     assert not other.exists(), "nothing of it is kept"
+
+
+@pytest.fixture
+def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place whose set is known: a.jar with b.jar as Maven resolves it, or with c.jar as Ivy does."""
+    sums = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("a.jar", "b.jar", "c.jar", "other.jar")}
+    sets = {"4.2.0/kafka": [frozenset({"a.jar", "b.jar"}), frozenset({"a.jar", "c.jar"})]}
+    monkeypatch.setattr(artifacts, "_known_sums", lambda: sums)
+    monkeypatch.setattr(artifacts, "_known_sets", lambda: sets)
+    (tmp_path / "4.2.0").mkdir()
+    return tmp_path / "4.2.0" / "kafka"
+
+
+def fill(folder: Path, *names: str) -> None:
+    folder.mkdir(parents=True)
+    for name in names:
+        (folder / name).write_text(name)
+
+
+@pytest.mark.parametrize("names", [("a.jar", "b.jar"), ("a.jar", "c.jar")])
+def test_a_known_set_is_taken_as_either_resolver_makes_it(known: Path, names: tuple[str, ...]) -> None:
+    fill(known, *names)
+    assert [jar.name for jar in artifacts.resolved_jars(known, [], "Kafka 4.2.0")] == list(names)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("a.jar", "aaa-1.jar", "b.jar"), "too many: aaa-1.jar; missing: none"),
+        (("a.jar", "b.jar", "other.jar"), "too many: other.jar; missing: none"),
+        (("a.jar", "b.jar", "c.jar"), "too many: (b|c).jar; missing: none"),
+        (("b.jar",), "too many: none; missing: a.jar"),
+        ((), "too many: none; missing: a.jar"),
+    ],
+)
+def test_a_known_set_with_a_jar_more_or_less_is_refused_when_it_comes_and_when_it_lies_there(
+    known: Path, names: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolve(command: object, folder: Path) -> None:
+        fill(folder / "lib", *{"kafka-4.2.0.jar", *names})
+
+    monkeypatch.setattr(artifacts, "_run", resolve)
+    monkeypatch.setattr(artifacts, "java_executable", lambda: "java")
+    monkeypatch.setattr(artifacts.shutil, "which", lambda name: "mvn")
+    with pytest.raises(ClusterStartError, match="too many: .*kafka-4.2.0.jar"):
+        artifacts.resolved_jars(known, [("org.apache.kafka", "kafka", "4.2.0")], "Kafka 4.2.0")
+    assert not known.exists(), "nothing of it is kept"
+    fill(known, *names)
+    with pytest.raises(ClusterStartError, match=f"Kafka 4.2.0 is made of .{words}.*remove the folder"):
+        artifacts.resolved_jars(known, [], "Kafka 4.2.0")
+
+
+def test_every_set_that_is_known_has_a_sum_for_each_jar_and_the_one_that_names_it() -> None:
+    sets, sums = artifacts._known_sets(), artifacts._known_sums()
+    versions = {place.split("/")[0] for place in sets}
+    assert versions >= {"4.2.0", "3.9.1", "2.8.2", "1.1.1", "0.11.0.3", "0.10.2.2", "0.9.0.1", "0.8.2.2", "spark-4.2.0"}
+    for place, known in sets.items():
+        version, modules = place.split("/")
+        if not version.startswith(("spark", "hadoop")):
+            firsts = {f"{module}-{version}.jar" for module in modules.split("+")}
+            assert all(firsts <= names <= sums.keys() for names in known), place
 
 
 def test_the_sums_of_the_versions_that_the_tests_use_are_known() -> None:

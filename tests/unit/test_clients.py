@@ -127,3 +127,14 @@ def test_poll_arrow_does_not_call_a_poll_that_somebody_else_wraps() -> None:
         fetcher._next_partition_records = fetcher.PartitionRecords(0, partition, MemoryRecords(data))
         assert consumer.poll_arrow(0).num_rows == 5
         consumer.close()
+
+
+@pytest.mark.parametrize(("retries", "is_consent"), [(None, False), (0, False), (3, True)])
+def test_retries_may_be_none_as_with_the_stock_producer_and_are_no_consent_then(
+    retries: int | None, is_consent: bool
+) -> None:
+    with serve(FakeBroker()) as address:
+        for package in (kafka, tolerant_client):
+            producer = package.KafkaProducer(bootstrap_servers=address, retries=retries, enable_idempotence=False)
+            producer.close()
+        assert manager_of(producer).recovery_policy.retries_plain_produce is is_consent

@@ -301,20 +301,48 @@ def test_answer_that_belongs_to_another_partition_is_not_delivered(bench: Bench)
     assert bench.connection.closed
 
 
-def test_odd_answer_of_a_server_that_means_it_is_handed_up(bench: Bench) -> None:
-    """It answers for another partition, as often as it is asked; stock hands that up, too."""
-    answers: list[bytes] = []
-    bench.connection.send_request(produce(batch(9, 0), partition=1))
-    answers += bench.transport.answers
-    bench.transport.deliver()
-    bench.broker.spoil = lambda name, frame: (
-        [set_correlation_id(answers[0], correlation_id_of(frame))] if name == "Produce" else [frame]
-    )
-    for sequence in range(3):
-        future = bench.connection.send_request(produce(batch(9, sequence)))
+def of_another_topic(name: str, frame: bytes) -> list[bytes]:
+    """Speaks of the topic u where it should speak of t (both names are compact strings)."""
+    return [frame.replace(b"\x02t", b"\x02u")]
+
+
+def test_odd_response_of_a_server_that_means_it_is_handed_up(bench: Bench) -> None:
+    """It names another topic, as often as it is asked; stock hands that up, too."""
+    bench.broker.spoil = of_another_topic
+    for asked in range(1, 4):
+        future = bench.connection.send_request(list_offsets())
         bench.run(0.1)
-        assert future.value.responses[0].partition_responses[0].index == 1
-    assert bench.broker.names().count("Produce") == 4
+        assert future.value.topics[0].name == "u"
+        assert bench.broker.names().count("ListOffsets") == 2 * asked
+    assert not bench.connection.closed
+
+
+@pytest.mark.parametrize("kind", [list_offsets, lambda: produce(batch(9, 0))])
+def test_response_that_speaks_of_another_topic_once_is_asked_for_again(bench: Bench, kind: Callable[[], Any]) -> None:
+    request = kind()
+    name = str(request.name).removesuffix("Request")
+    bench.broker.spoil = SpoilOnce(name, lambda frame: of_another_topic(name, frame))
+    future = bench.connection.send_request(request)
+    bench.run(0.1)
+    (topic,) = future.value.topics if name == "ListOffsets" else future.value.responses
+    assert topic.name == "t"
+    assert bench.broker.names().count(name) == 2
+    assert sum(len(log) for log in bench.broker.logs.values()) == (name == "Produce")
+
+
+@pytest.mark.parametrize(
+    ("retries", "error"), [(0, OutcomeUnknownError), (3, Errors.KafkaConnectionError)], ids=["no retries", "retries"]
+)
+def test_plain_produce_whose_response_names_another_topic_fails_as_a_lost_one(
+    clock: Clock, retries: int, error: type[Exception]
+) -> None:
+    """kafka-python would fail on it with a KeyError, and leave the batch in flight until delivery.timeout.ms."""
+    bench = Bench(clock, recovery_policy=RecoveryPolicy().for_retries(retries)).initialize()
+    bench.broker.spoil = SpoilOnce("Produce", lambda frame: of_another_topic("Produce", frame))
+    future = bench.connection.send_request(produce(batch(-1, -1)))
+    bench.run(0.1)
+    assert isinstance(future.exception, error)
+    assert bench.broker.names().count("Produce") == 1
     assert not bench.connection.closed
 
 

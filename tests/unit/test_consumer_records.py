@@ -340,9 +340,9 @@ def test_a_fetch_is_decoded_in_pieces_and_not_at_once(monkeypatch: pytest.Monkey
     sizes: list[int] = []
     read_pieces = consumer_records.read_pieces
 
-    def weighed(sections: Any) -> Any:
+    def weighed(sections: Any, from_offset: int) -> Any:
         sizes.append(int((sections.ends - sections.starts).sum()))
-        return read_pieces(sections)
+        return read_pieces(sections, from_offset)
 
     monkeypatch.setattr(consumer_records, "read_pieces", weighed)
     _, ours = both(data)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import kafka
 import kafka.errors as Errors
 import pytest
 from kafka.consumer.subscription_state import SubscriptionState
@@ -28,6 +29,7 @@ from kafka.structs import MemberState, TopicPartition
 from support import fake_broker
 from support.fake_broker import FakeBroker, serve
 
+import tolerant_client
 from tolerant_client.coordinator import TolerantCoordinator
 from tolerant_client.coordinator_partition import (
     OFFSETS_TOPIC,
@@ -505,6 +507,34 @@ def test_cluster_that_is_away_altogether_is_survived_in_silence(
     assert coordinator.poll(timeout_ms=3_000) is False
     assert time.monotonic() - began >= 2.9
     assert any("no broker has answered" in record.getMessage() for record in caplog.records)
+
+
+def test_a_call_without_an_end_says_that_nobody_can_be_connected_to_and_one_with_an_end_waits(
+    broker: GroupBroker, make: Callable[..., TolerantCoordinator]
+) -> None:
+    with serve(broker) as address:
+        coordinator = make(address, limit_ms=60_000)
+    for _ in range(2):  # at once, and while the client backs off
+        with pytest.raises(Errors.KafkaConnectionError, match="no broker can be connected to: .*ECONNREFUSED"):
+            coordinator.fetch_committed_offsets(PARTITIONS)
+    with pytest.raises(Errors.KafkaTimeoutError):
+        coordinator.fetch_committed_offsets(PARTITIONS, timeout_ms=1_500)
+
+
+@pytest.mark.usefixtures("collected")
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # stock leaves sockets that were refused
+def test_a_close_whose_broker_has_gone_takes_no_longer_than_stocks(broker: GroupBroker) -> None:
+    broker.topics = {"t": 1}
+    seconds = {}
+    for library in (kafka, tolerant_client):
+        with serve(broker) as address:
+            consumer = library.KafkaConsumer("t", bootstrap_servers=address, group_id=GROUP, request_timeout_ms=11_000)
+            while not consumer.assignment():
+                consumer.poll(100)
+        began = time.monotonic()
+        consumer.close()
+        seconds[library] = time.monotonic() - began
+    assert seconds[tolerant_client] <= seconds[kafka] + 3  # two lookups, and the noise of the machine
 
 
 def test_position_taken_from_a_commit_keeps_its_leader_epoch_so_that_truncation_shows(

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, cast
+from collections.abc import Iterable
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 from support.legacy_sets import message_set
+from support.one_log import OneLog
 
 from tolerant_client.fetch import FetchedPartition
 from tolerant_client.legacy_records import iter_record_sets
-from tolerant_client.mirror.divergence import LogSlice, _take, first_difference, first_difference_of_logs, read_slices, tail_records
+from tolerant_client.mirror.divergence import (
+    LogSlice,
+    _take,
+    agreement_start,
+    first_difference,
+    first_difference_of_logs,
+    read_slices,
+    tail_records,
+)
 from tolerant_client.mirror.gaps import FILLER
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import Record, decode_records, encode_batch, read_header
@@ -120,35 +129,6 @@ def test_slice_keeps_to_its_range() -> None:
 # -- whole logs ---------------------------------------------------------------
 
 
-class OneLog:
-    """A cluster with one partition; cuts answers at the limit as brokers before 0.10.1 did."""
-
-    def __init__(self, batches: Iterable[bytes], start: int = 0, stable: int | None = None) -> None:
-        self.batches = [(read_header(batch), batch) for batch in batches]
-        self.start = start
-        self.end = self.batches[-1][0].next_offset if self.batches else start
-        self.stable = self.end if stable is None else stable
-        self.fetches = 0
-
-    async def by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
-        return {1: list(partitions)}
-
-    async def insist(self, what: str, attempt: Callable[[], Awaitable[Any]]) -> Any:
-        return await attempt()
-
-    async def fetch(
-        self, node: int, positions: Mapping[TopicPartition, int], *, partition_max_bytes: int, isolation_level: int, **_: object
-    ) -> list[FetchedPartition]:
-        self.fetches += 1
-        end = self.stable if isolation_level else self.end
-        found = []
-        for partition, position in positions.items():
-            error = 0 if self.start <= position <= self.end else 1
-            data = b"".join(b for h, b in self.batches if h.last_offset >= position and h.base_offset < end)[:partition_max_bytes]
-            found.append(FetchedPartition(partition, error, self.end, end, 0, (), memoryview(b"" if error else data)))
-        return found
-
-
 def log_of(values: Iterable[bytes], per_batch: int = 7, size: int = 0) -> list[bytes]:
     numbered = list(enumerate(values))
     return [
@@ -189,6 +169,15 @@ def test_bisection_finds_where_logs_begin_to_differ(length: int, data: st.DataOb
     target = OneLog(log_of([b"a"] * differs_from + [b"b"] * (length - differs_from), per_batch=data.draw(st.integers(1, 60))))
     found = asyncio.run(first_difference_of_logs(cast(RawCluster, source), cast(RawCluster, target), TP, 0, length))
     assert found == (differs_from if differs_from < length else None)
+
+
+@given(st.integers(1, 2000), st.data())
+def test_bisection_finds_from_where_on_logs_agree(length: int, data: st.DataObject) -> None:
+    agrees_from = data.draw(st.integers(0, length))
+    source = OneLog(log_of([b"a"] * length, per_batch=data.draw(st.integers(1, 60))))
+    target = OneLog(log_of([b"b"] * agrees_from + [b"a"] * (length - agrees_from), per_batch=data.draw(st.integers(1, 60))))
+    found = asyncio.run(agreement_start(cast(RawCluster, source), cast(RawCluster, target), TP, 0, length))
+    assert found == agrees_from
 
 
 @pytest.mark.parametrize("gap", [(110, 600), (200, 900), (101, 990)])

@@ -10,7 +10,14 @@ import pyarrow as pa
 import pytest
 
 from spark_integration.writing.columns import WriteRows
-from spark_integration.writing.exactly_once import Decision, RowDigest, SinkBatch, TransactionNames, Written
+from spark_integration.writing.exactly_once import (
+    Decision,
+    RowDigest,
+    SinkBatch,
+    TransactionNames,
+    Written,
+    reserve_ms,
+)
 from tolerant_client.errors import OptionError, ProducerFencedError, RepeatDiffersError
 from tolerant_client.producer_transaction import CommittedOffset, PreparedTransaction
 
@@ -161,6 +168,11 @@ def test_what_a_former_version_committed_task_by_task_is_not_written_again() -> 
     PLACE.check_former("tolerant-sink-sink-0", {"t-0": CommittedOffset(7, "{}")})
     with pytest.raises(OptionError, match="Micro-batch 7 .* at least in part, by a version .* Let that version finish"):
         PLACE.check_former("tolerant-sink-sink-0", {"t-0": CommittedOffset(8, "{}")})
+
+
+@pytest.mark.parametrize(("timeout_ms", "reserve"), [(900_000, 60_000), (180_000, 60_000), (60_000, 20_000), (5_000, 1_666)])
+def test_a_minute_is_kept_for_committing_and_less_only_of_short_timeouts(timeout_ms: int, reserve: int) -> None:
+    assert reserve_ms(timeout_ms) == reserve
 
 
 # -- names -------------------------------------------------------------------------

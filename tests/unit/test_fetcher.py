@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -10,7 +11,7 @@ from typing import Any
 
 import kafka.errors as Errors
 import pytest
-from kafka.consumer.fetcher import CompletedFetch
+from kafka.consumer.fetcher import CompletedFetch, Fetcher
 from kafka.consumer.subscription_state import SubscriptionState
 from kafka.record import MemoryRecordsBuilder
 from kafka.structs import OffsetAndMetadata, TopicPartition
@@ -49,8 +50,11 @@ class Manager:
         self.naps: list[float] = []
         self._answers = answers
 
-    def call_soon(self, work: Any) -> None:
-        self.scheduled.append(work)
+    def call_soon(self, work: Any, *args: Any) -> None:
+        if args:
+            drive(work(*args))
+        else:
+            self.scheduled.append(work)
 
     def connection_delay(self, node_id: int) -> float:
         return 0
@@ -242,6 +246,56 @@ def test_an_iterator_finds_the_answer_fetched_ahead_when_it_comes_there(fetcher:
         fetcher._subscriptions.assignment[A].position = OffsetAndMetadata(start + 30, "", 5)  # the iterator went on
 
 
+def fills_of_an_iterator(kind: Any, count: int) -> int:
+    """How many fills an iterator over one answer with `count` partitions, two records each, needs."""
+    partitions = [TopicPartition("orders", n) for n in range(count)]
+    subscriptions = SubscriptionState()
+    subscriptions.assign_from_user(partitions)
+    for tp in partitions:
+        subscriptions.seek(tp, OffsetAndMetadata(0, "", -1))
+    fetcher = kind(SimpleNamespace(_manager=Manager(), throttle_delay=lambda node_id: 0), subscriptions)
+    fetcher.send_fetches = lambda: []
+    fetcher._completed_fetches.extend(answer(tp, 0, batch(0, 2)) for tp in partitions)
+    fills = read = 0
+    while read < 2 * count:
+        found, _ = fetcher.fetch_records(update_offsets=False)
+        fills += 1
+        for tp, records in found.items():
+            subscriptions.assignment[tp].position = OffsetAndMetadata(records[-1].offset + 1, "", 5)
+            read += len(records)
+    return fills
+
+
+def test_an_iterator_over_many_partitions_needs_no_more_fills_than_stock() -> None:
+    assert fills_of_an_iterator(TolerantFetcher, 1_000) <= fills_of_an_iterator(Fetcher, 1_000)
+
+
+def test_an_iterator_gets_other_partitions_before_what_follows_its_own_records(fetcher: TolerantFetcher) -> None:
+    fetcher._completed_fetches.extend([answer(A, 0, batch(0)), answer(A, 30, batch(30)), answer(B, 0, batch(0))])
+    for expected in ({A: range(0, 30), B: range(0, 30)}, {A: range(30, 60)}):
+        found, _ = fetcher.fetch_records(max_records=500, update_offsets=False)
+        assert {tp: [record.offset for record in records] for tp, records in found.items()} == {
+            tp: list(offsets) for tp, offsets in expected.items()
+        }
+        for tp, records in found.items():
+            fetcher._subscriptions.assignment[tp].position = OffsetAndMetadata(records[-1].offset + 1, "", 5)
+
+
+def test_an_iterator_gets_the_error_behind_its_records_when_it_comes_there(fetcher: TolerantFetcher) -> None:
+    def refuse_the_second(topic: str, headers: Any, value: bytes) -> bytes:
+        if value == b"1":
+            raise ValueError("refused")
+        return value
+
+    fetcher.config["value_deserializer"] = SimpleNamespace(deserialize=refuse_the_second)
+    fetcher._completed_fetches.append(answer(A, 0, batch(0)))
+    found, _ = fetcher.fetch_records(max_records=500, update_offsets=False)
+    assert [record.offset for record in found[A]] == [0]
+    fetcher._subscriptions.assignment[A].position = OffsetAndMetadata(1, "", 5)
+    with pytest.raises(ValueError, match="refused"):
+        fetcher.fetch_records(max_records=500, update_offsets=False)
+
+
 def test_two_threads_in_one_consumer_are_refused(fetcher: TolerantFetcher) -> None:
     refused: list[BaseException] = []
 
@@ -365,6 +419,69 @@ def test_where_nobody_answers_nothing_is_decided_and_looking_goes_on() -> None:
     looking = Looking(Errors.KafkaConnectionError("gone"), Errors.KafkaTimeoutError("late"), (0, 100))
     assert len(looking.manager.naps) == 3
     assert [event.is_believed for event in looking.manager.told] == [False]
+
+
+class FrozenLeader(Manager):
+    """On asyncio's loop: node 1 leads A and answers nothing, node 2 leads B and says (0, 99)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._net = SimpleNamespace(sleep=lambda seconds: asyncio.sleep(0))
+        self.leaders = {A: 1, B: 2}
+        self.cluster.leader_for_partition = self.leaders.get
+        self.running: list[Any] = []
+        self.asked: list[int] = []
+
+    def call_soon(self, work: Any, *args: Any) -> None:
+        self.running.append(asyncio.ensure_future(work(*args)))
+
+    def send(self, request: Any, node_id: int) -> Any:
+        self.asked.append(node_id)
+        return node_id, request
+
+    async def wait_for(self, sent: Any, timeout_ms: float) -> Any:
+        node_id, request = sent
+        if node_id == 1:
+            await asyncio.Event().wait()
+        (_, partitions), *_ = request.topics
+        offset = 0 if partitions[0].timestamp == -2 else 99
+        return {TopicPartition("orders", part.partition_index): SimpleNamespace(offset=offset) for part in partitions}
+
+
+async def beside_a_frozen_leader(then: Callable[[FrozenLeader], None], until: int) -> tuple[FrozenLeader, list[Any]]:
+    """Refusals of A and B at offset 100, looked into until `until` of them were given back."""
+    manager = FrozenLeader()
+    subscriptions = SubscriptionState("earliest")
+    subscriptions.assign_from_user([A, B])
+    given_back: list[Any] = []
+    doubts = Doubts(SimpleNamespace(
+        _manager=manager, _subscriptions=subscriptions, _completed_fetches=given_back,
+        _handle_list_offsets_response=lambda found: (found, set()),
+        config={"retry_backoff_ms": 50, "request_timeout_ms": 40_000},
+    ))  # fmt: skip
+    for tp in (A, B):
+        subscriptions.seek(tp, OffsetAndMetadata(100, "", -1))
+        doubts.look_into(answer(tp, 100, b"", error_code=1))
+    for _ in range(200):
+        await asyncio.sleep(0)
+        if len(given_back) == 1:
+            then(manager)
+        if len(given_back) == until:
+            break
+    for task in manager.running:
+        task.cancel()
+    return manager, [refusal.topic_partition for refusal in given_back]
+
+
+def test_a_frozen_leader_holds_up_no_other_and_is_asked_once_at_a_time() -> None:
+    manager, given_back = asyncio.run(beside_a_frozen_leader(lambda manager: None, until=2))
+    assert given_back == [B]
+    assert manager.asked.count(1) == 1
+
+
+def test_a_partition_whose_leader_froze_is_looked_up_at_the_next_leader() -> None:
+    _, given_back = asyncio.run(beside_a_frozen_leader(lambda manager: manager.leaders.update({A: 2}), until=2))
+    assert given_back == [B, A]
 
 
 def test_a_leader_that_may_not_tell_leaves_it_to_the_next_fetch() -> None:

@@ -39,6 +39,8 @@ class FakeTarget:
         self.now = 0.0
         self.sent: list[Any] = []
         self.log_ends: list[int] = []  # told before the real one
+        self.unreplicated = 0  # offsets at the end of the leader's log
+        self._told = log_end
         self.answers: dict[str, Callable[[Any], Any]] = {"FindCoordinator": lambda _: SimpleNamespace(error_code=0, node_id=1)}
         self.markers_api = (0, 1)
         self.updates = 0
@@ -66,7 +68,14 @@ class FakeTarget:
         return 1
 
     async def list_offsets(self, asked: Any) -> dict[TopicPartition, int]:
-        return {P: self.log_ends.pop(0) if self.log_ends else self.log_end}
+        self._told = self.log_ends.pop(0) if self.log_ends else self.log_end - self.unreplicated
+        return {P: self._told}
+
+    async def by_leader(self, partitions: Any) -> dict[int, list[TopicPartition]]:
+        return {1: list(partitions)}
+
+    async def offsets_at(self, node_id: int, partitions: Any, asked: Any, isolation: int, *, replica_id: int) -> dict[TopicPartition, int]:
+        return {P: self._told + self.unreplicated}
 
     async def insist(self, what: str, attempt: Any, patience_ms: int | None = None) -> Any:
         return await attempt()
@@ -213,6 +222,24 @@ def test_a_stale_log_end_is_not_marked_from() -> None:
     target.log_ends = [0]
     with pytest.raises(Errors.OffsetNotAvailableError):
         run(marking(target).fill(P, Gap(0, 3)))
+
+
+def test_markers_that_are_not_replicated_are_waited_for_and_not_sent_again() -> None:
+    target = FakeTarget()
+
+    def append(request: Any) -> Any:
+        target.unreplicated = len(request.markers)
+        return target.append(len(request.markers), set())
+
+    target.answers["WriteTxnMarkers"] = append
+    filler = marking(target)
+    for _ in range(2):
+        with pytest.raises(Errors.OffsetNotAvailableError, match="orders-0: replication on the target is behind: .* at 3, .* is 0") as caught:
+            run(filler.fill(P, Gap(0, 3)) if not target.sent else filler._settled(P))
+        assert caught.value.retriable and len(target.sent) == 1
+    assert target.now > 8
+    target.unreplicated = 0
+    assert run(filler._settled(P)) == 3
 
 
 def test_markers_carry_the_offsets_of_the_gap() -> None:

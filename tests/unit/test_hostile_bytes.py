@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 import struct
+import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +20,7 @@ from kafka.record import MemoryRecords
 from kafka.structs import TopicPartition
 
 from tolerant_client import arrow, batch_columns, codecs, record_fields
-from tolerant_client.batch_columns import HEADER, Sections, iter_columns, read_columns
+from tolerant_client.batch_columns import HEADER, iter_columns
 from tolerant_client.consumer_records import PartitionRecords
 from tolerant_client.errors import OptionError, RecordBatchError
 from tolerant_client.fetch import FetchedPartition
@@ -31,8 +32,10 @@ from tolerant_client.mirror.link.mm2_positions import decode_position
 from tolerant_client.mirror.rewrite import rewrite
 from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.mirror.translated.offset_map import RowKey
-from tolerant_client.mirror.verify.log_columns import read_batches, read_rows, unfold_batch
+from tolerant_client.mirror.verify.log_columns import iter_rows, read_batches, unfold_batch
+from tolerant_client.mirror.verify.log_comparison import LogComparison
 from tolerant_client.record_batch import Record, encode_batch, iter_batches, read_header
+from tolerant_client.record_fields import MAX_HEADERS
 
 TP = TopicPartition("orders", 0)
 T0 = 1_700_000_000_000
@@ -140,18 +143,84 @@ def test_very_many_headers_are_read_without_decoding_record_by_record(
     assert taken(batch)[0].headers == pairs
 
 
-def test_millions_of_headers_take_few_objects() -> None:
-    """286 bytes that a broker takes unfold to 2 MB of headers."""
-    count = 1_000_000
-    batch = with_section(record_with(b"\0\1" * count, count), 1)
+def three_records(crowd: int) -> bytes:
+    """The second one of them has `crowd` headers."""
+    bodies = [b"\0\0" + varint(n) + b"\1\2" + b"%d" % n + varint(crowd * (n == 1)) + b"\0\1" * crowd * (n == 1) for n in range(3)]
+    return with_section(b"".join(varint(len(body)) + body for body in bodies), 3)
+
+
+def test_a_record_with_more_headers_than_are_read_is_named_and_those_behind_it_can_be_read() -> None:
+    batch = three_records(MAX_HEADERS + 1)
     assert len(batch) < 500
-    header, section = read_header(batch), codecs.decompress(codecs.ZSTD, memoryview(batch)[61:])
-    sections = Sections(np.frombuffer(batch[:61], HEADER), section, np.array([0]), np.array([len(section)]))
-    columns = read_columns(sections, True)
-    assert header.record_count == 1 and columns.fields.headers is not None
-    assert sum(column.nbytes for column in columns.fields.headers) == 20 * count
-    (record,) = taken(batch)
-    assert len(record.headers) == count and len(set(map(id, record.headers))) <= count // 60_000 + 16
+    part = PartitionRecords(0, TP, MemoryRecords(memoryview(batch)))
+    assert [record.value for record in part.take(None)] == [b"0"]
+    with pytest.raises(CorruptRecordError, match=r"orders.*offset 1 has 262145 headers.*continue at offset 2 \(seek"):
+        part.take(None)
+    behind = PartitionRecords(2, TP, MemoryRecords(memoryview(batch)))
+    assert [record.value for record in behind.take(None)] == [b"2"]
+
+    def in_columns(from_offset: int, schema: pa.Schema) -> list[bytes]:
+        pieces = arrow.iter_arrow(iter_batches(memoryview(batch)), "orders", 0, from_offset, 3, schema)
+        return [value for piece in pieces for value in piece.column("value").to_pylist()]
+
+    with pytest.raises(RecordBatchError, match="continue at offset 2"):
+        in_columns(0, arrow.SCHEMA_WITH_HEADERS)
+    assert in_columns(2, arrow.SCHEMA_WITH_HEADERS) == [b"2"]
+    assert in_columns(0, arrow.SCHEMA) == [b"0", b"1", b"2"]
+
+
+def test_many_records_before_the_one_with_too_many_headers_are_given_out() -> None:
+    good = [record_at(n, b"", 0) for n in range(100)]
+    batch = with_section(b"".join(good) + record_at(100, b"\0\1" * (MAX_HEADERS + 1), MAX_HEADERS + 1), 101)
+    part = PartitionRecords(0, TP, MemoryRecords(memoryview(batch)))
+    assert [record.offset for record in part.take(None)] == list(range(100))
+    with pytest.raises(CorruptRecordError, match="continue at offset 101"):
+        part.take(None)
+
+
+def record_at(delta: int, headers: bytes, count: int) -> bytes:
+    body = b"\0\0" + varint(delta) + b"\1\1" + varint(count) + headers
+    return varint(len(body)) + body
+
+
+@pytest.mark.parametrize("header", [b"\0\1", b"\0\0"])
+def test_a_rewritten_record_keeps_its_headers_however_many_and_verify_finds_it_the_same(header: bytes) -> None:
+    section = record_with(header * 400_000, 400_000)
+    batch = with_section(section, 1, codecs.NONE)  # unfolding would reserve its bound
+    other = bytearray(batch)
+    struct.pack_into(">q", other, 35, T0 + 1)  # another max timestamp: no batch that verify need not open
+    struct.pack_into(">I", other, 17, crc32c.crc32c(bytes(other[21:])))
+    log = LogComparison(0, 1)
+    peaks = []
+    tracemalloc.start()
+    ((_, data),) = rewrite(list(iter_batches(memoryview(batch))), 0, fill_holes=False, is_compacted=False,
+                           max_batch_bytes=1 << 20)  # fmt: skip
+    peaks.append(tracemalloc.get_traced_memory()[1])
+    tracemalloc.reset_peak()
+    for side, each in enumerate((batch, bytes(other))):
+        log.add(side, *read_batches(memoryview(each), 0))
+    log.compare()
+    peaks.append(tracemalloc.get_traced_memory()[1])
+    tracemalloc.stop()
+    assert bytes(data[61:]) == section
+    assert log.difference is None and log.records == 1
+    assert max(peaks) < 16 * len(section)  # what lies in windows of 64 KB is most of it, whatever the size
+
+
+@pytest.mark.parametrize("codec", [codecs.NONE, codecs.ZSTD])
+def test_headers_and_rows_that_are_columns_at_once_are_bounded(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [(str(n), b"%d" % n) for n in range(50)]
+    records = [Record(0, T0 + n, b"k", b"%d" % n, tuple(pairs[: n % 50])) for n in range(700)]
+    data = encode_batch(records, codec=codec)
+    expected = taken(data)
+    whole = list(arrow.iter_arrow(iter_batches(memoryview(data)), "orders", 0, 0, 700, arrow.SCHEMA_WITH_HEADERS))
+    monkeypatch.setattr(batch_columns, "SLICE_HEADERS", 120)
+    monkeypatch.setattr(batch_columns, "SLICE_ROWS", 33)
+    slices = list(arrow.iter_arrow(iter_batches(memoryview(data)), "orders", 0, 0, 700, arrow.SCHEMA_WITH_HEADERS))
+    assert len(whole) == 1 and pa.Table.from_batches(slices).to_pylist() == whole[0].to_pylist()
+    assert max(part.num_rows for part in slices) <= 33
+    assert max(sum(map(len, filter(None, part.column("headers").to_pylist()))) for part in slices) < 120 + 50
+    assert taken(data) == expected and [record.headers for record in expected[:50]] == [pairs[:n] for n in range(50)]
 
 
 def test_a_batch_that_unfolds_to_much_is_decoded_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,14 +231,14 @@ def test_a_batch_that_unfolds_to_much_is_decoded_in_slices(monkeypatch: pytest.M
     sections = batch_columns.join_sections(
         np.frombuffer(b"".join(view[:61] for _, view in views), HEADER), unfolded
     )
-    whole = read_columns(sections, True)
+    (whole,) = iter_columns(sections, True)
     slices = list(iter_columns(sections, True, slice_bytes=10_000))
     assert len(slices) > 8 and max(len(part.offsets) for part in slices) < 1000
     assert np.array_equal(np.concatenate([part.offsets for part in slices]), whole.offsets)
     assert np.array_equal(np.concatenate([part.timestamps for part in slices]), whole.timestamps)
     assert all(part.counts.sum() == len(part.offsets) and len(part.counts) == len(part.headers) for part in slices)
     expected = taken(data)
-    monkeypatch.setattr(iter_columns, "__kwdefaults__", {"slice_bytes": 10_000})
+    monkeypatch.setattr(iter_columns, "__kwdefaults__", {"from_offset": 0, "slice_bytes": 10_000})
     assert taken(data) == expected and [record.key for record in expected] == [record.key for record in records]
     pieces = list(arrow.iter_arrow(iter_batches(memoryview(data)), "orders", 0, 5, 2995, arrow.SCHEMA_WITH_HEADERS))
     assert len(pieces) > 8
@@ -177,7 +246,7 @@ def test_a_batch_that_unfolds_to_much_is_decoded_in_slices(monkeypatch: pytest.M
 
 
 def test_damage_behind_the_first_slice_is_raised_after_the_records_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(iter_columns, "__kwdefaults__", {"slice_bytes": 2_000})
+    monkeypatch.setattr(iter_columns, "__kwdefaults__", {"from_offset": 0, "slice_bytes": 2_000})
     section = b"".join(
         varint(len(body)) + body
         for n in range(1000)
@@ -199,7 +268,7 @@ def test_verify_reads_older_messages_beside_aborted_transactions() -> None:
     marker = encode_batch([Record(0, T0, struct.pack(">hh", 0, 0), b"\0" * 6)], base_offset=31, is_control=True, **options)
     batches, end = read_batches(memoryview(old + aborted + marker), 0, [(7, 30)])
     assert end == 32 and batches.headers["base_offset"].tolist() == [0]
-    rows = read_rows(batches, [unfold_batch(row, view) for row, view in zip(batches.headers, batches.views)])
+    (rows,) = iter_rows(batches, [unfold_batch(row, view) for row, view in zip(batches.headers, batches.views)])
     assert rows.offsets.tolist() == list(range(30))
 
 

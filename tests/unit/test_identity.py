@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.messages import REQUESTS, answer, asked, numbers, tp
 
+from tolerant_client.apis import OtherSubject
 from tolerant_client.identity import SUBJECTS
 
 ID = uuid.UUID(int=7)
@@ -132,9 +133,15 @@ IDENTITIES: list[tuple[str, int, dict[str, Any], list[dict[str, Any]], list[dict
                     {"group_id": "g", "topics": [offsets("a", 0)]},
                 ]
             },
-            {"groups": [{"group_id": "g", "topics": [], "error_code": 16}, {"group_id": "h", "topics": []}]},
+            {
+                "groups": [
+                    {"group_id": "g", "topics": [], "error_code": 16},
+                    {"group_id": "h", "topics": [offsets("b", 1)]},
+                ]
+            },
         ],
         [
+            {"groups": [{"group_id": "g", "topics": [], "error_code": 16}, {"group_id": "h", "topics": []}]},
             {"groups": [{"group_id": "g", "topics": [offsets("a", 0)]}]},
             {"groups": [{"group_id": "g", "topics": [offsets("b", 1)]}, {"group_id": "h", "topics": []}]},
             {"groups": [{"group_id": "x", "topics": []}, {"group_id": "h", "topics": []}]},
@@ -518,6 +525,115 @@ def test_requests_are_read_in_every_shape_that_kafka_python_takes(
             adapted.decode_response(answer(api, version, **foreign))
 
 
+# Each answers one thing twice and another one not at all, as one flipped bit has it.
+REPEATED: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
+    ("ListOffsets", 7, {"topics": [("a", [(0, -1, -1), (1, -1, -1)])]}, {"topics": [found("a", 0, 0)]}),
+    ("Metadata", 9, {"topics": [{"name": "a"}, {"name": "b"}]}, {"topics": [{"name": "a"}, {"name": "a"}]}),
+    ("Metadata", 12, {"topics": [{"name": "a"}, {"name": "b"}]}, {"topics": [{"name": "a"}, {"name": "a"}]}),
+    ("OffsetCommit", 8, {"group_id": "g", "topics": [tp("a", 0, 1)]}, {"topics": [codes("a", 0, 0)]}),
+    (
+        "OffsetFetch",
+        5,
+        {"group_id": "g", "topics": [numbers("a", 0, 1, inner="partition_indexes")]},
+        {"topics": [offsets("a", 0, 0)]},
+    ),
+    *(
+        (
+            "OffsetFetch",
+            version,
+            {"groups": [{"group_id": "g", "topics": [numbers("a", 0, 1, inner="partition_indexes")]}]},
+            {"groups": [{"group_id": "g", "topics": [offsets("a", 0, 0)]}]},
+        )
+        for version in (8, 9)
+    ),
+    ("FindCoordinator", 4, {"coordinator_keys": ["g", "h"]}, {"coordinators": [{"key": "g"}, {"key": "g"}]}),
+    (
+        "LeaveGroup",
+        3,
+        {"members": [{"member_id": "m"}, {"member_id": "n"}]},
+        {"members": [{"member_id": "m", "error_code": 0}, {"member_id": "m", "error_code": 0}]},
+    ),
+    ("OffsetForLeaderEpoch", 3, {"topics": [("a", [(0, -1, 0), (1, -1, 0)])]}, {"topics": [epochs("a", 0, 0)]}),
+    (
+        "AddPartitionsToTxn",
+        4,
+        {"transactions": [{"transactional_id": "x", "topics": [numbers("a", 0, 1)]}]},
+        {
+            "results_by_transaction": [
+                {
+                    "transactional_id": "x",
+                    "topic_results": [
+                        tp("a", 0, 0, inner="results_by_partition", partition_error_code=0),
+                    ],
+                }
+            ]
+        },
+    ),
+    (
+        "WriteTxnMarkers",
+        1,
+        {"markers": [{"producer_id": 5, "topics": [numbers("a", 0, 1, inner="partition_indexes")]}]},
+        {"markers": [{"producer_id": 5, "topics": [codes("a", 0, 0)]}]},
+    ),
+    ("ElectLeaders", 1, {"topic_partitions": [("a", [0, 1])]}, {"replica_election_results": [elected("a", 0, 0)]}),
+    (
+        "ListPartitionReassignments",
+        0,
+        {"topics": [numbers("a", 0, 1, inner="partition_indexes")]},
+        {"topics": [tp("a", 0, 0)]},
+    ),
+    ("DescribeUserScramCredentials", 0, {"users": [("u",), ("v",)]}, {"results": [user("u"), user("u")]}),
+    ("DescribeQuorum", 0, {"topics": [tp("a", 0, 1, name="topic_name")]}, {"topics": [tp("a", 0, 0, name="topic_name")]}),
+    (
+        "UpdateFeatures",
+        1,
+        {"feature_updates": [{"feature": "f"}, {"feature": "g"}]},
+        {"results": [{"feature": "f", **NO_ERROR}, {"feature": "f", **NO_ERROR}]},
+    ),
+    (
+        "DescribeTopicPartitions",
+        0,
+        {"topics": [{"name": "a"}, {"name": "b"}]},
+        {"topics": [{"name": "a"}, {"name": "a"}]},
+    ),
+]
+
+
+@pytest.mark.parametrize(("api", "version", "request_", "twice"), REPEATED)
+def test_answer_that_speaks_of_one_thing_twice_and_not_of_another_is_refused(
+    api: str, version: int, request_: dict[str, Any], twice: dict[str, Any]
+) -> None:
+    adapted = asked(api, version, **request_)
+    adapted.frame_buffers(1, "test")
+    with pytest.raises(ValueError, match=f"{api} answer speaks of something else"):
+        adapted.decode_response(answer(api, version, **twice))
+
+
+def test_what_was_asked_for_twice_may_be_answered_twice_and_what_lies_in_two_directories_too() -> None:
+    markers = {"producer_id": 5, "topics": [numbers("a", 0, inner="partition_indexes")]}
+    adapted = asked("WriteTxnMarkers", 1, markers=[markers, markers])
+    adapted.frame_buffers(1, "test")
+    answered = {"producer_id": 5, "topics": [codes("a", 0)]}
+    assert adapted.decode_response(answer("WriteTxnMarkers", 1, markers=[answered, answered])) is not None
+    adapted = asked("DescribeLogDirs", 1, topics=[numbers("a", 0, name="topic")])
+    adapted.frame_buffers(1, "test")
+    results = [{"error_code": 0, "log_dir": path, "topics": [tp("a", 0)]} for path in ("/p", "/q")]
+    assert adapted.decode_response(answer("DescribeLogDirs", 1, results=results)) is not None
+
+
 def test_every_api_that_names_its_subjects_is_tried_with_a_foreign_answer() -> None:
     tried = {REQUESTS[api].API_KEY for api, _, _, _, foreign in IDENTITIES if foreign}
     assert tried == set(SUBJECTS)
+
+
+def test_foreign_answer_says_what_it_names_and_not_what_it_tells_of_it() -> None:
+    request = asked("ListOffsets", 5, topics=[tp("a", 0)])
+    request.frame_buffers(1, "test")
+    told = []
+    for offset in (7, 8):
+        part = {"partition_index": 1, "error_code": 0, "timestamp": -1, "offset": offset}
+        with pytest.raises(OtherSubject) as raised:
+            request.decode_response(answer("ListOffsets", 5, topics=[{"name": "a", "partitions": [part]}]))
+        told.append(raised.value)
+    assert told[0].names == told[1].names == {("a", 1)}
+    assert told[0].response.topics[0].partitions[0].offset == 7

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tracemalloc
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from kafka.future import Future
@@ -19,6 +20,7 @@ from tolerant_client.mirror.identical.begun import copied_so_far
 from tolerant_client.mirror.identical.partition import AppendState
 from tolerant_client.mirror.identical.difference import Logs
 from tolerant_client.mirror.identical.state import next_append
+from tolerant_client.mirror.link import control as control_module
 from tolerant_client.mirror.link import failback
 from tolerant_client.mirror.link.beginning import writes
 from tolerant_client.mirror.link.control import (
@@ -30,9 +32,13 @@ from tolerant_client.mirror.link.control import (
     decode_control,
     encode_control,
     link_options,
+    newest_of,
     paused,
+    rank,
+    read_control,
     resumed,
     unfinished,
+    update_control,
 )
 from tolerant_client.mirror.link.ends import Ends
 from tolerant_client.mirror.link.failback import SharedLog
@@ -42,6 +48,7 @@ from tolerant_client.mirror.plan import TopicSpec
 from tolerant_client.mirror.producers import ProducerEntry
 from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.raw import RawCluster
+from tolerant_client.record_batch import Record
 
 P = TopicPartition("orders", 3)
 FULL = LinkControl(
@@ -154,6 +161,105 @@ def test_a_promotion_that_was_not_finished_is_told_as_one_and_not_as_done() -> N
     assert "failback" not in str(caught.value) and exit_code(caught.value) == 2
     with pytest.raises(LinkPromotedError, match="may still write there: orders-3; .*run again tolerant-kafka failover"):
         LinkControl(is_promoted=True, unfenced=frozenset({P})).require_not_promoted("dr")
+
+
+# -- of several records one counts --------------------------------------------
+
+
+class ControlTopic:
+    """The control topic, in memory; `before_append` runs between a writer's look and its record."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[Record] = []
+        self.before_append: list[Callable[[], Awaitable[object]]] = []
+        self.is_killed = False
+        for name in ("has_topic", "end_of", "read_own", "append_own"):
+            monkeypatch.setattr(control_module, name, getattr(self, name))
+
+    async def insist(self, what: str, attempt: Callable[[], Awaitable[int]]) -> int:
+        return await attempt()
+
+    async def has_topic(self, *_: object) -> bool:
+        return True
+
+    async def end_of(self, *_: object) -> int:
+        return len(self.log)
+
+    async def read_own(self, cluster: object, topic: str, start: int, end: int, what: str) -> list[Record]:
+        return self.log[start:end]
+
+    async def append_own(self, cluster: object, topic: str, key: str, value: bytes) -> int:
+        while self.before_append:
+            await self.before_append.pop()()
+        self.log.append(Record(len(self.log), 0, key.encode(), value))
+        if self.is_killed:
+            raise KeyboardInterrupt
+        return len(self.log) - 1
+
+    async def change(self, link: str = "dr", **changes: Any) -> LinkControl:
+        return await update_control(cast(RawCluster, self), link, lambda now: replace(now, **changes))
+
+    async def read(self) -> LinkControl:
+        return await read_control(cast(RawCluster, self), "dr")
+
+
+def test_record_of_a_mirror_that_was_killed_before_it_could_look_takes_no_promotion_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = ControlTopic(monkeypatch)
+
+    async def run() -> None:
+        await topic.change(topics="orders")
+
+        async def fail_over() -> None:
+            await topic.change("other", paused=frozenset({"x"}))
+            await topic.change(is_promoted=True)
+            topic.is_killed = True
+
+        topic.before_append.append(fail_over)
+        with pytest.raises(KeyboardInterrupt):
+            await topic.change(copied={P: 100})
+        assert json.loads(topic.log[-1].value or b"")["is_promoted"] is False
+        assert await topic.read() == LinkControl(topics="orders", is_promoted=True)
+        topic.is_killed = False
+        await topic.change(is_fenced=True)
+        assert await topic.read() == LinkControl(topics="orders", is_promoted=True, is_fenced=True)
+
+    asyncio.run(run())
+
+
+def test_two_writers_at_once_both_have_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = ControlTopic(monkeypatch)
+
+    async def run() -> None:
+        for _ in range(2):
+            topic.before_append.append(lambda: topic.change(is_promoted=True))
+            await topic.change(bytes_per_s=7)
+            assert await topic.read() == LinkControl(is_promoted=True, bytes_per_s=7)
+            await topic.change(is_promoted=False, bytes_per_s=None)
+
+    asyncio.run(run())
+
+
+def said(offset: int, knew: int | None, time_ms: int = 5, **changes: Any) -> Record:
+    found = json.loads(encode_control(LinkControl(**changes), 5, knew or 0))
+    if knew is None:
+        del found["knew"]
+    return Record(offset, 0, b"dr", json.dumps({**found, "time_ms": time_ms}).encode())
+
+
+def test_record_of_a_version_that_does_not_say_what_it_knew_counts_from_where_it_lies() -> None:
+    first, old, late, next_one = said(3, 0), said(7, None), said(8, 4), said(9, 8)
+    kept = said(10, 8, time_ms=6)  # what it does not understand an older version copies
+    assert newest_of("dr", [first, late]) is late
+    assert newest_of("dr", [first, old, late]) is old
+    assert newest_of("dr", [first, old, late, next_one]) is next_one
+    assert newest_of("dr", [kept], next_one) is kept
+    assert newest_of("other", [first]) is newest_of("dr", []) is None
+
+
+@pytest.mark.parametrize("knew", [-1, 2**70, 1.5, True, "3", [3], None])
+def test_what_no_record_can_have_known_is_not_believed(knew: object) -> None:
+    strange = Record(4, 0, b"dr", json.dumps({"version": 1, "time_ms": 5, "knew": [knew, 5]}).encode())
+    assert rank(strange) == (4, -4)
 
 
 # -- what operators change ----------------------------------------------------
@@ -295,6 +401,35 @@ def test_a_look_that_fails_is_told_to_all_who_wait_for_it() -> None:
     net.run(course)
     net.close()
     assert len(failed) == 2
+
+
+def test_only_the_newest_record_of_a_link_counts_so_that_rubbish_is_cleared_by_the_one_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = [Record(0, 1, b"dr", encode_control(FULL, 1)), Record(1, 1, b"dr", b"rubbish"), Record(2, 1, b"eu", b"rubbish")]
+
+    async def has_topic(*_: object) -> bool:
+        return True
+
+    async def end_of(*_: object) -> int:
+        return len(log)
+
+    async def read_own(_: object, topic: str, start: int, end: int, what: str) -> list[Record]:
+        return log[start:end]
+
+    for fake in (has_topic, end_of, read_own):
+        monkeypatch.setattr(control_module, fake.__name__, fake)
+
+    def look(watch: ControlWatch) -> LinkControl:
+        with pytest.raises(StopIteration):
+            watch._read().send(None)
+        return watch.value
+
+    watch = ControlWatch(None, "dr")  # type: ignore[arg-type]  # the fakes ask no cluster
+    with pytest.raises(OptionError, match="none of ours .*write the record of that key before it once more"):
+        look(watch)
+    log.append(Record(3, 1, b"dr", encode_control(FULL, 1)))
+    assert look(watch) == look(ControlWatch(None, "dr")) == FULL  # type: ignore[arg-type]
 
 
 def test_a_process_of_a_former_life_may_not_write_in_the_next() -> None:

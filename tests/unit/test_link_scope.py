@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import cast
+import re
+from collections.abc import Coroutine
+from typing import Any, cast
 
 import pytest
+from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.link.beginning import grown, require_same_source
-from tolerant_client.mirror.link.control import LinkControl
+from tolerant_client.mirror.link import beginning, scope
+from tolerant_client.mirror.link.beginning import grown, refuse_circle, refuse_others, require_same_source
+from tolerant_client.mirror.link.control import Controls, LinkControl, TopicIds, controls_of, encode_control
 from tolerant_client.mirror.link.naming import chosen_name, default_name
-from tolerant_client.mirror.link.scope import only_on_target
+from tolerant_client.mirror.link.scope import made_anew, only_on_target
 from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, IdentityReplicationPolicy, TopicNames
 from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.raw import RawCluster
+from tolerant_client.record_batch import Record
 
 
 def written(topics: LinkTopics | str, source: str | None = "A-id", **changes: object) -> LinkControl:
@@ -29,6 +34,28 @@ def test_a_start_with_other_topics_adds_to_what_the_link_takes() -> None:
     assert again == both and str(both) == "'payments.*' and 'orders|audit'"
     assert grown(written(both), LinkTopics.of("orders|audit")).also == (TopicFilter(("payments.*",)),)
     assert grown(written(both), LinkTopics.of("payments.*")) == both
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        (TopicIds("s", "t"), []),
+        (TopicIds("", ""), []),  # brokers before 2.8 do not say
+        (TopicIds("other", "t"), ["source"]),
+        (TopicIds("s", "other"), ["target"]),
+        (TopicIds("other", "other"), ["source", "target"]),
+    ],
+)
+def test_a_topic_with_another_id_than_it_was_begun_with_was_made_anew(now: TopicIds, told: list[str]) -> None:
+    begun = {TopicPartition("t", n): TopicIds("s", "t") for n in range(3)}
+    controls = {
+        "live": written("t", begun=begun),
+        "promoted": written("t", begun=begun, is_promoted=True),
+        "of another source": written("t", "B-id", begun=begun),
+    }
+    found = made_anew(controls, "A-id", {"t": now, "u": TopicIds("", "x")})
+    assert len(found) == len(told)
+    assert all(f"on the {side} since link live" in text for side, text in zip(told, found))
 
 
 def test_a_link_that_took_nothing_yet_takes_what_it_is_given() -> None:
@@ -76,6 +103,94 @@ def test_a_link_stays_with_its_source() -> None:
     require_same_source(LinkControl(), "dr", "B-id")
     with pytest.raises(OptionError, match="Link dr copies from cluster A-id, and this source is cluster B-id"):
         require_same_source(written("orders"), "dr", "B-id")
+
+
+# -- records that cannot be read ----------------------------------------------
+
+RUBBISH = b'{"version":1,"topics":"rubbish","producer_ids":[1]}'
+OF_A_MIRROR = b'{"version":2,"source_cluster_id":"B-id","topics":["another form"]}'
+
+
+class Keeper:
+    """A cluster whose control topic has these records."""
+
+    def __init__(self, *records: tuple[bytes | None, bytes | None]) -> None:
+        self.name = "target"
+        self.controls = controls_of(Record(n, 1, key, value) for n, (key, value) in enumerate(records))
+
+    async def cluster_id(self) -> str:
+        return "B-id"
+
+
+@pytest.fixture
+def keepers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def read(cluster: Keeper) -> Controls:
+        return cluster.controls
+
+    for module in (beginning, scope):
+        monkeypatch.setattr(module, "read_controls", read)
+
+
+def outcome(course: Coroutine[Any, Any, Any]) -> Any:
+    with pytest.raises(StopIteration) as done:
+        course.send(None)
+    return done.value.value
+
+
+def others(keeper: Keeper, *names: str, link: str = "dr") -> tuple[str, ...]:
+    return cast("tuple[str, ...]", outcome(refuse_others(cast(RawCluster, keeper), link, names, is_identical=True)))
+
+
+def circle(source: Keeper, *names: str) -> tuple[str, ...]:
+    course = refuse_circle(cast(RawCluster, source), cast(RawCluster, Keeper()), names, "dr")
+    return cast("tuple[str, ...]", outcome(course))
+
+
+@pytest.mark.usefixtures("keepers")
+@pytest.mark.parametrize(
+    "value", [RUBBISH, b"rubbish", b'{"version":2}', b'{"version":1,"is_promoted":true,"source_cluster_id":"B-id","topics":5}']
+)
+def test_a_record_that_says_of_no_link_that_it_copies_stops_nobody_and_is_told(value: bytes) -> None:
+    keeper = Keeper((b"some\x1b[2K\none" + b"x" * 5_000, value), (b"\xff", value), (None, value))
+    warnings = others(keeper, "orders")
+    assert len(warnings) == 3 and all(len(warning) < 700 and warning.isprintable() for warning in warnings)
+    assert "the record with key 'some\\x1b[2K\\nonex" in warnings[0] and "left out; take away the right" in warnings[0]
+    assert circle(keeper, "orders") == ()
+    given = LinkTopics.of("orders")
+    assert outcome(scope._refuse_another(cast(RawCluster, keeper), "dr", given, ["orders"])) is None
+
+
+@pytest.mark.usefixtures("keepers")
+@pytest.mark.parametrize("key", [b"eu", b"e\x1b[2K" + b"x" * 5_000])
+def test_a_record_that_may_be_of_a_mirror_of_the_same_topics_stops_a_start_and_names_all(key: bytes) -> None:
+    keeper, shown = Keeper((key, OF_A_MIRROR)), re.escape(repr(key.decode()[:200]))
+    told = f"{shown} in tolerant-mirror-control cannot be read .*newer.* from cluster 'B-id' .*topic clicks. .*key and no value"
+    given = LinkTopics.of(".*")
+    for look in (
+        lambda: others(keeper, "orders", "clicks"),
+        lambda: circle(keeper, "orders", "clicks"),
+        lambda: outcome(scope._refuse_another(cast(RawCluster, keeper), "dr", given, ["orders", "clicks"])),
+    ):
+        with pytest.raises(OptionError, match=told) as caught:
+            look()
+        assert str(caught.value).isprintable() and len(str(caught.value)) < 1_500
+
+
+@pytest.mark.usefixtures("keepers")
+def test_it_stops_nobody_once_it_was_taken_away_or_where_it_is_of_elsewhere_or_ones_own() -> None:
+    assert others(Keeper((b"eu", OF_A_MIRROR), (b"eu", None)), "orders") == ()
+    assert len(others(Keeper((b"dr", OF_A_MIRROR)), "orders")) == 1, "read_control refuses it, with its own words"
+    assert circle(Keeper((b"eu", OF_A_MIRROR.replace(b"B-id", b"C-id"))), "orders") == ()
+
+
+@pytest.mark.usefixtures("keepers")
+def test_rubbish_over_the_record_of_a_live_link_does_not_hide_the_link() -> None:
+    live = encode_control(written("orders", "A-id", producer_ids=(7,)), 1)
+    keeper = Keeper((b"eu", live), (b"eu", RUBBISH))
+    with pytest.raises(OptionError, match="Link eu copies into topic orders"):
+        others(keeper, "orders")
+    assert len(others(keeper, "clicks")) == 1
+    assert Keeper((b"eu", live), (b"eu", None)).controls == Controls({})
 
 
 def test_two_sources_never_share_a_link_that_nobody_named() -> None:

@@ -18,6 +18,7 @@ from tolerant_client.fetch import FetchedPartition
 from tolerant_client.mirror.appendable import Appendable, AppendRules
 from tolerant_client.mirror.gaps import Gap, GapFill
 from tolerant_client.mirror.identical.partition import BELIEVED_AFTER, AppendState, PartitionCopy, Phase
+from tolerant_client.mirror.log_ends import Unreplicated
 from tolerant_client.produce import add_sequence
 from tolerant_client.record_batch import BatchHeader, Record, encode_batch, iter_batches, read_header
 
@@ -389,10 +390,23 @@ def test_law_g_what_comes_after_old_records_goes_alone_until_young_ones_are_ackn
     assert copy.may_send(NOW_MS)
 
 
+# -- the end of an idle log ----------------------------------------------------
+
+
+def test_law_h_what_was_idle_waits_for_a_log_whose_replicas_are_behind_and_says_so() -> None:
+    copy = copying()
+    copy.last_stable_offset = 200
+    copy.is_looked_at = True
+    copy.looked_at(Unreplicated(100, 110), 5.0)
+    assert copy.is_drained and not copy.is_looked_at
+    assert copy.waits(10.0, 15.0) == (5.0, str(Unreplicated(100, 110)))
+    assert "the leader's log ends at 110, its high watermark is 100" in str(Unreplicated(100, 110))
+
+
 # -- times that the target gives ----------------------------------------------
 
 
-def test_times_of_the_brokers_own_are_an_error_at_once_and_a_repeat_is_none() -> None:
+def test_another_time_than_the_batchs_own_stops_the_flow_until_the_log_was_read() -> None:
     copy = copying()
     header = send(copy, 100, timestamp=NOW_MS)
     copy.in_flight -= 1
@@ -402,7 +416,7 @@ def test_times_of_the_brokers_own_are_an_error_at_once_and_a_repeat_is_none() ->
     for header in others:
         copy.in_flight -= 1
         copy.appended(header, 0, header.base_offset, 1.0, log_append_time=NOW_MS + 1)
-    assert copy.is_drained and copy.acked == 110 and copy.rewritten == (110, 130)
+    assert copy.is_drained and copy.acked == 110 and copy.retimed == [(110, 120), (120, 130)]
 
 
 # -- patience, lease, accounting ----------------------------------------------

@@ -16,7 +16,7 @@ from tolerant_client.errors import ClusterUnreachableError, OptionError, Toleran
 from tolerant_client.mirror.led_offsets import LedOffsets
 from tolerant_client.mirror.link import fence, promotion, scope
 from tolerant_client.mirror.link.carriers import Carried
-from tolerant_client.mirror.link.control import LinkControl, decode_control, encode_control
+from tolerant_client.mirror.link.control import Controls, LinkControl, decode_control, encode_control
 from tolerant_client.mirror.link.ends import Comparison, Ends, has_map, require_no_copies_of_identical
 from tolerant_client.mirror.link.fence import Fenced
 from tolerant_client.mirror.link.groups import GroupsReport
@@ -173,8 +173,8 @@ def test_a_link_is_promoted_as_a_whole_or_not_at_all() -> None:
 def test_topics_that_are_given_count_where_nothing_was_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     live = {"other": LinkControl(topics=LinkTopics.of("cl.*").to_json())}
 
-    async def controls(_: Any) -> dict[str, LinkControl]:
-        return live
+    async def controls(_: Any) -> Controls:
+        return Controls(live, ())
 
     monkeypatch.setattr(scope, "read_controls", controls)
     target = FakeTarget("orders", "clicks")

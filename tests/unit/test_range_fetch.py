@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import struct
+import uuid
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kafka import errors as kafka_errors
 from kafka.future import Future
+from kafka.protocol.metadata import MetadataRequest
 from kafka.structs import TopicPartition
 
 from spark_integration.reading import range_fetch
@@ -18,11 +22,13 @@ from spark_integration.reading.options import parse_read_options
 from spark_integration.reading.range_fetch import RangeFetch
 from tolerant_client.committed import skip_aborted
 from tolerant_client.errors import ClusterUnreachableError, DataLossError, RecordBatchError
-from tolerant_client.fetch import FetchedPartition
+from tolerant_client.fetch import FetchAnswer, FetchedPartition
+from tolerant_client.fetch_by_id import RawFetchById
 from tolerant_client.record_batch import Record, encode_batch, iter_batches
 
 TP = TopicPartition("t", 0)
-OUT_OF_RANGE, NOT_LEADER = 1, 6
+OUT_OF_RANGE, NOT_LEADER, UNKNOWN_TOPIC_ID = 1, 6, 100
+OLD, NEW = "SeZIJl4XSTmO6zYTSj2NNA", "pqNbVOZJQVyjiqER8A7NIg"
 
 
 def batch(base_offset: int, count: int = 10, **options: Any) -> bytes:
@@ -50,6 +56,8 @@ class ScriptedCluster:
         self.has_tiers = True
         self.first_local = 0  # what lies before is in remote storage
         self.topics = {"t": [0]}
+        self.topic_ids: dict[str, str] = {}
+        self.has_ids = True  # whether it fetches by id
         self.waits: list[int] = []
 
     async def connect(self) -> None: ...
@@ -90,11 +98,28 @@ class ScriptedCluster:
             raise step
         return [] if step is THROTTLED else [step]
 
+    async def send_fetch(self, node: int, request: RawFetchById) -> FetchAnswer:
+        if not self.has_ids:
+            raise kafka_errors.UnsupportedVersionError("Fetch version 13")
+        if request.topic_ids["t"] != written_id(self.topic_ids["t"]):
+            return FetchAnswer(0, 0, 0, [answer(error_code=UNKNOWN_TOPIC_ID)])
+        return FetchAnswer(0, 0, 0, await self.fetch(node, dict(request.positions)))
 
-def read(cluster: ScriptedCluster, start: int = 0, until: int = 20, **options: str) -> list[int]:
+    async def send(self, request: MetadataRequest, node: int) -> Any:
+        (wanted,) = request.topics
+        return SimpleNamespace(topics=[SimpleNamespace(topic_id=written_id(self.topic_ids[wanted.name]))])
+
+
+def written_id(text: str) -> uuid.UUID:
+    return uuid.UUID(bytes=base64.urlsafe_b64decode(f"{text}=="))
+
+
+def read(
+    cluster: ScriptedCluster, start: int = 0, until: int = 20, topic_id: str | None = None, **options: str
+) -> list[int]:
     """The base offsets of what a range yields."""
     parsed = parse_read_options({"kafka.bootstrap.servers": "h:1", "subscribe": "t", **options})
-    fetch = RangeFetch(cluster, OffsetRange("t", 0, start, until), parsed)  # type: ignore[arg-type]
+    fetch = RangeFetch(cluster, OffsetRange("t", 0, start, until, topic_id), parsed)  # type: ignore[arg-type]
     found: list[int] = []
     while not fetch.is_done:
         found += [header.base_offset for header, _ in asyncio.run(fetch.next_batches())]
@@ -105,6 +130,18 @@ def test_a_range_is_read_to_its_end_and_not_beyond() -> None:
     cluster = ScriptedCluster([answer(batch(0)), answer(batch(10) + batch(20))])
     assert read(cluster) == [0, 10]
     assert cluster.asked == [0, 10]
+
+
+@pytest.mark.parametrize("has_ids", [True, False], ids=["by id", "by name"])
+def test_a_range_is_read_of_the_topic_that_it_was_planned_of_alone(has_ids: bool) -> None:
+    cluster = ScriptedCluster([answer(batch(0)), answer(batch(10))])
+    cluster.has_ids, cluster.topic_ids = has_ids, {"t": OLD}
+    assert read(cluster, topic_id=OLD) == [0, 10]
+    cluster = ScriptedCluster([answer(batch(0)), answer(batch(10))])
+    cluster.has_ids, cluster.topic_ids = has_ids, {"t": NEW}
+    with pytest.raises(DataLossError, match=f"t-0 .* its topic was deleted and created again .its id was {OLD} and is {NEW}"):
+        read(cluster, topic_id=OLD)
+    assert read(cluster, topic_id=OLD, failOnDataLoss="false") == []
 
 
 def test_one_out_of_range_is_not_believed_when_the_log_says_otherwise() -> None:

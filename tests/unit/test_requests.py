@@ -8,6 +8,7 @@ import pytest
 from kafka.protocol.consumer import FetchRequest, OffsetCommitRequest
 from support.messages import answer, asked, batch, fetch, produce, tp
 
+from tolerant_client.apis import OtherSubject
 from tolerant_client.requests import with_correlation_id
 
 
@@ -20,8 +21,10 @@ def test_produce_answer_names_exactly_what_was_produced() -> None:
     request.frame_buffers(1, "test")
     assert request.decode_response(answer("Produce", 9, responses=produced("b", "a"))) is not None
     for topics in (["a"], ["a", "c"], [], ["a", "b", "c"]):
-        with pytest.raises(ValueError, match="Produce answer speaks of something else"):
+        with pytest.raises(OtherSubject, match="Produce answer speaks of something else") as raised:
             request.decode_response(answer("Produce", 9, responses=produced(*topics)))
+        assert raised.value.names == {(topic, 0) for topic in topics}
+        assert (raised.value.response is None) == ("c" in topics), "kafka-python fails on a partition of nobody"
 
 
 def fetched(session_id: int, *partitions: int, error_code: int = 0, topic: str = "a") -> memoryview:
@@ -49,6 +52,15 @@ def test_answer_to_a_fetch_in_a_session_is_of_that_session_or_of_none() -> None:
         assert request.decode_response(own) is not None
     with pytest.raises(ValueError, match="Fetch answer speaks of something else"):
         request.decode_response(fetched(8, 0))
+
+
+@pytest.mark.parametrize(("session_id", "epoch"), [(0, -1), (0, 0), (9, 4)])
+def test_answer_to_a_fetch_names_a_partition_once(session_id: int, epoch: int) -> None:
+    request = fetch(11, session_id, epoch)
+    request.frame_buffers(1, "test")
+    assert request.decode_response(fetched(session_id, 0, 1)) is not None
+    with pytest.raises(ValueError, match="Fetch answer speaks of something else"):
+        request.decode_response(fetched(session_id, 0, 0))
 
 
 @pytest.mark.parametrize(("api", "version"), [("Heartbeat", 4), ("OffsetCommit", 8), ("ListGroups", 4)])

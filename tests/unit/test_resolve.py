@@ -27,6 +27,7 @@ class Logs:
     """A cluster that is nothing but first and end offsets, and a time for each offset: its own number."""
 
     bootstrap_servers = ("nowhere:1",)
+    topic_ids: Mapping[str, str] = {}
 
     def __init__(self, logs: Mapping[TopicPartition, tuple[int, int]], *, lies: Iterable[dict[TopicPartition, int]] = ()) -> None:
         self.logs = dict(logs)
@@ -119,9 +120,9 @@ def test_a_partition_that_one_answer_lacks_is_looked_for_again() -> None:
 
 
 def test_a_partition_that_appears_is_read_from_its_beginning() -> None:
-    assert run(micro_batch_ranges, Logs({A0: (0, 9), A1: (0, 4)}), options(True), {A0: 5}, {A0: 9, A1: 4}) == [
-        OffsetRange("a", 0, 5, 9),
-        OffsetRange("a", 1, 0, 4),
+    assert run(micro_batch_ranges, Logs({A0: (0, 9), A1: (0, 4)}), options(True), {A0: 5}, {A0: 9, A1: 4}, {"a": "id"}) == [
+        OffsetRange("a", 0, 5, 9, "id"),
+        OffsetRange("a", 1, 0, 4, "id"),
     ]
 
 
@@ -151,6 +152,6 @@ def test_losses_are_errors_or_left_out(
     left: list[tuple[int, int, int]],
 ) -> None:
     with pytest.raises(DataLossError, match=rf"KAFKA_DATA_LOSS\.{condition}.*failOnDataLoss=false"):
-        run(micro_batch_ranges, Logs(logs), options(True, **given), start, end)
+        run(micro_batch_ranges, Logs(logs), options(True, **given), start, end, {})
     tolerant = options(True, failOnDataLoss="false", **given)
-    assert run(micro_batch_ranges, Logs(logs), tolerant, start, end) == [OffsetRange("a", *one) for one in left]
+    assert run(micro_batch_ranges, Logs(logs), tolerant, start, end, {}) == [OffsetRange("a", *one) for one in left]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,7 @@ from tolerant_client.mirror.link.claims_topic import claimed_by
 from tolerant_client.mirror.link.control import LinkControl, TopicIds, decode_control, encode_control
 from tolerant_client.mirror.link.health import utc
 from tolerant_client.mirror.link.mm2_positions import decode_position
-from tolerant_client.mirror.link.mm2_records import decode_checkpoint, decode_heartbeat
+from tolerant_client.mirror.link.mm2_records import decode_checkpoint
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, IdentityReplicationPolicy, TopicNames
 from tolerant_client.mirror.state_json import MOST, MOST_PARTITIONS, named_partition, parsed, text, whole
@@ -165,11 +166,8 @@ def test_what_is_nested_deeply_or_no_number_ends_as_documented(read: Callable[[b
 
 @given(st.binary(max_size=60), st.binary(max_size=60))
 def test_whatever_bytes_come_as_mm2_writes_them_are_refused_with_a_value_error(key: bytes, value: bytes) -> None:
-    for decode in (decode_heartbeat, decode_checkpoint):
-        try:
-            decode(key, value)
-        except ValueError:
-            continue
+    with contextlib.suppress(ValueError):
+        decode_checkpoint(key, value)
 
 
 def test_what_mirrors_write_is_read() -> None:

@@ -597,6 +597,7 @@ def test_duties_leave_partitions_alone_whose_place_nobody_has_read_yet(monkeypat
     link._ends = frozenset((placed, blocked, unread))
     link._report = SimpleNamespace(read=lambda: report)  # type: ignore[assignment]
     link._query = SimpleNamespace(isActive=True, lastProgress={"batchId": 0})  # type: ignore[assignment]
+    link._claim = SimpleNamespace(require_held=lambda: None, tell=lambda report: None)  # type: ignore[assignment]
     assert link.look() == 0
     report = TaskReport(acked={placed: 4, blocked: 2, unread: 0})
     assert link.look() == 0

@@ -19,7 +19,13 @@ from kafka.producer.transaction_manager import (
 )
 from kafka.protocol.metadata import CoordinatorType
 
-from tolerant_client.errors import CoordinatorUnavailableError, OutcomeUnknownError, TransactionOutcomeUnknownError
+from tolerant_client.errors import (
+    ConnectionLostError,
+    ConnectionTimedOutError,
+    CoordinatorUnavailableError,
+    OutcomeUnknownError,
+    TransactionOutcomeUnknownError,
+)
 from tolerant_client.events import RecoveryCounters, Requeued
 from tolerant_client.transactions import TolerantTransactionManager
 
@@ -250,3 +256,99 @@ def test_a_transaction_with_a_failed_record_is_aborted_never_committed(error: Ex
     assert not ended.request.committed
     ended.answer(SimpleNamespace(error_code=0))
     assert isinstance(sent(transactions).handler, InitProducerIdHandler)
+
+
+# -- when a call ends --------------------------------------------------------------
+
+def impatient() -> Any:
+    """Calls that may wait 300 ms; `_connections.closed` is what the sender's end sets."""
+    transactions = in_transaction(make())
+    transactions._connections = SimpleNamespace(closed=False, call_soon=lambda look: Future().success(None))
+    transactions._max_block = 0.3
+    return transactions
+
+
+def test_a_commit_that_is_not_answered_in_time_raises_and_the_same_call_waits_again_for_the_same_commit() -> None:
+    transactions = impatient()
+    commit = transactions.begin_commit()
+    sent(transactions).answer(ConnectionTimedOutError("silent"))
+    with pytest.raises(Errors.KafkaTimeoutError, match="make the same call again") as caught:
+        commit.wait()
+    assert caught.value.retriable
+    transactions.next_request_handler(False)  # the lookup
+    sent(transactions).answer(SimpleNamespace(error_code=0))  # between the two calls
+    again = transactions.begin_commit()
+    assert again.wait() is True
+    assert len(transactions._pending_requests) <= 1  # but for the fence
+    with pytest.raises(Errors.KafkaError, match="READY to state COMMITTING|BUMPING_PRODUCER_EPOCH to state COMMITTING"):
+        transactions.begin_commit()
+
+
+@pytest.mark.parametrize("ended", [error for error in ENDS if not isinstance(error, Errors.KafkaConnectionError)])
+def test_what_ends_stocks_producer_gives_our_calls_an_end(ended: Exception) -> None:
+    transactions = impatient()
+    commit = transactions.begin_commit()
+    sent(transactions).answer(ended)
+    with pytest.raises(Errors.KafkaTimeoutError):
+        commit.wait()
+
+
+def test_refused_connections_end_no_call_as_in_stock() -> None:
+    transactions = impatient()
+    commit = transactions.begin_commit()
+    lost = ConnectionLostError("reset")
+    lost.__cause__ = ConnectionResetError()
+    for ended in (Errors.KafkaConnectionError("111 ECONNREFUSED"), lost):
+        sent(transactions).answer(ended)
+        transactions.next_request_handler(False)  # the lookup
+    waiting = threading.Thread(target=commit.wait)
+    waiting.start()
+    waiting.join(1.0)
+    assert waiting.is_alive()
+    sent(transactions).answer(SimpleNamespace(error_code=0))
+    waiting.join(10)
+    assert not waiting.is_alive()
+
+
+def test_a_begin_ends_while_its_fence_has_no_answer_and_may_be_repeated() -> None:
+    transactions = impatient()
+    transactions._api_version = (3, 9)
+    transactions.begin_commit()
+    sent(transactions).answer(ConnectionTimedOutError("silent"))
+    transactions.next_request_handler(False)
+    sent(transactions).answer(SimpleNamespace(error_code=0))
+    fence = sent(transactions)
+    fence.answer(ConnectionTimedOutError("silent"))
+    with pytest.raises(Errors.KafkaTimeoutError, match="new epoch"):
+        transactions.begin_transaction()
+    transactions.next_request_handler(False)
+    sent(transactions).answer(SimpleNamespace(error_code=0, producer_id=7, producer_epoch=4))
+    transactions.begin_transaction()
+    assert transactions._current_state == TransactionState.IN_TRANSACTION
+
+
+def test_what_waits_when_the_producer_is_closed_fails_and_a_commit_is_unknown() -> None:
+    transactions = impatient()
+    offsets = transactions.send_offsets_to_transaction({}, "group")
+    commit = transactions.begin_commit()
+    transactions._connections.closed = True
+    with pytest.raises(TransactionOutcomeUnknownError, match="may or may not be committed"):
+        commit.wait()
+    with pytest.raises(Errors.KafkaError, match="closed before the offset commit"):
+        offsets.wait()
+
+
+def test_a_commit_that_is_begun_after_the_close_is_known_not_to_be_one() -> None:
+    transactions = impatient()
+    transactions._connections.closed = True
+    with pytest.raises(Errors.KafkaError, match="is closed") as caught:
+        transactions.begin_commit()
+    assert not isinstance(caught.value, OutcomeUnknownError)
+
+
+def test_a_commit_nobody_waited_for_is_not_taken_for_the_next_one() -> None:
+    transactions = impatient()
+    first = transactions.begin_commit()
+    sent(transactions).answer(SimpleNamespace(error_code=0))
+    transactions.begin_transaction()
+    assert transactions.begin_commit() is not first

@@ -283,6 +283,30 @@ async def first_difference_of_logs(
     return found if before is None else before
 
 
+async def agreement_start(
+    source: RawCluster, target: RawCluster, partition: TopicPartition, from_offset: int, until_offset: int
+) -> int:
+    """The offset in [from_offset, until_offset] from which on the logs agree, where they differ before it.
+
+    By bisection: a topic that was made anew has other records up to where its copying went on.  A stretch without a
+    record on both sides counts as differing.
+    """
+    low, high = from_offset, until_offset
+    while low < high:
+        start = max(low, (low + high - COMPARED_OFFSETS) // 2)
+        spans = {partition: (start, min(start + COMPARED_OFFSETS, high))}
+        original = (await read_slices(source, spans, is_committed=True))[partition]
+        copied = (await read_slices(target, spans, is_committed=False))[partition]
+        differing = [offset for offset in {*original.records, *copied.records} if _differs(original, copied, offset)]
+        if differing:
+            low = max(differing) + 1
+        elif original.records.keys() & copied.records.keys():
+            high = start
+        else:
+            low = spans[partition][1]
+    return high
+
+
 def is_copy(copied: BatchHeader, original: BatchHeader) -> bool:
     """True when the headers prove that two batches have the same offsets and the same records.
 

@@ -7,14 +7,12 @@ from typing import Any, NamedTuple
 
 import kafka.errors as Errors
 from kafka.protocol.admin import DescribeProducersRequest
-from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.protocol.producer import InitProducerIdRequest
 from kafka.structs import TopicPartition
 
 from tolerant_client.producer_transaction import TRANSACTION, Coordinators
-from tolerant_client.raw import LATEST, RawCluster
+from tolerant_client.raw import RawCluster
 
-_DEBUGGING_REPLICA = -2
 _NO_COORDINATOR = -1  # of a producer that has never been in a transaction
 
 
@@ -111,37 +109,6 @@ async def describe_producers(
     if wanted:
         await cluster.insist("reading the producers of partitions", ask)
     return found
-
-
-async def log_end_offsets(cluster: RawCluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """Where the leaders' logs end, what is not replicated yet included; partitions that failed are absent.
-
-    What describe_producers tells is as of that offset, not as of the high watermark, where a log ends for clients.
-    One request a broker.  A debugging replica is told it (KafkaApis.scala, handleListOffsetRequest).
-    """
-    ends: dict[TopicPartition, int] = {}
-    topic_type = ListOffsetsRequest.ListOffsetsTopic
-
-    async def ask() -> None:
-        for node, members in (await cluster.by_leader(p for p in wanted if p not in ends)).items():
-            by_topic: dict[str, list[Any]] = {}
-            for partition in members:
-                by_topic.setdefault(partition.topic, []).append(
-                    topic_type.ListOffsetsPartition(
-                        partition_index=partition.partition, timestamp=LATEST, current_leader_epoch=-1, max_num_offsets=1
-                    )
-                )
-            topics = [topic_type(name=cluster.wire_topic(name), partitions=parts) for name, parts in by_topic.items()]
-            request = ListOffsetsRequest(replica_id=_DEBUGGING_REPLICA, isolation_level=0, topics=topics, max_version=6)
-            for topic in (await cluster.send(request, node)).topics:
-                for part in topic.partitions:
-                    if not part.error_code:
-                        ends[TopicPartition(cluster.topic_of(topic.name), part.partition_index)] = part.offset
-
-    wanted = list(partitions)
-    if wanted:
-        await cluster.insist("reading the ends of logs", ask)
-    return ends
 
 
 def link_entry(entries: Iterable[ProducerEntry], producer_id: int, own: Collection[int]) -> ProducerEntry | None:

@@ -19,7 +19,6 @@ No I/O and no clock here.
 
 from __future__ import annotations
 
-import itertools
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
@@ -29,7 +28,7 @@ import crc32c
 import numpy as np
 import pyarrow as pa
 
-from tolerant_client.arrow import gather
+from tolerant_client.arrow import fill, gather
 from tolerant_client.batch_columns import HEADER, BatchColumns, Headers, Sections, batch_header, iter_columns, join_sections
 from tolerant_client.batch_encoding import MAX_BATCH_BYTES, encode_groups
 from tolerant_client.errors import OversizedRecordError, RecordBatchError
@@ -44,10 +43,11 @@ from tolerant_client.record_batch import (
     BatchHeader,
     Record,
     decode_section,
+    encode_headers,
     read_header,
     records_section,
 )
-from tolerant_client.record_fields import Doubt, HeaderFields, Int64s
+from tolerant_client.record_fields import Doubt, Int64s
 
 SMALL_BATCH_BYTES: Final = 16 * 1024  # two neighbours below it are worth one batch
 LARGEST_HOLE: Final = 4096  # offsets; longer holes are left as gaps, which are filled without holding them in memory
@@ -58,13 +58,15 @@ _DELETE_HORIZON_BIT: Final = 0x40  # KIP-534: the base timestamp says when tombs
 _WINDOW_BYTES: Final = 4 << 20  # of decompressed records decoded at once: numpy's cost is per call
 _SMALL_SECTION: Final = 4096  # bytes
 _RECORDS_AT_ONCE: Final = 1 << 14  # as Python objects
-_HEADERS: Final = pa.list_(pa.struct([("key", pa.binary()), ("value", pa.binary())]))
+_RECORD_BYTES_AT_ONCE: Final = 1 << 20
+_NO_HEADERS: Final = encode_headers(())
+_FILLER_HEADERS: Final = encode_headers([(FILLER, None)])
 
 Batch = tuple[BatchHeader, memoryview]
 
 
 class _Rows(NamedTuple):
-    """Records as columns; the keys of headers are bytes, so that those that are no UTF-8 stay what they are."""
+    """Records as columns; headers stay the bytes that they are, their count first, however many there are."""
 
     offsets: Int64s
     timestamps: Int64s
@@ -284,11 +286,15 @@ def _read(sections: Sections) -> Iterator[_Rows]:
         records = (
             record
             for row, (a, b) in zip(sections.headers, bounds)
-            for record, _ in decode_section(batch_header(row), view[a:b])
-            if record.offset > given
+            for record in decode_section(batch_header(row), view[a:b], given + 1)
+            if record[0].offset > given
         )
-        while some := list(itertools.islice(records, _RECORDS_AT_ONCE)):
-            yield _rows_of(some)
+        is_more = True
+        while is_more:
+            some: list[tuple[Record, int]] = []
+            is_more = fill(some, records, _RECORDS_AT_ONCE, _RECORD_BYTES_AT_ONCE, itemgetter(1))
+            if some:
+                yield _rows_of([record for record, _ in some])
 
 
 def _read_legacy(window: _Window) -> Iterator[_Rows]:
@@ -304,16 +310,12 @@ def _read_legacy(window: _Window) -> Iterator[_Rows]:
 
 
 def _rows_of(records: Sequence[Record]) -> _Rows:
-    headers = [
-        [{"key": key.encode("utf-8", "surrogateescape"), "value": value} for key, value in record.headers]
-        for record in records
-    ]
     return _Rows(
         np.array([record.offset for record in records], np.int64),
         np.array([record.timestamp for record in records], np.int64),
         pa.array([record.key for record in records], pa.binary()),
         pa.array([record.value for record in records], pa.binary()),
-        pa.array(headers, _HEADERS),
+        pa.array([encode_headers(record.headers) for record in records], pa.binary()),
     )
 
 
@@ -321,8 +323,9 @@ def _rows(columns: BatchColumns) -> _Rows:
     fields, buffer = columns.fields, pa.py_buffer(columns.joined)
     everything = np.arange(len(columns.offsets))
     headers = None
-    if fields.headers is not None and len(fields.headers.record):
-        headers = _header_lists(buffer, fields.headers, fields.header_count)
+    if fields.header_count.any():
+        start = fields.header_start()
+        headers = gather(buffer, start, fields.end - start, everything)
     return _Rows(
         columns.offsets,
         columns.timestamps,
@@ -330,16 +333,6 @@ def _rows(columns: BatchColumns) -> _Rows:
         gather(buffer, fields.value_start, fields.value_length, everything),
         headers,
     )
-
-
-def _header_lists(buffer: Any, headers: HeaderFields, counts: Int64s) -> Any:
-    ends = np.zeros(len(counts) + 1, np.int32)
-    np.cumsum(counts, out=ends[1:])
-    everything = np.arange(len(headers.record))
-    names = gather(buffer, headers.key_start, headers.key_length, everything)
-    values = gather(buffer, headers.value_start, headers.value_length, everything)
-    entries = pa.StructArray.from_arrays([names, values], fields=list(_HEADERS.value_type))
-    return pa.ListArray.from_arrays(pa.array(ends), entries, type=_HEADERS)
 
 
 def _within(rows: _Rows, start: int, until: int) -> _Rows:
@@ -382,8 +375,8 @@ def _fill(
     offsets = np.arange(count + used) + np.repeat(np.append(rows.offsets - places, until - count - used), runs)
     times = np.repeat(np.maximum.accumulate(np.append(time, rows.timestamps)), runs)
     times[places] = rows.timestamps
-    headers = pa.nulls(count, _HEADERS) if rows.headers is None else rows.headers
-    filler = (FILLER.encode() if is_compacted else None, None, [{"key": FILLER.encode(), "value": None}])
+    headers = pa.array([_NO_HEADERS] * count, pa.binary()) if rows.headers is None else rows.headers
+    filler = (FILLER.encode() if is_compacted else None, None, _FILLER_HEADERS)
     columns = [
         pa.concat_arrays([column, pa.array([value], column.type)]).take(pa.array(take))
         for column, value in zip((rows.keys, rows.values, headers), filler)

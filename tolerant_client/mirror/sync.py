@@ -197,7 +197,8 @@ async def check_link(
     control.require_not_promoted(link)
     grown(control, LinkTopics.of(topics))
     require_same_source(control, link, await source.cluster_id())
-    await refuse_others(target, link, [topic.name for topic in planned.topics.copied], is_identical=is_identical)
+    names = [topic.name for topic in planned.topics.copied]
+    left_out = await refuse_others(target, link, names, is_identical=is_identical)
     copied = [source.wire_topic(topic.name) for topic in planned.topics.copied]
     unseen = await refuse_circle(source, target, copied, link)
     if has_start and planned.waiting:
@@ -206,7 +207,7 @@ async def check_link(
             f"{partition.topic}-{partition.partition} cannot tell where the time of --from begins: {why}; start the mirror when"
             " all partitions can, or leave the topic out"
         )
-    return replace(planned, topics=replace(planned.topics, warnings=(*planned.warnings, *unseen))), control
+    return replace(planned, topics=replace(planned.topics, warnings=(*planned.warnings, *left_out, *unseen))), control
 
 
 async def _refuse_differences(

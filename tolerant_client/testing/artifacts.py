@@ -2,7 +2,8 @@
 
 - A cached set of jars is complete or absent: it is resolved beside its place and renamed into it.
 - A jar that is not the one whose SHA-256 sum stands in jar-sums.txt is refused, wherever it comes from and also when it
-  lies in the cache; jars without a sum there (of versions that nobody has named here) are told of in a warning.
+  lies in the cache.  So is a set that jar-sums.txt has, with a jar more or less than there; where Maven and Ivy resolve
+  different ones it has both.  Jars of other sets without a sum there are told of in a warning.
 - Which registry is asked is the business of Maven's or Ivy's own settings, never of this module.
 """
 
@@ -136,29 +137,53 @@ def resolved_jars(
             if not place.is_dir():
                 _resolve_into(place, wanted, what, is_transitive, java)
     found = tuple(sorted(place.glob("*.jar")))
-    _require_sums(found, what)
+    _require_known(found, place, what)
     return found
 
 
-def _require_sums(found: Sequence[Path], what: str) -> None:
-    """Raises ClusterStartError for a jar that is not the one it should be."""
-    known = _known_sums()
-    unknown = [jar.name for jar in found if jar.name not in known]
+def _require_known(found: Sequence[Path], place: Path, what: str) -> None:
+    """Raises ClusterStartError for a jar that is not the one it should be, one too many, and one that is missing."""
+    sets, sums = _known_sets().get(f"{place.parent.name}/{place.name}", ()), _known_sums()
     for jar in found:
-        if jar.name in known and _sum_of(jar, jar.stat().st_mtime_ns) != known[jar.name]:
+        if jar.name in sums and _sum_of(jar, jar.stat().st_mtime_ns) != sums[jar.name]:
             raise ClusterStartError(
                 f"{jar} is not the {jar.name} that {what} is made of (its SHA-256 sum is another one): somebody has changed"
                 f" it, or the repository is not to be trusted; remove {jar.parent}, and resolve it from another one"
             )
+    names = {jar.name for jar in found}
+    if sets and names not in sets:
+        known = min(sets, key=lambda each: len(each ^ names))
+        more, less = (", ".join(sorted(part)[:5]) or "none" for part in (names - known, known - names))
+        raise ClusterStartError(
+            f"The jars in {place} are not those that {what} is made of (too many: {more}; missing: {less}): somebody has"
+            " changed the folder, or the repository is not to be trusted; remove the folder, and resolve it from another"
+            " repository"
+        )
+    unknown = [] if sets else [name for name in names if name not in sums]
     if unknown:
         _log.warning("No SHA-256 sum is known of %s jars of %s: what the repository sent is believed", len(unknown), what)
 
 
 @functools.cache
+def _known_sets() -> dict[str, list[frozenset[str]]]:
+    """The sets of file names that a place below the cache folder may have."""
+    found: dict[str, list[frozenset[str]]] = {}
+    for section in _sections():
+        place, *lines = section.splitlines()
+        found.setdefault(place.rstrip("]"), []).append(frozenset(line.split()[1] for line in lines))
+    return found
+
+
+@functools.cache
 def _known_sums() -> dict[str, str]:
     """By file name."""
-    lines = Path(__file__).with_name("jar-sums.txt").read_text().splitlines()
-    return {name: digest for digest, name in (line.split() for line in lines)}
+    lines = [line for section in _sections() for line in section.splitlines()[1:]]
+    return {name: digest for digest, name in map(str.split, lines)}
+
+
+def _sections() -> list[str]:
+    """Of jar-sums.txt: a place in brackets, then the sum and the name of each jar."""
+    return Path(__file__).with_name("jar-sums.txt").read_text().split("[")[1:]
 
 
 @functools.cache
@@ -206,7 +231,7 @@ def _resolve_into(
             if failure is None and not (lib / first).exists():
                 failure = f"{first} is not among what it resolved"
             if failure is None:
-                _require_sums(sorted(lib.glob("*.jar")), what)
+                _require_known(sorted(lib.glob("*.jar")), place, what)
                 lib.rename(place)
                 return
             tried.append(f"{name} ({failure})")

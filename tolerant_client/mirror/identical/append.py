@@ -22,8 +22,9 @@ from tolerant_client.mirror.appendable import Appendable
 from tolerant_client.mirror.gaps import Gap, GapFill
 from tolerant_client.mirror.identical.partition import PartitionCopy, Phase
 from tolerant_client.mirror.limits import CopyLimits
+from tolerant_client.mirror.log_ends import Unreplicated, replicated_ends_at
 from tolerant_client.produce import ProducedPartition
-from tolerant_client.raw import LATEST, RawCluster
+from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import BatchHeader
 
 
@@ -200,10 +201,10 @@ class Appender:
 
     async def _look(self, sender: _Sender, copies: list[PartitionCopy]) -> None:
         """Asks once where the logs of idle partitions end; the leader itself, since metadata may be old."""
-        wanted = {copy.partition: LATEST for copy in copies}
-        ends: dict[TopicPartition, int | Exception]
+        wanted = [copy.partition for copy in copies]
+        ends: dict[TopicPartition, int | Unreplicated | Exception]
         try:
-            ends = await self._target.offsets_at(sender.node_id, wanted, wanted, 0)
+            ends = await replicated_ends_at(self._target, sender.node_id, wanted)
         except KafkaError as error:
             ends = dict.fromkeys(wanted, error)
         for copy in copies:

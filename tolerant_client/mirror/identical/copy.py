@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import kafka.errors as Errors
@@ -39,10 +40,13 @@ from tolerant_client.mirror.identical.difference import AheadOfSource
 from tolerant_client.mirror.identical.facts import TargetFacts
 from tolerant_client.mirror.identical.append import NO_CLAIM, Appender, GapFiller, resolve
 from tolerant_client.mirror.identical.fill import MarkerFiller, TransactionFiller
+from tolerant_client.mirror.identical.given_times import rewritten_offsets
 from tolerant_client.mirror.identical.log_start import start_log_at
 from tolerant_client.mirror.identical.open_gaps import end_open_gaps
 from tolerant_client.mirror.identical.partition import NO_PRODUCER, AppendState, PartitionCopy, Phase, times_rewritten
+from tolerant_client.mirror.identical.probes import probe_logs
 from tolerant_client.mirror.identical.pull import Puller
+from tolerant_client.mirror.identical.resting import RestingLogs
 from tolerant_client.mirror.identical.state import LogStart, read_append_states, read_ids
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.limits import CopyLimits, Progress, raise_stopped
@@ -51,6 +55,7 @@ from tolerant_client.mirror.link.control import ControlWatch, link_options
 from tolerant_client.mirror.link.claims_topic import Claims, claimed_by, new_holder
 from tolerant_client.mirror.link.health import WAITS_AFTER_S
 from tolerant_client.mirror.link.throttle import TokenBucket
+from tolerant_client.mirror.log_ends import Unreplicated
 from tolerant_client.mirror.losses import LedgerRow, Loss, LossPolicy, LossReason, MirrorPolicy
 from tolerant_client.mirror.producers import init_producer_id
 from tolerant_client.mirror.turns import Turns
@@ -58,6 +63,7 @@ from tolerant_client.raw import RawCluster
 
 _PAUSE_S = 30.0  # between two looks at a partition that policy has paused
 _AHEAD_S = 1.0  # between two looks at a source that has to catch up with what the target keeps
+_BEHIND_S = 0.05  # between two looks at a target whose replicas have to catch up, at first
 _HELD_S = 0.5  # a partition is not handed over before that: of many that ask each gets something done
 _CONTROL_S = 1.0  # between two looks at what the operator says
 _RESTS_S = 10.0  # since the last append, before it is written down how far a partition was copied
@@ -128,6 +134,7 @@ class LinkCopier:
         )
         self._facts = TargetFacts(source, target, policy, clock)
         self._begun = Begun(target, self.control)
+        self._resting = RestingLogs(target, clock, self._spawn, self._after_trouble)
         self._to_sync: set[TopicPartition] = set()
         self._looked_at: set[TopicPartition] = set()  # by a group that is not done: one look at a partition at a time
         self._sync_wanted = WakeupNotifier(self._net)
@@ -385,11 +392,19 @@ class LinkCopier:
         if not due:
             return
         copied = {p: (copies[p].former_epoch, copies[p].acked) for p in due if copies[p].former_epoch >= 0}
+        await self._puller.witnesses.look(self.target, due)  # before both logs are compared
         ids = await read_ids(self.source, self.target, {p.topic for p in due})
         control = self.control.value
         known = {p: copy.acked for p, copy in copies.items() if copy.is_placed}
         control = replace(control, copied={**control.copied, **known})
         states = await read_append_states(self.source, self.target, due, self.producer_id, self.ledger, copied, control, ids)
+        unprobed = {
+            p: found.log_end
+            for p, found in states.items()
+            if isinstance(found, AppendState) and not copies[p].is_placed and not ids[p.topic].source
+        }
+        rows = partial(self.ledger.rows, refresh=True)
+        states |= await probe_logs(self.source, self.target, unprobed, control.adopted, rows)
         starts = {p: found.start for p, found in states.items() if isinstance(found, LogStart)}
         await self._begun.write(
             {p: ids[p.topic] for p, found in states.items() if isinstance(found, (AppendState, LogStart))}, starts
@@ -399,6 +414,8 @@ class LinkCopier:
                 states[partition] = await self._begun.identified(found)
             elif isinstance(found, Loss) and found.state.producer_id == NO_PRODUCER:
                 states[partition] = found._replace(state=await self._begun.identified(found.state))
+            elif isinstance(found, AppendState) and copies[partition].retimed:
+                states[partition] = await self._with_times_read(copies[partition], found)
         # Promotion is written down before the log is fenced: whoever read the log behind the fence finds it here.
         await self.control.refresh()
         self._obey()
@@ -420,13 +437,14 @@ class LinkCopier:
             now = self.clock()
             if isinstance(state, (Loss, TargetDivergedError)) and copy.misplaced is not None:
                 state = copy.misplaced
-            elif isinstance(state, AppendState) and copy.rewritten is not None:
-                state = times_rewritten(str(copy), *copy.rewritten)
             elif isinstance(state, AppendState) and copy.is_too_large(state.log_end, rules.max_batch_bytes):
                 state = self._oversized(copy, state)
             if state is None:
                 copy.trouble("the last record batch could not be read (is Read allowed on the target's topic?)", now)
                 copy.not_before = max(copy.not_before, now + 0.02)
+            elif isinstance(state, Unreplicated):
+                copy.trouble(str(state), now)
+                copy.not_before = max(copy.not_before, now + _BEHIND_S)
             elif isinstance(state, TolerantClientError):
                 copy.doubt(state, now)
             elif isinstance(state, AheadOfSource):
@@ -461,6 +479,7 @@ class LinkCopier:
                 except KafkaError:
                     continue  # what was said before holds
                 self._obey()
+                self._resting.look([copy for copy in self._partitions.values() if self._is_claimed(copy)])
                 if self.clock() > self._next_remembered:
                     self._next_remembered = self.clock() + _REMEMBER_S
                     self._spawn(self._remember, self._copied(self._partitions, _RESTS_S))
@@ -564,7 +583,7 @@ class LinkCopier:
             copy = self._partitions.get(partition)
             if not self._facts.rewrites_times(partition.topic):
                 kept.append(partition)
-            elif copy is not None and copy.phase is not Phase.STOPPED and copy.rewritten is None:
+            elif copy is not None and copy.phase is not Phase.STOPPED and not copy.retimed:
                 copy.phase, copy.has_doubtful_facts = Phase.SYNCING, True
                 copy.doubt(
                     TolerantClientError(
@@ -577,6 +596,14 @@ class LinkCopier:
             else:
                 kept.append(partition)  # its log shows what was rewritten
         return kept
+
+    async def _with_times_read(self, copy: PartitionCopy, state: AppendState) -> AppendState | TargetDivergedError:
+        """The place of a partition, unless the log shows that the target's brokers gave records times of their own."""
+        in_log = [span for span in copy.retimed if span[0] < state.log_end]
+        if (given := await rewritten_offsets(self.target, copy.partition, in_log)) is not None:
+            return times_rewritten(str(copy), *given)
+        copy.retimed.clear()
+        return state
 
     async def _start_log(self, copy: PartitionCopy, found: LogStart, rules: AppendRules) -> None:
         """Makes an empty log begin where the source's does, then looks again."""

@@ -2,9 +2,12 @@
 
 Laws:
 - A loss of the source is claimed on the source's evidence only: another topic id, an epoch that ended before what was
-  copied of it, or a log that is shorter, or has a newer epoch, from the first difference on.  Where nothing told so while
-  it was copied, the target must also show records that the link itself wrote and that the source has nowhere else.
-  Everything else is a divergence of the target, under every policy: going on would leave out records that the source has.
+  copied of it, or a log that is shorter, or has a newer epoch, from the first difference on.
+- A shorter log, or a newer epoch, is evidence only of a target that has nothing more than what was copied: a batch that was
+  doubled makes the target longer, too.  So the link had acknowledged or written down that it copied up to the target's end,
+  or all its batches from the difference on lie where they belong, as their sequences say (places.py), and the source has the
+  first of their records nowhere near.
+- Everything else is a divergence of the target, under every policy: going on would leave out records that the source has.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from tolerant_client.errors import DataLossError, SourceTruncatedError, TargetDi
 from tolerant_client.mirror.divergence import (
     COMPARED_OFFSETS,
     LogSlice,
+    agreement_start,
     first_difference_of_logs,
     read_headers,
     read_slices,
@@ -26,6 +30,7 @@ from tolerant_client.mirror.divergence import (
 from tolerant_client.mirror.epochs import source_truncations
 from tolerant_client.mirror.gaps import is_filler, is_filler_marker
 from tolerant_client.mirror.identical.partition import AppendState, times_rewritten
+from tolerant_client.mirror.identical.places import read_places
 from tolerant_client.mirror.losses import LedgerRow, Loss, LossReason
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import BatchHeader, Record
@@ -74,7 +79,10 @@ class Logs(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A partition whose logs do not agree; `cut` is where an election of the source has cut its log."""
+    """A partition whose logs do not agree; `cut` is where an election of the source has cut its log.
+
+    `copied` is how far the link knows that it has copied it, None where it does not.
+    """
 
     partition: TopicPartition
     logs: Logs
@@ -84,6 +92,7 @@ class Case(NamedTuple):
     producer_id: int
     own: Collection[int]  # every producer id that the link has had
     is_same_topic: bool = False  # on the source, as its ids tell
+    copied: int | None = None
 
     def __str__(self) -> str:
         return f"{self.partition.topic}-{self.partition.partition}"
@@ -161,7 +170,7 @@ async def _explain_difference(
         elif not is_all_filler(there):
             if header.is_transactional or header.producer_id not in case.own:
                 return _diverged(case, header, first)
-            return await _explain_own(source, case, link, first, header, there)
+            return await _explain_own(source, target, case, link, first, header, there)
         at = header.next_offset
         if at >= case.logs.target_end:
             break
@@ -172,7 +181,7 @@ async def _explain_difference(
 
 
 async def _explain_own(
-    source: RawCluster, case: Case, link: str, first: int, header: BatchHeader, there: LogSlice
+    source: RawCluster, target: RawCluster, case: Case, link: str, first: int, header: BatchHeader, there: LogSlice
 ) -> Meaning | None:
     if not there.records:
         return None
@@ -183,11 +192,21 @@ async def _explain_own(
             f" record that the source has at offset {elsewhere}: what the mirror appended from offset {first} on does not lie"
             " where it belongs. Delete the target topic: the next start fills it again"
         )
-    if case.logs.target_end > case.logs.source_end or await _has_newer_epoch(source, case.partition, first):
+    logs = case.logs
+    written = max(logs.target_start, logs.adopted), logs.target_end
+    places = await read_places(target, case.partition, written, header, case.own)
+    if (wrong := places.wrong) is not None:
+        return TargetDivergedError(
+            f"The target log of {case} has at offset {wrong.base_offset} a batch of the mirror (producer id {wrong.producer_id})"
+            f" with sequence {wrong.base_sequence}, which does not follow on what is before it: it was appended twice, or in"
+            " the place of another one. Delete the target topic: the next start fills it again"
+        )
+    is_all_copied = places.is_proved or case.copied == logs.target_end
+    if is_all_copied and (logs.target_end > logs.source_end or await _has_newer_epoch(source, case.partition, first)):
         return _truncated(case, link, first)
     return TargetDivergedError(
         f"The target log of {case} has at offset {offset} (producer id {header.producer_id}, one of the mirror's own) another"
-        " record than the source, and nothing on the source shows that it was truncated or made anew. Delete the target topic:"
+        " record than the source, and nothing shows that the source was truncated or made anew. Delete the target topic:"
         " the next start fills it again"
     )
 
@@ -272,15 +291,23 @@ def overtaken(case: Case, link: str) -> Loss:
     return Loss(row, error, case.state, until)
 
 
-def recreated(case: Case, link: str) -> Loss:
-    logs = case.logs
-    first = min(logs.source_start, logs.target_start)
+async def recreated(source: RawCluster, target: RawCluster, case: Case, link: str) -> Loss:
+    """What it means that the source's topic has another id; the row begins and ends where records differ."""
+    logs, (start, end) = case.logs, case.logs.common
+    first, until = min(logs.source_start, logs.target_start), logs.target_end
+    if start < end:
+        last = await agreement_start(source, target, case.partition, start, end)
+        difference = await first_difference_of_logs(source, target, case.partition, start, last)
+        if logs.source_start == logs.target_start and (difference is not None or until > end):
+            first = end if difference is None else difference
+        if difference is not None and until <= end:
+            until = last
     row = case.row(
         link,
         first,
-        logs.target_end,
+        until,
         LossReason.RECREATION,
-        "the source has none of the records that were copied: its topic was deleted and created again; the target keeps what it has",
+        "the source's topic was deleted and created again, and has other records here; the target keeps what it has",
     )
     error = SourceTruncatedError(
         f"The source topic of {case} was deleted and created again, as its id shows, and its log spans offsets"
@@ -295,7 +322,7 @@ def _truncated(case: Case, link: str, first: int) -> Loss:
     start, end = logs.common
     # A log that is made anew begins at 0.
     if not case.is_same_topic and (start >= end or first <= start and logs.source_start == 0):
-        reason, what = LossReason.RECREATION, "none of the records that were copied: its topic was deleted and created again"
+        reason, what = LossReason.RECREATION, f"other records from offset {first} on: its topic was deleted and created again"
     else:
         reason, what = LossReason.TRUNCATION, f"other records from offset {first} on than those that were copied: it was truncated"
     row = case.row(link, first, logs.target_end, reason, f"the source has {what}; the target keeps what it has")

@@ -12,13 +12,15 @@ E. A gap is filled when the coordinator says that the transaction is over, not w
    then a coordinator that fails over, or that lost the leader's answer, writes the marker again
    (TransactionMarkerRequestCompletionHandler.scala), and no broker refuses that.  Such a marker takes one offset more.
    The log end is read again before every transaction that counts on it, and some of a gap is left behind each, so
-   only a repeat of a gap's last marker reaches beyond the gap; that is returned as the log end.
+   only a repeat of a gap's last marker reaches beyond the gap; that is returned as the log end.  What a transaction wrote
+   is replicated when it is over, so only whoever takes over asks the leader whether it has more (log_ends.py).
 F. Whoever was fenced by a promotion would fence back, too, so `may_write` is asked between taking over and the first
    request that writes.  The control is written before anything is fenced (fence.py): who takes over behind the fence
    finds it there, and who took over before is fenced.
 
 Laws of the markers:
-G. One request in flight a partition, and one writer a partition: nothing but their order is checked.
+G. One request in flight a partition, and one writer a partition: nothing but their order is checked.  So the end that a
+   request begins at is one of which all is replicated (log_ends.py): the leader may have more of ours than clients see.
 H. What a gap has become is read from the log end; error codes are merged by producer id (KafkaApis.scala,
    handleWriteTxnMarkersRequest), so they do not tell of a single marker.
 I. Nothing fences them, so `may_write` is asked before each request; fence.py says what may come late nevertheless.
@@ -36,6 +38,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.errors import OptionError, ProducerFencedError
 from tolerant_client.mirror.gaps import Gap, marker_producer
 from tolerant_client.mirror.identical.gap_producer import GapProducer, gap_transactional_id
+from tolerant_client.mirror.log_ends import replicated_end
 from tolerant_client.mirror.turns import Turns
 from tolerant_client.producer_transaction import Coordinators
 from tolerant_client.raw import LATEST, RawCluster
@@ -90,7 +93,7 @@ class TransactionFiller:
         try:
             # Law C: while nobody has fenced us, the log still ends where the caller saw it.
             is_known = partition in self._producers and not has_waited
-            end = gap.from_offset if is_known else await self._log_end(partition)
+            end = gap.from_offset if is_known else await replicated_end(self._target, partition)
             return await self._fill(partition, gap, end, max_batch_bytes)
         finally:
             self._turns.leave([partition])
@@ -106,7 +109,7 @@ class TransactionFiller:
                     await producer.begin()
                     await self._may_write(partition)
                     self._producers[partition] = producer
-                    end = await self._log_end(partition)  # law A: now nobody else moves it inside a gap
+                    end = await replicated_end(self._target, partition)  # law A: now nobody else moves it inside a gap
                     continue
                 goal = await self._extend(producer, Gap(end, gap.until_offset), max_batch_bytes)
                 end = await self._log_end(partition)
@@ -194,7 +197,7 @@ class MarkerFiller:
             self._raise_for(codes - {Errors.InvalidProducerEpochError.errno}, partition)
             # Some are refused where they are there already; then there must be more than before.
             goal = offsets.start + 1 if codes else offsets.stop
-            end = await self._log_end(partition)
+            end = await replicated_end(self._target, partition)
             if end < goal:
                 raise _behind(self._target, partition, end, goal)
         return end
@@ -219,10 +222,7 @@ class MarkerFiller:
                 del self._unanswered[partition]
             else:
                 await self._target.net.sleep(_SETTLED_S / 10)
-        return await self._log_end(partition)
-
-    async def _log_end(self, partition: TopicPartition) -> int:
-        return (await self._target.list_offsets({partition: LATEST}))[partition]
+        return await replicated_end(self._target, partition)
 
 
 def _behind(target: RawCluster, partition: TopicPartition, end: int, goal: int) -> Exception:

@@ -19,7 +19,8 @@ G. A broker that does not know a producer takes any sequence: a batch in flight
    that the broker may forget the producer at any moment (it counts from their
    timestamps; AppendRules.remembered_ms).
 H. The log of a topic that was made anew while nothing was appended takes the next batch at its start.  So what was idle
-   is appended to only when the log was seen to end at `acked` just before; steady appending shows that by itself.
+   is appended to only when the log was seen to end at `acked` just before, with all of it replicated; steady appending shows
+   that by itself.
 
 No I/O and no clock here: the copier does the one and passes the other.
 """
@@ -37,6 +38,7 @@ from tolerant_client.errors import OversizedRecordError, RecoveryExhaustedError,
 from tolerant_client.fetch import FetchedPartition
 from tolerant_client.mirror.appendable import Appendable, AppendRules, Claim, appendable, cover
 from tolerant_client.mirror.gaps import Gap, GapFill
+from tolerant_client.mirror.log_ends import Unreplicated
 from tolerant_client.produce import NO_APPEND_TIME, add_sequence
 from tolerant_client.record_batch import BatchHeader, restamp
 
@@ -125,7 +127,7 @@ class PartitionCopy:
         self._checked_at = now
         self._remembered_until_ms: float = _FORGOTTEN  # until then the broker knows the producer, whatever it appends of ours
         self.has_doubtful_facts = False  # the target refused what its topic's configuration, as we read it, takes
-        self.rewritten: tuple[int, int] | None = None  # offsets to which the target's broker gave times of its own
+        self.retimed: list[tuple[int, int]] = []  # offsets of batches whose response told another time than theirs
         self._troubled_since: float | None = None
         self._ahead_since: float | None = None  # the target keeps more than the source has
         self.left_out: set[int] = set()  # offsets of records that the user's policy gave up
@@ -242,13 +244,15 @@ class PartitionCopy:
         """Whether the end of the log is to be looked at before the next append (Law H)."""
         return not self.in_flight and now - self._checked_at > _IDLE_S
 
-    def looked_at(self, log_end: int | Exception | None, now: float) -> None:
+    def looked_at(self, log_end: int | Unreplicated | Exception | None, now: float) -> None:
         """Takes what the target's leader said of the end of the log (Law H)."""
         self.is_looked_at = False
         if log_end == self.acked:
             self._checked_at = now
         elif isinstance(log_end, int):
             self.trouble(f"the target's log was left ending at {self.acked}, and ends at {log_end} now", now)
+        elif isinstance(log_end, Unreplicated):
+            self.trouble(str(log_end), now)
         else:
             self.trouble(f"the end of the target's log could not be read: {type(log_end).__name__}", now)
 
@@ -275,12 +279,11 @@ class PartitionCopy:
         self, header: BatchHeader, error_code: int, base_offset: int, now: float, log_append_time: int = NO_APPEND_TIME
     ) -> None:
         """Takes the answer for one batch that was in flight."""
-        # To a batch that it has already a broker answers with the time that it has of it (UnifiedLog.java, append).
         if error_code == 0 and log_append_time not in (NO_APPEND_TIME, header.max_timestamp):
-            first, until = self.rewritten or (base_offset, base_offset)
-            self.rewritten = min(first, base_offset), max(until, base_offset + header.last_offset_delta + 1)
+            # Either a time that the broker has given, or that of the same batch, sent before: the log will tell.
+            self.retimed.append((base_offset, base_offset + header.last_offset_delta + 1))
             self.has_doubtful_facts = True
-            self.trouble(f"the target's broker gave the records from offset {base_offset} on times of its own", now)
+            self.trouble(f"the response for offset {base_offset} tells another time than that of its records", now)
         elif error_code == 0 and base_offset == header.base_offset:
             if self.phase is Phase.COPYING:
                 assert self._rules is not None

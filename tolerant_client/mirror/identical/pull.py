@@ -19,6 +19,7 @@ from tolerant_client.fetch_session import FetchSession
 from tolerant_client.mirror.appendable import Appendable
 from tolerant_client.mirror.identical.append import Appender
 from tolerant_client.mirror.identical.partition import PartitionCopy, Phase
+from tolerant_client.mirror.identical.witnesses import Witnesses
 from tolerant_client.mirror.limits import CopyLimits
 from tolerant_client.mirror.link.throttle import TokenBucket
 from tolerant_client.raw import EARLIEST_LOCAL, READ_COMMITTED, RawCluster
@@ -45,6 +46,7 @@ class _Fetcher:
         self.is_behind = True  # the last answer left records on the source
         self.next_dry_watch = 0.0
         self.failing_since: float | None = None
+        self.seen_at = float("-inf")  # when the last fetch was sent that was answered
 
 
 class Puller:
@@ -77,6 +79,7 @@ class Puller:
         self._on_round = on_round
         self._bucket = bucket
         self._fetchers: dict[int, _Fetcher] = {}
+        self.witnesses = Witnesses(source)
 
     def is_pulling(self, partition: TopicPartition) -> bool:
         return any(partition in fetcher.session.positions for fetcher in self._fetchers.values())
@@ -139,6 +142,7 @@ class Puller:
             max_bytes=self._bucket.answer_bytes(limits.fetch_max_bytes),
             partition_max_bytes=fetcher.partition_max_bytes,
         )
+        asked_at = self._clock()
         try:
             answer = await self._source.send_fetch(fetcher.node_id, request)
         except Errors.UnsupportedVersionError:
@@ -153,7 +157,22 @@ class Puller:
             return None
         fetcher.failing_since = None
         self._bucket.take(sum(len(part.records) for part in answer.partitions), self._clock())
+        if session.goes_by_names:
+            await self._look_again(fetcher, answer)
+        fetcher.seen_at = asked_at
         return answer
+
+    async def _look_again(self, fetcher: _Fetcher, answer: FetchAnswer) -> None:
+        """Believes records that came after a pause only where the source still has what was copied before (witnesses.py)."""
+        unseen_s, doubted = self._clock() - fetcher.seen_at, {}
+        for part in answer.partitions:
+            copy = self._partitions.get(part.partition)
+            if copy is None or copy.phase is not Phase.COPYING or copy.position == 0 or part.error_code or not len(part.records):
+                continue
+            if self.witnesses.doubt(part.partition, unseen_s, is_compared=copy.first_round == fetcher.round):
+                doubted[part.partition] = copy
+        for partition in await self.witnesses.missing(fetcher.node_id, doubted):
+            self._trouble(doubted[partition], "the source does not show that its topic is still the one that was copied")
 
     async def _after_failure(self, fetcher: _Fetcher, error: Exception) -> None:
         """A node that does not answer may no longer lead: its partitions are placed anew."""
@@ -228,6 +247,8 @@ class Puller:
                 copy.doubt(error, now)
                 self._on_trouble(copy)
                 continue
+            if fetcher.session.goes_by_names:
+                self.witnesses.saw(part)
             if until is not None and copy.position >= until:
                 fetcher.session.forget(part.partition)
             elif len(part.records):

@@ -5,6 +5,7 @@ Read before the first append of a session and after anything unexpected
 reported, never overwritten.
 
 Laws (what a difference means: difference.py):
+- A log ends where its leader's does, and only where that is replicated (log_ends.py): elsewhere nothing is read of it yet.
 - The end of a log proves nothing.  A log is a copy up to its end where records of both sides were compared, or where the
   link wrote its last batch, or fills gaps, in a log that it began (control, `begun`).
 - An emptied log shows nobody: others may have written, and have deleted it, since.  Its end is the link's where the control
@@ -40,13 +41,8 @@ from tolerant_client.mirror.identical.difference import (
 from tolerant_client.mirror.identical.partition import NO_PRODUCER, AppendState
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link.control import LinkControl, TopicIds
-from tolerant_client.mirror.producers import (
-    ProducerEntry,
-    can_describe_producers,
-    describe_producers,
-    link_entry,
-    log_end_offsets,
-)
+from tolerant_client.mirror.log_ends import Unreplicated, log_end_offsets, replicated_ends
+from tolerant_client.mirror.producers import ProducerEntry, can_describe_producers, describe_producers, link_entry
 from tolerant_client.mirror.topics import topic_facts, topic_ids
 from tolerant_client.produce import add_sequence
 from tolerant_client.raw import EARLIEST, LATEST, RawCluster
@@ -63,7 +59,7 @@ class LogStart(NamedTuple):
     start: int
 
 
-Found = Meaning | LogStart
+Found = Meaning | LogStart | Unreplicated
 
 
 async def read_append_states(
@@ -78,7 +74,8 @@ async def read_append_states(
 ) -> dict[TopicPartition, Found]:
     """Where each partition goes on, or why it cannot; one request a broker, not one a partition.
 
-    Partitions that could not be read this time are absent.  What the ledger says already is not found again.
+    Partitions that could not be read this time are absent, and where the target's replicas are behind nothing else is said.
+    What the ledger says already is not found again.
     `copied` says, where that is known, the source's leader epoch of the last batch that was copied and the offset up to
     which it was: the source is asked whether an election took back some of that, whatever its records are now.
     `control` says what was adopted, what the link has begun and copied, and where empty logs are to begin; `ids` are read_ids'.
@@ -86,7 +83,7 @@ async def read_append_states(
     wanted = list(partitions)
     ids = await read_ids(source, target, {p.topic for p in wanted}) if ids is None else ids
     truncated = await source_truncations(source, copied)
-    logs = await _bounds(source, target, wanted, control.adopted)
+    logs, behind = await _bounds(source, target, wanted, control.adopted)
     cuts = {p: end for p, end in truncated.items() if p in logs and end < logs[p].target_end}
     last = await read_headers(target, {p: log.target_end - 1 for p, log in logs.items() if log.is_written})
     bare = await has_nothing_at(target, {p: log.target_end - 1 for p, log in logs.items() if log.is_written and p not in last})
@@ -100,7 +97,7 @@ async def read_append_states(
     states, remembered = await _append_states(target, logs, last, producer_id, own)
 
     link = ledger.link if ledger is not None else ""
-    found: dict[TopicPartition, Found] = {}
+    found: dict[TopicPartition, Found] = {**behind}
     troubled: list[Case] = []
     for p, state in states.items():
         log, now, copied_tail = logs[p], ids.get(p.topic, _UNKNOWN), copies.get(p)
@@ -108,7 +105,8 @@ async def read_append_states(
         if begun is not None and not begun.is_of_target(now):
             begun = None  # that was another log
         is_same_topic = begun is not None and bool(begun.source) and begun.source == now.source
-        case = Case(p, log, last.get(p), state, cuts.get(p), producer_id, own, is_same_topic)
+        copied_to = None if begun is None else control.copied.get(p)
+        case = Case(p, log, last.get(p), state, cuts.get(p), producer_id, own, is_same_topic, copied_to)
         is_strange = is_strange_end(case) and not is_all_filler(copied_tail)
         is_end_known = (
             case.last is not None
@@ -129,7 +127,7 @@ async def read_append_states(
         if (start := await _start(target, p, log, first, _log_start_mark(copied_tail, log))) is not None:
             found[p] = LogStart(state, start)
         elif log.target_end and begun is not None and not begun.is_of_source(now):
-            found[p] = recreated(case, link)
+            found[p] = await recreated(source, target, case, link)
         elif log.target_end and not log.is_written and not is_proved:
             found[p] = nothing_proves(case)
         elif log.target_end < log.source_start and is_proved:
@@ -163,15 +161,18 @@ async def read_ids(source: RawCluster, target: RawCluster, topics: Collection[st
 
 async def _bounds(
     source: RawCluster, target: RawCluster, wanted: list[TopicPartition], adopted: Mapping[TopicPartition, int]
-) -> dict[TopicPartition, Logs]:
+) -> tuple[dict[TopicPartition, Logs], dict[TopicPartition, Unreplicated]]:
     # The target first: what it has by then, the source had before.
     target_start = await target.list_offsets(dict.fromkeys(wanted, EARLIEST))
-    target_end = await target.list_offsets(dict.fromkeys(wanted, LATEST))
+    found = await replicated_ends(target, wanted)
+    target_end = {p: end for p, end in found.items() if isinstance(end, int)}
+    behind = {p: end for p, end in found.items() if isinstance(end, Unreplicated)}
+    wanted = list(target_end)
     source_start = await source.list_offsets(dict.fromkeys(wanted, EARLIEST))
     source_end = await source.list_offsets(dict.fromkeys(wanted, LATEST))
     # A log that ends before what was adopted of it was made anew since.
     kept = {p: offset for p, offset in adopted.items() if offset <= target_end.get(p, 0)}
-    return {p: Logs(source_start[p], source_end[p], target_start[p], target_end[p], kept.get(p, 0)) for p in wanted}
+    return {p: Logs(source_start[p], source_end[p], target_start[p], target_end[p], kept.get(p, 0)) for p in wanted}, behind
 
 
 async def _unproved(

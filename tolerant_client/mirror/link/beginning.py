@@ -3,6 +3,9 @@
 Two links that copy the same topics in opposite directions between two clusters would each take the other's copies for
 foreign writes, or copy them round and round.  Each link writes down in the control topic of its target which cluster it
 copies from and what it takes; so a link finds in the control topic of its *source* those that write there.
+
+A record there that cannot be read, and says that a link copies, may be of a mirror that writes the same topics: nothing
+starts beside it, and the error says how it is cleared.  One that does not say so is of no mirror, and stops nobody.
 """
 
 from __future__ import annotations
@@ -14,7 +17,14 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError, text_of
-from tolerant_client.mirror.link.control import CONTROL_TOPIC, LinkControl, read_controls, update_control
+from tolerant_client.mirror.link.control import (
+    CONTROL_TOPIC,
+    Controls,
+    LinkControl,
+    Unreadable,
+    read_controls,
+    update_control,
+)
 from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
 
@@ -40,16 +50,35 @@ async def refuse_circle(source: RawCluster, target: RawCluster, topics: Collecti
             f"whether link {link} runs in a circle cannot be seen: we may not read {CONTROL_TOPIC} of the source; grant the"
             " mirror Read and Describe on it, also where it does not exist yet",
         )
-    for other, control in controls.items():
+    may_copy = [record for record in controls.unreadable if record.copies_from == there]
+    if may_copy and topics:
+        why = _hindrance(may_copy[0], min(topics), source)
+        raise OptionError(f"Whether link {link} runs in a circle cannot be told: {why}")
+    for other, control in controls.links.items():
         if control.is_promoted or control.source_cluster_id != there or not control.topics:
             continue
-        if both := sorted(name for name in topics if writes(LinkTopics.from_json(control.topics), name)):
-            more = f" and {len(both) - 1} more" if len(both) > 1 else ""
+        if both := _in_both(control.topics, topics):
             raise OptionError(
-                f"Link {link} would run in a circle: link {other} copies topic {both[0]}{more} from this target to this source."
+                f"Link {link} would run in a circle: link {other} copies topic {both} from this target to this source."
                 f" Promote link {other} first, or leave its topics out"
             )
     return ()
+
+
+def _in_both(taken: str, names: Collection[str]) -> str:
+    """Which of `names` a link has on its target that takes `taken`, in words; empty where it has none."""
+    topics = LinkTopics.from_json(taken)
+    both = sorted(name for name in names if writes(topics, name))
+    return f"{both[0]} and {len(both) - 1} more" if len(both) > 1 else "".join(both)
+
+
+def _hindrance(record: Unreadable, topic: str, cluster: RawCluster) -> str:
+    return (
+        f"{record}, and says that a link copies from cluster {(record.copies_from or '')[:60]!r} to this {cluster.name};"
+        f" it may take topic {topic}. Install here the version of the mirror that wrote it; if none did, take away the right"
+        f" to write there from whoever wrote it, and write a record with that key and no value to {CONTROL_TOPIC} of the"
+        f" {cluster.name}"
+    )
 
 
 def writes(topics: LinkTopics, name: str) -> bool:
@@ -76,26 +105,41 @@ def require_same_source(control: LinkControl, link: str, cluster_id: str | None)
         )
 
 
-async def refuse_others(target: RawCluster, link: str, names: Collection[str], *, is_identical: bool) -> None:
-    """Raises OptionError where another link that is not promoted writes some of these topics of the target.
+async def refuse_others(
+    target: RawCluster, link: str, names: Collection[str], *, is_identical: bool
+) -> tuple[str, ...]:
+    """Raises OptionError where another link that is not promoted writes some of these topics of the target, or may.
 
     Links with translated offsets may share a topic; one with identical offsets, which has a producer id, has it alone.
+    Returns warnings of records that were left out.
     """
     try:
         controls = await read_controls(target)
     except _MAY_NOT:
-        return  # write_down warns of it
-    for other, control in controls.items():
+        return ()  # write_down warns of it
+    require_no_unreadable(controls, link, names, target)
+    for other, control in controls.links.items():
         if other == link or control.is_promoted or control.is_handed_back or not control.topics:
             continue
         if not (is_identical or control.producer_ids):
             continue
-        if both := sorted(name for name in names if writes(LinkTopics.from_json(control.topics), name)):
-            more = f" and {len(both) - 1} more" if len(both) > 1 else ""
+        if both := _in_both(control.topics, names):
             raise OptionError(
-                f"Link {other} copies into topic {both[0]}{more} of this target already: start its mirror with --link {other},"
+                f"Link {other} copies into topic {both} of this target already: start its mirror with --link {other},"
                 f" promote link {other}, or leave its topics out"
             )
+    return tuple(
+        f"{record}, and says of no link that it copies: left out; take away the right to write there from whoever wrote"
+        " it"
+        for record in controls.unreadable
+    )
+
+
+def require_no_unreadable(controls: Controls, link: str, names: Collection[str], target: RawCluster) -> None:
+    """Raises OptionError where a record that cannot be read may be of another link that copies these topics."""
+    if may_copy := [record for record in controls.unreadable if record.key != link and record.copies_from and names]:
+        why = _hindrance(may_copy[0], min(names), target)
+        raise OptionError(f"Whether another link than {link} copies the same topics cannot be told: {why}")
 
 
 async def write_down(

@@ -1,18 +1,23 @@
 """What an operator has said of a link, and what the link must remember: a compacted topic on the target.
 
-Topic `tolerant-mirror-control`, one partition.  A record's key is the link, its value JSON; the newest one counts:
+Topic `tolerant-mirror-control`, one partition.  A record's key is the link, its value JSON:
 
-    {"version": 1, "time_ms": 1763775000000, "paused": ["orders"], "paused_partitions": [["clicks", 3]],
-     "bytes_per_s": null, "is_promoted": false, "is_fenced": false, "unfenced": [["clicks", 3]],
-     "is_handed_back": false, "generation": 0,
-     "source_cluster_id": "...", "topics": "orders|clicks", "producer_ids": [4000],
+    {"version": 1, "time_ms": 1763775000000, "knew": [13, 1763775000000],
+     "paused": ["orders"], "paused_partitions": [["clicks", 3]], "bytes_per_s": null, "is_promoted": false,
+     "is_fenced": false, "unfenced": [["clicks", 3]], "is_handed_back": false, "generation": 0,
+     "source_cluster_id": "...", "topics": "what LinkTopics.to_json writes", "producer_ids": [4000],
      "adopted": {"orders": {"0": 1200}}, "starts": {"clicks": {"3": 500}},
      "begun": {"orders": [["source's topic id", "target's topic id", [[0, 12], [13, 16]]]]},
      "copied": {"orders": {"0": 1200}}}
 
 Laws:
-- A record says everything, so whatever wrote it last holds; fields that we do not know are kept as they are.
-- Writers change what is there (update_control): two at once both have their way, one after the other.
+- A record says everything; fields that we do not know are kept as they are.
+- The record that knew most counts (`rank`): `knew` is the offset behind the record that it changes, and of two that change the
+  same one the first counts.  So no writer takes back what it did not know, also one that died before it could look; its
+  record has until the topic is compacted to be followed by another one, since the cleaner keeps the last one of a key.
+- It is read as a whole or not at all: one with a field that no mirror writes stops its link until a readable one lies after it.
+- Writers look whether theirs counts, and change what does (update_control): two at once both have their way.
+- A `knew` beside another time than `time_ms` was kept by a version that does not know it: that record knew all before it.
 - The engine obeys within about a second, and looks before it writes anything that it has just derived from the log.
 """
 
@@ -45,7 +50,7 @@ from tolerant_client.mirror.state_json import (
     text,
     whole,
 )
-from tolerant_client.mirror.topic_filter import OWN_TOPICS
+from tolerant_client.mirror.topic_filter import OWN_TOPICS, LinkTopics
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import Record
 
@@ -54,6 +59,7 @@ WHOLE_LINK = ""
 NO_LIMIT = 0
 
 _VERSION = 1
+_SHOWN = 200  # letters of what others wrote
 _HIDDEN_FOR_S = 60.0  # a topic that we may not see is looked for again after that
 
 Positions = Mapping[TopicPartition, int]
@@ -145,11 +151,12 @@ class LinkControl:
             )
 
 
-def encode_control(control: LinkControl, time_ms: int) -> bytes:
-    """The value of a record."""
+def encode_control(control: LinkControl, time_ms: int, knew: int = 0) -> bytes:
+    """The value of a record; `knew` is the offset behind the record of the link that it changes."""
     known = {
         "version": _VERSION,
         "time_ms": time_ms,
+        "knew": [knew, time_ms],
         "paused": sorted(control.paused),
         "paused_partitions": sorted(control.paused_partitions),
         "bytes_per_s": control.bytes_per_s,
@@ -199,7 +206,7 @@ def decode_control(value: bytes) -> LinkControl:
     except (ValueError, KeyError) as error:
         raise OptionError(
             f"A record of {CONTROL_TOPIC} is none of ours ({error});"
-            " take away the right to write there from whoever wrote it, and say again what is to hold"
+            " take away the right to write there from whoever wrote it, and write the record of that key before it once more"
         ) from error
 
 
@@ -322,6 +329,7 @@ class ControlWatch:
         self._target = target
         self._clock = clock
         self.position = 0
+        self.newest: Record | None = None  # the record that counts
         self._hidden_until = float("-inf")
         self._reading: Future | None = None
         self._waiting: Future | None = None  # for a look that has not begun yet
@@ -372,12 +380,12 @@ class ControlWatch:
     async def _follow(self) -> None:
         end = await end_of(self._target, CONTROL_TOPIC)
         if end < self.position:
-            self.position = 0  # made anew
+            self.position, self.newest = 0, None  # made anew
         if end > self.position:
-            for record in await _records(self._target, self.position, end):
-                if record.key == self.link.encode() and record.value is not None:
-                    self.value = self._as_of_our_life(decode_control(record.value))
-            self.position = end
+            newest = newest_of(self.link, await _records(self._target, self.position, end), self.newest)
+            if newest is not None and newest is not self.newest:
+                self.value = self._as_of_our_life(decode_control(newest.value or b""))
+            self.position, self.newest = end, newest
 
     def _as_of_our_life(self, control: LinkControl) -> LinkControl:
         """A process that slept through a promotion and the link's next life is of the life that was promoted."""
@@ -390,23 +398,72 @@ async def read_control(target: RawCluster, link: str) -> LinkControl:
     return await ControlWatch(target, link).refresh()
 
 
-async def read_controls(cluster: RawCluster) -> dict[str, LinkControl]:
-    """Of every link whose target this cluster is; records that are none of ours are left out."""
+class Unreadable(NamedTuple):
+    """A record that cannot be read, and why.
+
+    `copies_from` is the cluster that it says a link copies from that was not promoted: such a record may be of a mirror, of
+    a newer version for one.  None for others; they are of no mirror that copies.
+    """
+
+    key: str
+    why: str
+    copies_from: str | None
+
+    def __str__(self) -> str:
+        return f"the record with key {self.key[:_SHOWN]!r} in {CONTROL_TOPIC} cannot be read ({self.why[:_SHOWN]})"
+
+
+class Controls(NamedTuple):
+    """What a control topic says of its links, `begun` left out, and the newest records of keys that cannot be read."""
+
+    links: Mapping[str, LinkControl]
+    unreadable: tuple[Unreadable, ...] = ()
+
+
+async def read_controls(cluster: RawCluster) -> Controls:
+    """Of every link whose target this cluster is; where a link's newest record cannot be read, its former one, too."""
     topic = cluster.topic_of(CONTROL_TOPIC)  # a source calls its topics as the link does
     if not await has_topic(cluster, topic):
-        return {}
-    found: dict[str, LinkControl] = {}
-    for record in await _records(cluster, 0, await end_of(cluster, topic), topic):
-        try:
-            found[(record.key or b"").decode()] = decode_control(record.value or b"")
-        except ValueError:
-            continue
-    return found
+        return Controls({})
+    return controls_of(await _records(cluster, 0, await end_of(cluster, topic), topic))
 
 
-async def write_control(target: RawCluster, link: str, control: LinkControl) -> None:
-    """Says what is to hold, whatever held before."""
-    await update_control(target, link, lambda _: control)
+def controls_of(records: Iterable[Record]) -> Controls:
+    """What the records of a control topic say, in their order.  Pure."""
+    by_key: dict[str, list[Record]] = {}
+    for record in records:
+        key = (record.key or b"").decode(errors="backslashreplace")
+        if record.value is None:
+            by_key.pop(key, None)
+        else:
+            by_key.setdefault(key, []).append(record)
+    links: dict[str, LinkControl] = {}
+    unreadable: list[Unreadable] = []
+    for key, of_key in by_key.items():
+        if readable := [record for record in of_key if _why_unreadable(record) is None]:
+            links[key] = replace(decode_control(max(readable, key=rank).value or b""), begun={})
+        if why := _why_unreadable(of_key[-1]):
+            unreadable.append(Unreadable(key, why, _copies_from(of_key[-1].value or b"")))
+    return Controls(links, tuple(unreadable))
+
+
+def _why_unreadable(record: Record) -> str | None:
+    try:
+        control = decode_control(record.value or b"")
+        if control.topics is not None:
+            LinkTopics.from_json(control.topics)
+    except OptionError as error:
+        return str(error)
+    return None
+
+
+def _copies_from(value: bytes) -> str | None:
+    try:
+        found = document(value)
+        is_over = found.get("is_promoted") is True or found.get("is_handed_back") is True
+        return None if is_over else text(found["source_cluster_id"])
+    except (ValueError, KeyError):
+        return None
 
 
 async def update_control(target: RawCluster, link: str, change: Callable[[LinkControl], LinkControl]) -> LinkControl:
@@ -425,24 +482,49 @@ async def update_control(target: RawCluster, link: str, change: Callable[[LinkCo
     if not await has_topic(target, CONTROL_TOPIC):
         # A failover must not wait for the second of two brokers.
         await create_own_topic(target, CONTROL_TOPIC, {"cleanup.policy": "compact"}, insync_of_two=1)
-    position = watch.position
+    position, newest = watch.position, watch.newest
     while True:
-        offset = await target.insist("writing the link's control", lambda: _append(target, link, wanted))
-        # Whoever wrote between our look and our record has been overruled: its change is made, too.
-        between = [
-            record
-            for record in await _records(target, position, offset)
-            if record.key == link.encode() and record.value is not None
-        ]
-        if not between:
+        knew = 0 if newest is None else newest.offset + 1
+        value = encode_control(wanted, int(time.time() * 1000), knew)  # written twice, if an answer is lost, it says the same
+        offset = await target.insist("writing the link's control", lambda: append_own(target, CONTROL_TOPIC, link, value))
+        newest = newest_of(link, await _records(target, position, offset + 1), newest)
+        if newest is None or newest.value == value:
             return wanted
-        assert between[-1].value is not None
-        wanted, position = change(decode_control(between[-1].value)), offset + 1
+        # Whoever wrote between our look and our record goes before us: our change is made to that.
+        wanted, position = change(decode_control(newest.value or b"")), offset + 1
 
 
-async def _append(target: RawCluster, link: str, control: LinkControl) -> int:
-    # Written twice, if an answer is lost, it says the same.
-    return await append_own(target, CONTROL_TOPIC, link, encode_control(control, int(time.time() * 1000)))
+def newest_of(link: str, records: Iterable[Record], newest: Record | None = None) -> Record | None:
+    """The record of a link that counts: one of these, or the one that counted before them.  Pure.
+
+    What cannot be read counts only while nothing readable lies after it: any record that can be read clears it.
+    """
+    of_link = [record for record in records if record.key == link.encode() and record.value is not None]
+    if newest is not None:
+        of_link.insert(0, newest)
+    readable = [record for record in of_link if _is_readable(record)]
+    if of_link and (not readable or readable[-1] is not of_link[-1]):
+        return of_link[-1]
+    return max(readable, key=rank, default=None)
+
+
+def _is_readable(record: Record) -> bool:
+    try:
+        decode_control(record.value or b"")
+    except OptionError:
+        return False
+    return True
+
+
+def rank(record: Record) -> tuple[int, int]:
+    """The larger one counts, of records with the same key.  Pure."""
+    try:
+        said = json.loads(record.value or b"")
+        knew, time_ms = said["knew"]
+        is_said = type(knew) is int and 0 <= knew <= record.offset and time_ms == said["time_ms"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        is_said = False
+    return (knew if is_said else record.offset), -record.offset
 
 
 async def _records(cluster: RawCluster, start: int, end: int, topic: str = CONTROL_TOPIC) -> list[Record]:

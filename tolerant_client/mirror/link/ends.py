@@ -15,6 +15,7 @@ from tolerant_client.mirror.identical.state import read_append_states
 from tolerant_client.mirror.led_offsets import list_led_offsets, stable_ends
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link.control import LinkControl
+from tolerant_client.mirror.log_ends import Unreplicated
 from tolerant_client.mirror.losses import Loss
 from tolerant_client.mirror.translated.map_topic import copied_until, map_topic
 from tolerant_client.raw import LATEST, READ_COMMITTED, RawCluster
@@ -138,4 +139,4 @@ async def compare_ends(
         for p, error in errors.items()
         if isinstance(error, TolerantClientError)
     }
-    return Comparison(differing, tuple(p for p in partitions if p not in states))
+    return Comparison(differing, tuple(p for p in partitions if p not in states or isinstance(states[p], Unreplicated)))

@@ -231,7 +231,7 @@ async def _forward_links(source: RawCluster, target: RawCluster) -> dict[str, Li
     there = await target.cluster_id()
     if there is None:
         return {}
-    found = await read_controls(source)
+    found = (await read_controls(source)).links
     return {name: control for name, control in found.items() if control.source_cluster_id == there and control.topics}
 
 

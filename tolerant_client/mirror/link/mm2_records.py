@@ -44,15 +44,6 @@ def encode_heartbeat(heartbeat: Heartbeat) -> tuple[bytes, bytes]:
     return key, struct.pack(">hq", _VERSION, heartbeat.timestamp)
 
 
-def decode_heartbeat(key: bytes, value: bytes) -> Heartbeat:
-    """Raises ValueError for what is no heartbeat of this version."""
-    source_alias, at = _read_string(key, 0)
-    target_alias, _ = _read_string(key, at)
-    version, timestamp = _unpack(">hq", value, 0)
-    _require(version)
-    return Heartbeat(source_alias, target_alias, timestamp)
-
-
 def encode_checkpoint(checkpoint: Checkpoint) -> tuple[bytes, bytes]:
     """Key and value; raises ValueError for a group or metadata that a string has no room for."""
     topic, partition = checkpoint.partition

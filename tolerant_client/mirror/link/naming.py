@@ -54,7 +54,7 @@ async def name_link(source: RawCluster | None, target: RawCluster, *, is_start: 
     """
     cluster_id = None if source is None else await source.cluster_id()
     try:
-        controls = await read_controls(target)
+        controls = (await read_controls(target)).links
     except Errors.TopicAuthorizationFailedError:
         controls = {}
     given = link_options("", target, source).removesuffix(" --link ''")

@@ -7,18 +7,38 @@ of it: what was left out would be promoted, too, and neither looked at nor fence
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.link.beginning import writes
-from tolerant_client.mirror.link.control import LinkControl, read_controls
+from tolerant_client.mirror.link.beginning import require_no_unreadable, writes
+from tolerant_client.mirror.link.control import LinkControl, TopicIds, read_controls
 from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.raw import RawCluster
 
 NOT_ON_SOURCE = "the source has no such topic"
 _SHOWN = 5
+
+
+def made_anew(
+    controls: Mapping[str, LinkControl], source_cluster_id: str | None, now: Mapping[str, TopicIds]
+) -> list[str]:
+    """Of topics with these ids, by their names on the target, those that a link began to copy with others, in words.  Pure."""
+    found: set[str] = set()
+    for link, control in controls.items():
+        if control.is_promoted or control.is_handed_back or control.source_cluster_id != source_cluster_id:
+            continue
+        for (topic, _), ids in control.begun.items():
+            if (other := now.get(topic)) is None:
+                continue
+            for side, is_same in (("source", ids.is_of_source(other)), ("target", ids.is_of_target(other))):
+                if not is_same:
+                    found.add(
+                        f"topic {topic} was deleted and made anew on the {side} since link {link} began to copy it: what is"
+                        " compared is the new one"
+                    )
+    return sorted(found)
 
 
 def link_topics(control: LinkControl, link: str, given: LinkTopics | None) -> LinkTopics:
@@ -71,7 +91,9 @@ async def require_whole(
 async def _refuse_another(target: RawCluster, link: str, given: LinkTopics, on_target: Iterable[str]) -> None:
     """A wrong --link would leave the right one alive."""
     names = [name for name in on_target if writes(given, name)]
-    for other, control in (await read_controls(target)).items():
+    controls = await read_controls(target)
+    require_no_unreadable(controls, link, names, target)
+    for other, control in controls.links.items():
         if other == link or control.is_promoted or control.topics is None:
             continue
         if both := [name for name in names if writes(LinkTopics.from_json(control.topics), name)]:

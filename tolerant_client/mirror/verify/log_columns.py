@@ -3,13 +3,15 @@
 Laws:
 - Only what was checked is handed on: checksums, headers that add up, offsets that ascend.
 - Control batches and the batches of aborted transactions are left out: they hold no committed record.
-- No Python object is made per record, except where numpy leaves a record to decode_records.
+- No Python object is made per record, except where numpy leaves a record to decode_section.
+- Headers are compared as the bytes that they are; only where these differ are they taken apart.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Final, NamedTuple, cast
 
 import numpy as np
@@ -17,24 +19,39 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tolerant_client.arrow import gather
-from tolerant_client.batch_columns import HEADER, BatchColumns, Headers, batch_header, join_sections, read_columns, read_run
+from tolerant_client.arrow import fill, gather
+from tolerant_client.batch_columns import (
+    HEADER,
+    SLICE_HEADERS,
+    SLICE_ROWS,
+    BatchColumns,
+    Headers,
+    batch_header,
+    iter_columns,
+    join_sections,
+    read_run,
+    spans,
+)
 from tolerant_client.committed import skip_aborted
 from tolerant_client.consumer_records import survey
 from tolerant_client.errors import RecordBatchError
-from tolerant_client.legacy_records import decode_messages, iter_record_sets, message_columns, unfold
+from tolerant_client.legacy_records import decode_unfolded, iter_record_sets, message_columns, unfold
 from tolerant_client.mirror.gaps import FILLER
 from tolerant_client.record_batch import (
     CONTROL_BIT,
     LOG_OVERHEAD,
     BatchHeader,
     Record,
-    decode_records,
+    decode_section,
+    encode_headers,
     records_section,
 )
-from tolerant_client.record_fields import Doubt, Fields, HeaderFields, Int64s
+from tolerant_client.record_fields import Doubt, Fields, Int64s, read_headers
 
 _FILLER_KEY: Final = FILLER.encode()
+_FILLER_HEADER: Final = encode_headers([(FILLER, None)])[:-1]  # up to the length of its value
+_PLAIN_AT_ONCE: Final = 1 << 14  # records decoded one by one...
+_PLAIN_BYTES: Final = 1 << 20  # ...and their bytes
 _LENGTH: Final = struct.Struct(">i")
 _LENGTH_AT: Final = 8
 
@@ -134,24 +151,36 @@ def unfold_batch(row: np.void, view: memoryview) -> memoryview:
     return unfold(header, view) if header.magic < 2 else records_section(header, view)
 
 
-def read_rows(batches: Batches, sections: Sequence[memoryview]) -> BatchColumns:
-    """All records of batches that are all v2, or all of one older magic; sections[n] is what views[n] unfolds to.
+def iter_rows(batches: Batches, sections: Sequence[memoryview]) -> Iterator[BatchColumns]:
+    """The records of batches that are all v2, or all of one older magic, in slices; their headers are not read.
 
-    Raises RecordBatchError.
+    sections[n] is what views[n] unfolds to.  Raises RecordBatchError.
     """
+    given = -1  # the last offset
     try:
-        if batches.headers["magic"][0] == 2:
-            return read_columns(join_sections(batches.headers, sections), True)
-        return message_columns(list(zip(map(batch_header, batches.headers), sections)))
+        if batches.headers["magic"][0] < 2:
+            yield message_columns(list(zip(map(batch_header, batches.headers), sections)))
+            return
+        for columns in iter_columns(join_sections(batches.headers, sections), False):
+            yield columns
+            given = int(columns.offsets[-1])
     except Doubt:
-        return _plain_columns([r for row, view in zip(batches.headers, batches.views) for r in _decode(row, view)])
+        found = (each for batch in zip(batches.headers, batches.views, sections) for each in _decode(*batch, given + 1))
+        rows = (row for row in found if row[0].offset > given)
+        is_more = True
+        while is_more:
+            some: list[tuple[Record, int]] = []
+            is_more = fill(some, rows, _PLAIN_AT_ONCE, _PLAIN_BYTES, itemgetter(1))
+            if some:
+                yield _plain_columns([record for record, _ in some])
 
 
-def _decode(row: np.void, view: memoryview) -> Iterable[Record]:
+def _decode(row: np.void, view: memoryview, section: memoryview, from_offset: int) -> Iterable[tuple[Record, int]]:
+    """Records with their bytes."""
     header = batch_header(row)
     if header.magic < 2:
-        return (record for record, _ in decode_messages(header, view))
-    return decode_records(view)
+        return ((record, m.end - m.start) for record, _, m in decode_unfolded(header, view, section))
+    return decode_section(header, section, from_offset)
 
 
 def _plain_columns(records: Sequence[Record]) -> BatchColumns:
@@ -163,13 +192,11 @@ def _plain_columns(records: Sequence[Record]) -> BatchColumns:
         joined.extend(data or b"")
         return start, -1 if data is None else len(data)
 
-    keys, values, names, contents = [], [], [], []
+    keys, values, ends = [], [], []
     for record in records:
         keys.append(place(record.key))
         values.append(place(record.value))
-        for name, content in record.headers:
-            names.append(place(name.encode("utf-8", "surrogateescape")))
-            contents.append(place(content))
+        ends.append(sum(place(encode_headers(record.headers))))
 
     def columns(places: list[tuple[int, int]]) -> tuple[Int64s, Int64s]:
         both = np.array(places, np.int64).reshape(-1, 2)
@@ -177,9 +204,7 @@ def _plain_columns(records: Sequence[Record]) -> BatchColumns:
 
     counts = np.array([len(record.headers) for record in records], np.int64)
     zeros = np.zeros(len(records), np.int64)
-    placed = (np.repeat(np.arange(len(records)), counts), *columns(names), *columns(contents))
-    headers = HeaderFields(*(column.astype(np.int32) for column in placed))
-    fields = Fields(zeros, zeros, zeros, *columns(keys), *columns(values), counts, headers)
+    fields = Fields(zeros, zeros, zeros, *columns(keys), *columns(values), counts, np.array(ends, np.int64), None)
     offsets = np.array([record.offset for record in records], np.int64)
     timestamps = np.array([record.timestamp for record in records], np.int64)
     return BatchColumns(bytes(joined), np.empty(0, HEADER), fields, zeros[:0], offsets, timestamps, zeros.astype(np.int32))
@@ -192,15 +217,17 @@ def key_column(columns: BatchColumns, rows: Int64s) -> pa.Array:
 
 def is_filler(columns: BatchColumns, rows: Int64s) -> Mask:
     """Which of `rows` are filler records of the mirror, as gaps.is_filler says of one."""
-    fields, headers = columns.fields, columns.fields.headers
+    fields, size = columns.fields, len(_FILLER_HEADER)
     found: Mask = (fields.header_count[rows] == 1) & (fields.value_length[rows] < 0)
     found &= np.isin(fields.key_length[rows], (-1, len(_FILLER_KEY)))
-    places = np.flatnonzero(found)
-    if len(places) and headers is not None:
-        owned = np.searchsorted(headers.record, rows[places])
-        names = gather(pa.py_buffer(columns.joined), headers.key_start, headers.key_length, owned)
-        keys = pc.fill_null(key_column(columns, rows[places]), _FILLER_KEY)
-        is_named = pc.and_(pc.equal(names, _FILLER_KEY), pc.equal(keys, _FILLER_KEY))
+    start = fields.header_start()
+    found &= (fields.end - start)[rows] > size
+    if len(places := np.flatnonzero(found)):
+        chosen = rows[places]
+        buffer = pa.py_buffer(columns.joined)
+        names = gather(buffer, start[chosen], np.full(len(chosen), size), np.arange(len(chosen)))
+        keys = pc.fill_null(key_column(columns, chosen), _FILLER_KEY)
+        is_named = pc.and_(pc.equal(names, _FILLER_HEADER), pc.equal(keys, _FILLER_KEY))
         found[places] = is_named.to_numpy(zero_copy_only=False)
     return found
 
@@ -241,31 +268,36 @@ def _unequal_headers(
 ) -> Mask | None:
     counts = [side.fields.header_count[kept] for side, kept in zip(sides, rows)]
     mask: Mask = counts[0] != counts[1]
-    comparable = np.flatnonzero(~mask & (counts[0] > 0))
-    if len(comparable):
-        owners = np.repeat(comparable, counts[0][comparable])
-        columns = []
-        for side, buffer, kept in zip(sides, buffers, rows):
-            headers = side.fields.headers
-            assert headers is not None  # there are some
-            chosen = _header_places(headers, side.fields.header_count, kept[comparable])
-            columns.append(
-                (
-                    gather(buffer, headers.key_start, headers.key_length, chosen),
-                    gather(buffer, headers.value_start, headers.value_length, chosen),
-                )
-            )
-        for one, other in zip(*columns):
-            unequal = _unequal(one, other)
-            if unequal is not None:
+    starts = [side.fields.header_start() for side in sides]
+    raw = [gather(b, at, side.fields.end - at, kept) for b, at, side, kept in zip(buffers, starts, sides, rows)]
+    others = _unequal(*raw)
+    if others is None:
+        return None
+    # The same headers with longer varints are the same, and so are none in a format that has none.
+    doubtful = np.flatnonzero(others & ~mask & (counts[0] > 0))
+    for first, stop in spans(counts[0][doubtful], SLICE_HEADERS, SLICE_ROWS) if len(doubtful) else ():
+        some = doubtful[first:stop]
+        owners = np.repeat(some, counts[0][some])
+        pairs = [_header_columns(side, buffer, kept[some]) for side, buffer, kept in zip(sides, buffers, rows)]
+        for one, other in zip(*pairs):
+            if (unequal := _unequal(one, other)) is not None:
                 mask[owners[unequal]] = True
     return mask
 
 
-def _header_places(headers: HeaderFields, counts: Int64s, rows: Int64s) -> Int64s:
-    """Where the headers of `rows` are among all, one record's behind the other's."""
-    first = np.searchsorted(headers.record, rows)
-    own = counts[rows]
-    ends = np.cumsum(own)
-    places: Int64s = np.arange(int(ends[-1])) + np.repeat(first - (ends - own), own)
-    return places
+def _header_columns(columns: BatchColumns, buffer: pa.Buffer, rows: Int64s) -> tuple[pa.Array, pa.Array]:
+    """The keys and the values of all headers of `rows`.  Raises RecordBatchError where one has too many."""
+    fields = columns.fields.rows(rows)
+    try:
+        found = read_headers(np.frombuffer(columns.joined, np.uint8), fields, True)
+    except Doubt:
+        offset = int(columns.offsets[rows[int(fields.header_count.argmax())]])
+        raise RecordBatchError(
+            f"the headers of the record at offset {offset} differ as they were written, and are more than are read", offset
+        ) from None
+    assert found is not None  # they were asked for
+    everything = np.arange(len(found.record))
+    return (
+        gather(buffer, found.key_start, found.key_length, everything),
+        gather(buffer, found.value_start, found.value_length, everything),
+    )

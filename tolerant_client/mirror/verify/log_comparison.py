@@ -8,12 +8,13 @@ Laws:
 - Filler of the mirror on the target is no record, and may stand only where the source has none, or a record that the
   target cannot take.
 - Where the ledger tells of a loss the comparison does not stop at a difference, but a difference it is.
-- Decoded at once are at most DECODED_BYTES and one batch of each side.
+- Unfolded at once are at most DECODED_BYTES or one batch of each side, and made columns of is a slice (iter_columns) of
+  it: what a window costs has a bound, however small its records are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -27,8 +28,8 @@ from tolerant_client.mirror.verify.log_columns import (
     Mask,
     differing,
     is_filler,
+    iter_rows,
     key_column,
-    read_rows,
     unfold_batch,
 )
 from tolerant_client.mirror.verify.outcome import Difference
@@ -36,7 +37,7 @@ from tolerant_client.mirror.verify.superseded import Unproved
 from tolerant_client.record_batch import CODEC_MASK, HEADER_SIZE, TRANSACTIONAL_BIT
 from tolerant_client.record_fields import Int64s
 
-DECODED_BYTES: Final = 8 << 20
+DECODED_BYTES: Final = 2 << 20
 MAX_UNPROVED_BYTES: Final = 64 << 20  # of keys, for one partition of a compacted topic
 
 _SIDES: Final = ("source", "target")
@@ -158,8 +159,7 @@ class LogComparison:
         if not self.is_compared and known > self._compared_until:
             equal = self._drop_equal_batches(known)
             try:
-                while self.difference is None and self._compared_until < known:
-                    self._compare_window(known)
+                self._compare_windows(known)
             finally:  # what lies behind is fetched again, and counted then
                 passed = equal.headers[equal.headers["base_offset"] < self._compared_until]
                 self.records += int(passed["record_count"].sum())
@@ -213,19 +213,25 @@ class LogComparison:
 
     # -- records --------------------------------------------------------------
 
-    def _compare_window(self, known: int) -> None:
-        decoded = [self._read(side, known) for side in (self.SOURCE, self.TARGET)]
-        end = min(window.until_offset for window in decoded)
-        source, target = (self._within(window.columns, end) for window in decoded)
-        self.difference = self._compare_rows(source, target)
-        self._met(source)
-        self._met(target)
-        self._compared_until = end if self.difference is None else self.difference.offset
+    def _compare_windows(self, known: int) -> None:
+        sides = [self._windows(side, known) for side in (self.SOURCE, self.TARGET)]
+        decoded = [next(windows) for windows in sides]
+        while self.difference is None and self._compared_until < known:
+            end = max(self._compared_until, min(window.until_offset for window in decoded))
+            source, target = (self._within(window.columns, end) for window in decoded)
+            self.difference = self._compare_rows(source, target)
+            self._met(source)
+            self._met(target)
+            self._compared_until = end if self.difference is None else self.difference.offset
+            if end < known:
+                for side, windows in enumerate(sides):
+                    if decoded[side].until_offset <= end:
+                        decoded[side] = next(windows)
         self._batches = [batches.chosen(batches.next_offsets > self._compared_until) for batches in self._batches]
 
-    def _read(self, side: int, known: int) -> _Window:
+    def _windows(self, side: int, known: int) -> Iterator[_Window]:
         try:
-            return read_some(self._batches[side], known)
+            yield from iter_windows(self._batches[side], known)
         except RecordBatchError as error:
             raise RecordBatchError(f"on the {_SIDES[side]}: {error.args[0]}", error.offset) from error
 
@@ -316,11 +322,9 @@ class LogComparison:
 
     def _meet(self, batches: Batches) -> None:
         """Shows the keys of whole batches to what lacks its proof."""
-        while len(self.unproved) and batches.views:
-            found = read_some(batches, _ENDLESS)
-            if found.columns is not None:
-                self._met(_Rows(found.columns, np.arange(len(found.columns.offsets)), found.columns.offsets))
-            batches = batches.chosen(batches.headers["base_offset"] >= found.until_offset)
+        for columns, _ in iter_windows(batches, _ENDLESS) if len(self.unproved) else ():
+            if columns is not None:
+                self._met(_Rows(columns, np.arange(len(columns.offsets)), columns.offsets))
 
     def _met(self, rows: _Rows) -> None:
         if rows.columns is not None and len(rows.numbers) and len(self.unproved):
@@ -334,17 +338,20 @@ class _Window(NamedTuple):
     until_offset: int
 
 
-def read_some(batches: Batches, known: int) -> _Window:
-    """The records of the first batches, of one magic, that unfold to DECODED_BYTES; the log is known up to `known`."""
-    headers, sections, size = batches.headers, list[memoryview](), 0
-    kinds = zip(headers["base_offset"].tolist(), headers["magic"].tolist(), (headers["attributes"] & CODEC_MASK).tolist())
-    for number, (base, magic, codec) in enumerate(kinds):
-        if base >= known:
-            break
-        if sections and (size > DECODED_BYTES or magic != headers["magic"][0]):
-            known = base
-            break
-        view = batches.views[number]
-        sections.append(view[HEADER_SIZE:] if magic == 2 and not codec else unfold_batch(headers[number], view))
-        size += len(sections[-1])
-    return _Window(read_rows(batches.first(len(sections)), sections) if sections else None, known)
+def iter_windows(batches: Batches, known: int) -> Iterator[_Window]:
+    """The records of batches of a log that is known up to `known`: each window goes on where the one before ends."""
+    headers = batches.headers
+    kinds = list(zip(headers["magic"].tolist(), (headers["attributes"] & CODEC_MASK).tolist()))
+    first, last = 0, int(headers["base_offset"].searchsorted(known))
+    while first < last:
+        stop, size, sections = first, 0, list[memoryview]()
+        while stop < last and size <= DECODED_BYTES and kinds[stop][0] == kinds[first][0]:
+            view = batches.views[stop]
+            is_plain = kinds[stop] == (2, 0)
+            sections.append(view[HEADER_SIZE:] if is_plain else unfold_batch(headers[stop], view))
+            size += len(sections[-1])
+            stop += 1
+        for columns in iter_rows(Batches(headers[first:stop], batches.views[first:stop]), sections):
+            yield _Window(columns, min(int(columns.offsets[-1]) + 1, known))
+        first = stop
+    yield _Window(None, known)

@@ -11,7 +11,8 @@ Laws:
 - A row of the ledger excuses only what the source proves now: that its log starts behind the offsets (retention),
   that its record there is larger than the limit in the row (oversized).  All else that the ledger tells of is compared
   with what the source has there now, and a difference is one.
-- A topic that is made anew while it is compared was not compared.
+- A topic that is made anew while it is compared was not compared; one that was made anew since its link began to copy it,
+  as the control remembers, is told in a warning, and compared as it is now.
 
 A Verification decides what to compare and puts the results together; who compares (this process, or the
 tasks of a Spark job) is the caller's.
@@ -30,7 +31,8 @@ from kafka.structs import TopicPartition
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.divergence import read_headers, read_slices
 from tolerant_client.mirror.ledger import limit_of, of_present_topics, read_ledger
-from tolerant_client.mirror.link.scope import NOT_ON_SOURCE, only_on_target
+from tolerant_client.mirror.link.control import CONTROL_TOPIC, TopicIds, read_control, read_controls
+from tolerant_client.mirror.link.scope import NOT_ON_SOURCE, made_anew, only_on_target
 from tolerant_client.mirror.losses import LedgerRow, LossReason
 from tolerant_client.mirror.open_transactions import find_held
 from tolerant_client.mirror.plan import select_topics
@@ -138,6 +140,21 @@ class Verification:
             self._rows.setdefault(TopicPartition(row.topic, row.partition), []).append(row)
         if self._resume is not None:
             self._resumed, self.warnings = read_state(self._resume, self._ids)
+        self.warnings += await self._made_anew()
+
+    async def _made_anew(self) -> list[str]:
+        source, target = (self._ids[side]["topics"] for side in ("source", "target"))
+        now = {name: TopicIds(source.get(name, ""), target.get(name, "")) for name in source.keys() | target.keys()}
+        try:
+            controls = await read_controls(self.target)
+            unread = {record.key for record in controls.unreadable}
+            links = {link: await read_control(self.target, link) for link in controls.links if link not in unread}
+        except (Errors.TopicAuthorizationFailedError, Errors.ClusterAuthorizationFailedError):
+            return [
+                f"whether topics were made anew since their link began cannot be seen: we may not read {CONTROL_TOPIC} of the"
+                " target; grant Read and Describe on it"
+            ]
+        return made_anew(links, self._ids["source"]["cluster"], now)
 
     async def next_slices(self) -> list[Slice]:
         """Ranges to compare, a partition each; those without a leader come later, when they have one.

@@ -1,0 +1,92 @@
+"""Do batches of the link lie where it wanted them?  Their sequences say so (M2): each counts what the link wrote before it.
+
+Laws:
+- A batch follows on the one before it of the same producer id: its sequence is the next.  Where offsets are missing between
+  the two it may be ahead by as many (the cleaner took batches), or be its own offset (the broker had forgotten the producer).
+- The first batch of a producer id says its place only where its sequence is its offset.
+- A batch that repeats a sequence was appended twice, one that is ahead follows on a batch that was refused: either lies where
+  the source has something else, which is no loss of the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.mirror.divergence import read_headers
+from tolerant_client.produce import add_sequence
+from tolerant_client.raw import RawCluster
+from tolerant_client.record_batch import BatchHeader, iter_batches
+
+_STEPS_BACK = 50  # batches that are looked at for one of the link
+_HALF = 1 << 30  # of all sequences
+
+
+class Places(NamedTuple):
+    """What the sequences of a stretch say: `wrong` is the first batch out of place; unproved is what nothing contradicts."""
+
+    is_proved: bool
+    wrong: BatchHeader | None = None
+
+
+def is_in_place(header: BatchHeader, before: BatchHeader | None) -> bool | None:
+    """Whether a batch of the link lies where it belongs; `before` is the link's last one before it.  None: nothing says so."""
+    is_at_its_offset = header.base_sequence == add_sequence(header.base_offset, 0)
+    if before is None or before.producer_id != header.producer_id:
+        return is_at_its_offset or None
+    ahead = add_sequence(header.base_sequence, -add_sequence(before.base_sequence, before.last_offset_delta + 1))
+    missing = header.base_offset - before.next_offset
+    return ahead == 0 or missing > 0 and (ahead <= missing or is_at_its_offset and ahead < _HALF)
+
+
+async def read_places(
+    target: RawCluster, partition: TopicPartition, bounds: tuple[int, int], first: BatchHeader, own: Collection[int]
+) -> Places:
+    """Whether all batches from `first`, one of the link, up to the end of `bounds` lie where they belong.
+
+    `bounds` are those of what the link has written; what fills gaps in transactions has no place that could be wrong.
+    """
+    before = await _before(target, partition, bounds[0], first, own)
+    at, is_proved = first.base_offset, True
+    while at < bounds[1] and (headers := await _headers(target, partition, at)):
+        for header in headers:
+            if header.is_control or header.is_transactional:
+                continue
+            says = is_in_place(header, before) if header.producer_id in own else False
+            if says is False:
+                return Places(False, header)
+            is_proved = is_proved and says is True
+            before = header
+        at = headers[-1].next_offset
+    return Places(is_proved)
+
+
+async def _before(
+    target: RawCluster, partition: TopicPartition, start: int, first: BatchHeader, own: Collection[int]
+) -> BatchHeader | None:
+    at = first.base_offset
+    for _ in range(_STEPS_BACK):
+        header = (await read_headers(target, {partition: at - 1})).get(partition) if at > start else None
+        if header is None:
+            return None
+        if not header.is_control and not header.is_transactional:
+            return header if header.producer_id in own else None
+        at = header.base_offset
+    return None
+
+
+async def _headers(target: RawCluster, partition: TopicPartition, at: int) -> Sequence[BatchHeader]:
+    """Those of a stretch of batches, from the one on that has an offset."""
+    headers: list[BatchHeader] = []
+
+    async def ask() -> None:
+        (part,) = await target.fetch(await target.leader(partition), {partition: at}, max_wait_ms=0)
+        if part.error_code:
+            raise Errors.for_code(part.error_code)(f"Fetch of {partition.topic}-{partition.partition}")
+        headers[:] = [header for header, _ in iter_batches(part.records) if header.next_offset > at]
+
+    await target.insist("reading where batches lie", ask)
+    return headers
