@@ -491,21 +491,45 @@ def test_rows_go_when_the_targets_retention_has_deleted_their_records(
     assert maps_of(target, "cleared")[partition].translate(75)[1:3] == (82, Place.RECORD)
 
 
+def make_anew(servers: str, topic: str, count: int) -> None:
+    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
+    admin.delete_topics([topic])
+    admin.close()
+    time.sleep(0.5)
+    create_topic(servers, topic)
+    append_records(servers, topic, count)
+
+
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_a_topic_that_was_deleted_and_created_again_is_named(source: str, target: str, side: str) -> None:
     topic = link = f"translated-again-{side}"
     create_topic(source, topic)
     append_records(source, topic, 10)
     copy(source, target, topic, link)
-    servers = source if side == "source" else target
-    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
-    admin.delete_topics([topic])
-    admin.close()
-    time.sleep(0.5)
-    create_topic(servers, topic)
-    append_records(servers, topic, 20)
+    make_anew(source if side == "source" else target, topic, 20)
     with pytest.raises(DataLossError if side == "source" else TargetDivergedError, match="created again"):
         copy(source, target, topic, link)
+
+
+def test_a_topic_that_is_made_anew_under_a_copier_that_stands_still_is_not_copied_behind_the_old_one(
+    source: str, target: str
+) -> None:
+    topic = "translated-anew-frozen"
+    partition = TopicPartition(topic, 0)
+    create_topic(source, topic)
+    append_records(source, topic, 1000)
+    with both(source, target) as (origin, there):
+
+        async def run() -> None:
+            await prepare_translated_link(origin, there, topic, topic)
+            copier = TranslatedCopier(origin, there, topic, transactions=FAST)
+            await copier.copy({partition: 1000}, lease_ms=60_000)
+            make_anew(source, topic, 3000)  # this loop stands still meanwhile
+            with pytest.raises(DataLossError, match="created again"):
+                await copier.copy({partition: 3000})
+
+        origin.run(run)
+    assert len(committed_logs(target, topic)[0]) == 1000
 
 
 @pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1 runs it")

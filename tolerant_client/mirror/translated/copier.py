@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import random
 import time
+import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import kafka.errors as Errors
 from kafka.future import Future
@@ -20,6 +22,8 @@ from kafka.net.wakeup_notifier import WakeupNotifier
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import LinkPromotedError, OptionError
+from tolerant_client.fetch import FetchedPartition
+from tolerant_client.fetch_by_id import RawFetchById
 from tolerant_client.mirror.identical.append import resolve
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.limits import CopyLimits, Progress, raise_stopped
@@ -340,14 +344,7 @@ class TranslatedCopier:
 
     async def _fetch(self, node_id: int, positions: Mapping[TopicPartition, int], max_wait_ms: int) -> None:
         try:
-            parts = await self._source.fetch(
-                node_id,
-                positions,
-                max_wait_ms=max_wait_ms,
-                max_bytes=self._bucket.answer_bytes(self._limits.fetch_max_bytes),
-                partition_max_bytes=self._limits.partition_max_bytes,
-                isolation_level=READ_COMMITTED,
-            )
+            parts = await self._read(node_id, positions, max_wait_ms)
         except Errors.KafkaError:
             self._source.manager.cluster.request_update()
             await self._net.sleep(0.05 * random.uniform(0.5, 1.0))
@@ -359,6 +356,35 @@ class TranslatedCopier:
                 before = copy.intake.queued_bytes
                 copy.deliver(part, positions[part.partition])
                 self.bytes_in_flight += copy.intake.queued_bytes - before
+
+    async def _read(
+        self, node_id: int, positions: Mapping[TopicPartition, int], max_wait_ms: int
+    ) -> list[FetchedPartition]:
+        """Of the topics with the ids that the partitions were placed by, not of what has their names by now (Kafka 3.1)."""
+        ids: dict[str, uuid.UUID | None] = {}
+        now: dict[TopicPartition, int] = {}
+        later: dict[TopicPartition, int] = {}  # its topic was made anew between two partitions
+        for partition, position in positions.items():
+            if (copy := self._partitions.get(partition)) is not None:
+                is_alike = ids.setdefault(partition.topic, copy.source_id) == copy.source_id
+                (now if is_alike else later)[partition] = position
+        limits: dict[str, Any] = {
+            "max_wait_ms": max_wait_ms,
+            "max_bytes": self._bucket.answer_bytes(self._limits.fetch_max_bytes),
+            "partition_max_bytes": self._limits.partition_max_bytes,
+            "isolation_level": READ_COMMITTED,
+        }
+        known = {topic: source_id for topic, source_id in ids.items() if source_id is not None}
+        try:
+            if not self._source.fetches_by_id or len(known) < len(ids):
+                raise Errors.UnsupportedVersionError(f"Fetch by topic id, of node {node_id} of the {self._source.name}")
+            answer = await self._source.send_fetch(node_id, RawFetchById(known, now, **limits))
+            if answer.error_code:
+                raise Errors.for_code(answer.error_code)(f"Fetch from node {node_id} of the {self._source.name}")
+            parts = list(answer.partitions)
+        except Errors.UnsupportedVersionError:
+            parts = await self._source.fetch(node_id, now, **limits)
+        return parts + (await self._read(node_id, later, 0) if later else [])
 
     async def _has_room(self, size: int) -> None:
         while self.bytes_in_flight and self.bytes_in_flight + size > self._limits.max_bytes_in_flight:

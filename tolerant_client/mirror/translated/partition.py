@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -195,6 +196,11 @@ class TranslatedPartition:
         """Ends the copy once the transaction that is open is committed."""
         self.is_released = True
         self.wake()
+
+    @property
+    def source_id(self) -> uuid.UUID | None:
+        """The id of the topic that it copies, None where the source tells none (before 2.8)."""
+        return uuid.UUID(self._ids[0]) if self._ids[0] else None
 
     def deliver(self, part: FetchedPartition, position: int) -> None:
         """Takes the answer to a fetch from `position`."""
