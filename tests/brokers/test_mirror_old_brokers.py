@@ -342,7 +342,7 @@ def test_copy_that_begins_with_records_of_a_former_topic_is_refused_at_a_start(
     started: Callable[..., OldLogs], kafka_cluster: KafkaCluster
 ) -> None:
     """Such a copy a mirror made that believed all that came under the topic's name."""
-    logs, target, topic = started("1.1.1"), kafka_cluster.bootstrap_servers, "former"
+    logs, target, topic = started("1.1.1"), kafka_cluster.bootstrap_servers, "anew-former"
     logs.broker.make_topic(topic)
     append_records(logs.broker.bootstrap_servers, topic, 1000)
     mirror(logs.source_config, target, topic)

@@ -174,13 +174,15 @@ def test_a_thousand_topics_are_found_by_a_part_of_their_name(served: StatusServe
 
 def test_what_the_operator_has_ordered_is_shown(served: StatusServer, browser: Browser, board: Board) -> None:
     assert not browser.run("return document.getElementById('control-section').checkVisibility()")
-    control = LinkControl(paused=frozenset(("orders", "clicks-3")), bytes_per_s=2 << 20)
+    control = LinkControl(
+        paused=frozenset(("orders",)), paused_partitions=frozenset({TopicPartition("clicks", 3)}), bytes_per_s=2 << 20
+    )
     board.tell(replace(state(NOW_MS + 4_000), control=control))
     browser.until("return document.getElementById('control-section').checkVisibility()")
     assert browser.texts("#control tbody td") == [
         *("throttle", "at most 2.0 MiB/s, as the operator has said"),
-        *("paused", "topic clicks-3"),
         *("paused", "topic orders"),
+        *("paused", "partition clicks-3"),
     ]
     assert browser.text("#phase") == "running, at most 2.0 MiB/s"
     assert browser.text("#held") == "5 paused by the operator"
