@@ -9,7 +9,8 @@ Laws:
 A. One decision a micro-batch.  It is committed in a transaction of the sink's one decider id, which was begun before the
    former decision was read: of two drivers that decide at once the brokers fence one, and it reads what the other decided.
 B. What was decided is ended, never aborted: a driver that finds its micro-batch decided ends what that decision names,
-   and aborts what its own tasks wrote.
+   and aborts what its own tasks wrote.  The oldest transaction, which brokers abort first, is ended before the others,
+   and where it was aborted no other is ended: nothing of the decision is committed then, and its rows are decided anew.
    Once all of it is ended, a note beside the decision says so, and a repeat ends nothing any more.  The note is a must,
    committed as decisions are: where it cannot be, the micro-batch fails, to be repeated.  What ending a transaction
    told counts for a driver that is the decider still after it was told: if another one came between, the note may
@@ -42,9 +43,10 @@ What it costs and where it ends:
   transaction.max.timeout.ms at the brokers and kafka.transaction.timeout.ms here.
 - Between the decision and the last end of a transaction lie some round trips.  Where the driver dies or stands still
   within them (or the brokers are away, or its clock is behind a worker's by more than the reserve), and nobody ends the
-  transactions within transaction.timeout.ms, the brokers abort what was decided.  If they aborted all of it, the
-  restart writes the micro-batch again; if some was ended, DataLossError says so, and nothing more is written.  If it
-  comes only after transactional.id.expiration.ms (7 days), OutcomeUnknownError says where to look.
+  transactions within transaction.timeout.ms, the brokers abort what was decided, the oldest transaction first.  If that
+  one was not committed, nothing is, and the restart writes the micro-batch again; if it was, and another one was not,
+  DataLossError says so, and nothing more is written.  If the restart comes only after transactional.id.expiration.ms (7
+  days), OutcomeUnknownError says where to look.
 - A decision stands beside every topic that was written to: brokers that are told to delete all of them forget it.
 - A killed attempt that begins a transaction only after its run has ended leaves it open for transaction.timeout.ms; so do
   tasks of a query's micro-batch of which none had told the driver anything, until the query commits again.

@@ -6,11 +6,14 @@ The laws are those of exactly_once.py.  The order, for a micro-batch that was no
 2. What other attempts and other runs left open is listed.
 3. The decider's transaction begins, which fences other deciders; the former decision is read.
 4. The decision is committed, if a reserve of time is left.
-5. The chosen transactions are committed, all at once.
+5. The oldest chosen transaction is committed, which the brokers would abort first; after it the others, all at once.
+   Where the oldest one is lost no other is ended: what nobody has seen can be decided again.
 6. The decider's next transaction, which begins only if no other decider came between, commits the note that all is
    ended; then what was left open is aborted.
 7. What is open is listed once more, and what belongs to this run is aborted: attempts that Spark killed late.  So it is
    after a repeat, a micro-batch without rows and an abort.
+
+An abort that finds what its own run has decided for this micro-batch does 5 and 6 first.
 
 A driver that dies before the end of 4 has decided nothing; one that dies after it is followed by a repeat of the
 micro-batch, which finds the decision and does steps 5 and 6 again, unless it finds the note.
@@ -103,10 +106,11 @@ class _Settlement:
     ) -> None:
         self._cluster = cluster
         self._options = options
-        self._tasks = [task for task in tasks if task.transaction is not None]
+        # The oldest first, as a decision names them.
+        self._tasks = sorted((t for t in tasks if t.transaction is not None), key=lambda t: t.opened_at)
         self._place = place
         self._written = Written.total(task.written for task in tasks)
-        self._chosen = [task.transaction for task in tasks if task.transaction is not None]
+        self._chosen = [task.transaction for task in self._tasks if task.transaction is not None]
         timeout_ms = max(1, reserve_ms(options.transaction_timeout_ms) // 2)  # law E
         self._coordinators = Coordinators(cluster)
         self._decider = ProducerTransaction(cluster, self._place.decider, timeout_ms, self._coordinators)
@@ -131,7 +135,17 @@ class _Settlement:
 
     async def abort(self) -> None:
         await self._decider.begin()  # a decision that was on its way is made now, or never
-        await self._abort_left({transaction.transactional_id for transaction in self._chosen}, await self._found())
+        found = await self._found()
+        if found is not None and self._is_mine(found):
+            try:
+                if not await self._is_ended(found) and not await self._carry_out(found):
+                    found = None  # nothing of it was committed, nor will be
+            except Errors.KafkaError as error:
+                log.warning("%s was decided, and its repeat has to commit it: %s", self._place.what, error)
+        await self._abort_left({transaction.transactional_id for transaction in self._chosen}, found)
+
+    def _is_mine(self, found: Decision) -> bool:
+        return (found.owner, found.run, found.batch) == (self._place.owner, self._place.run, self._place.batch)
 
     # -- step by step ------------------------------------------------------------
 
@@ -167,7 +181,7 @@ class _Settlement:
         await self._decider.commit()
         self._stands = set(beside)
         if not await self._carry_out(decision):
-            self._timed_out = self._too_long("and the brokers have aborted all of it")
+            self._timed_out = self._too_long("and the brokers have aborted its oldest transaction")
             raise self._timed_out
         settled = {place.run, *decision.superseded}  # law C
         return decision, {name for name in listed if place.run_of(name) in settled}
@@ -185,10 +199,10 @@ class _Settlement:
             if differs is not None:
                 raise differs
             return True
-        # All of it was aborted after transaction.timeout.ms: these tasks have written it again.
+        # Nothing of it was committed within transaction.timeout.ms: these tasks have written it again.
         self._place.check_in_charge(found)
         if found.run == self._place.run:  # or it is what they have written
-            self._timed_out = self._too_long("and the brokers have aborted all of it")
+            self._timed_out = self._too_long("and the brokers have aborted its oldest transaction")
         return False
 
     def _check_time(self) -> None:
@@ -202,7 +216,8 @@ class _Settlement:
             raise self._timed_out
 
     async def _carry_out(self, decision: Decision) -> bool:
-        """Commits what was decided, and notes that; False where the brokers had aborted all of it instead.
+        """Commits what was decided, and notes that; False where the brokers had aborted its oldest transaction instead,
+        so that nothing of it is committed.
 
         Raises DataLossError where they had aborted a part, OutcomeUnknownError where they have forgotten, and
         ProducerFencedError where another decider came between: it may have carried out this decision, and what was told
@@ -225,7 +240,10 @@ class _Settlement:
             await self._decider.commit_offset(group, beside[at : at + _TOPICS], committed)
 
     async def _end(self, decision: Decision) -> tuple[list[PreparedTransaction], list[PreparedTransaction]]:
-        """Commits each transaction; returns those that were fenced, and those that the brokers do not know."""
+        """Commits each transaction, the others after the first; returns the lost ones, and those that brokers forgot.
+
+        Where the first is lost all are: the others are not committed.
+        """
         patience_ms = max(self._cluster.patience_ms, self._options.transaction_timeout_ms)  # law E
         lost: list[PreparedTransaction] = []
         forgotten: list[PreparedTransaction] = []
@@ -238,7 +256,11 @@ class _Settlement:
             except Errors.InvalidProducerIdMappingError:  # ended in either way, or it would not have expired
                 forgotten.append(prepared)
 
-        await self._all(end, decision.transactions)
+        first, others = decision.transactions[:1], decision.transactions[1:]
+        await self._all(end, first)
+        if lost:
+            return list(decision.transactions), []
+        await self._all(end, others)
         return lost, forgotten
 
     async def _is_ended(self, decision: Decision) -> bool:

@@ -233,7 +233,7 @@ def test_a_driver_that_finds_all_that_it_has_decided_aborted_fails_and_the_repea
 
     with monkeypatch.context() as patch:
         patch.setattr(ProducerTransaction, "commit", commit_late)
-        with pytest.raises(ProducerFencedError, match="the brokers have aborted all of it; nothing was committed"):
+        with pytest.raises(ProducerFencedError, match="the brokers have aborted its oldest transaction; nothing was committed"):
             sink_batches.commit(servers, topic, told)
     assert committed_rows(servers, topic) == []
     sink_batches.commit(servers, topic, sink_batches.write(servers, topic, replace(place, run="bb" * 16), 3))

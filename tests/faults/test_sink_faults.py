@@ -33,6 +33,7 @@ from spark_integration.writing.writer import write_task
 from tolerant_client.batch_encoding import encode_batches
 from tolerant_client.batch_producer import BatchProducer
 from tolerant_client.errors import (
+    ClusterUnreachableError,
     DataLossError,
     DeliveryTimeoutError,
     OptionError,
@@ -448,6 +449,32 @@ def test_what_was_decided_is_not_aborted_when_the_driver_gives_up(kafka_cluster:
     assert committed_rows(servers, topic) == sink_batches.rows(0)
 
 
+def test_an_abort_after_a_decision_commits_what_was_decided(
+    kafka_cluster: KafkaCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law B: commit has failed between its decision and the ends, and no reader waits for a repeat."""
+    servers, topic = kafka_cluster.bootstrap_servers, "sink-decided-aborted"
+    create_topic(servers, topic, PARTITIONS)
+    place, commit = SinkBatch(topic, topic, "2b" * 16, 0), ProducerTransaction.commit
+
+    async def commit_no_task(transaction: ProducerTransaction, *arguments: Any) -> None:
+        if not transaction.transactional_id.endswith("/decider"):
+            raise ClusterUnreachableError("the coordinators of the tasks are away")
+        await commit(transaction, *arguments)
+
+    told = sink_batches.write(servers, topic, place, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(ProducerTransaction, "commit", commit_no_task)
+        with pytest.raises(ClusterUnreachableError):
+            sink_batches.commit(servers, topic, told)
+        abort_tasks(sink_options(servers, topic), told)
+    assert committed_rows(servers, topic) == []
+    abort_tasks(sink_options(servers, topic), told)
+    with RawCluster({"bootstrap_servers": servers}) as cluster:
+        assert cluster.run(transactional_ids, cluster, place.prefix, ["Ongoing"]) == set()
+    assert committed_rows(servers, topic) == sink_batches.rows(0)
+
+
 def test_a_repeat_with_other_rows_ends_what_was_decided_before_it_is_refused(kafka_cluster: KafkaCluster) -> None:
     """Law B, after a driver that died right after its decision: what the error calls committed is."""
     servers, topic = kafka_cluster.bootstrap_servers, "sink-differs"
@@ -459,9 +486,9 @@ def test_a_repeat_with_other_rows_ends_what_was_decided_before_it_is_refused(kaf
     assert committed_rows(servers, topic) == sink_batches.rows(0)
 
 
-@pytest.mark.parametrize("aborted", [2, 1])
+@pytest.mark.parametrize("aborted", ["both", "older", "younger"])
 def test_what_was_decided_and_aborted_by_the_brokers_is_written_again_or_named(
-    kafka_cluster: KafkaCluster, aborted: int
+    kafka_cluster: KafkaCluster, aborted: str
 ) -> None:
     """A driver died right after its decision, and was away for longer than transaction.timeout.ms."""
     servers, topic = kafka_cluster.bootstrap_servers, f"sink-aborted-{aborted}"
@@ -470,10 +497,11 @@ def test_what_was_decided_and_aborted_by_the_brokers_is_written_again_or_named(
     with RawCluster({"bootstrap_servers": servers}) as cluster:
         names = cluster.run(transactional_ids, cluster, f"tolerant-sink-{topic}/", ["Ongoing"])
         assert names is not None and len(names) == 2
-        for name in sorted(names)[:aborted]:
+        older, younger = sorted(names)  # a process counts them
+        for name in {"both": [older, younger], "older": [older], "younger": [younger]}[aborted]:
             cluster.run(ProducerTransaction(cluster, name, 60_000).begin)
     told = sink_batches.write(servers, topic, SinkBatch(topic, topic, "3a" * 16, 0), 3)
-    if aborted == 1:
+    if aborted == "younger":
         with pytest.raises(DataLossError, match="is written in part: the brokers aborted 1 of its 2 transactions"):
             sink_batches.commit(servers, topic, told)
         abort_tasks(sink_options(servers, topic), told)
@@ -481,6 +509,39 @@ def test_what_was_decided_and_aborted_by_the_brokers_is_written_again_or_named(
     else:
         sink_batches.commit(servers, topic, told)
         assert committed_rows(servers, topic) == sink_batches.rows(0)
+        with RawCluster({"bootstrap_servers": servers}) as cluster:
+            assert cluster.run(transactional_ids, cluster, f"tolerant-sink-{topic}/", ["Ongoing"]) == set()
+
+
+@pytest.mark.parametrize("is_chosen_in_order", [True, False])
+def test_a_driver_whose_oldest_transaction_is_aborted_after_its_decision_commits_none_of_it(
+    kafka_cluster: KafkaCluster, monkeypatch: pytest.MonkeyPatch, is_chosen_in_order: bool
+) -> None:
+    """It was frozen after its decision until the first timeout; Spark may tell of the tasks in any order."""
+    servers, topic = kafka_cluster.bootstrap_servers, f"sink-oldest-{is_chosen_in_order}"
+    create_topic(servers, topic, PARTITIONS)
+    place = SinkBatch(topic, topic, "6a" * 16, 0)
+    told = sink_batches.write(servers, topic, place, 3)
+    assert told[0].transaction is not None
+    oldest, commit = told[0].transaction.transactional_id, ProducerTransaction.commit
+    waiting = [oldest]
+
+    async def commit_late(transaction: ProducerTransaction, *arguments: Any) -> None:
+        if waiting and not transaction.transactional_id.endswith("/decider"):
+            with RawCluster({"bootstrap_servers": servers}) as cluster:
+                cluster.run(ProducerTransaction(cluster, waiting.pop(), 60_000).begin)
+        await commit(transaction, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ProducerTransaction, "commit", commit_late)
+        with pytest.raises(ProducerFencedError, match="aborted its oldest transaction; nothing was committed"):
+            sink_batches.commit(servers, topic, told if is_chosen_in_order else told[::-1])
+    abort_tasks(sink_options(servers, topic), told)
+    with RawCluster({"bootstrap_servers": servers}) as cluster:
+        assert cluster.run(transactional_ids, cluster, place.prefix, ["Ongoing"]) == set()
+    assert committed_rows(servers, topic) == []
+    sink_batches.commit(servers, topic, sink_batches.write(servers, topic, replace(place, run="6b" * 16), 2))
+    assert committed_rows(servers, topic) == sink_batches.rows(0)
 
 
 def test_a_micro_batch_that_a_former_version_began_is_refused_and_the_next_one_goes_on(
