@@ -195,6 +195,12 @@ class RawCluster:
                 return topic.name in wanted
             return not topic.is_internal and topic.name != _GROUP_OFFSETS_TOPIC
 
+        def note(topic: Any, found: dict[str, list[int]]) -> None:
+            name = self.topic_of(topic.name)
+            found[name] = sorted(p.partition_index for p in topic.partitions)
+            if topic.topic_id is not None and topic.topic_id.int:  # none before Kafka 2.8
+                self.topic_ids[name] = base64.urlsafe_b64encode(topic.topic_id.bytes).rstrip(b"=").decode()
+
         async def ask() -> dict[str, list[int]]:
             await self.connect()
             names = MetadataRequest.ALL_TOPICS
@@ -207,16 +213,13 @@ class RawCluster:
                 if code and code != Errors.UnknownTopicOrPartitionError.errno:
                     raise Errors.for_code(code)(f"topic {topic.name}")
                 if not code:
-                    found[self.topic_of(topic.name)] = sorted(p.partition_index for p in topic.partitions)
-                    if topic.topic_id is not None and topic.topic_id.int:  # none before Kafka 2.8
-                        written = base64.urlsafe_b64encode(topic.topic_id.bytes).rstrip(b"=").decode()
-                        self.topic_ids[self.topic_of(topic.name)] = written
+                    note(topic, found)
             if wanted is not None and len(found) < len(wanted):
                 # Said to be unknown: believed when it is said twice.
                 again = await self.send(MetadataRequest(topics=names, allow_auto_topic_creation=False))
                 for topic in filter(is_meant, again.topics):
                     if not topic.error_code:
-                        found[self.topic_of(topic.name)] = sorted(p.partition_index for p in topic.partitions)
+                        note(topic, found)
             return found
 
         return await self.insist("reading the topics", ask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Generator, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -49,6 +50,22 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[RawCluster]:
         monkeypatch.setattr(made.manager, "get_connection", connections.__getitem__)
         made.manager.cluster._topic_ids = {"a": SimpleNamespace(int=5, bytes=bytes(16))}
         yield made
+
+
+def test_a_topic_that_only_the_second_answer_knows_is_found_with_its_id(
+    cluster: RawCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = SimpleNamespace(name="a", error_code=3, partitions=[], topic_id=None, is_internal=False)
+    parts = [SimpleNamespace(partition_index=0)]
+    known = SimpleNamespace(name="a", error_code=0, partitions=parts, topic_id=uuid.UUID(int=5), is_internal=False)
+    answers = [SimpleNamespace(topics=[unknown]), SimpleNamespace(topics=[known])]
+
+    async def send(request: Any) -> Any:
+        return answers.pop(0)
+
+    monkeypatch.setattr(cluster, "send", send)
+    assert cluster.run(cluster.partitions, ["a"]) == {"a": [0]}
+    assert cluster.topic_ids == {"a": "AAAAAAAAAAAAAAAAAAAABQ"}
 
 
 def first_request(cluster: RawCluster, node_id: int) -> RawFetch:
