@@ -11,6 +11,7 @@ Laws:
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Final, NoReturn
 
@@ -33,6 +34,8 @@ from tolerant_client.fetch import FetchedPartition
 from tolerant_client.legacy_records import iter_record_sets
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import BatchHeader
+
+log = logging.getLogger(__name__)
 
 MAX_BYTES: Final = 8 * 1024 * 1024
 # Shares of maxBytesInFlight: the answer at hand, the next one, and both again as decoded records.
@@ -245,7 +248,9 @@ class RangeFetch:
         if self._options.fail_on_data_loss:
             self._refuse(reason)
         # What is left of the range begins at the log's start, or nothing is left of it.
-        self.position = min(offset, until) if offset > self.position else until
+        position = min(offset, until) if offset > self.position else until
+        log.warning("%s: the offsets from %d to %d are left out: %s", self._name, self.position, position, reason)
+        self.position = position
         self.first_wanted = self.position
 
     def _refuse(self, reason: str) -> NoReturn:

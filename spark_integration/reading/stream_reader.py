@@ -120,7 +120,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ids = {**cluster.topic_ids, **topic_ids(end)}
         # What was planned of a topic that is there no more is not read of the new one: the next batch begins there.
         gone = check_same_topics(self.options, topic_ids(end), cluster.topic_ids)
-        anew = gone | check_same_topics(self.options, topic_ids(start), topic_ids(end))
+        anew = gone | check_same_topics(self.options, topic_ids(start), ids)  # an end of Spark's own source has no ids
         until = _without(gone, until)
         if self._available_now is not None:
             check_end(until, self._available_now, cluster.run(latest_offsets, cluster, self.options, until))

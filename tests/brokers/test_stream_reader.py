@@ -108,6 +108,30 @@ def test_a_batch_that_was_planned_before_its_topic_was_created_again_is_not_read
         assert query.next() == sorted(f"new{n}" for n in range(15))
 
 
+def test_a_batch_that_sparks_own_source_has_planned_of_a_topic_that_was_created_again_is_data_loss(
+    servers: str, admin: KafkaAdminClient
+) -> None:
+    """It keeps no ids, and plans by the name alone; the checkpoint's batch before it is ours."""
+    topic = "recreated-between-sources"
+    fill(servers, admin, topic, "old", 10)
+    with Query(servers, topic) as query:
+        assert len(query.next()) == 10
+        checkpoint = query.offset
+    planned: Any = {topic: {"0": 15}}
+    with Query(servers, topic, checkpoint) as query:
+        producer = KafkaProducer(bootstrap_servers=servers)
+        for number in range(10, 15):
+            producer.send(topic, b"old%d" % number)
+        producer.close()
+        assert query.run(planned) == [f"old{n}" for n in range(10, 15)]
+    fill(servers, admin, topic, "new", 15)
+    with Query(servers, topic, checkpoint) as query, pytest.raises(DataLossError, match="created again"):
+        query.run(planned)
+    with Query(servers, topic, checkpoint, failOnDataLoss="false") as query:
+        assert query.run(planned) == sorted(f"new{n}" for n in range(15))
+        assert query.next() == []
+
+
 def values(reader: KafkaReader | KafkaStreamReader, partitions: Sequence[InputPartition]) -> list[str]:
     return sorted(v.as_py().decode() for part in partitions for piece in reader.read(part) for v in piece["value"])
 

@@ -133,7 +133,9 @@ def test_a_range_is_read_to_its_end_and_not_beyond() -> None:
 
 
 @pytest.mark.parametrize("has_ids", [True, False], ids=["by id", "by name"])
-def test_a_range_is_read_of_the_topic_that_it_was_planned_of_alone(has_ids: bool) -> None:
+def test_a_range_is_read_of_the_topic_that_it_was_planned_of_alone(
+    has_ids: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     cluster = ScriptedCluster([answer(batch(0)), answer(batch(10))])
     cluster.has_ids, cluster.topic_ids = has_ids, {"t": OLD}
     assert read(cluster, topic_id=OLD) == [0, 10]
@@ -142,6 +144,7 @@ def test_a_range_is_read_of_the_topic_that_it_was_planned_of_alone(has_ids: bool
     with pytest.raises(DataLossError, match=f"t-0 .* its topic was deleted and created again .its id was {OLD} and is {NEW}"):
         read(cluster, topic_id=OLD)
     assert read(cluster, topic_id=OLD, failOnDataLoss="false") == []
+    assert "t-0: the offsets from 0 to 20 are left out: its topic was deleted and created again" in caplog.text
 
 
 def test_one_out_of_range_is_not_believed_when_the_log_says_otherwise() -> None:
