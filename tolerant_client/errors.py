@@ -234,7 +234,7 @@ class RecordTooLargeError(RecordRefusedError):
 
 
 class ProducerFencedError(TolerantClientError):
-    """Another producer has taken over the transactional.id, or the transaction has timed out: nothing was committed."""
+    """Another producer has taken over the transactional.id, or the transaction has timed out: it commits no more."""
 
 
 class RepeatDiffersError(TolerantClientError):

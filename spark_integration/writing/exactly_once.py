@@ -265,11 +265,11 @@ class SinkBatch:
         return False
 
     def check_in_charge(self, found: Decision) -> None:
-        """Raises OptionError if a later run has taken over (law C): this one decides nothing any more."""
+        """Raises OptionError if another run has taken over (law C): this one decides nothing any more."""
         if self.run in found.superseded:
             raise OptionError(
-                f"{self.what}: {'a later run of the same query' if self.owner else 'the same write, started later,'}"
-                " has taken over; nothing was written by this one. Stop one of the two"
+                f"{self.what}: {'another run of the same query' if self.owner else 'the same write, started again,'}"
+                " has taken over; what stands is what was decided; this one decides nothing more. Stop one of the two"
             )
 
     def decide(

@@ -127,8 +127,9 @@ class _Settlement:
             try:
                 decision, left = await self._decide(listed)
                 break
-            except ProducerFencedError:
-                # Another decider came between.  What it has decided is read by the next attempt.
+            except (ProducerFencedError, Errors.InvalidProducerIdMappingError):
+                # Another decider came between, or brokers have forgotten this one: those of tasks are caught before.
+                # What was decided is read by the next attempt.
                 if attempt == _DECIDERS or self._timed_out is not None:
                     raise
         await self._abort_left(left, decision)
@@ -211,7 +212,7 @@ class _Settlement:
         if left_ms < reserve_ms(timeout_ms):
             self._timed_out = self._too_long(
                 f"allows: {max(left_ms, 0) / 1000:.1f} s of it are left, and committing all of it safely is given"
-                f" {reserve_ms(timeout_ms) / 1000:.1f} s"
+                f" {reserve_ms(timeout_ms) / 1000:.1f} s, or the driver's clock is ahead of a worker's"
             )
             raise self._timed_out
 

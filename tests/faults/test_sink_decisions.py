@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import kafka
+import kafka.errors as Errors
 import pyarrow as pa
 import pytest
 from kafka.structs import TopicPartition
@@ -233,11 +234,33 @@ def test_a_driver_that_finds_all_that_it_has_decided_aborted_fails_and_the_repea
 
     with monkeypatch.context() as patch:
         patch.setattr(ProducerTransaction, "commit", commit_late)
-        with pytest.raises(ProducerFencedError, match="the brokers have aborted its oldest transaction; nothing was committed"):
+        with pytest.raises(ProducerFencedError, match="have aborted its oldest transaction; nothing was committed"):
             sink_batches.commit(servers, topic, told)
     assert committed_rows(servers, topic) == []
     sink_batches.commit(servers, topic, sink_batches.write(servers, topic, replace(place, run="bb" * 16), 3))
     assert sorted(committed_rows(servers, topic), key=int) == sink_batches.rows(0)
+
+
+def test_a_driver_whose_decider_brokers_have_forgotten_reads_what_was_decided_and_ends_it(
+    kafka_cluster: KafkaCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stood still before its note for longer than transactional.id.expiration.ms, as the decider's id did."""
+    servers, topic = kafka_cluster.bootstrap_servers, "decider-forgotten"
+    create_topic(servers, topic, 1)
+    place, begin_next, forgotten = SinkBatch(topic, topic, "bc" * 16, 0), ProducerTransaction.begin_next, [True]
+
+    async def begin_forgotten(transaction: ProducerTransaction) -> None:
+        if forgotten:
+            forgotten.pop()
+            raise Errors.InvalidProducerIdMappingError(transaction.transactional_id)
+        await begin_next(transaction)
+
+    monkeypatch.setattr(ProducerTransaction, "begin_next", begin_forgotten)
+    sink_batches.commit(servers, topic, sink_batches.write(servers, topic, place, 2))
+    assert sorted(committed_rows(servers, topic), key=int) == sink_batches.rows(0)
+    with RawCluster({"bootstrap_servers": servers}) as cluster:
+        decider = ProducerTransaction(cluster, "looks", 60_000)
+        assert len(cluster.run(decider.committed, place.ended_group, [TopicPartition(topic, 0)])) == 1
 
 
 # -- the time that is left --------------------------------------------------------------
@@ -267,7 +290,7 @@ def test_a_micro_batch_of_which_a_part_times_out_after_the_first_look_is_not_com
         return await transactional_ids(cluster, *arguments)
 
     monkeypatch.setattr("spark_integration.writing.settlement.transactional_ids", list_late)
-    with pytest.raises(ProducerFencedError, match="took longer than .* 9000 ms, allows: .*; nothing was committed"):
+    with pytest.raises(ProducerFencedError, match="longer than .* 9000 ms, allows: .* worker's; nothing was committed"):
         sink_batches.commit(punctual, topic, [first, second], **more)
     assert committed_rows(punctual, topic) == []
 

@@ -402,7 +402,7 @@ def test_two_drivers_that_repeat_one_micro_batch_write_it_once(kafka_cluster: Ka
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(errors) <= 1 and all("a later run of the same query" in str(error) for error in errors), errors
+        assert len(errors) <= 1 and all("another run of the same query" in str(error) for error in errors), errors
         wanted = [row for number in range(batch + 1) for row in sink_batches.rows(number)]
         assert committed_rows(servers, topic) == wanted
 

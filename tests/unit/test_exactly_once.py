@@ -131,7 +131,7 @@ def test_a_run_that_was_superseded_decides_nothing() -> None:
     later = replace(PLACE, run=LATER_RUN, batch=8)
     decision = later.decide(DECISION, WRITTEN, (), ())
     assert decision.superseded == (RUN,)
-    with pytest.raises(OptionError, match="a later run of the same query"):
+    with pytest.raises(OptionError, match="another run of the same query"):
         replace(PLACE, batch=9).is_repeat(decision, WRITTEN)
 
 
@@ -139,9 +139,9 @@ def test_a_run_that_was_superseded_has_what_was_decided_for_its_micro_batch_with
     later = replace(PLACE, run=LATER_RUN).decide(DECISION, WRITTEN, TRANSACTIONS, ())
     assert later.superseded == (RUN,)
     assert PLACE.is_repeat(later, WRITTEN)
-    with pytest.raises(OptionError, match="a later run of the same query has taken over"):
+    with pytest.raises(OptionError, match="another run of the same query has taken over"):
         PLACE.is_repeat(later, Written(6, 0xABC))
-    with pytest.raises(OptionError, match="a later run of the same query has taken over"):
+    with pytest.raises(OptionError, match="another run of the same query has taken over"):
         PLACE.check_in_charge(later)  # all of it was aborted: it may not decide again
 
 
