@@ -21,7 +21,7 @@ from tolerant_client.mirror.log_ends import Unreplicated
 from tolerant_client.mirror.losses import MirrorPolicy
 from tolerant_client.mirror.producers import ProducerEntry
 from tolerant_client.raw import CONSUMER, EARLIEST
-from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.record_batch import Record, encode_batch, read_header
 
 P = TopicPartition("orders", 0)
 LINK_ID = 7
@@ -43,7 +43,9 @@ class Log:
     async def list_offsets(self, asked: Mapping[TopicPartition, int], **_: Any) -> dict[TopicPartition, int]:
         return {p: self.start if time == EARLIEST else self.end for p, time in asked.items()}
 
-    async def offsets_at(self, node: int, partitions: Iterable[TopicPartition], *_: Any, replica_id: int = CONSUMER) -> Any:
+    async def offsets_at(
+        self, node: int, partitions: Iterable[TopicPartition], *_: Any, replica_id: int = CONSUMER
+    ) -> dict[TopicPartition, int]:
         return dict.fromkeys(partitions, self.end if replica_id == CONSUMER else self.leader_end)
 
     async def by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
@@ -56,7 +58,7 @@ class Log:
         return await attempt()
 
     async def fetch(self, node: int, positions: Mapping[TopicPartition, int], **_: Any) -> list[FetchedPartition]:
-        held = [b for b in self.batches if int.from_bytes(b[:8], "big") + int.from_bytes(b[23:27], "big") >= positions[P]]
+        held = [b for b in self.batches if read_header(b).last_offset >= positions[P]]
         return [FetchedPartition(P, 0, self.end, self.end, self.start, (), memoryview(b"".join(held)))]
 
 
@@ -69,7 +71,8 @@ def of_link(base_offset: int, value: bytes = b"x") -> bytes:
 
 
 def marker(base_offset: int) -> bytes:
-    return encode_batch([Record(0, 1, b"\0\0\0\0", b"")], base_offset=base_offset, producer_id=99, producer_epoch=4, is_control=True)
+    records = [Record(0, 1, b"\0\0\0\0", b"")]
+    return encode_batch(records, base_offset=base_offset, producer_id=99, producer_epoch=4, is_control=True)
 
 
 SOURCE = Log(batch(0), batch(10), end=20)
@@ -127,4 +130,4 @@ def planned(target: Any) -> list[str]:
 def test_a_plan_warns_of_what_could_not_be_compared() -> None:
     assert planned(Log(of_link(0), end=10, leader_end=20)) == []
     (warning,) = planned(Log(end=10, leader_end=20, start=10))
-    assert warning.startswith("could not be compared with the source's log this time: orders-0;")
+    assert warning.startswith("could not be compared with the source's log") and warning.endswith(": orders-0")

@@ -5,8 +5,8 @@ Read before the first append of a session and after anything unexpected
 reported, never overwritten.
 
 Laws (what a difference means: difference.py):
-- A place to append at is the leader's end, and only where that is replicated (log_ends.py): elsewhere nothing is read of it
-  yet.  A comparison appends nothing: it reads up to the high watermark, whatever a mirror at work has appended behind that.
+- A place to append at is the leader's end, and only where that is replicated (log_ends.py): elsewhere nothing of it is
+  read yet.  A comparison appends nothing: it reads up to the high watermark, whatever a mirror has appended behind that.
 - The end of a log proves nothing.  A log is a copy up to its end where records of both sides were compared, or where the
   link wrote its last batch, or fills gaps, in a log that it began (control, `begun`).
 - An emptied log shows nobody: others may have written, and have deleted it, since.  Its end is the link's where the control

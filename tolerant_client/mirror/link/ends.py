@@ -118,7 +118,7 @@ class Comparison(NamedTuple):
 
 
 def is_comparable(control: LinkControl, is_translated: bool) -> bool:
-    """Whether a link has logs to compare: not where the offsets are translated, nobody has copied yet, or it is promoted."""
+    """Whether a link has logs to compare: not with translated offsets, before anybody has copied, or once promoted."""
     return not is_translated and not control.is_promoted and bool(control.producer_ids)
 
 
@@ -130,7 +130,7 @@ async def compare_ends(
     control: LinkControl,
     is_translated: bool,
 ) -> Comparison | None:
-    """What stops partitions of a link, as its mirror would find it; None where it has nothing to compare (is_comparable).
+    """What stops partitions of a link, as its mirror would find it; None where nothing is comparable (is_comparable).
 
     The target's logs are read up to their high watermarks: a mirror that appends meanwhile is in nobody's way.
     """

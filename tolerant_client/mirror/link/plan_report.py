@@ -216,7 +216,7 @@ async def _differences(
     control: LinkControl,
     policy: MirrorPolicy,
 ) -> tuple[dict[TopicPartition, str], list[str]]:
-    """What the two logs already show that would stop partitions; and what to warn of: losses, and what was not compared."""
+    """What the two logs already show that would stop partitions; what to warn of: losses, and what was not compared."""
     producer_id = control.producer_ids[-1] if control.producer_ids else -1
     states = await read_append_states(
         source, target, partitions, producer_id, ledger, control=control, at_high_watermark=True
@@ -231,7 +231,8 @@ async def _differences(
         elif isinstance(state, TolerantClientError):
             stopped[partition] = text_of(state)
     if unread := [f"{p.topic}-{p.partition}" for p in sorted(partitions) if p not in states]:
-        told.append(f"could not be compared with the source's log this time: {some(unread)}; the mirror does so when it starts")
+        text = "could not be compared with the source's log this time (the mirror does so when it starts)"
+        told.append(f"{text}: {some(unread)}")
     return stopped, told
 
 
