@@ -14,10 +14,11 @@ from kafka.structs import TopicPartition
 from support.mirror_link import T0, append_records, both, compare, create_topic, ends
 
 from tolerant_client.mirror.identical.copy import LinkCopier
-from tolerant_client.mirror.ledger import LEDGER_TOPIC
+from tolerant_client.mirror.ledger import LEDGER_TOPIC, Ledger
 from tolerant_client.mirror.limits import Progress
 from tolerant_client.mirror.link.claims_topic import CLAIMS_TOPIC
-from tolerant_client.mirror.link.control import CONTROL_TOPIC
+from tolerant_client.mirror.link.control import CONTROL_TOPIC, read_control
+from tolerant_client.mirror.link.ends import Comparison, compare_ends
 from tolerant_client.mirror.log_ends import Unreplicated, replicated_ends
 from tolerant_client.mirror.losses import MirrorPolicy
 from tolerant_client.mirror.sync import prepare_link
@@ -118,6 +119,14 @@ def frozen(slow: KafkaCluster) -> Iterator[Callable[[], None]]:
     slow.resume(FOLLOWER)
 
 
+def compared(source: str, target: str, topic: str) -> Comparison | None:
+    with both(source, target) as (origin, copy):
+        control = origin.run(read_control, copy, topic)
+        partitions, ledger = [TopicPartition(topic, 0)], Ledger(copy, topic)
+        found: Comparison | None = origin.run(compare_ends, origin, copy, partitions, ledger, control, False)
+        return found
+
+
 @pytest.mark.parametrize(("way", "timestamp"), [("records", T0), ("markers", None)])
 def test_what_the_leader_alone_has_is_waited_for_and_not_appended_again(
     source: str, slow: KafkaCluster, frozen: Callable[[], None], way: str, timestamp: int | None
@@ -152,6 +161,7 @@ def test_what_the_leader_alone_has_is_waited_for_and_not_appended_again(
             (found,) = cluster.run(replicated_ends, cluster, [partition]).values()
         assert isinstance(found, Unreplicated), found
         assert found.high_watermark == 300 and found.leader_end > 300
+        assert compared(source, target, topic) == Comparison({}, ()), "up to the high watermark"
         slow.resume(FOLLOWER)
         until(target, topic, end + 100)
     (progress,) = copying.progress.values()

@@ -349,6 +349,47 @@ def test_it_is_asked_once_a_takeover_whether_transactions_may_fill() -> None:
     assert target.looks == 1
 
 
+def lapsing(target: FakeTarget) -> None:
+    """From now on the replicas are behind, and what may be written is no longer when they have come."""
+    sleep, target.unreplicated = target.net.sleep, 1
+
+    async def lapse(delay: float) -> None:
+        target.is_promoted, target.unreplicated = True, 0
+        await sleep(delay)
+
+    target.net.sleep = lapse
+
+
+def test_a_claim_that_lapses_while_the_replicas_are_waited_for_fills_nothing() -> None:
+    target = FakeTarget(log_end=5)
+    filler = transacting(target)
+    taken = target.answers["InitProducerId"]
+
+    def take_over(request: Any) -> Any:
+        lapsing(target)
+        return taken(request)
+
+    target.answers["InitProducerId"] = take_over
+    with pytest.raises(LinkPromotedError):
+        run(filler.fill(P, Gap(5, 6)))
+    assert names(target)[-1] == "InitProducerId"
+
+
+def test_a_producer_that_has_waited_its_turn_asks_again_whether_it_may_fill() -> None:
+    target = FakeTarget()
+    filler = transacting(target)
+    run(filler.fill(P, Gap(0, 1)))
+    filler._turns._taken[P] = busy = Future()
+    second, sent = filler.fill(P, Gap(1, 2)), len(target.sent)
+    assert second.send(None) is not None, "it waits"
+    lapsing(target)
+    filler._turns._taken.pop(P)
+    busy.success(None)
+    with pytest.raises(LinkPromotedError):
+        run(second)
+    assert len(target.sent) == sent
+
+
 def test_markers_of_a_promoted_link_are_not_sent() -> None:
     target = FakeTarget()
 

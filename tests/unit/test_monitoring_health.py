@@ -19,9 +19,9 @@ from spark_integration.monitoring.server import liveness
 from spark_integration.monitoring.status import state_json
 from tolerant_client.mirror.link.claims import Run, Waiting
 from tolerant_client.mirror.link.control import LinkControl
-from tolerant_client.mirror.link.ends import Ends
+from tolerant_client.mirror.link.ends import Comparison, Ends, is_comparable
 from tolerant_client.mirror.link.health import Health, Reason, waiting_reasons
-from tolerant_client.mirror.link.status import LinkStatus, mirror_reasons, standing, still
+from tolerant_client.mirror.link.status import LinkStatus, mirror_reasons, standing, still, uncompared_reasons
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.open_transactions import Held, OpenTransaction
 
@@ -128,6 +128,29 @@ def test_a_mirror_that_nobody_sees_is_not_healthy() -> None:
     assert "ended at" in ended.text
     assert "in the last hour" in mirror_reasons("dr", [])[0].text
     assert "unknown" in mirror_reasons("dr", None)[0].text
+
+
+def test_logs_that_were_not_compared_are_unknown() -> None:
+    (reason,) = uncompared_reasons(None)
+    assert reason.health is Health.UNKNOWN and "both logs are alike is unknown" in reason.text
+    (reason,) = uncompared_reasons(Comparison({}, (P,)))
+    assert reason.health is Health.UNKNOWN and reason.text.startswith("orders-0 could not be compared")
+    assert uncompared_reasons(Comparison({})) == []
+
+
+@pytest.mark.parametrize(
+    ("control", "is_translated", "is_told"),
+    [
+        (LinkControl(producer_ids=(7,)), False, True),
+        (LinkControl(producer_ids=(7,)), True, False),
+        (LinkControl(), False, False),
+        (LinkControl(producer_ids=(7,), is_promoted=True), False, False),
+    ],
+)
+def test_a_link_has_logs_to_compare_once_it_has_copied_with_identical_offsets(
+    control: LinkControl, is_translated: bool, is_told: bool
+) -> None:
+    assert is_comparable(control, is_translated) is is_told
 
 
 def test_partitions_of_one_reason_are_told_together_and_many_reasons_not_one_by_one() -> None:

@@ -441,6 +441,39 @@ def test_patience_starts_anew_with_progress() -> None:
     assert copy.error is None
 
 
+@pytest.mark.parametrize(("until", "stable"), [(None, 100), (100, 200)])
+def test_trouble_is_over_for_what_has_all_and_whose_log_is_as_it_was_left(until: int | None, stable: int) -> None:
+    copy = copying(until=until)
+    copy.trouble("the end of the target's log could not be read", 10.0)
+    copy.rested()  # while the trouble lasts
+    copy.resume(AppendState(100, PRODUCER, 0, 100), RULES, 11.0)
+    copy.last_stable_offset = stable
+    copy.rested()
+    copy.until, copy.last_stable_offset = 1000, 1000
+    assert copy.waits(10.0, 9_000.0) is None
+    copy.give_up_after(120.0, 9_000.0)
+    assert copy.error is None
+
+
+@pytest.mark.parametrize(("until", "stable"), [(None, 200), (None, -1), (200, 200)])
+def test_trouble_lasts_where_something_waits_or_nobody_knows(until: int | None, stable: int) -> None:
+    copy = copying(until=until)
+    copy.trouble("append answered NotLeaderForPartitionError", 10.0)
+    copy.resume(AppendState(100, PRODUCER, 0, 100), RULES, 11.0)
+    copy.last_stable_offset = stable
+    copy.rested()
+    copy.give_up_after(120.0, 131.0)
+    assert isinstance(copy.error, RecoveryExhaustedError)
+
+
+def test_trouble_that_lasts_is_not_over_because_nothing_waits() -> None:
+    copy = copying()
+    copy.last_stable_offset = 100
+    copy.trouble("the target partition has no leader", 10.0)
+    copy.rested()
+    assert copy.waits(10.0, 30.0) == (10.0, "the target partition has no leader")
+
+
 def test_lease_runs_from_the_last_look_at_the_log() -> None:
     copy = copying()
     assert not copy.is_lease_over(59.0, 60.0)

@@ -113,3 +113,18 @@ def test_what_does_not_rest_is_not_asked_for() -> None:
     rig.copies[2].trouble("append failed", 1.0)
     rig.look()
     assert rig.target.asked == [(2, 1)]
+
+
+def test_a_look_that_finds_the_log_as_it_was_left_ends_the_trouble_of_the_one_before() -> None:
+    rig = Rig(1)
+    (copy,) = rig.copies
+    copy.last_stable_offset = 100
+    rig.target.leaderless = {0}
+    assert rig.look() == [0]
+    copy.resume(AppendState(100, 4711, 0, 100), RULES, rig.now)
+    rig.target.leaderless = set()
+    assert rig.look() == [0], "no more trouble than before"
+    copy.last_stable_offset = 500  # hours later
+    rig.now += 10_000.0
+    copy.give_up_after(120.0, rig.now)
+    assert copy.error is None and copy.waits(10.0, rig.now) is None

@@ -6,6 +6,7 @@ Laws:
   repeat of ours only while it remembers the producer, and that of a bare marker never.
 - So a place is believed only where both ends are the same.  Elsewhere it is looked for again: a follower comes to the
   leader's end, or leaves the ISR (replica.lag.time.max.ms), or an election takes back what it does not have.
+- A comparison needs no place to append at: the high watermark is end enough for it (state.py).
 - The high watermark is asked for first, and told by the leader alone: so it is known by then who leads.
 """
 

@@ -229,7 +229,9 @@ async def _refuse_differences(
         return
 
     async def check() -> None:
-        states = await read_append_states(source, target, partitions, producer_id, ledger, control=control)
+        states = await read_append_states(
+            source, target, partitions, producer_id, ledger, control=control, at_high_watermark=True
+        )
         for partition in partitions:
             state = states.get(partition)
             if isinstance(state, TolerantClientError):

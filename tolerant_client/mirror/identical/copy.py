@@ -231,6 +231,7 @@ class LinkCopier:
         if copy is None:
             copy = self._partitions[partition] = PartitionCopy(partition, until, self.clock())
             self._want_sync(copy)
+        copy.rested()  # if it had reached its former offset, its patience begins now
         copy.adopted_at = self.clock()
         copy.until = until
         copy.hold_until = hold_until
@@ -395,7 +396,8 @@ class LinkCopier:
         await self._puller.witnesses.look(self.target, due)  # before both logs are compared
         ids = await read_ids(self.source, self.target, {p.topic for p in due})
         control = self.control.value
-        known = {p: copy.acked for p, copy in copies.items() if copy.is_placed}
+        # Another process of the run may have copied further since.
+        known = {p: max(c.acked, control.copied.get(p, 0)) for p, c in copies.items() if c.is_placed}
         control = replace(control, copied={**control.copied, **known})
         states = await read_append_states(self.source, self.target, due, self.producer_id, self.ledger, copied, control, ids)
         unprobed = {
@@ -471,6 +473,8 @@ class LinkCopier:
             while self._partitions:
                 await self._net.sleep(_CONTROL_S)
                 self.claims.claimant.waiting = self.waiting()
+                self._resting.look([copy for copy in self._partitions.values() if self._is_claimed(copy)])
+                self._drop_expired()
                 try:
                     await self.control.refresh()
                     if self.clock() > self._next_id_use:
@@ -479,18 +483,16 @@ class LinkCopier:
                 except KafkaError:
                     continue  # what was said before holds
                 self._obey()
-                self._resting.look([copy for copy in self._partitions.values() if self._is_claimed(copy)])
                 if self.clock() > self._next_remembered:
                     self._next_remembered = self.clock() + _REMEMBER_S
                     self._spawn(self._remember, self._copied(self._partitions, _RESTS_S))
-                self._drop_expired()
         finally:
             self._is_following = False
 
     def _copied(self, partitions: Iterable[TopicPartition], after_s: float) -> dict[TopicPartition, int]:
         """How far those were copied that are claimed and have rested so long."""
         now, copies = self.clock(), [copy for p in partitions if (copy := self._partitions.get(p)) is not None]
-        return {c.partition: c.acked for c in copies if c.rests(after_s, now) and self.claims.holds(c.partition)}
+        return {c.partition: c.acked for c in copies if c.rests(after_s, now) and self._is_claimed(c)}
 
     async def _remember(self, ends: Mapping[TopicPartition, int]) -> None:
         """Has the control say how far was copied: the log may be empty, and its producer forgotten, by the next look."""

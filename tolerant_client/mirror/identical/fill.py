@@ -15,8 +15,8 @@ E. A gap is filled when the coordinator says that the transaction is over, not w
    only a repeat of a gap's last marker reaches beyond the gap; that is returned as the log end.  What a transaction wrote
    is replicated when it is over, so only whoever takes over asks the leader whether it has more (log_ends.py).
 F. Whoever was fenced by a promotion would fence back, too, so `may_write` is asked between taking over and the first
-   request that writes.  The control is written before anything is fenced (fence.py): who takes over behind the fence
-   finds it there, and who took over before is fenced.
+   request that writes, after all that is waited for there: a claim may lapse meanwhile.  The control is written before
+   anything is fenced (fence.py): who takes over behind the fence finds it there, and who took over before is fenced.
 
 Laws of the markers:
 G. One request in flight a partition, and one writer a partition: nothing but their order is checked.  So the end that a
@@ -94,6 +94,8 @@ class TransactionFiller:
             # Law C: while nobody has fenced us, the log still ends where the caller saw it.
             is_known = partition in self._producers and not has_waited
             end = gap.from_offset if is_known else await replicated_end(self._target, partition)
+            if has_waited and partition in self._producers:
+                await self._may_write(partition)
             return await self._fill(partition, gap, end, max_batch_bytes)
         finally:
             self._turns.leave([partition])
@@ -107,9 +109,9 @@ class TransactionFiller:
                     transactional_id = gap_transactional_id(self._link, partition)
                     producer = GapProducer(self._target, self._coordinators, transactional_id, partition, self._clock)
                     await producer.begin()
+                    end = await replicated_end(self._target, partition)  # law A: now nobody else moves it inside a gap
                     await self._may_write(partition)
                     self._producers[partition] = producer
-                    end = await replicated_end(self._target, partition)  # law A: now nobody else moves it inside a gap
                     continue
                 goal = await self._extend(producer, Gap(end, gap.until_offset), max_batch_bytes)
                 end = await self._log_end(partition)

@@ -256,6 +256,12 @@ class PartitionCopy:
         else:
             self.trouble(f"the end of the target's log could not be read: {type(log_end).__name__}", now)
 
+    def rested(self) -> None:
+        """Takes it that its log is as it was left: former trouble is over where nothing waits to be copied."""
+        has_all = 0 <= self.last_stable_offset <= self.acked or self.until is not None and self.has_reached
+        if has_all and self.phase is Phase.COPYING:
+            self._moved()
+
     def may_send(self, now_ms: float) -> bool:
         """Whether the next batch may go out now (Law G); `now_ms` is the time of day."""
         return not self.in_flight or now_ms < self._remembered_until_ms
@@ -473,6 +479,6 @@ class PartitionCopy:
         self._doubts = 0
 
     def _moved(self) -> None:
-        """Takes it that the log has grown; whether what was refused stays refused only an answer shows."""
+        """Takes it that the log has grown, or is whole; whether what was refused stays refused only an answer shows."""
         self._troubled_since = None
         self._reasons.clear()

@@ -171,8 +171,10 @@ class Puller:
                 continue
             if self.witnesses.doubt(part.partition, unseen_s, is_compared=copy.first_round == fetcher.round):
                 doubted[part.partition] = copy
+        reason = "the source does not show that its topic is still the one that was copied"
         for partition in await self.witnesses.missing(fetcher.node_id, doubted):
-            self._trouble(doubted[partition], "the source does not show that its topic is still the one that was copied")
+            if self._partitions.get(partition) is doubted[partition]:  # not released, nor adopted anew, meanwhile
+                self._trouble(doubted[partition], reason)
 
     async def _after_failure(self, fetcher: _Fetcher, error: Exception) -> None:
         """A node that does not answer may no longer lead: its partitions are placed anew."""

@@ -3,6 +3,7 @@
 Laws:
 - Each log that rests is looked at every LOOK_S.  One that does not end where the copy does, or does not tell its end, is
   trouble: its place is read again, and what both logs show then decides (state.py).
+- One that ends where the copy does, which has all of the source, ends the trouble before: who rests does not wait.
 - A look is one ListOffsets a node, however many partitions it leads.
 - A node that does not respond says nothing of its logs: they are looked at again, by then at whoever leads them.
 """
@@ -74,7 +75,9 @@ class RestingLogs:
                 self._told(copy, ends.get(copy.partition))
 
     def _told(self, copy: PartitionCopy, log_end: int | Exception | None) -> None:
-        if log_end != copy.acked:
+        if log_end == copy.acked:
+            copy.rested()
+        else:
             copy.looked_at(log_end, self._clock())
             self._on_trouble(copy)
 

@@ -5,7 +5,8 @@ Read before the first append of a session and after anything unexpected
 reported, never overwritten.
 
 Laws (what a difference means: difference.py):
-- A log ends where its leader's does, and only where that is replicated (log_ends.py): elsewhere nothing is read of it yet.
+- A place to append at is the leader's end, and only where that is replicated (log_ends.py): elsewhere nothing of it is
+  read yet.  A comparison appends nothing: it reads up to the high watermark, whatever a mirror has appended behind that.
 - The end of a log proves nothing.  A log is a copy up to its end where records of both sides were compared, or where the
   link wrote its last batch, or fills gaps, in a log that it began (control, `begun`).
 - An emptied log shows nobody: others may have written, and have deleted it, since.  Its end is the link's where the control
@@ -71,6 +72,8 @@ async def read_append_states(
     copied: Mapping[TopicPartition, tuple[int, int]] = MappingProxyType({}),
     control: LinkControl = LinkControl(),
     ids: Mapping[str, TopicIds] | None = None,
+    *,
+    at_high_watermark: bool = False,
 ) -> dict[TopicPartition, Found]:
     """Where each partition goes on, or why it cannot; one request a broker, not one a partition.
 
@@ -79,11 +82,12 @@ async def read_append_states(
     `copied` says, where that is known, the source's leader epoch of the last batch that was copied and the offset up to
     which it was: the source is asked whether an election took back some of that, whatever its records are now.
     `control` says what was adopted, what the link has begun and copied, and where empty logs are to begin; `ids` are read_ids'.
+    With `at_high_watermark` the logs are compared up to there, and no state is a place to append at.
     """
     wanted = list(partitions)
     ids = await read_ids(source, target, {p.topic for p in wanted}) if ids is None else ids
     truncated = await source_truncations(source, copied)
-    logs, behind = await _bounds(source, target, wanted, control.adopted)
+    logs, behind = await _bounds(source, target, wanted, control.adopted, at_high_watermark)
     cuts = {p: end for p, end in truncated.items() if p in logs and end < logs[p].target_end}
     last = await read_headers(target, {p: log.target_end - 1 for p, log in logs.items() if log.is_written})
     bare = await has_nothing_at(target, {p: log.target_end - 1 for p, log in logs.items() if log.is_written and p not in last})
@@ -94,7 +98,7 @@ async def read_append_states(
     ends = {p: (log.target_end - 1, log.target_end) for p, log in logs.items() if log.is_written and log.common[0] >= log.common[1]}
     copies = await read_slices(target, {**unproved, **ends}, is_committed=False)
     own = {known for known in (producer_id, *control.producer_ids) if known >= 0}
-    states, remembered = await _append_states(target, logs, last, producer_id, own)
+    states, remembered = await _append_states(target, logs, last, producer_id, own, at_high_watermark)
 
     link = ledger.link if ledger is not None else ""
     found: dict[TopicPartition, Found] = {**behind}
@@ -160,11 +164,19 @@ async def read_ids(source: RawCluster, target: RawCluster, topics: Collection[st
 
 
 async def _bounds(
-    source: RawCluster, target: RawCluster, wanted: list[TopicPartition], adopted: Mapping[TopicPartition, int]
+    source: RawCluster,
+    target: RawCluster,
+    wanted: list[TopicPartition],
+    adopted: Mapping[TopicPartition, int],
+    at_high_watermark: bool,
 ) -> tuple[dict[TopicPartition, Logs], dict[TopicPartition, Unreplicated]]:
     # The target first: what it has by then, the source had before.
     target_start = await target.list_offsets(dict.fromkeys(wanted, EARLIEST))
-    found = await replicated_ends(target, wanted)
+    found: Mapping[TopicPartition, int | Unreplicated]
+    if at_high_watermark:
+        found = await target.list_offsets(dict.fromkeys(wanted, LATEST))
+    else:
+        found = await replicated_ends(target, wanted)
     target_end = {p: end for p, end in found.items() if isinstance(end, int)}
     behind = {p: end for p, end in found.items() if isinstance(end, Unreplicated)}
     wanted = list(target_end)
@@ -195,8 +207,10 @@ async def _append_states(
     last: Mapping[TopicPartition, BatchHeader],
     producer_id: int,
     own: Collection[int],
+    at_high_watermark: bool,
 ) -> tuple[dict[TopicPartition, AppendState], set[TopicPartition]]:
     """What is appended next, and the partitions where a broker remembers the link."""
+    ending = last.keys()
     # What was adopted others wrote: it says nothing of the link's sequence.
     last = {p: header for p, header in last.items() if header.next_offset > logs[p].adopted}
     unsaid = [p for p in logs if (p not in last or not _is_plain(last[p])) and logs[p].target_end]
@@ -207,7 +221,9 @@ async def _append_states(
         # there once the sequence is known, for the leader too, which counts batches that are not replicated yet.
         told = await describe_producers(target, unsaid)
         ends = await log_end_offsets(target, told)
-        entries = {p: found for p, found in told.items() if ends.get(p) == logs[p].target_end}
+        # A comparison takes from them only that the link wrote here; without a last batch their sequence is its proof.
+        later = ending if at_high_watermark else ()
+        entries = {p: found for p, found in told.items() if ends.get(p) == logs[p].target_end or p in later}
     elif unsaid:
         last = {**last, **await _last_plain(target, {p: last[p] for p in unsaid if p in last}, logs)}
         entries = {p: [] for p in unsaid}

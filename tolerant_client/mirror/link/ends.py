@@ -15,7 +15,6 @@ from tolerant_client.mirror.identical.state import read_append_states
 from tolerant_client.mirror.led_offsets import list_led_offsets, stable_ends
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link.control import LinkControl
-from tolerant_client.mirror.log_ends import Unreplicated
 from tolerant_client.mirror.losses import Loss
 from tolerant_client.mirror.translated.map_topic import copied_until, map_topic
 from tolerant_client.raw import LATEST, READ_COMMITTED, RawCluster
@@ -118,6 +117,11 @@ class Comparison(NamedTuple):
     unread: tuple[TopicPartition, ...] = ()
 
 
+def is_comparable(control: LinkControl, is_translated: bool) -> bool:
+    """Whether a link has logs to compare: not with translated offsets, before anybody has copied, or once promoted."""
+    return not is_translated and not control.is_promoted and bool(control.producer_ids)
+
+
 async def compare_ends(
     source: RawCluster,
     target: RawCluster,
@@ -126,17 +130,19 @@ async def compare_ends(
     control: LinkControl,
     is_translated: bool,
 ) -> Comparison | None:
-    """What stops partitions of a link, as its mirror would find it.
+    """What stops partitions of a link, as its mirror would find it; None where nothing is comparable (is_comparable).
 
-    None where there is nothing to compare: the offsets are translated, nobody has copied yet, or the link is promoted.
+    The target's logs are read up to their high watermarks: a mirror that appends meanwhile is in nobody's way.
     """
-    if is_translated or control.is_promoted or not control.producer_ids:
+    if not is_comparable(control, is_translated):
         return None
-    states = await read_append_states(source, target, partitions, control.producer_ids[-1], ledger, control=control)
+    states = await read_append_states(
+        source, target, partitions, control.producer_ids[-1], ledger, control=control, at_high_watermark=True
+    )
     errors = {p: state.error if isinstance(state, Loss) else state for p, state in states.items()}
     differing = {
         p: text_of(error)
         for p, error in errors.items()
         if isinstance(error, TolerantClientError)
     }
-    return Comparison(differing, tuple(p for p in partitions if p not in states or isinstance(states[p], Unreplicated)))
+    return Comparison(differing, tuple(p for p in partitions if p not in states))

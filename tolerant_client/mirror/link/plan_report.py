@@ -20,7 +20,7 @@ from tolerant_client.mirror.link.control import LinkControl, read_control
 from tolerant_client.mirror.link.ends import has_map, require_no_copies_of_identical
 from tolerant_client.mirror.link.groups import GroupsReport, sync_groups
 from tolerant_client.mirror.link.promotion_report import groups_json
-from tolerant_client.mirror.link.scope import NOT_ON_SOURCE, only_on_target
+from tolerant_client.mirror.link.scope import NOT_ON_SOURCE, only_on_target, some
 from tolerant_client.mirror.losses import Loss, LossPolicy, MirrorPolicy
 from tolerant_client.mirror.open_transactions import Held, find_held, is_held_long
 from tolerant_client.mirror.plan import TopicSpec
@@ -155,9 +155,9 @@ async def plan_everything(
         reached = {p: found.position for p, found in maps.items()}
     else:
         reached = (await list_led_offsets(target, dict.fromkeys(present, LATEST))).offsets
-        stopped, losses = await _differences(source, target, list(reached), Ledger(target, link), control, policy)
+        stopped, told = await _differences(source, target, list(reached), Ledger(target, link), control, policy)
         refusals += stopped.values()
-        warnings += losses
+        warnings += told
     starts = (await list_led_offsets(source, dict.fromkeys(planned.ends, EARLIEST))).offsets
     high = (await list_led_offsets(source, dict.fromkeys(planned.ends, LATEST))).offsets
     stable = (await stable_ends(source, high)).offsets
@@ -216,19 +216,24 @@ async def _differences(
     control: LinkControl,
     policy: MirrorPolicy,
 ) -> tuple[dict[TopicPartition, str], list[str]]:
-    """What the two logs already show that would stop partitions, and what would be lost and written down."""
+    """What the two logs already show that would stop partitions; what to warn of: losses, and what was not compared."""
     producer_id = control.producer_ids[-1] if control.producer_ids else -1
-    states = await read_append_states(source, target, partitions, producer_id, ledger, control=control)
+    states = await read_append_states(
+        source, target, partitions, producer_id, ledger, control=control, at_high_watermark=True
+    )
     stopped: dict[TopicPartition, str] = {}
-    losses: list[str] = []
+    told: list[str] = []
     for partition, state in states.items():
         if isinstance(state, Loss) and policy.for_topic(partition.topic).on_loss is LossPolicy.CONTINUE:
-            losses.append(f"goes into the ledger as lost: {text_of(state.error)}")
+            told.append(f"goes into the ledger as lost: {text_of(state.error)}")
         elif isinstance(state, Loss):
             stopped[partition] = text_of(state.error)
         elif isinstance(state, TolerantClientError):
             stopped[partition] = text_of(state)
-    return stopped, losses
+    if unread := [f"{p.topic}-{p.partition}" for p in sorted(partitions) if p not in states]:
+        text = "could not be compared with the source's log this time (the mirror does so when it starts)"
+        told.append(f"{text}: {some(unread)}")
+    return stopped, told
 
 
 async def _besides(

@@ -27,7 +27,7 @@ from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link.claims import CLAIMS_TOPIC, LEASE_MS, ClaimsLog, Run, Waiting
 from tolerant_client.mirror.link.claims_topic import read_claims
 from tolerant_client.mirror.link.control import LinkControl, link_options, read_control, unfinished
-from tolerant_client.mirror.link.ends import Ends, compare_ends, has_map, look_led
+from tolerant_client.mirror.link.ends import Comparison, Ends, compare_ends, has_map, is_comparable, look_led
 from tolerant_client.mirror.link.health import Health, Reason, few, sorted_by_weight, utc, waiting_reasons, worst
 from tolerant_client.mirror.link.health import names as names_of
 from tolerant_client.mirror.link.scope import NOT_ON_SOURCE, link_topics, only_on_target, some
@@ -155,7 +155,9 @@ async def read_status(
     if not (control.is_promoted or control.is_handed_back):
         differing = compared.differing if compared is not None else {}
         reasons += [Reason(Health.BLOCKED, text) for text in differing.values()]
-        reasons += _unseen_reasons(unseen, compared.unread if compared is not None else ())
+        reasons += _unseen_reasons(unseen)
+        if is_comparable(control, is_translated):
+            reasons += uncompared_reasons(compared)
         reasons += [Reason(Health.WAITING, str(one)) for one in held if is_held_long(one, held_ms)]
         waiting = standing(mirrors or (), differing, control)
         reasons += waiting_reasons(waiting)
@@ -265,14 +267,23 @@ def held_spans(first: Iterable[Ends], second: Iterable[Ends]) -> dict[TopicParti
     }
 
 
-def _unseen_reasons(unseen: Mapping[TopicPartition, str], unread: Iterable[TopicPartition]) -> list[Reason]:
+def _unseen_reasons(unseen: Mapping[TopicPartition, str]) -> list[Reason]:
     by_why: dict[str, list[TopicPartition]] = {}
     for partition, why in sorted(unseen.items()):
         by_why.setdefault(why, []).append(partition)
     texts = few(f"unknown is how far {names_of(members)} are: {why}" for why, members in by_why.items())
-    if unread := sorted(unread):
-        texts.append(f"{names_of(unread)} could not be compared with the source's log this time")
     return [Reason(Health.UNKNOWN, text) for text in texts]
+
+
+def uncompared_reasons(compared: Comparison | None) -> list[Reason]:
+    """Of a link that has logs to compare, what was not; None: all of it took too long.  Pure."""
+    if compared is None:
+        text = "whether both logs are alike is unknown: they could not be compared in time"
+        return [Reason(Health.UNKNOWN, text)]
+    if not compared.unread:
+        return []
+    text = f"{names_of(sorted(compared.unread))} could not be compared with the source's log this time"
+    return [Reason(Health.UNKNOWN, text)]
 
 
 def _paused_reasons(control: LinkControl) -> list[Reason]:

@@ -1,0 +1,129 @@
+"""What a copier does between the requests: what it hands to the look at both logs, and what it does beside its control."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import kafka.errors as Errors
+import pytest
+from kafka.structs import TopicPartition
+
+from tolerant_client.fetch import FetchedPartition
+from tolerant_client.mirror.appendable import AppendRules
+from tolerant_client.mirror.gaps import GapFill
+from tolerant_client.mirror.identical import copy as copy_module
+from tolerant_client.mirror.identical.copy import LinkCopier
+from tolerant_client.mirror.identical.partition import AppendState, PartitionCopy, Phase
+from tolerant_client.mirror.link.control import LinkControl
+from tolerant_client.raw import RawCluster
+
+FIRST, SECOND = (TopicPartition("orders", number) for number in range(2))
+RULES = AppendRules(GapFill.TRANSACTIONS, False, 1 << 20, remembered_ms=3_600_000)
+TERM = 3
+
+
+class Looked(Exception):
+    """Ends a test where both logs would be read."""
+
+
+@pytest.fixture
+def copier() -> Iterator[LinkCopier]:
+    """A copier that asks nobody; it holds the claims of both partitions, under TERM."""
+    with RawCluster({"bootstrap_servers": "a:9092"}, name="source") as source:
+        target = RawCluster({"bootstrap_servers": "b:9092"}, source.net, name="target")
+        copier = LinkCopier(source, target, 7, clock=lambda: 100.0)
+        claims: Any = copier.claims
+        claims.term = lambda partition: TERM
+        claims.holds = lambda partition: True
+        yield copier
+        target.close()
+
+
+def placed(copier: LinkCopier, partition: TopicPartition, acked: int, until: int | None = None) -> PartitionCopy:
+    copy = copier._partitions[partition] = PartitionCopy(partition, until, 0.0)
+    copy.resume(AppendState(acked, 7, 0, acked), RULES, 0.0)
+    copy.term = TERM
+    return copy
+
+
+def test_what_another_process_has_copied_further_is_not_forgotten_when_logs_are_looked_at(
+    copier: LinkCopier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: dict[TopicPartition, int] = {}
+
+    async def look(*args: Any) -> Any:
+        copied.update(args[6].copied)
+        raise Looked
+
+    async def nothing(*_: Any) -> dict[Any, Any]:
+        return {}
+
+    monkeypatch.setattr(copy_module, "read_append_states", look)
+    monkeypatch.setattr(copy_module, "read_ids", nothing)
+    monkeypatch.setattr(copy_module, "end_open_gaps", nothing)
+    facts: Any = SimpleNamespace(read=nothing, has=lambda topic: True, rewrites_times=lambda topic: False)
+    copier._facts, copier._puller.witnesses = facts, SimpleNamespace(look=nothing)  # type: ignore[assignment]
+    placed(copier, FIRST, 300)
+    placed(copier, SECOND, 300)
+    copier.control.value = LinkControl(copied={FIRST: 500, SECOND: 100})
+    with pytest.raises(Looked):
+        asyncio.run(copier._sync([FIRST, SECOND]))
+    assert copied == {FIRST: 500, SECOND: 300}
+
+
+def test_how_far_was_copied_is_written_down_under_the_claim_alone_that_the_place_was_read_under(copier: LinkCopier) -> None:
+    placed(copier, FIRST, 300)
+    placed(copier, SECOND, 300).term = TERM - 1
+    assert copier._copied([FIRST, SECOND], 10.0) == {FIRST: 300}
+
+
+def test_a_control_that_cannot_be_read_holds_up_no_look_at_resting_logs_and_no_lease(copier: LinkCopier) -> None:
+    done: list[str] = []
+
+    sleeps = iter(range(3))
+
+    async def sleep(seconds: float) -> None:
+        if next(sleeps) == 2:
+            copier._partitions.clear()
+
+    async def refresh() -> None:
+        raise Errors.KafkaConnectionError("away")
+
+    placed(copier, FIRST, 300)
+    stand_in: Any = copier
+    stand_in._net = SimpleNamespace(sleep=sleep)
+    stand_in.control = SimpleNamespace(refresh=refresh)
+    stand_in._resting = SimpleNamespace(look=lambda copies: done.append(f"look at {len(copies)}"))
+    stand_in._drop_expired = lambda: done.append("drop")
+    asyncio.run(copier._follow_control())
+    assert done == ["look at 1", "drop", "look at 1", "drop", "look at 0", "drop"]
+
+
+def test_patience_begins_where_a_partition_that_had_reached_its_end_is_to_go_on(copier: LinkCopier) -> None:
+    copy = placed(copier, FIRST, 300, until=300)
+    copy.trouble("the end of the target's log could not be read", 0.0)
+    copy.resume(AppendState(300, 7, 0, 300), RULES, 1.0)
+    copier._puller.is_pulling = lambda partition: True  # type: ignore[method-assign]
+    copier._adopt(FIRST, 400, 100.0, 100.0)
+    copy.give_up_after(60.0, 100.0)
+    assert copy.error is None and copy.phase is Phase.COPYING
+
+
+def test_a_doubt_about_a_partition_that_was_adopted_anew_meanwhile_is_nothing_to_the_new_one(copier: LinkCopier) -> None:
+    copies: dict[str, PartitionCopy] = {"old": placed(copier, FIRST, 300), "kept": placed(copier, SECOND, 300)}
+    troubled: list[PartitionCopy] = []
+
+    async def missing(node_id: int, doubted: Iterable[TopicPartition]) -> set[TopicPartition]:
+        copies["new"] = placed(copier, FIRST, 300)
+        return set(doubted)
+
+    puller: Any = copier._puller
+    puller.witnesses = SimpleNamespace(doubt=lambda *_, **__: True, missing=missing)
+    puller._on_trouble = troubled.append
+    parts = [FetchedPartition(p, 0, 400, 400, 0, (), memoryview(b"records")) for p in (FIRST, SECOND)]
+    fetcher = SimpleNamespace(node_id=1, round=1, seen_at=0.0)
+    asyncio.run(puller._look_again(fetcher, SimpleNamespace(partitions=parts)))
+    assert troubled == [copies["kept"]] and copies["new"].phase is Phase.COPYING
