@@ -143,6 +143,14 @@ def test_a_partition_is_paused_by_itself_its_topic_or_its_link(
     assert decode_control(encode_control(control, 1)) == control
 
 
+def test_a_pause_of_an_older_version_is_kept_whichever_of_both_its_name_means() -> None:
+    names = ["", "clicks-3", "orders", "pay-1-0", "-5", "a-", "a-x", "a-٣", "a-99999999999", f"a-{2**31}"]
+    read = decode_control(json.dumps({"version": 1, "paused": names}).encode())
+    assert read.paused == set(names)
+    assert read.paused_partitions == {("clicks", 3), ("pay-1", 0)}
+    assert decode_control(encode_control(replace(read, paused_partitions=frozenset()), 1)).paused_partitions == set()
+
+
 def test_a_later_life_has_a_producer_of_its_own() -> None:
     assert LinkControl().producer_name("dr") == "dr"
     assert LinkControl(generation=2).producer_name("dr") == "dr~2"

@@ -38,6 +38,7 @@ from tolerant_client.errors import LinkPromotedError, OptionError
 from tolerant_client.mirror.link.health import names as names_of
 from tolerant_client.mirror.own_topic import append_own, create_own_topic, end_of, has_topic, read_own
 from tolerant_client.mirror.state_json import (
+    MOST_INDEX,
     document,
     elements,
     flag,
@@ -183,8 +184,9 @@ def decode_control(value: bytes) -> LinkControl:
         if whole(found["version"]) > _VERSION:
             raise OptionError(f"{CONTROL_TOPIC} was written by a newer tolerant-client; install that version here, too")
         rate, cluster_id, topics = (found.get(name) for name in ("bytes_per_s", "source_cluster_id", "topics"))
+        names = frozenset(map(text, elements(found.get("paused", []))))
         return LinkControl(
-            paused=frozenset(map(text, elements(found.get("paused", [])))),
+            paused=names,
             bytes_per_s=None if rate is None else whole(rate),
             is_promoted=flag(found.get("is_promoted", False)),
             is_fenced=flag(found.get("is_fenced", False)),
@@ -199,7 +201,8 @@ def decode_control(value: bytes) -> LinkControl:
             unfenced=_pairs(found.get("unfenced", [])),
             begun=_begun(found.get("begun", {})),
             copied=_flat(found.get("copied", {})),
-            paused_partitions=_pairs(found.get("paused_partitions", [])),
+            # Without the field it is of a version that called a partition by one name, too.
+            paused_partitions=_pairs(found["paused_partitions"]) if "paused_partitions" in found else _named(names),
         )
     except OptionError:
         raise
@@ -208,6 +211,16 @@ def decode_control(value: bytes) -> LinkControl:
             f"A record of {CONTROL_TOPIC} is none of ours ({error});"
             " take away the right to write there from whoever wrote it, and write the record of that key before it once more"
         ) from error
+
+
+def _named(names: Iterable[str]) -> frozenset[TopicPartition]:
+    """The partitions that are called so: "clicks-3"."""
+    parts = (name.rpartition("-") for name in names)
+    return frozenset(
+        TopicPartition(topic, int(digits))
+        for topic, _, digits in parts
+        if topic and digits.isascii() and digits.isdecimal() and len(digits) <= len(str(MOST_INDEX)) and int(digits) <= MOST_INDEX
+    )
 
 
 def _pairs(found: Any) -> frozenset[TopicPartition]:
