@@ -54,7 +54,7 @@ from tolerant_client.record_batch import Record
 P = TopicPartition("orders", 3)
 ORDERS = LinkTopics.of("orders").to_json()
 FULL = LinkControl(
-    frozenset({"orders", "clicks-3"}), 1000, True, True, 2, "abc", ORDERS, (4000, 4001), {P: 12}, {TopicPartition("clicks", 0): 7}
+    frozenset({"orders", "clicks-3"}), 1000, True, True, 2, "abc", ORDERS, (4000,), {P: 12}, {TopicPartition("clicks", 0): 7}
 )
 
 
@@ -285,7 +285,7 @@ def test_record_whose_topics_cannot_be_read_counts_as_none_that_can() -> None:
     assert newest_of("dr", [again], strange) is again and controls_of([live, strange, again]).unreadable == ()
 
 
-def test_record_without_a_value_takes_a_link_away_whether_or_not_the_topic_was_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_without_a_value_takes_a_link_away_before_the_topic_is_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
     former, gone, later = said(3, 0, is_promoted=True), Record(4, 0, b"dr", None), said(5, 0, bytes_per_s=7)
     assert newest_of("dr", [former, gone]) is newest_of("dr", [gone], former) is None
     assert controls_of([former, gone]).links == {}

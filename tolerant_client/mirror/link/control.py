@@ -15,8 +15,8 @@ Laws:
 - The record that knew most counts (`rank`): `knew` is the offset behind the record that it changes, and of two that change the
   same one the first counts.  So no writer takes back what it did not know, also one that died before it could look; its
   record has until the topic is compacted to be followed by another one, since the cleaner keeps the last one of a key.
-- It is read as a whole or not at all.  After one with a field that no mirror writes its link is not started, paused or promoted,
-  until a readable one lies after it; a copier that runs goes on under what it has read before, until its next sync.
+- It is read as a whole or not at all.  After one with a field that no mirror writes its link is not started, paused or
+  promoted, until a readable one lies after it; a copier that runs goes on under what it has read, until its next sync.
 - A record without a value takes the link away, for whoever looks from then on: as after the topic was compacted.
 - Writers look whether theirs counts, and change what does (update_control): two at once both have their way.
 - A `knew` beside another time than `time_ms` was kept by a version that does not know it: that record knew all before it.
@@ -29,6 +29,7 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -40,7 +41,6 @@ from tolerant_client.errors import LinkPromotedError, OptionError, text_of
 from tolerant_client.mirror.link.health import names as names_of
 from tolerant_client.mirror.own_topic import append_own, create_own_topic, end_of, has_topic, read_own
 from tolerant_client.mirror.state_json import (
-    MOST_INDEX,
     document,
     elements,
     flag,
@@ -225,12 +225,11 @@ def _topics(written: str) -> str:
 
 def _named(names: Iterable[str]) -> frozenset[TopicPartition]:
     """The partitions that are called so: "clicks-3"."""
-    parts = (name.rpartition("-") for name in names)
-    return frozenset(
-        TopicPartition(topic, int(digits))
-        for topic, _, digits in parts
-        if topic and digits.isascii() and digits.isdecimal() and len(digits) <= len(str(MOST_INDEX)) and int(digits) <= MOST_INDEX
-    )
+    found = set()
+    for topic, _, digits in (name.rpartition("-") for name in names):
+        with suppress(ValueError):
+            found.add(TopicPartition(topic, named_partition(digits)))
+    return frozenset(partition for partition in found if partition.topic)
 
 
 def _pairs(found: Any) -> frozenset[TopicPartition]:
