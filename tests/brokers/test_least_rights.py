@@ -42,6 +42,7 @@ from tolerant_client.mirror.link.control import CONTROL_TOPIC, LinkControl, read
 from tolerant_client.mirror.link.mm2_positions import whether_mm2_runs
 from tolerant_client.mirror.link.promotion import promote
 from tolerant_client.mirror.sync import prepare_link
+from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.mirror.verify.verification import verify
 from tolerant_client.raw import RawCluster
 from tolerant_client.testing import KafkaCluster
@@ -239,7 +240,8 @@ def link(kafka_cluster_factory: Callable[..., KafkaCluster], tmp_path_factory: p
         ends()
     producer.close()
     with RawCluster({"bootstrap_servers": origin}) as cluster:  # another link copies into the source
-        cluster.run(update_control, cluster, "C-A", lambda now: replace(now, source_cluster_id="of-c", topics="{}"))
+        of_c = LinkTopics.of("of-c").to_json()
+        cluster.run(update_control, cluster, "C-A", lambda now: replace(now, source_cluster_id="of-c", topics=of_c))
     admin = kafka.KafkaAdminClient(bootstrap_servers=origin)
     admin.delete_records({TopicPartition(TOPIC, 0): 7})  # its log starts above 0
     admin.close()

@@ -29,6 +29,7 @@ from tolerant_client.mirror.link.control import (
     ControlWatch,
     LinkControl,
     TopicIds,
+    controls_of,
     decode_control,
     encode_control,
     link_options,
@@ -51,8 +52,9 @@ from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import Record
 
 P = TopicPartition("orders", 3)
+ORDERS = LinkTopics.of("orders").to_json()
 FULL = LinkControl(
-    frozenset({"orders", "clicks-3"}), 1000, True, True, 2, "abc", "{}", (4000, 4001), {P: 12}, {TopicPartition("clicks", 0): 7}
+    frozenset({"orders", "clicks-3"}), 1000, True, True, 2, "abc", ORDERS, (4000,), {P: 12}, {TopicPartition("clicks", 0): 7}
 )
 
 
@@ -87,6 +89,15 @@ def test_a_few_bytes_of_ranges_unfold_to_no_more_partitions_than_a_cluster_has(s
     tracemalloc.stop()
 
 
+@pytest.mark.parametrize("name", ["adopted", "starts", "copied", "unfenced", "paused_partitions"])
+def test_each_field_names_no_more_partitions_than_a_cluster_has(name: str) -> None:
+    numbers = range(200_001)
+    is_list = name in ("unfenced", "paused_partitions")
+    named = [["t", n] for n in numbers] if is_list else {"t": dict.fromkeys(map(str, numbers), 5)}
+    with pytest.raises(OptionError, match="none of ours .more than 200,000 partitions"):
+        decode_control(json.dumps({"version": 1, name: named}).encode())
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -98,6 +109,7 @@ def test_a_few_bytes_of_ranges_unfold_to_no_more_partitions_than_a_cluster_has(s
         {"paused": [7]},
         {"is_promoted": "false"},
         {"topics": 5},
+        {"topics": "rubbish"},
         {"topics": "\udfff"},
         {"source_cluster_id": {}},
         {"unfenced": [["clicks", 3, 4]]},
@@ -141,6 +153,14 @@ def test_a_partition_is_paused_by_itself_its_topic_or_its_link(
     control = LinkControl(frozenset(names), paused_partitions=frozenset(partitions))
     assert control.pauses(P) is is_paused
     assert decode_control(encode_control(control, 1)) == control
+
+
+def test_a_pause_of_an_older_version_is_kept_whichever_of_both_its_name_means() -> None:
+    names = ["", "clicks-3", "orders", "pay-1-0", "-5", "a-", "a-x", "a-٣", "a-99999999999", f"a-{2**31}"]
+    read = decode_control(json.dumps({"version": 1, "paused": names}).encode())
+    assert read.paused == set(names)
+    assert read.paused_partitions == {("clicks", 3), ("pay-1", 0)}
+    assert decode_control(encode_control(replace(read, paused_partitions=frozenset()), 1)).paused_partitions == set()
 
 
 def test_a_later_life_has_a_producer_of_its_own() -> None:
@@ -207,7 +227,7 @@ def test_record_of_a_mirror_that_was_killed_before_it_could_look_takes_no_promot
     topic = ControlTopic(monkeypatch)
 
     async def run() -> None:
-        await topic.change(topics="orders")
+        await topic.change(topics=ORDERS)
 
         async def fail_over() -> None:
             await topic.change("other", paused=frozenset({"x"}))
@@ -218,10 +238,10 @@ def test_record_of_a_mirror_that_was_killed_before_it_could_look_takes_no_promot
         with pytest.raises(KeyboardInterrupt):
             await topic.change(copied={P: 100})
         assert json.loads(topic.log[-1].value or b"")["is_promoted"] is False
-        assert await topic.read() == LinkControl(topics="orders", is_promoted=True)
+        assert await topic.read() == LinkControl(topics=ORDERS, is_promoted=True)
         topic.is_killed = False
         await topic.change(is_fenced=True)
-        assert await topic.read() == LinkControl(topics="orders", is_promoted=True, is_fenced=True)
+        assert await topic.read() == LinkControl(topics=ORDERS, is_promoted=True, is_fenced=True)
 
     asyncio.run(run())
 
@@ -254,6 +274,36 @@ def test_record_of_a_version_that_does_not_say_what_it_knew_counts_from_where_it
     assert newest_of("dr", [first, old, late, next_one]) is next_one
     assert newest_of("dr", [kept], next_one) is kept
     assert newest_of("other", [first]) is newest_of("dr", []) is None
+
+
+def test_record_whose_topics_cannot_be_read_counts_as_none_that_can() -> None:
+    live, strange = said(3, 0), Record(4, 0, b"dr", b'{"version": 1, "topics": "rubbish"}')
+    assert newest_of("dr", [live, strange]) is strange
+    with pytest.raises(OptionError, match="none of ours .Not the topics of a link"):
+        decode_control(strange.value or b"")
+    again = live._replace(offset=5)
+    assert newest_of("dr", [again], strange) is again and controls_of([live, strange, again]).unreadable == ()
+
+
+def test_record_without_a_value_takes_a_link_away_before_the_topic_is_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
+    former, gone, later = said(3, 0, is_promoted=True), Record(4, 0, b"dr", None), said(5, 0, bytes_per_s=7)
+    assert newest_of("dr", [former, gone]) is newest_of("dr", [gone], former) is None
+    assert controls_of([former, gone]).links == {}
+    assert newest_of("dr", [former, gone, later]) is newest_of("dr", [gone, later]) is later
+    assert controls_of([former, gone, later]) == controls_of([gone, later])
+    topic = ControlTopic(monkeypatch)
+
+    async def run() -> None:
+        await topic.change(is_promoted=True)
+        following = ControlWatch(cast(RawCluster, topic), "dr")
+        await following.refresh()
+        topic.log.append(gone._replace(offset=1))
+        assert (await following.refresh()).is_promoted, "what runs goes on under what it has read"
+        assert await topic.read() == LinkControl()
+        await topic.change(bytes_per_s=7)
+        assert await topic.read() == LinkControl(bytes_per_s=7)
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("knew", [-1, 2**70, 1.5, True, "3", [3], None])

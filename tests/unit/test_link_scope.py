@@ -184,6 +184,18 @@ def test_it_stops_nobody_once_it_was_taken_away_or_where_it_is_of_elsewhere_or_o
 
 
 @pytest.mark.usefixtures("keepers")
+def test_under_the_key_of_a_link_its_own_record_clears_it_and_not_one_without_a_value() -> None:
+    live = encode_control(written("clicks", "A-id", producer_ids=(7,)), 1)
+    keeper, told = Keeper((b"eu", live), (b"eu", OF_A_MIRROR)), "and write the record with that key before it to .* once more$"
+    for look in (lambda: others(keeper, "orders"), lambda: circle(keeper, "orders")):
+        with pytest.raises(OptionError, match=told) as caught:
+            look()
+        assert "no value" not in str(caught.value)
+    again = Keeper((b"eu", live), (b"eu", OF_A_MIRROR), (b"eu", live))
+    assert others(again, "orders") == circle(again, "orders") == () and again.controls.links.keys() == {"eu"}
+
+
+@pytest.mark.usefixtures("keepers")
 def test_rubbish_over_the_record_of_a_live_link_does_not_hide_the_link() -> None:
     live = encode_control(written("orders", "A-id", producer_ids=(7,)), 1)
     keeper = Keeper((b"eu", live), (b"eu", RUBBISH))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partialmethod
 from typing import cast
 
 import pytest
 from kafka.structs import TopicPartition
 from support.one_log import OneLog
 
+from tolerant_client.mirror.identical import places as places_module
 from tolerant_client.mirror.identical.places import Places, is_in_place, read_places
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import BatchHeader, Record, encode_batch, read_header
@@ -74,6 +76,15 @@ def test_what_fills_a_gap_in_transactions_is_passed_over() -> None:
     log = [batch(0, 0, 20), filler, batch(25, 20), batch(35, 30)]
     assert places(*log, first=25) == Places(True)
     assert places(*log, batch(45, 30), first=25).wrong == header(45, 30)
+
+
+def test_no_more_than_a_bound_of_bytes_is_read_and_the_rest_is_unproved(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = [batch(10 * n, 10 * n) for n in range(12)]
+    monkeypatch.setattr(places_module, "_MOST_BYTES", 4 * len(log[0]))
+    monkeypatch.setattr(OneLog, "fetch", partialmethod(OneLog.fetch, partition_max_bytes=2 * len(log[0])))
+    assert places(*log, first=30) == Places(False)
+    assert places(*log[:7], first=30) == Places(True)
+    assert places(*log[:6], batch(60, 50), *log[7:], first=30).wrong == header(60, 50)
 
 
 def test_what_the_link_did_not_write_says_nothing_of_what_follows() -> None:

@@ -4,7 +4,7 @@ Laws:
 - Whatever is there, reading it ends with a value within bounds or with ValueError, whose message has nothing of it.
 - A number is whole and between 0 and 2^63-1, a moment is before the year 9999: what adds, shows or encodes them needs no
   bounds of its own.  A text can be encoded: it has no half of a surrogate pair.
-- What ranges of partitions unfold to is bounded before they are unfolded.
+- How many partitions a field names is bounded, of ranges before they are unfolded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 MOST = 2**63 - 1  # what an offset, a producer id or a rate has room for (int64)
 MOST_INDEX = 2**31 - 1  # of a partition (int32)
 LAST_MS = 253_370_764_799_999  # the end of the year 9998: calendars end a year later, in every time zone
-MOST_PARTITIONS = 200_000  # that one record names: more than a cluster has
+MOST_PARTITIONS = 200_000  # that one field of a record names: more than a cluster has
 _MOST_DEPTH = 32
 
 
@@ -105,7 +105,7 @@ def partition_range(first: Any, until: Any, least: int = 0) -> range:
 
 
 def require_few(ranges: Iterable[range]) -> None:
-    """Raises ValueError for more partitions than a record may name."""
+    """Raises ValueError for more partitions than a field of a record may name."""
     if sum(map(len, ranges)) > MOST_PARTITIONS:
         raise ValueError(f"more than {MOST_PARTITIONS:,} partitions")
 

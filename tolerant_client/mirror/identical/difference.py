@@ -5,8 +5,8 @@ Laws:
   copied of it, or a log that is shorter, or has a newer epoch, from the first difference on.
 - A shorter log, or a newer epoch, is evidence only of a target that has nothing more than what was copied: a batch that was
   doubled makes the target longer, too.  So the link had acknowledged or written down that it copied up to the target's end,
-  or all its batches from the difference on lie where they belong, as their sequences say (places.py), and the source has the
-  first of their records nowhere near.
+  or all its batches from the difference on, 256 MB of them at most, lie where they belong, as their sequences say (places.py),
+  and the source has the first of their records nowhere near.
 - Everything else is a divergence of the target, under every policy: going on would leave out records that the source has.
 """
 
@@ -23,6 +23,7 @@ from tolerant_client.mirror.divergence import (
     COMPARED_OFFSETS,
     LogSlice,
     agreement_start,
+    first_difference,
     first_difference_of_logs,
     read_headers,
     read_slices,
@@ -36,6 +37,7 @@ from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import BatchHeader, Record
 
 _BATCHES_OF_A_DIFFERENCE = 50  # that are looked through for records of the link
+_STRETCHES = 50  # that are compared of a log whose topic was made anew on the source: all of 5,000 offsets
 _NEARBY = 1000  # offsets of the source that are looked through for a record that lies elsewhere on the target
 _KEPT_ON_TARGET = (LossReason.TRUNCATION.value, LossReason.RECREATION.value)
 
@@ -193,6 +195,9 @@ async def _explain_own(
             " where it belongs. Delete the target topic: the next start fills it again"
         )
     logs = case.logs
+    is_taken_back = logs.target_end > logs.source_end or await _has_newer_epoch(source, case.partition, first)
+    if is_taken_back and case.copied == logs.target_end:
+        return _truncated(case, link, first)
     written = max(logs.target_start, logs.adopted), logs.target_end
     places = await read_places(target, case.partition, written, header, case.own)
     if (wrong := places.wrong) is not None:
@@ -201,8 +206,7 @@ async def _explain_own(
             f" with sequence {wrong.base_sequence}, which does not follow on what is before it: it was appended twice, or in"
             " the place of another one. Delete the target topic: the next start fills it again"
         )
-    is_all_copied = places.is_proved or case.copied == logs.target_end
-    if is_all_copied and (logs.target_end > logs.source_end or await _has_newer_epoch(source, case.partition, first)):
+    if is_taken_back and places.is_proved:
         return _truncated(case, link, first)
     return TargetDivergedError(
         f"The target log of {case} has at offset {offset} (producer id {header.producer_id}, one of the mirror's own) another"
@@ -291,13 +295,23 @@ def overtaken(case: Case, link: str) -> Loss:
     return Loss(row, error, case.state, until)
 
 
-async def recreated(source: RawCluster, target: RawCluster, case: Case, link: str) -> Loss:
-    """What it means that the source's topic has another id; the row begins and ends where records differ."""
+async def recreated(source: RawCluster, target: RawCluster, case: Case, link: str) -> Loss | AppendState:
+    """What it means that the source's topic has another id; the row begins and ends where records differ.
+
+    No loss, but where to go on, where all that was compared agrees and the source has as much.
+    """
     logs, (start, end) = case.logs, case.logs.common
     first, until = min(logs.source_start, logs.target_start), logs.target_end
     if start < end:
-        last = await agreement_start(source, target, case.partition, start, end)
-        difference = await first_difference_of_logs(source, target, case.partition, start, last)
+        last = end
+        difference = await first_difference_of_logs(source, target, case.partition, start, end)
+        if difference is None:
+            if until <= end and await _agree(source, target, case.partition, start, end):
+                return case.state
+            last = await agreement_start(source, target, case.partition, start, end)
+            difference = await first_difference_of_logs(source, target, case.partition, start, last)
+        elif difference > start and not await _agree(source, target, case.partition, start, difference):
+            difference = start
         if logs.source_start == logs.target_start and (difference is not None or until > end):
             first = end if difference is None else difference
         if difference is not None and until <= end:
@@ -315,6 +329,19 @@ async def recreated(source: RawCluster, target: RawCluster, case: Case, link: st
         " --on-loss continue, or delete the target topic to copy it anew"
     )
     return Loss(row, error, case.state, logs.target_end)
+
+
+async def _agree(source: RawCluster, target: RawCluster, partition: TopicPartition, start: int, end: int) -> bool:
+    """Whether both logs agree in all of a few stretches, and both have records in the first and the last of them."""
+    last = max(start, end - COMPARED_OFFSETS)
+    step = max(COMPARED_OFFSETS, (last - start) // _STRETCHES)
+    for at in (last, *range(start, last, step)):
+        span = (at, min(at + COMPARED_OFFSETS, end))
+        original = (await read_slices(source, {partition: span}, is_committed=True))[partition]
+        copied = (await read_slices(target, {partition: span}, is_committed=False))[partition]
+        if first_difference(original, copied) is not None or at in (start, last) and not share_records(original, copied):
+            return False
+    return True
 
 
 def _truncated(case: Case, link: str, first: int) -> Loss:

@@ -23,6 +23,7 @@ from tolerant_client.record_batch import BatchHeader, iter_batches
 
 _STEPS_BACK = 50  # batches that are looked at for one of the link
 _HALF = 1 << 30  # of all sequences
+_MOST_BYTES = 256 << 20  # of a log that are read for the headers of its batches
 
 
 class Places(NamedTuple):
@@ -48,9 +49,10 @@ async def read_places(
     """Whether all batches from `first`, one of the link, up to the end of `bounds` lie where they belong.
 
     `bounds` are those of what the link has written; what fills gaps in transactions has no place that could be wrong.
+    Unproved, too, where that is more than is read: the batches of 256 MB.
     """
     before = await _before(target, partition, bounds[0], first, own)
-    at, is_proved = first.base_offset, True
+    at, is_proved, read = first.base_offset, True, 0
     while at < bounds[1] and (headers := await _headers(target, partition, at)):
         for header in headers:
             if header.is_control or header.is_transactional:
@@ -61,6 +63,9 @@ async def read_places(
             is_proved = is_proved and says is True
             before = header
         at = headers[-1].next_offset
+        read += sum(header.size for header in headers)
+        if read >= _MOST_BYTES and at < bounds[1]:
+            return Places(False)
     return Places(is_proved)
 
 

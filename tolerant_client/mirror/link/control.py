@@ -15,7 +15,9 @@ Laws:
 - The record that knew most counts (`rank`): `knew` is the offset behind the record that it changes, and of two that change the
   same one the first counts.  So no writer takes back what it did not know, also one that died before it could look; its
   record has until the topic is compacted to be followed by another one, since the cleaner keeps the last one of a key.
-- It is read as a whole or not at all: one with a field that no mirror writes stops its link until a readable one lies after it.
+- It is read as a whole or not at all.  After one with a field that no mirror writes its link is not started, paused or
+  promoted, until a readable one lies after it; a copier that runs goes on under what it has read, until its next sync.
+- A record without a value takes the link away, for whoever looks from then on: as after the topic was compacted.
 - Writers look whether theirs counts, and change what does (update_control): two at once both have their way.
 - A `knew` beside another time than `time_ms` was kept by a version that does not know it: that record knew all before it.
 - The engine obeys within about a second, and looks before it writes anything that it has just derived from the log.
@@ -27,6 +29,7 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -34,7 +37,7 @@ import kafka.errors as Errors
 from kafka.future import Future
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import LinkPromotedError, OptionError
+from tolerant_client.errors import LinkPromotedError, OptionError, text_of
 from tolerant_client.mirror.link.health import names as names_of
 from tolerant_client.mirror.own_topic import append_own, create_own_topic, end_of, has_topic, read_own
 from tolerant_client.mirror.state_json import (
@@ -183,14 +186,15 @@ def decode_control(value: bytes) -> LinkControl:
         if whole(found["version"]) > _VERSION:
             raise OptionError(f"{CONTROL_TOPIC} was written by a newer tolerant-client; install that version here, too")
         rate, cluster_id, topics = (found.get(name) for name in ("bytes_per_s", "source_cluster_id", "topics"))
+        names = frozenset(map(text, elements(found.get("paused", []))))
         return LinkControl(
-            paused=frozenset(map(text, elements(found.get("paused", [])))),
+            paused=names,
             bytes_per_s=None if rate is None else whole(rate),
             is_promoted=flag(found.get("is_promoted", False)),
             is_fenced=flag(found.get("is_fenced", False)),
             generation=whole(found.get("generation", 0)),
             source_cluster_id=None if cluster_id is None else text(cluster_id),
-            topics=None if topics is None else text(topics),
+            topics=None if topics is None else _topics(text(topics)),
             producer_ids=tuple(map(whole, elements(found.get("producer_ids", [])))),
             adopted=_flat(found.get("adopted", {})),
             starts=_flat(found.get("starts", {})),
@@ -199,7 +203,8 @@ def decode_control(value: bytes) -> LinkControl:
             unfenced=_pairs(found.get("unfenced", [])),
             begun=_begun(found.get("begun", {})),
             copied=_flat(found.get("copied", {})),
-            paused_partitions=_pairs(found.get("paused_partitions", [])),
+            # Without the field it is of a version that called a partition by one name, too.
+            paused_partitions=_pairs(found["paused_partitions"]) if "paused_partitions" in found else _named(names),
         )
     except OptionError:
         raise
@@ -210,8 +215,26 @@ def decode_control(value: bytes) -> LinkControl:
         ) from error
 
 
+def _topics(written: str) -> str:
+    try:
+        LinkTopics.from_json(written)
+    except OptionError as error:
+        raise ValueError(text_of(error)) from error
+    return written
+
+
+def _named(names: Iterable[str]) -> frozenset[TopicPartition]:
+    """The partitions that are called so: "clicks-3"."""
+    found = set()
+    for topic, _, digits in (name.rpartition("-") for name in names):
+        with suppress(ValueError):
+            found.add(TopicPartition(topic, named_partition(digits)))
+    return frozenset(partition for partition in found if partition.topic)
+
+
 def _pairs(found: Any) -> frozenset[TopicPartition]:
-    pairs = (elements(pair, 2) for pair in elements(found))
+    pairs = [elements(pair, 2) for pair in elements(found)]
+    require_few([range(len(pairs))])
     return frozenset(TopicPartition(text(topic), partition_number(n)) for topic, n in pairs)
 
 
@@ -223,10 +246,12 @@ def _nested(positions: Positions) -> dict[str, dict[str, int]]:
 
 
 def _flat(nested: Any) -> Positions:
+    by_topic = {text(topic): members(found) for topic, found in members(nested).items()}
+    require_few(range(len(found)) for found in by_topic.values())
     return {
-        TopicPartition(text(topic), named_partition(n)): whole(offset)
-        for topic, found in members(nested).items()
-        for n, offset in members(found).items()
+        TopicPartition(topic, named_partition(n)): whole(offset)
+        for topic, found in by_topic.items()
+        for n, offset in found.items()
     }
 
 
@@ -449,9 +474,7 @@ def controls_of(records: Iterable[Record]) -> Controls:
 
 def _why_unreadable(record: Record) -> str | None:
     try:
-        control = decode_control(record.value or b"")
-        if control.topics is not None:
-            LinkTopics.from_json(control.topics)
+        decode_control(record.value or b"")
     except OptionError as error:
         return str(error)
     return None
@@ -497,23 +520,17 @@ async def update_control(target: RawCluster, link: str, change: Callable[[LinkCo
 def newest_of(link: str, records: Iterable[Record], newest: Record | None = None) -> Record | None:
     """The record of a link that counts: one of these, or the one that counted before them.  Pure.
 
-    What cannot be read counts only while nothing readable lies after it: any record that can be read clears it.
+    What cannot be read counts only while nothing readable lies after it: any record that can be read clears it.  Before one
+    without a value nothing counts.
     """
-    of_link = [record for record in records if record.key == link.encode() and record.value is not None]
-    if newest is not None:
-        of_link.insert(0, newest)
-    readable = [record for record in of_link if _is_readable(record)]
+    of_link = [] if newest is None else [newest]
+    for record in records:
+        if record.key == link.encode():
+            of_link = [] if record.value is None else [*of_link, record]
+    readable = [record for record in of_link if _why_unreadable(record) is None]
     if of_link and (not readable or readable[-1] is not of_link[-1]):
         return of_link[-1]
     return max(readable, key=rank, default=None)
-
-
-def _is_readable(record: Record) -> bool:
-    try:
-        decode_control(record.value or b"")
-    except OptionError:
-        return False
-    return True
 
 
 def rank(record: Record) -> tuple[int, int]:
