@@ -220,10 +220,11 @@ class InFlightRequests:
 
     def _weigh(self, entry: InFlightRequest, other: OtherSubject, now: float, events: list[Event]) -> None:
         """Law I: the stream is in step, and has an odd response: asked again where that is safe, else believed."""
+        entry.odd = None
         if not entry.action.is_resend:
             self._hold(entry, other.response)
         elif self._repeats.allow(entry, now):
-            entry.odd, entry.said = None, other
+            entry.said, entry.resends_when_said = other, entry.resends
             entry.expected = 0.0  # it has been answered once: there is nothing left to wait for
             entry.history.append(str(other))
             self._requeue(entry, str(other), events)
@@ -269,8 +270,14 @@ class InFlightRequests:
         return events
 
     def _complete_late(self, correlation_id: int, body: memoryview, events: list[Event], now: float) -> None:
-        """Completes a request by the response to its first sending; its repeat is waited for no more."""
+        """Completes a request by the response to its first sending; its repeat is waited for no more.
+
+        But not one that yields to newer ones: its repeat may outdate what the first
+        sending was told (a newer epoch or member id fences it).
+        """
         entry = next((r for r in self if correlation_id in r.lost_ids and r.state is State.IN_FLIGHT), None)
+        if entry is not None and getattr(entry.request, "yields_to_newer", False):
+            return
         if entry is not None and not self.is_retired and entry.reads(body):
             self.ids.replace(entry.correlation_id, entry.sent_at)
             self._hold(entry, entry.request.decode_response(body))
@@ -342,12 +349,13 @@ class InFlightRequests:
                 entry.is_proved_silent = True
             elif is_whole and entry.odd is not None:
                 self._weigh(entry, entry.odd, now, events)
-            elif trial is None and entry.said is not None and entry.resends > 1:
+            elif trial is None and entry.said is not None and entry.resends - entry.resends_when_said > 1:
+                self.ids.lose(entry.correlation_id, entry.sent_at)
                 self._hold(entry, entry.said.response)  # two repeats have no response: it is all that the server says
             elif not self.is_retired:
                 self._lose(entry, "a later answer came on the same connection", now, events)
         self._release(events, now)
-        if not self.is_retired and any(r.state is State.DOUBTED for r in self):
+        if not self.is_retired and any(r.state is State.DOUBTED or r.odd is not None for r in self):
             events += self._put_on_trial(now, 0.0)  # they were sent after the probe
         return events
 
