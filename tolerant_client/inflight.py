@@ -212,6 +212,8 @@ class InFlightRequests:
         if is_first and entry.said is not None and other.names == entry.said.names:
             return self._answered(entry, other.response, body, now)
         others = [r for r in self if r.takes(body, entry)]
+        if entry is self._probe and not others:
+            return self._verdict(now)  # it fits nobody else: this server says more than it is asked for
         if others or not is_first or other.response is None:
             return self._misfit(entry, str(other), now, others)
         events = self._put_on_trial(now, 0.0)

@@ -91,6 +91,8 @@ FLIPS = (
     # Odd answers
     Flip("T6 odd", "an odd answer is never believed", "inflight", "            self._hold(entry, other.response)\n        elif", "            self._lose(entry, str(other), now, events)\n        elif"),
     Flip("T6 odd", "an odd answer is believed at once", "inflight", "        if not entry.action.is_resend:\n            self._hold", "        if True:\n            self._hold"),
+    Flip("T6 odd", "a server whose probes name topics is left", "inflight", "if entry is self._probe and not others:", "if False:"),
+    Flip("T6 odd", "a probe takes the answer of a request for its own", "inflight", "if entry is self._probe and not others:", "if entry is self._probe:"),
     Flip("T6 odd", "the same again to a repeat is not believed", "inflight", " and other.names == entry.said.names:", " and False:"),
     Flip("T6 odd", "anything odd to a repeat is believed", "inflight", " and other.names == entry.said.names:", ":"),
     Flip("T6 odd", "the repeat of what was answered may rightly wait", "inflight", "            entry.expected = 0.0  #", "            pass  #"),

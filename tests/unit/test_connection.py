@@ -509,16 +509,35 @@ def test_probe_is_a_request_that_the_broker_knows_and_that_asks_for_nothing(
     assert harmless_question(BrokerVersionData(api_versions={18: (0, 4)}, broker_version=(2, 0))) is None
 
 
-def test_exchanged_ids_of_a_probe_and_of_metadata_leave_nothing_to_believe() -> None:
-    question = harmless_question(BrokerVersionData((4, 2)))
-    assert question is not None
-    store = InFlightRequests(RecoveryPolicy(), 1, question)
-    entry = store.queue(asked("Metadata", 13, topics=[{"name": "a"}]), 30.0)
+def sent(store: InFlightRequests, entry: Any, now: float) -> Any:
+    """Encodes and sends a request of a bare tracker, which gets it back."""
     entry.request.frame_buffers(entry.correlation_id, "test")
-    store.sent(entry, 0.0)
+    assert store.sent(entry, now) == []
+    return entry
+
+
+@pytest.fixture
+def store() -> InFlightRequests:
+    """A bare tracker whose question a broker of Kafka 4.2 knows."""
+    return InFlightRequests(RecoveryPolicy(), 1, harmless_question(BrokerVersionData((4, 2))))
+
+
+def test_server_that_names_all_its_topics_whatever_it_is_asked_is_kept(store: InFlightRequests) -> None:
+    entry = sent(store, store.queue(asked("Metadata", 13, topics=[{"name": "a"}]), 30.0), 0.0)
+    everything = answer("Metadata", 13, topics=[{"name": "a"}, {"name": "b"}])
+    (probe,) = store.response(entry.correlation_id, everything, 0.1)
+    sent(store, probe.request, 0.1)
+    (requeued,) = store.response(probe.correlation_id, everything, 0.2)
+    assert requeued.kind == "requeued"
+    sent(store, entry, 0.2)
+    (completed,) = store.response(entry.correlation_id, everything, 0.3)
+    assert completed.request is entry
+
+
+def test_exchanged_ids_of_a_probe_and_of_metadata_leave_nothing_to_believe(store: InFlightRequests) -> None:
+    entry = sent(store, store.queue(asked("Metadata", 13, topics=[{"name": "a"}]), 30.0), 0.0)
     (probe,) = store.expired(2.0)
-    question.frame_buffers(probe.correlation_id, "test")
-    store.sent(probe.request, 2.0)
+    sent(store, probe.request, 2.0)
     of_a = answer("Metadata", 13, topics=[{"name": "a"}])
     events = store.response(probe.correlation_id, of_a, 2.1)
     assert [event.kind for event in events] == ["orphan", "probe"]
