@@ -160,7 +160,8 @@ class RawFetch:
         """Decodes an answer to this request's version.
 
         Raises ValueError or struct.error when the body is cut, has bytes left over,
-        or names a partition twice (another one's, under its name).  Partitions that were not asked for are the caller's to ignore.
+        or names a partition twice (another one's, under its name).  Partitions that
+        were not asked for are the caller's to ignore.
         """
         version = self.API_VERSION
         at, throttle_time_ms, error_code, session_id = 0, 0, 0, 0

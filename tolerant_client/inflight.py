@@ -204,9 +204,8 @@ class InFlightRequests:
     def _odd(self, entry: InFlightRequest, other: OtherSubject, body: memoryview, now: float) -> list[Event]:
         """T6: an answer that decodes but speaks of something else than its request.
 
-        Where it fits another request it is that one's, under whose id ours may come.
-        Where it fits none the trial shows whether a response is missing or left over.
-        The same again to a repeat is what the server means.
+        Where it fits another request it is that one's, under whose id ours may come.  Where it fits none the trial
+        shows whether a response is missing or left over.  The same again to a repeat is what the server means.
         """
         is_first = entry.state is State.IN_FLIGHT and entry.odd is None and entry is not self._probe
         if is_first and entry.said is not None and other.names == entry.said.names:
@@ -274,12 +273,10 @@ class InFlightRequests:
     def _complete_late(self, correlation_id: int, body: memoryview, events: list[Event], now: float) -> None:
         """Completes a request by the response to its first sending; its repeat is waited for no more.
 
-        But not one that yields to newer ones: its repeat may outdate what the first
-        sending was told (a newer epoch or member id fences it).
+        Not one that yields to newer ones: its repeat may outdate the first (another epoch or member id fences it).
         """
-        entry = next((r for r in self if correlation_id in r.lost_ids and r.state is State.IN_FLIGHT), None)
-        if entry is not None and getattr(entry.request, "yields_to_newer", False):
-            return
+        waiting = (r for r in self if correlation_id in r.lost_ids and r.state is State.IN_FLIGHT)
+        entry = next((r for r in waiting if not getattr(r.request, "yields_to_newer", False)), None)
         if entry is not None and not self.is_retired and entry.reads(body):
             self.ids.replace(entry.correlation_id, entry.sent_at)
             self._hold(entry, entry.request.decode_response(body))
@@ -435,11 +432,7 @@ class InFlightRequests:
         events.append(Requeued(entry.api, entry.correlation_id, entry, reason))
 
     def _fail(
-        self,
-        entry: InFlightRequest,
-        verdict: Verdict,
-        reason: str,
-        events: list[Event],
+        self, entry: InFlightRequest, verdict: Verdict, reason: str, events: list[Event],
         error: BaseException | None = None,
     ) -> None:
         del self._requests[entry.correlation_id]

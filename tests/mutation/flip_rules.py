@@ -82,7 +82,7 @@ FLIPS = (
     # Law G: what a probe alone settles
     Flip("G", "a probe alone settles what may not run twice", "inflight", "if trial is None and not row_for(entry.request).is_read and not self._repeats.allow(entry, now):", "if False:"),
     Flip("G", "a late answer disproves nothing", "inflight", "self.is_disproved, self.question = True, None", "pass"),
-    Flip("G", "a late answer completes what its repeat outdates", "inflight", 'if entry is not None and getattr(entry.request, "yields_to_newer", False):', "if False:"),
+    Flip("G", "a late answer completes what its repeat outdates", "inflight", ' if not getattr(r.request, "yields_to_newer", False)), None)', "), None)"),
     Flip("F", "an odd answer that overtook a probe's is forgotten", "inflight", "r.state is State.DOUBTED or r.odd is not None for r", "r.state is State.DOUBTED for r"),
     Flip("G", "a replaced probe's answer disproves the others", "inflight", 'if cause == "late":', "if True:"),
     Flip("G", "a late answer completes nothing", "inflight", "self._complete_late(correlation_id, body, events, now)\n        return", "return"),
