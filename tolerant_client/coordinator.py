@@ -203,9 +203,11 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
             found = await super()._send_group_coordinator_request()
         except Errors.KafkaError as error:
             self._absence.failed(_name(error), time.monotonic())
-            is_unreached = isinstance(error, (Errors.KafkaConnectionError, Errors.NodeNotReadyError))
-            self._unreached = self._unreached + 1 if is_unreached else 0
-            if isinstance(error, Errors.KafkaConnectionError):
+            is_refused = isinstance(error, Errors.KafkaConnectionError)
+            # While it throttles us, or has as much in flight as it may, a broker is not asked either.
+            is_unreached = isinstance(error, Errors.NodeNotReadyError) and not self._manager.is_connected
+            self._unreached = self._unreached + 1 if is_refused or is_unreached else 0
+            if is_refused:
                 self._refusal = _name(error)
             raise
         self._unreached = 0

@@ -159,8 +159,9 @@ class RawFetch:
     def decode_response(self, body: memoryview) -> FetchAnswer:
         """Decodes an answer to this request's version.
 
-        Raises ValueError or struct.error when the body is cut or has bytes left
-        over.  Partitions that were not asked for are the caller's to ignore.
+        Raises ValueError or struct.error when the body is cut, has bytes left over,
+        or names a partition twice (another one's, under its name).  Partitions that
+        were not asked for are the caller's to ignore.
         """
         version = self.API_VERSION
         at, throttle_time_ms, error_code, session_id = 0, 0, 0, 0
@@ -206,4 +207,6 @@ class RawFetch:
                 )
         if at != len(body):
             raise ValueError(f"Fetch answer has {len(body)} bytes, its fields {at}")
+        if len({part.partition for part in fetched}) < len(fetched):
+            raise ValueError("Fetch answer names a partition twice")
         return FetchAnswer(error_code, session_id, throttle_time_ms, fetched)

@@ -92,4 +92,6 @@ class RawFetchById(RawFetch):
         at = skip_tags(body, at)
         if at != len(body):
             raise ValueError(f"Fetch answer has {len(body)} bytes, its fields {at}")
+        if len({part.partition for part in fetched}) < len(fetched):
+            raise ValueError("Fetch answer names a partition twice")
         return FetchAnswer(error_code, session_id, throttle_time_ms, fetched)

@@ -84,6 +84,11 @@ def _named(*paths: str) -> _Read:
     return read
 
 
+def _all_if_none(read: _Read) -> _Read:
+    """Reads an empty list as everything (Metadata version 0)."""
+    return lambda message: read(message) or None
+
+
 def _collect(items: Any, path: list[list[str]], prefix: tuple[Any, ...], names: Names) -> bool:
     """Adds the names below `items`; False where a null list stands for everything."""
     if items is None:
@@ -145,8 +150,9 @@ _CHANGED_RESOURCES = Subjects(_RESOURCES, _named("responses.resource_type.resour
 SUBJECTS: dict[int, tuple[Subjects, ...]] = {
     apis.LIST_OFFSETS: (Subjects(_TOPICS, _TOPICS),),
     apis.METADATA: (
-        Subjects(_named("topics.name"), _named("topics.name"), is_whole=False, until=9),
-        Subjects(_named("topics.-.name"), _named("topics.name"), is_whole=False, since=10),
+        Subjects(_all_if_none(_named("topics.name")), _named("topics.name"), until=0),
+        Subjects(_named("topics.name"), _named("topics.name"), since=1, until=9),
+        Subjects(_named("topics.-.name"), _named("topics.name"), since=10),
     ),
     apis.OFFSET_COMMIT: (Subjects(_TOPICS, _TOPICS),),
     apis.OFFSET_FETCH: (

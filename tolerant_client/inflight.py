@@ -204,14 +204,15 @@ class InFlightRequests:
     def _odd(self, entry: InFlightRequest, other: OtherSubject, body: memoryview, now: float) -> list[Event]:
         """T6: an answer that decodes but speaks of something else than its request.
 
-        Where it fits another request it is that one's, under whose id ours may come.
-        Where it fits none the trial shows whether a response is missing or left over.
-        The same again to a repeat is what the server means.
+        Where it fits another request it is that one's, under whose id ours may come.  Where it fits none the trial
+        shows whether a response is missing or left over.  The same again to a repeat is what the server means.
         """
         is_first = entry.state is State.IN_FLIGHT and entry.odd is None and entry is not self._probe
         if is_first and entry.said is not None and other.names == entry.said.names:
             return self._answered(entry, other.response, body, now)
         others = [r for r in self if r.takes(body, entry)]
+        if entry is self._probe and not others:
+            return self._verdict(now)  # it fits nobody else: this server says more than it is asked for
         if others or not is_first or other.response is None:
             return self._misfit(entry, str(other), now, others)
         events = self._put_on_trial(now, 0.0)
@@ -220,10 +221,11 @@ class InFlightRequests:
 
     def _weigh(self, entry: InFlightRequest, other: OtherSubject, now: float, events: list[Event]) -> None:
         """Law I: the stream is in step, and has an odd response: asked again where that is safe, else believed."""
+        entry.odd = None
         if not entry.action.is_resend:
             self._hold(entry, other.response)
         elif self._repeats.allow(entry, now):
-            entry.odd, entry.said = None, other
+            entry.said, entry.resends_when_said = other, entry.resends
             entry.expected = 0.0  # it has been answered once: there is nothing left to wait for
             entry.history.append(str(other))
             self._requeue(entry, str(other), events)
@@ -269,8 +271,12 @@ class InFlightRequests:
         return events
 
     def _complete_late(self, correlation_id: int, body: memoryview, events: list[Event], now: float) -> None:
-        """Completes a request by the response to its first sending; its repeat is waited for no more."""
-        entry = next((r for r in self if correlation_id in r.lost_ids and r.state is State.IN_FLIGHT), None)
+        """Completes a request by the response to its first sending; its repeat is waited for no more.
+
+        Not one that yields to newer ones: its repeat may outdate the first (another epoch or member id fences it).
+        """
+        waiting = (r for r in self if correlation_id in r.lost_ids and r.state is State.IN_FLIGHT)
+        entry = next((r for r in waiting if not getattr(r.request, "yields_to_newer", False)), None)
         if entry is not None and not self.is_retired and entry.reads(body):
             self.ids.replace(entry.correlation_id, entry.sent_at)
             self._hold(entry, entry.request.decode_response(body))
@@ -342,12 +348,13 @@ class InFlightRequests:
                 entry.is_proved_silent = True
             elif is_whole and entry.odd is not None:
                 self._weigh(entry, entry.odd, now, events)
-            elif trial is None and entry.said is not None and entry.resends > 1:
+            elif trial is None and entry.said is not None and entry.resends - entry.resends_when_said > 1:
+                self.ids.lose(entry.correlation_id, entry.sent_at)
                 self._hold(entry, entry.said.response)  # two repeats have no response: it is all that the server says
             elif not self.is_retired:
                 self._lose(entry, "a later answer came on the same connection", now, events)
         self._release(events, now)
-        if not self.is_retired and any(r.state is State.DOUBTED for r in self):
+        if not self.is_retired and any(r.state is State.DOUBTED or r.odd is not None for r in self):
             events += self._put_on_trial(now, 0.0)  # they were sent after the probe
         return events
 
@@ -425,11 +432,7 @@ class InFlightRequests:
         events.append(Requeued(entry.api, entry.correlation_id, entry, reason))
 
     def _fail(
-        self,
-        entry: InFlightRequest,
-        verdict: Verdict,
-        reason: str,
-        events: list[Event],
+        self, entry: InFlightRequest, verdict: Verdict, reason: str, events: list[Event],
         error: BaseException | None = None,
     ) -> None:
         del self._requests[entry.correlation_id]

@@ -79,6 +79,7 @@ class InFlightRequest:
         "order",
         "request",
         "resends",
+        "resends_when_said",
         "response",
         "said",
         "sent_at",
@@ -101,7 +102,7 @@ class InFlightRequest:
         self.odd: OtherSubject | None = None  # a response that speaks of something else
         self.said: OtherSubject | None = None  # the one before, after which it was sent again
         self.first_sent_at = self.sent_at = -1.0
-        self.resends = 0
+        self.resends = self.resends_when_said = 0
         self.lost_ids: list[int] = []  # those it was sent under before
         self.is_proved_silent = False  # a probe behind it was answered, which alone settles nothing
         self.history: list[str] = []

@@ -100,6 +100,11 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         """The nodes that could not be connected to when it was last tried."""
         return list(self._backoff)
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether any broker is connected, paused ones included."""
+        return any(connection.connected for connection in self._conns.values())
+
     def least_loaded_node(self) -> Any:
         """The node for a request that any broker may answer; None where all are backing off.
 

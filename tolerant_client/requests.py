@@ -107,33 +107,36 @@ class KafkaRequest:
         request = self._request
         meant: Any = response
         if self.API_KEY == apis.PRODUCE:
-            asked = set(self.order_keys)
             names: Any = partitions_of(response.responses, "name", "partition_responses", "index")
-            speaks = names == asked
-            if not all(-1 <= code <= _LARGEST_ERROR_CODE for code in _codes(response)):
+            codes = _codes(response)
+            speaks = names == set(self.order_keys) and len(codes) == len(names)
+            if not all(-1 <= code <= _LARGEST_ERROR_CODE for code in codes):
                 # For good: kafka-python fails a batch, and all later ones, on a code it does not know.
                 raise ValueError(f"{self.name} answer has an error code that no Kafka has")
-            if not names <= asked:
-                meant = None  # kafka-python fails with a KeyError on a partition of nobody, and the batch waits on
+            # kafka-python fails with a KeyError on a partition of nobody, and a batch that is not named waits on:
+            meant = None
         elif self.API_KEY != apis.FETCH:
             speaks = speaks_of(self.API_KEY, self.API_VERSION, request, response)
             names = None if speaks else spoken_of(self.API_KEY, self.API_VERSION, response)
         else:
             speaks, names = self._fetched(response)
+            if max(names.values(), default=0) > 1:
+                meant = None  # one partition's records would move another one's position
         if not speaks:
             raise OtherSubject(f"{self.name} answer speaks of something else than its request", meant, names)
 
     def _fetched(self, response: Any) -> tuple[bool, Names]:
-        """What is named twice is a partition under another one's name, whose position its records would move."""
+        """Whether it is of what was asked for; what is named twice is a partition under another one's name."""
         request = self._request
         is_incremental = self.row is FETCH_IN_SESSION and request.session_epoch != 0
         if is_incremental and response.session_id not in (request.session_id, 0):
             return False, Counter([(response.session_id,)])
-        if self.API_VERSION > _LAST_FETCH_BY_NAME:
-            return True, Counter()
-        answered = partitions_of(response.responses, "topic", "partitions", "partition_index")
+        by = "topic" if self.API_VERSION <= _LAST_FETCH_BY_NAME else "topic_id"
+        answered = partitions_of(response.responses, by, "partitions", "partition_index")
         if len(answered) < sum(len(topic.partitions) for topic in response.responses):
-            return False, Counter((t.topic, part.partition_index) for t in response.responses for part in t.partitions)
+            return False, Counter((getattr(t, by), p.partition_index) for t in response.responses for p in t.partitions)
+        if by == "topic_id":
+            return True, Counter()
         speaks = is_incremental or answered <= partitions_of(request.topics, "topic", "partitions", "partition")
         return speaks, Counter() if speaks else Counter(answered)
 

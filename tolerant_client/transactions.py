@@ -14,7 +14,8 @@ Laws:
 - That the coordinator is away is watched and said as coordinator_watch.py lays down.  The error changes no state: the
   request goes on, and the same call, made again, waits for it again.
 - Every call has an end.  A request that ends in a way that ends kafka-python's producer (no answer in time, most of
-  all) bounds the calls that wait: after `max_block_ms` they raise a KafkaTimeoutError, which changes no state either.
+  all) bounds the calls that wait, until a coordinator responds: after `max_block_ms` they raise a KafkaTimeoutError,
+  which changes no state either.  So a frozen coordinator's calls end once both that and `request_timeout_ms` are over.
   Refused connections end neither kafka-python's calls nor ours.  What still waits when the producer has been closed
   fails.
 """
@@ -112,6 +113,10 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
         """A request ended in a way by which kafka-python ends the producer, and with it every call."""
         self._is_bounded = True
 
+    def unbound_calls(self) -> None:
+        """A coordinator has responded: from now on the calls wait as kafka-python's do."""
+        self._is_bounded = False
+
     # -- what became of it ------------------------------------------------------
 
     def repeated_ends(self) -> int:
@@ -202,7 +207,6 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
 
     def answered(self) -> None:
         """A request to a coordinator has been answered."""
-        self._is_bounded = False
         for watch in self._watches.values():
             watch.answered()
 
@@ -244,6 +248,9 @@ class _Ending:
                 self._is_copy_left = True
                 self._handler.transaction_manager.leave_copy()
             outcome = Errors.KafkaConnectionError(str(outcome))
+        elif not isinstance(outcome, Exception) and not isinstance(self._handler, FindCoordinatorHandler):
+            # Not a lookup's: any broker responds to it, also while the coordinator itself is frozen.
+            self._handler.transaction_manager.unbound_calls()
         type(self._handler).on_complete(self._handler, correlation_id, outcome)
 
     def fatal_error(self, error: Exception) -> None:

@@ -19,6 +19,7 @@ from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest, Met
 from kafka.protocol.producer import ProduceRequest
 from kafka.protocol.sasl import SaslBytesRequest
 from support.fake_broker import FakeBroker, batch, correlation_id_of, set_correlation_id
+from support.messages import answer, asked
 from support.simulated import Clock, SimulatedNet
 
 import tolerant_client.connection
@@ -32,6 +33,7 @@ from tolerant_client.errors import (
 )
 from tolerant_client.events import Event
 from tolerant_client.framing import FrameAssembler
+from tolerant_client.inflight import InFlightRequests
 from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.transport import TolerantTCPTransport
 
@@ -505,6 +507,42 @@ def test_probe_is_a_request_that_the_broker_knows_and_that_asks_for_nothing(
     assert (question.name, question.API_VERSION) == (asked, version)
     assert question._request.topics == []
     assert harmless_question(BrokerVersionData(api_versions={18: (0, 4)}, broker_version=(2, 0))) is None
+
+
+def sent(store: InFlightRequests, entry: Any, now: float) -> Any:
+    """Encodes and sends a request of a bare tracker, which gets it back."""
+    entry.request.frame_buffers(entry.correlation_id, "test")
+    assert store.sent(entry, now) == []
+    return entry
+
+
+@pytest.fixture
+def store() -> InFlightRequests:
+    """A bare tracker whose question a broker of Kafka 4.2 knows."""
+    return InFlightRequests(RecoveryPolicy(), 1, harmless_question(BrokerVersionData((4, 2))))
+
+
+def test_server_that_names_all_its_topics_whatever_it_is_asked_is_kept(store: InFlightRequests) -> None:
+    entry = sent(store, store.queue(asked("Metadata", 13, topics=[{"name": "a"}]), 30.0), 0.0)
+    everything = answer("Metadata", 13, topics=[{"name": "a"}, {"name": "b"}])
+    (probe,) = store.response(entry.correlation_id, everything, 0.1)
+    sent(store, probe.request, 0.1)
+    (requeued,) = store.response(probe.correlation_id, everything, 0.2)
+    assert requeued.kind == "requeued"
+    sent(store, entry, 0.2)
+    (completed,) = store.response(entry.correlation_id, everything, 0.3)
+    assert completed.request is entry
+
+
+def test_exchanged_ids_of_a_probe_and_of_metadata_leave_nothing_to_believe(store: InFlightRequests) -> None:
+    entry = sent(store, store.queue(asked("Metadata", 13, topics=[{"name": "a"}]), 30.0), 0.0)
+    (probe,) = store.expired(2.0)
+    sent(store, probe.request, 2.0)
+    of_a = answer("Metadata", 13, topics=[{"name": "a"}])
+    events = store.response(probe.correlation_id, of_a, 2.1)
+    assert [event.kind for event in events] == ["orphan", "probe"]
+    events = store.response(entry.correlation_id, answer("Metadata", 13, topics=[]), 2.1)
+    assert [event.kind for event in events] == ["orphan", "retired"]
 
 
 CAUSES = [

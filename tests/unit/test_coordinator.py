@@ -521,6 +521,24 @@ def test_a_call_without_an_end_says_that_nobody_can_be_connected_to_and_one_with
         coordinator.fetch_committed_offsets(PARTITIONS, timeout_ms=1_500)
 
 
+def test_a_broker_that_throttles_every_connection_is_not_one_that_cannot_be_connected_to(
+    broker: GroupBroker, make: Callable[..., TolerantCoordinator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.committed = {("t", 0): (5, 2)}
+    with serve(broker) as address:
+        coordinator = make(address, limit_ms=60_000)
+        coordinator.fetch_committed_offsets(PARTITIONS)
+        assert coordinator._manager.is_connected
+        coordinator.coordinator_dead("moved")
+        until = time.monotonic() + 1.5
+        best_node = coordinator._manager.best_node
+        monkeypatch.setattr(
+            coordinator._manager, "best_node", lambda: best_node() if time.monotonic() > until else None
+        )
+        assert list(coordinator.fetch_committed_offsets(PARTITIONS)) == PARTITIONS
+        assert time.monotonic() >= until
+
+
 @pytest.mark.usefixtures("collected")
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # stock leaves sockets that were refused
 def test_a_close_whose_broker_has_gone_takes_no_longer_than_stocks(broker: GroupBroker) -> None:

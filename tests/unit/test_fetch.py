@@ -172,6 +172,16 @@ def test_cut_and_leftover_bytes_raise(version: int) -> None:
         request.decode_response(memoryview(body + b"\0"))
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_answer_that_names_a_partition_twice_is_refused(version: int) -> None:
+    """One bit of the second one's number: its records would move the first one's position."""
+    body = answer(version, session_id=5, partitions={A0: (0, b"", []), A1: (77, b"", [])})
+    changed = body.replace(struct.pack(">ih", 1, 77), struct.pack(">ih", 0, 77))
+    assert len(fetch(version).decode_response(memoryview(body)).partitions) == 2
+    with pytest.raises(ValueError, match="names a partition twice"):
+        fetch(version).decode_response(memoryview(changed))
+
+
 @given(st.binary(max_size=200), st.sampled_from(VERSIONS))
 def test_hostile_bytes_raise_nothing_but_decoding_errors(body: bytes, version: int) -> None:
     try:

@@ -548,6 +548,19 @@ def test_late_answer_that_does_not_decode_leaves_its_repeat_in_flight() -> None:
     assert [e.response for e in of(Completed, store.response(slow.correlation_id, OK, 2.1))] == [b"ok"]
 
 
+def test_late_answer_that_its_repeat_may_have_outdated_completes_nothing() -> None:
+    """InitProducerId: the repeat has bumped the epoch once more, so the first one's is fenced."""
+    store = tracker()
+    slow = send(store, Yielding(apis.INIT_PRODUCER_ID, keys=("t",), resend_safe=True))
+    first_id = slow.correlation_id
+    events = store.expired(1.1)
+    resend(store, events, 1.1)
+    resend(store, store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.101), 1.101)
+    assert kinds(store.response(first_id, memoryview(b"epoch 5"), 2.0)) == ["orphan"]
+    events = store.response(slow.correlation_id, memoryview(b"epoch 6"), 2.1)
+    assert [e.response for e in of(Completed, events)] == [b"epoch 6"]
+
+
 def test_first_answer_out_of_step_ends_a_connection_whose_probes_prove_nothing() -> None:
     store = disproved()
     send(store, now=3.0)
@@ -832,6 +845,51 @@ def test_odd_response_is_all_that_a_server_says_that_answers_no_repeat() -> None
         resend(store, events, now + 0.01)
         assert kinds(events) == then
     assert [(e.request, e.response) for e in of(Completed, events)] == [(entry, b"odd")]
+
+
+def unanswered(store: InFlightRequests, now: float) -> list[Event]:
+    """Silence is probed at `now`, and the probe is answered 10 ms later."""
+    events = store.expired(now)
+    resend(store, events, now)
+    events = store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, now + 0.01)
+    resend(store, events, now + 0.01)
+    return events
+
+
+def test_repeats_before_an_odd_response_do_not_count_as_those_that_have_none_after_it() -> None:
+    store = warm()
+    entry = send(store, FakeRequest(apis.LIST_OFFSETS), now=1.0)
+    assert kinds(unanswered(store, 3.0)) == ["lost", "requeued"]
+    assert kinds(put_on_trial_by(store, entry, ODD, 3.1)) == ["requeued"]
+    assert kinds(unanswered(store, 7.0)) == ["lost", "requeued"]
+    assert kinds(unanswered(store, 17.0)) == ["completed"]
+
+
+def test_response_to_the_last_repeat_that_had_none_disproves_the_probes() -> None:
+    store = warm()
+    entry = send(store, FakeRequest(apis.LIST_OFFSETS), now=1.0)
+    put_on_trial_by(store, entry, ODD, 1.1)
+    unanswered(store, 3.0)
+    last_id = entry.correlation_id
+    assert kinds(unanswered(store, 7.0)) == ["completed"]
+    assert [e.cause for e in of(Orphan, store.response(last_id, OK, 8.0))] == ["late"]
+    assert store.is_disproved
+
+
+def test_odd_response_that_overtook_a_probes_gets_a_trial_of_its_own() -> None:
+    store = warm()
+    first = send(store, FakeRequest(apis.LIST_OFFSETS), now=1.0)
+    events = store.response(first.correlation_id, ODD, 1.1)
+    resend(store, events, 1.1)
+    later = send(store, FakeRequest(apis.LIST_OFFSETS), now=1.1)
+    assert store.response(later.correlation_id, ODD, 1.11) == []
+    events = store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.12)
+    resend(store, events, 1.12)
+    assert kinds(events) == ["requeued", "probe"]
+    assert store.response(first.correlation_id, OK, 1.129) == []
+    events = store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.13)
+    assert [e.request for e in of(Requeued, events)] == [later]
+    assert [e.request for e in of(Completed, events)] == [first]
 
 
 def test_another_odd_response_to_a_repeat_is_asked_for_again_until_it_may_not_be() -> None:

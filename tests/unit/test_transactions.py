@@ -17,7 +17,7 @@ from kafka.producer.transaction_manager import (
     ProducerIdAndEpoch,
     TransactionState,
 )
-from kafka.protocol.metadata import CoordinatorType
+from kafka.protocol.metadata import CoordinatorType, FindCoordinatorResponse
 
 from tolerant_client.errors import (
     ConnectionLostError,
@@ -291,6 +291,21 @@ def test_what_ends_stocks_producer_gives_our_calls_an_end(ended: Exception) -> N
     sent(transactions).answer(ended)
     with pytest.raises(Errors.KafkaTimeoutError):
         commit.wait()
+
+
+def test_a_response_lets_calls_wait_again_but_a_lookups_does_not() -> None:
+    transactions = impatient()
+    transactions._metadata.add_coordinator = lambda *what: "coordinator-1"
+    transactions.begin_commit()
+    sent(transactions).answer(ConnectionTimedOutError("silent"))
+    lookup = sent(transactions)
+    assert isinstance(lookup.handler, FindCoordinatorHandler)
+    lookup.answer(FindCoordinatorResponse(version=0, error_code=0, node_id=1, host="h", port=9092))
+    assert transactions.max_wait() == 0.3, "any broker responds to a lookup, also while the coordinator is frozen"
+    ended = sent(transactions)
+    assert isinstance(ended.handler, EndTxnHandler)
+    ended.answer(SimpleNamespace(error_code=51))
+    assert transactions.max_wait() == float("inf")
 
 
 def test_refused_connections_end_no_call_as_in_stock() -> None:
