@@ -273,7 +273,8 @@ class InFlightRequests:
     def _complete_late(self, correlation_id: int, body: memoryview, events: list[Event], now: float) -> None:
         """Completes a request by the response to its first sending; its repeat is waited for no more.
 
-        Not one that yields to newer ones: its repeat may outdate the first (another epoch or member id fences it).
+        Not one that yields to newer ones: its repeat may outdate the first (another epoch or member id fences it),
+        or run after a newer one (such a peer keeps no order).
         """
         waiting = (r for r in self if correlation_id in r.lost_ids and r.state is State.IN_FLIGHT)
         entry = next((r for r in waiting if not getattr(r.request, "yields_to_newer", False)), None)

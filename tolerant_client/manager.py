@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 _TLS_TAKES_CONTEXT = "ssl_context" in inspect.signature(KafkaSSLTransport.__init__).parameters
 
 _BESIDE_S = 1.0  # after which the next of the first addresses is tried, too
+_LAST_WORDS_S = 0.25  # for attempts that end at the deadline to say why
 _WRONG_PLACE = Errors.IncompatibleBrokerVersion  # a controller, say
 _REFUSED = (Errors.SaslAuthenticationFailedError, Errors.AuthorizationError)
 _SILENT = (Errors.KafkaTimeoutError, Errors.RequestTimedOutError)
@@ -175,7 +176,9 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         next_at = 0.0
         addresses = [broker.node_id for broker in self.cluster.bootstrap_brokers()]
         try:
-            while not self.closed and (deadline is None or time.monotonic() < deadline):
+            while not self.closed and (
+                deadline is None or time.monotonic() < deadline + (_LAST_WORDS_S if trying else 0.0)
+            ):
                 for node_id in [n for n, attempt in trying.items() if attempt.is_done]:
                     failure = trying.pop(node_id).exception
                     if failure is None:
@@ -185,6 +188,9 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
                     if isinstance(failure, _WRONG_PLACE) or is_last and isinstance(failure, _REFUSED):
                         raise failure
                 now = time.monotonic()
+                if deadline is not None and now >= deadline:
+                    await self._bootstrap_wakeup(max(0.0, deadline + _LAST_WORDS_S - now))
+                    continue
                 delays = {n: float(self.connection_delay(n)) for n in addresses if n not in trying}
                 ready = [n for n, delay in delays.items() if not delay]
                 if ready and (not trying or now >= next_at):

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spark_integration.printing import printable
+from spark_integration.printing import echo
 from tolerant_client.errors import text_of
 from tolerant_client.mirror.link.left import Left, LeftSoFar
 
@@ -111,7 +110,7 @@ class EventPrinter:
 
     @staticmethod
     def _print(link: str, text: str) -> None:
-        print(f"tolerant-kafka: {printable(link)}: {printable(text)}", file=sys.stderr, flush=True)
+        echo(f"tolerant-kafka: {link}: {text}", err=True)
 
 
 def sentence(error: BaseException) -> str:

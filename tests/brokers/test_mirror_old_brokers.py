@@ -127,15 +127,15 @@ def append(config: Mapping[str, Any], topic: str, batch: bytes) -> int:
         return cluster.run(run)
 
 
-def mirror(source: Mapping[str, Any], target: str, topics: str) -> dict[TopicPartition, Progress]:
+def mirror(source: Mapping[str, Any], target: str, topics: str, link: str = "old") -> dict[TopicPartition, Progress]:
     """One run of a link, as `mirror --once` does it."""
     with RawCluster(source, name="source") as origin:
         copy = RawCluster({"bootstrap_servers": target}, origin.net, name="target")
         try:
 
             async def run() -> dict[TopicPartition, Progress]:
-                prepared = await prepare_link(origin, copy, topics, "old")
-                return await LinkCopier(origin, copy, prepared.producer_id, link="old").copy(prepared.ends)
+                prepared = await prepare_link(origin, copy, topics, link)
+                return await LinkCopier(origin, copy, prepared.producer_id, link=link).copy(prepared.ends)
 
             return origin.run(run)
         finally:
@@ -345,11 +345,11 @@ def test_copy_that_begins_with_records_of_a_former_topic_is_refused_at_a_start(
     logs, target, topic = started("1.1.1"), kafka_cluster.bootstrap_servers, "anew-former"
     logs.broker.make_topic(topic)
     append_records(logs.broker.bootstrap_servers, topic, 1000)
-    mirror(logs.source_config, target, topic)
+    mirror(logs.source_config, target, topic, link=topic)
     make_anew(logs.broker, topic)
     now = consume(logs.broker.bootstrap_servers, topic, 1, 3000)[0]
     behind = [Record(0, time, key, value) for offset, time, key, value, _ in now if offset >= 1000]
-    append_as_link(target, "old", topic, behind, 1000)
+    append_as_link(target, topic, topic, behind, 1000)
     with pytest.raises(TargetDivergedError, match=f"{topic}-0 has at offset 0 another record than the source"):
-        mirror(logs.source_config, target, topic)
+        mirror(logs.source_config, target, topic, link=topic)
     assert ends(target, topic) == [3000]

@@ -274,7 +274,7 @@ FLIPS = (
         "T6 misfit",
         "what does not decode completes its request",
         "inflight",
-        "return self._misfit(entry, what, now)\n        if",
+        "return self._misfit(entry, entry.not_decoded(error), now)\n        if",
         "response = None\n        if",
     ),
     Flip(

@@ -22,9 +22,15 @@ from tolerant_client.errors import TolerantClientError
 POLICY = RestartPolicy(first_s=0.5, longest_s=2, healthy_s=5, stalled_s=300, promoted_s=2)
 
 
+def put(link: str, kind: str, text: str) -> None:
+    """One write for a line: several threads tell what happens."""
+    sys.stdout.write(json.dumps({"link": link, "kind": kind, "text": text}) + "\n")
+    sys.stdout.flush()
+
+
 def tell(event: LinkEvent) -> None:
     if event.kind != "report":
-        print(json.dumps({"link": event.link, "kind": event.kind, "text": event.text}), flush=True)
+        put(event.link, event.kind, event.text)
 
 
 def main() -> None:
@@ -36,7 +42,7 @@ def main() -> None:
         else:
             run_flows(read_flows(Path(sys.argv[1])), is_stopping=stopping.is_set, tell=tell, policy=POLICY)
     except TolerantClientError as error:
-        print(json.dumps({"link": "", "kind": "died", "text": str(error)}), flush=True)
+        put("", "died", str(error))
         sys.exit(1)
 
 

@@ -525,7 +525,7 @@ class Simulation:
         self.settle(entry, "completed")
         token, error = event.response
         if token != request.token:
-            is_lied_about = event.correlation_id in self.liars
+            is_lied_about = bool(self.ids[request.token] & self.liars)  # a late one completes what was sent again, too
             if self.ids[request.token] & self.odd_ids and token == request.token | ODD_BIT << 24:
                 self.believed(entry, token)
             elif (request.tells and not self.odd_ids) or not is_lied_about or self.faults < 2:
