@@ -156,7 +156,8 @@ def _find(
         crcs = [crc32(section[a + _MAGIC_AT : b]) for a, b in zip(found["start"].tolist(), ends)]
         is_wrong = np.array(crcs, np.int64) != found["crc"]
         if is_wrong.any():
-            found, distrust = _before(found, is_wrong, "CRC mismatch in a message", wrapper)
+            computed = crcs[int(is_wrong.argmax())]
+            found, distrust = _before(found, is_wrong, f"CRC mismatch ({computed:08x} computed) in a message", wrapper)
     return found, distrust
 
 

@@ -48,6 +48,10 @@ _LEAST_RENEWAL = 10.0  # for one step of a re-authentication
 _RANKS = ("connected", "not tried", "doubtful", "failed")
 
 
+def _last(failures: dict[Any, BaseException]) -> str:
+    return f": {[*failures.values()][-1]}" if failures else ""
+
+
 class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python is untyped
     """Connections of one client; takes kafka-python's configuration.
 
@@ -205,10 +209,11 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         finally:
             for node_id in trying:
                 self._forget_address(node_id)
-        told = [] if not failures else [f"{len(failures)} of {len(addresses)} addresses failed: {[*failures.values()][-1]}"]
-        silent = len(trying.keys() - failures.keys())
-        told += [f"{silent} of {len(addresses)} addresses did not respond"] if silent else []
-        broken_off = (n for n, e in failures.items() if not isinstance(e, _SILENT) and not isinstance(e.__cause__, _SILENT))
+        silent = {n: e for n, e in failures.items() if isinstance(e, _SILENT) or isinstance(e.__cause__, _SILENT)}
+        broken_off = {n: e for n, e in failures.items() if n not in silent}
+        waited_for = len(silent.keys() | (trying.keys() - broken_off.keys()))
+        told = [f"{len(broken_off)} of {len(addresses)} addresses failed{_last(broken_off)}"] if broken_off else []
+        told += [f"{waited_for} of {len(addresses)} addresses did not respond{_last(silent)}"] if waited_for else []
         self.is_misunderstood = any(n in self._accepted for n in broken_off)
         servers = self.cluster.config["bootstrap_servers"]
         raise Errors.KafkaTimeoutError(f"Unable to bootstrap from {servers}: {'; '.join(told) or 'there was no time'}")

@@ -169,9 +169,9 @@ def iter_batches(
         if following > end:
             return
         batch = records[position:following]
-        if verify_crc and checksum(batch[ATTRIBUTES_OFFSET:]) != header.crc:
+        if verify_crc and (computed := checksum(batch[ATTRIBUTES_OFFSET:])) != header.crc:
             raise RecordBatchError(
-                f"CRC mismatch in a record batch of {header.size} bytes", base_offset
+                f"CRC mismatch in a record batch of {header.size} bytes, {computed:08x} computed", base_offset
             )
         yield header, batch
         position = following

@@ -305,7 +305,7 @@ def test_a_shuffle_that_deals_its_rows_otherwise_in_the_repeat_writes_each_row_o
         spark.conf.set(name, setting)
     try:
         for number in range(2):
-            spark.conf.set(f"{adaptive}advisoryPartitionSizeInBytes", f"{800 - 200 * number}k")
+            spark.conf.set(f"{adaptive}advisoryPartitionSizeInBytes", f"{1200 - 400 * number}k")
             with pytest.raises(Exception, match="killed in the middle"):
                 run_once(frame, servers, topic, checkpoint, exactlyOnce="true")
         flag.unlink()

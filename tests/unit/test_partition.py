@@ -340,6 +340,15 @@ def test_law_e_damaged_batch_counts_as_a_doubt() -> None:
     assert isinstance(copy.error, RecordBatchError)
 
 
+def test_law_e_damage_that_differs_each_time_was_done_on_the_way() -> None:
+    copy = copying()
+    for n in range(4 * BELIEVED_AFTER):
+        copy.resume(AppendState(100, PRODUCER, 0, 0), RULES, 1.0)
+        copy.doubt(RecordBatchError(f"CRC mismatch, {n:08x} computed", 100), 1.0)
+        assert copy.phase is Phase.DRAINING
+    assert copy.error is None
+
+
 def test_stopped_partition_stays_stopped_and_keeps_its_first_error() -> None:
     copy = copying()
     copy.stop(TargetDivergedError("foreign"))

@@ -34,7 +34,13 @@ from typing import NamedTuple
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import OversizedRecordError, RecoveryExhaustedError, TargetDivergedError, TolerantClientError
+from tolerant_client.errors import (
+    OversizedRecordError,
+    RecordBatchError,
+    RecoveryExhaustedError,
+    TargetDivergedError,
+    TolerantClientError,
+)
 from tolerant_client.fetch import FetchedPartition
 from tolerant_client.mirror.appendable import Appendable, AppendRules, Claim, appendable, cover
 from tolerant_client.mirror.gaps import Gap, GapFill
@@ -135,6 +141,7 @@ class PartitionCopy:
         self.dry_since: float | None = None  # the source has something stable, and answers nothing
         self._reasons: deque[str] = deque(maxlen=5)
         self._doubts = 0
+        self._damage = ""
 
     def __str__(self) -> str:
         return f"{self.partition.topic}-{self.partition.partition}"
@@ -353,7 +360,12 @@ class PartitionCopy:
             )
 
     def doubt(self, error: TolerantClientError, now: float) -> None:
-        """Takes a finding that stops the partition, if it is found again (Law E)."""
+        """Takes a finding that stops the partition, if it is found again (Law E).
+
+        Damage that differs from one response to the next was done on the way: only the same is found again.
+        """
+        if isinstance(error, RecordBatchError) and str(error) != self._damage:
+            self._damage, self._doubts = str(error), 0
         if self.is_believed(str(error), now):
             self.stop(error)
 

@@ -138,6 +138,7 @@ class TranslatedPartition:
         self._loss: LostOffsets | None = None  # what the last error means
         self._accepted: set[LostOffsets] = set()
         self._doubts = 0
+        self._damage = ""
         self._progressed_at = link.clock()
         self._reasons: deque[str] = deque(maxlen=5)
         self._stands_since: float | None = None  # there is something to copy, or trouble
@@ -417,6 +418,8 @@ class TranslatedPartition:
         if self._stands_since is None:
             self._stands_since = now
         self._reasons.append(f"{type(cause).__name__}: {cause}")
+        if isinstance(error, RecordBatchError) and str(error) != self._damage:
+            self._damage, self._doubts = str(error), 0  # what differs from one response to the next was done on the way
         self._doubts += not getattr(cause, "retriable", False)
         is_believed = self._doubts >= BELIEVED_AFTER
         patience_s = link.limits.patience_ms / 1000
