@@ -39,8 +39,8 @@ _TLS_TAKES_CONTEXT = "ssl_context" in inspect.signature(KafkaSSLTransport.__init
 
 _BESIDE_S = 1.0  # after which the next of the first addresses is tried, too
 _LAST_WORDS_S = 0.25  # for attempts that end at the deadline to say why
-_WRONG_PLACE = Errors.IncompatibleBrokerVersion  # a controller, say
-_REFUSED = (Errors.SaslAuthenticationFailedError, Errors.AuthorizationError)
+# What no repeat cures; IncompatibleBrokerVersion is of a controller, say.
+_NOT_CURED = (Errors.IncompatibleBrokerVersion, Errors.SaslAuthenticationFailedError, Errors.AuthorizationError)
 _SILENT = (Errors.KafkaTimeoutError, Errors.RequestTimedOutError)
 _LEAST_RENEWAL = 10.0  # for one step of a re-authentication
 
@@ -183,14 +183,14 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
             while not self.closed and (
                 deadline is None or time.monotonic() < deadline + (_LAST_WORDS_S if trying else 0.0)
             ):
-                for node_id in [n for n, attempt in trying.items() if attempt.is_done]:
-                    failure = trying.pop(node_id).exception
-                    if failure is None:
-                        return True
-                    failures[node_id] = failure
-                    is_last = len(failures) == len(addresses) and not trying
-                    if isinstance(failure, _WRONG_PLACE) or is_last and isinstance(failure, _REFUSED):
-                        raise failure
+                ended = {n: trying.pop(n).exception for n in [n for n, attempt in trying.items() if attempt.is_done]}
+                if None in ended.values():
+                    return True
+                failures.update(ended)
+                if len(failures) == len(addresses) and not trying:
+                    for failure in ended.values():
+                        if isinstance(failure, _NOT_CURED):
+                            raise failure
                 now = time.monotonic()
                 if deadline is not None and now >= deadline:
                     await self._bootstrap_wakeup(max(0.0, deadline + _LAST_WORDS_S - now))
@@ -225,7 +225,8 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
             await self.get_connection(
                 node_id, timeout_ms, pop_on_close=False, refresh_metadata_on_err=False, reset_backoff_on_connect=False
             )
-            await self.cluster.refresh_metadata(node_id)
+            # Not refresh_metadata: of callers beside each other it sends the first one's request only.
+            await self.cluster._do_refresh_metadata(node_id)
             if not self.cluster.brokers():
                 raise Errors.KafkaConnectionError("it knows of no brokers")
         except Exception:

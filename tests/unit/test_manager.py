@@ -271,6 +271,39 @@ def test_an_address_that_does_not_respond_holds_up_no_other_one(net: NetworkSele
         manager.close()
 
 
+def test_an_address_that_never_tells_of_the_brokers_holds_up_no_other_one(
+    net: NetworkSelector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen = FakeBroker()
+    frozen.ignore = lambda name, frame: name == "Metadata"
+    with serve(frozen) as first, serve(FakeBroker()) as second:
+        manager = TolerantConnectionManager(net, bootstrap_servers=[first, second])
+        ports = {broker.node_id: broker.port for broker in manager.cluster.bootstrap_brokers()}
+        monkeypatch.setattr(manager_module.random, "choice", lambda found: min(found, key=lambda n: ports[n] != frozen.port))
+        manager.bootstrap(timeout_ms=4_500)
+        assert manager.bootstrapped and "Metadata" in frozen.names()
+        manager.close()
+
+
+def test_a_controller_among_the_addresses_does_not_end_the_attempt_at_a_broker(
+    net: NetworkSelector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(manager: TolerantConnectionManager, node_id: Any, deadline: float | None) -> None:
+        await manager._net.sleep(0.0 if node_id.endswith("0") else 0.3)
+        if node_id.endswith("0"):
+            raise Errors.IncompatibleBrokerVersion("a controller")
+
+    monkeypatch.setattr(manager_module.random, "choice", lambda found: found[0])
+    monkeypatch.setattr(TolerantConnectionManager, "_try_address", answer)
+    manager = TolerantConnectionManager(net, bootstrap_servers=["127.0.0.1:1", "127.0.0.1:2"])
+    manager.bootstrap(timeout_ms=4_500)
+    manager.close()
+    alone = TolerantConnectionManager(net, bootstrap_servers=["127.0.0.1:1"])
+    with pytest.raises(Errors.IncompatibleBrokerVersion, match="a controller"):
+        alone.bootstrap(timeout_ms=4_500)
+    alone.close()
+
+
 def test_it_is_told_how_many_addresses_failed_and_how_many_did_not_respond(net: NetworkSelector) -> None:
     with silent() as listener:
         addresses = [f"127.0.0.1:{listener.getsockname()[1]}", "127.0.0.1:1"]
