@@ -169,6 +169,7 @@ class Mirrors:
         self.rng = rng
         self.running: list[tuple[subprocess.Popen[bytes], Path]] = []
         self.frozen: dict[int, float] = {}  # process id -> when it goes on
+        self.were_frozen: set[int] = set()
         self.counts: Counter[str] = Counter()
         self.failures: list[str] = []
 
@@ -189,6 +190,7 @@ class Mirrors:
         elif what < 0.8 and process.pid not in self.frozen and process.poll() is None:
             process.send_signal(signal.SIGSTOP)
             self.frozen[process.pid] = time.monotonic() + self.rng.uniform(*PAUSES_S)
+            self.were_frozen.add(process.pid)
             self.counts["frozen"] += 1
 
     def look_after(self, *, thaw: bool = False) -> None:
@@ -198,7 +200,11 @@ class Mirrors:
                 process.send_signal(signal.SIGCONT)
                 del self.frozen[process.pid]
             if process.poll() is not None:
-                self.failures.append(f"exit code {process.returncode}: {log.read_text()[-1500:]}{self.shown(log.read_text())}")
+                said = log.read_text()
+                if process.pid in self.were_frozen and "copying" not in said and "could not be reached" in said:
+                    self.counts["frozen for longer than it may take to connect"] += 1
+                else:
+                    self.failures.append(f"exit code {process.returncode}: {said[-1500:]}{self.shown(said)}")
                 self.kill(process, log)
                 self.start()
 
