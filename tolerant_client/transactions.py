@@ -11,6 +11,9 @@ Laws:
   may or may not be committed: TransactionOutcomeUnknownError.
 - A transaction with a failed record can only be aborted.  kafka-python commits it where the record timed out, and
   where a broker lost track of the sequence it drops the transaction and calls the commit a success.
+- Offsets are sent one call after the other: a call waits until the one before it is done, and the same call again,
+  while nobody knows how that one ended, is that one.  A copy of a TxnOffsetCommit may be carried out after newer
+  offsets, and so undo them: no others are sent for its partitions, and the transaction can only be aborted.
 - That the coordinator is away is watched and said as coordinator_watch.py lays down.  The error changes no state: the
   request goes on, and the same call, made again, waits for it again.
 - Every call has an end.  A request that ends in a way that ends kafka-python's producer (no answer in time, most of
@@ -33,6 +36,7 @@ from kafka.producer.transaction_manager import (
     InitProducerIdHandler,
     TransactionManager,
     TransactionState,
+    TxnOffsetCommitHandler,
 )
 from kafka.protocol.metadata import CoordinatorType
 
@@ -58,7 +62,9 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
             for kind, topic in _WATCHED.items()
         }
         self._completion: tuple[str, _WatchedResult] | None = None
+        self._offset_commit: tuple[tuple[dict[Any, Any], Any], _WatchedResult] | None = None
         self._is_copy_left = False  # of a request of this transaction, in some broker
+        self._offsets_left: dict[tuple[str, Any], Any] = {}  # by group and partition: what a copy would commit
         config = getattr(self._connections, "config", {})
         self._max_block = config.get("max_block_ms", _MAX_BLOCK_MS) / 1000
         self._is_bounded = False  # the calls that wait, by `max_block`
@@ -76,7 +82,8 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
             fence.wait()
             self._fence = None
         super().begin_transaction()
-        self._completion = None
+        self._completion = self._offset_commit = None
+        self._offsets_left.clear()
 
     def begin_commit(self) -> Any:
         """Starts the commit, or goes on with the one that was begun; returns what to wait for."""
@@ -87,8 +94,39 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
         return self._complete("abort", super().begin_abort)
 
     def send_offsets_to_transaction(self, offsets: Any, group_metadata: Any) -> Any:
-        """Adds offsets of a group; returns what to wait for."""
-        return _WatchedResult(super().send_offsets_to_transaction(offsets, group_metadata), self, "offset commit")
+        """Adds offsets of a group once those of an earlier call are added; returns what to wait for.
+
+        Raises what the earlier call ends with, and KafkaError where a copy of it could undo these offsets.
+        """
+        call = (dict(offsets), group_metadata)
+        while True:
+            with self._lock:
+                if self._current_state != TransactionState.IN_TRANSACTION:
+                    return super().send_offsets_to_transaction(*call)  # raises why it does not
+                earlier = self._offset_commit
+                if earlier is not None and not earlier[1].is_told and earlier[0] == call:
+                    return earlier[1]
+                self._refuse_to_be_undone(*call)
+                if earlier is None or earlier[1].is_told:
+                    result = super().send_offsets_to_transaction(*call)
+                    # kafka-python sends what an aborted transaction has left there with the next offsets.
+                    self._pending_txn_offset_commits.clear()
+                    self._offset_commit = (call, _WatchedResult(result, self, "offset commit"))
+                    return self._offset_commit[1]
+            earlier[1].wait()
+
+    def _refuse_to_be_undone(self, offsets: dict[Any, Any], group_metadata: Any) -> None:
+        group = getattr(group_metadata, "group_id", group_metadata)
+        for partition, offset in offsets.items():
+            left = self._offsets_left.get((group, partition), offset)
+            if left != offset:
+                error = Errors.KafkaError(
+                    f"{self.transactional_id}: the response to the offset {left.offset} of {partition.topic}-"
+                    f"{partition.partition} in group {group} was lost, and it may yet be carried out after"
+                    f" {offset.offset} and undo it: abort the transaction, and send all that is in it in a new one"
+                )
+                self.transition_to_abortable_error(error)
+                raise error
 
     def _complete(self, how: str, begin: Any) -> Any:
         with self._lock:
@@ -124,9 +162,13 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
         counters = getattr(self._connections, "recovery_counters", None)
         return 0 if counters is None else int(counters.of("requeued", "EndTxn"))
 
-    def leave_copy(self) -> None:
+    def leave_copy(self, request: Any = None) -> None:
         """A request of this transaction may still be carried out, at any time."""
         self._is_copy_left = True
+        if isinstance(request, TxnOffsetCommitHandler):
+            with self._lock:
+                group = request.consumer_group_id
+                self._offsets_left.update({(group, at): offset for at, offset in request.offsets.items()})
 
     def _complete_transaction(self) -> None:
         with self._lock:
@@ -246,7 +288,7 @@ class _Ending:
             is_harmless = isinstance(self._handler, (FindCoordinatorHandler, InitProducerIdHandler))
             if not is_harmless and not isinstance(outcome, Errors.NodeNotReadyError):
                 self._is_copy_left = True
-                self._handler.transaction_manager.leave_copy()
+                self._handler.transaction_manager.leave_copy(self._handler)
             outcome = Errors.KafkaConnectionError(str(outcome))
         elif not isinstance(outcome, Exception) and not isinstance(self._handler, FindCoordinatorHandler):
             # Not a lookup's: any broker responds to it, also while the coordinator itself is frozen.

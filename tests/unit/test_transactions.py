@@ -11,13 +11,16 @@ import kafka.errors as Errors
 import pytest
 from kafka.future import Future
 from kafka.producer.transaction_manager import (
+    AddOffsetsToTxnHandler,
     EndTxnHandler,
     FindCoordinatorHandler,
     InitProducerIdHandler,
     ProducerIdAndEpoch,
     TransactionState,
+    TxnOffsetCommitHandler,
 )
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorResponse
+from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from tolerant_client.errors import (
     ConnectionLostError,
@@ -367,3 +370,117 @@ def test_a_commit_nobody_waited_for_is_not_taken_for_the_next_one() -> None:
     sent(transactions).answer(SimpleNamespace(error_code=0))
     transactions.begin_transaction()
     assert transactions.begin_commit() is not first
+
+
+# -- offsets in a transaction ------------------------------------------------------
+
+ILLEGAL_GENERATION = 22
+
+
+def at(offset: int, partition: int = 0) -> dict[TopicPartition, OffsetAndMetadata]:
+    return {TopicPartition("t", partition): OffsetAndMetadata(offset, "", -1)}
+
+
+def offset_commit(transactions: Any) -> Any:
+    """The TxnOffsetCommit on its way, once AddOffsetsToTxn has its response; `carries` is partition to offset."""
+    added = sent(transactions)
+    assert isinstance(added.handler, AddOffsetsToTxnHandler)
+    added.answer(SimpleNamespace(error_code=0))
+    found = sent(transactions)
+    assert isinstance(found.handler, TxnOffsetCommitHandler)
+    found.carries = {p.partition_index: p.committed_offset for topic in found.request.topics for p in topic.partitions}
+    return found
+
+
+def committed(request: Any, code: int = 0) -> Any:
+    """The response to a TxnOffsetCommit, of the shape that kafka-python unpacks."""
+    parts = request.handler._build_request().topics
+    return SimpleNamespace(topics=[(t.name, [(p.partition_index, code) for p in t.partitions]) for t in parts])
+
+
+def test_the_same_offsets_again_after_a_timeout_wait_for_the_same_request() -> None:
+    transactions = impatient()
+    request_of = transactions.send_offsets_to_transaction
+    first = request_of(at(5), "group")
+    offset_commit(transactions).answer(ConnectionTimedOutError("silent"))
+    with pytest.raises(Errors.KafkaTimeoutError, match="make the same call again"):
+        first.wait()
+    assert request_of(at(5), "group") is first
+    transactions.next_request_handler(False)  # the lookup
+    repeat = sent(transactions)
+    repeat.answer(committed(repeat))  # between the two calls
+    again = request_of(at(5), "group")
+    assert again.wait() is True
+    assert pending(transactions) == []
+    assert request_of(at(5), "group") is not first, "its end has been told: this is another call"
+
+
+def test_other_offsets_wait_until_the_earlier_ones_are_done() -> None:
+    transactions = impatient()
+    first = transactions.send_offsets_to_transaction(at(5), "group")
+    request = offset_commit(transactions)
+    results: list[Any] = []
+    second = threading.Thread(
+        target=lambda: results.append(transactions.send_offsets_to_transaction(at(10), "group"))
+    )
+    second.start()
+    second.join(0.3)
+    assert second.is_alive()
+    assert pending(transactions) == []
+    request.answer(committed(request))
+    second.join(10)
+    assert first.is_done
+    assert offset_commit(transactions).carries == {0: 10}
+    assert not results[0].is_done
+
+
+def test_offsets_that_a_lost_copy_could_undo_are_refused_and_the_transaction_is_aborted() -> None:
+    transactions = impatient()
+    first = transactions.send_offsets_to_transaction(at(5), "group")
+    offset_commit(transactions).answer(ConnectionTimedOutError("silent"))
+    transactions.next_request_handler(False)
+    repeat = sent(transactions)
+    repeat.answer(committed(repeat))
+    assert first.wait() is True
+    other_partition = transactions.send_offsets_to_transaction(at(7, partition=1), "group")
+    request = offset_commit(transactions)
+    request.answer(committed(request))
+    assert other_partition.wait() is True
+    with pytest.raises(Errors.KafkaError, match="offset 5 of t-0 in group group was lost.*abort the transaction"):
+        transactions.send_offsets_to_transaction(at(10), "group")
+    with pytest.raises(Errors.KafkaError, match="error state"):
+        transactions.begin_commit()
+    assert pending(transactions) == []
+    transactions.begin_abort()
+    sent(transactions).answer(SimpleNamespace(error_code=0))
+    transactions.begin_transaction()
+    transactions.send_offsets_to_transaction(at(10), "group")
+    assert offset_commit(transactions).carries == {0: 10}
+
+
+def test_offsets_of_an_aborted_transaction_are_not_sent_with_those_of_the_next_one() -> None:
+    transactions = in_transaction(make())
+    transactions.send_offsets_to_transaction(at(5), "group")
+    refused = offset_commit(transactions)
+    refused.answer(committed(refused, ILLEGAL_GENERATION))
+    transactions.begin_abort()
+    sent(transactions).answer(SimpleNamespace(error_code=0))
+    transactions.begin_transaction()
+    transactions.send_offsets_to_transaction(at(3, partition=1), "group")
+    assert offset_commit(transactions).carries == {1: 3}
+
+
+def test_offsets_are_those_of_the_call_whatever_becomes_of_its_dict() -> None:
+    transactions = in_transaction(make())
+    offsets = at(5)
+    transactions.send_offsets_to_transaction(offsets, "group")
+    offsets.update(at(10))
+    assert offset_commit(transactions).carries == {0: 5}
+
+
+def test_offsets_outside_a_transaction_are_refused_as_in_kafka_python() -> None:
+    transactions = in_transaction(make())
+    transactions.send_offsets_to_transaction(at(5), "group")
+    transactions.begin_commit()
+    with pytest.raises(Errors.KafkaError, match="not in an active transaction"):
+        transactions.send_offsets_to_transaction(at(5), "group")
