@@ -492,8 +492,8 @@ def _copies_from(value: bytes) -> str | None:
 async def update_control(target: RawCluster, link: str, change: Callable[[LinkControl], LinkControl]) -> LinkControl:
     """Makes a change to what holds, and returns what holds then; nothing is written where that is the same.
 
-    Once it returns all in-sync replicas have it.  Raises OptionError where the topic cannot be made, or its newest
-    record is none of ours, and KafkaError.
+    Once it returns all in-sync replicas have it.  Raises OptionError where the topic cannot be made, its newest record
+    is none of ours, or what is wanted could not be read again, and KafkaError.
     """
     watch = ControlWatch(target, link)
     current = await watch.refresh()
@@ -508,13 +508,24 @@ async def update_control(target: RawCluster, link: str, change: Callable[[LinkCo
     position, newest = watch.position, watch.newest
     while True:
         knew = 0 if newest is None else newest.offset + 1
-        value = encode_control(wanted, int(time.time() * 1000), knew)  # written twice, if an answer is lost, it says the same
+        value = _readable(link, wanted, knew)  # written twice, if an answer is lost, it says the same
         offset = await target.insist("writing the link's control", lambda: append_own(target, CONTROL_TOPIC, link, value))
         newest = newest_of(link, await _records(target, position, offset + 1), newest)
         if newest is None or newest.value == value:
             return wanted
         # Whoever wrote between our look and our record goes before us: our change is made to that.
         wanted, position = change(decode_control(newest.value or b"")), offset + 1
+
+
+def _readable(link: str, wanted: LinkControl, knew: int) -> bytes:
+    """The value of a record that is written now.  One that could not be read again would stop every mirror of the target."""
+    value = encode_control(wanted, int(time.time() * 1000), knew)
+    if why := _why_unreadable(Record(0, 0, link.encode(), value)):
+        raise OptionError(
+            f"Nothing is written down of link {link}, since {CONTROL_TOPIC} could not be read after it: what it would say has a"
+            f" name that is not UTF-8, a number above 2^63-1, or more than a cluster has ({why.partition(';')[0]})"
+        )
+    return value
 
 
 def newest_of(link: str, records: Iterable[Record], newest: Record | None = None) -> Record | None:
