@@ -393,6 +393,13 @@ def test_a_dry_run_looks_twice_and_answers(world: World) -> None:
     assert report.blockers == ("2 offsets are not copied yet: orders-0 2",)
 
 
+def test_a_link_whose_target_has_none_of_its_partitions_is_waited_for_no_longer_than_was_said(world: World) -> None:
+    world.partitions, world.lacking = (), (P,)
+    report = world.promote(is_dry_run=True, deadline_s=60.0)
+    assert (world.looks, report.exit_code) == (2, 3)
+    assert report.blockers == ("orders-0: not on the target yet; let the mirror run until it has made them there",)
+
+
 @pytest.mark.parametrize(
     "changes", [{"compared": Comparison({P: "orders-0 differs"})}, {"ends": ends(8, 10, 10), "control": HELD}]
 )
