@@ -30,7 +30,6 @@ from spark_integration.mirroring.standing import Standing
 from spark_integration.monitoring.bars import LinkBars
 from spark_integration.monitoring.board import Board
 from spark_integration.monitoring.look import MOST_AGES, SourceEnds
-from spark_integration.monitoring.server import StatusServer
 from tolerant_client.errors import TolerantClientError, text_of
 from tolerant_client.mirror.link.health import waiting_reasons
 from tolerant_client.mirror.losses import LedgerRow
@@ -63,13 +62,11 @@ class LinkWatch:
 
     `source` and `target` are Java client properties.  `ends` are the source's
     last stable offsets at the start; with `is_once` they are the goal, else the
-    present ones are.  `metrics` is HOST:PORT to serve metrics and the status page at;
-    where there are several links, one StatusServer shows the `board` of all.
+    present ones are.  A StatusServer shows the `board` at `url`; it is the caller's.
     `names` are those of the clusters, `topic_names` those of the link's topics, `duties` the intervals of its
     periodic duties in seconds, `own_rate` the limit that it was started with, bytes/s.
     `say` gets what stands still, a sentence each, from several threads; by default it is printed.
     Topics of the reports that `ends` does not have are watched, too.
-    Raises OptionError for a wrong `metrics`.
     """
 
     def __init__(
@@ -81,8 +78,8 @@ class LinkWatch:
         *,
         is_once: bool,
         is_shown: bool,
-        metrics: str | None = None,
         board: Board | None = None,
+        url: str = "",
         names: tuple[str, str] = ("source", "target"),
         offsets: str = "identical",
         console: Console | None = None,
@@ -96,8 +93,8 @@ class LinkWatch:
         self._goals = _by_topic(ends)
         self._is_once = is_once
         self._is_identical = offsets == "identical"
-        self._board = Board() if board is None and metrics else board
-        self._server = StatusServer(self._board, metrics) if self._board is not None and metrics else None
+        self._board = board
+        self._url = url
         self._bars = LinkBars(is_once=is_once, is_shown=is_shown, console=console)
         self._say = say or (lambda text: self._bars.print(f"tolerant-kafka: {text}"))
         self._stop = threading.Event()
@@ -136,11 +133,6 @@ class LinkWatch:
     def state(self) -> LinkState:
         """What is known now."""
         return self.sample.state
-
-    @property
-    def url(self) -> str:
-        """Where the status page is, if this watch serves one."""
-        return "" if self._server is None else self._server.url
 
     @property
     def standing(self) -> TaskReport:
@@ -191,7 +183,7 @@ class LinkWatch:
 
     def __enter__(self) -> LinkWatch:
         if self._bars.is_shown:
-            self._bars.print("Starting Spark; this takes some seconds" + (f"; status page: {self.url}" if self.url else ""))
+            self._bars.print("Starting Spark; this takes some seconds" + (f"; status page: {self._url}" if self._url else ""))
         self._thread.start()
         return self
 
@@ -218,8 +210,6 @@ class LinkWatch:
             text = f"the target did not tell how far it is: {problem}; the numbers are the tasks' own"
             self._bars.print(f"tolerant-kafka: {text}")
         self._bars.stop()
-        if self._server is not None:
-            self._server.close()
         if problem and error is None and self._owes_losses:
             raise TolerantClientError(
                 f"Copying has ended, but the target did not tell what its ledger says was lost: {problem};"

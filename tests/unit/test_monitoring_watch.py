@@ -377,7 +377,7 @@ def test_clusters_that_answer_nothing_delay_neither_start_nor_stop_and_what_task
 def test_real_clusters_that_are_away_delay_neither_start_nor_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RawCluster, "connect", functools.partialmethod(RawCluster.connect, timeout_ms=2_500))
     began = time.monotonic()
-    with LinkWatch(PROPERTIES, PROPERTIES, {FIRST: 10}, "A-B", is_once=True, is_shown=False, metrics="127.0.0.1:0") as watch:
+    with LinkWatch(PROPERTIES, PROPERTIES, {FIRST: 10}, "A-B", is_once=True, is_shown=False, board=Board()) as watch:
         assert time.monotonic() - began < 2
     assert time.monotonic() - began < 2 + module.END_S + 1
     watch._thread.join()  # its clients draw from the random numbers that other tests count
