@@ -31,6 +31,7 @@ from spark_integration.monitoring.bars import LinkBars
 from spark_integration.monitoring.board import Board
 from spark_integration.monitoring.look import MOST_AGES, SourceEnds
 from tolerant_client.errors import TolerantClientError, text_of
+from tolerant_client.mirror.link.control import UNKNOWN_ORDERS
 from tolerant_client.mirror.link.health import waiting_reasons
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.measures import Copied
@@ -268,7 +269,7 @@ class LinkWatch:
         if source is not None:
             left_out |= _leave_out(leaderless, "source", source.left_out)
         now, now_ms = time.monotonic(), _now_ms()
-        ledger, control = self.state.ledger, self.state.control
+        ledger, control, control_problem = self.state.ledger, self.state.control, self.state.control_problem
         if self._board is not None and "target" not in unreachable:
             if now - self._ledger_at >= _LEDGER_INTERVAL_S:
                 self._ledger_at = now
@@ -277,7 +278,11 @@ class LinkWatch:
                 self.losses = self._since_the_start(ledger or ())
             if now - self._control_at >= _CONTROL_INTERVAL_S:
                 self._control_at = now
-                control = _quietly(clusters.control) or control
+                try:
+                    control, control_problem = clusters.control(), ""
+                except AWAY as error:
+                    control_problem = sentence(error)
+        before = self.state.control_problem
         may_ask = self._board is not None and not unreachable
         states = self._partition_states(clusters, source, now, left_out, may_ask=may_ask)
         held = self._held_by(clusters, states, now, now_ms, may_ask="source" in asked and "source" not in unreachable)
@@ -296,9 +301,12 @@ class LinkWatch:
                 held=held,
                 ledger=ledger,
                 control=control,
+                control_problem=control_problem,
                 phase=Phase.RUNNING if state.phase is Phase.STARTING and moves else state.phase,
             )
         )
+        if control_problem and control_problem != before:
+            self._say(f"unknown: {UNKNOWN_ORDERS}: {control_problem}")
         self._tell_still()
         self._show()
 

@@ -170,6 +170,12 @@ def test_a_link_is_promoted_as_a_whole_or_not_at_all() -> None:
         whole(control, LinkTopics.of("orders|clicks|new"), FakeTarget("orders", "clicks", "new"), target)
 
 
+def test_who_may_not_read_what_a_link_has_written_down_is_not_told_that_it_has_not() -> None:
+    with pytest.raises(OptionError, match="copies is unknown, since we may not read topic tolerant-mirror-control") as caught:
+        whole(LinkControl(is_hidden=True), None, None, FakeTarget("orders"))
+    assert "check --link" not in str(caught.value)
+
+
 def test_topics_that_are_given_count_where_nothing_was_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     live = {"other": LinkControl(topics=LinkTopics.of("cl.*").to_json())}
 

@@ -58,6 +58,8 @@ from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import Record
 
 CONTROL_TOPIC = f"{OWN_TOPICS}control"
+HIDDEN = f"we may not read topic {CONTROL_TOPIC} of the target: grant us Describe and Read on it"
+UNKNOWN_ORDERS = "whether an operator has paused, limited or promoted the link is unknown"
 WHOLE_LINK = ""
 NO_LIMIT = 0
 
@@ -95,7 +97,7 @@ class LinkControl:
     `starts` where empty target logs are to begin, though the source's begin before.  `begun` has the partitions whose target
     logs this link has begun, or has found to be the source's, and which topics that were.  `copied` says up to which offset the
     link had copied them when it last came to rest, or where it began them: an empty log of theirs is believed to be a copy up
-    to that offset alone.
+    to that offset alone.  `is_hidden`: we may not read the control, so nothing of it is known; it is in no record.
     """
 
     paused: frozenset[str] = frozenset()
@@ -114,6 +116,7 @@ class LinkControl:
     begun: Mapping[TopicPartition, TopicIds] = field(default_factory=dict)
     copied: Positions = field(default_factory=dict)
     paused_partitions: frozenset[TopicPartition] = frozenset()
+    is_hidden: bool = False
 
     def pauses(self, partition: TopicPartition) -> bool:
         return WHOLE_LINK in self.paused or partition.topic in self.paused or partition in self.paused_partitions
@@ -419,8 +422,10 @@ class ControlWatch:
 
 
 async def read_control(target: RawCluster, link: str) -> LinkControl:
-    """What holds for a link; the default where nothing was ever said.  Raises OptionError."""
-    return await ControlWatch(target, link).refresh()
+    """What holds for a link; the default where nothing was ever said, and where we may not look.  Raises OptionError."""
+    watch = ControlWatch(target, link)
+    control = await watch.refresh()
+    return replace(control, is_hidden=True) if watch.is_hidden else control
 
 
 class Unreadable(NamedTuple):
