@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from kafka.errors import KafkaError
 from rich.console import Console
 
-from spark_integration.commands.link import MaybeSource, MaybeTarget
-from spark_integration.commands.options import Json, LinkName, SourceProperties, TargetProperties, client_properties
+from spark_integration.commands.link import MaybeLink, MaybeSource, MaybeTarget, unnamed_link
+from spark_integration.commands.options import Json, SourceProperties, TargetProperties, client_properties
 from spark_integration.doctor.checkup import Checkup
 from spark_integration.doctor.finding import ERRORS, HEALTHY, NOT_EXAMINED, WARNINGS
 from spark_integration.doctor.link_checks import LinkOptions
@@ -26,8 +27,10 @@ from spark_integration.mm2.flows import Flow, read_flows
 from spark_integration.printing import echo
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.gaps import GapFill
+from tolerant_client.mirror.link.naming import FORMER_DEFAULT
 from tolerant_client.mirror.topic_filter import LinkTopics
 
+_PATIENCE_MS = 5_000  # with clusters that are asked for their link before they are examined
 _WORST_FIRST = (NOT_EXAMINED, ERRORS, WARNINGS, HEALTHY)
 
 _Cluster = Annotated[str | None, typer.Option("--cluster", metavar="HOST:PORT", help="One cluster alone, whatever it is for.")]
@@ -47,7 +50,7 @@ def doctor(
         typer.Option("--config", exists=True, dir_okay=False, help="A MirrorMaker 2 file instead: each of its flows."),
     ] = None,
     topics: _Topics = ".*",
-    link: LinkName = "default",
+    link: MaybeLink = None,
     seconds: Annotated[float, typer.Option("--seconds", min=0, help="How long leaders and progress are watched.")] = 10.0,
     group: _Groups = [],
     transactional_id: _Ids = [],
@@ -74,13 +77,14 @@ def doctor(
             raise OptionError(f"--{name}-properties was given without --{name}")
     clusters = {name: client_properties(servers, path) for name, (servers, path) in given.items() if servers is not None}
     if config is not None:
-        if clusters or topics != ".*" or link != "default":
+        if clusters or topics != ".*" or link is not None:
             raise OptionError("--config says what the clusters, topics and links are: leave the other options out")
         subjects = flow_subjects(config)
     elif not clusters or "cluster" in clusters and len(clusters) > 1:
         raise OptionError("Give --source, --target or both, or --cluster alone: HOST:PORT[,HOST:PORT...]")
     else:
-        subjects = [Subject(clusters, LinkTopics.of(topics), link, options=link_options(given, link))]
+        name = link or _meant(clusters)
+        subjects = [Subject(clusters, LinkTopics.of(topics), name, options=link_options(given, name))]
 
     codes, reports = set(), []
     for subject in subjects:
@@ -99,6 +103,21 @@ def doctor(
         document: dict[str, Any] = {"version": 1, "exit_code": code, "links": reports} if config is not None else reports[0]
         typer.echo(json.dumps(document))
     raise typer.Exit(code)
+
+
+def _meant(clusters: Mapping[str, Mapping[str, str]]) -> str:
+    """The link that other commands mean between these clusters; raises OptionError where several may be.
+
+    Where a cluster does not tell, the examination says so itself.
+    """
+    if "source" not in clusters or "target" not in clusters:
+        return FORMER_DEFAULT  # no link is examined
+    try:
+        return unnamed_link(clusters["source"], clusters["target"], patience_ms=_PATIENCE_MS)
+    except OptionError:
+        raise
+    except KafkaError:
+        return FORMER_DEFAULT
 
 
 def link_options(given: Mapping[str, tuple[str | None, Path | None]], link: str) -> LinkOptions:

@@ -145,13 +145,15 @@ def given_link(
     )
 
 
-def unnamed_link(source: Mapping[str, str] | None, target: Mapping[str, str], *, is_start: bool = False) -> str:
+def unnamed_link(
+    source: Mapping[str, str] | None, target: Mapping[str, str], *, is_start: bool = False, patience_ms: int = 60_000
+) -> str:
     """The link that is meant where none is named, or that is started (link/naming.py); raises OptionError where several may be."""
     name = partial(name_link, is_start=is_start)
-    with RawCluster(kafka_python_config(target), name="target") as cluster:
+    with RawCluster(kafka_python_config(target), name="target", patience_ms=patience_ms) as cluster:
         if source is None:
             return cluster.run(name, None, cluster)
-        origin = RawCluster(kafka_python_config(source), cluster.net, name="source")
+        origin = RawCluster(kafka_python_config(source), cluster.net, name="source", patience_ms=patience_ms)
         try:
             return cluster.run(name, origin, cluster)
         finally:

@@ -33,6 +33,8 @@ from spark_integration.commands.options import (
     client_properties,
 )
 from spark_integration.mirroring.watch import LinkWatch
+from spark_integration.monitoring.board import Board
+from spark_integration.monitoring.server import StatusServer
 from spark_integration.printing import echo
 from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.errors import OptionError
@@ -141,6 +143,9 @@ def mirror(
     started = time.monotonic()
     is_shown = not as_json and sys.stderr.isatty()
     with contextlib.ExitStack() as open_:
+        board = None if metrics is None else Board()
+        # Before anything is written: an address that cannot be had is a wrong option.
+        server = None if board is None or metrics is None else open_.enter_context(StatusServer(board, metrics))
         claim = open_.enter_context(mirror_job.run_claim(settings))
         prepared = mirror_job.prepare(settings, claim)
         for warning in prepared.warnings:
@@ -152,7 +157,8 @@ def mirror(
             settings.link,
             is_once=once,
             is_shown=is_shown,
-            metrics=metrics,
+            board=board,
+            url="" if server is None else server.url,
             offsets=settings.offsets,
         )
         try:

@@ -30,7 +30,6 @@ class OffsetsKind(str, enum.Enum):
 Offsets = Annotated[
     OffsetsKind | None, typer.Option("--offsets", help="translated: for topics with other writers; default identical.")
 ]
-LinkName = Annotated[str, typer.Option("--link", help="Name of the link; two links may not share a target topic.")]
 
 
 def client_properties(servers: str, path: Path | None) -> dict[str, str]:

@@ -25,10 +25,11 @@ from tolerant_client.mirror.link.control import (
     update_control,
 )
 from tolerant_client.mirror.link.scope import some
+from tolerant_client.mirror.state_json import MOST
 from tolerant_client.raw import RawCluster
 
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
-_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*(k|M|G|Ki|Mi|Gi|)B?")
+_RATE = re.compile(r"(\d{1,19}(?:\.\d{1,19})?)\s*(k|M|G|Ki|Mi|Gi|)B?")
 
 TopicsToPause = Annotated[list[str], typer.Option("--topic", help="A topic, by its name on the target; may be given again. Default: the whole link.")]
 Partitions = Annotated[list[int], typer.Option("--partition", min=0, help="Of the one --topic alone; may be given again.")]
@@ -109,7 +110,7 @@ def parse_rate(text: str) -> int | None:
         return NO_LIMIT
     found = _RATE.fullmatch(text)
     rate = int(float(found[1]) * _UNITS[found[2]]) if found else 0
-    if rate < 1:
+    if not 1 <= rate <= MOST:
         raise OptionError(f"{text!r} is no rate: give bytes a second as 20M, 512Ki or 1000000, or off, or default")
     return rate
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, TypeVar
 
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, TopicAuthorizationFailedError
 from kafka.structs import TopicPartition
 
 from spark_integration.mirroring.duties import connected
 from spark_integration.monitoring import look
 from tolerant_client.mirror.led_offsets import LedOffsets
 from tolerant_client.mirror.ledger import read_ledger
-from tolerant_client.mirror.link.control import ControlWatch, LinkControl
+from tolerant_client.mirror.link.control import HIDDEN, ControlWatch, LinkControl
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.open_transactions import Held, find_held
 from tolerant_client.mirror.replication_policy import TopicNames
@@ -58,8 +58,10 @@ class LinkClusters:
         return [row for row in self._ask(self._target, read_ledger, self._target) if row.link == self._link]
 
     def control(self) -> LinkControl:
-        """What the operator has ordered."""
+        """What the operator has ordered; raises TopicAuthorizationFailedError where we may not look."""
         found = self._ask(self._source, self._control.refresh)
+        if self._control.is_hidden:
+            raise TopicAuthorizationFailedError(HIDDEN)
         if found.is_promoted or found.is_handed_back:
             self._control = ControlWatch(self._target, self._link)  # a later life of the link is not promoted
         return found

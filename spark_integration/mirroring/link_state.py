@@ -253,7 +253,8 @@ class LinkState:
     ("source", "target") of the last look, `unreachable` says why some of them did not answer, `blind` why nobody could look
     at all, `leaderless` what had no leader that answers.  `recent` is what was copied in the last minute or so, by
     partition.  `still` says since when partitions have not moved though they could, `held` whose transactions are open on
-    the source.  `control` is what the operator has ordered, `own_rate` the limit that the mirror was started with, bytes/s.
+    the source.  `control` is what the operator had ordered when that was read last, `control_problem` why it was not read
+    since, `own_rate` the limit that the mirror was started with, bytes/s.
     `ledger` and `groups` are None until they were read; `addresses` are the clusters' bootstrap servers.
     """
 
@@ -279,6 +280,7 @@ class LinkState:
     groups: tuple[GroupState, ...] | None = None
     duties: Mapping[str, DutyState] = field(default_factory=dict)
     control: LinkControl = LinkControl()
+    control_problem: str = ""
     own_rate: int | None = None
     query: str = ""
     addresses: tuple[str, str] = ("", "")

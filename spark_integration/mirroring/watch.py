@@ -30,8 +30,8 @@ from spark_integration.mirroring.standing import Standing
 from spark_integration.monitoring.bars import LinkBars
 from spark_integration.monitoring.board import Board
 from spark_integration.monitoring.look import MOST_AGES, SourceEnds
-from spark_integration.monitoring.server import StatusServer
 from tolerant_client.errors import TolerantClientError, text_of
+from tolerant_client.mirror.link.control import UNKNOWN_ORDERS
 from tolerant_client.mirror.link.health import waiting_reasons
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.measures import Copied
@@ -63,13 +63,11 @@ class LinkWatch:
 
     `source` and `target` are Java client properties.  `ends` are the source's
     last stable offsets at the start; with `is_once` they are the goal, else the
-    present ones are.  `metrics` is HOST:PORT to serve metrics and the status page at;
-    where there are several links, one StatusServer shows the `board` of all.
+    present ones are.  A StatusServer shows the `board` at `url`; it is the caller's.
     `names` are those of the clusters, `topic_names` those of the link's topics, `duties` the intervals of its
     periodic duties in seconds, `own_rate` the limit that it was started with, bytes/s.
     `say` gets what stands still, a sentence each, from several threads; by default it is printed.
     Topics of the reports that `ends` does not have are watched, too.
-    Raises OptionError for a wrong `metrics`.
     """
 
     def __init__(
@@ -81,8 +79,8 @@ class LinkWatch:
         *,
         is_once: bool,
         is_shown: bool,
-        metrics: str | None = None,
         board: Board | None = None,
+        url: str = "",
         names: tuple[str, str] = ("source", "target"),
         offsets: str = "identical",
         console: Console | None = None,
@@ -96,8 +94,8 @@ class LinkWatch:
         self._goals = _by_topic(ends)
         self._is_once = is_once
         self._is_identical = offsets == "identical"
-        self._board = Board() if board is None and metrics else board
-        self._server = StatusServer(self._board, metrics) if self._board is not None and metrics else None
+        self._board = board
+        self._url = url
         self._bars = LinkBars(is_once=is_once, is_shown=is_shown, console=console)
         self._say = say or (lambda text: self._bars.print(f"tolerant-kafka: {text}"))
         self._stop = threading.Event()
@@ -136,11 +134,6 @@ class LinkWatch:
     def state(self) -> LinkState:
         """What is known now."""
         return self.sample.state
-
-    @property
-    def url(self) -> str:
-        """Where the status page is, if this watch serves one."""
-        return "" if self._server is None else self._server.url
 
     @property
     def standing(self) -> TaskReport:
@@ -191,7 +184,7 @@ class LinkWatch:
 
     def __enter__(self) -> LinkWatch:
         if self._bars.is_shown:
-            self._bars.print("Starting Spark; this takes some seconds" + (f"; status page: {self.url}" if self.url else ""))
+            self._bars.print("Starting Spark; this takes some seconds" + (f"; status page: {self._url}" if self._url else ""))
         self._thread.start()
         return self
 
@@ -218,8 +211,6 @@ class LinkWatch:
             text = f"the target did not tell how far it is: {problem}; the numbers are the tasks' own"
             self._bars.print(f"tolerant-kafka: {text}")
         self._bars.stop()
-        if self._server is not None:
-            self._server.close()
         if problem and error is None and self._owes_losses:
             raise TolerantClientError(
                 f"Copying has ended, but the target did not tell what its ledger says was lost: {problem};"
@@ -278,7 +269,7 @@ class LinkWatch:
         if source is not None:
             left_out |= _leave_out(leaderless, "source", source.left_out)
         now, now_ms = time.monotonic(), _now_ms()
-        ledger, control = self.state.ledger, self.state.control
+        ledger, control, control_problem = self.state.ledger, self.state.control, self.state.control_problem
         if self._board is not None and "target" not in unreachable:
             if now - self._ledger_at >= _LEDGER_INTERVAL_S:
                 self._ledger_at = now
@@ -287,7 +278,11 @@ class LinkWatch:
                 self.losses = self._since_the_start(ledger or ())
             if now - self._control_at >= _CONTROL_INTERVAL_S:
                 self._control_at = now
-                control = _quietly(clusters.control) or control
+                try:
+                    control, control_problem = clusters.control(), ""
+                except AWAY as error:
+                    control_problem = sentence(error)
+        before = self.state.control_problem
         may_ask = self._board is not None and not unreachable
         states = self._partition_states(clusters, source, now, left_out, may_ask=may_ask)
         held = self._held_by(clusters, states, now, now_ms, may_ask="source" in asked and "source" not in unreachable)
@@ -306,9 +301,12 @@ class LinkWatch:
                 held=held,
                 ledger=ledger,
                 control=control,
+                control_problem=control_problem,
                 phase=Phase.RUNNING if state.phase is Phase.STARTING and moves else state.phase,
             )
         )
+        if control_problem and control_problem != before:
+            self._say(f"unknown: {UNKNOWN_ORDERS}: {control_problem}")
         self._tell_still()
         self._show()
 

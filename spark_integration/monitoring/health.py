@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from spark_integration.mirroring.link_state import LinkState, Phase
+from tolerant_client.mirror.link.control import UNKNOWN_ORDERS
 from tolerant_client.mirror.link.health import (
     Health,
     Reason,
@@ -55,6 +56,8 @@ def _unknown(state: LinkState, now_ms: int) -> Iterator[Reason]:
     texts = [f"The {name} cluster does not respond: {why}" for name, why in state.unreachable.items()]
     if state.blind:
         texts.append(f"The clusters cannot be looked at: {state.blind}")
+    if state.control_problem:
+        texts.append(f"{UNKNOWN_ORDERS[0].upper()}{UNKNOWN_ORDERS[1:]}: {state.control_problem}")
     if state.phase is Phase.RUNNING and looked_s > STALE_S:
         texts.append(f"The clusters were last looked at {_long(looked_s)} ago: all numbers are as old")
     if state.phase is Phase.RUNNING and (silent_s := _silent_s(state, now_ms)) > STALE_S:

@@ -39,6 +39,8 @@ from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.mirror.identical.copy import LinkCopier
 from tolerant_client.mirror.limits import CopyLimits
 from tolerant_client.mirror.link.control import CONTROL_TOPIC, LinkControl, read_control, update_control
+from tolerant_client.mirror.link.plan_report import plan_everything
+from tolerant_client.mirror.link.status import read_status
 from tolerant_client.mirror.link.mm2_positions import whether_mm2_runs
 from tolerant_client.mirror.link.promotion import promote
 from tolerant_client.mirror.sync import prepare_link
@@ -313,6 +315,12 @@ def test_control_that_may_not_be_read_is_not_overwritten(link: Link) -> None:
         )
         with link.without(("target", "topic", "tolerant-mirror-", "Read")):
             link.run()
+            with link.both() as (source, target):
+                seen = source.run(read_status, source, target, flow.link, flow.link_topics)
+                planned = source.run(plan_everything, source, target, flow.link, flow.link_topics)
+        unknown = "whether an operator has paused, limited or promoted the link is unknown: we may not read topic"
+        for report, texts in ((seen, [reason.text for reason in seen.reasons]), (planned, planned.refusals)):
+            assert report.exit_code == 3 and any(text.startswith(unknown) for text in texts), texts
         assert operator.run(read_control, operator, flow.link) == stopped
 
 

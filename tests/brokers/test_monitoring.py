@@ -21,6 +21,7 @@ from spark_integration.mirroring.link_state import Phase
 from spark_integration.mirroring.ranges import RangesStreamWriter, ReportFile
 from spark_integration.mirroring.watch import LinkWatch
 from spark_integration.monitoring.board import Board
+from spark_integration.monitoring.server import StatusServer
 from tolerant_client.mirror.link.control import update_control
 from tolerant_client.mirror.worker import close_workers
 from tolerant_client.raw import RawCluster
@@ -61,8 +62,8 @@ def test_lag_is_told_before_a_copy_and_what_was_copied_after_it(source: str, tar
         }
     )
     board = Board()
-    with LinkWatch(
-        *properties, link.ends, "A-B", is_once=False, is_shown=False, metrics="127.0.0.1:0", board=board, names=("A", "B")
+    with StatusServer(board, "127.0.0.1:0") as server, LinkWatch(
+        *properties, link.ends, "A-B", is_once=False, is_shown=False, board=board, names=("A", "B")
     ) as watch:
         before = until(watch, lambda state: state.topics[topic].lag_seconds and state.topics[topic].lag_bytes).topics[topic]
         assert before.lag_offsets == EACH * PARTITIONS
@@ -82,7 +83,7 @@ def test_lag_is_told_before_a_copy_and_what_was_copied_after_it(source: str, tar
             EACH * PARTITIONS,
             {TopicPartition(topic, index): EACH for index in range(PARTITIONS)},
         )
-        with urllib.request.urlopen(f"{watch.url}metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"{server.url}metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         assert f'tolerant_mirror_records_total{{link="A-B",topic="{topic}"}} {EACH * PARTITIONS}.0' in lines
         mm2 = "kafka_connect_mirror_mirrorsourceconnector_record_count"

@@ -21,9 +21,11 @@ import typer.main
 from kafka.structs import TopicPartition
 from rich.console import Console
 from support.certificate import self_signed
+from typer.testing import CliRunner
 
 import spark_integration.doctor
 from spark_integration.cli import app
+from spark_integration.commands import doctor as doctor_module
 from spark_integration.commands.doctor import flow_subjects, link_options
 from spark_integration.doctor import link_examination
 from spark_integration.doctor.checkup import Checkup, not_made
@@ -54,7 +56,7 @@ from spark_integration.doctor.link_examination import literal_names
 from spark_integration.doctor.probing import parse_address, probe_all
 from spark_integration.doctor.report import as_json, print_report
 from spark_integration.doctor.rights import CHECKPOINTS, Duty
-from tolerant_client.errors import OptionError
+from tolerant_client.errors import ClusterUnreachableError, OptionError
 from tolerant_client.mirror.ledger import UNREADABLE
 from tolerant_client.mirror.link.control import LinkControl
 from tolerant_client.mirror.losses import LedgerRow
@@ -566,3 +568,40 @@ def test_durations_are_said_as_people_do(ms: float, text: str) -> None:
 def test_sizes_and_lists() -> None:
     assert [size(n) for n in (900, 1 << 20, 3 << 30)] == ["900 bytes", "1.0 MiB", "3.0 GiB"]
     assert (some([]), some([1, 2]), some(range(12), 3)) == ("none", "1, 2", "0, 1, 2 and 9 more")
+
+
+@pytest.mark.parametrize(
+    ("given", "outcome", "link"),
+    [
+        ((), "mirror-abc", "mirror-abc"),
+        (("--link", "dr"), "mirror-abc", "dr"),
+        ((), ClusterUnreachableError("away"), "default"),  # which the examination tells
+    ],
+)
+def test_the_doctor_examines_the_link_that_other_commands_mean(
+    monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], outcome: str | Exception, link: str
+) -> None:
+    examined: list[link_examination.Subject] = []
+
+    def name(*_: object, **__: object) -> str:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def examine(subject: link_examination.Subject) -> Checkup:
+        examined.append(subject)
+        return Checkup()
+
+    monkeypatch.setattr(doctor_module, "unnamed_link", name)
+    monkeypatch.setattr(doctor_module, "_examine", examine)
+    CliRunner().invoke(app, ["doctor", "--source", "a:1", "--target", "b:1", "--json", *given])
+    assert [(subject.link, subject.options.of_target) for subject in examined] == [(link, f"--target b:1 --link {link}")]
+
+
+def test_the_doctor_does_not_choose_between_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    def several(*_: object, **__: object) -> str:
+        raise OptionError("The target has 2 links")
+
+    monkeypatch.setattr(doctor_module, "unnamed_link", several)
+    done = CliRunner().invoke(app, ["doctor", "--source", "a:1", "--target", "b:1"])
+    assert isinstance(done.exception, OptionError)

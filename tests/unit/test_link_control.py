@@ -259,6 +259,19 @@ def test_two_writers_at_once_both_have_their_way(monkeypatch: pytest.MonkeyPatch
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("changes", [{"bytes_per_s": 2**63}, {"topics": '{"include": ["\udcfc"]}'}, {"paused": frozenset({"\udcfc"})}])
+def test_what_could_not_be_read_again_is_not_written(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]) -> None:
+    topic = ControlTopic(monkeypatch)
+
+    async def run() -> None:
+        await topic.change(topics=ORDERS)
+        with pytest.raises(OptionError, match="Nothing is written down of link dr"):
+            await topic.change(**changes)
+        assert len(topic.log) == 1 and await topic.read() == LinkControl(topics=ORDERS)
+
+    asyncio.run(run())
+
+
 def said(offset: int, knew: int | None, time_ms: int = 5, **changes: Any) -> Record:
     found = json.loads(encode_control(LinkControl(**changes), 5, knew or 0))
     if knew is None:

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import signal
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,13 @@ class Watch:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def prepared() -> list[str]:
+    """Each time that a mirror has made topics and written its link down."""
+    return []
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, prepared: list[str]) -> Callable[..., Any]:
     """Runs the command with a mirror that ends as it is told, and a target that has got as far as `copied`."""
 
     def run(
@@ -80,7 +87,12 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         stopping.number = number
         monkeypatch.setattr(supervisor, "stop_signals", lambda: stopping)
         monkeypatch.setattr(command, "LinkWatch", Watch)
-        monkeypatch.setattr(mirror_job, "prepare", lambda settings, claim: PreparedLink(1, (), {FIRST: 10, SECOND: 10}))
+
+        def prepare(settings: object, claim: object) -> PreparedLink:
+            prepared.append("prepared")
+            return PreparedLink(1, (), {FIRST: 10, SECOND: 10})
+
+        monkeypatch.setattr(mirror_job, "prepare", prepare)
 
         def copy(*_: object, **__: object) -> Any:
             if isinstance(outcome, Exception):
@@ -115,6 +127,17 @@ def test_an_interrupted_copy_ends_as_a_process_that_a_signal_ended_and_says_wher
         "tolerant-kafka: interrupted: orders-1 is copied up to offset 4 of 10",
         "tolerant-kafka: interrupted: 6 offsets are not copied; start the mirror again",
     ]
+
+
+def test_an_address_for_metrics_that_cannot_be_had_is_told_before_anything_is_written(
+    run: Callable[..., Any], prepared: list[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for address in ("nonsense", f"127.0.0.1:{taken.getsockname()[1]}"):
+            done = run(True, "--metrics", address)
+            assert isinstance(done.exception, OptionError) and "--metrics" in str(done.exception)
+    assert prepared == []
+    assert run(True, "--metrics", "127.0.0.1:0").exit_code == 0 and prepared == ["prepared"]
 
 
 def test_a_copy_that_is_interrupted_because_its_target_is_away_was_interrupted_all_the_same(run: Callable[..., Any]) -> None:

@@ -54,6 +54,7 @@ ROWS: list[tuple[Health, dict[str, Any], str]] = [
     (Health.WAITING, {"duties": {"sync_topic_acls": DutyState(NOW_MS, "no")}}, "sync_topic_acls: no"),
     (Health.WAITING, {"duties": {"beat": DutyState(NOW_MS - 200_000, "", 1.0)}}, "beat: no round has ended for 200 s"),
     (Health.UNKNOWN, {"unreachable": {"source": "refused"}}, "The source cluster does not respond: refused"),
+    (Health.UNKNOWN, {"control_problem": "none of ours"}, "has paused, limited or promoted the link is unknown: none of ours"),
     (Health.UNKNOWN, {"blind": "KeyError: x"}, "cannot be looked at: KeyError: x"),
     (Health.UNKNOWN, {"leaderless": {"source": LeftOut(2, "orders-1: no leader")}}, "2 partitions of the source cannot be looked at"),
     (Health.UNKNOWN, {"report": TaskReport(NOW_MS - 91_000)}, "No micro-batch has ended for 91 s"),

@@ -24,7 +24,7 @@ from spark_integration.mirroring.watch import LinkWatch
 from spark_integration.monitoring import look
 from spark_integration.monitoring.bars import Terminal
 from spark_integration.monitoring.board import Board
-from tolerant_client.errors import ClusterUnreachableError, TolerantClientError
+from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError
 from tolerant_client.mirror.led_offsets import LedOffsets
 from tolerant_client.mirror.link.claims import Waiting
 from tolerant_client.mirror.link.control import LinkControl
@@ -279,7 +279,19 @@ def test_what_the_operator_orders_is_read_at_times_and_kept_while_it_cannot_be(w
     assert watch.after(1).control == LinkControl()
     assert watch.after(2).control == watch.clusters.ordered
     before, watch.clusters.ordered = watch.clusters.ordered, ClusterUnreachableError("away")
-    assert watch.after(3).control == before
+    found = watch.after(3)
+    assert (found.control, found.control_problem) == (before, "away")
+    watch.clusters.ordered = before
+    assert watch.after(3).control_problem == ""
+
+
+def test_control_that_cannot_be_read_is_told_on_the_terminal_once(watch: Watch, capsys: pytest.CaptureFixture[str]) -> None:
+    watch.after(0)
+    watch.clusters.ordered = OptionError("A record is none of ours")
+    for _ in range(3):
+        watch.after(3)
+    said = "tolerant-kafka: unknown: whether an operator has paused, limited or promoted the link is unknown: A record is none of ours"
+    assert capsys.readouterr().err.replace("\n", " ").count(said) == 1
 
 
 def test_orders_and_losses_are_read_from_the_target_also_while_the_source_is_away(watch: Watch) -> None:
@@ -377,7 +389,7 @@ def test_clusters_that_answer_nothing_delay_neither_start_nor_stop_and_what_task
 def test_real_clusters_that_are_away_delay_neither_start_nor_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RawCluster, "connect", functools.partialmethod(RawCluster.connect, timeout_ms=2_500))
     began = time.monotonic()
-    with LinkWatch(PROPERTIES, PROPERTIES, {FIRST: 10}, "A-B", is_once=True, is_shown=False, metrics="127.0.0.1:0") as watch:
+    with LinkWatch(PROPERTIES, PROPERTIES, {FIRST: 10}, "A-B", is_once=True, is_shown=False, board=Board()) as watch:
         assert time.monotonic() - began < 2
     assert time.monotonic() - began < 2 + module.END_S + 1
     watch._thread.join()  # its clients draw from the random numbers that other tests count

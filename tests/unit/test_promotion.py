@@ -170,6 +170,12 @@ def test_a_link_is_promoted_as_a_whole_or_not_at_all() -> None:
         whole(control, LinkTopics.of("orders|clicks|new"), FakeTarget("orders", "clicks", "new"), target)
 
 
+def test_who_may_not_read_what_a_link_has_written_down_is_not_told_that_it_has_not() -> None:
+    with pytest.raises(OptionError, match="copies is unknown, since we may not read topic tolerant-mirror-control") as caught:
+        whole(LinkControl(is_hidden=True), None, None, FakeTarget("orders"))
+    assert "check --link" not in str(caught.value)
+
+
 def test_topics_that_are_given_count_where_nothing_was_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     live = {"other": LinkControl(topics=LinkTopics.of("cl.*").to_json())}
 
@@ -391,6 +397,13 @@ def test_a_dry_run_looks_twice_and_answers(world: World) -> None:
     report = world.promote(is_dry_run=True, deadline_s=60.0)
     assert (world.looks, report.exit_code, world.told) == (2, 3, [])
     assert report.blockers == ("2 offsets are not copied yet: orders-0 2",)
+
+
+def test_a_link_whose_target_has_none_of_its_partitions_is_waited_for_no_longer_than_was_said(world: World) -> None:
+    world.partitions, world.lacking = (), (P,)
+    report = world.promote(is_dry_run=True, deadline_s=60.0)
+    assert (world.looks, report.exit_code) == (2, 3)
+    assert report.blockers == ("orders-0: not on the target yet; let the mirror run until it has made them there",)
 
 
 @pytest.mark.parametrize(

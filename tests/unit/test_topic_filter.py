@@ -185,3 +185,9 @@ _ON_A = (
 )
 def test_topics_are_those_that_mirror_maker_made(link: LinkTopics, made: str) -> None:
     assert {link.to_target(topic) for topic in _ON_A if link.takes(topic)} == set(made.split())
+
+
+@pytest.mark.parametrize("lists", [("lt|b\udcfccher", ""), ("orders", "a, \udcff")])
+def test_an_expression_that_is_not_utf_8_is_told_where_it_is_given(lists: tuple[str, str]) -> None:
+    with pytest.raises(OptionError, match="is not UTF-8"):
+        TopicFilter.from_list(*lists)

@@ -68,6 +68,11 @@ class TopicFilter:
         return repr(", ".join(self.include)) + without
 
     def __post_init__(self) -> None:
+        for expression in (*self.include, *self.exclude):
+            try:
+                text(expression)
+            except ValueError as error:
+                raise OptionError(f"{expression!r} is not UTF-8, as the names of Kafka are; write it in UTF-8") from error
         self.matches("")  # a wrong expression is told where it is given
 
     @staticmethod

@@ -58,6 +58,8 @@ from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import Record
 
 CONTROL_TOPIC = f"{OWN_TOPICS}control"
+HIDDEN = f"we may not read topic {CONTROL_TOPIC} of the target: grant us Describe and Read on it"
+UNKNOWN_ORDERS = "whether an operator has paused, limited or promoted the link is unknown"
 WHOLE_LINK = ""
 NO_LIMIT = 0
 
@@ -95,7 +97,7 @@ class LinkControl:
     `starts` where empty target logs are to begin, though the source's begin before.  `begun` has the partitions whose target
     logs this link has begun, or has found to be the source's, and which topics that were.  `copied` says up to which offset the
     link had copied them when it last came to rest, or where it began them: an empty log of theirs is believed to be a copy up
-    to that offset alone.
+    to that offset alone.  `is_hidden`: we may not read the control, so nothing of it is known; it is in no record.
     """
 
     paused: frozenset[str] = frozenset()
@@ -114,6 +116,7 @@ class LinkControl:
     begun: Mapping[TopicPartition, TopicIds] = field(default_factory=dict)
     copied: Positions = field(default_factory=dict)
     paused_partitions: frozenset[TopicPartition] = frozenset()
+    is_hidden: bool = False
 
     def pauses(self, partition: TopicPartition) -> bool:
         return WHOLE_LINK in self.paused or partition.topic in self.paused or partition in self.paused_partitions
@@ -419,8 +422,10 @@ class ControlWatch:
 
 
 async def read_control(target: RawCluster, link: str) -> LinkControl:
-    """What holds for a link; the default where nothing was ever said.  Raises OptionError."""
-    return await ControlWatch(target, link).refresh()
+    """What holds for a link; the default where nothing was ever said, and where we may not look.  Raises OptionError."""
+    watch = ControlWatch(target, link)
+    control = await watch.refresh()
+    return replace(control, is_hidden=True) if watch.is_hidden else control
 
 
 class Unreadable(NamedTuple):
@@ -492,8 +497,8 @@ def _copies_from(value: bytes) -> str | None:
 async def update_control(target: RawCluster, link: str, change: Callable[[LinkControl], LinkControl]) -> LinkControl:
     """Makes a change to what holds, and returns what holds then; nothing is written where that is the same.
 
-    Once it returns all in-sync replicas have it.  Raises OptionError where the topic cannot be made, or its newest
-    record is none of ours, and KafkaError.
+    Once it returns all in-sync replicas have it.  Raises OptionError where the topic cannot be made, its newest record
+    is none of ours, or what is wanted could not be read again, and KafkaError.
     """
     watch = ControlWatch(target, link)
     current = await watch.refresh()
@@ -508,13 +513,24 @@ async def update_control(target: RawCluster, link: str, change: Callable[[LinkCo
     position, newest = watch.position, watch.newest
     while True:
         knew = 0 if newest is None else newest.offset + 1
-        value = encode_control(wanted, int(time.time() * 1000), knew)  # written twice, if an answer is lost, it says the same
+        value = _readable(link, wanted, knew)  # written twice, if an answer is lost, it says the same
         offset = await target.insist("writing the link's control", lambda: append_own(target, CONTROL_TOPIC, link, value))
         newest = newest_of(link, await _records(target, position, offset + 1), newest)
         if newest is None or newest.value == value:
             return wanted
         # Whoever wrote between our look and our record goes before us: our change is made to that.
         wanted, position = change(decode_control(newest.value or b"")), offset + 1
+
+
+def _readable(link: str, wanted: LinkControl, knew: int) -> bytes:
+    """The value of a record that is written now.  One that could not be read again would stop every mirror of the target."""
+    value = encode_control(wanted, int(time.time() * 1000), knew)
+    if why := _why_unreadable(Record(0, 0, link.encode(), value)):
+        raise OptionError(
+            f"Nothing is written down of link {link}, since {CONTROL_TOPIC} could not be read after it: what it would say has a"
+            f" name that is not UTF-8, a number above 2^63-1, or more than a cluster has ({why.partition(';')[0]})"
+        )
+    return value
 
 
 def newest_of(link: str, records: Iterable[Record], newest: Record | None = None) -> Record | None:

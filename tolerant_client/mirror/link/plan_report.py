@@ -16,7 +16,7 @@ from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link.acls import AclsReport, sync_acls
 from tolerant_client.mirror.link.beginning import grown, refuse_circle, refuse_others, require_same_source
 from tolerant_client.mirror.link.configs import ConfigsReport, sync_configs
-from tolerant_client.mirror.link.control import LinkControl, read_control
+from tolerant_client.mirror.link.control import HIDDEN, UNKNOWN_ORDERS, LinkControl, read_control
 from tolerant_client.mirror.link.ends import has_map, require_no_copies_of_identical
 from tolerant_client.mirror.link.groups import GroupsReport, sync_groups
 from tolerant_client.mirror.link.promotion_report import groups_json
@@ -129,7 +129,7 @@ async def plan_everything(
     planned = await plan_link(source, target, chosen)
     control = await read_control(target, link)
     was_begun = await has_map(target, link, control)
-    refusals: list[str] = []
+    refusals = [f"{UNKNOWN_ORDERS}: {HIDDEN}"] if control.is_hidden else []
     warnings = [*planned.warnings, *gone_warnings(await only_on_target(source, target, chosen))]
     try:
         control.require_not_promoted(link)

@@ -284,7 +284,7 @@ async def _wait(
     told = ""
     deadline = time.monotonic() + deadline_s
     options = link_options(of.name, of.target), link_options(of.name, of.target, source)
-    before: dict[TopicPartition, Ends] = {}
+    before: dict[TopicPartition, Ends] | None = None  # no look yet; one that finds no partition is one, too
     while True:
         partitions, lacking = await partitions_of_link(source, of.target, of.topics)
         ends = await look(source, of.target, of.name, sorted({*partitions, *besides}), of.is_translated)
@@ -293,11 +293,11 @@ async def _wait(
         control = await read_control(of.target, of.name)
         there, ledger = [e.partition for e in kept], Ledger(of.target, of.name)
         compared = await compare_ends(source, of.target, there, ledger, control, of.is_translated)
-        found = blockers(kept, before, control, compared, await find_held(source, _open_spans(kept)), *options)
+        found = blockers(kept, before or {}, control, compared, await find_held(source, _open_spans(kept)), *options)
         if lacking:
             text = f"{some(map(_name, lacking))}: not on the target yet; let the mirror run until it has made them there"
             found.insert(0, Blocker(text))
-        if before and (not found or any(blocker.lasts for blocker in found) or time.monotonic() >= deadline):
+        if before is not None and (not found or any(blocker.lasts for blocker in found) or time.monotonic() >= deadline):
             return ends, [blocker.text for blocker in found]
         text = f"waiting: {'; '.join(blocker.text for blocker in found)}"
         if found and deadline_s and text != told:

@@ -13,7 +13,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link.beginning import require_no_unreadable, writes
-from tolerant_client.mirror.link.control import LinkControl, TopicIds, read_controls
+from tolerant_client.mirror.link.control import HIDDEN, LinkControl, TopicIds, read_controls
 from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.raw import RawCluster
 
@@ -50,6 +50,8 @@ def written_topics(control: LinkControl, link: str, given: LinkTopics | None) ->
     """All that a link copies, as it has written down; `given` where it has not.  Raises OptionError without either."""
     if control.topics is not None:
         return LinkTopics.from_json(control.topics)
+    if given is None and control.is_hidden:
+        raise OptionError(f"What link {link} copies is unknown, since {HIDDEN}, or give --topics")
     if given is None:
         raise OptionError(f"No mirror of link {link} has written down what it copies; check --link, or give --topics")
     return given

@@ -26,7 +26,14 @@ from tolerant_client.mirror.divergence import read_headers
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link.claims import CLAIMS_TOPIC, LEASE_MS, ClaimsLog, Run, Waiting
 from tolerant_client.mirror.link.claims_topic import read_claims
-from tolerant_client.mirror.link.control import LinkControl, link_options, read_control, unfinished
+from tolerant_client.mirror.link.control import (
+    HIDDEN,
+    UNKNOWN_ORDERS,
+    LinkControl,
+    link_options,
+    read_control,
+    unfinished,
+)
 from tolerant_client.mirror.link.ends import Comparison, Ends, compare_ends, has_map, is_comparable, look_led
 from tolerant_client.mirror.link.health import Health, Reason, few, sorted_by_weight, utc, waiting_reasons, worst
 from tolerant_client.mirror.link.health import names as names_of
@@ -152,6 +159,8 @@ async def read_status(
         Reason(Health.BLOCKED, text)
         for text in unfinished(control, link_options(link, target), link_options(link, target, source))
     ]
+    if control.is_hidden:
+        reasons.append(Reason(Health.UNKNOWN, f"{UNKNOWN_ORDERS}: {HIDDEN}"))
     if not (control.is_promoted or control.is_handed_back):
         differing = compared.differing if compared is not None else {}
         reasons += [Reason(Health.BLOCKED, text) for text in differing.values()]
