@@ -136,6 +136,11 @@ def row_for(request: Any) -> ApiRow:
     return fitting[-1] if fitting else rows.NOT_KNOWN
 
 
+def is_settled_by_silence(request: Any) -> bool:
+    """Whether a probe's response alone settles `request`: a read, or what its owner may send again at any time."""
+    return row_for(request).is_read or bool(getattr(request, "is_repeated_above", False))
+
+
 def action_for(request: Any, policy: RecoveryPolicy = _DEFAULTS) -> Action:
     """What settles `request` when its answer is lost."""
     row = row_for(request)

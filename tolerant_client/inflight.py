@@ -10,8 +10,8 @@ E. Nothing is sent again after its deadline, more often than the policy allows,
 F. An answer out of step puts the stream on trial.  Nothing is believed, lost or
    sent again until the answer to a probe shows that the stream is in step; a
    second answer that fits nothing, or no proof in time, ends the connection.
-G. Silence and a probe's answer alone settle only reads and what is sent again.  An
-   answer after its loss was proved disproves all probes: none is sent any more.
+G. Silence and a probe's answer alone settle only reads and what is sent again, here or
+   by its owner.  An answer after its loss was proved disproves all probes: none is sent any more.
 H. Brokers answer in the order of requests: of answers that came in another order and
    fit each other's requests none is believed, for their ids may be exchanged.
 I. A response that speaks of something else is believed when a repeat brings the
@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from typing import Any
 
-from tolerant_client.apis import Action, OtherSubject, action_for, row_for
+from tolerant_client.apis import Action, OtherSubject, action_for, is_settled_by_silence
 from tolerant_client.correlation import CorrelationIds
 from tolerant_client.events import Completed, Event, Failed, Lost, Orphan, Probe, Reordered, Requeued, Retired, Verdict
 from tolerant_client.lifecycle import NEVER, IllegalTransition, InFlightRequest, Input, State
@@ -345,7 +345,7 @@ class InFlightRequests:
         is_whole = not (trial is not None and trial.has_misfit) and all(r.odd is not None for r in unanswered)
         events: list[Event] = []
         for entry in unanswered:
-            if trial is None and not row_for(entry.request).is_read and not self._repeats.allow(entry, now):
+            if trial is None and not is_settled_by_silence(entry.request) and not self._repeats.allow(entry, now):
                 entry.is_proved_silent = True
             elif is_whole and entry.odd is not None:
                 self._weigh(entry, entry.odd, now, events)

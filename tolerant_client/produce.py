@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
+from tolerant_client.record_batch import read_header
 from tolerant_client.wire import encode_string, read_topic
 
 PRODUCE_API_KEY = 0
@@ -61,7 +62,8 @@ class RawProduce:
     request is settled.  `acks` is -1 (all), 1, or 0: then there is no answer.
     A lost answer is handed up: the batches belong to an idempotent producer, so
     the answer to a later batch of the partition proves that this one was
-    appended, and whoever made them knows what to do about the rest.
+    appended, and whoever made them knows what to do about the rest.  So silence
+    and a probe's response settle it; not where a batch has no producer id.
     """
 
     API_KEY = PRODUCE_API_KEY
@@ -86,6 +88,11 @@ class RawProduce:
         self.timeout_ms = timeout_ms
         self.acks = acks
         self.transactional_id = transactional_id
+
+    @property
+    def is_repeated_above(self) -> bool:
+        """Whether a broker knows each batch by its sequence, so that its owner may send it again at any time."""
+        return all(read_header(batch).producer_id >= 0 for batch in self.batches.values())
 
     def expect_response(self) -> bool:
         return self.acks != 0

@@ -80,7 +80,7 @@ FLIPS = (
     Flip("F", "a probe that was overtaken is waited for", "inflight", "if self._is_probe_before(entry):", "if False:"),
     Flip("F", "two probes are in flight", "inflight", "self._drop_probe()\n        self._probe = entry", "self._probe = entry"),
     # Law G: what a probe alone settles
-    Flip("G", "a probe alone settles what may not run twice", "inflight", "if trial is None and not row_for(entry.request).is_read and not self._repeats.allow(entry, now):", "if False:"),
+    Flip("G", "a probe alone settles what may not run twice", "inflight", "if trial is None and not is_settled_by_silence(entry.request) and not self._repeats.allow(entry, now):", "if False:"),
     Flip("G", "a late answer disproves nothing", "inflight", "self.is_disproved, self.question = True, None", "pass"),
     Flip("G", "a late answer completes what its repeat outdates", "inflight", ' if not getattr(r.request, "yields_to_newer", False)), None)', "), None)"),
     Flip("F", "an odd answer that overtook a probe's is forgotten", "inflight", "r.state is State.DOUBTED or r.odd is not None for r", "r.state is State.DOUBTED for r"),

@@ -489,6 +489,34 @@ def test_silence_and_a_probe_alone_do_not_settle_what_is_not_sent_again(key: int
     assert kinds(store.response(entry.correlation_id, OK, 20.0)) == ["completed"]
 
 
+class RepeatedAbove(FakeRequest):
+    """As a Produce of batches with a producer id, whose owner sends the same sequences again."""
+
+    is_repeated_above = True
+
+
+def test_silence_and_a_probe_hand_up_what_its_owner_sends_again() -> None:
+    store = tracker()
+    entry = send(store, RepeatedAbove(apis.PRODUCE, resend_safe=False))
+    events = store.expired(1.1)
+    resend(store, events, 1.1)
+    events = store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.101)
+    assert [(e.request, e.verdict) for e in of(Failed, events)] == [(entry, Verdict.OUTCOME_UNKNOWN)]
+    assert not store.is_retired
+
+
+def test_batch_that_a_gateway_is_slow_with_is_handed_up_once_and_no_other_is() -> None:
+    store = tracker()
+    slow = send(store, RepeatedAbove(apis.PRODUCE, resend_safe=False))
+    events = store.expired(1.1)
+    resend(store, events, 1.1)
+    store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.101)
+    send(store, RepeatedAbove(apis.PRODUCE, resend_safe=False), now=1.2)
+    assert [(e.kind, e.cause) for e in store.response(slow.correlation_id, OK, 1.5)] == [("orphan", "late")]
+    assert store.is_disproved
+    assert store.expired(31.0) == []
+
+
 def test_commit_that_a_newer_one_replaces_waits_for_its_answer_in_silence() -> None:
     store = tracker()
     older, newer = (send(store, Yielding(apis.OFFSET_COMMIT, keys=("g",), resend_safe=True)) for _ in "ab")

@@ -109,3 +109,9 @@ def test_negative_topic_name_length_raises_at_once() -> None:
 
 def test_lost_answer_is_never_sent_again_below_the_mirror() -> None:
     assert action_for(produce(7)) is not Action.RESEND
+
+
+def test_only_batches_with_a_producer_id_may_be_sent_again_by_their_owner() -> None:
+    assert produce(MAX_PRODUCE_VERSION).is_repeated_above
+    plain = encode_batch([Record(0, 5, None, b"plain")])
+    assert not produce(MAX_PRODUCE_VERSION, {**BATCHES, A1: plain}).is_repeated_above
