@@ -47,6 +47,10 @@ What it costs and where it ends:
   one was not committed, nothing is, and the restart writes the micro-batch again; if it was, and another one was not,
   DataLossError says so, and nothing more is written.  If the restart comes only after transactional.id.expiration.ms (7
   days), OutcomeUnknownError says where to look.
+- Decisions stay on their cluster: a mirror copies none of them (offsets that number micro-batches are no positions), and
+  cannot tell which transactions were open.  A query whose sink moves to the copy takes a new exactlyOnceId there; the
+  micro-batch that was in flight may be written again there, beside what of it was copied, which may be a part.  That
+  one is at least once, all others are not repeated.
 - A decision stands beside every topic that was written to: brokers that are told to delete all of them forget it.
 - A killed attempt that begins a transaction only after its run has ended leaves it open for transaction.timeout.ms; so do
   tasks of a query's micro-batch of which none had told the driver anything, until the query commits again.
@@ -78,9 +82,7 @@ import pyarrow as pa
 
 from spark_integration.writing.columns import WriteRows
 from tolerant_client.errors import OptionError, ProducerFencedError, RepeatDiffersError
-from tolerant_client.producer_transaction import CommittedOffset, PreparedTransaction
-
-GROUP_PREFIX: Final = "tolerant-sink-"
+from tolerant_client.producer_transaction import DECISION_GROUPS, CommittedOffset, PreparedTransaction
 
 _PIECE: Final = 4000  # characters, below the brokers' offset.metadata.max.bytes, 4096
 _PIECES: Final = 1000  # that a decision may have: some 50,000 transactions
@@ -142,12 +144,12 @@ class SinkBatch:
 
     @property
     def prefix(self) -> str:
-        return f"{GROUP_PREFIX}{self.sink}/"
+        return f"{DECISION_GROUPS}{self.sink}/"
 
     @property
     def former_prefix(self) -> str:
         """What the groups of former versions begin with, which committed task by task: a group a task."""
-        return f"{GROUP_PREFIX}{self.sink}-"
+        return f"{DECISION_GROUPS}{self.sink}-"
 
     def group(self, piece: int) -> str:
         """The group whose offset is a decision's piece; what does not fit beside the first goes beside more."""
