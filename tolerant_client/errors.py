@@ -238,7 +238,7 @@ class ProducerFencedError(TolerantClientError):
 
 
 class RepeatDiffersError(TolerantClientError):
-    """A write that is repeated has other rows than the one that was committed: it is not deterministic."""
+    """A write that is repeated has other rows than the one that was committed: not deterministic, or its source lost some."""
 
 
 def text_of(error: BaseException) -> str:

@@ -31,8 +31,8 @@ Guaranteed, for consumers with isolation.level=read_committed:
   execution, other code, other options, speculation, tasks, workers or executors that are lost, and a driver that is
   killed anywhere and started again from the same checkpoint.
 - A repeated micro-batch whose rows are not those that were decided raises RepeatDiffersError, and what was decided
-  stays: a query that is not deterministic (a random number, the time) is told so.  The order of the rows and which task
-  has them do not matter.
+  stays: a query that is not deterministic (a random number, the time), or whose source has lost records since
+  (failOnDataLoss=false), is told so.  The order of the rows and which task has them do not matter.
 
 What it costs and where it ends:
 - Rows are seen when the micro-batch is committed: what the first task wrote waits for the last one.  Consumers with
@@ -165,6 +165,10 @@ class SinkBatch:
         """What errors call it."""
         return f"{f'Micro-batch {self.batch}' if self.owner else 'The batch write'} of the sink {self.sink!r}"
 
+    def done(self, batch: int) -> str:
+        """What errors say of a micro-batch that is committed, and that its checkpoint does not know to be."""
+        return f"the query resumes with commits/{batch} added to its checkpoint" if self.owner else "the write is done"
+
     def run_of(self, transactional_id: str) -> str | None:
         """The run that a task's transactional id belongs to, None for one that is no task's of this sink."""
         found = _ID.fullmatch(transactional_id.removeprefix(self.prefix))
@@ -257,12 +261,16 @@ class SinkBatch:
                 f" {self.batch}: the checkpoint is older than the sink; choose another exactlyOnceId to write it again"
             )
         if found.batch == self.batch:
-            cause = "the query is not deterministic, or it was started again with other code"
+            cause = (
+                "the query is not deterministic, it was started again with other code, or its source has lost records"
+                " since (failOnDataLoss=false)"
+            )
+            other = "it has other rows now, or its query is not deterministic"
             raise RepeatDiffersError(
                 f"{self.what} was committed with {found.written.rows} rows (digest {found.written.digest:016x}) and is"
                 f" repeated with {now.rows} (digest {now.digest:016x}):"
-                f" {cause if self.owner else 'it has other rows now, or its query is not deterministic'}. Nothing was"
-                " written again; choose another exactlyOnceId to write all of it again"
+                f" {cause if self.owner else other}. What was committed stands, and nothing was written again. If it"
+                f" is to stay as it is, {self.done(found.batch)}; another exactlyOnceId writes all of it a second time"
             )
         return False
 

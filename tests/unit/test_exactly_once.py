@@ -126,6 +126,11 @@ def test_a_repeat_with_other_rows_is_named(now: Written) -> None:
         PLACE.is_repeat(DECISION, now)
 
 
+def test_a_repeat_whose_source_lost_records_is_told_how_to_resume_without_writing_again() -> None:
+    with pytest.raises(RepeatDiffersError, match="its source has lost records .* with commits/7 added to its"):
+        PLACE.is_repeat(DECISION, Written(3, 0xABC))
+
+
 def test_a_run_that_was_superseded_decides_nothing() -> None:
     """Law C: its transactions may have been aborted."""
     later = replace(PLACE, run=LATER_RUN, batch=8)
@@ -150,7 +155,7 @@ def test_what_is_said_of_a_batch_write_speaks_of_no_micro_batch_and_no_run_of_a_
     decision = place.decide(None, WRITTEN, (), ())
     with pytest.raises(RepeatDiffersError, match="The batch write of the sink 'daily' was committed with 5") as told:
         place.is_repeat(decision, Written(6, 0xABC))
-    assert "icro-batch" not in str(told.value)
+    assert "icro-batch" not in str(told.value) and "checkpoint" not in str(told.value)
     later = replace(place, run=LATER_RUN).decide(decision, WRITTEN, (), ())
     with pytest.raises(OptionError, match="The batch write of the sink 'daily': the same write, sta") as said:
         place.check_in_charge(later)
