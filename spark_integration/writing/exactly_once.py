@@ -218,12 +218,15 @@ class SinkBatch:
             text = "".join(piece.metadata for piece in newest).partition(":")[2]
             found = json.loads(text)
             return Decision(
-                found["query"],
-                found["run"],
+                _text(found["query"]),
+                _text(found["run"]),
                 offset - 1,
                 Written(int(found["rows"]), int(found["digest"], 16)),
-                tuple(PreparedTransaction(self.prefix + name, *numbers) for name, *numbers in found["transactions"]),
-                tuple(found["superseded"]),
+                tuple(
+                    PreparedTransaction(self.prefix + _text(name), _number(producer_id, 63), _number(epoch, 15))
+                    for name, producer_id, epoch in found["transactions"]
+                ),
+                tuple(map(_text, found["superseded"])),
             )
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise self._strange() from None
@@ -332,6 +335,21 @@ class TransactionNames:
         if len(self._given) > _SINKS:
             self._given.pop(next(iter(self._given)))
         return f"{place.prefix}{place.run}/{token}-{count}"
+
+
+def _text(found: object) -> str:
+    """A text that a request can carry; raises ValueError for anything else."""
+    if not isinstance(found, str):
+        raise ValueError(f"{found!r} is no text")
+    found.encode()  # half a surrogate pair cannot be
+    return found
+
+
+def _number(found: object, bits: int) -> int:
+    """A number that a field of a request has room for; raises ValueError for anything else."""
+    if type(found) is not int or not 0 <= found < 1 << bits:
+        raise ValueError(f"{found!r} is no number of {bits} bits")
+    return found
 
 
 def _newest(committed: Mapping[Any, CommittedOffset]) -> CommittedOffset:

@@ -70,6 +70,12 @@ def test_pieces_of_different_decisions_are_refused() -> None:
         PLACE.read([{"t-0": CommittedOffset(8, "2:{")}, {"t-0": CommittedOffset(7, "}")}])
 
 
+def strange(**other: Any) -> str:
+    """A decision of which one field is another."""
+    known = {"query": "", "run": "0a", "rows": 1, "digest": "0", "transactions": [], "superseded": []}
+    return "1:" + json.dumps({**known, **other})
+
+
 STRANGE = {
     "nothing": "",
     "a text": "text",
@@ -81,6 +87,13 @@ STRANGE = {
     "a number without end": "9" * 4000,
     "lists without end": "1:" + "[" * 3990,
     "infinitely many rows": '1:{"query":"","run":"","rows":Infinity,"digest":"0","transactions":[],"superseded":[]}',
+    "a producer id that is a text": strange(transactions=[["0a/0b-0", "1000", 0]]),
+    "a producer id beyond 64 bits": strange(transactions=[["0a/0b-0", 2**70, 0]]),
+    "an epoch beyond 16 bits": strange(transactions=[["0a/0b-0", 1000, 2**15]]),
+    "an epoch that is true": strange(transactions=[["0a/0b-0", 1000, True]]),
+    "half a surrogate pair": strange(transactions=[["\ud800", 1000, 0]]),
+    "a run that is a list": strange(run=["0a"]),
+    "a superseded run that is a list": strange(superseded=[["0a"]]),
 }
 
 
