@@ -238,7 +238,7 @@ class ProducerFencedError(TolerantClientError):
 
 
 class RepeatDiffersError(TolerantClientError):
-    """A write that is repeated has other rows than the one that was committed: it is not deterministic."""
+    """A repeated write has other rows than were committed: it is not deterministic, or its source has lost some."""
 
 
 def text_of(error: BaseException) -> str:

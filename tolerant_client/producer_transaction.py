@@ -41,6 +41,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.errors import OptionError, ProducerFencedError
 from tolerant_client.raw import RawCluster
 
+DECISION_GROUPS = "tolerant-sink-"  # groups of the Spark sink with exactlyOnce: their offsets number micro-batches
 GROUP, TRANSACTION = 0, 1  # key types of FindCoordinator
 _EPOCH_COMPARED = 3  # InitProducerId that looks at the epoch (KIP-360, Kafka 2.5)
 _STABLE_OFFSETS = 7  # OffsetFetch that waits for pending transactions (KIP-447, Kafka 2.5)

@@ -11,6 +11,8 @@ from tolerant_client.errors import RecordRefusedError
 from tolerant_client.raw import RawCluster
 
 _MAX_PAUSE = 0.25  # seconds, while a topic is being created
+_MAX_NAME = 249  # characters: Topic.java of Kafka's clients
+_SHOWN = 40
 _MAX_CREATING = 10.0  # seconds that a cluster may take to create a topic, unless the caller waits less
 
 
@@ -20,6 +22,9 @@ async def partition_count(cluster: RawCluster, topic: str, max_block_ms: int) ->
     Its leaders are tracked from then on.  Raises RecordRefusedError naming a
     topic that does not exist, after `max_block_ms` or 10 s, or whose name none can have.
     """
+    if len(topic) > _MAX_NAME:  # no request is worth it, and a much longer one is none that brokers can read
+        name = f"{topic[:_SHOWN]!r}... ({len(topic)} characters)"
+        raise RecordRefusedError(f"{name} is not a name that a topic can have: those have {_MAX_NAME} at most", topic)
     known = cluster.manager.cluster.partitions_for_topic(topic)
     if known:
         return len(known)

@@ -47,6 +47,7 @@ from tolerant_client.coordinator_partition import OFFSETS_TOPIC, TRANSACTIONS_TO
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.ledger import read_ledger
 from tolerant_client.mirror.link.control import LinkControl, read_control
+from tolerant_client.mirror.link.group_requests import OWN_GROUPS
 from tolerant_client.mirror.losses import LedgerRow
 from tolerant_client.mirror.plan import TopicSpec, plan_topics, select_topics
 from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter, group_filter
@@ -233,7 +234,8 @@ class _Link:
         if Duty.GROUPS not in duties:
             return
         wanted = self._subject.copied_groups
-        groups = sorted(group for group in {*source.groups, *self._subject.groups} if wanted.matches(group))[:_GROUPS]
+        known = {group for group in (*source.groups, *self._subject.groups) if not group.startswith(OWN_GROUPS)}
+        groups = sorted(filter(wanted.matches, known))[:_GROUPS]
         for one in (source, target) if groups else ():
             talking = sorted(node for node in one.facts.living if node not in one.facts.silent)
             rights = checkup.ask("rights", one.raw, describe.group_rights, one.raw, groups, talking)

@@ -87,22 +87,32 @@ def parse_partition_numbers(text: str, option: str) -> dict[TopicPartition, int]
     return numbers
 
 
-def nested_offsets(offsets: Mapping[TopicPartition, int], ids: Mapping[str, str] = MappingProxyType({})) -> NestedOffsets:
+def nested_offsets(
+    offsets: Mapping[TopicPartition, int], ids: Mapping[str, str] = MappingProxyType({}), cluster_id: str | None = None
+) -> NestedOffsets:
     """Offsets by topic and partition, in a stable order: what a checkpoint of Spark's Kafka source holds.
 
-    `ids` are those of topics.  Each becomes a name without partitions, TOPIC:ID, which no topic can have: Spark's own
-    source passes over it.
+    `ids` are those of topics in the cluster `cluster_id`.  Each becomes a name without partitions, TOPIC:ID,
+    and the cluster's :ID beside them, which no topic can have: Spark's own source passes over it.
     """
     by_topic: NestedOffsets = {}
     for partition in sorted(offsets):
         by_topic.setdefault(partition.topic, {})[str(partition.partition)] = offsets[partition]
-    return by_topic | {f"{topic}:{ids[topic]}": {} for topic in [*by_topic] if topic in ids}
+    named: NestedOffsets = {f"{topic}:{ids[topic]}": {} for topic in by_topic if topic in ids}
+    if named and cluster_id:
+        named[f":{cluster_id}"] = {}
+    return by_topic | named
 
 
 def topic_ids(nested: NestedOffsets) -> dict[str, str]:
     """The ids that nested_offsets was given."""
     named = (name.partition(":") for name, partitions in nested.items() if not partitions)
-    return {topic: topic_id for topic, _, topic_id in named if topic_id}
+    return {topic: topic_id for topic, _, topic_id in named if topic and topic_id}
+
+
+def cluster_of(nested: NestedOffsets) -> str | None:
+    """The id of the cluster that the topic ids are of; None where they do not say it, or where there are none."""
+    return next((name[1:] for name in nested if name.startswith(":")), None)
 
 
 def flat_offsets(nested: NestedOffsets) -> dict[TopicPartition, int]:

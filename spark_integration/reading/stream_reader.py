@@ -3,7 +3,7 @@
 An offset is {"topic": {"0": 23}}, the first offset of each partition that was
 not read yet: what Spark's own Kafka source writes into a checkpoint, so either
 source goes on where the other one stopped.  Beside that it has the topics' ids,
-"topic:ID": {}, which Spark's own source passes over.
+"topic:ID": {}, and their cluster's, ":ID": {}, which Spark's own source passes over.
 
 Laws:
 - Where a query starts is settled by its first batch, which Spark runs and logs
@@ -14,6 +14,9 @@ Laws:
   under the same name is lost data, whatever offsets its new log has.  A checkpoint
   of Spark's own source has no ids: the first micro-batch writes them down, empty
   where there is nothing to read.
+- Topic ids count within one cluster.  A checkpoint of another cluster (a mirror's
+  copy has identical offsets) resumes at its offsets, with a warning, as one without
+  ids does: that the offsets are within the logs is all that is checked.
 - Spark asks for the next end only once the batch before it is done: where that
   one starts is finished, and may be committed to a group.
 """
@@ -41,7 +44,7 @@ from spark_integration.connections import open_cluster
 from spark_integration.reading.admission import Admission
 from spark_integration.reading.available_now import check_end
 from spark_integration.reading.group_offsets import commit_group_offsets
-from spark_integration.reading.offsets import NestedOffsets, flat_offsets, nested_offsets, topic_ids
+from spark_integration.reading.offsets import NestedOffsets, cluster_of, flat_offsets, nested_offsets, topic_ids
 from spark_integration.reading.options import ReadOptions
 from spark_integration.reading.reader import RangePartition, read_range
 from spark_integration.reading.resolve import (
@@ -69,6 +72,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._is_available_now = False
         self._available_now: dict[TopicPartition, int] | None = None
         self._finished: dict[TopicPartition, int] = {}
+        self._former_cluster: str | None = None  # that a checkpoint came from, once it was warned of
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_cluster": None}  # executors get the reader for `read` alone
@@ -82,7 +86,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> NestedOffsets:
         cluster = self._connected()
-        return nested_offsets(cluster.run(initial_offsets, cluster, self.options), cluster.topic_ids)
+        offsets = cluster.run(initial_offsets, cluster, self.options)
+        return nested_offsets(offsets, cluster.topic_ids, cluster.run(cluster.cluster_id))
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._is_available_now = True
@@ -97,16 +102,17 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._is_available_now:
             self._available_now = latest
         self._latest = latest
-        ids = topic_ids(start) | cluster.topic_ids
-        anew = topics_made_anew(topic_ids(start), ids)  # which is data loss once the batch is to be read
+        known = self._known_ids(start)
+        ids = known | cluster.topic_ids
+        anew = topics_made_anew(known, ids)  # which is data loss once the batch is to be read
         given, end = _without(anew, given), latest
         if not isinstance(limit, ReadAllAvailable):
             new = sorted(latest.keys() - given.keys())
             first = cluster.run(earliest_offsets, cluster, new) if new else {}
             end = self._admission.end(given, latest, first, time.monotonic() * 1000)
-        found = nested_offsets(end, ids)
+        found = nested_offsets(end, ids, cluster.run(cluster.cluster_id))
         # Ids that the checkpoint does not have yet are a batch of their own, without rows: from it on they are compared.
-        is_known = not anew and topic_ids(found).items() <= topic_ids(start).items()
+        is_known = not anew and topic_ids(found).items() <= known.items()
         return start if is_known and end == given else found
 
     def reportLatestOffset(self) -> NestedOffsets | None:
@@ -117,10 +123,12 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         until = flat_offsets(end)
         # The end may be of a former run, or of what Trigger.AvailableNow saw first.
         cluster.run(cluster.partitions, {partition.topic for partition in until})
-        ids = {**cluster.topic_ids, **topic_ids(end)}
+        planned = self._known_ids(end)
+        ids = {**cluster.topic_ids, **planned}
         # What was planned of a topic that is there no more is not read of the new one: the next batch begins there.
-        gone = check_same_topics(self.options, topic_ids(end), cluster.topic_ids)
-        anew = gone | check_same_topics(self.options, topic_ids(start), ids)  # an end of Spark's own source has no ids
+        gone = check_same_topics(self.options, planned, cluster.topic_ids)
+        # An end of Spark's own source has no ids.
+        anew = gone | check_same_topics(self.options, self._known_ids(start), ids)
         until = _without(gone, until)
         if self._available_now is not None:
             check_end(until, self._available_now, cluster.run(latest_offsets, cluster, self.options, until))
@@ -146,6 +154,22 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         if self._cluster is not None:
             self._cluster.close()
+
+    def _known_ids(self, offset: NestedOffsets) -> dict[str, str]:
+        """The topic ids of an offset that count here: those of another cluster say nothing of this one's topics."""
+        cluster = self._connected()
+        former, here = cluster_of(offset), cluster.run(cluster.cluster_id)
+        if former is None or here is None or former == here:
+            return topic_ids(offset)
+        if former != self._former_cluster:
+            self._former_cluster = former
+            log.warning(
+                "The checkpoint is of cluster %s, and kafka.bootstrap.servers leads to cluster %s: the query resumes at"
+                " its offsets, which are right only where this cluster has the same records at the same offsets",
+                former,
+                here,
+            )
+        return {}
 
     def _connected(self) -> RawCluster:
         if self._cluster is None:

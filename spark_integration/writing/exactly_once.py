@@ -31,8 +31,8 @@ Guaranteed, for consumers with isolation.level=read_committed:
   execution, other code, other options, speculation, tasks, workers or executors that are lost, and a driver that is
   killed anywhere and started again from the same checkpoint.
 - A repeated micro-batch whose rows are not those that were decided raises RepeatDiffersError, and what was decided
-  stays: a query that is not deterministic (a random number, the time) is told so.  The order of the rows and which task
-  has them do not matter.
+  stays: a query that is not deterministic (a random number, the time), or whose source has lost records since
+  (failOnDataLoss=false), is told so.  The order of the rows and which task has them do not matter.
 
 What it costs and where it ends:
 - Rows are seen when the micro-batch is committed: what the first task wrote waits for the last one.  Consumers with
@@ -47,6 +47,10 @@ What it costs and where it ends:
   one was not committed, nothing is, and the restart writes the micro-batch again; if it was, and another one was not,
   DataLossError says so, and nothing more is written.  If the restart comes only after transactional.id.expiration.ms (7
   days), OutcomeUnknownError says where to look.
+- Decisions stay on their cluster: a mirror copies none of them (offsets that number micro-batches are no positions), and
+  cannot tell which transactions were open.  A query whose sink moves to the copy takes a new exactlyOnceId there; the
+  micro-batch that was in flight may be written again there, beside what of it was copied, which may be a part.  That
+  one is at least once, all others are not repeated.
 - A decision stands beside every topic that was written to: brokers that are told to delete all of them forget it.
 - A killed attempt that begins a transaction only after its run has ended leaves it open for transaction.timeout.ms; so do
   tasks of a query's micro-batch of which none had told the driver anything, until the query commits again.
@@ -78,9 +82,7 @@ import pyarrow as pa
 
 from spark_integration.writing.columns import WriteRows
 from tolerant_client.errors import OptionError, ProducerFencedError, RepeatDiffersError
-from tolerant_client.producer_transaction import CommittedOffset, PreparedTransaction
-
-GROUP_PREFIX: Final = "tolerant-sink-"
+from tolerant_client.producer_transaction import DECISION_GROUPS, CommittedOffset, PreparedTransaction
 
 _PIECE: Final = 4000  # characters, below the brokers' offset.metadata.max.bytes, 4096
 _PIECES: Final = 1000  # that a decision may have: some 50,000 transactions
@@ -142,12 +144,12 @@ class SinkBatch:
 
     @property
     def prefix(self) -> str:
-        return f"{GROUP_PREFIX}{self.sink}/"
+        return f"{DECISION_GROUPS}{self.sink}/"
 
     @property
     def former_prefix(self) -> str:
         """What the groups of former versions begin with, which committed task by task: a group a task."""
-        return f"{GROUP_PREFIX}{self.sink}-"
+        return f"{DECISION_GROUPS}{self.sink}-"
 
     def group(self, piece: int) -> str:
         """The group whose offset is a decision's piece; what does not fit beside the first goes beside more."""
@@ -162,6 +164,10 @@ class SinkBatch:
     def what(self) -> str:
         """What errors call it."""
         return f"{f'Micro-batch {self.batch}' if self.owner else 'The batch write'} of the sink {self.sink!r}"
+
+    def done(self, batch: int) -> str:
+        """What errors say of a micro-batch that is committed, and that its checkpoint does not know to be."""
+        return f"the query resumes with commits/{batch} added to its checkpoint" if self.owner else "the write is done"
 
     def run_of(self, transactional_id: str) -> str | None:
         """The run that a task's transactional id belongs to, None for one that is no task's of this sink."""
@@ -212,12 +218,15 @@ class SinkBatch:
             text = "".join(piece.metadata for piece in newest).partition(":")[2]
             found = json.loads(text)
             return Decision(
-                found["query"],
-                found["run"],
+                _text(found["query"]),
+                _text(found["run"]),
                 offset - 1,
                 Written(int(found["rows"]), int(found["digest"], 16)),
-                tuple(PreparedTransaction(self.prefix + name, *numbers) for name, *numbers in found["transactions"]),
-                tuple(found["superseded"]),
+                tuple(
+                    PreparedTransaction(self.prefix + _text(name), _number(producer_id, 63), _number(epoch, 15))
+                    for name, producer_id, epoch in found["transactions"]
+                ),
+                tuple(map(_text, found["superseded"])),
             )
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise self._strange() from None
@@ -255,12 +264,16 @@ class SinkBatch:
                 f" {self.batch}: the checkpoint is older than the sink; choose another exactlyOnceId to write it again"
             )
         if found.batch == self.batch:
-            cause = "the query is not deterministic, or it was started again with other code"
+            cause = (
+                "the query is not deterministic, it was started again with other code, or its source has lost records"
+                " since (failOnDataLoss=false)"
+            )
+            other = "it has other rows now, or its query is not deterministic"
             raise RepeatDiffersError(
                 f"{self.what} was committed with {found.written.rows} rows (digest {found.written.digest:016x}) and is"
                 f" repeated with {now.rows} (digest {now.digest:016x}):"
-                f" {cause if self.owner else 'it has other rows now, or its query is not deterministic'}. Nothing was"
-                " written again; choose another exactlyOnceId to write all of it again"
+                f" {cause if self.owner else other}. What was committed stands, and nothing was written again. If it"
+                f" is to stay as it is, {self.done(found.batch)}; another exactlyOnceId writes all of it a second time"
             )
         return False
 
@@ -322,6 +335,21 @@ class TransactionNames:
         if len(self._given) > _SINKS:
             self._given.pop(next(iter(self._given)))
         return f"{place.prefix}{place.run}/{token}-{count}"
+
+
+def _text(found: object) -> str:
+    """A text that a request can carry; raises ValueError for anything else."""
+    if not isinstance(found, str):
+        raise ValueError(f"{found!r} is no text")
+    found.encode()  # half a surrogate pair cannot be
+    return found
+
+
+def _number(found: object, bits: int) -> int:
+    """A number that a field of a request has room for; raises ValueError for anything else."""
+    if type(found) is not int or not 0 <= found < 1 << bits:
+        raise ValueError(f"{found!r} is no number of {bits} bits")
+    return found
 
 
 def _newest(committed: Mapping[Any, CommittedOffset]) -> CommittedOffset:

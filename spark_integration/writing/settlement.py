@@ -288,14 +288,13 @@ class _Settlement:
 
     def _unknown(self, decision: Decision, forgotten: Sequence[PreparedTransaction]) -> OutcomeUnknownError:
         topics = ", ".join(sorted(partition.topic for partition in self._stands))
-        resume = f"the query resumes with commits/{decision.batch} added to its checkpoint"
-        is_there = resume if self._place.owner else "the write is done"
         return OutcomeUnknownError(
             f"{self._place.what} was decided, and the brokers have forgotten {len(forgotten)} of its"
             f" {len(decision.transactions)} transactions (transactional.id.expiration.ms): they were"
             " committed, or aborted after transaction.timeout.ms."
             f" Look for its {decision.written.rows} rows in {topics} with isolation.level=read_committed. If they"
-            f" are missing, choose another exactlyOnceId to write them; if they are there, {is_there}"
+            f" are missing, choose another exactlyOnceId to write them; if they are there,"
+            f" {self._place.done(decision.batch)}"
         )
 
     # -- what is left ----------------------------------------------------------------

@@ -116,6 +116,19 @@ async def says_empty(cluster: RawCluster, names: Iterable[str]) -> tuple[dict[st
     return dict.fromkeys(names, "Empty"), {}
 
 
+def test_a_sinks_decisions_stay_on_their_cluster(origin: str, copy: str) -> None:
+    """Its group's offset is the number of a micro-batch, 700, and the log has 20 records."""
+    topic, decided = "decided", "tolerant-sink-decided/0"
+    create_topic(origin, topic)
+    append_records(origin, topic, 20)
+    mirror(origin, copy, topic, link="decided")
+    for group in (decided, "reads-decided"):
+        commit(origin, group, {TopicPartition(topic, 0): 701})
+    report = groups(origin, copy, topics(topic), ".*decided.*")
+    assert [(move.position.group, move.position.offset) for move in report.moved] == [("reads-decided", 20)]
+    assert not report.left and committed(copy, decided) == {}
+
+
 def test_a_group_goes_on_at_the_target_where_it_stopped_at_the_source(
     origin: str, copy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -182,6 +182,52 @@ def test_an_offset_of_sparks_own_source_is_taken_as_it_is(servers: str, admin: K
         assert {name: numbers for name, numbers in query.offset.items() if numbers} == {topic: {"0": 10}}
 
 
+def test_a_query_resumes_on_another_cluster_at_its_offsets(
+    servers: str, admin: KafkaAdminClient, target: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The mirror's copy has the same records at the same offsets, and a topic id of its own."""
+    topic = "followed-to-the-copy"
+    copies = KafkaAdminClient(bootstrap_servers=target)
+    fill(servers, admin, topic, "v", 10)
+    fill(target, copies, topic, "v", 15)
+    for loss in ("true", "false"):
+        with Query(servers, topic) as query:
+            assert len(query.next()) == 10
+            checkpoint = query.offset
+        with Query(target, topic, checkpoint, failOnDataLoss=loss) as query:
+            assert query.next() == [f"v{n}" for n in range(10, 15)]
+            assert query.plan() == query.offset
+    assert "resumes at its offsets" in caplog.text
+    with Query(target, topic, checkpoint) as query:  # what the other cluster's run had planned
+        assert query.run({**checkpoint, topic: {"0": 12}}) == ["v10", "v11"]
+        assert query.next() == ["v12", "v13", "v14"]
+        moved = query.offset
+    beyond = {**checkpoint, topic: {"0": 20}}
+    with Query(target, topic, beyond) as query, pytest.raises(DataLossError, match="was 20 and is 15"):
+        query.next()
+    fill(target, copies, topic, "new", 20)
+    copies.close()
+    with Query(target, topic, moved) as query, pytest.raises(DataLossError, match="was deleted and created again"):
+        query.next()
+
+
+def test_an_idle_query_writes_down_the_ids_of_the_cluster_that_it_moved_to(
+    servers: str, admin: KafkaAdminClient, target: str
+) -> None:
+    topic = "followed-while-idle"
+    copies = KafkaAdminClient(bootstrap_servers=target)
+    fill(servers, admin, topic, "v", 10)
+    fill(target, copies, topic, "v", 10)
+    copies.close()
+    with Query(servers, topic) as query:
+        query.next()
+        checkpoint = query.offset
+    with Query(target, topic, checkpoint) as query:
+        assert query.next() == []
+        assert query.offset != checkpoint and query.offset[topic] == {"0": 10}
+        assert query.plan() == query.offset
+
+
 def test_a_query_that_came_from_sparks_own_source_notices_a_recreation_while_it_is_idle(
     servers: str, admin: KafkaAdminClient
 ) -> None:

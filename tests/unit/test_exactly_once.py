@@ -70,6 +70,12 @@ def test_pieces_of_different_decisions_are_refused() -> None:
         PLACE.read([{"t-0": CommittedOffset(8, "2:{")}, {"t-0": CommittedOffset(7, "}")}])
 
 
+def strange(**other: Any) -> str:
+    """A decision of which one field is another."""
+    known = {"query": "", "run": "0a", "rows": 1, "digest": "0", "transactions": [], "superseded": []}
+    return "1:" + json.dumps({**known, **other})
+
+
 STRANGE = {
     "nothing": "",
     "a text": "text",
@@ -81,6 +87,13 @@ STRANGE = {
     "a number without end": "9" * 4000,
     "lists without end": "1:" + "[" * 3990,
     "infinitely many rows": '1:{"query":"","run":"","rows":Infinity,"digest":"0","transactions":[],"superseded":[]}',
+    "a producer id that is a text": strange(transactions=[["0a/0b-0", "1000", 0]]),
+    "a producer id beyond 64 bits": strange(transactions=[["0a/0b-0", 2**70, 0]]),
+    "an epoch beyond 16 bits": strange(transactions=[["0a/0b-0", 1000, 2**15]]),
+    "an epoch that is true": strange(transactions=[["0a/0b-0", 1000, True]]),
+    "half a surrogate pair": strange(transactions=[["\ud800", 1000, 0]]),
+    "a run that is a list": strange(run=["0a"]),
+    "a superseded run that is a list": strange(superseded=[["0a"]]),
 }
 
 
@@ -126,6 +139,11 @@ def test_a_repeat_with_other_rows_is_named(now: Written) -> None:
         PLACE.is_repeat(DECISION, now)
 
 
+def test_a_repeat_whose_source_lost_records_is_told_how_to_resume_without_writing_again() -> None:
+    with pytest.raises(RepeatDiffersError, match="its source has lost records .* with commits/7 added to its"):
+        PLACE.is_repeat(DECISION, Written(3, 0xABC))
+
+
 def test_a_run_that_was_superseded_decides_nothing() -> None:
     """Law C: its transactions may have been aborted."""
     later = replace(PLACE, run=LATER_RUN, batch=8)
@@ -150,7 +168,7 @@ def test_what_is_said_of_a_batch_write_speaks_of_no_micro_batch_and_no_run_of_a_
     decision = place.decide(None, WRITTEN, (), ())
     with pytest.raises(RepeatDiffersError, match="The batch write of the sink 'daily' was committed with 5") as told:
         place.is_repeat(decision, Written(6, 0xABC))
-    assert "icro-batch" not in str(told.value)
+    assert "icro-batch" not in str(told.value) and "checkpoint" not in str(told.value)
     later = replace(place, run=LATER_RUN).decide(decision, WRITTEN, (), ())
     with pytest.raises(OptionError, match="The batch write of the sink 'daily': the same write, sta") as said:
         place.check_in_charge(later)

@@ -15,9 +15,10 @@ from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
 from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.structs import TopicPartition
 
+from spark_integration.writing.exactly_once import SinkBatch
 from tolerant_client.coordinator_partition import partition_of
 from tolerant_client.errors import LinkPromotedError, UnsupportedSourceError
-from tolerant_client.mirror.link import group_requests, groups
+from tolerant_client.mirror.link import group_requests, groups, promotion
 from tolerant_client.mirror.link.group_requests import (
     GroupsHome,
     ListedGroup,
@@ -120,6 +121,37 @@ def test_a_group_at_what_another_mirror_has_copied_stays_where_it_is(monkeypatch
     assert [(p.group, p.offset) for p in found.positions] == [("new", 64)]
     (left,) = found.left
     assert (left.name, left.reason) == ("group old, A.orders-3", "before-takeover") and "150" in left.why
+
+
+def test_groups_whose_offsets_are_no_positions_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sink's decision has the number of its micro-batch as its offset: cut to the log's end it is another one."""
+    decisions = SinkBatch("orders", "query", "run", 700)
+    names = [decisions.group(0), decisions.ended_group, decisions.former_prefix + "0", "tolerant-mirror-x", "billing"]
+    asked: list[str] = []
+
+    async def list_groups(cluster: Any) -> Any:
+        return {name: ListedGroup(name, "", "Empty", "classic") for name in names}, {}
+
+    async def groups_home(cluster: Any) -> GroupsHome:
+        return GroupsHome(())
+
+    async def fetch_offsets(cluster: Any, chosen: Any) -> Any:
+        asked.extend(chosen)
+        return {name: {PLACE: CommittedOffset(701, "")} for name in chosen}, {}
+
+    async def target_logs(target: Any, wanted: Any, link: str) -> Any:
+        return {PLACE: TargetLog(0, 80)}, {}
+
+    for module in (groups, promotion):
+        monkeypatch.setattr(module, "list_groups", list_groups)
+        monkeypatch.setattr(module, "fetch_offsets", fetch_offsets)
+    monkeypatch.setattr(groups, "groups_home", groups_home)
+    monkeypatch.setattr(groups, "_target_logs", target_logs)
+    found = drive(read_positions(Named(), Named(), LinkTopics.of("A.orders"), TopicFilter()))  # type: ignore[arg-type]
+    assert ([(p.group, p.offset) for p in found.positions], found.left, asked) == ([("billing", 80)], (), ["billing"])
+    link: Any = SimpleNamespace(target=Named(), is_translated=False)
+    places, unknown = drive(promotion._group_places(link, TopicFilter(), {PLACE: 80}))
+    assert ([place.group for place in places], unknown) == (["billing"], ())
 
 
 class Named:

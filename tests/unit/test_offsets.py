@@ -16,6 +16,7 @@ from spark_integration.reading.offsets import (
     OffsetRange,
     SpecificOffsets,
     check_same_partitions,
+    cluster_of,
     flat_offsets,
     format_offsets,
     nested_offsets,
@@ -99,6 +100,14 @@ def test_topic_ids_are_names_without_partitions() -> None:
     assert flat_offsets(nested) == {A0: 1, B0: 3}
     assert topic_ids(nested) == {"a": "mZ0x-_"}
     assert topic_ids(nested_offsets({A0: 1})) == {}
+
+
+def test_topic_ids_say_which_cluster_they_are_of() -> None:
+    nested = nested_offsets({A0: 1}, {"a": "mZ0x-_"}, "MkU3")
+    assert nested == {"a": {"0": 1}, "a:mZ0x-_": {}, ":MkU3": {}}
+    assert (flat_offsets(nested), topic_ids(nested), cluster_of(nested)) == ({A0: 1}, {"a": "mZ0x-_"}, "MkU3")
+    assert cluster_of(nested_offsets({A0: 1}, {"a": "mZ0x-_"})) is None
+    assert nested_offsets({A0: 1}, {}, "MkU3") == {"a": {"0": 1}}
 
 
 def test_nested_offsets_are_in_order_and_come_back() -> None:

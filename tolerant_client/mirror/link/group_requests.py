@@ -25,12 +25,14 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.coordinator_partition import OFFSETS_TOPIC, partition_of
 from tolerant_client.errors import ClusterUnreachableError, UnsupportedSourceError
-from tolerant_client.producer_transaction import GROUP, CommittedOffset, raise_for_code
+from tolerant_client.mirror.topic_filter import OWN_TOPICS
+from tolerant_client.producer_transaction import DECISION_GROUPS, GROUP, CommittedOffset, raise_for_code
 from tolerant_client.raw import RawCluster
 
 EMPTY_STATES = ("Empty", "Dead")
 # What a broker answers to a commit for a group that has members.
 IN_USE = (Errors.UnknownMemberIdError.errno, Errors.IllegalGenerationError.errno, Errors.RebalanceInProgressError.errno)
+OWN_GROUPS = (OWN_TOPICS, DECISION_GROUPS)  # what these begin with stands nowhere in a log: a link leaves it alone
 CONSUMER_TYPES = ("classic", "consumer")  # KIP-848; "share" (KIP-932) and "streams" (KIP-1071) are others
 
 _LIST_STATES = 4  # KIP-518, Kafka 2.6

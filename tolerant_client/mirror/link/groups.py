@@ -12,6 +12,8 @@ Laws:
 
 Not known to anybody but themselves are consumers that assign their partitions by hand: to brokers their group is
 empty.  Share and streams groups (KIP-932, KIP-1071) and those of Connect workers are left out, as MirrorMaker 2 does.
+Left out without a word are groups whose offsets are no positions (OWN_GROUPS): a sink's decision, moved or cut, would
+name another micro-batch.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from tolerant_client.coordinator_partition import OFFSETS_TOPIC
 from tolerant_client.mirror.link.group_requests import (
     EMPTY_STATES,
     IN_USE,
+    OWN_GROUPS,
     GroupsHome,
     OffsetsPartition,
     commit_offsets,
@@ -37,7 +40,7 @@ from tolerant_client.mirror.link.group_requests import (
     list_groups,
 )
 from tolerant_client.mirror.link.left import Left
-from tolerant_client.mirror.topic_filter import OWN_TOPICS, LinkTopics, TopicFilter
+from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.translated.map_topic import read_maps, require_map_topic
 from tolerant_client.mirror.translated.offset_map import OffsetMap, Place
 from tolerant_client.producer_transaction import CommittedOffset
@@ -196,7 +199,7 @@ async def read_positions(
         left.append(Left(f"groups in {_home_name(partition)} of the {source.name}", "leaderless", why))
     chosen = []
     for group in sorted(listed.values()):
-        if not groups.matches(group.name) or group.name.startswith(OWN_TOPICS):
+        if not groups.matches(group.name) or group.name.startswith(OWN_GROUPS):
             continue
         if group.is_of_consumers:
             chosen.append(group.name)

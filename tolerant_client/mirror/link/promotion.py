@@ -38,7 +38,7 @@ from tolerant_client.mirror.link.carriers import Carried, find_carried
 from tolerant_client.mirror.link.control import LinkControl, link_options, read_control, update_control
 from tolerant_client.mirror.link.ends import Comparison, Ends, compare_ends, has_map, look
 from tolerant_client.mirror.link.fence import Fenced, fence_identical, fence_translated
-from tolerant_client.mirror.link.group_requests import fetch_offsets, list_groups
+from tolerant_client.mirror.link.group_requests import OWN_GROUPS, fetch_offsets, list_groups
 from tolerant_client.mirror.link.groups import GroupsReport, sync_groups
 from tolerant_client.mirror.link.half_done import half_done
 from tolerant_client.mirror.link.left import Left
@@ -394,7 +394,8 @@ async def _group_places(
     """Where the groups stand on the target, and a sentence for each that cannot be said of."""
     try:
         listed, failures = await list_groups(of.target)
-        names = [g.name for g in listed.values() if groups.matches(g.name) and g.is_of_consumers]
+        consumers = [g.name for g in listed.values() if g.is_of_consumers and not g.name.startswith(OWN_GROUPS)]
+        names = [name for name in consumers if groups.matches(name)]
         committed, unread = await fetch_offsets(of.target, names) if names else ({}, {})
     except ClusterUnreachableError:
         raise
