@@ -23,6 +23,8 @@ from spark_integration.mirroring.mirror_job import original_error
 from spark_integration.mirroring.ranges import CopiedRanges, RangesStreamWriter, ReportFile
 from spark_integration.mirroring.standing import FORGOTTEN_MS, Standing, carried
 from spark_integration.mirroring.watch import LinkWatch
+from spark_integration.monitoring.board import Board
+from spark_integration.monitoring.server import StatusServer
 from spark_integration.monitoring.look import SourceEnds
 from tolerant_client.errors import (
     ClusterUnreachableError,
@@ -268,10 +270,10 @@ class Watch(LinkWatch):
     """A watch of two partitions with ends 10 and 10; `target` says how far the target has come."""
 
     def __init__(
-        self, target: Mapping[TopicPartition, int], *, metrics: str | None = None, failure: Exception | None = None
+        self, target: Mapping[TopicPartition, int], *, board: Board | None = None, failure: Exception | None = None
     ) -> None:
         super().__init__(
-            PROPERTIES, PROPERTIES, {FIRST: 10, SECOND: 10}, "default", is_once=True, is_shown=False, metrics=metrics
+            PROPERTIES, PROPERTIES, {FIRST: 10, SECOND: 10}, "default", is_once=True, is_shown=False, board=board
         )
         self._open = partial(Target, target, failure)  # type: ignore[assignment]
 
@@ -300,11 +302,12 @@ def test_pause_is_printed_when_it_begins(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_metrics_count_blocked_partitions_by_topic() -> None:
-    with Watch({FIRST: 4, SECOND: 10}, metrics="127.0.0.1:0") as watch:
+    board = Board()
+    with StatusServer(board, "127.0.0.1:0") as server, Watch({FIRST: 4, SECOND: 10}, board=board) as watch:
 
         def counted() -> str:
             watch.tell_phase(Phase.RUNNING)  # shows what is known
-            with urllib.request.urlopen(f"{watch.url}metrics", timeout=5) as answer:
+            with urllib.request.urlopen(f"{server.url}metrics", timeout=5) as answer:
                 lines = answer.read().decode().splitlines()
             return next(str(line) for line in lines if line.startswith("tolerant_mirror_blocked_partitions{"))
 
