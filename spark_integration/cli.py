@@ -3,7 +3,8 @@
 Exit codes: 0 done (verify: identical), 1 failed on the way (verify: different),
 2 could not start (verify: not compared), 3 done, but look at it, 128 and the
 signal's number where a copy was interrupted (130: SIGINT, 143: SIGTERM), or where
-nobody reads what is printed any more (141: SIGPIPE).
+nobody reads what is printed any more (141: SIGPIPE); 74 where it could not be written
+(a full disk), whatever the command has done.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from spark_integration.commands.status import status
 from spark_integration.commands.take_over import hand_back, take_over
 from spark_integration.commands.translate import translate
 from spark_integration.commands.verify import verify
+from spark_integration.printing import echo
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 _PANELS = {
@@ -61,13 +63,21 @@ def _ended_by_reader() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed at the end
+        _drop_the_rest()
         raise SystemExit(128 + signal.SIGPIPE) from None
+    except OSError as error:
+        _drop_the_rest()
+        echo(f"tolerant-kafka: standard output cannot be written: {error.strerror}", err=True)
+        raise SystemExit(os.EX_IOERR) from None
+
+
+def _drop_the_rest() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed at the end
 
 
 def main() -> None:
     """Runs the command; every error is one sentence on standard error."""
-    out = sys.stdout
+    out = sys.stdout if sys.stdout is not None else open(os.devnull, "w")  # None: it was closed
     sys.stdout = PipedOut(out.buffer, out.encoding, out.errors, line_buffering=bool(out.line_buffering))
     # kafka-python logs each lost connection as an error; what matters is said by our errors.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)

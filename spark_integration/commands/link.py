@@ -121,10 +121,11 @@ def given_link(
     target_properties: Path | None = None,
     *,
     needs_link: bool = True,
+    is_start: bool = False,
 ) -> GivenLink:
     """The link that the options name; raises OptionError where they name none, or contradict each other.
 
-    Where none is needed, none is looked for: it is called "" without --link.
+    Where none is needed, none is looked for: it is called "" without --link.  `is_start`: it is named as a start names it.
     """
     if config is not None:
         if any(option is not None for option in (source, target, topics, link, source_properties, target_properties)):
@@ -137,7 +138,7 @@ def given_link(
     there = client_properties(target, target_properties)
     here = None if source is None else client_properties(source, source_properties)
     return GivenLink(
-        link or (unnamed_link(here, there) if needs_link else ""),
+        link or (unnamed_link(here, there, is_start=is_start) if needs_link else ""),
         there,
         here,
         None if topics is None else LinkTopics.of(topics),

@@ -46,7 +46,9 @@ def plan(
     """
     if config is not None and offsets is not None:
         raise OptionError("--config says whether offsets are translated: leave --offsets out")
-    given = given_link(source, target, topics, link, config, flow, None, source_properties, target_properties).with_source().known()
+    options = (source, target, topics, link, config, flow, None, source_properties, target_properties)
+    # A start takes --topics; without them a link is meant that has written its own down.
+    given = given_link(*options, is_start=topics is not None).with_source().known()
     besides, policy = Besides(), MirrorPolicy()
     is_translated = None if offsets is None else offsets is OffsetsKind.TRANSLATED
     if given.flow is not None:

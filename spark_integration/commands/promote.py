@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -57,7 +59,10 @@ def promote(
             origin, there, given.link, given.topics, given.groups, deadline_s=wait, is_dry_run=dry_run, tell=tell
         )
 
-    _show(given.with_source().whole().run(ask), as_json)
+    whole = given.with_source().whole()
+    with _told_if_interrupted(dry_run):
+        report = whole.run(ask)
+    _show(report, as_json)
 
 
 def failover(
@@ -82,7 +87,21 @@ def failover(
     async def ask(there: RawCluster) -> PromotionReport:
         return await promotion.failover(there, given.link, given.topics, given.groups, is_dry_run=dry_run)
 
-    _show(given.run_on_target(ask), as_json)
+    with _told_if_interrupted(dry_run):
+        report = given.run_on_target(ask)
+    _show(report, as_json)
+
+
+@contextmanager
+def _told_if_interrupted(is_dry_run: bool) -> Iterator[None]:
+    """Says on standard error what an interrupt may leave: how far the promotion was is not known here."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not is_dry_run:
+            text = "if the promotion had begun, it is not finished: run this again; tolerant-kafka status says whether it had"
+            echo(f"tolerant-kafka: interrupted: {text}", err=True)
+        raise
 
 
 def _show(report: PromotionReport, as_json: bool) -> None:

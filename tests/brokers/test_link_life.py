@@ -52,6 +52,8 @@ from tolerant_client.mirror.sync import prepare_link
 from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.translated.copier import TranslatedCopier, prepare_translated_link
 from tolerant_client.mirror.verify.outcome import Outcome
+from tolerant_client.mirror.verify.report import VerifyReport
+from tolerant_client.mirror.verify.verification import Verification, compare_here
 from tolerant_client.producer_transaction import Coordinators
 from tolerant_client.raw import RawCluster
 from tolerant_client.testing import KafkaCluster
@@ -340,6 +342,29 @@ def test_promotion_waits_until_nothing_is_left_to_copy(source: str, target: str)
     assert again.is_done and again.exit_code == 0 and again.partitions[0].copied_until == 110
     assert ends(target, topic) == [112]
     json.dumps(report.to_json())
+
+
+def test_a_promoted_copy_is_identical_up_to_its_fence_and_what_lies_there_unpromoted_is_a_difference(
+    source: str, target: str
+) -> None:
+    topic, link = "life-verified", "life-verified"
+    create_topic(source, topic, 2)
+    append_records(source, topic, 100)  # partition 1 is empty
+    mirror(source, target, topic, link)
+
+    async def compared(origin: RawCluster, there: RawCluster) -> tuple[VerifyReport, list[str]]:
+        verification = Verification(origin, there, topic)
+        return await compare_here(verification), verification.warnings
+
+    assert run(source, target, promote, link, deadline_s=5.0).is_done
+    assert ends(target, topic, 2) == [101, 1]
+    report, (warning,) = run(source, target, compared)
+    assert report.outcome is Outcome.IDENTICAL, report
+    assert "from the fence on" in warning and "(life-verified-0: 100, life-verified-1: 0)" in warning
+    append_records(target, topic, 5, first=100)  # an application's, after the fence
+    assert run(source, target, compared)[0].outcome is Outcome.IDENTICAL
+    control_of(target, link, is_promoted=False, is_fenced=False)
+    assert run(source, target, compared)[0].outcome is Outcome.DIFFERENT
 
 
 def test_what_is_no_copy_is_in_the_way_of_a_promotion(source: str, target: str) -> None:

@@ -10,10 +10,14 @@ import pytest
 pytest.importorskip("pyspark")
 
 from kafka.structs import TopicPartition
+from typer.testing import CliRunner
 
+from spark_integration.cli import app
+from spark_integration.commands import link
 from spark_integration.commands.plan import besides_of, plan
 from spark_integration.mirroring.flow_links import duties_of
 from spark_integration.mm2.flows import Flow, read_flows
+from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link.plan_report import Besides, topic_plans
 from tolerant_client.mirror.plan import TopicSpec, TopicsPlan
 from tolerant_client.mirror.sync import PlannedLink
@@ -77,6 +81,21 @@ def test_what_a_flow_excludes_is_excluded_from_its_plan(tmp_path: Path) -> None:
 def test_a_plain_mirror_does_nothing_besides_and_its_plan_takes_no_groups() -> None:
     assert Besides() == Besides(None, None, "target", False, ())
     assert "groups" not in inspect.signature(plan).parameters
+
+
+@pytest.mark.parametrize(("options", "is_start"), [(["--topics", "orders"], True), ([], False)])
+def test_topics_are_planned_for_the_link_that_a_start_with_them_would_take(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], is_start: bool
+) -> None:
+    named: list[bool] = []
+
+    def name(*_: object, is_start: bool) -> str:
+        named.append(is_start)
+        raise OptionError("enough")
+
+    monkeypatch.setattr(link, "unnamed_link", name)
+    CliRunner().invoke(app, ["plan", "--source", "a:1", "--target", "b:1", *options])
+    assert named == [is_start]
 
 
 def test_topics_are_planned_one_by_one_with_what_waits() -> None:

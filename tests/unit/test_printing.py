@@ -150,3 +150,19 @@ def test_a_command_whose_output_nobody_reads_ends_as_if_by_sigpipe() -> None:
     done = subprocess.run([sys.executable, "-m", "spark_integration.cli", "verify", "--help"], stdout=write, stderr=subprocess.PIPE)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_output_that_cannot_be_written_is_one_sentence_and_no_verdict() -> None:
+    command = [sys.executable, "-m", "spark_integration.cli", "verify", "--help"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE)
+    said = b"tolerant-kafka: standard output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (74, said)
+
+
+def test_a_closed_standard_output_changes_nothing_of_a_command() -> None:
+    command = ["sh", "-c", 'exec "$0" "$@" >&-', sys.executable, "-m", "spark_integration.cli", "verify"]
+    done = subprocess.run([*command, "--help"], stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, b"")
+    wrong = subprocess.run([*command, "--source", "a:1"], stderr=subprocess.PIPE)
+    assert wrong.returncode == 2 and b"Traceback" not in wrong.stderr and b"tolerant-kafka: " in wrong.stderr

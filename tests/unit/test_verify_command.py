@@ -22,7 +22,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[LinkTopics]:
     """What is compared, between clusters whose target has two links."""
     found: list[LinkTopics] = []
 
-    def two(*_: object) -> str:
+    def two(*_: object, **__: object) -> str:
         raise OptionError("The target has 2 links")
 
     def run(given: GivenLink, _: Any) -> tuple[VerifyReport, list[str]]:

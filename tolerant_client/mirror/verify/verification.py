@@ -13,6 +13,8 @@ Laws:
   with what the source has there now, and a difference is one.
 - A topic that is made anew while it is compared was not compared; one that was made anew since its link began to copy it,
   as the control remembers, is told in a warning, and compared as it is now.
+- The copy of a promoted link ends before its fence: where the target has a marker of the link at the source's end, what lies
+  from there on is the target's own, is not compared, and is told in a warning.
 
 A Verification decides what to compare and puts the results together; who compares (this process, or the
 tasks of a Spark job) is the caller's.
@@ -32,7 +34,7 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.divergence import read_headers, read_slices
 from tolerant_client.mirror.ledger import limit_of, of_present_topics, read_ledger
 from tolerant_client.mirror.link.control import CONTROL_TOPIC, TopicIds, read_control, read_controls
-from tolerant_client.mirror.link.scope import NOT_ON_SOURCE, made_anew, only_on_target
+from tolerant_client.mirror.link.scope import NOT_ON_SOURCE, made_anew, only_on_target, some
 from tolerant_client.mirror.losses import LedgerRow, LossReason
 from tolerant_client.mirror.open_transactions import find_held
 from tolerant_client.mirror.plan import select_topics
@@ -97,6 +99,7 @@ class Verification:
         self._ledger: dict[TopicPartition, list[LedgerRange]] = {}
         self._waiting: dict[TopicPartition, tuple[Waiting, Waiting]] = {}
         self._compacted: dict[str, tuple[bool, bool]] = {}
+        self._fenced_ids: set[int] = set()  # producer ids of promoted links between these clusters
         self._ids: dict[str, Any] = {}
         self._resumed: dict[TopicPartition, Resumed] = {}
         self._bounds: dict[TopicPartition, LogBounds] = {}
@@ -154,7 +157,30 @@ class Verification:
                 f"whether topics were made anew since their link began cannot be seen: we may not read {CONTROL_TOPIC} of the"
                 " target; grant Read and Describe on it"
             ]
-        return made_anew(links, self._ids["source"]["cluster"], now)
+        origin = self._ids["source"]["cluster"]
+        promoted = [control for control in links.values() if control.is_promoted and control.source_cluster_id == origin]
+        self._fenced_ids = {number for control in promoted for number in control.producer_ids}
+        return made_anew(links, origin, now)
+
+    async def _before_fences(self, found: Mapping[TopicPartition, LogBounds]) -> dict[TopicPartition, LogBounds]:
+        """The same, but the target's log ends before the fence of a promoted link that lies at the source's end."""
+        longer = {p: b.source_end for p, b in found.items() if b.source_end is not None and b.source_end < (b.target_end or 0)}
+        headers = await read_headers(self.target, longer) if longer and self._fenced_ids else {}
+        fences = {
+            p: header.base_offset
+            for p, header in headers.items()
+            if header.is_control and header.producer_id in self._fenced_ids and header.base_offset == longer[p]
+        }
+        if fences:
+            names = some(f"{topic}-{index}: {offset:,}" for (topic, index), offset in sorted(fences.items()))
+            self.warnings.append(
+                "the link was promoted; what the target has from the fence on is its own, and is left out; the fence lies at"
+                f" offset ({names})"
+            )
+        return {
+            p: b._replace(target_end=fences[p], target_stable=min(b.target_stable or 0, fences[p])) if p in fences else b
+            for p, b in found.items()
+        }
 
     async def next_slices(self) -> list[Slice]:
         """Ranges to compare, a partition each; those without a leader come later, when they have one.
@@ -164,7 +190,7 @@ class Verification:
         while self._pending:
             ready = await self._with_leaders()
             if ready:
-                found = await self._list_bounds(ready)
+                found = await self._before_fences(await self._list_bounds(ready))
                 self._pending -= found.keys()
                 self._bounds.update(found)
                 for partition, bounds in found.items():
