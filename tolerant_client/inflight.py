@@ -230,7 +230,7 @@ class InFlightRequests:
     def _weigh(self, entry: InFlightRequest, other: OtherSubject, now: float, events: list[Event]) -> None:
         """Law I: the stream is in step, and has an odd response: asked again where that is safe, else believed."""
         entry.odd = None
-        if not entry.action.is_resend:
+        if not entry.action.is_resend or self._repeats.has_yielded(entry):
             self._hold(entry, other.response)
         elif self._repeats.allow(entry, now):
             entry.said, entry.resends_when_said = other, entry.resends

@@ -93,7 +93,8 @@ FLIPS = (
     Flip("G", "repeats are waited for no longer than the first", "silence", "self.round_trips.after(oldest.resends)", "self.round_trips.after(0)"),
     # Odd answers
     Flip("T6 odd", "an odd answer is never believed", "inflight", "            self._hold(entry, other.response)\n        elif", "            self._lose(entry, str(other), now, events)\n        elif"),
-    Flip("T6 odd", "an odd answer is believed at once", "inflight", "        if not entry.action.is_resend:\n            self._hold", "        if True:\n            self._hold"),
+    Flip("T6 odd", "an odd answer is believed at once", "inflight", "        if not entry.action.is_resend or self._repeats.has_yielded(entry):\n            self._hold", "        if True:\n            self._hold"),
+    Flip("T6 odd", "an odd answer to a commit that has yielded is lost", "inflight", "is_resend or self._repeats.has_yielded(entry):\n            self._hold", "is_resend:\n            self._hold"),
     Flip("T6 odd", "a server whose probes name topics is left", "inflight", "if entry is self._probe and not others:", "if False:"),
     Flip("T6 odd", "a probe takes the answer of a request for its own", "inflight", "if entry is self._probe and not others:", "if entry is self._probe:"),
     Flip("T6 odd", "the same again to a repeat is not believed", "inflight", " and other.names == entry.said.names:", " and False:"),

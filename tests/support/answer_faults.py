@@ -436,8 +436,8 @@ def _odd_account(c: Cell) -> Account:
         return _misnumbered("misfit")(c)  # kafka-python's producer could not act upon it
     if not c.action.is_resend:
         return c.fine(probe=1)
-    is_newer_sent = c.yields and c.has_later
-    return c.lose(1, probe=1) if is_newer_sent else c.fine(requeued=1, probe=1)
+    is_newer_sent = c.yields and c.has_later  # then no repeat is safe
+    return c.fine(probe=1) if is_newer_sent else c.fine(requeued=1, probe=1)
 
 
 def _crossed_account(c: Cell) -> Account:

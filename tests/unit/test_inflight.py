@@ -946,12 +946,16 @@ def test_another_odd_response_to_a_repeat_is_asked_for_again_until_it_may_not_be
     assert [e.verdict for e in of(Failed, events)] == [Verdict.EXHAUSTED]
 
 
-def test_odd_response_of_a_commit_that_a_newer_one_replaces_is_handed_up_as_retriable() -> None:
+def test_odd_response_of_a_commit_that_a_newer_one_replaces_is_what_the_server_means() -> None:
     store = warm()
     older = send(store, Yielding(apis.OFFSET_COMMIT, keys=("g",)), now=1.0)
-    send(store, Yielding(apis.OFFSET_COMMIT, keys=("g",)), now=1.0)
-    events = put_on_trial_by(store, older, ODD, 1.1)
-    assert [(e.request, e.verdict) for e in of(Failed, events)] == [(older, Verdict.HAND_UP)]
+    newer = send(store, Yielding(apis.OFFSET_COMMIT, keys=("g",)), now=1.0)
+    events = store.response(older.correlation_id, ODD, 1.1)
+    resend(store, events, 1.1)
+    assert store.response(newer.correlation_id, ODD, 1.105) == []
+    events = store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.11)
+    assert [(e.request, e.response) for e in of(Completed, events)] == [(older, b"odd")]
+    assert [e.request for e in of(Requeued, events)] == [newer]
 
 
 def test_odd_response_to_what_is_doubted_is_forgotten() -> None:
