@@ -7,16 +7,14 @@ C. An answer completes its request only after its body decoded with no byte left
 D. Older and later are positions in the order of sending, never numbers.
 E. Nothing is sent again after its deadline, more often than the policy allows,
    or with other bytes than the first time (its id excepted).
-F. An answer out of step puts the stream on trial.  Nothing is believed, lost or
-   sent again until the answer to a probe shows that the stream is in step; a
-   second answer that fits nothing, or no proof in time, ends the connection.
-G. Silence and a probe's answer alone settle only reads and what is sent again, here or
-   by its owner.  An answer after its loss was proved disproves all probes: none is sent any more.
-H. Brokers answer in the order of requests: of answers that came in another order and
-   fit each other's requests none is believed, for their ids may be exchanged.
-I. A response that speaks of something else is believed when a repeat brings the
-   same again, when two bring nothing, or where no repeat is safe: then of a stream
-   that is in step.
+F. An answer out of step puts the stream on trial.  Nothing is believed, lost or sent again until the answer to a
+   probe shows that the stream is in step; a second one that fits nothing, or no proof in time, ends the connection.
+G. Silence and a probe's answer alone settle only reads and what is sent again, here or by its owner.  An answer
+   after its loss was proved disproves all probes: none is sent any more.
+H. Brokers answer in the order of requests: an answer that also fits an older request without one, or
+   a later one that has one, is believed for neither, for their ids may be exchanged.
+I. A response that speaks of something else is believed when a repeat brings the same again, when two bring
+   nothing, or where no repeat is safe: then of a stream that is in step.
 It reads no clock, opens no socket and writes no log: every method takes `now`
 (monotonic seconds) and returns the events that the binding has to act upon.
 """
@@ -40,10 +38,9 @@ from tolerant_client.trial import Budget, Trial
 class InFlightRequests:
     """The one store of requests in flight; its length and iteration leave the probe out.
 
-    `first_id` is where correlation ids start (a random number); `question` is a
-    request that this broker answers at once and that changes nothing, None
-    while no such request is known: then nothing is probed, and the first answer
-    out of step ends the connection.
+    `first_id` is where correlation ids start (a random number); `question` is a request that this broker
+    answers at once and that changes nothing, None while no such request is known: then nothing is probed,
+    and the first answer out of step ends the connection.
     """
 
     def __init__(self, policy: RecoveryPolicy, first_id: int, question: Any = None) -> None:
@@ -159,14 +156,15 @@ class InFlightRequests:
 
     def _answered(self, entry: InFlightRequest, response: Any, body: memoryview, now: float) -> list[Event]:
         """An answer that fits its request, where the order needs a look: it is held until its turn has come."""
+        alike = [r for r in self._answered_later(entry) if r.takes(body, entry)]
         if entry.state is not State.IN_FLIGHT:
-            return self._misfit(entry, f"two answers to one {entry.api} came", now, [entry])
+            return self._misfit(entry, f"two answers to one {entry.api} came", now, [entry, *alike])
         if entry is self._probe:
             return self._verdict(now)
         self.silence.answered(entry, now)
-        alike = [r for r in self._answered_later(entry) if r.takes(body, entry)]
         if alike:
             return self._misfit(entry, f"its answer came after that of a later {entry.api}, and fits both", now, alike)
+        older = [r for r in self._sent_before(entry) if r.state is State.IN_FLIGHT and r.takes(body, entry)]
         events: list[Event] = []
         if entry is not self.oldest:
             if self._is_setting_up():
@@ -181,9 +179,16 @@ class InFlightRequests:
         if entry.odd is not None:
             entry.odd = None
             events += self._suspect(Orphan(entry.api, entry.correlation_id, "misfit"), now)
-        self._hold(entry, response)
+        self._doubt([entry, *older]) if older else self._hold(entry, response)
         self._release(events, now)
         return events
+
+    def _doubt(self, entries: Iterable[InFlightRequest]) -> None:
+        """Law H: nothing that came or comes to these is believed, for their ids may be exchanged."""
+        for entry in entries:
+            if entry.state is State.IN_FLIGHT or entry.state is State.HELD:
+                entry.move(Input.DOUBT)
+                entry.odd = None
 
     def _hold(self, entry: InFlightRequest, response: Any) -> None:
         entry.move(Input.HOLD)
@@ -197,8 +202,11 @@ class InFlightRequests:
     def _sent_after(self, entry: InFlightRequest) -> Iterator[InFlightRequest]:
         return takewhile(lambda r: r is not entry, reversed(self._requests.values()))
 
+    def _sent_before(self, entry: InFlightRequest) -> Iterator[InFlightRequest]:
+        return takewhile(lambda r: r is not entry, self._requests.values())
+
     def _answered_later(self, entry: InFlightRequest) -> list[InFlightRequest]:
-        """The requests sent after `entry` to which an answer came, believed or not."""
+        """Those sent after `entry` to which an answer came, believed or not."""
         return [r for r in self._sent_after(entry) if r.state is State.HELD or r.state is State.DOUBTED]
 
     def _odd(self, entry: InFlightRequest, other: OtherSubject, body: memoryview, now: float) -> list[Event]:
@@ -222,7 +230,7 @@ class InFlightRequests:
     def _weigh(self, entry: InFlightRequest, other: OtherSubject, now: float, events: list[Event]) -> None:
         """Law I: the stream is in step, and has an odd response: asked again where that is safe, else believed."""
         entry.odd = None
-        if not entry.action.is_resend:
+        if not entry.action.is_resend or self._repeats.has_yielded(entry):
             self._hold(entry, other.response)
         elif self._repeats.allow(entry, now):
             entry.said, entry.resends_when_said = other, entry.resends
@@ -237,24 +245,18 @@ class InFlightRequests:
     ) -> list[Event]:
         """T6: the body is not what was asked for: dropped, and the request goes on waiting.
 
-        This one may be an older request's under a wrong id, or our own spoiled on
-        its way: the trial will say.  Law H: nothing that came or comes to those
-        `doubted` is believed, for it may be ours.
+        It may be an older one's under a wrong id, or our own spoiled: the trial says.  That to `doubted` may be ours.
         """
-        for other in doubted:
-            if other.state is State.IN_FLIGHT or other.state is State.HELD:
-                other.move(Input.DOUBT)
-                other.odd = None
+        self._doubt(doubted)
         entry.history.append(what)
         return self._suspect(Orphan(entry.api, entry.correlation_id, "misfit"), now)
 
     def _orphan(self, correlation_id: int, body: memoryview, now: float) -> list[Event]:
         """T4: an answer that no request waits for is dropped.
 
-        It may be the oldest request's under a wrong id; a wrong id is often one that
-        was used before, so a duplicate is as suspicious as an id never sent.  The
-        late answer of a lost request is explained by it, and completes it; one to acks=0
-        (Event Hubs gives them) is no mismatch, and only the trial shows whose it is.
+        It may be the oldest request's under a wrong id; a wrong id is often one that was used before, so a
+        duplicate is as suspicious as an id never sent.  The late answer of a lost request is explained by it, and
+        completes it; one to acks=0 (Event Hubs gives them) is no mismatch, and only the trial shows whose it is.
         """
         cause, sent_at = self.ids.recall(correlation_id)
         orphan = Orphan("", correlation_id, "late" if cause == "replaced" else cause)
@@ -273,12 +275,14 @@ class InFlightRequests:
     def _complete_late(self, correlation_id: int, body: memoryview, events: list[Event], now: float) -> None:
         """Completes a request by the response to its first sending; its repeat is waited for no more.
 
-        Not one that yields to newer ones: its repeat may outdate the first (another epoch or member id fences it),
-        or run after a newer one (such a peer keeps no order).
+        Not where another one waits that it fits (law H), nor one that yields to newer ones: its repeat may outdate
+        the first (another epoch or member id fences it), or run after a newer one (such a peer keeps no order).
         """
         waiting = (r for r in self if correlation_id in r.lost_ids and r.state is State.IN_FLIGHT)
         entry = next((r for r in waiting if not getattr(r.request, "yields_to_newer", False)), None)
-        if entry is not None and not self.is_retired and entry.reads(body):
+        if entry is None or self.is_retired or any(r.response is None and r.takes(body, entry) for r in self):
+            return
+        if entry.reads(body):
             self.ids.replace(entry.correlation_id, entry.sent_at)
             self._hold(entry, entry.request.decode_response(body))
             self._release(events, now)
@@ -337,8 +341,7 @@ class InFlightRequests:
         """The probe is answered: the stream is in step, and the broker is done with all that was sent before."""
         probe, trial = self._probe, self._trial
         assert probe is not None
-        sent_before = takewhile(lambda r: r is not probe, self._requests.values())
-        unanswered = [r for r in sent_before if r.is_unanswered]
+        unanswered = [r for r in self._sent_before(probe) if r.is_unanswered]
         del self._requests[probe.correlation_id]
         self._probe = self._trial = None
         self.silence.answered(probe, now)
@@ -400,7 +403,7 @@ class InFlightRequests:
             return NEVER
         return self.silence.due(oldest, self._probe is not None)
 
-    # -- loss -----------------------------------------------------------------
+    # -- loss, order and the end ----------------------------------------------
 
     def _lose(self, entry: InFlightRequest, reason: str, now: float, events: list[Event]) -> None:
         """T3: settles a lost request as its API allows."""
@@ -440,13 +443,11 @@ class InFlightRequests:
         entry.move(Input.FAIL)
         events.append(Failed(entry.api, entry.correlation_id, entry, verdict, reason, error))
 
-    # -- order ----------------------------------------------------------------
-
     def _release(self, events: list[Event], now: float) -> None:
         """T2: delivers held answers whose turn has come, oldest first.
 
-        Requests that share an order key (Produce of one partition, OffsetCommit of
-        one group) are answered in the order of sending, resends included.
+        Requests that share an order key (Produce of one partition, OffsetCommit of one group) are answered in the
+        order of sending, resends included.
         """
         is_overtaken = self.oldest is not None and self._answered_later(self.oldest)
         if self._trial is not None and self._trial.asks_at < NEVER and not is_overtaken:
@@ -466,13 +467,11 @@ class InFlightRequests:
                 events.append(self._complete(entry, entry.response, now))
         self._is_regular = not any(r.resends or r.state is State.HELD for r in self._requests.values())
 
-    # -- the end --------------------------------------------------------------
-
     def close(self, error: BaseException | None, now: float, unflushed: frozenset[int] = frozenset()) -> list[Event]:
         """Settles every request: the connection is gone.  Idempotent.
 
-        What may not run twice and may have been carried out is called unknown.
-        `unflushed` are the ids of requests of which no byte has left the process.
+        What may not run twice and may have been carried out is called unknown.  `unflushed` are the ids of requests
+        of which no byte has left the process.
         """
         self.is_retired = True
         self._drop_probe()

@@ -84,7 +84,7 @@ def test_a_seed_is_the_same_every_time() -> None:
     [
         ((InFlightRequests, "_disprove", lambda self: []), "J"),
         ((Repeats, "allow", lambda self, entry, now: entry.action.is_resend), "[DE]"),
-        ((InFlightRequests, "_answered_later", lambda self, entry: []), "B"),
+        ((InFlightRequests, "_doubt", lambda self, entries: None), "B"),
         ((Repeats, "has_yielded", lambda self, entry: False), "D"),
         ((InFlightRequests, "_weigh", _believe_it), "B"),
     ],

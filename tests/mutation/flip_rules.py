@@ -67,7 +67,10 @@ FLIPS = (
     Flip("T2 held", "a second answer is ignored", "inflight", "            return self._misfit(entry, f\"two answers", "            return []\n            return self._misfit(entry, f\"two answers"),
     # Law H: exchanged ids
     Flip("H", "an answer that might be exchanged with a later one is believed", "inflight", "        if alike:\n", "        if False:\n"),
-    Flip("H", "those that it might be exchanged with are believed", "inflight", "other.move(Input.DOUBT)", "pass"),
+    Flip("H", "an answer that might be an older request's is believed", "inflight", "if older else self._hold", "if False else self._hold"),
+    Flip("H", "an answer to what is doubted leaves later ones believed", "inflight", "now, [entry, *alike])", "now, [entry])"),
+    Flip("H", "a late answer completes what it may not be of", "inflight", "any(r.response is None and r.takes(body, entry) for r in self)", "False"),
+    Flip("H", "those that it might be exchanged with are believed", "inflight", "                entry.move(Input.DOUBT)", "                pass"),
     Flip("H", "what is doubted is forgotten", "inflight", "for r in self._sent_after(entry) if r.state is State.HELD or r.state is State.DOUBTED]", "for r in self._sent_after(entry) if r.state is State.HELD]"),
     # Law F: the trial
     Flip("F", "what fits is believed on trial", "inflight", "if self._trial is not None or self.is_retired:\n            return\n        waiting_keys", "if self.is_retired:\n            return\n        waiting_keys"),
@@ -90,7 +93,8 @@ FLIPS = (
     Flip("G", "repeats are waited for no longer than the first", "silence", "self.round_trips.after(oldest.resends)", "self.round_trips.after(0)"),
     # Odd answers
     Flip("T6 odd", "an odd answer is never believed", "inflight", "            self._hold(entry, other.response)\n        elif", "            self._lose(entry, str(other), now, events)\n        elif"),
-    Flip("T6 odd", "an odd answer is believed at once", "inflight", "        if not entry.action.is_resend:\n            self._hold", "        if True:\n            self._hold"),
+    Flip("T6 odd", "an odd answer is believed at once", "inflight", "        if not entry.action.is_resend or self._repeats.has_yielded(entry):\n            self._hold", "        if True:\n            self._hold"),
+    Flip("T6 odd", "an odd answer to a commit that has yielded is lost", "inflight", "is_resend or self._repeats.has_yielded(entry):\n            self._hold", "is_resend:\n            self._hold"),
     Flip("T6 odd", "a server whose probes name topics is left", "inflight", "if entry is self._probe and not others:", "if False:"),
     Flip("T6 odd", "a probe takes the answer of a request for its own", "inflight", "if entry is self._probe and not others:", "if entry is self._probe:"),
     Flip("T6 odd", "the same again to a repeat is not believed", "inflight", " and other.names == entry.said.names:", " and False:"),
@@ -106,7 +110,7 @@ FLIPS = (
     Flip("T6 odd", "a Produce answer that names a partition twice is believed", "requests", " and len(codes) == len(names)", ""),
     Flip("T6 odd", "a Fetch answer that names a partition twice is believed", "requests", "max(names.values(), default=0) > 1", "False"),
     Flip("T6 odd", "the mirror believes a Fetch answer that names a partition twice", "fetch", "if len({part.partition for part in fetched}) < len(fetched):", "if False:"),
-    Flip("T6 odd", "an odd answer to what is doubted is remembered", "inflight", "                other.odd = None\n", ""),
+    Flip("T6 odd", "an odd answer to what is doubted is remembered", "inflight", "                entry.move(Input.DOUBT)\n                entry.odd = None\n", "                entry.move(Input.DOUBT)\n"),
     Flip("T6 odd", "an odd answer is believed beside a missing one", "inflight", "and all(r.odd is not None for r in unanswered)", "and any(r.odd is not None for r in unanswered)"),
     Flip("T6 odd", "an odd answer is believed after one that fits nothing", "inflight", "is_whole = not (trial is not None and trial.has_misfit) and", "is_whole ="),
     Flip("T6 odd", "an answer that fits another request is believed", "inflight", "if others or not is_first or", "if not is_first or"),
@@ -242,7 +246,7 @@ FLIPS = (
     ),
     # T5: silence
     Flip("T5", "silence is not probed", "inflight", "if now >= self._probe_due():", "if False:"),
-    Flip("T5", "a probe's answer proves nothing", "inflight", "[r for r in sent_before if r.is_unanswered]", "[]"),
+    Flip("T5", "a probe's answer proves nothing", "inflight", "[r for r in self._sent_before(probe) if r.is_unanswered]", "[]"),
     Flip("T5", "a probe is sent that the broker may not know", "connection", "if question.API_VERSION == 0:", "if False:"),
     Flip("T5 progress", "arriving bytes are no progress", "silence", "if now > self._progress:", "if False:"),
     Flip(

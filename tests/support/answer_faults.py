@@ -89,6 +89,8 @@ class Cell:
     """True where a repeat would undo the next request, so that it is not sent again once that one is."""
     needs_more: bool = False
     """True where silence and a probe's answer alone do not settle a lost request."""
+    doubted: tuple[int, ...] = (0, 0, 0, 0)
+    """Without so many answers from the victim's on: how many later ones are doubted, as they pass for a missing one."""
 
     @property
     def victim(self) -> int:
@@ -356,7 +358,9 @@ def _dropped(how_many: int) -> Callable[[Cell], Account]:
         # Either nothing comes later, and silence is probed; or a later answer puts the stream on trial.
         # In silence an older commit is not settled while a newer one is sent again; that one's answer overtakes it.
         is_overtaken_later = c.yields and lost > 1 and not c.has(lost)
-        return c.lose(lost, probe=2 if is_overtaken_later else 1)
+        # Where that answer passes for the older one's, it is asked for once more.
+        again = int(is_overtaken_later and c.alike > 0)
+        return c.lose(lost + c.doubted[lost], probe=2 if is_overtaken_later else 1) + count(lost=again, requeued=again)
 
     return account
 
@@ -366,7 +370,7 @@ def _swallowed_account(c: Cell) -> Account:
     if c.sample.is_idempotent:
         # The batches behind it are refused, held, and asked for again once it is written.
         last = min(c.depth, (c.victim // PER_PARTITION + 1) * PER_PARTITION) - 1
-        account["requeued"] += last - c.victim
+        account["requeued"] += last - c.victim - c.doubted[1]
     return +account
 
 
@@ -376,7 +380,7 @@ def _misnumbered(cause: str) -> Callable[[Cell], Account]:
     def account(c: Cell) -> Account:
         if c.is_setup:
             return c.retired(**{f"orphan_{cause}": 1})
-        return c.lose(1, probe=1, **{f"orphan_{cause}": 1})
+        return c.lose(1 + c.doubted[1], probe=1, **{f"orphan_{cause}": 1})
 
     return account
 
@@ -424,7 +428,7 @@ def _too_late_account(c: Cell) -> Account:
         return c.retired() if c.has_later else c.fine()  # it was waited for
     if c.waits(1):
         return c.fine(probe=1)
-    return c.lose(1, orphan_late=1, probe=1)
+    return c.lose(1 + c.doubted[1], orphan_late=1, probe=1)
 
 
 def _odd_account(c: Cell) -> Account:
@@ -432,8 +436,8 @@ def _odd_account(c: Cell) -> Account:
         return _misnumbered("misfit")(c)  # kafka-python's producer could not act upon it
     if not c.action.is_resend:
         return c.fine(probe=1)
-    is_newer_sent = c.yields and c.has_later
-    return c.lose(1, probe=1) if is_newer_sent else c.fine(requeued=1, probe=1)
+    is_newer_sent = c.yields and c.has_later  # then no repeat is safe
+    return c.fine(probe=1) if is_newer_sent else c.fine(requeued=1, probe=1)
 
 
 def _crossed_account(c: Cell) -> Account:

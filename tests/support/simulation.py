@@ -547,7 +547,8 @@ class Simulation:
         """An answer of something else was: a repeat said the same, or there may be none."""
         self.happened["believed"] += 1
         request = entry.request
-        if not entry.action.is_resend:
+        has_yielded = request.row is rows.COMMIT and self.newest_commit[request.key] > request.token
+        if has_yielded or not entry.action.is_resend:
             return
         is_said = entry.said is not None and entry.said.names == token
         repeats = entry.resends - entry.resends_when_said

@@ -187,7 +187,7 @@ def test_own_answer_of_a_slow_request_shows_that_the_one_before_was_a_lie() -> N
 
 def test_requests_that_share_a_key_are_not_overtaken_even_across_a_resend() -> None:
     store = tracker()
-    older, later = (send(store, FakeRequest(apis.PRODUCE, keys=("t-0",), resend_safe=True)) for _ in "ab")
+    older, later = (send(store, FakeRequest(key, keys=("t-0",), resend_safe=True)) for key in (apis.PRODUCE, HANDED_UP))
     other = send(store, FakeRequest(apis.LIST_OFFSETS))
     store.response(later.correlation_id, OK, 1.0)
     store.response(other.correlation_id, OK, 1.0)
@@ -201,7 +201,8 @@ def test_requests_that_share_a_key_are_not_overtaken_even_across_a_resend() -> N
 
 def test_answer_that_came_out_of_turn_is_asked_for_again_after_the_resend() -> None:
     store = tracker()
-    older, later = (send(store, FakeRequest(apis.PRODUCE, keys=("t-0",), resend_safe=True)) for _ in "ab")
+    older = send(store, FakeRequest(apis.FETCH, keys=("t-0",), resend_safe=True))
+    later = send(store, FakeRequest(apis.PRODUCE, keys=("t-0",), resend_safe=True))
     store.response(later.correlation_id, memoryview(b"45"), 1.0)
     resend(store, prove(store, 1.0), 1.1)
     events = store.response(older.correlation_id, OK, 1.2)
@@ -252,6 +253,37 @@ def test_exchanged_ids_are_seen_by_their_order_and_neither_answer_is_believed(
     assert [e.request for e in of(Requeued, events)] == ([] if verdict else entries[:2])
     failed = [(e.request, e.verdict) for e in of(Failed, events)]
     assert failed == ([(entry, verdict) for entry in entries[:2]] if verdict else [])
+
+
+@pytest.mark.parametrize(
+    ("request_", "verdict"),
+    [
+        (FakeRequest(apis.PRODUCE), Verdict.OUTCOME_UNKNOWN),
+        (FakeRequest(HANDED_UP), Verdict.HAND_UP),
+        (FakeRequest(apis.PRODUCE, resend_safe=True), None),
+        (FakeRequest(apis.LIST_OFFSETS), None),
+    ],
+)
+def test_response_that_fits_an_older_request_too_is_believed_for_neither(
+    request_: FakeRequest, verdict: Verdict | None
+) -> None:
+    """Behind a gateway the probe's response comes before the later one's own, and shows nothing of it."""
+    store = tracker()
+    entries = [send(store, request_) for _ in "ab"]
+    assert store.response(entries[1].correlation_id, OK, 1.0) == []
+    events = prove(store, 1.0)
+    assert of(Completed, events) == []
+    assert [e.request for e in of(Requeued, events)] == ([] if verdict else entries)
+    assert [(e.request, e.verdict) for e in of(Failed, events)] == ([(e, verdict) for e in entries] if verdict else [])
+
+
+def test_missing_response_costs_no_more_than_the_next_one() -> None:
+    store = tracker()
+    entries = [send(store, FakeRequest(apis.LIST_OFFSETS)) for _ in range(5)]
+    assert [e for entry in entries[1:] for e in store.response(entry.correlation_id, OK, 1.0)] == []
+    events = prove(store, 1.0)
+    assert [e.request for e in of(Requeued, events)] == entries[:2]
+    assert [e.request for e in of(Completed, events)] == entries[2:]
 
 
 def test_ids_that_went_round_leave_nothing_to_believe() -> None:
@@ -349,7 +381,7 @@ def test_commit_yields_to_a_newer_one_that_was_answered_already() -> None:
     assert store.response(newer.correlation_id, OK, 1.0) == []
     events = prove(store, 1.0)
     assert [e.request for e in of(Failed, events)] == [older]
-    assert [e.request for e in of(Completed, events)] == [newer]
+    assert [e.request for e in of(Requeued, events)] == [newer]
 
 
 def lose(store: InFlightRequests, request: FakeRequest, now: float = 1.0) -> list[Event]:
@@ -574,6 +606,19 @@ def test_late_answer_that_does_not_decode_leaves_its_repeat_in_flight() -> None:
     resend(store, store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.101), 1.101)
     assert kinds(store.response(first_id, BAD, 2.0)) == ["orphan"]
     assert [e.response for e in of(Completed, store.response(slow.correlation_id, OK, 2.1))] == [b"ok"]
+
+
+def test_late_answer_that_another_request_may_wait_for_completes_nothing() -> None:
+    """One id is wrong, behind a gateway: what comes late under b's may be a's."""
+    store = tracker()
+    a, b = (send(store, FakeRequest(apis.FIND_COORDINATOR)) for _ in "ab")
+    late_id = b.correlation_id
+    events = store.expired(1.1)
+    resend(store, events, 1.1)
+    resend(store, store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.101), 1.101)
+    assert kinds(store.response(late_id, memoryview(b"a's"), 2.0)) == ["orphan"]
+    assert [e.request for e in of(Completed, store.response(a.correlation_id, OK, 2.1))] == [a]
+    assert [e.response for e in of(Completed, store.response(b.correlation_id, OK, 2.2))] == [b"ok"]
 
 
 def test_late_answer_that_its_repeat_may_have_outdated_completes_nothing() -> None:
@@ -909,7 +954,7 @@ def test_odd_response_that_overtook_a_probes_gets_a_trial_of_its_own() -> None:
     first = send(store, FakeRequest(apis.LIST_OFFSETS), now=1.0)
     events = store.response(first.correlation_id, ODD, 1.1)
     resend(store, events, 1.1)
-    later = send(store, FakeRequest(apis.LIST_OFFSETS), now=1.1)
+    later = send(store, FakeRequest(apis.FIND_COORDINATOR), now=1.1)
     assert store.response(later.correlation_id, ODD, 1.11) == []
     events = store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.12)
     resend(store, events, 1.12)
@@ -929,12 +974,16 @@ def test_another_odd_response_to_a_repeat_is_asked_for_again_until_it_may_not_be
     assert [e.verdict for e in of(Failed, events)] == [Verdict.EXHAUSTED]
 
 
-def test_odd_response_of_a_commit_that_a_newer_one_replaces_is_handed_up_as_retriable() -> None:
+def test_odd_response_of_a_commit_that_a_newer_one_replaces_is_what_the_server_means() -> None:
     store = warm()
     older = send(store, Yielding(apis.OFFSET_COMMIT, keys=("g",)), now=1.0)
-    send(store, Yielding(apis.OFFSET_COMMIT, keys=("g",)), now=1.0)
-    events = put_on_trial_by(store, older, ODD, 1.1)
-    assert [(e.request, e.verdict) for e in of(Failed, events)] == [(older, Verdict.HAND_UP)]
+    newer = send(store, Yielding(apis.OFFSET_COMMIT, keys=("g",)), now=1.0)
+    events = store.response(older.correlation_id, ODD, 1.1)
+    resend(store, events, 1.1)
+    assert store.response(newer.correlation_id, ODD, 1.105) == []
+    events = store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.11)
+    assert [(e.request, e.response) for e in of(Completed, events)] == [(older, b"odd")]
+    assert [e.request for e in of(Requeued, events)] == [newer]
 
 
 def test_odd_response_to_what_is_doubted_is_forgotten() -> None:
