@@ -16,6 +16,7 @@ import pytest
 from kafka.structs import TopicPartition
 from support.mirror_link import append_records, both, create_topic, mirror
 
+import tolerant_client
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link import groups as duty
 from tolerant_client.mirror.link.acls import AclsReport, TopicAcl, sync_acls
@@ -88,7 +89,7 @@ def committed(servers: str, group: str) -> dict[TopicPartition, tuple[int, str]]
 
 @contextlib.contextmanager
 def consumer(servers: str, group: str, topic: str) -> Iterator[Any]:
-    reader = kafka.KafkaConsumer(
+    reader = tolerant_client.KafkaConsumer(  # kafka-python's may never take over a join that outlasts its poll
         topic,
         bootstrap_servers=servers,
         group_id=group,

@@ -65,7 +65,9 @@ def test_lag_is_told_before_a_copy_and_what_was_copied_after_it(source: str, tar
     with StatusServer(board, "127.0.0.1:0") as server, LinkWatch(
         *properties, link.ends, "A-B", is_once=False, is_shown=False, board=board, names=("A", "B")
     ) as watch:
-        before = until(watch, lambda state: state.topics[topic].lag_seconds and state.topics[topic].lag_bytes).topics[topic]
+        before = until(
+            watch, lambda state: state.topics[topic].lag_seconds and all(p.lag_bytes for p in state.partitions.values())
+        ).topics[topic]
         assert before.lag_offsets == EACH * PARTITIONS
         assert AGE_MS / 1000 <= before.lag_seconds <= AGE_MS / 1000 + 120
         assert EACH * PARTITIONS * 5 < before.lag_bytes < EACH * PARTITIONS * 500  # as the source's brokers say

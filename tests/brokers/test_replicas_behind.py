@@ -90,7 +90,7 @@ class Copying:
                 copier = LinkCopier(origin, copy, link.producer_id, link=topic, policy=policy)
                 self.target = copy
                 origin.net.call_soon(lambda: self._watch(copier, origin))
-                self.progress = await copier.copy_each(link.ends, hold_ms=28_000)
+                self.progress = await copier.copy_each(link.ends, hold_ms=45_000)
 
             origin.run(run)
 
@@ -155,7 +155,9 @@ def test_what_the_leader_alone_has_is_waited_for_and_not_appended_again(
         append_records(source, topic, 100, first=end, timestamp=timestamp or now)
         time.sleep(2)
         copying.drop_connections()
-        time.sleep(14)
+        deadline = time.monotonic() + 30
+        while not copying.waits and time.monotonic() < deadline:
+            time.sleep(0.2)
         partition = TopicPartition(topic, 0)
         with RawCluster({"bootstrap_servers": target}, name="target") as cluster:
             (found,) = cluster.run(replicated_ends, cluster, [partition]).values()
