@@ -10,6 +10,7 @@ import kafka
 import numpy as np
 import pytest
 from kafka.admin import ConfigResource, ConfigResourceType
+from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.structs import TopicPartition
 from support.mirror_link import append_as_link, append_batches, append_records, both, compare, create_topic, ends, mirror
 
@@ -31,7 +32,7 @@ from tolerant_client.mirror.topics import describe_topics
 from tolerant_client.mirror.translated.copier import TranslatedCopier, prepare_translated_link
 from tolerant_client.mirror.translated.map_topic import ensure_map_topic, last_rows, map_partition, map_topic
 from tolerant_client.mirror.translated.offset_map import MapRow
-from tolerant_client.producer_transaction import Coordinators, ProducerTransaction
+from tolerant_client.producer_transaction import TRANSACTION, Coordinators, ProducerTransaction
 from tolerant_client.raw import EARLIEST, LATEST, RawCluster
 from tolerant_client.record_batch import Record, encode_batch, read_header, restamp
 from tolerant_client.testing import KafkaCluster
@@ -675,6 +676,20 @@ def three_nodes(kafka_cluster_factory: Callable[..., KafkaCluster]) -> Iterator[
     yield cluster
 
 
+def link_coordinated_elsewhere(cluster: RawCluster, partition: TopicPartition, node_id: int) -> str:
+    """The name of a link whose gap transactions in the partition another broker coordinates: what is open there only it knows."""
+    names = {gap_transactional_id(link, partition): link for link in map("hung-{}".format, range(20))}
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        request = FindCoordinatorRequest(key_type=TRANSACTION, coordinator_keys=list(names), min_version=4)
+        found = cluster.run(cluster.send, request).coordinators
+        for told in found:
+            if not told.error_code and told.node_id != node_id:
+                return names[told.key]
+        time.sleep(0.5)
+    raise AssertionError("no other coordinator")
+
+
 def test_broker_that_hangs_holds_up_no_partition_that_another_leads(
     source: str, three_nodes: KafkaCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -691,8 +706,9 @@ def test_broker_that_hangs_holds_up_no_partition_that_another_leads(
         ):
             admin.create_topics([kafka.admin.NewTopic(name, -1, -1, assignment, config)])
     with both(source, target) as (origin, copy):
-        link = origin.run(prepare_link, origin, copy, topic, "tests")
-        copier = LinkCopier(origin, copy, link.producer_id, link="tests")
+        name = link_coordinated_elsewhere(copy, led, 2)
+        link = origin.run(prepare_link, origin, copy, topic, name)
+        copier = LinkCopier(origin, copy, link.producer_id, link=name)
         apart = copier.claims._target
         origin.run(apart.connect)
         for cluster in (copy, apart):  # what any broker may answer is asked elsewhere
