@@ -99,6 +99,23 @@ def test_law_c_aborted_data_is_a_gap() -> None:
     assert not course.shown
 
 
+def of_epoch(batch: bytes, leader_epoch: int) -> bytes:
+    return batch[:12] + struct.pack(">i", leader_epoch) + batch[16:]
+
+
+@pytest.mark.parametrize("kind", [COMMIT, ABORT])
+@pytest.mark.parametrize("way", [GapFill.TRANSACTIONS, GapFill.RECORDS])
+def test_an_election_while_a_transaction_is_open_is_known_by_its_marker(way: GapFill, kind: int) -> None:
+    """The source says that the data's epoch ends before the marker: whoever asked with the marker's end would call it cut."""
+    aborted = [(7, 10)] if kind == ABORT else []
+    part = answer(of_epoch(data(10, 3, pid=7), 5), of_epoch(marker(13, 7, kind), 6), aborted=aborted)
+    course = appendable(part, 10, None, rules(way), (), NOW_MS)
+    assert (course.position, course.leader_epoch) == (14, 6)
+    part = answer(of_epoch(data(10, 3, pid=7), 5), of_epoch(marker(13, 7, kind), 6), of_epoch(data(14), 6), aborted=aborted)
+    assert appendable(part, 10, 14, rules(way), (), NOW_MS).leader_epoch == 6
+    assert appendable(part, 10, 13, rules(way), (), NOW_MS).leader_epoch == 5
+
+
 def places(claims: Collection[Claim]) -> set[tuple[int, int]]:
     return {(claim.header.base_offset, claim.header.next_offset) for claim in claims}
 

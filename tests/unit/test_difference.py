@@ -12,7 +12,7 @@ from support.one_log import OneLog
 from tolerant_client.mirror.identical import difference
 from tolerant_client.mirror.identical.difference import Case, Logs, explain, recreated
 from tolerant_client.mirror.identical.partition import AppendState
-from tolerant_client.mirror.losses import Loss
+from tolerant_client.mirror.losses import Loss, LossReason
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import Record, encode_batch
 
@@ -70,6 +70,21 @@ def test_row_of_a_topic_made_anew_has_what_differs_or_could_not_be_compared(
 
 def test_all_is_lost_where_nothing_can_be_compared() -> None:
     assert lost(log_of(b"n" * 1000), OneLog([], 1000)) == (0, 1000)
+
+
+# -- a loss that the ledger has already ----------------------------------------
+
+
+def test_a_second_cut_before_a_known_row_is_a_loss_of_its_own() -> None:
+    source = log_of(b"n" * 100 + b"x" * 150)
+    target = log_of(b"n" * 100 + b"o" * 100, producer_id=OURS, producer_epoch=0, base_sequence=3)
+    clusters = cast(RawCluster, source), cast(RawCluster, target)
+    case = case_of(source, target, copied=200)
+    rows = [case.row("dr", 150, 200, LossReason.TRUNCATION, "")]
+    loss = asyncio.run(explain(*clusters, case._replace(cut=100), "dr", rows))
+    assert isinstance(loss, Loss) and (loss.row.from_offset, loss.row.until_offset) == (100, 200)
+    rows = [case.row("dr", 100, 200, LossReason.TRUNCATION, "")]
+    assert asyncio.run(explain(*clusters, case._replace(cut=100), "dr", rows)) == case.state
 
 
 # -- a source that is shorter -------------------------------------------------

@@ -61,7 +61,8 @@ class Claim(NamedTuple):
 class Course(NamedTuple):
     """`items` lead to `position`; `shown` are the claims about what lies behind it, for the next answer to confirm.
 
-    `leader_epoch` is the source's, of the last batch before `position`; -1 without one.
+    `leader_epoch` is the source's, of the last batch before `position`, a marker's or an aborted one's, too: an election
+    while a transaction is open gives its marker an epoch of its own.  -1 without a batch.
     """
 
     items: list[Appendable]
@@ -98,7 +99,8 @@ def _course(
     pieces: list[Appendable] = []
     claims: list[Claim] = []
     at, is_held = position, False
-    for piece, claim in _pieces(part, position):
+    epochs: list[tuple[int, int]] = []  # of the batches taken: base offset, leader epoch
+    for piece, claim, header in _pieces(part, position):
         if claim is not None:
             claims.append(claim)
             is_held = is_held or claim not in believed
@@ -108,6 +110,8 @@ def _course(
             break
         pieces.append(piece)
         at = piece.until_offset if isinstance(piece, Gap) else piece[0].next_offset
+        if at > header.base_offset:
+            epochs.append((header.base_offset, header.partition_leader_epoch))
     items: list[Appendable] = []
     try:
         items.extend(_items(pieces, position, rules))
@@ -117,14 +121,13 @@ def _course(
         at = error.offset  # what lies before it is appended first
     if rules.way is GapFill.RECORDS:
         items, at = _filled(items, at, rules, now_ms)
-    taken = [piece[0] for piece in pieces if not isinstance(piece, Gap) and piece[0].base_offset < at]
     if pieces or claims:
         believed = [claim for claim in claims if claim.header.next_offset > at]
-    return Course(items, at, frozenset(believed), taken[-1].partition_leader_epoch if taken else -1)
+    return Course(items, at, frozenset(believed), next((epoch for base, epoch in reversed(epochs) if base < at), -1))
 
 
-def _pieces(part: FetchedPartition, position: int) -> Iterator[tuple[Appendable, Claim | None]]:
-    """Committed batches and gaps in their order, each with what no checksum proves of it."""
+def _pieces(part: FetchedPartition, position: int) -> Iterator[tuple[Appendable, Claim | None, BatchHeader]]:
+    """Committed batches and gaps in their order, each with what no checksum proves of it, and the batch that it is or precedes."""
     sets = list(iter_record_sets(part.records, from_offset=position))
     waiting = sorted(part.aborted, key=lambda pair: pair[1], reverse=True)
     aborting: set[int] = set()
@@ -145,12 +148,12 @@ def _pieces(part: FetchedPartition, position: int) -> Iterator[tuple[Appendable,
         if header.base_offset != at or (is_in_transaction and marker is None) or _has_loose_offsets(header):
             claim = Claim(header if header.magic > 1 else header._replace(crc=zlib.crc32(batch)), is_aborted)
         if header.base_offset > at:
-            yield Gap(at, header.base_offset), claim
+            yield Gap(at, header.base_offset), claim, header
             at = header.base_offset
         if header.is_control or is_aborted or not header.record_count:
-            yield Gap(at, header.next_offset), claim
+            yield Gap(at, header.next_offset), claim, header
         else:
-            yield (header, batch), claim
+            yield (header, batch), claim, header
         if header.is_control:
             aborting.discard(header.producer_id)
         at = header.next_offset

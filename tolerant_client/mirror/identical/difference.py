@@ -140,11 +140,12 @@ async def explain(
     partition, logs = case.partition, case.logs
     accepted = [range(row.from_offset, row.until_offset) for row in rows]
     kept = [range(row.from_offset, row.until_offset) for row in rows if row.reason in _KEPT_ON_TARGET]
-    if any(logs.target_end - 1 in span for span in kept):
-        return AheadOfSource(case.state, logs.source_end) if logs.target_end > logs.source_end else case.state
-    if has_times_rewritten(case):
+    is_kept = any(logs.target_end - 1 in span for span in kept)
+    if has_times_rewritten(case) and not is_kept:
         return times_rewritten(str(case), await _first_rewritten(target, case), logs.target_end)
     first = await first_difference_of_logs(source, target, partition, *logs.common, accepted)
+    if is_kept and first is None:  # what differs outside of the rows is another loss
+        return AheadOfSource(case.state, logs.source_end) if logs.target_end > logs.source_end else case.state
     if case.cut is not None and (first is None or case.cut <= first):
         return _truncated(case, link, case.cut)
     if first is None and logs.target_end > logs.source_end:
