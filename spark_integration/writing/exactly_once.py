@@ -82,8 +82,10 @@ import pyarrow as pa
 
 from spark_integration.writing.columns import WriteRows
 from tolerant_client.errors import OptionError, ProducerFencedError, RepeatDiffersError
+from tolerant_client.mirror.state_json import text, whole
 from tolerant_client.producer_transaction import DECISION_GROUPS, CommittedOffset, PreparedTransaction
 
+_MOST_EPOCH: Final = 2**15 - 1  # int16
 _PIECE: Final = 4000  # characters, below the brokers' offset.metadata.max.bytes, 4096
 _PIECES: Final = 1000  # that a decision may have: some 50,000 transactions
 _SUPERSEDED: Final = 20  # runs that a decision remembers
@@ -179,7 +181,7 @@ class SinkBatch:
     def pieces(self, decision: Decision) -> list[CommittedOffset]:
         """What is committed for the groups from 0 on.  Raises OptionError for more transactions than these can name."""
         named = [(t.transactional_id.removeprefix(self.prefix), *t[1:]) for t in decision.transactions]
-        text = json.dumps(
+        value = json.dumps(
             {
                 "query": decision.owner,
                 "run": decision.run,
@@ -190,7 +192,7 @@ class SinkBatch:
             },
             separators=(",", ":"),
         )
-        parts = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
+        parts = [value[at : at + _PIECE] for at in range(0, len(value), _PIECE)]
         if len(parts) > _PIECES:
             raise OptionError(
                 f"{self.what} has {len(named)} tasks, more than a decision can name; write it with fewer partitions"
@@ -215,18 +217,17 @@ class SinkBatch:
         try:
             newest = [_newest(piece) for piece in pieces]
             (offset,) = {piece.offset for piece in newest}
-            text = "".join(piece.metadata for piece in newest).partition(":")[2]
-            found = json.loads(text)
+            found = json.loads("".join(piece.metadata for piece in newest).partition(":")[2])
             return Decision(
-                _text(found["query"]),
-                _text(found["run"]),
+                text(found["query"]),
+                text(found["run"]),
                 offset - 1,
                 Written(int(found["rows"]), int(found["digest"], 16)),
                 tuple(
-                    PreparedTransaction(self.prefix + _text(name), _number(producer_id, 63), _number(epoch, 15))
+                    PreparedTransaction(self.prefix + text(name), whole(producer_id), whole(epoch, most=_MOST_EPOCH))
                     for name, producer_id, epoch in found["transactions"]
                 ),
-                tuple(map(_text, found["superseded"])),
+                tuple(map(text, found["superseded"])),
             )
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise self._strange() from None
@@ -335,21 +336,6 @@ class TransactionNames:
         if len(self._given) > _SINKS:
             self._given.pop(next(iter(self._given)))
         return f"{place.prefix}{place.run}/{token}-{count}"
-
-
-def _text(found: object) -> str:
-    """A text that a request can carry; raises ValueError for anything else."""
-    if not isinstance(found, str):
-        raise ValueError(f"{found!r} is no text")
-    found.encode()  # half a surrogate pair cannot be
-    return found
-
-
-def _number(found: object, bits: int) -> int:
-    """A number that a field of a request has room for; raises ValueError for anything else."""
-    if type(found) is not int or not 0 <= found < 1 << bits:
-        raise ValueError(f"{found!r} is no number of {bits} bits")
-    return found
 
 
 def _newest(committed: Mapping[Any, CommittedOffset]) -> CommittedOffset:

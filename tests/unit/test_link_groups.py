@@ -147,7 +147,8 @@ def test_groups_whose_offsets_are_no_positions_are_left_alone(monkeypatch: pytes
         monkeypatch.setattr(module, "fetch_offsets", fetch_offsets)
     monkeypatch.setattr(groups, "groups_home", groups_home)
     monkeypatch.setattr(groups, "_target_logs", target_logs)
-    found = drive(read_positions(Named(), Named(), LinkTopics.of("A.orders"), TopicFilter()))  # type: ignore[arg-type]
+    cluster: Any = Named()
+    found = drive(read_positions(cluster, cluster, LinkTopics.of("A.orders"), TopicFilter()))
     assert ([(p.group, p.offset) for p in found.positions], found.left, asked) == ([("billing", 80)], (), ["billing"])
     link: Any = SimpleNamespace(target=Named(), is_translated=False)
     places, unknown = drive(promotion._group_places(link, TopicFilter(), {PLACE: 80}))
