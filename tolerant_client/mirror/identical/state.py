@@ -44,7 +44,7 @@ from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link.control import LinkControl, TopicIds
 from tolerant_client.mirror.log_ends import Unreplicated, log_end_offsets, replicated_ends
 from tolerant_client.mirror.producers import ProducerEntry, can_describe_producers, describe_producers, link_entry
-from tolerant_client.mirror.topics import topic_facts, topic_ids
+from tolerant_client.mirror.topics import present_ids, topic_facts
 from tolerant_client.produce import add_sequence
 from tolerant_client.raw import EARLIEST, LATEST, RawCluster
 from tolerant_client.record_batch import BatchHeader
@@ -158,9 +158,13 @@ async def read_append_states(
 
 
 async def read_ids(source: RawCluster, target: RawCluster, topics: Collection[str]) -> dict[str, TopicIds]:
-    """The ids that topics have on both clusters now."""
-    there, here = await topic_ids(source, topics), await topic_ids(target, topics)
-    return {name: TopicIds(*(str(of.get(name, "")) for of in (there, here))) for name in topics}
+    """The ids that topics have on both clusters now; "" of a cluster that tells none.
+
+    A topic that one of them does not know is left out: whether it is the same is not known then.
+    """
+    there, here = await present_ids(source, topics), await present_ids(target, topics)
+    both = [name for name in topics if name in there and name in here]
+    return {name: TopicIds(*(str(of[name] or "") for of in (there, here))) for name in both}
 
 
 async def _bounds(
