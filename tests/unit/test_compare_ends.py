@@ -31,17 +31,26 @@ ENTRY = ProducerEntry(LINK_ID, 0, 19, 0, -1)
 
 
 class Log:
-    """A cluster of one node and one partition; `leader_end` is what the leader has beyond the high watermark."""
+    """A cluster of one node and one partition; `leader_end` is what the leader has beyond the high watermark.
 
-    def __init__(self, *batches: bytes, end: int, leader_end: int | None = None, start: int = 0) -> None:
+    A transaction is open from `stable` on.
+    """
+
+    def __init__(
+        self, *batches: bytes, end: int, leader_end: int | None = None, start: int = 0, stable: int | None = None
+    ) -> None:
+        self.stable = end if stable is None else stable
         self.batches, self.start, self.end = batches, start, end
         self.leader_end = end if leader_end is None else leader_end
         self.manager = SimpleNamespace(
             broker_version_data=SimpleNamespace(api_versions={DescribeProducersRequest.API_KEY: (0, 0)})
         )
 
-    async def list_offsets(self, asked: Mapping[TopicPartition, int], **_: Any) -> dict[TopicPartition, int]:
-        return {p: self.start if time == EARLIEST else self.end for p, time in asked.items()}
+    async def list_offsets(
+        self, asked: Mapping[TopicPartition, int], *, isolation_level: int = 0
+    ) -> dict[TopicPartition, int]:
+        end = self.stable if isolation_level else self.end
+        return {p: self.start if time == EARLIEST else end for p, time in asked.items()}
 
     async def offsets_at(
         self, node: int, partitions: Iterable[TopicPartition], *_: Any, replica_id: int = CONSUMER
@@ -57,8 +66,11 @@ class Log:
     async def insist(self, what: str, attempt: Any) -> Any:
         return await attempt()
 
-    async def fetch(self, node: int, positions: Mapping[TopicPartition, int], **_: Any) -> list[FetchedPartition]:
-        held = [b for b in self.batches if read_header(b).last_offset >= positions[P]]
+    async def fetch(
+        self, node: int, positions: Mapping[TopicPartition, int], *, isolation_level: int = 0, **_: Any
+    ) -> list[FetchedPartition]:
+        end = self.stable if isolation_level else self.end
+        held = [b for b in self.batches if positions[P] <= (header := read_header(b)).last_offset and header.base_offset < end]
         return [FetchedPartition(P, 0, self.end, self.end, self.start, (), memoryview(b"".join(held)))]
 
 
@@ -119,6 +131,18 @@ def test_an_emptied_log_whose_sequence_is_of_later_batches_is_not_compared_this_
 def test_what_differs_before_the_high_watermark_is_found() -> None:
     found = compared(SOURCE, Log(of_link(0, b"other"), end=10, leader_end=20))
     assert found is not None and not found.unread and "another record than the source" in found.differing[P]
+
+
+def test_what_others_wrote_while_a_transaction_is_open_on_the_source_is_no_copy_of_it() -> None:
+    source: Any = Log(batch(0), batch(10), end=20, stable=10)
+    strangers = [
+        batch(10, b"other", producer_id=99, producer_epoch=0, base_sequence=0),
+        batch(10, b"other", producer_id=99, producer_epoch=0, base_sequence=0, is_transactional=True),
+    ]
+    for stranger in strangers:
+        found = compared(source, Log(of_link(0), stranger, end=20))
+        assert found is not None and "foreign record batch at offset 10" in found.differing[P]
+    assert compared(source, Log(of_link(0), end=10)) == Comparison({}, ())
 
 
 def planned(target: Any) -> list[str]:

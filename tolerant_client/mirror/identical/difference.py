@@ -53,7 +53,7 @@ Meaning = AppendState | AheadOfSource | Loss | TolerantClientError
 
 
 class Logs(NamedTuple):
-    """Bounds of both logs of a partition; the source's end is the high watermark.
+    """Bounds of both logs of a partition; the source's end is the last stable offset.
 
     The target's log up to `adopted` was found to be the source's before the link began, whoever wrote it.
     """

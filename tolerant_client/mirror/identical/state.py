@@ -46,7 +46,7 @@ from tolerant_client.mirror.log_ends import Unreplicated, log_end_offsets, repli
 from tolerant_client.mirror.producers import ProducerEntry, can_describe_producers, describe_producers, link_entry
 from tolerant_client.mirror.topics import present_ids, topic_facts
 from tolerant_client.produce import add_sequence
-from tolerant_client.raw import EARLIEST, LATEST, RawCluster
+from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
 from tolerant_client.record_batch import BatchHeader
 
 _STEPS_BACK = 1000  # batches that are looked at for the last sequence, where the brokers do not tell it
@@ -185,7 +185,8 @@ async def _bounds(
     behind = {p: end for p, end in found.items() if isinstance(end, Unreplicated)}
     wanted = list(target_end)
     source_start = await source.list_offsets(dict.fromkeys(wanted, EARLIEST))
-    source_end = await source.list_offsets(dict.fromkeys(wanted, LATEST))
+    # Nothing behind the last stable offset was ever copied: what the target has there is somebody else's.
+    source_end = await source.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
     # A log that ends before what was adopted of it was made anew since.
     kept = {p: offset for p, offset in adopted.items() if offset <= target_end.get(p, 0)}
     return {p: Logs(source_start[p], source_end[p], target_start[p], target_end[p], kept.get(p, 0)) for p in wanted}, behind
