@@ -11,14 +11,16 @@ import pytest
 from kafka.protocol.admin import DescribeProducersRequest
 from kafka.structs import TopicPartition
 
+from tolerant_client.errors import TargetDivergedError
 from tolerant_client.fetch import FetchedPartition
+from tolerant_client.mirror.gaps import FILLER, marker_producer
 from tolerant_client.mirror.identical import state
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link import plan_report
 from tolerant_client.mirror.link.control import LinkControl, TopicIds
 from tolerant_client.mirror.link.ends import Comparison, compare_ends
 from tolerant_client.mirror.log_ends import Unreplicated
-from tolerant_client.mirror.losses import MirrorPolicy
+from tolerant_client.mirror.losses import Loss, MirrorPolicy
 from tolerant_client.mirror.producers import ProducerEntry
 from tolerant_client.raw import CONSUMER, EARLIEST
 from tolerant_client.record_batch import Record, encode_batch, read_header
@@ -82,9 +84,13 @@ def of_link(base_offset: int, value: bytes = b"x") -> bytes:
     return batch(base_offset, value, producer_id=LINK_ID, producer_epoch=0, base_sequence=base_offset)
 
 
-def marker(base_offset: int) -> bytes:
-    records = [Record(0, 1, b"\0\0\0\0", b"")]
-    return encode_batch(records, base_offset=base_offset, producer_id=99, producer_epoch=4, is_control=True)
+def marker(base_offset: int, *, commits: bool = False, producer_id: int = 99) -> bytes:
+    records = [Record(0, 1, b"\0\0\0\1" if commits else b"\0\0\0\0", b"")]
+    return encode_batch(records, base_offset=base_offset, producer_id=producer_id, producer_epoch=4, is_control=True)
+
+
+def in_transaction(base_offset: int, *records: Record) -> bytes:
+    return encode_batch(records, base_offset=base_offset, producer_id=99, producer_epoch=4, base_sequence=0, is_transactional=True)
 
 
 SOURCE = Log(batch(0), batch(10), end=20)
@@ -143,6 +149,53 @@ def test_what_others_wrote_while_a_transaction_is_open_on_the_source_is_no_copy_
         found = compared(source, Log(of_link(0), stranger, end=20))
         assert found is not None and "foreign record batch at offset 10" in found.differing[P]
     assert compared(source, Log(of_link(0), end=10)) == Comparison({}, ())
+
+
+FOREIGN, GAP = Record(0, 1, None, b"other"), Record(0, 1, None, None, ((FILLER, None),))
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        (marker(10, commits=True),),
+        (in_transaction(10, FOREIGN),),
+        (in_transaction(10, FOREIGN), marker(11)),
+        (in_transaction(10, FOREIGN), marker(11), marker(12)),
+        (in_transaction(10, GAP), marker(11, commits=True)),
+        (batch(10, b"other", producer_id=99, producer_epoch=0, base_sequence=0), marker(20)),
+    ],
+)
+def test_a_transaction_of_others_at_the_end_is_no_copy_of_what_the_source_has_deleted(end: tuple[bytes, ...]) -> None:
+    assert isinstance(placed_after_retention(*end), TargetDivergedError)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        (marker(10),),
+        (marker(10), marker(11), marker(12)),
+        (in_transaction(10, GAP), marker(11)),
+        (in_transaction(10, GAP),),
+        (marker(10, producer_id=marker_producer(10)[0]),),
+    ],
+)
+def test_what_the_link_wrote_into_a_gap_is_its_own_where_the_source_has_deleted_it(end: tuple[bytes, ...]) -> None:
+    found = placed_after_retention(*end)
+    assert isinstance(found, Loss) and found.row.from_offset == read_header(end[-1]).next_offset
+
+
+def placed_after_retention(*end: bytes) -> Any:
+    """What a start makes of a log of the link with another end, whose offsets the source has deleted since."""
+    source: Any = Log(batch(30), start=30, end=40)
+    target: Any = Log(of_link(0), *end, end=read_header(end[-1]).next_offset)
+    return asyncio.run(state.read_append_states(source, target, [P], LINK_ID, control=CONTROL))[P]
+
+
+def test_records_of_others_where_the_source_has_none_are_no_proof_of_a_copy() -> None:
+    source: Any = Log(batch(0), batch(30), end=40)
+    stranger = batch(10, b"other", producer_id=99, producer_epoch=0, base_sequence=0)
+    found = compared(source, Log(of_link(0), stranger, end=20))
+    assert found is not None and "foreign record batch at offset 10" in found.differing[P]
 
 
 def planned(target: Any) -> list[str]:
