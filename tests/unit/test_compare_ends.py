@@ -11,14 +11,16 @@ import pytest
 from kafka.protocol.admin import DescribeProducersRequest
 from kafka.structs import TopicPartition
 
+from tolerant_client.errors import TargetDivergedError
 from tolerant_client.fetch import FetchedPartition
+from tolerant_client.mirror.gaps import FILLER, marker_producer
 from tolerant_client.mirror.identical import state
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link import plan_report
 from tolerant_client.mirror.link.control import LinkControl, TopicIds
 from tolerant_client.mirror.link.ends import Comparison, compare_ends
 from tolerant_client.mirror.log_ends import Unreplicated
-from tolerant_client.mirror.losses import MirrorPolicy
+from tolerant_client.mirror.losses import Loss, MirrorPolicy
 from tolerant_client.mirror.producers import ProducerEntry
 from tolerant_client.raw import CONSUMER, EARLIEST
 from tolerant_client.record_batch import Record, encode_batch, read_header
@@ -31,17 +33,26 @@ ENTRY = ProducerEntry(LINK_ID, 0, 19, 0, -1)
 
 
 class Log:
-    """A cluster of one node and one partition; `leader_end` is what the leader has beyond the high watermark."""
+    """A cluster of one node and one partition; `leader_end` is what the leader has beyond the high watermark.
 
-    def __init__(self, *batches: bytes, end: int, leader_end: int | None = None, start: int = 0) -> None:
+    A transaction is open from `stable` on.
+    """
+
+    def __init__(
+        self, *batches: bytes, end: int, leader_end: int | None = None, start: int = 0, stable: int | None = None
+    ) -> None:
+        self.stable = end if stable is None else stable
         self.batches, self.start, self.end = batches, start, end
         self.leader_end = end if leader_end is None else leader_end
         self.manager = SimpleNamespace(
             broker_version_data=SimpleNamespace(api_versions={DescribeProducersRequest.API_KEY: (0, 0)})
         )
 
-    async def list_offsets(self, asked: Mapping[TopicPartition, int], **_: Any) -> dict[TopicPartition, int]:
-        return {p: self.start if time == EARLIEST else self.end for p, time in asked.items()}
+    async def list_offsets(
+        self, asked: Mapping[TopicPartition, int], *, isolation_level: int = 0
+    ) -> dict[TopicPartition, int]:
+        end = self.stable if isolation_level else self.end
+        return {p: self.start if time == EARLIEST else end for p, time in asked.items()}
 
     async def offsets_at(
         self, node: int, partitions: Iterable[TopicPartition], *_: Any, replica_id: int = CONSUMER
@@ -57,8 +68,11 @@ class Log:
     async def insist(self, what: str, attempt: Any) -> Any:
         return await attempt()
 
-    async def fetch(self, node: int, positions: Mapping[TopicPartition, int], **_: Any) -> list[FetchedPartition]:
-        held = [b for b in self.batches if read_header(b).last_offset >= positions[P]]
+    async def fetch(
+        self, node: int, positions: Mapping[TopicPartition, int], *, isolation_level: int = 0, **_: Any
+    ) -> list[FetchedPartition]:
+        end = self.stable if isolation_level else self.end
+        held = [b for b in self.batches if positions[P] <= (header := read_header(b)).last_offset and header.base_offset < end]
         return [FetchedPartition(P, 0, self.end, self.end, self.start, (), memoryview(b"".join(held)))]
 
 
@@ -70,9 +84,13 @@ def of_link(base_offset: int, value: bytes = b"x") -> bytes:
     return batch(base_offset, value, producer_id=LINK_ID, producer_epoch=0, base_sequence=base_offset)
 
 
-def marker(base_offset: int) -> bytes:
-    records = [Record(0, 1, b"\0\0\0\0", b"")]
-    return encode_batch(records, base_offset=base_offset, producer_id=99, producer_epoch=4, is_control=True)
+def marker(base_offset: int, *, commits: bool = False, producer_id: int = 99) -> bytes:
+    records = [Record(0, 1, b"\0\0\0\1" if commits else b"\0\0\0\0", b"")]
+    return encode_batch(records, base_offset=base_offset, producer_id=producer_id, producer_epoch=4, is_control=True)
+
+
+def in_transaction(base_offset: int, *records: Record) -> bytes:
+    return encode_batch(records, base_offset=base_offset, producer_id=99, producer_epoch=4, base_sequence=0, is_transactional=True)
 
 
 SOURCE = Log(batch(0), batch(10), end=20)
@@ -119,6 +137,65 @@ def test_an_emptied_log_whose_sequence_is_of_later_batches_is_not_compared_this_
 def test_what_differs_before_the_high_watermark_is_found() -> None:
     found = compared(SOURCE, Log(of_link(0, b"other"), end=10, leader_end=20))
     assert found is not None and not found.unread and "another record than the source" in found.differing[P]
+
+
+def test_what_others_wrote_while_a_transaction_is_open_on_the_source_is_no_copy_of_it() -> None:
+    source: Any = Log(batch(0), batch(10), end=20, stable=10)
+    strangers = [
+        batch(10, b"other", producer_id=99, producer_epoch=0, base_sequence=0),
+        batch(10, b"other", producer_id=99, producer_epoch=0, base_sequence=0, is_transactional=True),
+    ]
+    for stranger in strangers:
+        found = compared(source, Log(of_link(0), stranger, end=20))
+        assert found is not None and "foreign record batch at offset 10" in found.differing[P]
+    assert compared(source, Log(of_link(0), end=10)) == Comparison({}, ())
+
+
+FOREIGN, GAP = Record(0, 1, None, b"other"), Record(0, 1, None, None, ((FILLER, None),))
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        (marker(10, commits=True),),
+        (in_transaction(10, FOREIGN),),
+        (in_transaction(10, FOREIGN), marker(11)),
+        (in_transaction(10, FOREIGN), marker(11), marker(12)),
+        (in_transaction(10, GAP), marker(11, commits=True)),
+        (batch(10, b"other", producer_id=99, producer_epoch=0, base_sequence=0), marker(20)),
+    ],
+)
+def test_a_transaction_of_others_at_the_end_is_no_copy_of_what_the_source_has_deleted(end: tuple[bytes, ...]) -> None:
+    assert isinstance(placed_after_retention(*end), TargetDivergedError)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        (marker(10),),
+        (marker(10), marker(11), marker(12)),
+        (in_transaction(10, GAP), marker(11)),
+        (in_transaction(10, GAP),),
+        (marker(10, producer_id=marker_producer(10)[0]),),
+    ],
+)
+def test_what_the_link_wrote_into_a_gap_is_its_own_where_the_source_has_deleted_it(end: tuple[bytes, ...]) -> None:
+    found = placed_after_retention(*end)
+    assert isinstance(found, Loss) and found.row.from_offset == read_header(end[-1]).next_offset
+
+
+def placed_after_retention(*end: bytes) -> Any:
+    """What a start makes of a log of the link with another end, whose offsets the source has deleted since."""
+    source: Any = Log(batch(30), start=30, end=40)
+    target: Any = Log(of_link(0), *end, end=read_header(end[-1]).next_offset)
+    return asyncio.run(state.read_append_states(source, target, [P], LINK_ID, control=CONTROL))[P]
+
+
+def test_records_of_others_where_the_source_has_none_are_no_proof_of_a_copy() -> None:
+    source: Any = Log(batch(0), batch(30), end=40)
+    stranger = batch(10, b"other", producer_id=99, producer_epoch=0, base_sequence=0)
+    found = compared(source, Log(of_link(0), stranger, end=20))
+    assert found is not None and "foreign record batch at offset 10" in found.differing[P]
 
 
 def planned(target: Any) -> list[str]:

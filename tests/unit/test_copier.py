@@ -17,7 +17,7 @@ from tolerant_client.mirror.gaps import GapFill
 from tolerant_client.mirror.identical import copy as copy_module
 from tolerant_client.mirror.identical.copy import LinkCopier
 from tolerant_client.mirror.identical.partition import AppendState, PartitionCopy, Phase
-from tolerant_client.mirror.link.control import LinkControl
+from tolerant_client.mirror.link.control import LinkControl, TopicIds
 from tolerant_client.raw import RawCluster
 
 FIRST, SECOND = (TopicPartition("orders", number) for number in range(2))
@@ -62,7 +62,10 @@ def test_what_another_process_has_copied_further_is_not_forgotten_when_logs_are_
         return {}
 
     monkeypatch.setattr(copy_module, "read_append_states", look)
-    monkeypatch.setattr(copy_module, "read_ids", nothing)
+    async def same(source: Any, target: Any, topics: Any) -> dict[str, TopicIds]:
+        return dict.fromkeys(topics, TopicIds("s", "t"))
+
+    monkeypatch.setattr(copy_module, "read_ids", same)
     monkeypatch.setattr(copy_module, "end_open_gaps", nothing)
     facts: Any = SimpleNamespace(read=nothing, has=lambda topic: True, rewrites_times=lambda topic: False)
     copier._facts, copier._puller.witnesses = facts, SimpleNamespace(look=nothing)  # type: ignore[assignment]
@@ -72,6 +75,27 @@ def test_what_another_process_has_copied_further_is_not_forgotten_when_logs_are_
     with pytest.raises(Looked):
         asyncio.run(copier._sync([FIRST, SECOND]))
     assert copied == {FIRST: 500, SECOND: 300}
+
+
+def test_a_topic_that_a_cluster_says_it_does_not_know_is_looked_at_again_before_its_logs_are_compared(
+    copier: LinkCopier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its id another topic of that name, made meanwhile, would pass for the one that was copied."""
+
+    async def nothing(*_: Any) -> dict[Any, Any]:
+        return {}
+
+    async def look(*_: Any) -> Any:
+        raise Looked
+
+    for name, found in {"read_ids": nothing, "end_open_gaps": nothing, "read_append_states": look}.items():
+        monkeypatch.setattr(copy_module, name, found)
+    facts: Any = SimpleNamespace(read=nothing, has=lambda topic: True, rewrites_times=lambda topic: False)
+    copier._facts, copier._puller.witnesses = facts, SimpleNamespace(look=nothing)  # type: ignore[assignment]
+    copy = placed(copier, FIRST, 300)
+    copy.phase = Phase.SYNCING
+    asyncio.run(copier._sync([FIRST]))
+    assert copy.phase is not Phase.COPYING and copy.troubles == 1
 
 
 def test_how_far_was_copied_is_written_down_under_the_claim_alone_that_the_place_was_read_under(copier: LinkCopier) -> None:

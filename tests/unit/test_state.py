@@ -13,6 +13,7 @@ from tolerant_client.mirror.producers import ProducerEntry
 from tolerant_client.record_batch import BatchHeader, Record, encode_batch, read_header, restamp
 
 PRODUCER = 7
+OWN = {PRODUCER}
 
 
 def header(base_offset: int, count: int = 10, **options: int) -> BatchHeader:
@@ -24,41 +25,47 @@ def entry(producer_id: int, last_sequence: int, last_timestamp: int = 0, coordin
 
 
 def test_empty_log_starts_at_zero_as_the_links_producer() -> None:
-    assert next_append(0, None, (), PRODUCER) == AppendState(0, PRODUCER, 0, 0)
+    assert next_append(0, None, (), PRODUCER, OWN) == AppendState(0, PRODUCER, 0, 0)
 
 
 def test_last_batch_gives_producer_epoch_and_sequence() -> None:
     last = header(40, producer_id=PRODUCER, producer_epoch=0, base_sequence=40)
-    assert next_append(50, last, (), PRODUCER) == AppendState(50, PRODUCER, 0, 50)
+    assert next_append(50, last, (), PRODUCER, OWN) == AppendState(50, PRODUCER, 0, 50)
 
 
-def test_producer_of_the_log_wins_over_the_one_that_was_given() -> None:
+def test_former_producer_id_of_the_link_goes_on_where_it_wrote_last() -> None:
     last = header(40, producer_id=3, producer_epoch=2, base_sequence=5)
-    assert next_append(50, last, (), PRODUCER) == AppendState(50, 3, 2, 15)
+    assert next_append(50, last, (), PRODUCER, {3, *OWN}) == AppendState(50, 3, 2, 15)
+
+
+def test_the_link_never_writes_on_under_the_producer_id_of_another_one_that_wrote_the_same_records() -> None:
+    last = header(40, producer_id=3, producer_epoch=2, base_sequence=5)
+    assert next_append(50, last, (), PRODUCER, OWN) == AppendState(50, PRODUCER, 0, 50)
+    assert next_append(50, last, [entry(3, 14), entry(PRODUCER, 39)], PRODUCER, OWN) == AppendState(50, PRODUCER, 0, 40)
 
 
 def test_sequence_after_the_largest_is_zero() -> None:
     last = header(40, producer_id=PRODUCER, producer_epoch=0, base_sequence=2**31 - 10)
-    assert next_append(50, last, (), PRODUCER).next_sequence == 0
-    assert next_append(50, None, [entry(PRODUCER, 2**31 - 1)], PRODUCER).next_sequence == 0
+    assert next_append(50, last, (), PRODUCER, OWN).next_sequence == 0
+    assert next_append(50, None, [entry(PRODUCER, 2**31 - 1)], PRODUCER, OWN).next_sequence == 0
 
 
 def test_log_without_records_gets_the_sequence_that_every_writer_derives() -> None:
-    assert next_append(2**31 + 5, None, (), PRODUCER) == AppendState(2**31 + 5, PRODUCER, 0, 5)
+    assert next_append(2**31 + 5, None, (), PRODUCER, OWN) == AppendState(2**31 + 5, PRODUCER, 0, 5)
 
 
 @pytest.mark.parametrize("filling", [{"is_control": True}, {"is_transactional": True}])
 def test_batch_that_fills_a_gap_says_no_sequence_but_the_broker_remembers_it(filling: dict[str, bool]) -> None:
     last = read_header(encode_batch([Record(0, 1, b"\0\0\0\0", b"")], base_offset=49, producer_id=99, producer_epoch=4, **filling))
     entries = [entry(99, 8, 10, coordinator_epoch=0), entry(PRODUCER, 41)]
-    assert next_append(50, last, entries, PRODUCER) == AppendState(50, PRODUCER, 0, 42)
-    assert next_append(50, last, entries[:1], PRODUCER) == AppendState(50, PRODUCER, 0, 50)
+    assert next_append(50, last, entries, PRODUCER, OWN) == AppendState(50, PRODUCER, 0, 42)
+    assert next_append(50, last, entries[:1], PRODUCER, OWN) == AppendState(50, PRODUCER, 0, 50)
 
 
 def test_older_producer_id_of_the_link_is_taken_from_what_the_broker_remembers() -> None:
     entries = [entry(3, 41, last_timestamp=20), entry(2, 7, last_timestamp=10), entry(99, 8, 30, coordinator_epoch=0), entry(5, -1, 40)]
-    assert next_append(50, None, entries, PRODUCER, {2, 3, PRODUCER}) == AppendState(50, 3, 0, 42)
-    assert next_append(50, None, entries, PRODUCER) == AppendState(50, PRODUCER, 0, 50), "others wrote"
+    assert next_append(50, None, entries, PRODUCER, {2, 3, *OWN}) == AppendState(50, 3, 0, 42)
+    assert next_append(50, None, entries, PRODUCER, OWN) == AppendState(50, PRODUCER, 0, 50), "others wrote"
 
 
 # -- equal records are seen from two headers alone ----------------------------

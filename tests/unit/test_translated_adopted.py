@@ -12,7 +12,7 @@ import pytest
 from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import DataLossError
+from tolerant_client.errors import DataLossError, TargetDivergedError
 from tolerant_client.mirror.led_offsets import LedOffsets
 from tolerant_client.mirror.link.control import LinkControl
 from tolerant_client.mirror.losses import LossReason, MirrorPolicy
@@ -117,6 +117,25 @@ def test_a_topic_that_was_made_anew_behind_a_takeover_is_copied_whole_whoever_go
     (world.row,) = extend(None, P, "orders", IDS, [Run(0, 0, 300)], 300, -1)
     world.target_ends[P] = 300
     assert world.goes_on_at() == 300, "not where the log that was deleted had ended"
+
+
+def test_a_source_that_was_made_anew_is_no_election_of_the_target_and_counts_its_epochs_anew(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The link's producer id has expired since, so that the last batch of the target is another's."""
+    (world.row,) = extend(None, P, "orders", ("former-id", "target-id"), [Run(1_100, 1_100, 300)], 1_400, 7)
+    world.target_ends[P] = 1_400
+
+    async def compared(*_: Any) -> None:
+        raise TargetDivergedError("other records than the source's")
+
+    async def uncut(*_: Any) -> dict[TopicPartition, int]:
+        return {}
+
+    monkeypatch.setattr(TranslatedPartition, "_look_for_others", compared)
+    monkeypatch.setattr("tolerant_client.mirror.translated.partition.source_truncations", uncut)
+    partition = world.partition()
+    with pytest.raises(DataLossError, match="deleted and created again"):
+        world.goes_on_at(partition)
+    assert partition.intake.epoch == -1
 
 
 def test_what_was_taken_over_and_is_there_stays_adopted(world: World) -> None:

@@ -133,7 +133,8 @@ async def topic_facts(target: RawCluster, topics: Iterable[str]) -> dict[str, To
     present = await target.partitions(list(topics))
     if not present:
         return {}
-    ids = await topic_ids(target, present)
+    ids = await present_ids(target, present)
+    present = {name: indexes for name, indexes in present.items() if name in ids}
     found: dict[str, TopicFacts] = {}
 
     async def ask() -> None:
@@ -159,17 +160,25 @@ async def topic_ids(cluster: RawCluster, topics: Iterable[str]) -> dict[str, uui
 
     Empty from brokers before 2.8.
     """
+    return {name: topic_id for name, topic_id in (await present_ids(cluster, topics)).items() if topic_id is not None}
+
+
+async def present_ids(cluster: RawCluster, topics: Iterable[str]) -> dict[str, uuid.UUID | None]:
+    """The topics that exist, with their ids; None of all of them, there or not, from brokers before 2.8, which tell none.
+
+    A topic that is left out is said to be unknown, once: that says nothing of its id.
+    """
     await cluster.connect()
     wanted = list(topics)
     if not wanted or cluster.manager.broker_version_data.api_versions[MetadataRequest.API_KEY][1] < _METADATA_WITH_IDS:
-        return {}
+        return dict.fromkeys(wanted)
 
-    async def ask() -> dict[str, uuid.UUID]:
+    async def ask() -> dict[str, uuid.UUID | None]:
         told = await _answers(cluster, wanted)
-        for name, topic in told.items():
-            if topic.error_code != Errors.UnknownTopicOrPartitionError.errno:
-                _raise(topic.error_code, f"Metadata of {name}")
-        return {name: topic.topic_id for name, topic in told.items() if topic.topic_id not in (None, _NO_TOPIC_ID)}
+        unknown = {name for name, topic in told.items() if topic.error_code == Errors.UnknownTopicOrPartitionError.errno}
+        for name in told.keys() - unknown:
+            _raise(told[name].error_code, f"Metadata of {name}")
+        return {name: told[name].topic_id if told[name].topic_id != _NO_TOPIC_ID else None for name in told.keys() - unknown}
 
     return await cluster.insist("reading the topics' ids", ask)
 

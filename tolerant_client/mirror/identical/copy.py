@@ -395,6 +395,10 @@ class LinkCopier:
         copied = {p: (copies[p].former_epoch, copies[p].acked) for p in due if copies[p].former_epoch >= 0}
         await self._puller.witnesses.look(self.target, due)  # before both logs are compared
         ids = await read_ids(self.source, self.target, {p.topic for p in due})
+        self._not_read([p for p in due if p.topic not in ids], "one of the clusters says that it has no such topic")
+        due = [p for p in due if p.topic in ids]
+        if not due:
+            return
         control = self.control.value
         # Another process of the run may have copied further since.
         known = {p: max(c.acked, control.copied.get(p, 0)) for p, c in copies.items() if c.is_placed}
@@ -676,6 +680,8 @@ class LinkCopier:
             await self.ledger.write([loss.row])
             if loss.row.reason == LossReason.RECREATION:  # from now on the link goes on with the new topic
                 ids = await read_ids(self.source, self.target, {copy.partition.topic})
+                if copy.partition.topic not in ids:
+                    raise Errors.UnknownTopicOrPartitionError(f"topic {copy.partition.topic} of one of the clusters")
                 copied = {copy.partition: loss.state.log_end}
                 await self._begun.write({copy.partition: ids[copy.partition.topic]}, copied)
         except KafkaError as error:

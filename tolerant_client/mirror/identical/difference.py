@@ -53,7 +53,7 @@ Meaning = AppendState | AheadOfSource | Loss | TolerantClientError
 
 
 class Logs(NamedTuple):
-    """Bounds of both logs of a partition; the source's end is the high watermark.
+    """Bounds of both logs of a partition; the source's end is the last stable offset.
 
     The target's log up to `adopted` was found to be the source's before the link began, whoever wrote it.
     """
@@ -93,6 +93,7 @@ class Case(NamedTuple):
     cut: int | None
     producer_id: int
     own: Collection[int]  # every producer id that the link has had
+    is_strange: bool = False  # the target's last batch is nobody's that we know, and not the source's
     is_same_topic: bool = False  # on the source, as its ids tell
     copied: int | None = None
 
@@ -105,14 +106,23 @@ class Case(NamedTuple):
         return LedgerRow(now_ms, link, topic, partition, from_offset, until_offset, reason.value, detail)
 
 
-def is_strange_end(case: Case) -> bool:
-    """True for a last batch of a plain producer that is not the link's, unless it could be compared (M2)."""
-    header, (start, end) = case.last, case.logs.common
-    if header is None or header.is_control or header.is_transactional or header.producer_id in case.own:
+def is_strange_end(
+    header: BatchHeader | None, logs: Logs, own: Collection[int], original: LogSlice | None, copied: LogSlice | None
+) -> bool:
+    """True for a last batch that is not the link's and that was not found on the source, record by record (M2).
+
+    The slices are of the logs' ends where the headers alone do not prove it, or of the target's alone where the source has
+    nothing there any more.  A batch that takes the place of offsets without records on the source is proved by nothing.
+    """
+    if header is None or header.producer_id in own or header.next_offset <= logs.adopted:
         return False
-    if header.next_offset <= case.logs.adopted:
-        return False
-    return header.producer_id < 0 or start >= end
+    start, end = logs.common
+    if start >= end:
+        return True
+    if original is None or copied is None:
+        return False  # the headers are equal
+    written = {offset: r for offset, r in copied.records.items() if offset >= header.base_offset and not is_filler(r)}
+    return bool(written) and all(original.records.get(offset) != record for offset, record in written.items())
 
 
 def is_all_filler(copied: LogSlice | None) -> bool:
@@ -151,7 +161,7 @@ async def explain(
     if first is None and logs.target_end > logs.source_end:
         first = max(logs.source_end, logs.target_start)
     if first is None:
-        if case.last is not None and is_strange_end(case):
+        if case.last is not None and case.is_strange:
             return _diverged(case, case.last, case.last.base_offset)
         return case.state if accepted else None
     return await _explain_difference(source, target, case, link, first)

@@ -4,6 +4,7 @@ Laws:
 - A batch follows on the one before it of the same producer id: its sequence is the next.  Where offsets are missing between
   the two it may be ahead by as many (the cleaner took batches), or be its own offset (the broker had forgotten the producer).
 - The first batch of a producer id says its place only where its sequence is its offset.
+- A gap has batches without sequences.  Those of a transaction are the link's only where they were aborted, and are filler.
 - A batch that repeats a sequence was appended twice, one that is ahead follows on a batch that was refused: either lies where
   the source has something else, which is no loss of the source.
 """
@@ -16,10 +17,12 @@ from typing import NamedTuple
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.divergence import read_headers
+from tolerant_client.committed import ABORT
+from tolerant_client.mirror.divergence import read_headers, read_slices
+from tolerant_client.mirror.gaps import is_filler, is_filler_marker
 from tolerant_client.produce import add_sequence
 from tolerant_client.raw import RawCluster
-from tolerant_client.record_batch import BatchHeader, iter_batches
+from tolerant_client.record_batch import BatchHeader, control_type, iter_batches
 
 _STEPS_BACK = 50  # batches that are looked at for one of the link
 _HALF = 1 << 30  # of all sequences
@@ -53,7 +56,8 @@ async def read_places(
     """
     before = await _before(target, partition, bounds[0], first, own)
     at, is_proved, read = first.base_offset, True, 0
-    while at < bounds[1] and (headers := await _headers(target, partition, at)):
+    while at < bounds[1] and (batches := await _batches(target, partition, at)):
+        headers = [header for header, _ in batches]
         for header in headers:
             if header.is_control or header.is_transactional:
                 continue
@@ -83,15 +87,45 @@ async def _before(
     return None
 
 
-async def _headers(target: RawCluster, partition: TopicPartition, at: int) -> Sequence[BatchHeader]:
-    """Those of a stretch of batches, from the one on that has an offset."""
-    headers: list[BatchHeader] = []
+async def ends_in_gap(
+    target: RawCluster, partition: TopicPartition, last: BatchHeader, own: Collection[int], adopted: int
+) -> bool:
+    """Whether a log ends with what the link writes into gaps: a filler marker, aborted filler, or bare abort markers.
+
+    Bare markers have the id of a transaction; what is before them tells whose they are: a batch of the link, what it
+    `adopted`, or nothing.
+    """
+    header = last
+    for _ in range(_STEPS_BACK):
+        if is_filler_marker(header):
+            return True
+        if not header.is_control:
+            break
+        batches = await _batches(target, partition, header.base_offset, max_bytes=1)
+        if not batches or control_type(batches[0][1]) != ABORT:
+            return False
+        before = (await read_headers(target, {partition: header.base_offset - 1})).get(partition) if header.base_offset else None
+        if before is None or before.next_offset <= adopted:
+            return True
+        header = before
+    if not header.is_transactional or header.is_control:
+        return header.is_control or header.producer_id in own
+    span = (header.base_offset, header.next_offset)
+    records = (await read_slices(target, {partition: span}, is_committed=False))[partition].records
+    return bool(records) and all(map(is_filler, records.values()))
+
+
+async def _batches(
+    target: RawCluster, partition: TopicPartition, at: int, max_bytes: int = 4 << 20
+) -> Sequence[tuple[BatchHeader, memoryview]]:
+    """A stretch of batches, from the one on that has an offset; that one alone where `max_bytes` has room for no more."""
+    batches: list[tuple[BatchHeader, memoryview]] = []
 
     async def ask() -> None:
-        (part,) = await target.fetch(await target.leader(partition), {partition: at}, max_wait_ms=0)
+        (part,) = await target.fetch(await target.leader(partition), {partition: at}, max_wait_ms=0, partition_max_bytes=max_bytes)
         if part.error_code:
             raise Errors.for_code(part.error_code)(f"Fetch of {partition.topic}-{partition.partition}")
-        headers[:] = [header for header, _ in iter_batches(part.records) if header.next_offset > at]
+        batches[:] = [(header, batch) for header, batch in iter_batches(part.records) if header.next_offset > at]
 
     await target.insist("reading where batches lie", ask)
-    return headers
+    return batches

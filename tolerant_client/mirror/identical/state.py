@@ -12,7 +12,8 @@ Laws (what a difference means: difference.py):
 - An emptied log shows nobody: others may have written, and have deleted it, since.  Its end is the link's where the control
   says that it had copied up to there (`copied`), or where the sequence that a broker remembers is the log end: sequences
   begin as the offset and count what the link wrote alone.  Gaps and the start of a log leave them behind the offset.
-- The link's producer ids are all that it ever had; what they wrote is never called foreign.
+- The link's producer ids are all that it ever had; what they wrote is never called foreign.  It writes under no other id,
+  whoever wrote the batch that it follows: the other one may write on, and a broker would take ours for a repeat of his.
 """
 
 from __future__ import annotations
@@ -40,13 +41,14 @@ from tolerant_client.mirror.identical.difference import (
     share_records,
 )
 from tolerant_client.mirror.identical.partition import NO_PRODUCER, AppendState
+from tolerant_client.mirror.identical.places import ends_in_gap
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link.control import LinkControl, TopicIds
 from tolerant_client.mirror.log_ends import Unreplicated, log_end_offsets, replicated_ends
 from tolerant_client.mirror.producers import ProducerEntry, can_describe_producers, describe_producers, link_entry
-from tolerant_client.mirror.topics import topic_facts, topic_ids
+from tolerant_client.mirror.topics import present_ids, topic_facts
 from tolerant_client.produce import add_sequence
-from tolerant_client.raw import EARLIEST, LATEST, RawCluster
+from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
 from tolerant_client.record_batch import BatchHeader
 
 _STEPS_BACK = 1000  # batches that are looked at for the last sequence, where the brokers do not tell it
@@ -98,6 +100,7 @@ async def read_append_states(
     ends = {p: (log.target_end - 1, log.target_end) for p, log in logs.items() if log.is_written and log.common[0] >= log.common[1]}
     copies = await read_slices(target, {**unproved, **ends}, is_committed=False)
     own = {known for known in (producer_id, *control.producer_ids) if known >= 0}
+    in_gap = {p for p in ends if p in last and last[p].producer_id not in own and await ends_in_gap(target, p, last[p], own, logs[p].adopted)}
     states, remembered = await _append_states(target, logs, last, producer_id, own, at_high_watermark)
 
     link = ledger.link if ledger is not None else ""
@@ -110,8 +113,10 @@ async def read_append_states(
             begun = None  # that was another log
         is_same_topic = begun is not None and bool(begun.source) and begun.source == now.source
         copied_to = None if begun is None else control.copied.get(p)
-        case = Case(p, log, last.get(p), state, cuts.get(p), producer_id, own, is_same_topic, copied_to)
-        is_strange = is_strange_end(case) and not is_all_filler(copied_tail)
+        is_strange = is_strange_end(last.get(p), log, own, originals.get(p), copied_tail) and not (
+            is_all_filler(copied_tail) or p in in_gap
+        )
+        case = Case(p, log, last.get(p), state, cuts.get(p), producer_id, own, is_strange, is_same_topic, copied_to)
         is_end_known = (
             case.last is not None
             or log.adopted == log.target_end
@@ -158,9 +163,13 @@ async def read_append_states(
 
 
 async def read_ids(source: RawCluster, target: RawCluster, topics: Collection[str]) -> dict[str, TopicIds]:
-    """The ids that topics have on both clusters now."""
-    there, here = await topic_ids(source, topics), await topic_ids(target, topics)
-    return {name: TopicIds(*(str(of.get(name, "")) for of in (there, here))) for name in topics}
+    """The ids that topics have on both clusters now; "" of a cluster that tells none.
+
+    A topic that one of them does not know is left out: whether it is the same is not known then.
+    """
+    there, here = await present_ids(source, topics), await present_ids(target, topics)
+    both = [name for name in topics if name in there and name in here]
+    return {name: TopicIds(*(str(of[name] or "") for of in (there, here))) for name in both}
 
 
 async def _bounds(
@@ -181,7 +190,8 @@ async def _bounds(
     behind = {p: end for p, end in found.items() if isinstance(end, Unreplicated)}
     wanted = list(target_end)
     source_start = await source.list_offsets(dict.fromkeys(wanted, EARLIEST))
-    source_end = await source.list_offsets(dict.fromkeys(wanted, LATEST))
+    # Nothing after the last stable offset was ever copied: what the target has there is somebody else's.
+    source_end = await source.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
     # A log that ends before what was adopted of it was made anew since.
     kept = {p: offset for p, offset in adopted.items() if offset <= target_end.get(p, 0)}
     return {p: Logs(source_start[p], source_end[p], target_start[p], target_end[p], kept.get(p, 0)) for p in wanted}, behind
@@ -213,7 +223,7 @@ async def _append_states(
     ending = last.keys()
     # What was adopted others wrote: it says nothing of the link's sequence.
     last = {p: header for p, header in last.items() if header.next_offset > logs[p].adopted}
-    unsaid = [p for p in logs if (p not in last or not _is_plain(last[p])) and logs[p].target_end]
+    unsaid = [p for p in logs if (p not in last or not _is_links(last[p], own)) and logs[p].target_end]
     entries: dict[TopicPartition, list[ProducerEntry]] = {}
     if unsaid and can_describe_producers(target):
         # As a race: 1. we read the log end, 2. another writer appends the next batch, 3. the broker tells us the sequence
@@ -225,9 +235,9 @@ async def _append_states(
         later = ending if at_high_watermark else ()
         entries = {p: found for p, found in told.items() if ends.get(p) == logs[p].target_end or p in later}
     elif unsaid:
-        last = {**last, **await _last_plain(target, {p: last[p] for p in unsaid if p in last}, logs)}
+        last = {**last, **await _last_of_link(target, {p: last[p] for p in unsaid if p in last}, logs, own)}
         entries = {p: [] for p in unsaid}
-    untold = {p for p in entries if not entries[p] and not can_describe_producers(target) and not (p in last and _is_plain(last[p]))}
+    untold = {p for p in entries if not entries[p] and not can_describe_producers(target) and not (p in last and _is_links(last[p], own))}
     states = {
         p: next_append(log.target_end, last.get(p), entries.get(p, ()), producer_id, own)
         for p, log in logs.items()
@@ -239,10 +249,13 @@ async def _append_states(
 
 
 def next_append(
-    log_end: int, last: BatchHeader | None, entries: Iterable[ProducerEntry], producer_id: int, own: Collection[int] = ()
+    log_end: int, last: BatchHeader | None, entries: Iterable[ProducerEntry], producer_id: int, own: Collection[int]
 ) -> AppendState:
-    """The next append, from the log's last batch or, where that is no data batch, from what the broker remembers."""
-    if last is not None and _is_plain(last):
+    """The next append, from the log's last batch or, where that is no data batch of the link, from what the broker remembers.
+
+    `own` are all producer ids of the link: whoever else wrote the same records may write on under his.
+    """
+    if last is not None and _is_links(last, own):
         sequence = add_sequence(last.base_sequence, last.last_offset_delta + 1)
         return AppendState(log_end, last.producer_id, last.producer_epoch, sequence)
     if (entry := link_entry(entries, producer_id, own)) is not None:
@@ -251,12 +264,16 @@ def next_append(
     return AppendState(log_end, producer_id, 0, add_sequence(log_end, 0))
 
 
-async def _last_plain(
-    target: RawCluster, last: dict[TopicPartition, BatchHeader], logs: Mapping[TopicPartition, Logs]
+async def _last_of_link(
+    target: RawCluster, last: dict[TopicPartition, BatchHeader], logs: Mapping[TopicPartition, Logs], own: Collection[int]
 ) -> dict[TopicPartition, BatchHeader]:
-    """The last data batches before what fills gaps, for brokers that do not tell their producers (before 2.8)."""
+    """The link's last data batches before others', for brokers that do not tell their producers (before 2.8)."""
     for _ in range(_STEPS_BACK):
-        back = {p: h.base_offset - 1 for p, h in last.items() if not _is_plain(h) and h.base_offset > max(logs[p].target_start, logs[p].adopted)}
+        back = {
+            p: header.base_offset - 1
+            for p, header in last.items()
+            if not _is_links(header, own) and header.base_offset > max(logs[p].target_start, logs[p].adopted)
+        }
         found = await read_headers(target, back) if back else {}
         if not found:
             break
@@ -264,8 +281,8 @@ async def _last_plain(
     return last
 
 
-def _is_plain(header: BatchHeader) -> bool:
-    return header.producer_id >= 0 and not header.is_control and not header.is_transactional
+def _is_links(header: BatchHeader, own: Collection[int]) -> bool:
+    return header.producer_id in own and not header.is_control and not header.is_transactional
 
 
 # -- where a log starts -------------------------------------------------------

@@ -54,6 +54,7 @@ from tolerant_client.mirror.translated.place import (
     check_target,
     find_adopted_loss,
     find_loss,
+    is_another,
     taken_over,
 )
 from tolerant_client.mirror.translated.shared_reads import SharedReads
@@ -266,7 +267,8 @@ class TranslatedPartition:
         end = (await self._link.target.list_offsets({self.partition: LATEST}))[self.partition]
         if self._row is not None:
             check_target(self._row, self._link.name, self.partition, self._ids, end)
-            await self._look_for_others(self._row)
+            if not is_another(self._row.ids[0], self._ids[0]):  # a topic made anew has other records by right
+                await self._look_for_others(self._row)
         self._adopted = await self._link.adopted.until(self.partition, end)
         if self._row is not None:
             self._row = taken_over(self._row, self._adopted)
@@ -295,8 +297,9 @@ class TranslatedPartition:
             found = find_adopted_loss(self.partition, position, start, end)
         else:
             position = row.position
+            # A topic that was made anew counts its leader epochs from 0.
+            self.intake.epoch = -1 if is_another(row.ids[0], self._ids[0]) else max(self.intake.epoch, row.epoch)
             cuts = await source_truncations(source, {self.partition: (row.epoch, position)})
-            self.intake.epoch = max(self.intake.epoch, row.epoch)
             found = find_loss(row, self._ids, start, end, cuts.get(self.partition))
         if found is not None and not any(found[0].is_part_of(loss) for loss in self._accepted):
             self._loss, error = found

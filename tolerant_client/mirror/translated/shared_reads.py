@@ -12,7 +12,7 @@ import kafka.errors as Errors
 from kafka.future import Future
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.topics import topic_facts, topic_ids
+from tolerant_client.mirror.topics import present_ids, topic_facts
 from tolerant_client.mirror.translated.map_topic import read_last_rows
 from tolerant_client.mirror.translated.offset_map import MapRow
 from tolerant_client.mirror.translated.place import TopicPair
@@ -75,5 +75,7 @@ class SharedReads:
         facts = (await topic_facts(self._target, [topic])).get(topic)
         if facts is None:
             raise Errors.UnknownTopicOrPartitionError(f"the target has no topic {topic}")
-        source_id = (await topic_ids(self._source, [topic])).get(topic)
-        return TopicPair((str(source_id or ""), str(facts.topic_id or "")), facts.max_message_bytes)
+        ids = await present_ids(self._source, [topic])
+        if topic not in ids:  # without its id it might be another topic by now
+            raise Errors.UnknownTopicOrPartitionError(f"the source has no topic {topic}")
+        return TopicPair((str(ids[topic] or ""), str(facts.topic_id or "")), facts.max_message_bytes)

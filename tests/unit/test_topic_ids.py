@@ -1,0 +1,77 @@
+"""Which topics are there, and which they are, as Metadata tells it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import kafka.errors as Errors
+import pytest
+from kafka.protocol.metadata import MetadataRequest
+
+from tolerant_client.mirror.identical.state import read_ids
+from tolerant_client.mirror.link.control import TopicIds
+from tolerant_client.mirror.topics import present_ids, topic_ids
+from tolerant_client.mirror.translated.shared_reads import SharedReads
+
+OLD, NEW = uuid.UUID(int=7), uuid.UUID(int=8)
+
+
+class Cluster:
+    """Topics with their ids, `version` of Metadata; what is asked of `unknown` is answered so once."""
+
+    def __init__(self, topics: dict[str, uuid.UUID], *, version: int = 12, unknown: Iterable[str] = ()) -> None:
+        self._topics, self._unknown = topics, set(unknown)
+        versions = SimpleNamespace(api_versions={MetadataRequest.API_KEY: (0, version)})
+        self.manager = SimpleNamespace(broker_version_data=versions)
+
+    def wire_topic(self, name: str) -> str:
+        return name
+
+    topic_of = wire_topic
+
+    async def connect(self) -> None:
+        pass
+
+    async def insist(self, what: str, attempt: Callable[[], Awaitable[Any]]) -> Any:
+        return await attempt()
+
+    async def send(self, request: Any) -> Any:
+        return SimpleNamespace(topics=[self._told(topic.name) for topic in request.topics])
+
+    def _told(self, name: str) -> Any:
+        if name not in self._topics or name in self._unknown:
+            self._unknown.discard(name)
+            code = Errors.UnknownTopicOrPartitionError.errno
+            return SimpleNamespace(name=name, error_code=code, topic_id=uuid.UUID(int=0))
+        return SimpleNamespace(name=name, error_code=0, topic_id=self._topics[name])
+
+
+def test_a_topic_that_is_said_to_be_unknown_has_no_id_that_could_be_the_same() -> None:
+    source: Any = Cluster({"orders": OLD, "audit": OLD}, unknown=["orders"])
+    target: Any = Cluster({"orders": NEW, "audit": NEW})
+    assert asyncio.run(read_ids(source, target, ["orders", "audit"])) == {"audit": TopicIds(str(OLD), str(NEW))}
+    assert asyncio.run(read_ids(source, target, ["orders"])) == {"orders": TopicIds(str(OLD), str(NEW))}
+
+
+def test_a_cluster_that_tells_no_ids_has_none_of_any_topic() -> None:
+    old: Any = Cluster({"orders": OLD}, version=9)
+    assert asyncio.run(present_ids(old, ["orders"])) == {"orders": None}
+    assert asyncio.run(topic_ids(old, ["orders"])) == {}
+    upgraded: Any = Cluster({"orders": uuid.UUID(int=0)})  # brokers whose metadata is of a version before ids
+    assert asyncio.run(present_ids(upgraded, ["orders"])) == {"orders": None}
+
+
+def test_a_translated_link_waits_for_the_id_of_a_topic_that_is_said_to_be_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def facts(target: Any, topics: Iterable[str]) -> dict[str, Any]:
+        return {name: SimpleNamespace(topic_id=NEW, max_message_bytes=1000) for name in topics}
+
+    monkeypatch.setattr("tolerant_client.mirror.translated.shared_reads.topic_facts", facts)
+    source: Any = Cluster({"orders": OLD}, unknown=["orders"])
+    reads = SharedReads(source, source, "link", lambda: 0.0)
+    with pytest.raises(Errors.UnknownTopicOrPartitionError, match="the source has no topic orders"):
+        asyncio.run(reads._ask("orders"))
+    assert asyncio.run(reads._ask("orders")).ids == (str(OLD), str(NEW))
