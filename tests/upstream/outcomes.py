@@ -1,7 +1,8 @@
 """A pytest plugin for kafka-python's own tests: installs on request, and writes down how each test ended.
 
 UPSTREAM_INSTALL=1 makes the stock classes tolerant before anything is
-collected; UPSTREAM_OUTCOMES names the JSON file {test id: outcome}.
+collected; UPSTREAM_OUTCOMES names the JSON file {test id: outcome};
+UPSTREAM_REPEATS runs each test so many times.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ def pytest_configure(config: pytest.Config) -> None:
         import tolerant_client
 
         tolerant_client.install()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if (repeats := int(os.environ.get("UPSTREAM_REPEATS", "1"))) > 1:
+        metafunc.fixturenames.append("_repeat")
+        metafunc.parametrize("_repeat", range(repeats))
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:

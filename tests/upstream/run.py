@@ -9,7 +9,9 @@ start brokers of their own to choose their settings are left out.
 
 Exit code 0: every test that passes stock passes installed, but for the
 explained ones, which do not.  1: one that passes stock does not, an explained
-one passes again, or so many cannot run that little was compared.
+one passes again, or so many cannot run that little was compared.  One that
+seems to differ is run 100 times each way: it differs unless it fails stock, too,
+and at least half as often.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from tolerant_client.testing.cluster import KafkaCluster
 
 HERE = Path(__file__).parent
 BROKER_VERSION = "4.2.0"
+REPEATS = 100  # of a test that seems to differ
 MOST_UNABLE = 0.1  # the share of tests that may end in an error, or not be collected, stock and installed alike
 
 # Tests that look into what install() replaces by design, with the reason.  One that passes again is an error.
@@ -38,15 +41,17 @@ EXPLAINED = {
     "test/net/test_manager.py::TestKafkaConnectionManagerProxyConfig::test_build_transport_passes_proxy_url": (
         "it replaces kafka.net.manager.create_connection; ours connects by itself, to close sockets that are refused"
     ),
-    # An answer that speaks of another partition is believed once a probe is answered; the mock broker of 0.8 and 0.9
-    # (versions 0 and 1) has no answer to ListOffsets, which is what those are asked.
     **{
         f"test/producer/test_sender.py::test_{name}_negotiates_wire_version[{broker}]": (
-            "its answer names another partition, and its mock broker does not answer the ListOffsets of a probe"
+            "its response leaves the partition out; kafka-python's producer would wait for that batch for ever, so it is"
+            " handed up as outcome unknown"
         )
         for name in ("create_produce_requests", "produce_request")
-        for broker in ("broker2-1", "broker3-0")
+        for broker in ("broker0-7", "broker1-2", "broker2-1", "broker3-0")
     },
+    "test/test_cluster.py::TestClusterMetadataRefresh::test_bootstrap_triggers_refresh_loop": (
+        "it counts calls of refresh_metadata(); ours asks each address beside the others, which that method does not"
+    ),
     "test/integration/test_consumer_integration.py::test_kafka_consumer_unsupported_encoding": (
         "it takes kafka.codec's gzip away; ours does not use it"
     ),
@@ -94,7 +99,26 @@ def main() -> int:
             environment |= stack.enter_context(running_broker(work_dir))
         stock = outcomes(folder, work_dir / "stock.json", environment, pytest_arguments)
         ours = outcomes(folder, work_dir / "installed.json", {**environment, "UPSTREAM_INSTALL": "1"}, pytest_arguments)
+        for test in [test for test in differing(stock, ours) if test not in EXPLAINED]:
+            often, alone = {**environment, "UPSTREAM_REPEATS": str(REPEATS)}, [test.partition("[")[0]]
+            fails_stock = failures(test, outcomes(folder, work_dir / "stock-again.json", often, alone))
+            fails_ours = failures(test, outcomes(folder, work_dir / "installed-again.json", {**often, "UPSTREAM_INSTALL": "1"}, alone))
+            print(f"again      {test}: {fails_stock} of {REPEATS} fail stock, {fails_ours} installed")
+            if fails_ours <= 2 * fails_stock:
+                ours[test] = "passed"
     return report(stock, ours)
+
+
+def differing(stock: dict[str, str], ours: dict[str, str]) -> list[str]:
+    """The tests that pass stock alone."""
+    return sorted(test for test, ended in stock.items() if ended == "passed" and ours.get(test) != "passed")
+
+
+def failures(test: str, ended: dict[str, str]) -> int:
+    """How many repeats of a test did not pass; one that was not run failed."""
+    name, _, parameters = test.partition("[")
+    names = [f"{name}[{number}-{parameters}" if parameters else f"{name}[{number}]" for number in range(REPEATS)]
+    return sum(ended.get(name) != "passed" for name in names)
 
 
 def unpacked_sdist(work_dir: Path) -> Path:
@@ -159,14 +183,12 @@ def report(stock: dict[str, str], ours: dict[str, str]) -> int:
     unable = [test for test, ended in stock.items() if ended in ("error", "not collected")]
     if len(unable) > MOST_UNABLE * len(stock):
         wrong.append(f"{len(unable)} of {len(stock)} tests cannot run stock: too few were compared; use --tests CHECKOUT")
-    for test in sorted({*stock, *ours}):
-        before, after = (ended.get(test) == "passed" for ended in (stock, ours))
-        if test in EXPLAINED and before:
+    for test in differing(stock, ours):
+        if test in EXPLAINED:
             print(f"explained  {test}: {EXPLAINED[test]}")
-            if after:
-                wrong.append(f"{test} passes again: take it out of EXPLAINED")
-        elif before and not after:
-            wrong.append(f"{test}: {stock.get(test)} stock, {ours.get(test)} installed")
+        else:
+            wrong.append(f"{test}: passed stock, {ours.get(test)} installed")
+    wrong += [f"{test} passes again: take it out of EXPLAINED" for test in EXPLAINED if stock.get(test) == ours.get(test) == "passed"]
     for line in wrong:
         print(f"FAILED: {line}")
     return 1 if wrong else 0
