@@ -62,7 +62,9 @@ begin with tolerant-sink-, and Read on the topics (an offset is committed beside
 connects to the brokers, too.
 
 A batch write has a sink of its own, unless exactlyOnceId names one: then the same write, repeated as a whole,
-writes nothing again.  One name belongs to one query or one batch write; another one that uses it is refused.
+writes nothing again.  One name belongs to one query or one batch write; another one that uses it is refused.  Within
+foreachBatch a named write is the query's, and its micro-batches count.  Do not name micro-batches: what brokers keep of
+each name, two groups and a transactional id at least, they keep for a week.
 """
 
 from __future__ import annotations

@@ -95,10 +95,10 @@ def abort_tasks(
 ) -> None:
     """Aborts what the run wrote, unless it was decided; where that fails, brokers do it after the timeout.
 
-    `place` is for a driver that knows it without a message: then tasks that have told nothing are aborted, too.
+    `place` is what a driver knows without a message: then tasks that have told nothing are aborted, too.
     """
     tasks = [task for task in messages if isinstance(task, WrittenTask) and task.place is not None]
-    place = place or (tasks[0].place if tasks else None)
+    place = tasks[0].place if tasks else place  # foreachBatch: only tasks are told their micro-batch
     if place is not None:
         with (
             contextlib.suppress(Errors.KafkaError),
