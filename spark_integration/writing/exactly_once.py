@@ -63,8 +63,9 @@ connects to the brokers, too.
 
 A batch write has a sink of its own, unless exactlyOnceId names one: then the same write, repeated as a whole,
 writes nothing again.  One name belongs to one query or one batch write; another one that uses it is refused.  Within
-foreachBatch a named write is the query's, and its micro-batches count.  Do not name micro-batches: what brokers keep of
-each name, two groups and a transactional id at least, they keep for a week.
+foreachBatch a named write is the query's, and its micro-batches count, but not with Spark Connect, which tells tasks there
+no micro-batch.  Where a name for each is not needed, leave it: brokers keep two groups and a few transactional ids of
+each name for a week.
 """
 
 from __future__ import annotations
@@ -268,10 +269,13 @@ class SinkBatch:
             )
         if found.batch == self.batch:
             cause = (
-                "the query is not deterministic, it was started again with other code, or its source has lost records"
-                " since (failOnDataLoss=false)"
+                "the query is not deterministic, it was started again with other code, its source has lost records since"
+                " (failOnDataLoss=false), or two writes of its foreachBatch have one exactlyOnceId"
             )
-            other = "it has other rows now, or its query is not deterministic"
+            other = (
+                "it has other rows now, its query is not deterministic, or it is another micro-batch that foreachBatch"
+                " writes with Spark Connect, where each needs an exactlyOnceId of its own"
+            )
             raise RepeatDiffersError(
                 f"{self.what} was committed with {found.written.rows} rows (digest {found.written.digest:016x}) and is"
                 f" repeated with {now.rows} (digest {now.digest:016x}):"
