@@ -516,7 +516,8 @@ class RawCluster:
         return lane
 
     def _unreachable(self, waited_ms: int, error: BaseException, what: str = "connecting") -> ClusterUnreachableError:
-        where, lasted = f"The {self.name} at {self.bootstrap_servers}", f"failed for {waited_ms / 1000:.0f} s ({error})"
+        where = f"The {self.name} at {self.bootstrap_servers}"
+        lasted = f"failed for {waited_ms / 1000:.0f} s ({error})"
         if isinstance(error, Errors.UnknownTopicOrPartitionError):  # which a broker has told
             why = "the topic was deleted, or we may not describe it"
             return ClusterUnreachableError(f"{where} was reached, but {what} {lasted}: {why}")

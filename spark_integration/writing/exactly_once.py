@@ -63,8 +63,8 @@ connects to the brokers, too.
 
 A batch write has a sink of its own, unless exactlyOnceId names one: then the same write, repeated as a whole,
 writes nothing again.  One name belongs to one query or one batch write; another one that uses it is refused.  Within
-foreachBatch a named write is the query's, and its micro-batches count, but not with Spark Connect, which tells tasks there
-no micro-batch.  Where a name for each is not needed, leave it: brokers keep two groups and a few transactional ids of
+foreachBatch a named write is the query's, and its micro-batches count, but not with Spark Connect, which tells tasks
+there no micro-batch.  Where a name for each is not needed, leave it: brokers keep two groups and a few transactional ids of
 each name for a week.
 """
 
@@ -269,12 +269,12 @@ class SinkBatch:
             )
         if found.batch == self.batch:
             cause = (
-                "the query is not deterministic, it was started again with other code, its source has lost records since"
-                " (failOnDataLoss=false), or two writes of its foreachBatch have one exactlyOnceId"
+                "the query is not deterministic, it was started again with other code, its source has lost records"
+                " since (failOnDataLoss=false), or two writes of its foreachBatch have one exactlyOnceId"
             )
             other = (
-                "it has other rows now, its query is not deterministic, or it is another micro-batch that foreachBatch"
-                " writes with Spark Connect, where each needs an exactlyOnceId of its own"
+                "it has other rows now, its query is not deterministic, or it is another batch of foreachBatch with"
+                " Spark Connect, where each needs an exactlyOnceId of its own"
             )
             raise RepeatDiffersError(
                 f"{self.what} was committed with {found.written.rows} rows (digest {found.written.digest:016x}) and is"

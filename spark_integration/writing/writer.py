@@ -10,8 +10,8 @@ Laws:
 Save mode append; streams have the output modes append and complete, and both append.  Spark itself lets no Python
 data source have what its own sink has beside: a write without a mode (errorIfExists), and output mode update.  For
 update, write from foreachBatch.  There exactlyOnceId names the query's sink, as in writeStream: micro-batches are told
-apart by their numbers.  Several writes of one foreachBatch need an id each.  Spark Connect tells tasks of foreachBatch no
-number: there each micro-batch needs an id of its own, of which brokers keep groups and transactional ids for a week
+apart by their numbers.  Several writes of one foreachBatch need an id each.  Spark Connect tells tasks of foreachBatch
+no number: there each micro-batch needs an id of its own, of which brokers keep groups and transactional ids for a week
 (offsets.retention.minutes, transactional.id.expiration.ms).
 """
 
