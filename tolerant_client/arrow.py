@@ -23,7 +23,7 @@ from tolerant_client.batch_columns import HEADER, BatchColumns, iter_columns, jo
 from tolerant_client.errors import RecordBatchError
 from tolerant_client.legacy_records import decode_unfolded, message_columns, unfold
 from tolerant_client.record_batch import HEADER_SIZE, BatchHeader, Record, decode_section, records_section
-from tolerant_client.record_fields import Doubt, HeaderFields, Int32s, Int64s
+from tolerant_client.record_fields import MAX_HEADERS, Doubt, HeaderFields, Int32s, Int64s
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -44,6 +44,7 @@ LEADER_EPOCH: Final = pa.field("leaderEpoch", pa.int32())
 ALL_COLUMNS: Final = SCHEMA_WITH_HEADERS.append(LEADER_EPOCH)
 
 TARGET_BYTES: Final = 8 * 1024 * 1024
+HEADER_BYTES: Final = 64  # that a header takes while it becomes a part of a column, besides its name and its value
 
 _HEADERS_AT_ONCE: Final = 1 << 18  # what gathering takes besides its result
 _RECORDS_AT_ONCE: Final = 1 << 14  # as Python objects...
@@ -62,10 +63,12 @@ def iter_arrow(
     schema: pa.Schema = SCHEMA,
     *,
     target_bytes: int = TARGET_BYTES,
+    most_headers: int = MAX_HEADERS,
 ) -> Iterator[pa.RecordBatch]:
     """The records of `batches` within [from_offset, until_offset), in pieces of bounded size.
 
-    Control batches are skipped.  Empty pieces are not yielded.
+    Control batches are skipped.  Empty pieces are not yielded.  Where headers are asked for, a record with more than
+    `most_headers` is a RecordBatchError, once those before it are yielded; each takes up to HEADER_BYTES meanwhile.
     """
     sections: list[tuple[BatchHeader, memoryview, memoryview]] = []
     size = 0
@@ -79,12 +82,12 @@ def iter_arrow(
             continue
         section = unfold(header, batch) if header.magic < 2 else records_section(header, batch)
         if sections and (size + len(section) > target_bytes or header.magic != sections[0][0].magic):
-            yield from _decode(sections, topic, partition, from_offset, until_offset, schema)
+            yield from _decode(sections, topic, partition, from_offset, until_offset, schema, most_headers)
             sections, size = [], 0
         sections.append((header, batch, section))
         size += len(section)
     if sections:
-        yield from _decode(sections, topic, partition, from_offset, until_offset, schema)
+        yield from _decode(sections, topic, partition, from_offset, until_offset, schema, most_headers)
 
 
 def _decode(
@@ -94,28 +97,32 @@ def _decode(
     from_offset: int,
     until_offset: int,
     schema: pa.Schema,
+    most_headers: int,
 ) -> Iterator[pa.RecordBatch]:
     """Pieces that are not empty."""
     try:
-        for columns in _columns(sections, "headers" in schema.names, from_offset):
+        for columns in _columns(sections, "headers" in schema.names, from_offset, most_headers):
             offsets = columns.offsets
             kept = np.flatnonzero((offsets >= from_offset) & (offsets < until_offset))
             if len(kept):
                 yield columns_to_arrow(columns, kept, topic, partition, schema)
                 from_offset = int(offsets[kept[-1]]) + 1
     except Doubt:
-        yield from _decode_plainly(sections, topic, partition, from_offset, until_offset, schema)
+        yield from _decode_plainly(sections, topic, partition, from_offset, until_offset, schema, most_headers)
 
 
 def _columns(
-    sections: Sequence[tuple[BatchHeader, memoryview, memoryview]], include_headers: bool, from_offset: int
+    sections: Sequence[tuple[BatchHeader, memoryview, memoryview]],
+    include_headers: bool,
+    from_offset: int,
+    most_headers: int,
 ) -> Iterator[BatchColumns]:
     if sections[0][0].magic < 2:
         yield message_columns([(header, section) for header, _, section in sections])
         return
     headers = np.frombuffer(b"".join(batch[:HEADER_SIZE] for _, batch, _ in sections), HEADER)
     joined = join_sections(headers, [section for _, _, section in sections])
-    yield from iter_columns(joined, include_headers, from_offset=from_offset)
+    yield from iter_columns(joined, include_headers, from_offset=from_offset, most_headers=most_headers)
 
 
 def columns_to_arrow(
@@ -228,12 +235,13 @@ def _decode_plainly(
     from_offset: int,
     until_offset: int,
     schema: pa.Schema,
+    most_headers: int,
 ) -> Iterator[pa.RecordBatch]:
     """By decode_section and decode_unfolded: what the fast path leaves, and where it raises, the error to raise."""
     rows = (
         (record, kind, header.partition_leader_epoch, size)
         for header, batch, section in sections
-        for record, kind, size in _rows(header, batch, section, from_offset)
+        for record, kind, size in _rows(header, batch, section, from_offset, most_headers)
         if from_offset <= record.offset < until_offset
     )
     is_more = True
@@ -246,12 +254,12 @@ def _decode_plainly(
 
 
 def _rows(
-    header: BatchHeader, batch: memoryview, section: memoryview, from_offset: int
+    header: BatchHeader, batch: memoryview, section: memoryview, from_offset: int, most_headers: int
 ) -> Iterator[tuple[Record, int, int]]:
     if header.magic < 2:
         return ((record, kind, m.end - m.start) for record, kind, m in decode_unfolded(header, batch, section))
     kind = int(header.has_log_append_time)
-    return ((record, kind, size) for record, size in decode_section(header, section, from_offset))
+    return ((record, kind, size) for record, size in decode_section(header, section, from_offset, most_headers))
 
 
 def fill(found: list[_Row], rows: Iterator[_Row], most: int, most_bytes: int, size_of: Callable[[_Row], int]) -> bool:

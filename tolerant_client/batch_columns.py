@@ -27,7 +27,17 @@ from tolerant_client.record_batch import (
     BatchHeader,
     iter_batches,
 )
-from tolerant_client.record_fields import Bytes, Doubt, Fields, Int64s, Places, find_records, read_fields, read_headers
+from tolerant_client.record_fields import (
+    MAX_HEADERS,
+    Bytes,
+    Doubt,
+    Fields,
+    Int64s,
+    Places,
+    find_records,
+    read_fields,
+    read_headers,
+)
 
 _HEADER_BYTES: Final = np.dtype(f"V{HEADER_SIZE}")
 HEADER: Final = np.dtype(  # as it lies in a batch
@@ -158,14 +168,20 @@ def join_sections(headers: Headers, sections: Sequence[memoryview]) -> Sections:
 
 
 def iter_columns(
-    sections: Sections, include_headers: bool, *, from_offset: int = 0, slice_bytes: int = SLICE_BYTES
+    sections: Sections,
+    include_headers: bool,
+    *,
+    from_offset: int = 0,
+    slice_bytes: int = SLICE_BYTES,
+    most_headers: int = MAX_HEADERS,
 ) -> Iterator[BatchColumns]:
     """The columns of batches with at least one record each, below 2 GiB in all, in slices.
 
     A slice has at most SLICE_ROWS rows, and about `slice_bytes` or one record, and SLICE_HEADERS or those of one record.
     Where records begin is worked out for all of them at once; their fields, which take many times more room, are not.
     Headers are left out unless wanted, but looked at; those of records below `from_offset` are as if there were none,
-    since a record that cannot be read must not stop those behind it.  Raises Doubt, perhaps after some slices.
+    since a record that cannot be read must not stop those behind it.
+    Raises Doubt, perhaps after some slices, also for a record with more than `most_headers`.
     """
     headers, joined, starts, ends = sections
     counts = headers["record_count"].astype(np.int64)
@@ -182,7 +198,7 @@ def iter_columns(
         if is_within and delta[0] <= last_delta:
             raise Doubt
         last_delta = int(delta[-1])
-        yield from _with_headers(part, data, columns, include_headers, from_offset)
+        yield from _with_headers(part, data, columns, include_headers, from_offset, most_headers)
 
 
 def spans(weights: Int64s, most: int, most_rows: int) -> list[tuple[int, int]]:
@@ -213,7 +229,7 @@ def _columns(sections: Sections, data: Bytes, places: Places, counts: Int64s) ->
 
 
 def _with_headers(
-    sections: Sections, data: Bytes, whole: BatchColumns, include_headers: bool, from_offset: int
+    sections: Sections, data: Bytes, whole: BatchColumns, include_headers: bool, from_offset: int, most: int
 ) -> Iterator[BatchColumns]:
     """The rows of `whole` with their headers, as many at once as are bounded."""
     passed = int(np.searchsorted(whole.offsets, from_offset))
@@ -229,7 +245,8 @@ def _with_headers(
         else:
             part, rows, _ = _part(sections, whole.counts, first, stop)
         fields = whole.fields.rows(slice(first, stop))
-        fields = fields._replace(headers=read_headers(data, fields, True, min(max(passed - first, 0), stop - first)))
+        gone = min(max(passed - first, 0), stop - first)
+        fields = fields._replace(headers=read_headers(data, fields, True, gone, most=most))
         times, types = whole.timestamps[first:stop], whole.types[first:stop]
         yield BatchColumns(whole.joined, part.headers, fields, rows, whole.offsets[first:stop], times, types)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
@@ -43,7 +43,7 @@ from tolerant_client.producer_partition import LOST, ProducerBatch, ProducerPart
 from tolerant_client.producer_settings import ProducerSettings
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import Record, decode_records, encode_batch, read_header
-from tolerant_client.topic_lookup import partition_count
+from tolerant_client.topic_lookup import TopicLookup
 
 _APPENDED = (0, Errors.DuplicateSequenceNumberError.errno)
 _FENCED = (Errors.InvalidProducerEpochError.errno, Errors.ProducerFencedError.errno)
@@ -106,6 +106,7 @@ class BatchProducer:
         self.records_appended = 0
         self._partitions: dict[TopicPartition, ProducerPartition] = {}
         self._ready: dict[TopicPartition, ProducerPartition] = {}
+        self._lookup = TopicLookup(cluster, settings.max_block_ms)
         self._limits: dict[str, int] = {}  # bytes of a batch, by topic; outlives the producer id
         self._senders: dict[int, _Sender] = {}
         self._identity = (-1, -1)
@@ -198,10 +199,18 @@ class BatchProducer:
         With `is_fresh` the brokers are asked even if it is known.
         Raises RecordRefusedError naming the topic.
         """
-        self._check()
         if is_fresh:
+            self._check()
             await self.cluster.refresh()
-        return await partition_count(self.cluster, topic, self.settings.max_block_ms)
+        count = (await self.partition_counts([topic]))[topic]
+        if isinstance(count, RecordRefusedError):
+            raise count
+        return count
+
+    async def partition_counts(self, topics: Iterable[str]) -> dict[str, int | RecordRefusedError]:
+        """As partition_count, of many topics, which are waited for together."""
+        self._check()
+        return await self._lookup.partition_counts(topics)
 
     def largest_batch(self, topic: str) -> int | None:
         """The bytes that a batch should not exceed, where the topic has refused larger ones."""

@@ -516,15 +516,17 @@ class RawCluster:
         return lane
 
     def _unreachable(self, waited_ms: int, error: BaseException, what: str = "connecting") -> ClusterUnreachableError:
+        where = f"The {self.name} at {self.bootstrap_servers}"
+        lasted = f"failed for {waited_ms / 1000:.0f} s ({error})"
+        if isinstance(error, Errors.UnknownTopicOrPartitionError):  # which a broker has told
+            why = "the topic was deleted, or we may not describe it"
+            return ClusterUnreachableError(f"{where} was reached, but {what} {lasted}: {why}")
         remedy = "check that its brokers run and that this address is right"
         if self.manager.is_misunderstood:
             protocol, mechanism = (self.manager.config[name] for name in ("security_protocol", "sasl_mechanism"))
             said = f"security.protocol={protocol}" + (f" and sasl.mechanism={mechanism}" if protocol.startswith("SASL") else "")
             remedy = f"it takes connections and breaks them off: check that {said} is what its listener at this address speaks"
-        return ClusterUnreachableError(
-            f"The {self.name} at {self.bootstrap_servers} could not be reached: {what} failed for {waited_ms / 1000:.0f} s"
-            f" ({error}); {remedy}"
-        )
+        return ClusterUnreachableError(f"{where} could not be reached: {what} {lasted}; {remedy}")
 
 
 def _throttled_s(connection: Any) -> float:

@@ -299,10 +299,12 @@ def decode_records(
         yield record
 
 
-def decode_section(header: BatchHeader, section: memoryview, from_offset: int = 0) -> Iterator[tuple[Record, int]]:
+def decode_section(
+    header: BatchHeader, section: memoryview, from_offset: int = 0, most_headers: int = MAX_HEADERS
+) -> Iterator[tuple[Record, int]]:
     """As decode_records, of decompressed records: each with its bytes, those of its length left out.
 
-    The headers of records below `from_offset` are left out unread.
+    The headers of records below `from_offset` are left out unread.  One with more than `most_headers` is refused.
     """
     cursor = _Cursor(section, header.base_offset)
     last_delta = -1
@@ -325,7 +327,7 @@ def decode_section(header: BatchHeader, section: memoryview, from_offset: int = 
         offset = header.base_offset + delta
         if offset < from_offset:
             cursor.position = max(end, cursor.position)
-        headers = cursor.headers(offset) if offset >= from_offset else ()
+        headers = cursor.headers(offset, most_headers) if offset >= from_offset else ()
         if cursor.position != end:
             raise cursor.error("record length does not match its content")
         yield Record(offset, timestamp, key, value, headers), length
@@ -378,14 +380,15 @@ class _Cursor:
         self.skip(length)
         return bytes(self._section[start : self.position])
 
-    def headers(self, offset: int) -> Headers:
+    def headers(self, offset: int, most: int) -> Headers:
         count = self.varint()
         if not 0 <= count <= self.end - self.position:
             raise self.error(f"header count {count}")
-        if count > MAX_HEADERS:
-            why = f"the record at offset {offset} has {count} headers, and no more than {MAX_HEADERS} of one record are read"
+        if count > most:
+            why = f"the record at offset {offset} has {count} headers, and no more than {most} of one record are read"
+            spark = "a Spark query reads it with a larger maxBytesInFlight, or without includeHeaders"
             where = f"offset {offset + 1} (seek() of a consumer, the starting offsets of a Spark query)"
-            raise RecordBatchError(f"{why}; to leave it out, continue at {where}", self._base_offset)
+            raise RecordBatchError(f"{why}; {spark}; to leave it out, continue at {where}", self._base_offset)
         if not count:
             return ()
         headers = []

@@ -13,7 +13,7 @@ Headers are found in rounds, the n-th of all records together.  A record with ve
 is read in windows: where the next header would begin is worked out for every byte at
 once, and then followed, so that time grows with the bytes and memory with the headers,
 20 bytes for each.  So whoever wants headers asks for those of some records at a time
-(batch_columns.iter_columns), and of one record no more than MAX_HEADERS are read.
+(batch_columns.iter_columns), and says how many of one record are read.
 
 Whatever does not add up raises Doubt: the caller then decodes record by record.
 """
@@ -311,15 +311,17 @@ def _data_fields(data: Bytes, position: Int64s) -> tuple[Int64s, Int64s, Int64s]
     return length, start, start + (np.maximum(length, 0) if shortest < 0 else length)
 
 
-def read_headers(data: Bytes, fields: Fields, include_headers: bool, passed: int = 0) -> HeaderFields | None:
+def read_headers(
+    data: Bytes, fields: Fields, include_headers: bool, passed: int = 0, *, most: int = MAX_HEADERS
+) -> HeaderFields | None:
     """The headers of records, which end with their last one; only looked at, at no cost in memory, unless they are wanted.
 
     The first `passed` records have been given out: theirs are not looked at, and their header_count must be 0.
     In round j the j-th header of every record that has one is read, but for records with very many.
-    Raises Doubt, also for a record with more than MAX_HEADERS if they are wanted.
+    Raises Doubt, also for a record with more than `most` if they are wanted.
     """
     counts, ends = fields.header_count, fields.end
-    if include_headers and counts.max(initial=0) > MAX_HEADERS:
+    if include_headers and counts.max(initial=0) > most:
         raise Doubt
     _, position = _varints(data, fields.header_start())
     position[:passed] = ends[:passed]

@@ -23,6 +23,8 @@ from tolerant_client.errors import OptionError
 EARLIEST: Final = -2
 LATEST: Final = -1
 EARLIEST_LOCAL: Final = -4  # the first offset that is not in remote storage only (KIP-405)
+# What read_committed reads up to, in errors.
+LAST_STABLE: Final = "the last stable offset, where a transaction that is open begins (tolerant-kafka doctor names it),"
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
 

@@ -19,7 +19,7 @@ from kafka import errors as kafka_errors
 from kafka.future import Future
 from kafka.structs import TopicPartition
 
-from spark_integration.reading.offsets import EARLIEST, EARLIEST_LOCAL, LATEST, OffsetRange
+from spark_integration.reading.offsets import EARLIEST, EARLIEST_LOCAL, LAST_STABLE, LATEST, OffsetRange
 from spark_integration.reading.options import ReadOptions
 from spark_integration.reading.topic_fetch import fetch_of_topic
 from tolerant_client.committed import skip_aborted
@@ -206,9 +206,11 @@ class RangeFetch:
         return batches
 
     async def _nothing(self, answer: FetchedPartition) -> None:
-        end = answer.last_stable_offset if self._options.isolation_level else answer.high_watermark
+        end, what = answer.high_watermark, "the log ends at"
+        if self._options.isolation_level and answer.last_stable_offset < end:
+            end, what = answer.last_stable_offset, f"{LAST_STABLE} is"
         self._max_wait_ms = REMOTE_WAIT_MS
-        self._why = f"no records at offset {self.position}, and the log ends at {end}"
+        self._why = f"no records at offset {self.position}, and {what} {end}"
         if end < self._range.until_offset:
             if self._is_believed(self._why):
                 await self._log_ends_before()

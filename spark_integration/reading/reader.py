@@ -3,6 +3,8 @@
 Laws:
 - The driver resolves partitions and offsets once; a task reads exactly its range, of the topic that had them then.
 - A task holds one Fetch answer, perhaps the next one, and one piece of Arrow data, whatever the range.
+- maxBytesInFlight bounds the headers of a record, too: by default about a million, twice what fits into 1 MB, which is
+  the most that producers send by default.  A record with more ends the task with what reads it.
 - Connections belong to the Python worker process, which Spark reuses.
 - Filters are Spark's to evaluate: it keeps what a Python source planned for one scan (up to 4.3 for all scans of the same
   DataFrame, PythonDataSourceV2.getOrCreateReadInfo), so a range left out for one filter would be missed by another.
@@ -25,9 +27,10 @@ from spark_integration.reading.options import ReadOptions
 from spark_integration.reading.range_fetch import BYTES_SHARES, RangeFetch, damaged
 from spark_integration.reading.resolve import resolve_ranges
 from spark_integration.reading.schema_framing import split_framing
-from tolerant_client.arrow import ALL_COLUMNS, iter_arrow
+from tolerant_client.arrow import ALL_COLUMNS, HEADER_BYTES, iter_arrow
 from tolerant_client.errors import RecordBatchError
 from tolerant_client.record_batch import BatchHeader
+from tolerant_client.record_fields import MAX_HEADERS
 
 # Records decoded in one piece; larger ones fall out of the processor's caches on their way to the JVM.
 PIECE_BYTES: Final = 4 << 20
@@ -101,6 +104,7 @@ def _records(
         wanted.until_offset,
         columns,
         target_bytes=min(PIECE_BYTES, options.max_bytes_in_flight // BYTES_SHARES),
+        most_headers=max(MAX_HEADERS, options.max_bytes_in_flight // HEADER_BYTES),
     ):
         yield _unframed(piece, options.framed, schema) if options.framed else piece
 

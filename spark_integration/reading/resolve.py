@@ -21,6 +21,7 @@ from kafka.structs import TopicPartition
 
 from spark_integration.reading.offsets import (
     EARLIEST,
+    LAST_STABLE,
     LATEST,
     AtTimestamp,
     Everywhere,
@@ -61,8 +62,8 @@ async def resolve_ranges(cluster: RawCluster, options: ReadOptions) -> list[Offs
         start, end = starts[partition], ends[partition]
         _check_order(options, partition, start, end)
         if options.fail_on_data_loss:
-            _check_in_log(options.start, partition, start, log_range)
-            _check_in_log(options.end, partition, end, log_range)
+            _check_in_log(options, options.start, partition, start, log_range)
+            _check_in_log(options, options.end, partition, end, log_range)
         start, end = max(start, log_range[0]), min(end, log_range[1])
         ranges.append(OffsetRange(partition.topic, partition.partition, start, max(start, end), ids.get(partition.topic)))
     return plan_ranges(ranges, options.min_partitions, options.max_records_per_partition)
@@ -111,15 +112,18 @@ async def initial_offsets(cluster: RawCluster, options: ReadOptions) -> dict[Top
 async def latest_offsets(cluster: RawCluster, options: ReadOptions, known: Offsets) -> dict[TopicPartition, int]:
     """The ends of the logs now.
 
-    Asked again, fetchOffset.numRetries times in all, while a partition that is known is
-    missing, or ends below an offset that is known: a broker that has just started
-    may say so (KAFKA-7703).
+    With read_committed a log whose last stable offset is below a known offset ends at that one: a transaction is open,
+    nothing is lost.
+    Asked again, fetchOffset.numRetries times in all, while a partition that is known is missing, or ends below an offset
+    that is known: a broker that has just started may say so (KAFKA-7703).
     """
     attempts = max(options.fetch_offset_retries, 1)
     for attempt in range(1, attempts + 1):
         is_last = attempt == attempts
         try:
             latest = await _latest(cluster, await find_partitions(cluster, options), options)
+            if options.isolation_level:
+                latest |= await _held_up(cluster, known, latest)
         except OptionError:
             if is_last:
                 raise
@@ -128,6 +132,25 @@ async def latest_offsets(cluster: RawCluster, options: ReadOptions, known: Offse
                 break
         await cluster.net.sleep(options.fetch_offset_retry_ms / 1000)
     return latest
+
+
+async def _held_up(cluster: RawCluster, known: Offsets, stable: Offsets) -> dict[TopicPartition, int]:
+    """The known offsets that are beyond the last stable offset, and not beyond the log's end.
+
+    So it is where read_uncommitted has read a transaction that is still open.
+    """
+    below = [partition for partition, offset in known.items() if stable.get(partition, offset) < offset]
+    ends = await cluster.list_offsets(dict.fromkeys(below, LATEST)) if below else {}
+    held = {partition: known[partition] for partition in below if known[partition] <= ends[partition]}
+    for partition in held:
+        log.warning(
+            "%s-%d is at offset %d, and %s is %d: nothing is read there until it ends",
+            *partition,
+            known[partition],
+            LAST_STABLE,
+            stable[partition],
+        )
+    return held
 
 
 def topics_made_anew(known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
@@ -243,11 +266,17 @@ def _check_order(options: ReadOptions, partition: TopicPartition, start: int, en
         given = getattr(options.start, "option", "startingOffsets")
         raise OptionError(
             f"[RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] {partition.topic}-{partition.partition}:"
-            f" {given} comes to {start}, behind the end {end}"
+            f" {given} comes to {start}, behind the end {end}{_stable(options)}"
         )
 
 
-def _check_in_log(spec: OffsetSpec, partition: TopicPartition, offset: int, log_range: tuple[int, int]) -> None:
+def _stable(options: ReadOptions) -> str:
+    return ", or the last stable offset: a transaction is open there" if options.isolation_level else ""
+
+
+def _check_in_log(
+    options: ReadOptions, spec: OffsetSpec, partition: TopicPartition, offset: int, log_range: tuple[int, int]
+) -> None:
     if not isinstance(spec, SpecificOffsets) or log_range[0] <= offset <= log_range[1]:
         return
     where = f"[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] {spec.option}: {partition.topic}-{partition.partition}"
@@ -259,5 +288,5 @@ def _check_in_log(spec: OffsetSpec, partition: TopicPartition, offset: int, log_
             f" {log_range[0] - offset} offsets are gone; {REMEDY}"
         )
     raise DataLossError(
-        f"{where} is {offset}, but the log ends at {log_range[1]}; failOnDataLoss=false reads to its end"
+        f"{where} is {offset}, but the log ends at {log_range[1]}{_stable(options)}; failOnDataLoss=false reads it"
     )

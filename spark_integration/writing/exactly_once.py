@@ -62,7 +62,10 @@ begin with tolerant-sink-, and Read on the topics (an offset is committed beside
 connects to the brokers, too.
 
 A batch write has a sink of its own, unless exactlyOnceId names one: then the same write, repeated as a whole,
-writes nothing again.  One name belongs to one query or one batch write; another one that uses it is refused.
+writes nothing again.  One name belongs to one query or one batch write; another one that uses it is refused.  Within
+foreachBatch a named write is the query's, and its micro-batches count, but not with Spark Connect, which tells tasks
+there no micro-batch.  Where a name for each is not needed, leave it: brokers keep two groups and a few transactional ids of
+each name for a week.
 """
 
 from __future__ import annotations
@@ -266,10 +269,13 @@ class SinkBatch:
             )
         if found.batch == self.batch:
             cause = (
-                "the query is not deterministic, it was started again with other code, or its source has lost records"
-                " since (failOnDataLoss=false)"
+                "the query is not deterministic, it was started again with other code, its source has lost records"
+                " since (failOnDataLoss=false), or two writes of its foreachBatch have one exactlyOnceId"
             )
-            other = "it has other rows now, or its query is not deterministic"
+            other = (
+                "it has other rows now, its query is not deterministic, or it is another batch of foreachBatch with"
+                " Spark Connect, where each needs an exactlyOnceId of its own"
+            )
             raise RepeatDiffersError(
                 f"{self.what} was committed with {found.written.rows} rows (digest {found.written.digest:016x}) and is"
                 f" repeated with {now.rows} (digest {now.digest:016x}):"

@@ -10,7 +10,7 @@
 | beyond Spark's own sink | meaning | default |
 |---|---|---|
 | exactlyOnce | a repeated task or a restarted query writes nothing twice (spark_integration.writing.exactly_once) | false |
-| exactlyOnceId | the sink's name for that, one for each query | the query's id; for a batch a new one |
+| exactlyOnceId | the sink's name for that, one for each query (foreachBatch too) | the query's id; for a batch a new one |
 | deadLetterTopic | takes records that cannot be written (spark_integration.writing.dead_letters) | they fail the task |
 
 Of Java's producer: acks, batch.size, buffer.memory, compression.type and its levels, delivery.timeout.ms,

@@ -35,7 +35,15 @@ from pyspark.sql.datasource import WriterCommitMessage
 from spark_integration.connections import borrowed_cluster
 from spark_integration.writing.exactly_once import Decision, SinkBatch, Written, reserve_ms
 from spark_integration.writing.options import WriteOptions
-from tolerant_client.errors import DataLossError, OutcomeUnknownError, ProducerFencedError, RepeatDiffersError
+from tolerant_client.errors import (
+    ClusterUnreachableError,
+    DataLossError,
+    OutcomeUnknownError,
+    ProducerFencedError,
+    RecordRefusedError,
+    RepeatDiffersError,
+    text_of,
+)
 from tolerant_client.producer_transaction import (
     CommittedOffset,
     Coordinators,
@@ -72,6 +80,7 @@ def commit_tasks(options: WriteOptions, messages: Sequence[WriterCommitMessage |
     """Commits what the tasks wrote, whole; returns once every transaction is ended.
 
     Raises what SinkBatch.is_repeat and check_former raise, ProducerFencedError for a transaction that has timed out,
+    RecordRefusedError where a topic was deleted meanwhile,
     DataLossError where an earlier decision was only carried out in part, and OutcomeUnknownError where the brokers have
     forgotten whether it was.
     """
@@ -86,10 +95,10 @@ def abort_tasks(
 ) -> None:
     """Aborts what the run wrote, unless it was decided; where that fails, brokers do it after the timeout.
 
-    `place` is for a driver that knows it without a message: then tasks that have told nothing are aborted, too.
+    `place` is what a driver knows without a message: then tasks that have told nothing are aborted, too.
     """
     tasks = [task for task in messages if isinstance(task, WrittenTask) and task.place is not None]
-    place = place or (tasks[0].place if tasks else None)
+    place = tasks[0].place if tasks else place  # foreachBatch: only tasks are told their micro-batch
     if place is not None:
         with (
             contextlib.suppress(Errors.KafkaError),
@@ -154,7 +163,7 @@ class _Settlement:
         assert task.transaction is not None and task.partition is not None
         transaction = self._transaction(task.transaction)
         try:
-            await transaction.add_partitions([task.partition])
+            await self._unless_deleted(transaction.add_partitions([task.partition]))
         except (ProducerFencedError, Errors.InvalidProducerIdMappingError) as error:
             raise self._too_long("and the brokers have aborted a part of it") from error
 
@@ -177,7 +186,7 @@ class _Settlement:
         # At once: a repeat finds it beside any topic that is left, and what was found is replaced wherever it stands.
         beside = sorted(self._stands | self._beside())
         for number, piece in enumerate(place.pieces(decision)):
-            await self._commit_beside(beside, place.group(number), piece)
+            await self._unless_deleted(self._commit_beside(beside, place.group(number), piece))
         self._check_time()
         await self._decider.commit()
         self._stands = set(beside)
@@ -235,6 +244,18 @@ class _Settlement:
             await self._commit_beside(sorted(self._stands), self._place.ended_group, note)
             await self._decider.commit()
         return not lost
+
+    async def _unless_deleted(self, step: Awaitable[None]) -> None:
+        """A step before the decision; raises RecordRefusedError where a topic that it needs is gone."""
+        try:
+            await step
+        except ClusterUnreachableError as error:
+            if not isinstance(error.__cause__, Errors.UnknownTopicOrPartitionError):
+                raise
+            raise RecordRefusedError(
+                f"{self._place.what} is not committed: a topic was deleted after it was written to"
+                f" ({text_of(error.__cause__)}). Create it and write again, as a query does when it is started again"
+            ) from error
 
     async def _commit_beside(self, beside: Sequence[TopicPartition], group: str, committed: CommittedOffset) -> None:
         for at in range(0, len(beside), _TOPICS):

@@ -127,11 +127,20 @@ class WriteTask:
         else:
             coded = rows.topics.dictionary_encode()
             codes = coded.indices.to_numpy(zero_copy_only=False)
-            for code, topic in enumerate(coded.dictionary.to_pylist()):
+            topics = coded.dictionary.to_pylist()
+            if self._options.dead_letter_topic is not None:
+                self._look_for(topics)
+            for code, topic in enumerate(topics):
                 chosen = np.flatnonzero(codes == code)
                 self._write_topic(topic, _take(rows, chosen), numbers[chosen], now)
         if self._letters:
             self._write_letters()  # a task of which no row can be written keeps no more than a piece of them
+
+    def _look_for(self, topics: Sequence[str]) -> None:
+        """Finds out which topics take no rows, for all of them at once: a missing one may have to be waited for."""
+        unknown = [topic for topic in topics if topic not in self._refused_topics]
+        found = self._producer.cluster.run(self._producer.partition_counts, unknown)
+        self._refused_topics |= {t: str(why) for t, why in found.items() if isinstance(why, RecordRefusedError)}
 
     def _write_topic(self, topic: str, rows: WriteRows, numbers: Any, now: int) -> None:
         try:

@@ -9,7 +9,10 @@ Laws:
 
 Save mode append; streams have the output modes append and complete, and both append.  Spark itself lets no Python
 data source have what its own sink has beside: a write without a mode (errorIfExists), and output mode update.  For
-update, write from foreachBatch, with exactlyOnceId naming sink and micro-batch.
+update, write from foreachBatch.  There exactlyOnceId names the query's sink, as in writeStream: micro-batches are told
+apart by their numbers.  Several writes of one foreachBatch need an id each.  Spark Connect tells tasks of foreachBatch
+no number: there each micro-batch needs an id of its own, of which brokers keep groups and transactional ids for a week
+(offsets.retention.minutes, transactional.id.expiration.ms).
 """
 
 from __future__ import annotations
@@ -61,7 +64,9 @@ class RecordsWriter(DataSourceArrowWriter):
         self._place = SinkBatch(sink or run, "", run, _BATCH_WRITE, is_named=sink is not None)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return write_task(self._options, self._columns, self._place, iterator)
+        sink = self._options.exactly_once_id
+        place = None if sink is None else _micro_batch(sink)  # which foreachBatch writes
+        return write_task(self._options, self._columns, place or self._place, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """With exactlyOnce this is when the rows are committed, all of them; raises what commit_tasks raises."""
@@ -92,13 +97,21 @@ class RecordsStreamWriter(DataSourceStreamArrowWriter):
 
     def _place(self) -> SinkBatch:
         """Where this task belongs; the driver is told by its message."""
-        query, batch, run = (_local_property(name) for name in (_QUERY, _BATCH, _RUN))
-        if query is None or batch is None or run is None:
+        place = _micro_batch(self._options.exactly_once_id)
+        if place is None:
             raise OptionError(
                 "exactlyOnce needs the ids of query, run and micro-batch, and Spark has not told this task all of them"
             )
-        digits = hashlib.sha256(f"{query} {run}".encode()).hexdigest()[:32]
-        return SinkBatch(self._options.exactly_once_id or query, query, digits, int(batch))
+        return place
+
+
+def _micro_batch(sink: str | None) -> SinkBatch | None:
+    """What this task is of; None where Spark has not told it a micro-batch."""
+    query, batch, run = (_local_property(name) for name in (_QUERY, _BATCH, _RUN))
+    if query is None or batch is None or run is None:
+        return None
+    digits = hashlib.sha256(f"{query} {run}".encode()).hexdigest()[:32]
+    return SinkBatch(sink or query, query, digits, int(batch))
 
 
 def _task_number() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from spark_integration.reading.options import parse_read_options
 from spark_integration.reading.reader import KafkaReader
 from spark_integration.reading.schema import chosen_columns, full_schema
 from spark_integration.reading.stream_reader import KafkaStreamReader
-from tolerant_client.errors import DataLossError
+from tolerant_client.errors import ClusterUnreachableError, DataLossError, OptionError
 
 ALL = ReadAllAvailable()
 
@@ -254,3 +255,42 @@ def test_a_group_stands_where_the_last_micro_batch_ended(servers: str, admin: Ka
         query.plan()
     committed = admin.list_group_offsets({group: None})[group][TopicPartition(topic, 0)].offset
     assert committed == 10
+
+
+def test_a_query_that_turns_to_read_committed_waits_for_a_transaction_that_it_has_read(
+    servers: str, admin: KafkaAdminClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = "turned-to-committed"
+    fill(servers, admin, topic, "r", 5)
+    producer = KafkaProducer(bootstrap_servers=servers, transactional_id="turned")
+    producer.init_transactions()
+    producer.begin_transaction()
+    sent = [producer.send(topic, b"open%d" % n) for n in range(3)]
+    producer.flush()
+    assert [future.get(10).offset for future in sent] == [5, 6, 7]
+    with Query(servers, topic) as query:
+        assert len(query.next()) == 8
+        at = json.loads(json.dumps(query.offset))
+        for n in range(2):
+            producer.send(topic, b"late%d" % n).get(10)
+        planned = query.plan()  # which this run does not come to read
+    committed = {"isolation.level": "read_committed", "fetchOffset.numRetries": "1"}
+    with Query(servers, topic, at, **committed) as query:
+        assert query.next() == []
+        assert f"{topic}-0 is at offset 8, and the last stable offset, where a transaction that is open" in caplog.text
+        assert "is 5: nothing is read there" in caplog.text
+    with Query(servers, topic, at, **committed, **{"kafkaConsumer.pollTimeoutMs": "1500"}) as query:
+        with pytest.raises(ClusterUnreachableError, match="no records at offset 8, and the last stable .* is 5"):
+            query.run(planned)
+    with pytest.raises(OptionError, match=f"{topic}-0: .* comes to 8, behind the end 5, or the last stable offset"):
+        start = json.dumps({topic: {"0": 8}})
+        given = {"kafka.bootstrap.servers": servers, "subscribe": topic, "startingOffsets": start}
+        options = parse_read_options({**given, **committed})
+        KafkaReader(options, chosen_columns(full_schema(options), options)).partitions()
+    producer.commit_transaction()
+    producer.close()
+    with Query(servers, topic, at, **committed) as query:
+        deadline = time.monotonic() + 30
+        while (end := query.plan()) == at and time.monotonic() < deadline:
+            time.sleep(0.05)  # the coordinator writes the marker once the commit is answered
+        assert query.run(end) == ["late0", "late1"]

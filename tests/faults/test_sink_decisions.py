@@ -20,13 +20,20 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from support import sink_batch as sink_batches
 from support.mirror_link import create_topic
 
-from spark_integration.connections import close_pool
+from spark_integration.connections import borrowed_cluster, close_pool
+from spark_integration.writing import settlement
 from spark_integration.writing.columns import WriteColumns
 from spark_integration.writing.exactly_once import Decision, SinkBatch
 from spark_integration.writing.options import parse_write_options
 from spark_integration.writing.settlement import WrittenTask, abort_tasks, commit_tasks
 from spark_integration.writing.writer import RecordsWriter, write_task
-from tolerant_client.errors import ClusterUnreachableError, OptionError, OutcomeUnknownError, ProducerFencedError
+from tolerant_client.errors import (
+    ClusterUnreachableError,
+    OptionError,
+    OutcomeUnknownError,
+    ProducerFencedError,
+    RecordRefusedError,
+)
 from tolerant_client.mirror.link.group_requests import commit_offsets
 from tolerant_client.producer_transaction import CommittedOffset, ProducerTransaction, transactional_ids
 from tolerant_client.raw import RawCluster
@@ -81,6 +88,31 @@ def test_a_repeat_obeys_a_decision_although_a_topic_was_deleted(kafka_cluster: K
     assert {topic: committed_rows(servers, topic) for topic in topics if topic != gone} == {
         topic: [topic.encode()] for topic in topics if topic != gone
     }
+
+
+@pytest.mark.parametrize("deleted", ["first", "last"])
+def test_a_topic_that_is_deleted_after_its_tasks_have_written_is_named(
+    kafka_cluster: KafkaCluster, deleted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers, name = kafka_cluster.bootstrap_servers, f"deleted-before-{deleted}"
+    topics = [f"{name}-{letter}" for letter in "abc"]
+    for topic in topics:
+        create_topic(servers, topic, 1)
+    options = parse_write_options({"kafka.bootstrap.servers": servers, "exactlyOnce": "true"})
+    tasks = write_to_topics(servers, SinkBatch(name, name, "1a" * 16, 0), topics)
+    gone = topics[0] if deleted == "first" else topics[-1]
+    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
+    admin.delete_topics([gone])
+    admin.close()
+    monkeypatch.setattr(settlement, "borrowed_cluster", lambda config: borrowed_cluster(config, patience_ms=3_000))
+    with pytest.raises(RecordRefusedError, match=f"is not committed: a topic was deleted after .* {gone} "):
+        commit_tasks(options, tasks)
+    monkeypatch.undo()
+    abort_tasks(options, tasks)
+    create_topic(servers, gone, 1)
+    close_pool()
+    commit_tasks(options, write_to_topics(servers, SinkBatch(name, name, "1b" * 16, 0), topics))
+    assert {topic: committed_rows(servers, topic) for topic in topics} == {topic: [topic.encode()] for topic in topics}
 
 
 # -- what brokers forget ----------------------------------------------------------------

@@ -182,6 +182,18 @@ def test_records_that_are_gone_are_a_loss_or_left_out(
     assert left == sample(50)[20:]
 
 
+def test_a_record_that_is_all_headers_is_read(
+    load: Callable[..., Any], servers: str, admin: KafkaAdminClient
+) -> None:
+    """1 MB of them: the most that a producer sends by default."""
+    admin.create_topics([NewTopic("read-all-headers", 1, 1)])
+    crowd = Record(1, T0, b"key", b"value", (("", None),) * 520_000)
+    _append(servers, "read-all-headers", encode_batch([*sample(1), crowd, *sample(1)]))
+    frame = load(subscribe="read-all-headers", includeHeaders="true")
+    counted = [tuple(row) for row in frame.selectExpr("offset", "size(headers)").orderBy("offset").collect()]
+    assert counted == [(0, 2), (1, 520_000), (2, 2)]
+
+
 @pytest.mark.parametrize("codec", range(5))
 def test_brokers_accept_what_encode_batch_writes(
     load: Callable[..., Any], servers: str, admin: KafkaAdminClient, codec: int

@@ -268,6 +268,37 @@ def test_a_batch_write_with_an_id_is_written_once(
     assert len(read(servers, topic)) == 200
 
 
+def test_one_id_serves_all_micro_batches_that_foreach_batch_writes(
+    spark: Any, servers: str, topic: str, write: Callable[..., None], admin: KafkaAdminClient, tmp_path: Path
+) -> None:
+    """Micro-batch 1 fails once it is written: its repeat writes nothing again, and the ids do not pile up."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    failing = tmp_path / "failing"
+
+    def take(frame: Any, number: int) -> None:
+        write(frame, topic=topic, exactlyOnce="true", exactlyOnceId=topic)
+        if number == 1 and failing.exists():
+            raise RuntimeError("after the write")
+
+    def run() -> None:
+        writer = stream(spark, folder).writeStream.foreachBatch(take)
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    failing.touch()
+    for batch in range(3):
+        (folder / f"{batch}.txt").write_text(f"{batch}\n")
+        if batch == 1:
+            with pytest.raises(Exception, match="after the write"):
+                run()
+            failing.unlink()
+        run()
+    assert sorted(record.value for record in read(servers, topic)) == [b"0", b"1", b"2"]
+    groups = {group["group_id"] for group in admin.list_groups()}
+    assert {name for name in groups if topic in name} == {f"tolerant-sink-{topic}/0", f"tolerant-sink-{topic}/ended"}
+
+
 def test_a_repeat_with_another_number_of_tasks_writes_nothing_again(
     spark: Any, servers: str, topic: str, write: Callable[..., None]
 ) -> None:

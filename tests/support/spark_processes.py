@@ -138,7 +138,10 @@ class Driver(Process):
 
 @contextlib.contextmanager
 def standalone_cluster(folder: Path, workers: int, settings: Path | None = None) -> Iterator[str]:
-    """A master and workers of one core each, with the properties file `settings`; the value is the master's address."""
+    """A master and workers of one core each, with the properties file `settings`; the value is the master's address.
+
+    Each worker has a host of its own: Spark speculates on other hosts alone.
+    """
     home = Path(pyspark.__file__).parent
     (core,) = home.glob("jars/spark-core_*.jar")
     scala = core.name.removeprefix("spark-core_").partition("-")[0]  # what Spark's own scripts find out for workers
@@ -159,7 +162,7 @@ def standalone_cluster(folder: Path, workers: int, settings: Path | None = None)
         running.callback(master.close)
         address = master.wait_for(_MASTER)
         for number in range(workers):
-            place = ("--work-dir", str(folder / f"worker-{number}"), "--host", "127.0.0.1")
+            place = ("--work-dir", str(folder / f"worker-{number}"), "--host", f"127.0.0.{number + 1}")
             worker = start("worker.Worker", "--cores", "1", "--memory", "512m", *place, address)
             running.callback(worker.close)
             worker.wait_for(_REGISTERED)

@@ -35,7 +35,7 @@ from tolerant_client.mirror.translated.offset_map import RowKey
 from tolerant_client.mirror.verify.log_columns import iter_rows, read_batches, unfold_batch
 from tolerant_client.mirror.verify.log_comparison import LogComparison
 from tolerant_client.record_batch import Record, encode_batch, iter_batches, read_header
-from tolerant_client.record_fields import MAX_HEADERS
+from tolerant_client.record_fields import MAX_HEADERS, Doubt
 
 TP = TopicPartition("orders", 0)
 T0 = 1_700_000_000_000
@@ -169,6 +169,28 @@ def test_a_record_with_more_headers_than_are_read_is_named_and_those_behind_it_c
     assert in_columns(0, arrow.SCHEMA) == [b"0", b"1", b"2"]
 
 
+def test_as_many_headers_are_read_as_are_asked_for_and_a_record_with_more_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch = three_records(MAX_HEADERS + 1)
+
+    def read(most: int) -> list[int]:
+        pieces = arrow.iter_arrow(
+            iter_batches(memoryview(batch)), "orders", 0, 0, 3, arrow.SCHEMA_WITH_HEADERS, most_headers=most
+        )
+        return [len(headers or ()) for piece in pieces for headers in piece.column("headers").to_pylist()]
+
+    with pytest.raises(RecordBatchError, match=f"no more than {MAX_HEADERS} of .* a larger maxBytesInFlight"):
+        read(MAX_HEADERS)
+    assert read(MAX_HEADERS + 1) == [0, MAX_HEADERS + 1, 0]
+
+    def doubt(*_: object, **__: object) -> Iterator[Any]:
+        raise Doubt
+
+    monkeypatch.setattr(arrow, "iter_columns", doubt)
+    assert read(MAX_HEADERS + 1) == [0, MAX_HEADERS + 1, 0]
+
+
 def test_many_records_before_the_one_with_too_many_headers_are_given_out() -> None:
     good = [record_at(n, b"", 0) for n in range(100)]
     batch = with_section(b"".join(good) + record_at(100, b"\0\1" * (MAX_HEADERS + 1), MAX_HEADERS + 1), 101)
@@ -238,7 +260,7 @@ def test_a_batch_that_unfolds_to_much_is_decoded_in_slices(monkeypatch: pytest.M
     assert np.array_equal(np.concatenate([part.timestamps for part in slices]), whole.timestamps)
     assert all(part.counts.sum() == len(part.offsets) and len(part.counts) == len(part.headers) for part in slices)
     expected = taken(data)
-    monkeypatch.setattr(iter_columns, "__kwdefaults__", {"from_offset": 0, "slice_bytes": 10_000})
+    monkeypatch.setattr(iter_columns, "__kwdefaults__", {**iter_columns.__kwdefaults__, "slice_bytes": 10_000})
     assert taken(data) == expected and [record.key for record in expected] == [record.key for record in records]
     pieces = list(arrow.iter_arrow(iter_batches(memoryview(data)), "orders", 0, 5, 2995, arrow.SCHEMA_WITH_HEADERS))
     assert len(pieces) > 8
@@ -246,7 +268,7 @@ def test_a_batch_that_unfolds_to_much_is_decoded_in_slices(monkeypatch: pytest.M
 
 
 def test_damage_behind_the_first_slice_is_raised_after_the_records_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(iter_columns, "__kwdefaults__", {"from_offset": 0, "slice_bytes": 2_000})
+    monkeypatch.setattr(iter_columns, "__kwdefaults__", {**iter_columns.__kwdefaults__, "slice_bytes": 2_000})
     section = b"".join(
         varint(len(body)) + body
         for n in range(1000)

@@ -30,6 +30,7 @@ class Producer:
         self.on_refused: Callable[[Refused], None] | None = None
         self.enqueued: list[tuple[TopicPartition, Record, int]] = []
         self._topics = topics
+        self.looked_for: list[list[str]] = []
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
@@ -38,6 +39,10 @@ class Producer:
         if topic not in self._topics:
             raise RecordRefusedError(f"Topic {topic} does not exist", topic)
         return 1
+
+    def partition_counts(self, topics: Sequence[str]) -> dict[str, int | RecordRefusedError]:
+        self.looked_for.append(list(topics))
+        return {t: 1 if t in self._topics else RecordRefusedError(f"Topic {t} does not exist", t) for t in topics}
 
     def largest_batch(self, topic: str) -> int | None:
         return None
@@ -68,6 +73,18 @@ def test_dead_letters_leave_with_every_piece() -> None:
     written.write(rows())
     assert seen == [1_000, 2_000, 3_000]
     assert (written.rows, written.dead) == (3_000, 3_000)
+
+
+def test_the_topics_of_a_column_are_looked_for_together() -> None:
+    producer = Producer([DEAD, "a"])
+    options = parse_write_options({"kafka.bootstrap.servers": "one:9092", "deadLetterTopic": DEAD})
+    written = WriteTask(producer, options, WriteColumns(1, None, 0, None, None), 3)
+    rows = pa.record_batch([pa.array([b"x"] * 4), pa.array(["a", "no", "nor", "a"])], names=["value", "topic"])
+    written.write(iter([rows]))
+    assert producer.looked_for == [["a", "no", "nor"]]
+    letters = [dict(record.headers) for partition, record, _ in producer.enqueued if partition.topic == DEAD]
+    assert [letter[REASON] for letter in letters] == [b"Topic no does not exist", b"Topic nor does not exist"]
+    assert written.dead == 2
 
 
 def test_a_row_for_the_dead_letter_topic_is_a_row_and_its_letter_is_none() -> None:

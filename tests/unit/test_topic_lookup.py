@@ -1,0 +1,86 @@
+"""Topics that a producer looks for: a missing one is waited for once, together with others, and asked for ever after."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from kafka.protocol.metadata import MetadataRequest
+
+from tolerant_client import topic_lookup
+from tolerant_client.errors import RecordRefusedError
+from tolerant_client.raw import RawCluster
+from tolerant_client.topic_lookup import TopicLookup
+
+UNKNOWN, INVALID = 3, 17
+
+
+class Cluster:
+    """Has topics, each from a second of its own clock on; its own manager, network and metadata."""
+
+    def __init__(self, topics: dict[str, float]) -> None:
+        self.manager = self.net = self.cluster = self
+        self.topics = topics
+        self.now = 0.0
+        self.requests: list[list[str]] = []
+        self.tracked: list[str] = []
+
+    def partitions_for_topic(self, topic: str) -> set[int] | None:
+        return {0, 1} if topic in self.tracked else None
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    async def insist(self, what: str, ask: Callable[[], Awaitable[Any]], patience_ms: int) -> Any:
+        return await ask()
+
+    async def track(self, topics: Iterable[str]) -> None:
+        self.tracked += topics
+
+    async def send(self, request: MetadataRequest) -> Any:
+        names = [topic.name for topic in request.topics]
+        self.requests.append(names)
+        return SimpleNamespace(topics=[self._described(name) for name in names])
+
+    def _described(self, name: str) -> Any:
+        code = INVALID if " " in name else 0 if self.topics.get(name, 1e9) <= self.now else UNKNOWN
+        return SimpleNamespace(name=name, error_code=code, partitions=[] if code else [0, 1])
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    cluster = Cluster({"there": 0.0, "soon": 2.0})
+    monkeypatch.setattr(topic_lookup, "time", SimpleNamespace(monotonic=lambda: cluster.now))
+    return cluster
+
+
+def look(lookup: TopicLookup, topics: Sequence[str]) -> dict[str, Any]:
+    found = asyncio.run(lookup.partition_counts(topics))
+    return {topic: str(count) if isinstance(count, RecordRefusedError) else count for topic, count in found.items()}
+
+
+def test_missing_topics_are_waited_for_together_and_once(cluster: Cluster) -> None:
+    lookup = TopicLookup(cast(RawCluster, cluster), 60_000)
+    missing = [f"missing-{n}" for n in range(250)]
+    found = look(lookup, ["there", "soon", *missing, "no name", "x" * 250])
+    assert 10 < cluster.now < 11
+    assert (found["there"], found["soon"]) == (2, 2)
+    assert all("have not created it within 10 s" in found[topic] for topic in missing)
+    assert "not a name" in found["no name"] and "250 characters" in found["x" * 250]
+    assert max(map(len, cluster.requests)) == 100
+    waited, cluster.requests = cluster.now, []
+    assert look(lookup, missing[:3]) == {topic: found[topic] for topic in missing[:3]}
+    assert cluster.now == waited and cluster.requests == [missing[:3]]
+
+
+def test_a_topic_that_is_created_after_it_was_waited_for_in_vain_is_found(cluster: Cluster) -> None:
+    lookup = TopicLookup(cast(RawCluster, cluster), 500)
+    assert "within 0.5 s" in look(lookup, ["soon"])["soon"]
+    cluster.now = 3.0
+    assert look(lookup, ["soon"]) == {"soon": 2}
+    assert cluster.tracked == ["soon"]
+    cluster.requests = []
+    assert look(lookup, ["soon"]) == {"soon": 2} and not cluster.requests
