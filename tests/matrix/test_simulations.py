@@ -39,6 +39,7 @@ MUST_HAPPEN = {
     "mismatch",
     "throttle",
     "believed",
+    "believed without proof",
     *(f"orphan:{cause}" for cause in ("late", "duplicate", "unasked", "unknown", "misfit")),
     *(f"verdict {verdict}" for verdict in ("HAND_UP", "OUTCOME_UNKNOWN", "EXHAUSTED", "CLOSED")),
     *(f"fault {fault}" for fault in FAULTS),
