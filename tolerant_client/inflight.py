@@ -142,7 +142,7 @@ class InFlightRequests:
             return self._odd(entry, other, body, now)
         except Exception as error:  # a decoder on hostile bytes may raise anything
             return self._misfit(entry, entry.not_decoded(error), now)
-        if self._is_regular and entry is not self._probe and entry is self.oldest:
+        if self._is_regular and entry is not self._probe and entry is self._requests.oldest:
             self.silence.answered(entry, now)
             del self._requests[entry.correlation_id]
             return [self._complete(entry, response, now)]

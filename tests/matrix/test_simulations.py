@@ -88,6 +88,7 @@ def test_a_seed_is_the_same_every_time() -> None:
         ((InFlightRequests, "_doubt", lambda self, entries: None), "B"),
         ((Repeats, "has_yielded", lambda self, entry: False), "D"),
         ((InFlightRequests, "_weigh", _believe_it), "B"),
+        ((InFlightRequests, "_end_trial", lambda self, now: self._retire("no proof came")), "K"),
     ],
     ids=[
         "a late answer disproves nothing",
@@ -95,6 +96,7 @@ def test_a_seed_is_the_same_every_time() -> None:
         "exchanged ids",
         "an old commit is repeated",
         "an odd response is believed",
+        "a server that means it is left beside a long poll",
     ],
 )
 def test_simulations_find_a_broken_rule(
