@@ -21,7 +21,8 @@ F. Without faults nothing is lost, orphaned, reordered, probed, repeated or reti
    every such event is explained by a fault.
 G. While authenticating nothing is repeated.
 H. At the end nothing is in flight and nothing will become due; timers do not spin.
-I. A connection that is shifted or garbled for good is left within a trial's patience.
+I. A connection that is shifted or garbled for good is left within a trial's patience; at a slow gateway,
+   whose answers from before still come, within that of the last one.
 J. Behind a gateway that answers probes by itself, and the rest slowly but in order, only
    reads fail before the connection does, if no other fault strikes, and nothing is probed, or
    lost by a probe, once an answer has disproved one.  A sixth of the seeds have a gateway.
@@ -471,6 +472,8 @@ class Simulation:
         if self.now >= self.spoiled_from and self.is_lasting_since == NEVER and is_waited_for:
             self.is_lasting_since = self.now
             self.patience = self.tracker.silence.patience(NEVER) + self.policy.reorder_grace_ms / 1000
+        elif self.is_gateway and self.is_lasting_since < self.now:
+            self.is_lasting_since = self.now  # bytes that arrive are progress of a trial
         if throttle and any(type(e) is Completed for e in events):
             # KIP-219: nothing is read from us before that.
             self.tracker.progress(self.now + throttle)
