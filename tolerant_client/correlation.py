@@ -54,6 +54,11 @@ class CorrelationIds:
         """Remembers an id whose request is not waited for any more, though nobody called it lost."""
         _remember(self._replaced, correlation_id, sent_at)
 
+    @property
+    def awaits_any(self) -> bool:
+        """True while an answer may come to a request that is not waited for any more."""
+        return bool(self._lost or self._replaced)
+
     def recall(self, correlation_id: int) -> tuple[str, float | None]:
         """Names an answer that no request waits for, and when the request of a late or replaced one was sent."""
         for cause, ids in (("late", self._lost), ("replaced", self._replaced)):

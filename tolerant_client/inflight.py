@@ -14,7 +14,8 @@ G. Silence and a probe's answer alone settle only reads and what is sent again, 
 H. Brokers answer in the order of requests: an answer that also fits an older request without one, or
    a later one that has one, is believed for neither, for their ids may be exchanged.
 I. A response that speaks of something else is believed when a repeat brings the same again, when two bring
-   nothing, or where no repeat is safe: then of a stream that is in step.
+   nothing, where no repeat is safe, or when nothing else is out of step and a probe has no response in time: then of
+   a stream that is in step, which its turn shows where nothing is probed.  Not where it fits another in flight.
 It reads no clock, opens no socket and writes no log: every method takes `now`
 (monotonic seconds) and returns the events that the binding has to act upon.
 """
@@ -22,7 +23,6 @@ It reads no clock, opens no socket and writes no log: every method takes `now`
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import takewhile
 from typing import Any
 
 from tolerant_client.apis import Action, OtherSubject, action_for, is_settled_by_silence
@@ -31,8 +31,11 @@ from tolerant_client.events import Completed, Event, Failed, Lost, Orphan, Probe
 from tolerant_client.lifecycle import NEVER, IllegalTransition, InFlightRequest, Input, State
 from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.repeats import Repeats
+from tolerant_client.sending_order import SendingOrder
 from tolerant_client.silence import Silence
 from tolerant_client.trial import Budget, Trial
+
+_Requests = Iterable[InFlightRequest]
 
 
 class InFlightRequests:
@@ -40,7 +43,7 @@ class InFlightRequests:
 
     `first_id` is where correlation ids start (a random number); `question` is a request that this broker
     answers at once and that changes nothing, None while no such request is known: then nothing is probed,
-    and the first answer out of step ends the connection.
+    and the first answer out of turn, or that fits nothing, ends the connection.
     """
 
     def __init__(self, policy: RecoveryPolicy, first_id: int, question: Any = None) -> None:
@@ -51,7 +54,7 @@ class InFlightRequests:
         self.is_retired = False
         self.is_disproved = False  # an answer came whose loss a probe had proved: this peer does not keep its order
         self._budget = Budget(policy)
-        self._requests: dict[int, InFlightRequest] = {}  # by id, in the order of sending
+        self._requests = SendingOrder()
         self._next_order = 0
         self._probe: InFlightRequest | None = None  # the one that is in flight; in _requests as well
         self._trial: Trial | None = None
@@ -104,9 +107,7 @@ class InFlightRequests:
         if entry.first_sent_at < 0:
             entry.first_sent_at = now
             self._repeats.sent(entry)
-        if next(reversed(self._requests)) != entry.correlation_id:
-            # Written behind others that were queued after it: the store's order is the wire's.
-            self._requests[entry.correlation_id] = self._requests.pop(entry.correlation_id)
+        self._requests.was_sent(entry)
         return []
 
     def progress(self, now: float) -> None:
@@ -116,10 +117,7 @@ class InFlightRequests:
     @property
     def oldest(self) -> InFlightRequest | None:
         """The oldest request on the wire without an answer, the probe included."""
-        for entry in self._requests.values():
-            if entry.is_unanswered:
-                return entry
-        return None
+        return self._requests.oldest
 
     @property
     def is_doubtful(self) -> bool:
@@ -144,7 +142,7 @@ class InFlightRequests:
             return self._odd(entry, other, body, now)
         except Exception as error:  # a decoder on hostile bytes may raise anything
             return self._misfit(entry, entry.not_decoded(error), now)
-        if self._is_regular and entry is not self._probe and entry is self.oldest:
+        if self._is_regular and entry is not self._probe and entry is self._requests.oldest:
             self.silence.answered(entry, now)
             del self._requests[entry.correlation_id]
             return [self._complete(entry, response, now)]
@@ -156,7 +154,7 @@ class InFlightRequests:
 
     def _answered(self, entry: InFlightRequest, response: Any, body: memoryview, now: float) -> list[Event]:
         """An answer that fits its request, where the order needs a look: it is held until its turn has come."""
-        alike = [r for r in self._answered_later(entry) if r.takes(body, entry)]
+        alike = [r for r in self._requests.answered_after(entry) if r.takes(body, entry)]
         if entry.state is not State.IN_FLIGHT:
             return self._misfit(entry, f"two answers to one {entry.api} came", now, [entry, *alike])
         if entry is self._probe:
@@ -164,26 +162,26 @@ class InFlightRequests:
         self.silence.answered(entry, now)
         if alike:
             return self._misfit(entry, f"its answer came after that of a later {entry.api}, and fits both", now, alike)
-        older = [r for r in self._sent_before(entry) if r.state is State.IN_FLIGHT and r.takes(body, entry)]
+        older = [r for r in self._requests.before(entry) if r.state is State.IN_FLIGHT and r.takes(body, entry)]
         events: list[Event] = []
         if entry is not self.oldest:
             if self._is_setting_up():
                 return self._retire(f"the answer to {entry.api} overtook another one while authenticating")
-            events += self._put_on_trial(now, self.policy.reorder_grace_ms / 1000)
+            is_meant = not older and self._requests.is_next(entry)
+            events += self._put_on_trial(now, self.policy.reorder_grace_ms / 1000, is_meant=is_meant)
             if self.is_retired:
                 return events
-            if self._is_probe_before(entry):
+            if self._requests.overtakes(entry, self._probe):
                 events.append(self._ask("the answer to a probe did not come in its turn", now))
-        elif self._answered_later(entry):
+        elif self._requests.answered_after(entry):
             events.append(Reordered(entry.api, entry.correlation_id))
         if entry.odd is not None:
             entry.odd = None
             events += self._suspect(Orphan(entry.api, entry.correlation_id, "misfit"), now)
         self._doubt([entry, *older]) if older else self._hold(entry, response)
-        self._release(events, now)
-        return events
+        return self._release(events, now)
 
-    def _doubt(self, entries: Iterable[InFlightRequest]) -> None:
+    def _doubt(self, entries: _Requests) -> None:
         """Law H: nothing that came or comes to these is believed, for their ids may be exchanged."""
         for entry in entries:
             if entry.state is State.IN_FLIGHT or entry.state is State.HELD:
@@ -194,26 +192,11 @@ class InFlightRequests:
         entry.move(Input.HOLD)
         entry.response = response
 
-    def _is_probe_before(self, entry: InFlightRequest) -> bool:
-        """True while a probe that was sent before `entry` is not answered."""
-        probe = self._probe
-        return probe is not None and probe.state is State.IN_FLIGHT and entry in self._sent_after(probe)
-
-    def _sent_after(self, entry: InFlightRequest) -> Iterator[InFlightRequest]:
-        return takewhile(lambda r: r is not entry, reversed(self._requests.values()))
-
-    def _sent_before(self, entry: InFlightRequest) -> Iterator[InFlightRequest]:
-        return takewhile(lambda r: r is not entry, self._requests.values())
-
-    def _answered_later(self, entry: InFlightRequest) -> list[InFlightRequest]:
-        """Those sent after `entry` to which an answer came, believed or not."""
-        return [r for r in self._sent_after(entry) if r.state is State.HELD or r.state is State.DOUBTED]
-
     def _odd(self, entry: InFlightRequest, other: OtherSubject, body: memoryview, now: float) -> list[Event]:
         """T6: an answer that decodes but speaks of something else than its request.
 
-        Where it fits another request it is that one's, under whose id ours may come.  Where it fits none the trial
-        shows whether a response is missing or left over.  The same again to a repeat is what the server means.
+        Where it fits another request it is that one's, under whose id ours may come.  Where it fits none the trial (its
+        turn, where nothing is probed) shows whether one is missing or left over.  The same again to a repeat is meant.
         """
         is_first = entry.state is State.IN_FLIGHT and entry.odd is None and entry is not self._probe
         if is_first and entry.said is not None and other.names == entry.said.names:
@@ -223,9 +206,12 @@ class InFlightRequests:
             return self._verdict(now)  # it fits nobody else: this server says more than it is asked for
         if others or not is_first or other.response is None:
             return self._misfit(entry, str(other), now, others)
-        events = self._put_on_trial(now, 0.0)
+        if self.question is None and entry is self.oldest and not (self.ids.awaits_any or self._is_setting_up()):
+            events: list[Event] = []
+            self._weigh(entry, other, now, events)
+            return self._release(events, now)
         entry.odd = other
-        return events
+        return self._put_on_trial(now, 0.0, is_meant=self._requests.is_next(entry))
 
     def _weigh(self, entry: InFlightRequest, other: OtherSubject, now: float, events: list[Event]) -> None:
         """Law I: the stream is in step, and has an odd response: asked again where that is safe, else believed."""
@@ -240,9 +226,7 @@ class InFlightRequests:
         else:
             self._lose(entry, str(other), now, events)
 
-    def _misfit(
-        self, entry: InFlightRequest, what: str, now: float, doubted: Iterable[InFlightRequest] = ()
-    ) -> list[Event]:
+    def _misfit(self, entry: InFlightRequest, what: str, now: float, doubted: _Requests = ()) -> list[Event]:
         """T6: the body is not what was asked for: dropped, and the request goes on waiting.
 
         It may be an older one's under a wrong id, or our own spoiled: the trial says.  That to `doubted` may be ours.
@@ -278,11 +262,13 @@ class InFlightRequests:
         Not where another one waits that it fits (law H), nor one that yields to newer ones: its repeat may outdate
         the first (another epoch or member id fences it), or run after a newer one (such a peer keeps no order).
         """
-        waiting = (r for r in self if correlation_id in r.lost_ids and r.state is State.IN_FLIGHT)
-        entry = next((r for r in waiting if not getattr(r.request, "yields_to_newer", False)), None)
-        if entry is None or self.is_retired or any(r.response is None and r.takes(body, entry) for r in self):
+        entry = next((r for r in self if correlation_id in r.lost_ids and r.state is State.IN_FLIGHT), None)
+        if entry is None or self.is_retired:
             return
-        if entry.reads(body):
+        is_its_own = not any(r.response is None and r.takes(body, entry) for r in self) and entry.reads(body)
+        if self._requests.came_out_of_turn(entry, body):
+            events += self._retire(f"a late answer to {entry.api} came out of turn, and fits another one")
+        elif is_its_own and not getattr(entry.request, "yields_to_newer", False):
             self.ids.replace(entry.correlation_id, entry.sent_at)
             self._hold(entry, entry.request.decode_response(body))
             self._release(events, now)
@@ -310,7 +296,7 @@ class InFlightRequests:
             events += self._put_on_trial(now, 0.0, has_misfit=True)
         return self._count(now, events)
 
-    def _put_on_trial(self, now: float, grace: float, has_misfit: bool = False) -> list[Event]:
+    def _put_on_trial(self, now: float, grace: float, has_misfit: bool = False, is_meant: bool = False) -> list[Event]:
         """Nothing is believed until a probe, sent after `grace` seconds, is answered."""
         if self.question is None:
             return self._retire("an answer came out of turn")
@@ -319,6 +305,7 @@ class InFlightRequests:
             self._trial = Trial(now, now + grace, grace + self.silence.patience(rightly))
             self._is_regular = False
         self._trial.has_misfit |= has_misfit
+        self._trial.is_meant &= is_meant
         if self._trial.asks_at <= now or (grace == 0.0 and self._trial.asks_at < NEVER):
             return [self._ask("an answer came out of step", now)]
         return []
@@ -341,7 +328,7 @@ class InFlightRequests:
         """The probe is answered: the stream is in step, and the broker is done with all that was sent before."""
         probe, trial = self._probe, self._trial
         assert probe is not None
-        unanswered = [r for r in self._sent_before(probe) if r.is_unanswered]
+        unanswered = [r for r in self._requests.before(probe) if r.is_unanswered]
         del self._requests[probe.correlation_id]
         self._probe = self._trial = None
         self.silence.answered(probe, now)
@@ -358,9 +345,21 @@ class InFlightRequests:
             elif not self.is_retired:
                 self._lose(entry, "a later answer came on the same connection", now, events)
         self._release(events, now)
-        if not self.is_retired and any(r.state is State.DOUBTED or r.odd is not None for r in self):
-            events += self._put_on_trial(now, 0.0)  # they were sent after the probe
+        left = [r for r in self if r.state is State.DOUBTED or r.odd is not None]  # they were sent after the probe
+        if left and not self.is_retired:
+            is_meant = all(r.odd is not None and self._requests.is_next(r) for r in left)
+            events += self._put_on_trial(now, 0.0, is_meant=is_meant)
         return events
+
+    def _end_trial(self, now: float) -> list[Event]:
+        """No proof came in time: law I, where nothing but odd responses is out of step, else law F."""
+        if self._trial is None or not self._trial.is_meant:
+            return self._retire("nothing showed in time that its answers are in step with its requests")
+        self._trial = None
+        for entry, other in [(r, r.odd) for r in self if r.odd is not None]:
+            self._hold(entry, other.response)
+            entry.odd = None
+        return self._release([], now) + self.expired(now)  # silence counts again
 
     # -- time -----------------------------------------------------------------
 
@@ -376,7 +375,7 @@ class InFlightRequests:
         if self.is_retired:
             return []
         if now >= self._trial_ends():
-            return self._retire("nothing showed in time that its answers are in step with its requests")
+            return self._end_trial(now)
         if now >= self._deadline_from:
             self._deadline_from = min((r.deadline for r in self._requests.values()), default=NEVER)
             if now >= self._deadline_from:
@@ -443,17 +442,17 @@ class InFlightRequests:
         entry.move(Input.FAIL)
         events.append(Failed(entry.api, entry.correlation_id, entry, verdict, reason, error))
 
-    def _release(self, events: list[Event], now: float) -> None:
+    def _release(self, events: list[Event], now: float) -> list[Event]:
         """T2: delivers held answers whose turn has come, oldest first.
 
         Requests that share an order key (Produce of one partition, OffsetCommit of one group) are answered in the
         order of sending, resends included.
         """
-        is_overtaken = self.oldest is not None and self._answered_later(self.oldest)
+        is_overtaken = self.oldest is not None and self._requests.answered_after(self.oldest)
         if self._trial is not None and self._trial.asks_at < NEVER and not is_overtaken:
             self._trial = None  # what came out of turn is all there
         if self._trial is not None or self.is_retired:
-            return
+            return events
         waiting_keys: set[Any] = set()
         for entry in sorted(self, key=lambda request: request.order):
             keys = entry.request.order_keys
@@ -466,6 +465,7 @@ class InFlightRequests:
                 del self._requests[entry.correlation_id]
                 events.append(self._complete(entry, entry.response, now))
         self._is_regular = not any(r.resends or r.state is State.HELD for r in self._requests.values())
+        return events
 
     def close(self, error: BaseException | None, now: float, unflushed: frozenset[int] = frozenset()) -> list[Event]:
         """Settles every request: the connection is gone.  Idempotent.

@@ -1,7 +1,8 @@
 """What a stream that answered out of step is given: one trial at a time, and so many in a while.
 
 Laws:
-- A trial is short: the peer's own client would have closed the connection at once.
+- A trial is short: the peer's own client would have closed the connection at once, or have believed what it tells
+  apart.
 - A connection survives `max_mismatches` lost or orphaned answers in a sliding
   window; one more and it is not worth its place (T7).
 """
@@ -23,6 +24,8 @@ class Trial:
     patience: float
     has_misfit: bool = False
     """An answer came that fits nothing."""
+    is_meant: bool = True
+    """Nothing is out of step but answers that came in their turn and speak of something else."""
 
 
 class Budget:

@@ -13,13 +13,13 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import kafka
 import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
+from support.beside_stock import LIBRARIES, SLACK, Run, new_topic, slow_for
 from support.held_answers import HookedProxy, Link, with_id
 
 import tolerant_client
@@ -37,7 +37,6 @@ from tolerant_client.testing import (
 )
 
 IS_LONG = bool(os.environ.get("TOLERANT_LONG"))
-SLACK = 2.0
 TIMEOUT_MS = 3_000  # of a request: what stock waits for an answer that does not come
 SHIFTS = (1, 3, 100, -1, -3) if IS_LONG else (3, -1)
 
@@ -60,38 +59,6 @@ FOR_GOOD: dict[str, Callable[[str], Fault]] = {
     "truncated for good": lambda api: Truncate(api=api, after=3, count=1, lasts=True),
 }
 FAULTS = {**ONCE, **FOR_GOOD}
-LIBRARIES: dict[str, Any] = {"stock": kafka, "ours": tolerant_client}
-
-
-@dataclass
-class Run:
-    """What a program has seen: its longest stall in seconds, and what was raised."""
-
-    stall: float = 0.0
-    errors: list[str] = field(default_factory=list)
-    done: int = 0
-
-    def timed(self, call: Callable[[], Any]) -> None:
-        began = time.monotonic()
-        try:
-            call()
-            self.done += 1
-        except Errors.KafkaError as error:
-            self.errors.append(type(error).__name__)
-        self.stall = max(self.stall, time.monotonic() - began)
-
-    def is_no_worse_than(self, stock: Run) -> None:
-        assert self.stall <= stock.stall + SLACK
-        assert len(self.errors) <= len(stock.errors), self.errors
-        assert self.done >= stock.done
-
-
-def new_topic(cluster: KafkaCluster, name: str, **configs: str) -> str:
-    name = f"{name}-{time.time_ns()}"
-    admin = kafka.KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
-    admin.create_topics({name: {"num_partitions": 1, "replication_factor": 1, "configs": configs}})
-    admin.close()
-    return name
 
 
 @pytest.fixture
@@ -335,7 +302,7 @@ def test_exchanged_ids_tell_no_refused_record_as_written(
             except Errors.KafkaError as error:
                 said[value] = type(error).__name__
         producer.close(timeout=5)
-    assert exchange.is_done
+    assert exchange.is_done or library == "stock"  # which may end the connection at the first of both
     log = {f"at {record.offset}": record.value for record in read_records(kafka_cluster.bootstrap_servers, topic)}
     for value, what in said.items():
         assert log.get(what, value) == value, said
@@ -350,22 +317,6 @@ def test_exchanged_ids_tell_no_refused_record_as_written(
 GATEWAY_TAKES = 4.0
 
 
-def slow_for(slow_api: int) -> Callable[[Link, int, bytes], list[bytes]]:
-    """A gateway that answers Metadata, and so a probe, by itself, and is slow to forward the responses of one API."""
-
-    def answer(link: Link, api_key: int, frame: bytes) -> list[bytes]:
-        def forward() -> None:
-            with contextlib.suppress(OSError):
-                link.client.sendall(frame)
-
-        if api_key != slow_api:
-            return [frame]
-        threading.Timer(GATEWAY_TAKES, forward).start()
-        return []
-
-    return answer
-
-
 def test_slow_read_behind_a_gateway_is_waited_for_once(kafka_cluster: KafkaCluster) -> None:
     topic = new_topic(kafka_cluster, "gateway-read")
     runs = {name: Run() for name in LIBRARIES}
@@ -378,7 +329,7 @@ def test_slow_read_behind_a_gateway_is_waited_for_once(kafka_cluster: KafkaClust
             consumer.assign([partition])
             consumer.position(partition)
             consumer.commit()
-            proxy.answer = slow_for(OFFSET_FETCH)
+            proxy.answer = slow_for(OFFSET_FETCH, GATEWAY_TAKES)
             for _ in range(2):
                 runs[name].timed(lambda consumer=consumer: consumer.committed(partition))
             consumer.close(timeout_ms=1_000)
@@ -396,7 +347,7 @@ def test_slow_commit_behind_a_gateway_is_repeated_once_only(kafka_cluster: Kafka
     again = Run()
     for name, library in LIBRARIES.items():
         with HookedProxy(kafka_cluster.proxied) as proxy:
-            proxy.answer = slow_for(OFFSET_COMMIT)
+            proxy.answer = slow_for(OFFSET_COMMIT, GATEWAY_TAKES)
             consumer = library.KafkaConsumer(
                 bootstrap_servers=proxy.bootstrap_servers, group_id=f"{topic}-{name}", enable_auto_commit=False
             )

@@ -39,6 +39,7 @@ MUST_HAPPEN = {
     "mismatch",
     "throttle",
     "believed",
+    "believed without proof",
     *(f"orphan:{cause}" for cause in ("late", "duplicate", "unasked", "unknown", "misfit")),
     *(f"verdict {verdict}" for verdict in ("HAND_UP", "OUTCOME_UNKNOWN", "EXHAUSTED", "CLOSED")),
     *(f"fault {fault}" for fault in FAULTS),
@@ -87,6 +88,7 @@ def test_a_seed_is_the_same_every_time() -> None:
         ((InFlightRequests, "_doubt", lambda self, entries: None), "B"),
         ((Repeats, "has_yielded", lambda self, entry: False), "D"),
         ((InFlightRequests, "_weigh", _believe_it), "B"),
+        ((InFlightRequests, "_end_trial", lambda self, now: self._retire("no proof came")), "K"),
     ],
     ids=[
         "a late answer disproves nothing",
@@ -94,6 +96,7 @@ def test_a_seed_is_the_same_every_time() -> None:
         "exchanged ids",
         "an old commit is repeated",
         "an odd response is believed",
+        "a server that means it is left beside a long poll",
     ],
 )
 def test_simulations_find_a_broken_rule(

@@ -621,6 +621,32 @@ def test_late_answer_that_another_request_may_wait_for_completes_nothing() -> No
     assert [e.response for e in of(Completed, store.response(b.correlation_id, OK, 2.2))] == [b"ok"]
 
 
+def given_up_by_a_probe(store: InFlightRequests, now: float) -> None:
+    """Silence is probed at `now`, and a gateway answers the probe by itself."""
+    events = store.expired(now)
+    resend(store, events, now)
+    resend(store, store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, now + 0.01), now + 0.01)
+
+
+def test_late_answer_that_overtook_an_older_one_and_fits_both_ends_the_connection() -> None:
+    """Behind a gateway the ids of both are exchanged: under the older one's id comes what is this one's."""
+    store = tracker()
+    send(store, FakeRequest(apis.PRODUCE))
+    late_id = send(store, FakeRequest(apis.PRODUCE, resend_safe=True)).correlation_id
+    given_up_by_a_probe(store, 1.1)
+    assert kinds(store.response(late_id, OK, 2.0)) == ["orphan", "retired"]
+
+
+def test_late_answer_that_fits_a_later_request_with_an_answer_ends_the_connection() -> None:
+    """The same, the other way round: what the later one was told is the earlier one's, and waits for its turn."""
+    store = tracker()
+    late_id = send(store, FakeRequest(apis.PRODUCE, resend_safe=True, keys=("p",))).correlation_id
+    later = send(store, FakeRequest(apis.PRODUCE, keys=("p",)))
+    given_up_by_a_probe(store, 1.1)
+    assert store.response(later.correlation_id, OK, 2.0) == []
+    assert kinds(store.response(late_id, OK, 2.0)) == ["orphan", "retired"]
+
+
 def test_late_answer_that_its_repeat_may_have_outdated_completes_nothing() -> None:
     """InitProducerId: the repeat has bumped the epoch once more, so the first one's is fenced."""
     store = tracker()
@@ -984,6 +1010,119 @@ def test_odd_response_of_a_commit_that_a_newer_one_replaces_is_what_the_server_m
     events = store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.11)
     assert [(e.request, e.response) for e in of(Completed, events)] == [(older, b"odd")]
     assert [e.request for e in of(Requeued, events)] == [newer]
+
+
+def test_odd_response_where_nothing_is_probed_is_asked_for_again_and_kept() -> None:
+    """A gateway leaves topics out of Metadata, and has shown that its answers to probes prove nothing."""
+    store = disproved()
+    for now in (3.0, 4.0, 5.0):
+        entry = send(store, FakeRequest(apis.METADATA), now=now)
+        events = store.response(entry.correlation_id, ODD, now)
+        assert kinds(events) == ["requeued"]
+        resend(store, events, now)
+        assert kinds(store.response(entry.correlation_id, ODD, now + 0.1)) == ["completed"]
+
+
+def test_odd_response_where_nothing_is_probed_or_sent_again_is_what_the_server_means() -> None:
+    store = disproved()
+    entry = send(store, FakeRequest(apis.CREATE_TOPICS), now=3.0)
+    events = store.response(entry.correlation_id, ODD, 3.1)
+    assert [(e.request, e.response) for e in of(Completed, events)] == [(entry, b"odd")]
+
+
+def test_odd_response_out_of_its_turn_ends_a_connection_where_nothing_is_probed() -> None:
+    store = disproved()
+    send(store, FakeRequest(apis.LIST_OFFSETS), now=3.0)
+    overtaking = send(store, FakeRequest(apis.METADATA), now=3.0)
+    assert kinds(store.response(overtaking.correlation_id, ODD, 3.1)) == ["retired"]
+
+
+def test_odd_response_that_may_be_that_of_a_request_given_up_ends_the_connection() -> None:
+    """A stream of a gateway that is shifted for good: what came is the answer to the repeat before."""
+    store = tracker()
+    slow = send(store, FakeRequest(apis.LIST_OFFSETS))
+    first_id = slow.correlation_id
+    given_up_by_a_probe(store, 1.1)
+    assert kinds(store.response(first_id, OK, 2.0)) == ["orphan", "completed"]
+    entry = send(store, FakeRequest(apis.LIST_OFFSETS), now=3.0)
+    assert kinds(store.response(entry.correlation_id, ODD, 3.1)) == ["retired"]
+
+
+def test_odd_response_ends_a_connection_that_is_being_made() -> None:
+    store = tracker(question=None)
+    entry = send(store, FakeRequest(apis.SASL_AUTHENTICATE))
+    assert kinds(store.response(entry.correlation_id, ODD, 0.1)) == ["retired"]
+
+
+def patience_is_over(store: InFlightRequests) -> list[Event]:
+    """What happens when the trial's time ends."""
+    due = store.next_wakeup(1.2)
+    assert due is not None
+    return store.expired(due)
+
+
+def test_odd_response_beside_a_long_poll_is_what_the_server_means() -> None:
+    """A Fetch that waits for 3 s is before the probe; nothing else is out of step."""
+    store = warm()
+    entry = send(store, FakeRequest(apis.METADATA), now=1.0)
+    poll = send(store, FakeRequest(apis.FETCH, expected_ms=3_000), now=1.0)
+    resend(store, store.response(entry.correlation_id, ODD, 1.1), 1.1)
+    events = patience_is_over(store)
+    assert [(e.request, e.response) for e in of(Completed, events)] == [(entry, b"odd")]
+    assert kinds(events) == ["completed"]
+    assert kinds(store.response(poll.correlation_id, OK, 4.0)) == ["completed"]
+    assert len(store) == 0
+
+
+def test_what_comes_in_its_turn_after_an_odd_response_is_believed_with_it() -> None:
+    store = warm()
+    first, second = (send(store, FakeRequest(key), now=1.0) for key in (apis.METADATA, apis.LIST_OFFSETS))
+    send(store, FakeRequest(apis.FETCH, expected_ms=3_000), now=1.0)
+    resend(store, store.response(first.correlation_id, ODD, 1.1), 1.1)
+    assert store.response(second.correlation_id, OK, 1.11) == []
+    assert [e.request for e in of(Completed, patience_is_over(store))] == [first, second]
+
+
+def test_probe_that_is_due_when_an_odd_response_is_believed_is_sent_at_once() -> None:
+    store = warm()
+    entry = send(store, FakeRequest(apis.METADATA), now=1.0)
+    send(store, FakeRequest(apis.FETCH, expected_ms=3_000), now=1.0)
+    resend(store, store.response(entry.correlation_id, ODD, 1.1), 1.1)
+    assert kinds(store.expired(9.0)) == ["completed", "probe"]
+    assert store.expired(9.0) == []
+
+
+def test_odd_response_that_overtook_another_one_is_not_believed_without_proof() -> None:
+    store = warm()
+    send(store, FakeRequest(apis.LIST_OFFSETS), now=1.0)
+    overtaking = send(store, FakeRequest(apis.METADATA), now=1.0)
+    resend(store, store.response(overtaking.correlation_id, ODD, 1.1), 1.1)
+    assert kinds(patience_is_over(store)) == ["retired"]
+
+
+@pytest.mark.parametrize("body", [OK, memoryview(b"bad")], ids=["overtakes", "fits nothing"])
+def test_odd_response_beside_another_one_out_of_step_is_not_believed_without_proof(body: memoryview) -> None:
+    store = warm()
+    odd = send(store, FakeRequest(apis.METADATA), now=1.0)
+    send(store, FakeRequest(apis.LIST_OFFSETS), now=1.0)
+    other = send(store, FakeRequest(apis.FIND_COORDINATOR), now=1.0)
+    resend(store, store.response(odd.correlation_id, ODD, 1.1), 1.1)
+    store.response(other.correlation_id, body, 1.11)
+    assert kinds(patience_is_over(store)) == ["retired"]
+
+
+@pytest.mark.parametrize("is_overtaking", [False, True])
+def test_odd_response_left_over_by_a_probe_is_believed_only_in_its_turn(is_overtaking: bool) -> None:
+    store = warm()
+    first = send(store, FakeRequest(apis.LIST_OFFSETS), now=1.0)
+    probe = of(Probe, sent := store.response(first.correlation_id, ODD, 1.1))[0]
+    resend(store, sent, 1.1)
+    if is_overtaking:
+        send(store, FakeRequest(HANDED_UP), now=1.1)
+    later = send(store, FakeRequest(apis.FIND_COORDINATOR), now=1.1)
+    assert store.response(later.correlation_id, ODD, 1.11) == []
+    resend(store, store.response(probe.correlation_id, PROBE_ANSWER, 1.12), 1.12)
+    assert kinds(patience_is_over(store))[:1] == (["retired"] if is_overtaking else ["completed"])
 
 
 def test_odd_response_to_what_is_doubted_is_forgotten() -> None:
