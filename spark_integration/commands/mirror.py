@@ -12,7 +12,7 @@ import typer
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
-from spark_integration.commands.exits import FAILED, LOOK, require_spark, tell_failure
+from spark_integration.commands.exits import FAILED, LOOK, NOT_STARTED, require_spark, tell_failure
 from spark_integration.commands.link import (
     Config,
     GivenTopics,
@@ -147,7 +147,11 @@ def mirror(
         # Before anything is written: an address that cannot be had is a wrong option.
         server = None if board is None or metrics is None else open_.enter_context(StatusServer(board, metrics))
         claim = open_.enter_context(mirror_job.run_claim(settings))
-        prepared = mirror_job.prepare(settings, claim)
+        try:
+            prepared = mirror_job.prepare(settings, claim)
+        except KafkaError as error:  # whatever it is, nothing is copied
+            tell_failure(error)
+            raise typer.Exit(NOT_STARTED) from error
         for warning in prepared.warnings:
             echo(f"tolerant-kafka: warning: {warning}", err=True)
         watch = LinkWatch(
