@@ -16,9 +16,11 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import typer
 from kafka.errors import KafkaError
+from typer.core import TyperCommand
 
 from spark_integration.commands.demo import demo
 from spark_integration.commands.doctor import doctor
@@ -34,6 +36,22 @@ from spark_integration.commands.take_over import hand_back, take_over
 from spark_integration.commands.translate import translate
 from spark_integration.commands.verify import verify
 from spark_integration.printing import echo
+from tolerant_client.errors import OptionError
+
+
+class _Command(TyperCommand):
+    """A command that refuses names which no cluster can have, before it asks one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Raises OptionError for a value, no path, that is not UTF-8, as Kafka's strings are."""
+        rest = super().parse_args(ctx, args)
+        for param in self.params:
+            value = ctx.params.get(param.name or "")
+            for text in value if isinstance(value, list) else [value]:
+                if isinstance(text, str) and text != text.encode(errors="replace").decode():
+                    raise OptionError(f"{param.opts[0]} {ascii(text)} is not UTF-8, as the names of Kafka are; write it in UTF-8")
+        return rest
+
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 _PANELS = {
@@ -43,7 +61,7 @@ _PANELS = {
 }
 for panel, commands in _PANELS.items():
     for command in commands:
-        app.command(rich_help_panel=panel)(command)
+        app.command(cls=_Command, rich_help_panel=panel)(command)
 
 
 class PipedOut(io.TextIOWrapper):
