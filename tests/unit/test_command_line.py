@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ pytest.importorskip("pyspark")
 from typer.testing import CliRunner
 
 from spark_integration.cli import app
+from spark_integration.commands import take_over
 from spark_integration.commands.exits import exit_code
+from spark_integration.commands.link import GivenLink
 from tolerant_client.errors import OptionError
 from tolerant_client.raw import RawCluster
 
@@ -50,3 +53,42 @@ def test_a_name_that_is_not_utf_8_is_refused_before_a_cluster_is_asked(
 def test_a_path_that_is_not_utf_8_is_a_path() -> None:
     done = CliRunner().invoke(app, ["status", "--config", HALF])
     assert "does not exist" in done.output
+
+
+LINK = (*BOTH, "--topics", "orders", "--link", "dr")
+FILE = """
+clusters = A, B
+A.bootstrap.servers = a:1
+B.bootstrap.servers = b:1
+A->B.enabled = true
+A->B.topics = orders
+"""
+
+
+@pytest.mark.parametrize("is_dry_run", [False, True])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("promote", *LINK), "if the promotion had begun, it is not finished: run this again"),
+        (("failover", *LINK[2:]), "if the promotion had begun, it is not finished: run this again"),
+        (("failback", *LINK), "if failing back had begun, it is not finished"),
+        (("take-over", "--config", "FILE"), "if taking over had begun, it may be done: run this again"),
+        (("hand-back", "--config", "FILE"), "if handing back had begun, it is not finished"),
+    ],
+)
+def test_a_command_that_is_interrupted_says_that_it_may_be_half_done(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...], said: str, is_dry_run: bool
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    file = tmp_path / "mm2.properties"
+    file.write_text(FILE)
+    monkeypatch.setattr(GivenLink, "whole", lambda given: given)
+    monkeypatch.setattr(GivenLink, "run", interrupt)
+    monkeypatch.setattr(GivenLink, "run_on_target", interrupt)
+    monkeypatch.setattr(take_over, "_run", interrupt)
+    dry = ["--dry-run"] if is_dry_run else []
+    done = CliRunner().invoke(app, [*(str(file) if word == "FILE" else word for word in words), *dry])
+    assert done.exit_code == 130
+    assert (f"tolerant-kafka: interrupted: {said}" in done.stderr) is not is_dry_run
