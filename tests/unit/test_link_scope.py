@@ -138,7 +138,7 @@ def outcome(course: Coroutine[Any, Any, Any]) -> Any:
 
 
 def others(keeper: Keeper, *names: str, link: str = "dr") -> tuple[str, ...]:
-    return cast("tuple[str, ...]", outcome(refuse_others(cast(RawCluster, keeper), link, names, is_identical=True)))
+    return cast("tuple[str, ...]", outcome(refuse_others(cast(RawCluster, keeper), link, LinkControl(), names, is_identical=True)))
 
 
 def circle(source: Keeper, *names: str) -> tuple[str, ...]:

@@ -23,10 +23,12 @@ from tolerant_client.mirror.link.control import (
     Controls,
     LinkControl,
     Unreadable,
+    read_control,
     read_controls,
     update_control,
 )
 from tolerant_client.mirror.topic_filter import LinkTopics
+from tolerant_client.mirror.topics import topic_ids
 from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
 
 _MAY_NOT = (
@@ -110,12 +112,12 @@ def require_same_source(control: LinkControl, link: str, cluster_id: str | None)
 
 
 async def refuse_others(
-    target: RawCluster, link: str, names: Collection[str], *, is_identical: bool
+    target: RawCluster, link: str, own: LinkControl, names: Collection[str], *, is_identical: bool
 ) -> tuple[str, ...]:
-    """Raises OptionError where another link that is not promoted writes some of these topics of the target, or may.
+    """Raises OptionError where another link writes some of these topics of the target, or may, or has made what was promoted.
 
     Links with translated offsets may share a topic; one with identical offsets, which has a producer id, has it alone.
-    Returns warnings of records that were left out.
+    `own` is the link's own control.  Returns warnings of records that were left out.
     """
     try:
         controls = await read_controls(target)
@@ -123,7 +125,11 @@ async def refuse_others(
         return ()  # write_down warns of it
     require_no_unreadable(controls, link, names, target)
     for other, control in controls.links.items():
-        if other == link or control.is_promoted or control.is_handed_back or not control.topics:
+        if other == link or control.is_handed_back or not control.topics:
+            continue
+        if control.is_promoted:
+            if is_identical and control.producer_ids:
+                await _refuse_promoted(target, other, own, [name for name in names if writes(LinkTopics.from_json(control.topics), name)])
             continue
         if not (is_identical or control.producer_ids):
             continue
@@ -137,6 +143,23 @@ async def refuse_others(
         " it"
         for record in controls.unreadable
     )
+
+
+async def _refuse_promoted(target: RawCluster, other: str, own: LinkControl, names: Collection[str]) -> None:
+    """Raises OptionError for a topic that is still the promoted copy of another link, as its id tells, and that ours neither
+    began nor adopted (failback): what its producers have written since is nowhere else.
+    """
+    begun = (await read_control(target, other)).begun if names else {}
+    ids = await topic_ids(target, {p.topic for p in begun if p.topic in names})
+    copies = {p.topic for p, of in begun.items() if of.target and of.target == str(ids.get(p.topic)) and not own.has_begun(p)}
+    if copies:
+        more = f" and {len(copies) - 1} more" if len(copies) > 1 else ""
+        raise OptionError(
+            f"Topic {min(copies)}{more} of this target is the copy of link {other}, which was promoted: it belongs to its own"
+            " producers, and what they have written there is nowhere else. To copy it back, run tolerant-kafka failback with"
+            " source and target exchanged; or leave the topic out. Where nothing of it is needed any more, delete it on the"
+            " target: it is copied anew"
+        )
 
 
 def require_no_unreadable(controls: Controls, link: str, names: Collection[str], target: RawCluster) -> None:

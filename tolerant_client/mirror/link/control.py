@@ -121,6 +121,10 @@ class LinkControl:
     def pauses(self, partition: TopicPartition) -> bool:
         return WHOLE_LINK in self.paused or partition.topic in self.paused or partition in self.paused_partitions
 
+    def has_begun(self, partition: TopicPartition) -> bool:
+        """Whether the link has begun the target's log of a partition, or adopted what was found there."""
+        return partition in self.begun or partition in self.adopted
+
     @property
     def paused_words(self) -> list[str]:
         """What is paused, in words: a topic may be called as a partition of another one."""
