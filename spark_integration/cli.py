@@ -31,6 +31,7 @@ from spark_integration.commands.offsets import offsets
 from spark_integration.commands.pause import pause, resume, throttle
 from spark_integration.commands.plan import plan
 from spark_integration.commands.promote import failover, promote
+from spark_integration.commands.repair import repair
 from spark_integration.commands.status import status
 from spark_integration.commands.take_over import hand_back, take_over
 from spark_integration.commands.translate import translate
@@ -56,7 +57,7 @@ class _Command(TyperCommand):
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 _PANELS = {
     "Copying": (mirror, verify, demo),
-    "A link's life": (plan, status, pause, resume, throttle, promote, failover, failback, take_over, hand_back),
+    "A link's life": (plan, status, pause, resume, throttle, promote, failover, failback, take_over, hand_back, repair),
     "Clusters and offsets": (doctor, translate, offsets),
 }
 for panel, commands in _PANELS.items():

@@ -5,8 +5,7 @@ foreign writes, or copy them round and round.  Each link writes down in the cont
 copies from and what it takes; so a link finds in the control topic of its *source* those that write there.
 
 A record there that cannot be read, and says that a link copies, may be of a mirror that writes the same topics: nothing
-starts beside it, and the error says how it is cleared: under the key of a link by that link's record, since one without a
-value takes the link away.  One that does not say so is of no mirror, and stops nobody.
+starts beside it, and the error says how it is cleared (repair.py).  One that does not say so is of no mirror, and stops nobody.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ async def refuse_circle(source: RawCluster, target: RawCluster, topics: Collecti
         )
     may_copy = [record for record in controls.unreadable if record.copies_from == there]
     if may_copy and topics:
-        why = _hindrance(may_copy[0], controls, min(topics), source)
+        why = _hindrance(may_copy[0], min(topics), source)
         raise OptionError(f"Whether link {link} runs in a circle cannot be told: {why}")
     for other, control in controls.links.items():
         if control.is_promoted or control.source_cluster_id != there or not control.topics:
@@ -75,15 +74,12 @@ def _in_both(taken: str, names: Collection[str]) -> str:
     return f"{both[0]} and {len(both) - 1} more" if len(both) > 1 else "".join(both)
 
 
-def _hindrance(record: Unreadable, controls: Controls, topic: str, cluster: RawCluster) -> str:
-    if record.key in controls.links:
-        written = f"write the record with that key before it to {CONTROL_TOPIC} of the {cluster.name} once more"
-    else:
-        written = f"write a record with that key and no value to {CONTROL_TOPIC} of the {cluster.name}"
+def _hindrance(record: Unreadable, topic: str, cluster: RawCluster) -> str:
     return (
         f"{record}, and says that a link copies from cluster {(record.copies_from or '')[:60]!r} to this {cluster.name};"
         f" it may take topic {topic}. Install here the version of the mirror that wrote it; if none did, take away the right"
-        f" to write there from whoever wrote it, and {written}"
+        f" to write there from whoever wrote it, and run tolerant-kafka repair with the {cluster.name} as --target and that key as"
+        " --link"
     )
 
 
@@ -165,7 +161,7 @@ async def _refuse_promoted(target: RawCluster, other: str, own: LinkControl, nam
 def require_no_unreadable(controls: Controls, link: str, names: Collection[str], target: RawCluster) -> None:
     """Raises OptionError where a record that cannot be read may be of another link that copies these topics."""
     if may_copy := [record for record in controls.unreadable if record.key != link and record.copies_from and names]:
-        why = _hindrance(may_copy[0], controls, min(names), target)
+        why = _hindrance(may_copy[0], min(names), target)
         raise OptionError(f"Whether another link than {link} copies the same topics cannot be told: {why}")
 
 
