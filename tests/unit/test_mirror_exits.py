@@ -199,6 +199,12 @@ def test_without_java_nothing_is_begun_and_one_sentence_says_so(
     assert isinstance(done.exception, OptionError) and "pyspark is not installed" in str(done.exception)
 
 
+def test_what_counts_offsets_is_called_so_whatever_the_offsets_of_the_link_are(run: Callable[..., Any]) -> None:
+    for offsets in ("identical", "translated"):
+        told = json.loads(run(True, "--once", "--json", "--offsets", offsets).stdout)
+        assert told["offsets"] == 0 and "records" not in told
+
+
 @pytest.mark.parametrize("error", [OptionError("later"), ClusterUnreachableError("away"), TolerantClientError("else")])
 def test_an_error_after_the_start_is_a_failure_and_no_bad_usage(run: Callable[..., Any], error: Exception) -> None:
     done = run(error)
