@@ -101,6 +101,8 @@ def main() -> None:
     # kafka-python logs each lost connection as an error; what matters is said by our errors.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     logging.getLogger("tolerant_client").setLevel(logging.CRITICAL)
+    # Of a JVM that has ended py4j logs tracebacks, with the root logger.
+    logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
     try:
         try:
             app()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +94,33 @@ def test_a_command_that_is_interrupted_says_that_it_may_be_half_done(
     done = CliRunner().invoke(app, [*(str(file) if word == "FILE" else word for word in words), *dry])
     assert done.exit_code == 130
     assert (f"tolerant-kafka: interrupted: {said}" in done.stderr) is not is_dry_run
+
+
+CHILD = """
+import sys
+from importlib.abc import MetaPathFinder
+from spark_integration import entry
+
+class Interrupt(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+        return None
+
+sys.meta_path.insert(0, Interrupt())
+entry.main()
+"""
+
+
+def test_an_interrupt_while_the_command_is_still_imported_prints_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_the_command_is_what_the_entry_point_runs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from spark_integration.entry import main; main()", "status", "--target", HALF.encode("utf-8", "surrogateescape")],
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.returncode == 2 and b"is not UTF-8" in done.stderr
