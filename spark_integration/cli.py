@@ -16,9 +16,11 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import typer
 from kafka.errors import KafkaError
+from typer.core import TyperCommand
 
 from spark_integration.commands.demo import demo
 from spark_integration.commands.doctor import doctor
@@ -29,21 +31,38 @@ from spark_integration.commands.offsets import offsets
 from spark_integration.commands.pause import pause, resume, throttle
 from spark_integration.commands.plan import plan
 from spark_integration.commands.promote import failover, promote
+from spark_integration.commands.repair import repair
 from spark_integration.commands.status import status
 from spark_integration.commands.take_over import hand_back, take_over
 from spark_integration.commands.translate import translate
 from spark_integration.commands.verify import verify
 from spark_integration.printing import echo
+from tolerant_client.errors import OptionError
+
+
+class _Command(TyperCommand):
+    """A command that refuses names which no cluster can have, before it asks one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Raises OptionError for a value, no path, that is not UTF-8, as Kafka's strings are."""
+        rest = super().parse_args(ctx, args)
+        for param in self.params:
+            value = ctx.params.get(param.name or "")
+            for text in value if isinstance(value, list) else [value]:
+                if isinstance(text, str) and text != text.encode(errors="replace").decode():
+                    raise OptionError(f"{param.opts[0]} {ascii(text)} is not UTF-8, as the names of Kafka are; write it in UTF-8")
+        return rest
+
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 _PANELS = {
     "Copying": (mirror, verify, demo),
-    "A link's life": (plan, status, pause, resume, throttle, promote, failover, failback, take_over, hand_back),
+    "A link's life": (plan, status, pause, resume, throttle, promote, failover, failback, take_over, hand_back, repair),
     "Clusters and offsets": (doctor, translate, offsets),
 }
 for panel, commands in _PANELS.items():
     for command in commands:
-        app.command(rich_help_panel=panel)(command)
+        app.command(cls=_Command, rich_help_panel=panel)(command)
 
 
 class PipedOut(io.TextIOWrapper):
@@ -82,6 +101,8 @@ def main() -> None:
     # kafka-python logs each lost connection as an error; what matters is said by our errors.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     logging.getLogger("tolerant_client").setLevel(logging.CRITICAL)
+    # Of a JVM that has ended py4j logs tracebacks, with the root logger.
+    logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
     try:
         try:
             app()

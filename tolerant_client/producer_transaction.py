@@ -89,6 +89,10 @@ class Coordinators:
         """
         return await self._cluster.insist(what, lambda: self.ask_once(kind, key, request, read), patience_ms)
 
+    def known(self, kind: int, key: str) -> int | None:
+        """The broker that is asked now; None where it has not been found."""
+        return self._nodes.get((kind, key))
+
     async def ask_once(self, kind: int, key: str, request: Callable[[], Any], read: Callable[[Any], _T]) -> _T:
         """Sends `request()` to the coordinator, if there is one, and returns `read(answer)`."""
         node_id = self._nodes.get((kind, key))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -42,3 +44,14 @@ def require_spark() -> None:
 def tell_failure(error: Exception) -> None:
     """Says an error as one sentence on standard error."""
     echo(f"tolerant-kafka: {str(error).removeprefix(f'{type(error).__name__}: ')}", err=True)
+
+
+@contextmanager
+def told_if_interrupted(what: str, is_dry_run: bool) -> Iterator[None]:
+    """Says on standard error what an interrupt may leave ("if ..."): how far the command was is not known here."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not is_dry_run:
+            echo(f"tolerant-kafka: interrupted: if {what}", err=True)
+        raise

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from spark_integration.commands.exits import told_if_interrupted
 from spark_integration.commands.link import (
     Config,
     DryRun,
@@ -59,7 +60,9 @@ def failback(
             origin, there, given.link, chosen, discards=discard_diverged, is_dry_run=dry_run
         )
 
-    report = given.run(ask)
+    what = "failing back had begun, it is not finished, and topics that diverged may be deleted on the target: run this again"
+    with told_if_interrupted(what, dry_run):
+        report = given.run(ask)
     if as_json:
         echo_json(report.to_json())
         raise typer.Exit(report.exit_code)

@@ -12,7 +12,7 @@ import typer
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
-from spark_integration.commands.exits import FAILED, LOOK, require_spark, tell_failure
+from spark_integration.commands.exits import FAILED, LOOK, NOT_STARTED, require_spark, tell_failure
 from spark_integration.commands.link import (
     Config,
     GivenTopics,
@@ -147,7 +147,11 @@ def mirror(
         # Before anything is written: an address that cannot be had is a wrong option.
         server = None if board is None or metrics is None else open_.enter_context(StatusServer(board, metrics))
         claim = open_.enter_context(mirror_job.run_claim(settings))
-        prepared = mirror_job.prepare(settings, claim)
+        try:
+            prepared = mirror_job.prepare(settings, claim)
+        except KafkaError as error:  # whatever it is, nothing is copied
+            tell_failure(error)
+            raise typer.Exit(NOT_STARTED) from error
         for warning in prepared.warnings:
             echo(f"tolerant-kafka: warning: {warning}", err=True)
         watch = LinkWatch(
@@ -197,8 +201,7 @@ def mirror(
             for found in (standing.paused, standing.blocked)
         )
         code = LOOK if is_to_look else 0
-        # A topic with translated offsets also gains markers and what others write.
-        sums = {"records" if is_identical else "offsets": watch.copied, "seconds": round(seconds, 3)}
+        sums = {"offsets": watch.copied, "seconds": round(seconds, 3)}  # markers and filler, too, and what others write
         document = {**sums, "topics": names, "losses": losses, "paused": paused, "blocked": blocked, "exit_code": code}
         echo_json({**document, "open_transactions": [one.to_json() for one in held]})
     elif is_identical:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
+from spark_integration.commands.exits import told_if_interrupted
 from spark_integration.commands.link import (
     Config,
     DryRun,
@@ -25,6 +24,8 @@ from spark_integration.printing import Table, echo, print_table
 from tolerant_client.mirror.link import promotion
 from tolerant_client.mirror.link.promotion_report import PromotionReport
 from tolerant_client.raw import RawCluster
+
+_PROMOTION = "the promotion had begun, it is not finished: run this again; tolerant-kafka status says whether it had"
 
 
 def promote(
@@ -60,7 +61,7 @@ def promote(
         )
 
     whole = given.with_source().whole()
-    with _told_if_interrupted(dry_run):
+    with told_if_interrupted(_PROMOTION, dry_run):
         report = whole.run(ask)
     _show(report, as_json)
 
@@ -87,21 +88,9 @@ def failover(
     async def ask(there: RawCluster) -> PromotionReport:
         return await promotion.failover(there, given.link, given.topics, given.groups, is_dry_run=dry_run)
 
-    with _told_if_interrupted(dry_run):
+    with told_if_interrupted(_PROMOTION, dry_run):
         report = given.run_on_target(ask)
     _show(report, as_json)
-
-
-@contextmanager
-def _told_if_interrupted(is_dry_run: bool) -> Iterator[None]:
-    """Says on standard error what an interrupt may leave: how far the promotion was is not known here."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if not is_dry_run:
-            text = "if the promotion had begun, it is not finished: run this again; tolerant-kafka status says whether it had"
-            echo(f"tolerant-kafka: interrupted: {text}", err=True)
-        raise
 
 
 def _show(report: PromotionReport, as_json: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from spark_integration.commands.exits import told_if_interrupted
 from spark_integration.commands.link import DryRun, FlowName, echo_json
 from spark_integration.commands.options import Json
 from spark_integration.mirroring.duties import connected
@@ -38,7 +39,8 @@ def take_over(config: Mm2File, flow: FlowName = None, dry_run: DryRun = False, a
             source, target, given.link, given.link_topics, given.source_alias, offsets=given.offsets, is_dry_run=dry_run
         )
 
-    report = _run(given, ask)
+    with told_if_interrupted("taking over had begun, it may be done: run this again", dry_run):
+        report = _run(given, ask)
     if as_json:
         echo_json(report.to_json())
         raise typer.Exit(report.exit_code)
@@ -67,7 +69,9 @@ def hand_back(config: Mm2File, flow: FlowName = None, dry_run: DryRun = False, a
             source, target, given.link, given.link_topics, given.source_alias, offsets=given.offsets, is_dry_run=dry_run
         )
 
-    report = _run(given, ask)
+    what = "handing back had begun, it is not finished, and this mirror copies nothing any more: run this again"
+    with told_if_interrupted(what, dry_run):
+        report = _run(given, ask)
     if as_json:
         echo_json(report.to_json())
         raise typer.Exit(report.exit_code)

@@ -147,7 +147,7 @@ class PartitionState:
     position: int | None = None
     oldest_ms: int | None = None
     bytes_per_offset: float | None = None
-    records_per_s: float = 0.0
+    offsets_per_s: float = 0.0
     uncommitted: int = 0
 
     @property
@@ -177,9 +177,9 @@ class PartitionState:
 
     @property
     def bytes_per_s(self) -> float | None:
-        if not self.records_per_s:
+        if not self.offsets_per_s:
             return 0.0
-        return None if self.bytes_per_offset is None else self.records_per_s * self.bytes_per_offset
+        return None if self.bytes_per_offset is None else self.offsets_per_s * self.bytes_per_offset
 
     def lag_seconds(self, now_ms: int) -> float | None:
         """The age of the oldest record that is not copied; 0 where there is none."""
@@ -202,7 +202,7 @@ class TopicState(NamedTuple):
     lag_offsets: int | None
     lag_bytes: float | None
     lag_seconds: float | None
-    records_per_s: float
+    offsets_per_s: float
     bytes_per_s: float | None
     records: int
     bytes: int
@@ -341,7 +341,7 @@ class LinkState:
 
     def most(self, limit: int) -> list[TopicState]:
         """The topics that are behind most, at most `limit`; the others, if there are any, are one row more, OTHERS."""
-        topics = sorted(self.topics.values(), key=lambda t: (-(t.lag_offsets or 0), -t.records_per_s, t.topic))
+        topics = sorted(self.topics.values(), key=lambda t: (-(t.lag_offsets or 0), -t.offsets_per_s, t.topic))
         if len(topics) <= limit:
             return topics
         return [*topics[:limit], together(OTHERS, topics[limit:])]
@@ -360,7 +360,7 @@ class LinkState:
             total(state.lag_offsets for state in states),
             total(state.lag_bytes for state in states),
             greatest(state.lag_seconds(self.time_ms) for state in states),
-            sum(state.records_per_s for state in states),
+            sum(state.offsets_per_s for state in states),
             total(state.bytes_per_s for state in states),
             copied.records,
             copied.bytes,
@@ -394,7 +394,7 @@ def together(name: str, topics: Iterable[TopicState]) -> TopicState:
         total(t.lag_offsets for t in rows),
         total(t.lag_bytes for t in rows),
         greatest(t.lag_seconds for t in rows),
-        sum(t.records_per_s for t in rows),
+        sum(t.offsets_per_s for t in rows),
         total(t.bytes_per_s for t in rows),
         sum(t.records for t in rows),
         sum(t.bytes for t in rows),

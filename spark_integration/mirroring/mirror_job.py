@@ -10,12 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import sys
 import tempfile
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -148,10 +147,8 @@ def spark_session(tasks: int, *properties: Mapping[str, str]) -> SparkSession:
             .config("spark.driver.memory", "512m")
             .config(map={**SETTINGS})
         )
-    on_interrupt = signal.getsignal(signal.SIGINT)
-    session: SparkSession = builder.getOrCreate()
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, on_interrupt)  # pyspark's own would raise KeyboardInterrupt wherever we are
+    with ThreadPoolExecutor(1, "spark-start") as starting:  # in the main thread pyspark takes SIGINT for itself, and raises wherever we are
+        session: SparkSession = starting.submit(builder.getOrCreate).result()
     return session
 
 
@@ -224,16 +221,26 @@ def run(
     Raises the error that stopped a partition, as the executor raised it, and TolerantClientError where Spark cannot be
     started or its JVM ends.
     """
+    if is_stopping():
+        return False
     try:
         session = spark_session(settings.tasks, settings.source, settings.target)
+        if is_stopping():
+            session.stop()
+            return False
         return _run(settings, link, session, is_stopping, tell, claim)
     except SPARK_GONE as error:
         if is_stopping():
             return False  # a signal to the process group has ended the JVM, too
-        raise TolerantClientError(
-            f"Spark could not be started, or its JVM has ended ({type(error).__name__}: {_first_line(error)}); what it said is"
-            " above; start the mirror again"
-        ) from error
+        raise spark_gone(error) from error
+
+
+def spark_gone(error: Exception) -> TolerantClientError:
+    """What one of SPARK_GONE means, in one sentence."""
+    return TolerantClientError(
+        f"Spark could not be started, or its JVM has ended ({type(error).__name__}: {_first_line(error)}); what it said is above;"
+        " start the mirror again"
+    )
 
 
 def _run(

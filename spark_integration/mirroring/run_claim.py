@@ -60,7 +60,8 @@ class RunClaim:
         """What the mirror's heartbeat says of partitions that stand still: those that wait, and those that need a person."""
         now_ms, before = int(time.time() * 1000), self._standing
         blocked = {
-            p: before[p] if p in before and before[p].reason == why else Waiting(why, now_ms) for p, why in report.blocked.items()
+            p: Waiting(why, before[p].since_ms if p in before and before[p].reason == why else now_ms, is_blocked=True)
+            for p, why in report.blocked.items()
         }
         self._standing = {**carried(before, report, self._acked), **blocked}
         self._acked = report.acked

@@ -298,11 +298,18 @@ def run_links(
     """Runs links until `is_stopping`, each by itself; a stop takes 10 s at most.
 
     `tell` gets what happens, from several threads.
-    Raises TolerantClientError where Spark died: only another process can go on.
+    Raises TolerantClientError where Spark died, or does not start: only another process can go on.
     """
     properties = [each for link in links for each in (link.settings.source, link.settings.target)]
-    session = mirror_job.spark_session(sum(link.settings.tasks for link in links), *properties)
-    session.conf.set("spark.sql.streaming.stopTimeout", f"{_STOP_S:.0f}s")
+    if is_stopping():
+        return
+    try:
+        session = mirror_job.spark_session(sum(link.settings.tasks for link in links), *properties)
+        session.conf.set("spark.sql.streaming.stopTimeout", f"{_STOP_S:.0f}s")
+    except mirror_job.SPARK_GONE as error:
+        if is_stopping():
+            return  # a signal to the process group has ended the JVM, too
+        raise mirror_job.spark_gone(error) from error
     pulse = SparkPulse(session)
     stop = threading.Event()
     threads = [LinkThread(link.settings.link, SparkLink(link, session, tell), tell, stop, policy, is_stopping) for link in links]

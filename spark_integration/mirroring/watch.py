@@ -287,7 +287,7 @@ class LinkWatch:
         states = self._partition_states(clusters, source, now, left_out, may_ask=may_ask)
         held = self._held_by(clusters, states, now, now_ms, may_ask="source" in asked and "source" not in unreachable)
         still = self.state.still if unreachable else self._standing(states, left_out, now_ms)
-        moves = any(state.records_per_s for state in states.values())  # the first micro-batch may be long
+        moves = any(state.offsets_per_s for state in states.values())  # the first micro-batch may be long
         self.sample.change(
             lambda state: replace(
                 state,

@@ -82,7 +82,7 @@ class LinkBars:
                 self._bars[row.topic],
                 completed=min(row.target_end or 0, goal),
                 total=goal,
-                rate=f"{row.records_per_s:,.0f} rec/s",
+                rate=f"{row.offsets_per_s:,.0f} offsets/s",
                 state=self._state(state, row),
             )
 

@@ -28,7 +28,7 @@ class Point(NamedTuple):
     time_ms: float
     lag_offsets: float
     lag_seconds: float
-    records_per_s: float
+    offsets_per_s: float
     bytes_per_s: float
     latency_ms: float
 
@@ -112,7 +112,7 @@ def _of_link(state: LinkState) -> Point:
         state.time_ms,
         _known(total(t.lag_offsets for t in topics)),
         _known(greatest(t.lag_seconds for t in topics)),
-        sum(t.records_per_s for t in topics),
+        sum(t.offsets_per_s for t in topics),
         _known(total(t.bytes_per_s for t in topics)),
         _known(greatest(t.latency.greatest for t in topics if t.latency.number)),
     )
@@ -124,7 +124,7 @@ def _of_topics(state: LinkState) -> dict[str, Point]:
             state.time_ms,
             _known(t.lag_offsets),
             _known(t.lag_seconds),
-            t.records_per_s,
+            t.offsets_per_s,
             _known(t.bytes_per_s),
             _known(t.latency.greatest if t.latency.number else None),
         )

@@ -50,13 +50,13 @@ CHECKPOINT_METRICS = tuple(
 )
 
 
-def source_values(copied: Copied, records_per_s: float, bytes_per_s: float | None) -> Iterator[tuple[str, float]]:
+def source_values(copied: Copied, offsets_per_s: float, bytes_per_s: float | None) -> Iterator[tuple[str, float]]:
     """Names and values of SOURCE_METRICS for one partition; without those that are not known.
 
     `copied` has the sums of all time, and the ages and latencies of the last minute.
     """
     yield _SOURCE + "record_count", copied.records
-    yield _SOURCE + "record_rate", records_per_s
+    yield _SOURCE + "record_rate", offsets_per_s
     yield _SOURCE + "byte_count", copied.bytes
     if bytes_per_s is not None:
         yield _SOURCE + "byte_rate", bytes_per_s

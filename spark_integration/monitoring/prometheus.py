@@ -191,7 +191,7 @@ def _add_topics(families: dict[str, Metric], state: LinkState) -> None:
         _add(families, "lag_offsets", labels, topic.lag_offsets)
         _add(families, "lag_bytes", labels, topic.lag_bytes)
         _add(families, "lag_seconds", labels, topic.lag_seconds)
-        _add(families, "offset_rate", labels, topic.records_per_s)
+        _add(families, "offset_rate", labels, topic.offsets_per_s)
         _add(families, "paused_partitions", labels, topic.paused)
         _add(families, "blocked_partitions", labels, topic.blocked)
         _add(families, "waiting_partitions", labels, topic.waiting)
@@ -207,7 +207,7 @@ def _add_partitions(families: dict[str, Metric], state: LinkState) -> None:
     if len(state.partitions) > MOST_PARTITIONS:
         for topic in state.most(MOST_TOPICS):
             copied = Copied(topic.records, topic.bytes, topic.age, topic.latency)
-            _add_mbean(families, state, (topic.topic, "all"), copied, (topic.records_per_s, topic.bytes_per_s))
+            _add_mbean(families, state, (topic.topic, "all"), copied, (topic.offsets_per_s, topic.bytes_per_s))
         shown = sorted(state.partitions, key=behind)[:MOST_PARTITIONS]
     else:
         shown = sorted(state.partitions)
@@ -215,7 +215,7 @@ def _add_partitions(families: dict[str, Metric], state: LinkState) -> None:
             known = state.partitions[partition]
             copied = state.report.copied.get(partition, Copied())
             recent = state.recent.get(partition, Copied())._replace(records=copied.records, bytes=copied.bytes)
-            _add_mbean(families, state, partition, recent, (known.records_per_s, known.bytes_per_s))
+            _add_mbean(families, state, partition, recent, (known.offsets_per_s, known.bytes_per_s))
     for partition in shown:
         labels = [state.link, *partition]
         _add(families, "partition_lag_offsets", labels, state.partitions[partition].lag_offsets)

@@ -91,7 +91,7 @@ def _in_full(board: Board, state: LinkState, now_ms: int, most: int, matching: s
             "blocked": sum(row.blocked for row in rows),
             "waiting": sum(row.waiting for row in rows),
             "uncommitted": sum(row.uncommitted for row in rows),
-            "records_per_s": sum(row.records_per_s for row in rows),
+            "offsets_per_s": sum(row.offsets_per_s for row in rows),
             "bytes_per_s": total(row.bytes_per_s for row in rows),
             "records": report.records,
             "bytes": report.bytes,

@@ -17,10 +17,11 @@ import pytest
 from kafka.structs import TopicPartition
 from support.mirror_link import append_records, both, compare, create_topic, delete_until, ends
 
+from spark_integration.mirroring.link_state import TaskReport
 from spark_integration.mirroring.run_claim import RunClaim
 from tolerant_client.errors import OptionError, TargetClaimedError
 from tolerant_client.mirror.identical.copy import LinkCopier
-from tolerant_client.mirror.link.claims import CLAIMS_TOPIC, LEASE_MS, WHOLE_TOPIC, ClaimsRecord, Holder, encode_claims
+from tolerant_client.mirror.link.claims import CLAIMS_TOPIC, LEASE_MS, WHOLE_TOPIC, ClaimsRecord, Holder, Waiting, encode_claims
 from tolerant_client.mirror.link.claims_topic import create_claims_topic, read_claims
 from tolerant_client.mirror.link.control import read_control
 from tolerant_client.mirror.link.plan_report import plan_everything
@@ -192,6 +193,28 @@ def test_a_start_is_not_refused_for_a_mirror_that_is_gone_however_much_of_its_cl
     with RunClaim({"bootstrap.servers": clusters[1]}, "one", "run-1") as claim:
         claim.take([topic])
         claim.require_held()
+
+
+def test_a_mirror_says_which_partitions_need_a_person_and_which_wait(clusters: tuple[str, str]) -> None:
+    topic = topic_of(clusters)
+    large, leaderless = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    report = TaskReport(blocked={large: "a record is too large"}, waiting={leaderless: Waiting("no leader", 5)})
+    with RunClaim({"bootstrap.servers": clusters[1]}, "one", topic) as claim:
+        claim.take([topic])
+        claim.tell(report)
+
+        def told() -> dict[TopicPartition, bool]:
+            with RawCluster({"bootstrap_servers": clusters[1]}, name="target") as target:
+                before = target.run(read_claims, target)
+                time.sleep(LEASE_S / 2)
+                (run,) = [run for run in target.run(read_claims, target).runs(before) if run.run == topic]
+            return {p: why.is_blocked for p, why in run.waiting.items()}
+
+        assert told() == {large: True, leaderless: False}
+        claim.tell(report)
+        since = claim._claims.claimant.waiting[large].since_ms
+        claim.tell(report)
+        assert claim._claims.claimant.waiting[large].since_ms == since
 
 
 def wait_for(is_done: Callable[[], bool], timeout_s: float = 40.0) -> None:

@@ -451,12 +451,33 @@ def test_failover_and_failback_lose_nothing_and_read_nothing_twice(
     append_records(target, topic, 10, partitions=2, first=800)
     assert [p.records for p in mirror(target, source, topic, link).values()] == [10, 10]
     assert compare(target, source, topic).identical
-    # The source is promoted, and the first link begins another life.
+    # The source is promoted, and the first link begins another life, or another one goes on with what it adopts.
     assert run(target, source, promote, link, deadline_s=5.0).is_done
     append_records(source, topic, 5, partitions=2, first=900)
-    assert run(source, target, failback, link, topic).is_done
-    assert [p.records for p in mirror(source, target, topic, link).values()] == [6, 6]
+    again = link if hangs else f"{link}-again"
+    assert run(source, target, failback, again, topic).is_done
+    assert [p.records for p in mirror(source, target, topic, again).values()] == [6, 6]
     assert compare(source, target, topic).identical
+
+
+def test_another_link_over_a_promoted_copy_is_sent_to_failback_and_never_told_to_delete_what_diverged(
+    source: str, target: str
+) -> None:
+    create_topic(source, "life-owned")
+    append_records(source, "life-owned", 100)
+    mirror(source, target, "life-owned", "life-owned")
+    run(source, target, promote, "life-owned", LinkTopics.of("life-owned"))
+    append_records(target, "life-owned", 10, first=1_000)
+    before, told = ends(target, "life-owned"), "is the copy of link life-owned, which was promoted: .* failback with source and"
+    with pytest.raises(OptionError, match=f"Topic life-owned of this target {told}") as caught:
+        prepare(source, target, "life-owned", "life-second")
+    assert "Stop that producer" not in str(caught.value) and ends(target, "life-owned") == before
+    planned = run(source, target, plan_everything, "life-second", "life-owned")
+    assert planned.exit_code == 3 and any("failback" in text for text in planned.refusals)
+    with RawCluster({"bootstrap_servers": target}, name="target") as cluster:
+        cluster.run(delete_topics, cluster, ["life-owned"])
+    mirror(source, target, "life-owned", "life-second")  # nobody's copy any more
+    assert compare(source, target, "life-owned").identical
 
 
 def test_what_the_old_source_alone_has_is_named_and_given_up_only_when_asked(source: str, target: str) -> None:
@@ -579,6 +600,8 @@ def test_a_range_of_time_is_copied_at_its_offsets_and_only_into_empty_logs(sourc
     assert [offset for offset, *_ in consume(target, topic, 1, 10**9)[0]] == list(range(200, 1_000))
     compared = compare(source, target, topic)
     assert compared.outcome is Outcome.NOT_COMPARED and compared.records == 800  # the target begins later, as it was told
+    ((gap,),) = [part.not_compared for part in compared.partitions]
+    assert gap[:2] == (0, 200) and "never to be copied: the link was begun at a time (--from), at offset 200" in gap.reason
     for servers in (source, target):
         create_topic(servers, f"{topic}-full", 1)
         append_records(servers, f"{topic}-full", 10)

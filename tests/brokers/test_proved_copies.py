@@ -10,6 +10,7 @@ import kafka
 import numpy as np
 import pytest
 from kafka.admin import ConfigResource, ConfigResourceType
+from kafka.protocol.admin import DescribeTransactionsRequest
 from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.structs import TopicPartition
 from support.mirror_link import append_as_link, append_batches, append_records, both, compare, create_topic, ends, mirror
@@ -676,15 +677,20 @@ def three_nodes(kafka_cluster_factory: Callable[..., KafkaCluster]) -> Iterator[
     yield cluster
 
 
-def link_coordinated_elsewhere(cluster: RawCluster, partition: TopicPartition, node_id: int) -> str:
-    """The name of a link whose gap transactions in the partition another broker coordinates: what is open there only it knows."""
+def link_coordinated_elsewhere(
+    cluster: RawCluster, partition: TopicPartition, node_id: int, *, is_there: bool = False
+) -> str:
+    """The name of a link whose gap transactions in the partition another broker coordinates: what is open there only it knows.
+
+    `is_there`: this very broker does.
+    """
     names = {gap_transactional_id(link, partition): link for link in map("hung-{}".format, range(20))}
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         request = FindCoordinatorRequest(key_type=TRANSACTION, coordinator_keys=list(names), min_version=4)
         found = cluster.run(cluster.send, request).coordinators
         for told in found:
-            if not told.error_code and told.node_id != node_id:
+            if not told.error_code and (told.node_id == node_id) is is_there:
                 return names[told.key]
         time.sleep(0.5)
     raise AssertionError("no other coordinator")
@@ -726,6 +732,47 @@ def test_broker_that_hangs_holds_up_no_partition_that_another_leads(
             return time.monotonic() - began
 
         origin.run(run)
+    assert compare(source, target, topic).identical
+
+
+@pytest.mark.parametrize("is_described", [True, False], ids=["", "brokers before 3.0"])
+def test_a_coordinator_that_hangs_is_told_within_half_a_minute_by_name_though_the_leader_is_well(
+    source: str, three_nodes: KafkaCluster, monkeypatch: pytest.MonkeyPatch, is_described: bool
+) -> None:
+    topic = f"proved-hung-coordinator-{is_described}"
+    led = TopicPartition(topic, 0)
+    target = three_nodes.bootstrap_servers
+    create_topic(source, topic)
+    append_records(source, topic, 100)
+    with kafka.KafkaAdminClient(bootstrap_servers=target) as admin:
+        there = admin.list_topics()
+        for name, config in ((topic, {}), (CONTROL_TOPIC, {}), (CLAIMS_TOPIC, {"message.timestamp.type": "LogAppendTime"})):
+            if name not in there:
+                admin.create_topics([kafka.admin.NewTopic(name, -1, -1, {0: [1]}, config)])
+    with both(source, target) as (origin, copy):
+        name = link_coordinated_elsewhere(copy, led, 2, is_there=True)
+        link = origin.run(prepare_link, origin, copy, topic, name)
+        copier = LinkCopier(origin, copy, link.producer_id, link=name)
+        apart = copier.claims._target
+        origin.run(apart.connect)
+        for cluster in (copy, apart):  # what any broker may answer is asked elsewhere
+            monkeypatch.setattr(cluster.manager, "least_loaded_node", lambda *_: 1)
+        if not is_described:
+            monkeypatch.delitem(copy.manager.broker_version_data.api_versions, DescribeTransactionsRequest.API_KEY)
+        three_nodes.pause(2)
+        began = time.monotonic()
+
+        async def run() -> str:
+            copying = origin.net.call_soon_with_future(lambda: copier.copy_each({led: 100}))
+            while not (waits := copier.waiting()):
+                await origin.net.sleep(0.05)
+                assert time.monotonic() < began + 30, "nothing is said of why the partition waits"
+            three_nodes.resume(2)
+            assert {progress.acked for progress in (await copying).values()} == {100}
+            return waits[led].reason
+
+        said = origin.run(run)
+    assert said == f"the coordinator of transactional id {gap_transactional_id(name, led)} at broker 2 does not respond"
     assert compare(source, target, topic).identical
 
 

@@ -286,6 +286,10 @@ def test_status_names_the_mirror_that_runs_and_says_when_none_was_seen(
     records[:] = [ClaimsRecord(holder, 1, waiting=waiting, waiting_count=1)]
     found = status_of(source, target, "seen")
     assert found.health is Health.WAITING and "append answered X" in found.findings[0]
+    blocked = {TopicPartition("seen", 0): Waiting("a record is too large", now_ms - 20_000, is_blocked=True)}
+    records[:] = [ClaimsRecord(holder, 1, waiting=blocked, waiting_count=1)]
+    found = status_of(source, target, "seen")
+    assert found.health is Health.BLOCKED and "a record is too large" in found.findings[0]
     renewing = iter(())  # it says nothing more, and the broker's clock is before ours
     now_ms += 50_000
     found = status_of(source, target, "seen")

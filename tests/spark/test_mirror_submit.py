@@ -91,7 +91,7 @@ def test_executors_of_a_cluster_copy(
         assert done.returncode == 0, done.stderr[-3000:]
         assert "tolerant-kafka: warning" not in done.stderr
     told = json.loads(done.stdout.strip().splitlines()[-1])
-    assert told["records"] == RECORDS
+    assert told["offsets"] == RECORDS
     with RawCluster({"bootstrap_servers": one}, name="source") as source:
         target = RawCluster({"bootstrap_servers": two}, source.net, name="target")
         try:

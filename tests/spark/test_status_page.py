@@ -65,7 +65,7 @@ def state_of(served: StatusServer, query: str = "") -> dict[str, Any]:
 
 def test_numbers_are_those_of_the_server(served: StatusServer, browser: Browser) -> None:
     link = state_of(served)["link"]
-    for name in ("lag_offsets", "lag_bytes", "lag_seconds", "records_per_s", "bytes_per_s", "records", "bytes"):
+    for name in ("lag_offsets", "lag_bytes", "lag_seconds", "offsets_per_s", "bytes_per_s", "records", "bytes"):
         assert browser.value(f"#{name}") == link["totals"][name], name
     assert browser.value("#latency_mean") == link["totals"]["latency_ms"]["mean"]
     for name in ("restarts", "lost_offsets", "ledger_count", "standing_count"):

@@ -62,11 +62,12 @@ def test_what_another_process_has_copied_further_is_not_forgotten_when_logs_are_
         return {}
 
     monkeypatch.setattr(copy_module, "read_append_states", look)
+
     async def same(source: Any, target: Any, topics: Any) -> dict[str, TopicIds]:
         return dict.fromkeys(topics, TopicIds("s", "t"))
 
     monkeypatch.setattr(copy_module, "read_ids", same)
-    monkeypatch.setattr(copy_module, "end_open_gaps", nothing)
+    monkeypatch.setattr(copy_module.OpenGaps, "end", nothing)
     facts: Any = SimpleNamespace(read=nothing, has=lambda topic: True, rewrites_times=lambda topic: False)
     copier._facts, copier._puller.witnesses = facts, SimpleNamespace(look=nothing)  # type: ignore[assignment]
     placed(copier, FIRST, 300)

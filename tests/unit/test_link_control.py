@@ -7,6 +7,7 @@ import json
 import tracemalloc
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -44,6 +45,7 @@ from tolerant_client.mirror.link.control import (
 from tolerant_client.mirror.link.ends import Ends
 from tolerant_client.mirror.link.failback import SharedLog
 from tolerant_client.mirror.link.plan_report import durability
+from tolerant_client.mirror.link.repair import former_of
 from tolerant_client.mirror.link.status import still
 from tolerant_client.mirror.plan import TopicSpec
 from tolerant_client.mirror.producers import ProducerEntry
@@ -488,11 +490,22 @@ def test_only_the_newest_record_of_a_link_counts_so_that_rubbish_is_cleared_by_t
             watch._read().send(None)
         return watch.value
 
-    watch = ControlWatch(None, "dr")  # type: ignore[arg-type]  # the fakes ask no cluster
-    with pytest.raises(OptionError, match="none of ours .*write the record of that key before it once more"):
+    target = cast(RawCluster, SimpleNamespace(bootstrap_servers="b:1", manager=SimpleNamespace(config={"security_protocol": "PLAINTEXT"})))
+    watch = ControlWatch(target, "dr")
+    with pytest.raises(OptionError, match="none of ours .*run tolerant-kafka repair --target b:1 --link dr$"):
         look(watch)
-    log.append(Record(3, 1, b"dr", encode_control(FULL, 1)))
-    assert look(watch) == look(ControlWatch(None, "dr")) == FULL  # type: ignore[arg-type]
+    log.append(Record(3, 1, b"dr", b'{"version": 2}'))
+    with pytest.raises(OptionError, match="install that version here, too$"):
+        look(watch)
+    log.append(Record(4, 1, b"dr", encode_control(FULL, 1)))
+    assert look(watch) == look(ControlWatch(target, "dr")) == FULL
+
+
+def test_what_counts_before_rubbish_is_what_a_repair_writes_once_more() -> None:
+    log = [Record(0, 1, b"dr", encode_control(FULL, 1)), Record(1, 1, b"eu", encode_control(LinkControl(), 1)), Record(2, 1, b"dr", b"x")]
+    assert former_of("dr", log) == FULL
+    assert former_of("dr", log[2:]) is None and former_of("none", log) is None
+    assert former_of("dr", [log[0], Record(1, 1, b"dr", None), log[2]]) is None, "it was taken away"
 
 
 def test_a_process_of_a_former_life_may_not_write_in_the_next() -> None:

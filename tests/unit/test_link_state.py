@@ -106,7 +106,7 @@ def test_topic_is_the_sum_of_its_partitions_and_as_old_as_the_oldest() -> None:
         report=TaskReport(NOW_MS, blocked={SECOND: "why"}, copied={FIRST: Copied(8, 80)}),
     )
     orders, other = found.topics["orders"], found.topics["other"]
-    assert (orders.lag_offsets, orders.lag_bytes, orders.lag_seconds, orders.records_per_s) == (8, 20.0, 9.0, 6.0)
+    assert (orders.lag_offsets, orders.lag_bytes, orders.lag_seconds, orders.offsets_per_s) == (8, 20.0, 9.0, 6.0)
     assert (orders.records, orders.bytes, orders.blocked, orders.partitions) == (8, 80, 1, 2)
     assert (other.lag_offsets, other.lag_bytes, other.source_end) == (None, None, None)
 
@@ -147,6 +147,6 @@ def test_topics_beyond_the_limit_are_one_row_and_no_sum_changes() -> None:
     rows = found.most(10)
     assert [row.topic for row in rows[:2]] == ["topic-0029", "topic-0028"]  # most behind
     assert (len(rows), rows[-1].topic) == (11, OTHERS)
-    for name in ("partitions", "lag_offsets", "records", "records_per_s"):
+    for name in ("partitions", "lag_offsets", "records", "offsets_per_s"):
         assert sum(getattr(row, name) for row in rows) == sum(getattr(row, name) for row in found.topics.values()), name
     assert OTHERS not in [row.topic for row in found.most(30)]

@@ -66,13 +66,19 @@ class Log:
 
 
 def test_a_record_survives_its_encoding() -> None:
-    waiting = {P[3]: Waiting("the target's broker refuses", 5)}
+    waiting = {P[3]: Waiting("the target's broker refuses", 5), P[1]: Waiting("it needs a person", 6, is_blocked=True)}
     record = ClaimsRecord(
         holder("a"), 7, frozenset({P[0], P[1], P[3], TopicPartition("a-b", 2)}), frozenset({P[2]}), waiting, 30, True
     )
     value = encode_claims(record)
     assert b'"orders":[[0,1],[3,3]]' in value
     assert decode_claims(b"a", value) == record
+
+
+def test_a_record_of_a_version_that_does_not_tell_what_is_blocked_is_read() -> None:
+    record = ClaimsRecord(holder("a"), 7, waiting={P[1]: Waiting("no leader", 5)}, waiting_count=1)
+    value = encode_claims(record).replace(b'"blocked":[],', b"")
+    assert b"blocked" not in value and decode_claims(b"a", value) == record
 
 
 @pytest.mark.parametrize("value", [None, b"", b"{}", b"[]", b"null", b'{"version": 2}', b'{"version":1,"link":3}', b"\xff"])

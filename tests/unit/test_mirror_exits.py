@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from kafka.errors import TopicAuthorizationFailedError
 from kafka.structs import TopicPartition
 from typer.testing import CliRunner
 
@@ -24,7 +25,17 @@ from spark_integration.commands.exits import exit_code
 from spark_integration.mirroring import mirror_job, supervisor
 from spark_integration.mirroring.link_state import TaskReport
 from spark_integration.mirroring.supervisor import StopSignal
-from tolerant_client.errors import ClusterUnreachableError, LinkPromotedError, OptionError, TargetClaimedError, TolerantClientError
+from tolerant_client.errors import (
+    ClusterUnreachableError,
+    LinkPromotedError,
+    OptionError,
+    SourceTruncatedError,
+    TargetClaimedError,
+    TargetDivergedError,
+    TolerantClientError,
+    UnsupportedSourceError,
+    text_of,
+)
 from tolerant_client.mirror.link.ends import Ends
 from tolerant_client.mirror.open_transactions import Held, OpenTransaction
 from tolerant_client.mirror.sync import PreparedLink
@@ -188,14 +199,31 @@ def test_without_java_nothing_is_begun_and_one_sentence_says_so(
     assert isinstance(done.exception, OptionError) and "pyspark is not installed" in str(done.exception)
 
 
+def test_what_counts_offsets_is_called_so_whatever_the_offsets_of_the_link_are(run: Callable[..., Any]) -> None:
+    for offsets in ("identical", "translated"):
+        told = json.loads(run(True, "--once", "--json", "--offsets", offsets).stdout)
+        assert told["offsets"] == 0 and "records" not in told
+
+
 @pytest.mark.parametrize("error", [OptionError("later"), ClusterUnreachableError("away"), TolerantClientError("else")])
 def test_an_error_after_the_start_is_a_failure_and_no_bad_usage(run: Callable[..., Any], error: Exception) -> None:
     done = run(error)
     assert (done.exit_code, done.stderr) == (1, f"tolerant-kafka: {error.args[0]}\n")
 
 
-@pytest.mark.parametrize("error", [TargetClaimedError("held"), LinkPromotedError("promoted"), OptionError("wrong")])
-def test_a_start_that_is_refused_has_written_nothing_and_says_so_with_its_code(
+@pytest.mark.parametrize(
+    "error",
+    [
+        TargetClaimedError("held"),
+        LinkPromotedError("promoted"),
+        OptionError("wrong"),
+        TargetDivergedError("no copy"),
+        SourceTruncatedError("lost"),
+        UnsupportedSourceError("too old"),
+        TopicAuthorizationFailedError("orders"),
+    ],
+)
+def test_a_start_that_is_refused_has_copied_nothing_and_says_so_with_its_code(
     run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     assert run(error).exit_code == 1, "copying had begun"
@@ -205,7 +233,7 @@ def test_a_start_that_is_refused_has_written_nothing_and_says_so_with_its_code(
 
     monkeypatch.setattr(mirror_job, "prepare", refuse)
     done = CliRunner().invoke(app, LINK)
-    assert isinstance(done.exception, type(error)) and exit_code(done.exception) == 2
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"tolerant-kafka: {text_of(error)}\n")
 
 
 def test_only_the_flows_into_the_clusters_of_this_process_run(tmp_path: Path) -> None:

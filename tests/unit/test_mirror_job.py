@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,10 +13,12 @@ pytest.importorskip("pyspark")
 
 from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import SparkSession
 
 from spark_integration.mirroring import mirror_job
 from spark_integration.mirroring.mirror_job import MirrorSettings
 from spark_integration.mirroring.run_claim import RunClaim
+from spark_integration.mirroring.supervisor import run_links
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.sync import PreparedLink
 
@@ -47,10 +51,10 @@ class Spark:
         self._step("stop")
 
 
-def run(is_stopping: bool, claims: list[str]) -> bool:
+def run(is_stopping: Callable[[], bool], claims: list[str]) -> bool:
     claim = SimpleNamespace(tell=lambda report: None, require_held=lambda: None, end=lambda: claims.append("ended"))
     settings = MirrorSettings({"bootstrap.servers": "a:1"}, {"bootstrap.servers": "b:1"}, "orders")
-    return mirror_job.run(settings, PreparedLink(1, (), {}), lambda: is_stopping, claim=cast(RunClaim, claim))
+    return mirror_job.run(settings, PreparedLink(1, (), {}), is_stopping, claim=cast(RunClaim, claim))
 
 
 @pytest.mark.parametrize("ends_at", ["session", "start", "wait"])
@@ -59,7 +63,7 @@ def test_a_jvm_that_ends_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch
     Spark(monkeypatch, ends_at, error)
     claims: list[str] = []
     with pytest.raises(TolerantClientError, match="Spark could not be started, or its JVM has ended") as caught:
-        run(False, claims)
+        run(lambda: False, claims)
     assert type(error).__name__ in str(caught.value) and "\n" not in str(caught.value)
     assert claims == ([] if ends_at == "session" else ["ended"])  # the command closes it in any case
 
@@ -70,7 +74,7 @@ def test_a_signal_that_ended_the_jvm_too_has_interrupted_the_mirror(
     monkeypatch: pytest.MonkeyPatch, ends_at: str, error: Exception
 ) -> None:
     spark = Spark(monkeypatch, ends_at, error)
-    assert run(True, []) is False
+    assert run(lambda: not {ends_at, "wait"}.isdisjoint(spark.steps), []) is False
     assert spark.steps[-1] == ("session" if ends_at == "session" else "stop")
 
 
@@ -78,5 +82,41 @@ def test_a_jvm_that_ends_while_its_session_is_stopped_takes_nothing_from_a_copy_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spark = Spark(monkeypatch, "stop", GONE[1])
-    assert run(False, []) is True
+    assert run(lambda: False, []) is True
     assert spark.steps[:2] == ["session", "start"] and spark.steps[-1] == "stop"
+
+
+@pytest.mark.parametrize(("asked_at", "steps"), [(None, []), ("session", ["session", "stop"])])
+def test_a_stop_that_is_asked_for_before_the_query_starts_starts_none(
+    monkeypatch: pytest.MonkeyPatch, asked_at: str | None, steps: list[str]
+) -> None:
+    spark = Spark(monkeypatch, "never", GONE[0])
+    assert run(lambda: asked_at is None or asked_at in spark.steps, []) is False
+    assert spark.steps == steps
+
+
+def test_spark_starts_in_a_thread_where_pyspark_takes_no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def start(_: Any) -> str:
+        threads.append(threading.current_thread())
+        return "session"
+
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", start)
+    assert cast(str, mirror_job.spark_session(1)) == "session"
+    (starting,) = threads
+    assert starting is not threading.main_thread() and not starting.is_alive()
+
+
+@pytest.mark.parametrize("error", GONE)
+def test_a_jvm_that_ends_while_all_flows_start_is_told_in_one_sentence_and_not_at_all_after_a_signal(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    spark = Spark(monkeypatch, "session", error)
+    with pytest.raises(TolerantClientError, match="Spark could not be started, or its JVM has ended"):
+        run_links([], is_stopping=lambda: False, tell=lambda event: None)
+    spark.steps.clear()
+    run_links([], is_stopping=lambda: "session" in spark.steps, tell=lambda event: None)
+    assert spark.steps == ["session"]
+    run_links([], is_stopping=lambda: True, tell=lambda event: None)
+    assert spark.steps == ["session"], "a stop before Spark starts starts none"

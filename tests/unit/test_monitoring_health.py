@@ -161,6 +161,13 @@ def test_partitions_of_one_reason_are_told_together_and_many_reasons_not_one_by_
     assert waiting_reasons(many)[-1].text == "and 4 more like this"
 
 
+def test_what_needs_a_person_is_told_as_blocked_and_what_cures_itself_as_waiting() -> None:
+    first, second = TopicPartition("orders", 0), TopicPartition("orders", 1)
+    waits = {first: Waiting("a record is too large", NOW_MS, is_blocked=True), second: Waiting("no replicas", NOW_MS)}
+    found = [(reason.health, reason.text.partition(" ")[0]) for reason in waiting_reasons(waits)]
+    assert found == [(Health.BLOCKED, "orders-0"), (Health.WAITING, "orders-1")]
+
+
 def test_what_cannot_be_copied_yet_does_not_stand_still() -> None:
     held, moving, standing = Ends(P, 10, 10, 50), Ends(TopicPartition("orders", 1), 10, 50, 50), Ends(TopicPartition("orders", 2), 10, 50, 50)
     (reason,) = still([held, moving, standing], [held, moving._replace(copied=11), standing], LinkControl(), 2.0)

@@ -62,7 +62,7 @@ def test_a_peak_is_not_lost_by_thinning() -> None:
 
 def test_what_is_not_known_is_left_out_of_means() -> None:
     one = thinned([Point(1, 1, math.nan, 10, math.nan, 3), Point(2, 5, math.nan, math.nan, math.nan, 1)])
-    assert (one.time_ms, one.lag_offsets, one.records_per_s, one.latency_ms) == (2, 5, 10, 3)
+    assert (one.time_ms, one.lag_offsets, one.offsets_per_s, one.latency_ms) == (2, 5, 10, 3)
     assert math.isnan(one.lag_seconds) and math.isnan(one.bytes_per_s)
 
 

@@ -128,7 +128,7 @@ def test_look_gives_the_board_ends_lag_and_rates(watch: Watch) -> None:
     watch.after(0)
     found = watch.after(4, source={FIRST: 30, SECOND: 10}, target={FIRST: 24, SECOND: 10})
     assert (found.partitions[FIRST].lag_offsets, found.partitions[SECOND].lag_offsets) == (6, 0)
-    assert found.topics["orders"].records_per_s == 20 / 4
+    assert found.topics["orders"].offsets_per_s == 20 / 4
     assert watch.board.states() == [found]
     assert watch.copied == 20
 
@@ -137,8 +137,8 @@ def test_rates_are_those_of_the_last_seconds_and_never_negative(watch: Watch) ->
     watch.after(0)
     for step in range(1, 31):
         found = watch.after(1, target={FIRST: 4 + 100 * min(step, 15), SECOND: 10})
-    assert found.topics["orders"].records_per_s == 0  # nothing came for 15 s
-    assert watch.after(1, target={FIRST: 0, SECOND: 10}).topics["orders"].records_per_s == 0
+    assert found.topics["orders"].offsets_per_s == 0  # nothing came for 15 s
+    assert watch.after(1, target={FIRST: 0, SECOND: 10}).topics["orders"].offsets_per_s == 0
 
 
 def test_cluster_that_is_away_keeps_its_numbers_and_is_named(watch: Watch) -> None:
@@ -474,7 +474,7 @@ def test_terminal_shows_topics_rates_pauses_and_clusters_that_are_away(monkeypat
         watch._bars.progress.refresh()
     watch._bars.stop()
     shown = text.getvalue()
-    for words in ("orders", "18/20", "2 rec/s", "1 blocked", "no answer from the target", "blocked: orders-0: too large"):
+    for words in ("orders", "18/20", "2 offsets/s", "1 blocked", "no answer from the target", "blocked: orders-0: too large"):
         assert words in shown, words
 
 

@@ -10,11 +10,8 @@ from typing import Any, cast
 import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
-from typer.testing import CliRunner
 
-from spark_integration.cli import app
 from spark_integration.commands.exits import exit_code
-from spark_integration.commands.link import GivenLink
 from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError, UnsupportedSourceError
 from tolerant_client.mirror.led_offsets import LedOffsets
 from tolerant_client.mirror.link import fence, promotion, scope
@@ -559,20 +556,3 @@ def test_a_copy_ends_before_the_marker_of_a_fence_that_was_not_finished(monkeypa
     monkeypatch.setattr(fence, "read_headers", headers)
     target = FakeTarget()
     assert target.net.run(fence._copied_until, target, {P: 11, other: 5}, 7) == {P: 10, other: 5}
-
-
-@pytest.mark.parametrize("options", [("promote", "--source", "a:1"), ("failover",)])
-@pytest.mark.parametrize("is_dry_run", [False, True])
-def test_an_interrupted_promotion_says_that_it_may_be_half_done(
-    monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], is_dry_run: bool
-) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(GivenLink, "whole", lambda given: given)
-    monkeypatch.setattr(GivenLink, "run", interrupt)
-    monkeypatch.setattr(GivenLink, "run_on_target", interrupt)
-    dry = ["--dry-run"] if is_dry_run else []
-    done = CliRunner().invoke(app, [*options, "--target", "b:1", "--link", "dr", "--topics", "orders", *dry])
-    assert done.exit_code == 130
-    assert ("if the promotion had begun, it is not finished: run this again" in done.stderr) is not is_dry_run

@@ -51,6 +51,14 @@ def report(bounds: tuple[int | None, ...], *results: SliceResult, **more: Any) -
     return partition_report(PARTITION, logs(*bounds), results, **options)
 
 
+def test_what_was_never_to_be_copied_is_told_apart_from_what_the_target_no_longer_has() -> None:
+    found = report((0, 40, 30, 40), done(30, 40), begun_at=10)
+    assert [part[:2] for part in found.not_compared] == [(0, 10), (10, 30)] and found.outcome is NOT_COMPARED
+    assert "never to be copied" in found.not_compared[0].reason and "no longer has them" in found.not_compared[1].reason
+    (only,) = report((5, 40, 10, 40), done(10, 40), begun_at=20).not_compared
+    assert only[:2] == (5, 10) and "never to be copied" in only.reason
+
+
 def test_slices_are_put_together_up_to_the_first_that_differs() -> None:
     found = report((0, 40, 0, 40), done(0, 20), done(20, 30, compared_until=25, difference=WRONG), done(30, 40))
     assert (found.identical_until, found.first_difference, found.records) == (25, WRONG, 40)

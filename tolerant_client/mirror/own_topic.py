@@ -44,7 +44,7 @@ async def create_own_topic(target: RawCluster, topic: str, config: Mapping[str, 
     await create_topics(target, topics)
 
 
-async def append_own(target: RawCluster, topic: str, key: str, value: bytes) -> int:
+async def append_own(target: RawCluster, topic: str, key: str, value: bytes | None) -> int:
     """Appends one record and returns its offset, once all in-sync replicas have it; tried once.
 
     It may be there although an error is raised, or twice, so it must say the same then.

@@ -198,7 +198,7 @@ async def check_link(
     grown(control, LinkTopics.of(topics))
     require_same_source(control, link, await source.cluster_id())
     names = [topic.name for topic in planned.topics.copied]
-    left_out = await refuse_others(target, link, names, is_identical=is_identical)
+    left_out = await refuse_others(target, link, control, names, is_identical=is_identical)
     copied = [source.wire_topic(topic.name) for topic in planned.topics.copied]
     unseen = await refuse_circle(source, target, copied, link)
     if has_start and planned.waiting:

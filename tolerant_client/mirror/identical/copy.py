@@ -42,7 +42,7 @@ from tolerant_client.mirror.identical.append import NO_CLAIM, Appender, GapFille
 from tolerant_client.mirror.identical.fill import MarkerFiller, TransactionFiller
 from tolerant_client.mirror.identical.given_times import rewritten_offsets
 from tolerant_client.mirror.identical.log_start import start_log_at
-from tolerant_client.mirror.identical.open_gaps import end_open_gaps
+from tolerant_client.mirror.identical.open_gaps import OpenGaps
 from tolerant_client.mirror.identical.partition import NO_PRODUCER, AppendState, PartitionCopy, Phase, times_rewritten
 from tolerant_client.mirror.identical.probes import probe_logs
 from tolerant_client.mirror.identical.pull import Puller
@@ -134,6 +134,7 @@ class LinkCopier:
         )
         self._facts = TargetFacts(source, target, policy, clock)
         self._begun = Begun(target, self.control)
+        self._open_gaps = OpenGaps(target, link, self._may_fill, clock)
         self._resting = RestingLogs(target, clock, self._spawn, self._after_trouble)
         self._to_sync: set[TopicPartition] = set()
         self._looked_at: set[TopicPartition] = set()  # by a group that is not done: one look at a partition at a time
@@ -386,7 +387,7 @@ class LinkCopier:
         await self._facts.read(copies.values())
         self._not_read([p for p in due if not self._facts.has(p.topic)], "the target topic is not there")
         due = self._with_times_kept([p for p in due if self._facts.has(p.topic)])
-        unknown = await end_open_gaps(self.target, self.link, due, self._may_fill, self.clock)
+        unknown = await self._open_gaps.end(due)
         for partition, why in unknown.items():
             self._not_read([partition], why)
         due = [p for p in due if p not in unknown and p in copies]

@@ -32,41 +32,64 @@ _ANSWERED_IN_S = 5.0  # by a coordinator; one that hangs holds up its own partit
 _AT_ONCE = 200
 
 
-async def end_open_gaps(
-    target: RawCluster,
-    link: str,
-    partitions: Collection[TopicPartition],
-    may_write: Callable[[TopicPartition], Awaitable[None]],
-    clock: Callable[[], float] = time.monotonic,
-) -> dict[TopicPartition, str]:
-    """Ends the link's open gap transactions in these partitions; says of which, and why, nobody knows whether there is one.
+class OpenGaps:
+    """Those of one link; on the loop of `target`.
 
     `may_write` raises LinkPromotedError where the link may write no more, and KafkaError where the partition is not claimed;
     it is asked only if there is something to end.
-    Raises that, and KafkaError.
     """
-    names = {gap_transactional_id(link, partition): partition for partition in partitions}
-    if not names:
-        return {}
-    await target.connect()
-    if DescribeTransactionsRequest.API_KEY in target.manager.broker_version_data.api_versions:
-        found, unknown = await _described(target, names)
-    else:
-        found, unknown = list(names), {}
-    coordinators = Coordinators(target)
 
-    async def end(name: str) -> None:
-        await may_write(names[name])
+    def __init__(
+        self,
+        target: RawCluster,
+        link: str,
+        may_write: Callable[[TopicPartition], Awaitable[None]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._target = target
+        self._link = link
+        self._may_write = may_write
+        self._clock = clock
+        self._coordinators = Coordinators(target)
+        self._ending: dict[str, Future] = {}  # what a coordinator that hangs has not ended yet: the next look waits for the same
+
+    async def end(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, str]:
+        """Ends the open transactions in these partitions; says of which, and why, nobody knows whether there is one.
+
+        Raises what `may_write` does, and KafkaError.
+        """
+        target = self._target
+        names = {gap_transactional_id(self._link, partition): partition for partition in partitions}
+        if not names:
+            return {}
+        await target.connect()
+        if DescribeTransactionsRequest.API_KEY in target.manager.broker_version_data.api_versions:
+            found, unknown = await _described(target, names)
+        else:
+            found, unknown = list(names), {}
+        for name in names.keys() - found:
+            self._ending.pop(name, None)
+        ending = {
+            name: self._ending.pop(name, None) or target.net.call_soon_with_future(self._end, name, names[name])
+            for name in found[:_AT_ONCE]
+        }
+        deadline = time.monotonic() + _ANSWERED_IN_S
+        for name, future in ending.items():
+            if not await _is_done(target, future, deadline):
+                self._ending[name] = future
+                unknown[name] = _silent(name, self._coordinators.known(TRANSACTION, name))
+        for future in [future for future in ending.values() if future.is_done]:
+            await future
+        # What is left is looked for again at the next look.
+        return {names[name]: why for name, why in {**unknown, **dict.fromkeys(found[_AT_ONCE:], "gaps are being ended")}.items()}
+
+    async def _end(self, name: str, partition: TopicPartition) -> None:
+        await self._may_write(partition)
         try:
-            await GapProducer(target, coordinators, name, names[name], clock).begin()
+            await GapProducer(self._target, self._coordinators, name, partition, self._clock).begin()
         except OptionError as error:
             if not isinstance(error.__cause__, Errors.TransactionalIdAuthorizationFailedError):
                 raise
-
-    for future in [target.net.call_soon_with_future(end, name) for name in found[:_AT_ONCE]]:
-        await future
-    # What is left is looked for again at the next look.
-    return {names[name]: why for name, why in {**unknown, **dict.fromkeys(found[_AT_ONCE:], "gaps are being ended")}.items()}
 
 
 async def _described(target: RawCluster, names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
@@ -87,9 +110,13 @@ async def _described(target: RawCluster, names: Iterable[str]) -> tuple[list[str
 
     asked = {node_id: target.net.call_soon_with_future(ask, node_id, keys) for node_id, keys in by_node.items()}
     found: list[str] = []
+    deadline = time.monotonic() + _ANSWERED_IN_S
     for node_id, future in asked.items():
+        if not await _is_done(target, future, deadline):
+            unknown.update({key: _silent(key, node_id) for key in by_node[node_id]})
+            continue
         try:
-            states = (await _in_time(target, future, f"node {node_id}")).transaction_states
+            states = (await future).transaction_states
         except Errors.KafkaError as error:
             why = f"the coordinator of its gap transactions does not answer: {type(error).__name__}: {error}"
             unknown.update(dict.fromkeys(by_node[node_id], why))
@@ -103,18 +130,21 @@ async def _described(target: RawCluster, names: Iterable[str]) -> tuple[list[str
     return found, unknown
 
 
-async def _in_time(target: RawCluster, future: Any, who: str) -> Any:
-    """What a future brings; raises RequestTimedOutError where that takes too long."""
+async def _is_done(target: RawCluster, future: Future, deadline: float) -> bool:
+    """Whether a future is done by then (monotonic); what it brings is not read."""
     done = Future()
 
     def finish(*_: object) -> None:
         if not done.is_done:
             done.success(None)
 
-    timer = target.net.call_later(_ANSWERED_IN_S, finish)
+    timer = target.net.call_later(max(0.0, deadline - time.monotonic()), finish)
     future.add_both(finish)
     await done
     target.net.cancel(timer)
-    if not future.is_done:
-        raise Errors.RequestTimedOutError(f"{who} has not answered for {_ANSWERED_IN_S:.0f} s")
-    return await future
+    return bool(future.is_done)
+
+
+def _silent(transactional_id: str, node_id: int | None) -> str:
+    where = "" if node_id is None else f" at broker {node_id}"
+    return f"the coordinator of transactional id {transactional_id}{where} does not respond"

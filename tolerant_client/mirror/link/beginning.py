@@ -5,8 +5,7 @@ foreign writes, or copy them round and round.  Each link writes down in the cont
 copies from and what it takes; so a link finds in the control topic of its *source* those that write there.
 
 A record there that cannot be read, and says that a link copies, may be of a mirror that writes the same topics: nothing
-starts beside it, and the error says how it is cleared: under the key of a link by that link's record, since one without a
-value takes the link away.  One that does not say so is of no mirror, and stops nobody.
+starts beside it, and the error says how it is cleared (repair.py).  One that does not say so is of no mirror, and stops nobody.
 """
 
 from __future__ import annotations
@@ -23,10 +22,12 @@ from tolerant_client.mirror.link.control import (
     Controls,
     LinkControl,
     Unreadable,
+    read_control,
     read_controls,
     update_control,
 )
 from tolerant_client.mirror.topic_filter import LinkTopics
+from tolerant_client.mirror.topics import topic_ids
 from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
 
 _MAY_NOT = (
@@ -53,7 +54,7 @@ async def refuse_circle(source: RawCluster, target: RawCluster, topics: Collecti
         )
     may_copy = [record for record in controls.unreadable if record.copies_from == there]
     if may_copy and topics:
-        why = _hindrance(may_copy[0], controls, min(topics), source)
+        why = _hindrance(may_copy[0], min(topics), source)
         raise OptionError(f"Whether link {link} runs in a circle cannot be told: {why}")
     for other, control in controls.links.items():
         if control.is_promoted or control.source_cluster_id != there or not control.topics:
@@ -73,15 +74,12 @@ def _in_both(taken: str, names: Collection[str]) -> str:
     return f"{both[0]} and {len(both) - 1} more" if len(both) > 1 else "".join(both)
 
 
-def _hindrance(record: Unreadable, controls: Controls, topic: str, cluster: RawCluster) -> str:
-    if record.key in controls.links:
-        written = f"write the record with that key before it to {CONTROL_TOPIC} of the {cluster.name} once more"
-    else:
-        written = f"write a record with that key and no value to {CONTROL_TOPIC} of the {cluster.name}"
+def _hindrance(record: Unreadable, topic: str, cluster: RawCluster) -> str:
     return (
         f"{record}, and says that a link copies from cluster {(record.copies_from or '')[:60]!r} to this {cluster.name};"
         f" it may take topic {topic}. Install here the version of the mirror that wrote it; if none did, take away the right"
-        f" to write there from whoever wrote it, and {written}"
+        f" to write there from whoever wrote it, and run tolerant-kafka repair with the {cluster.name} as --target and that key as"
+        " --link"
     )
 
 
@@ -110,12 +108,12 @@ def require_same_source(control: LinkControl, link: str, cluster_id: str | None)
 
 
 async def refuse_others(
-    target: RawCluster, link: str, names: Collection[str], *, is_identical: bool
+    target: RawCluster, link: str, own: LinkControl, names: Collection[str], *, is_identical: bool
 ) -> tuple[str, ...]:
-    """Raises OptionError where another link that is not promoted writes some of these topics of the target, or may.
+    """Raises OptionError where another link writes some of these topics of the target, or may, or has made what was promoted.
 
     Links with translated offsets may share a topic; one with identical offsets, which has a producer id, has it alone.
-    Returns warnings of records that were left out.
+    `own` is the link's own control.  Returns warnings of records that were left out.
     """
     try:
         controls = await read_controls(target)
@@ -123,7 +121,11 @@ async def refuse_others(
         return ()  # write_down warns of it
     require_no_unreadable(controls, link, names, target)
     for other, control in controls.links.items():
-        if other == link or control.is_promoted or control.is_handed_back or not control.topics:
+        if other == link or control.is_handed_back or not control.topics:
+            continue
+        if control.is_promoted:
+            if is_identical and control.producer_ids:
+                await _refuse_promoted(target, other, own, [name for name in names if writes(LinkTopics.from_json(control.topics), name)])
             continue
         if not (is_identical or control.producer_ids):
             continue
@@ -139,10 +141,27 @@ async def refuse_others(
     )
 
 
+async def _refuse_promoted(target: RawCluster, other: str, own: LinkControl, names: Collection[str]) -> None:
+    """Raises OptionError for a topic that is still the promoted copy of another link, as its id tells, and that ours neither
+    began nor adopted (failback): what its producers have written since is nowhere else.
+    """
+    begun = (await read_control(target, other)).begun if names else {}
+    ids = await topic_ids(target, {p.topic for p in begun if p.topic in names})
+    copies = {p.topic for p, of in begun.items() if of.target and of.target == str(ids.get(p.topic)) and not own.has_begun(p)}
+    if copies:
+        more = f" and {len(copies) - 1} more" if len(copies) > 1 else ""
+        raise OptionError(
+            f"Topic {min(copies)}{more} of this target is the copy of link {other}, which was promoted: it belongs to its own"
+            " producers, and what they have written there is nowhere else. To copy it back, run tolerant-kafka failback with"
+            " source and target exchanged; or leave the topic out. Where nothing of it is needed any more, delete it on the"
+            " target: it is copied anew"
+        )
+
+
 def require_no_unreadable(controls: Controls, link: str, names: Collection[str], target: RawCluster) -> None:
     """Raises OptionError where a record that cannot be read may be of another link that copies these topics."""
     if may_copy := [record for record in controls.unreadable if record.key != link and record.copies_from and names]:
-        why = _hindrance(may_copy[0], controls, min(names), target)
+        why = _hindrance(may_copy[0], min(names), target)
         raise OptionError(f"Whether another link than {link} copies the same topics cannot be told: {why}")
 
 

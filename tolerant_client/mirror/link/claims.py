@@ -5,9 +5,10 @@ copies, or the mirror that started it), its value JSON, complete in itself:
 
     {"version": 1, "link": "dr", "run": "5f0c...", "role": "copier", "host": "m1", "pid": 812, "since_ms": 1763775000000,
      "sequence": 7, "names": {"orders": [[0, 3]], "clicks": [[2, 2]]}, "asks": {},
-     "waiting": {"orders-3": ["the target's broker ...", 1763775003000]}, "waiting_count": 1, "is_end": false}
+     "waiting": {"orders-3": ["the target's broker ...", 1763775003000]}, "blocked": ["orders-3"], "waiting_count": 1,
+     "is_end": false}
 
-Ranges of partitions include both ends.  A record names all that its holder holds and takes; what it does not name it releases.
+Of what waits `blocked` needs a person; a version before it does not say.  Ranges of partitions include both ends.  A record names all that its holder holds and takes; what it does not name it releases.
 
 Laws:
 A. A partition has one writer at every moment, as the claims log says: whoever holds no claim appends nothing.
@@ -88,10 +89,11 @@ class Holder:
 
 
 class Waiting(NamedTuple):
-    """Why a partition stands still, and since when (ms since 1970)."""
+    """Why a partition stands still, and since when (ms since 1970); with `is_blocked` until a person has done something."""
 
     reason: str
     since_ms: int
+    is_blocked: bool = False
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,8 @@ def encode_claims(record: ClaimsRecord) -> bytes:
         "sequence": record.sequence,
         "names": _ranges(record.names),
         "asks": _ranges(record.asks),
-        "waiting": {f"{topic}-{index}": list(why) for (topic, index), why in shown},
+        "waiting": {f"{topic}-{index}": [why.reason, why.since_ms] for (topic, index), why in shown},
+        "blocked": [f"{topic}-{index}" for (topic, index), why in shown if why.is_blocked],
         "waiting_count": max(record.waiting_count, len(record.waiting)),
         "is_end": record.is_end,
     }
@@ -177,12 +180,13 @@ def decode_claims(key: bytes | None, value: bytes | None) -> ClaimsRecord | None
             return None
         link, run, host, role = (text(found[name]) for name in ("link", "run", "host", "role"))
         waiting = {_partition(name): elements(why, 2) for name, why in members(found["waiting"]).items()}
+        blocked = frozenset(_partition(text(name)) for name in elements(found.get("blocked", [])))
         return ClaimsRecord(
             Holder((key or b"").decode(), link, run, host, whole(found["pid"]), moment(found["since_ms"]), role),
             whole(found["sequence"]),
             _names(found["names"]),
             _names(found["asks"]),
-            {partition: Waiting(text(reason), moment(since)) for partition, (reason, since) in waiting.items()},
+            {p: Waiting(text(reason), moment(since), p in blocked) for p, (reason, since) in waiting.items()},
             whole(found["waiting_count"]),
             flag(found["is_end"]),
         )

@@ -16,7 +16,7 @@ Laws:
   same one the first counts.  So no writer takes back what it did not know, also one that died before it could look; its
   record has until the topic is compacted to be followed by another one, since the cleaner keeps the last one of a key.
 - It is read as a whole or not at all.  After one with a field that no mirror writes its link is not started, paused or
-  promoted, until a readable one lies after it; a copier that runs goes on under what it has read, until its next sync.
+  promoted, until a readable one lies after it (repair.py writes it); a copier that runs goes on under what it has read, until its next sync.
 - A record without a value takes the link away, for whoever looks from then on: as after the topic was compacted.
 - Writers look whether theirs counts, and change what does (update_control): two at once both have their way.
 - A `knew` beside another time than `time_ms` was kept by a version that does not know it: that record knew all before it.
@@ -121,6 +121,10 @@ class LinkControl:
     def pauses(self, partition: TopicPartition) -> bool:
         return WHOLE_LINK in self.paused or partition.topic in self.paused or partition in self.paused_partitions
 
+    def has_begun(self, partition: TopicPartition) -> bool:
+        """Whether the link has begun the target's log of a partition, or adopted what was found there."""
+        return partition in self.begun or partition in self.adopted
+
     @property
     def paused_words(self) -> list[str]:
         """What is paused, in words: a topic may be called as a partition of another one."""
@@ -212,10 +216,15 @@ def decode_control(value: bytes) -> LinkControl:
     except OptionError:
         raise
     except (ValueError, KeyError) as error:
-        raise OptionError(
-            f"A record of {CONTROL_TOPIC} is none of ours ({error});"
-            " take away the right to write there from whoever wrote it, and write the record of that key before it once more"
-        ) from error
+        raise OptionError(f"A record of {CONTROL_TOPIC} is none of ours ({error})") from error
+
+
+def is_newer(value: bytes) -> bool:
+    """Whether a record that cannot be read says that a newer version wrote it.  Pure."""
+    try:
+        return whole(document(value)["version"]) > _VERSION
+    except (ValueError, KeyError):
+        return False
 
 
 def _topics(written: str) -> str:
@@ -412,13 +421,26 @@ class ControlWatch:
         if end > self.position:
             newest = newest_of(self.link, await _records(self._target, self.position, end), self.newest)
             if newest is not None and newest is not self.newest:
-                self.value = self._as_of_our_life(decode_control(newest.value or b""))
+                self.value = self._as_of_our_life(_decoded(newest.value or b"", self.link, self._target))
             self.position, self.newest = end, newest
 
     def _as_of_our_life(self, control: LinkControl) -> LinkControl:
         """A process that slept through a promotion and the link's next life is of the life that was promoted."""
         is_later = self.is_read and control.generation != self.value.generation
         return replace(control, is_promoted=True, is_fenced=True, generation=self.value.generation) if is_later else control
+
+
+def _decoded(value: bytes, link: str, target: RawCluster) -> LinkControl:
+    """What the record of a link says; raises OptionError with the way out."""
+    try:
+        return decode_control(value)
+    except OptionError as error:
+        if is_newer(value):
+            raise
+        raise OptionError(
+            f"{text_of(error)}, under the name of link {link}: take away the right to write there from whoever wrote it, and"
+            f" run tolerant-kafka repair {link_options(link, target)}"
+        ) from error
 
 
 async def read_control(target: RawCluster, link: str) -> LinkControl:
@@ -470,14 +492,15 @@ def controls_of(records: Iterable[Record]) -> Controls:
     links: dict[str, LinkControl] = {}
     unreadable: list[Unreadable] = []
     for key, of_key in by_key.items():
-        if readable := [record for record in of_key if _why_unreadable(record) is None]:
+        if readable := [record for record in of_key if why_unreadable(record) is None]:
             links[key] = replace(decode_control(max(readable, key=rank).value or b""), begun={})
-        if why := _why_unreadable(of_key[-1]):
+        if why := why_unreadable(of_key[-1]):
             unreadable.append(Unreadable(key, why, _copies_from(of_key[-1].value or b"")))
     return Controls(links, tuple(unreadable))
 
 
-def _why_unreadable(record: Record) -> str | None:
+def why_unreadable(record: Record) -> str | None:
+    """Why a record is none of ours, or of a newer version; None where it can be read.  Pure."""
     try:
         decode_control(record.value or b"")
     except OptionError as error:
@@ -519,13 +542,13 @@ async def update_control(target: RawCluster, link: str, change: Callable[[LinkCo
         if newest is None or newest.value == value:
             return wanted
         # Whoever wrote between our look and our record goes before us: our change is made to that.
-        wanted, position = change(decode_control(newest.value or b"")), offset + 1
+        wanted, position = change(_decoded(newest.value or b"", link, target)), offset + 1
 
 
 def _readable(link: str, wanted: LinkControl, knew: int) -> bytes:
     """The value of a record that is written now.  One that could not be read again would stop every mirror of the target."""
     value = encode_control(wanted, int(time.time() * 1000), knew)
-    if why := _why_unreadable(Record(0, 0, link.encode(), value)):
+    if why := why_unreadable(Record(0, 0, link.encode(), value)):
         raise OptionError(
             f"Nothing is written down of link {link}, since {CONTROL_TOPIC} could not be read after it: what it would say has a"
             f" name that is not UTF-8, a number above 2^63-1, or more than a cluster has ({why.partition(';')[0]})"
@@ -543,7 +566,7 @@ def newest_of(link: str, records: Iterable[Record], newest: Record | None = None
     for record in records:
         if record.key == link.encode():
             of_link = [] if record.value is None else [*of_link, record]
-    readable = [record for record in of_link if _why_unreadable(record) is None]
+    readable = [record for record in of_link if why_unreadable(record) is None]
     if of_link and (not readable or readable[-1] is not of_link[-1]):
         return of_link[-1]
     return max(readable, key=rank, default=None)

@@ -85,15 +85,15 @@ def sorted_by_weight(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
 
 
 def waiting_reasons(waits: Mapping[TopicPartition, Waiting]) -> list[Reason]:
-    """What waits, partitions of one reason together, the oldest first."""
-    found: dict[str, list[tuple[int, TopicPartition]]] = {}
+    """What stands still, what is blocked and what waits; partitions of one reason together, the oldest first."""
+    found: dict[tuple[bool, str], list[tuple[int, TopicPartition]]] = {}
     for partition, wait in waits.items():
-        found.setdefault(wait.reason, []).append((wait.since_ms, partition))
-    texts = []
-    for reason, members in sorted(found.items(), key=lambda item: min(item[1])):
-        since_ms, first = min(members)
-        texts.append(f"{names([first, *(p for _, p in sorted(members) if p != first)])} since {utc(since_ms)}: {reason[:_SHORT]}")
-    return [Reason(Health.WAITING, text) for text in few(texts)]
+        found.setdefault((wait.is_blocked, wait.reason), []).append((wait.since_ms, partition))
+    texts: dict[bool, list[str]] = {True: [], False: []}
+    for (is_blocked, reason), members in sorted(found.items(), key=lambda item: min(item[1])):
+        which = names(p for _, p in sorted(members))
+        texts[is_blocked].append(f"{which} since {utc(min(members)[0])}: {reason[:_SHORT]}")
+    return [Reason(Health.BLOCKED if each else Health.WAITING, text) for each, told in texts.items() for text in few(told)]
 
 
 def blocked_reasons(blocked: Mapping[TopicPartition, str]) -> list[Reason]:

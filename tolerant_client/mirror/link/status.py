@@ -126,7 +126,7 @@ async def read_status(
     A broker that does not respond holds it up for some seconds, and its partitions are told as unknown.
     Raises OptionError where nobody says what it copies, and KafkaError.
     """
-    claims, looked = await _read_claims(target), time.monotonic()
+    claims, looked = await look_at_claims(target), time.monotonic()
     control = await read_control(target, link)
     chosen = link_topics(control, link, topics)
     on_source = await source.partitions()
@@ -153,7 +153,7 @@ async def read_status(
     sizes = await _within(source, _bytes_per_offset, source, second) if behind else {}
     statuses = _by_topic(second, control, ages or {}, sizes, rows or {}, unseen)
     held, held_ms = await find_held(source, held_spans(first, second)), int(time.time() * 1000)
-    mirrors = await _mirrors(target, link, claims, looked)
+    mirrors = await seen_mirrors(target, link, claims, looked)
     is_unfinished = control.is_promoted and not control.is_fenced
     reasons = [
         Reason(Health.BLOCKED, text)
@@ -206,7 +206,7 @@ async def _within(cluster: RawCluster, function: Callable[..., Awaitable[_T]], *
     return found
 
 
-async def _read_claims(target: RawCluster) -> ClaimsLog | None:
+async def look_at_claims(target: RawCluster) -> ClaimsLog | None:
     """None where we may not read who writes there, or a broker that hangs does not tell."""
     try:
         return await _within(target, read_claims, target)
@@ -214,7 +214,7 @@ async def _read_claims(target: RawCluster) -> ClaimsLog | None:
         return None
 
 
-async def _mirrors(target: RawCluster, link: str, before: ClaimsLog | None, began: float) -> list[Run] | None:
+async def seen_mirrors(target: RawCluster, link: str, before: ClaimsLog | None, began: float) -> list[Run] | None:
     """The mirrors of a link that were seen lately; None where that is not known.
 
     `before` is the look of `began` (monotonic): a mirror that has renewed since is alive, whatever the clocks say, and one
@@ -222,7 +222,7 @@ async def _mirrors(target: RawCluster, link: str, before: ClaimsLog | None, bega
     """
     if before is None:
         return None
-    while (now := await _read_claims(target)) is not None:
+    while (now := await look_at_claims(target)) is not None:
         found = [run for run in now.runs(before) if run.link == link]
         is_told = any(run.is_alive for run in found) or all(run.is_ended for run in found)
         if is_told or time.monotonic() - began >= LEASE_MS / 1000:

@@ -228,14 +228,16 @@ def partition_report(
     ledger: Sequence[LedgerRange] = (),
     waiting: tuple[Waiting, Waiting] = (Waiting(""), Waiting("")),
     resumed: Resumed | None = None,
+    begun_at: int = 0,
 ) -> PartitionReport:
     """Puts the slices of one partition together; they are in the order of their offsets and leave nothing out.
 
-    `waiting` says what holds back the last stable offsets of source and target.
+    `waiting` says what holds back the last stable offsets of source and target.  What lies before `begun_at` was never to be
+    copied: its link began there.
     """
     start, until = bounds.common
     resumed_at = None if resumed is None else max(start, min(resumed.identical_until, until))
-    found, gaps = _at_the_ends(bounds, allow_behind, waiting)
+    found, gaps = _at_the_ends(bounds, allow_behind, waiting, begun_at)
     if resumed is not None and resumed_at is not None:
         before = [part._replace(until_offset=min(part.until_offset, resumed_at)) for part in resumed.not_compared]
         gaps += [part for part in before if part.until_offset > max(start, part.from_offset)]
@@ -275,7 +277,7 @@ def partition_report(
 
 
 def _at_the_ends(
-    bounds: LogBounds, allow_behind: bool, waiting: tuple[Waiting, Waiting]
+    bounds: LogBounds, allow_behind: bool, waiting: tuple[Waiting, Waiting], begun_at: int
 ) -> tuple[Difference | None, list[NotCompared]]:
     """What is different before and behind the offsets that both logs have, and what is not compared there."""
     start, stable, end, target_start, target_stable, target_end = (offset or 0 for offset in bounds)
@@ -286,9 +288,13 @@ def _at_the_ends(
         gap = NotCompared(start, end, reason, not allow_behind)
         return None if allow_behind else Difference(start, reason), [gap]
     gaps = []
-    if target_start > start:
+    kept_from = max(start, min(begun_at, target_start))
+    if kept_from > start:
+        reason = f"they were never to be copied: the link was begun at a time (--from), at offset {begun_at}"
+        gaps.append(NotCompared(start, kept_from, reason))
+    if target_start > kept_from:
         reason = f"the target no longer has them: its log starts at {target_start}"
-        gaps.append(NotCompared(start, target_start, reason))
+        gaps.append(NotCompared(kept_from, target_start, reason))
     if target_stable < min(target_end, stable):
         gaps.append(NotCompared(max(start, target_stable), min(target_end, stable), *waiting[1]))
     if stable > target_end:

@@ -100,6 +100,7 @@ class Verification:
         self._waiting: dict[TopicPartition, tuple[Waiting, Waiting]] = {}
         self._compacted: dict[str, tuple[bool, bool]] = {}
         self._fenced_ids: set[int] = set()  # producer ids of promoted links between these clusters
+        self._starts: dict[TopicPartition, int] = {}  # of links that began at a time
         self._ids: dict[str, Any] = {}
         self._resumed: dict[TopicPartition, Resumed] = {}
         self._bounds: dict[TopicPartition, LogBounds] = {}
@@ -159,6 +160,8 @@ class Verification:
             ]
         origin = self._ids["source"]["cluster"]
         promoted = [control for control in links.values() if control.is_promoted and control.source_cluster_id == origin]
+        copying = [control for control in links.values() if control.source_cluster_id == origin]
+        self._starts = {p: offset for control in copying for p, offset in control.starts.items()}
         self._fenced_ids = {number for control in promoted for number in control.producer_ids}
         return made_anew(links, origin, now)
 
@@ -397,6 +400,7 @@ class Verification:
             ledger=self._ledger.get(partition, ()),
             waiting=self._waiting.get(partition, (Waiting(""), Waiting(""))),
             resumed=self._resumed.get(partition),
+            begun_at=self._starts.get(partition, 0),
         )
 
 

@@ -1,0 +1,126 @@
+"""What all commands do with their command line, before a cluster is asked anything."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from typer.testing import CliRunner
+
+from spark_integration.cli import app
+from spark_integration.commands import take_over
+from spark_integration.commands.exits import exit_code
+from spark_integration.commands.link import GivenLink
+from tolerant_client.errors import OptionError
+from tolerant_client.raw import RawCluster
+
+BOTH = ("--source", "127.0.0.1:1", "--target", "127.0.0.1:2")
+HALF = "half-\udcff"  # what Python makes of a byte that is no UTF-8
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("mirror", *BOTH, "--topics", "orders", "--link", HALF),
+        ("status", *BOTH, "--link", HALF),
+        ("promote", *BOTH, "--link", HALF),
+        ("failback", *BOTH, "--topics", "orders", "--link", HALF),
+        ("doctor", *BOTH, "--link", HALF),
+        ("doctor", *BOTH, "--group", "well", "--group", HALF),
+        ("pause", *BOTH[2:], "--topic", HALF),
+        ("throttle", HALF, *BOTH[2:]),
+        ("status", "--target", HALF),
+    ],
+)
+def test_a_name_that_is_not_utf_8_is_refused_before_a_cluster_is_asked(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    def connect(*_: Any, **__: Any) -> None:
+        pytest.fail("a cluster was asked")
+
+    monkeypatch.setattr(RawCluster, "__init__", connect)
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, OptionError) and exit_code(done.exception) == 2
+    option = words[words.index(HALF) - 1] if words[0] != "throttle" else "rate"
+    assert re.fullmatch(rf".*{option} 'half-\\udcff' is not UTF-8.*", str(done.exception))
+
+
+def test_a_path_that_is_not_utf_8_is_a_path() -> None:
+    done = CliRunner().invoke(app, ["status", "--config", HALF])
+    assert "does not exist" in done.output
+
+
+LINK = (*BOTH, "--topics", "orders", "--link", "dr")
+FILE = """
+clusters = A, B
+A.bootstrap.servers = a:1
+B.bootstrap.servers = b:1
+A->B.enabled = true
+A->B.topics = orders
+"""
+
+
+@pytest.mark.parametrize("is_dry_run", [False, True])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("promote", *LINK), "if the promotion had begun, it is not finished: run this again"),
+        (("failover", *LINK[2:]), "if the promotion had begun, it is not finished: run this again"),
+        (("failback", *LINK), "if failing back had begun, it is not finished"),
+        (("take-over", "--config", "FILE"), "if taking over had begun, it may be done: run this again"),
+        (("hand-back", "--config", "FILE"), "if handing back had begun, it is not finished"),
+    ],
+)
+def test_a_command_that_is_interrupted_says_that_it_may_be_half_done(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...], said: str, is_dry_run: bool
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    file = tmp_path / "mm2.properties"
+    file.write_text(FILE)
+    monkeypatch.setattr(GivenLink, "whole", lambda given: given)
+    monkeypatch.setattr(GivenLink, "run", interrupt)
+    monkeypatch.setattr(GivenLink, "run_on_target", interrupt)
+    monkeypatch.setattr(take_over, "_run", interrupt)
+    dry = ["--dry-run"] if is_dry_run else []
+    done = CliRunner().invoke(app, [*(str(file) if word == "FILE" else word for word in words), *dry])
+    assert done.exit_code == 130
+    assert (f"tolerant-kafka: interrupted: {said}" in done.stderr) is not is_dry_run
+
+
+CHILD = """
+import sys
+from importlib.abc import MetaPathFinder
+from spark_integration import entry
+
+class Interrupt(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+        return None
+
+sys.meta_path.insert(0, Interrupt())
+entry.main()
+"""
+
+
+def test_an_interrupt_while_the_command_is_still_imported_prints_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_the_command_is_what_the_entry_point_runs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from spark_integration.entry import main; main()", "status", "--target", HALF.encode("utf-8", "surrogateescape")],
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.returncode == 2 and b"is not UTF-8" in done.stderr
