@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -29,6 +30,7 @@ from tolerant_client.mirror.link.control import (
 from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
 
+_OTHER_KIND = ", with {} offsets, and what is written with identical ones is written by nobody else"
 _MAY_NOT = (
     Errors.TopicAuthorizationFailedError,
     Errors.ClusterAuthorizationFailedError,
@@ -109,34 +111,83 @@ def require_same_source(control: LinkControl, link: str, cluster_id: str | None)
         )
 
 
-async def refuse_others(
-    target: RawCluster, link: str, names: Collection[str], *, is_identical: bool
-) -> tuple[str, ...]:
-    """Raises OptionError where another link that is not promoted writes some of these topics of the target, or may.
+class Others(NamedTuple):
+    """By topic why a link may not copy into it beside other links, and warnings of records that were left out."""
+
+    refused: Mapping[str, str] = {}
+    warnings: tuple[str, ...] = ()
+
+
+async def look_for_others(target: RawCluster, link: str, names: Collection[str], *, is_identical: bool) -> Others:
+    """Which of these topics of the target another link that is not promoted writes, or may.
 
     Links with translated offsets may share a topic; one with identical offsets, which has a producer id, has it alone.
-    Returns warnings of records that were left out.
     """
     try:
         controls = await read_controls(target)
     except _MAY_NOT:
-        return ()  # write_down warns of it
-    require_no_unreadable(controls, link, names, target)
-    for other, control in controls.links.items():
-        if other == link or control.is_promoted or control.is_handed_back or not control.topics:
+        return Others()  # write_down warns of it
+    try:
+        require_no_unreadable(controls, link, names, target)
+    except OptionError as error:
+        return Others(dict.fromkeys(names, text_of(error)))
+    refused: dict[str, str] = {}
+    for other, control in _others_that_live(controls, link):
+        if not control.topics or not (is_identical or control.producer_ids):
             continue
-        if not (is_identical or control.producer_ids):
-            continue
-        if both := _in_both(control.topics, names):
-            raise OptionError(
-                f"Link {other} copies into topic {both} of this target already: start its mirror with --link {other},"
-                f" promote link {other}, or leave its topics out"
-            )
-    return tuple(
-        f"{record}, and says of no link that it copies: left out; take away the right to write there from whoever wrote"
-        " it"
-        for record in controls.unreadable
+        kind = "" if is_identical and control.producer_ids else _OTHER_KIND.format("translated" if is_identical else "identical")
+        taken = LinkTopics.from_json(control.topics)
+        refused |= {
+            name: f"Link {other} copies into topic {name} of this target already{kind}: start its mirror with --link {other},"
+            f" promote link {other}, or leave its topics out"
+            for name in sorted(names)
+            if writes(taken, name)
+        }
+    return Others(
+        refused,
+        tuple(
+            f"{record}, and says of no link that it copies: left out; take away the right to write there from whoever wrote"
+            " it"
+            for record in controls.unreadable
+        ),
     )
+
+
+async def refuse_others(
+    target: RawCluster, link: str, names: Collection[str], *, is_identical: bool
+) -> tuple[str, ...]:
+    """Raises OptionError for a topic that look_for_others refuses, and returns its warnings."""
+    others = await look_for_others(target, link, names, is_identical=is_identical)
+    for why in others.refused.values():
+        raise OptionError(why)
+    return others.warnings
+
+
+async def copied_identically(
+    target: RawCluster, link: str, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, str]:
+    """Which of these logs of the target another link has begun with identical offsets, and why nobody else may write there.
+
+    To be asked once they are claimed: such a link says so before it appends, under a claim of its own.
+    """
+    try:
+        controls = await read_controls(target, partitions)
+    except _MAY_NOT:
+        return {}
+    return {
+        p: f"{p.topic}-{p.partition} of the target was copied by link {other} with identical offsets, and what is written with"
+        f" identical offsets is written by nobody else: promote link {other}, or leave the topic out of one of the two"
+        for other, control in _others_that_live(controls, link)
+        for p in control.begun
+    }
+
+
+def _others_that_live(controls: Controls, link: str) -> list[tuple[str, LinkControl]]:
+    return [
+        (other, control)
+        for other, control in controls.links.items()
+        if other != link and not control.is_promoted and not control.is_handed_back
+    ]
 
 
 def require_no_unreadable(controls: Controls, link: str, names: Collection[str], target: RawCluster) -> None:
