@@ -135,7 +135,8 @@ async def look_for_others(target: RawCluster, link: str, names: Collection[str],
     for other, control in _others_that_live(controls, link):
         if not control.topics or not (is_identical or control.producer_ids):
             continue
-        kind = "" if is_identical and control.producer_ids else _OTHER_KIND.format("translated" if is_identical else "identical")
+        is_same_kind = is_identical and control.producer_ids
+        kind = "" if is_same_kind else _OTHER_KIND.format("translated" if is_identical else "identical")
         taken = LinkTopics.from_json(control.topics)
         refused |= {
             name: f"Link {other} copies into topic {name} of this target already{kind}: start its mirror with --link {other},"

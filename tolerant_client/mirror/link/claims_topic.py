@@ -96,8 +96,8 @@ class Follower:
         for header, batch in iter_record_sets(part.records, from_offset=self.position):
             if not header.has_log_append_time:
                 raise OptionError(
-                    f"{CLAIMS_TOPIC} has records with times of their writers, so it cannot say when a claim was renewed: delete that"
-                    " topic, the mirror makes it as it has to be"
+                    f"{CLAIMS_TOPIC} has records with times of their writers, so it cannot say when a claim was renewed:"
+                    " delete that topic, the mirror makes it as it has to be"
                 )
             for record in [] if header.is_control else decode_records(batch):
                 found = decode_claims(record.key, record.value) if record.offset >= self.position else None
