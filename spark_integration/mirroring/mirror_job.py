@@ -171,6 +171,8 @@ def start(settings: MirrorSettings, link: PreparedLink, session: SparkSession, c
     ranges = (
         session.readStream.format("tolerantkafka")
         .option("payload", "ranges")
+        .option("link", settings.link)
+        .option("offsets", settings.offsets)
         .option("linkTopics", settings.link_topics.to_json())
         .option("tasks", settings.tasks)
         .option("tail", not settings.once)

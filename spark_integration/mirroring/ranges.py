@@ -34,6 +34,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ from tolerant_client.mirror.led_offsets import list_led_offsets, stable_ends
 from tolerant_client.mirror.link.beginning import ends_at
 from tolerant_client.mirror.link.claims import Waiting
 from tolerant_client.mirror.losses import MirrorPolicy
-from tolerant_client.mirror.sync import make_topics, plan_link
+from tolerant_client.mirror.sync import grow_link
 from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.mirror.worker import LinkConfig, copy_ranges, take_measures
 from tolerant_client.raw import EARLIEST, RawCluster
@@ -117,6 +118,7 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if topics is None:
             raise OptionError("payload=ranges needs subscribePattern, a regular expression over topic names, or linkTopics")
         self._topics = topics
+        self._link, self._is_identical = lowered.get("link", "default"), _is_identical(lowered)
         self._tasks = _number(lowered, "tasks", 1)
         if self._tasks < 1:
             raise OptionError(f"tasks must be at least 1, not {self._tasks}")
@@ -195,7 +197,9 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _planned(self) -> Scope:
         source, target = self._connected()
         topics = self._topics if not self._has_planned else replace(self._topics, waits_for_topics=True)
-        planned = source.run(make_topics, target, source.run(plan_link, source, target, topics))
+        known = {p.topic for p in (*self._scope.ends, *self._scope.leaderless)}
+        grow = partial(grow_link, is_identical=self._is_identical)
+        planned = source.run(grow, source, target, topics, self._link, known)
         self._made_again |= dict.fromkeys(self._scope.made_again(planned), int(time.time() * 1000))
         copies = source.run(target.partitions, self._scope.lacking(planned))
         starts: Mapping[TopicPartition, int] = {}
@@ -217,10 +221,8 @@ class RangesStreamWriter(DataSourceStreamWriter):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         lowered = {key.lower(): value for key, value in options.items()}
-        offsets = lowered.get("offsets", "identical")
-        if offsets not in ("identical", "translated"):
-            raise OptionError(f"offsets must be identical or translated, not {offsets!r}")
-        if offsets == "identical" and "producerid" not in lowered:
+        is_identical = _is_identical(lowered)
+        if is_identical and "producerid" not in lowered:
             raise OptionError("payload=ranges needs producerId, the link's producer id (tolerant_client.mirror.sync.prepare_link)")
         topics = _topics(lowered) or LinkTopics()
         self._link = LinkConfig(
@@ -229,7 +231,7 @@ class RangesStreamWriter(DataSourceStreamWriter):
             _number(lowered, "producerId", -1),
             link=lowered.get("link", "default"),
             policy=MirrorPolicy.from_json(lowered.get("policy", "{}")),
-            is_translated=offsets == "translated",
+            is_translated=not is_identical,
             names=topics.names,
             bytes_per_s=_number(lowered, "bytesPerSecond", 0) or None,
             run=lowered.get("run", ""),
@@ -336,6 +338,13 @@ def _topics(lowered: Mapping[str, str]) -> LinkTopics | None:
         return LinkTopics.from_json(text)
     pattern = lowered.get("subscribepattern")
     return LinkTopics.of(pattern) if pattern else None
+
+
+def _is_identical(lowered: Mapping[str, str]) -> bool:
+    offsets = lowered.get("offsets", "identical")
+    if offsets not in ("identical", "translated"):
+        raise OptionError(f"offsets must be identical or translated, not {offsets!r}")
+    return offsets == "identical"
 
 
 def _cluster(lowered: Mapping[str, str], prefix: str) -> dict[str, Any]:

@@ -7,14 +7,17 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kafka.structs import TopicPartition
+from support.log_readers import read_with_confluent
 from support.mirror_link import append_records, both, compare, create_topic, delete_until, ends
 
 from spark_integration.mirroring.link_state import TaskReport
@@ -23,11 +26,12 @@ from tolerant_client.errors import OptionError, TargetClaimedError
 from tolerant_client.mirror.identical.copy import LinkCopier
 from tolerant_client.mirror.link.claims import CLAIMS_TOPIC, LEASE_MS, WHOLE_TOPIC, ClaimsRecord, Holder, Waiting, encode_claims
 from tolerant_client.mirror.link.claims_topic import create_claims_topic, read_claims
-from tolerant_client.mirror.link.control import read_control
+from tolerant_client.mirror.link.control import read_control, update_control
 from tolerant_client.mirror.link.plan_report import plan_everything
 from tolerant_client.mirror.own_topic import append_own
 from tolerant_client.mirror.sync import prepare_link
 from tolerant_client.mirror.topic_filter import LinkTopics
+from tolerant_client.mirror.translated.copier import TranslatedCopier, prepare_translated_link
 from tolerant_client.raw import RawCluster
 
 # kafka-python leaves the socket of a refused connection to the garbage collector.
@@ -314,3 +318,144 @@ def test_a_link_takes_what_its_starts_have_taken_and_other_links_are_refused(clu
 
         taken = source.run(run)
     assert taken.takes(first) and taken.takes(second)
+
+
+# -- identical and translated offsets -----------------------------------------
+
+
+def written_by(servers: str, topic: str) -> list[bytes | None]:
+    """The keys of partition 0, as librdkafka shows them."""
+    only = TopicPartition(topic, 0)
+    log = read_with_confluent(servers, [only], committed=True)[only]
+    return [log[offset].key for offset in sorted(log)]
+
+
+def test_what_an_identical_copy_has_begun_no_translated_one_writes_to_while_it_runs_or_is_down(
+    clusters: tuple[str, str], kafka_cluster_factory: Any
+) -> None:
+    """Both have prepared their links before there is the topic: no start could refuse it."""
+    topic, elsewhere = f"both-{secrets.token_hex(3)}", kafka_cluster_factory().bootstrap_servers
+    only = TopicPartition(topic, 0)
+    with both(*clusters) as (source, target), both(elsewhere, clusters[1]) as (other_source, other_target):
+        for servers in (clusters[0], elsewhere):
+            create_topic(servers, topic)
+        append_records(clusters[0], topic, 500)
+        append_records(elsewhere, topic, 300)
+        create_topic(clusters[1], topic)
+        waits = LinkTopics(LinkTopics.of("nothing-yet").filter, waits_for_topics=True)
+
+        async def hold() -> None:
+            link = await prepare_link(source, target, waits, f"identical-{topic}")
+            copier = LinkCopier(source, target, link.producer_id, link=f"identical-{topic}")
+            await copier.copy({only: 500}, hold_ms=15_000, lease_ms=100)
+            await copier.claims.released()
+
+        async def intrude() -> None:
+            await prepare_translated_link(other_source, other_target, waits, f"translated-{topic}")
+            late = TranslatedCopier(other_source, other_target, f"translated-{topic}")
+            while ends(clusters[1], topic) != [500]:
+                await other_source.net.sleep(0.1)
+            told = f"Partition {topic}-0 of the target is written by a mirror of link identical-{topic} on .* with identical"
+            with pytest.raises(TargetClaimedError, match=told):
+                await late.copy({only: 300})
+
+        async def intrude_again() -> None:
+            late = TranslatedCopier(other_source, other_target, f"translated-{topic}")
+            told = f"{topic}-0 of the target was copied by link identical-{topic} with identical offsets"
+            with pytest.raises(TargetClaimedError, match=told):
+                await late.copy({only: 300})
+            await update_control(other_target, f"identical-{topic}", lambda now: replace(now, is_promoted=True, is_fenced=True))
+            assert (await late.copy({only: 300}))[only].records == 300
+
+        thread = threading.Thread(target=source.run, args=(hold,))
+        thread.start()
+        other_source.run(intrude)
+        thread.join()
+        assert compare(*clusters, topic).identical and ends(clusters[1], topic) == [500]
+        other_source.run(intrude_again)
+    assert written_by(clusters[1], topic) == [*written_by(clusters[0], topic), *written_by(elsewhere, topic)]
+
+
+def test_a_translated_copy_that_was_frozen_through_its_lease_writes_nothing_into_an_identical_one(
+    clusters: tuple[str, str], kafka_cluster_factory: Any
+) -> None:
+    topic, elsewhere = f"thaw-{secrets.token_hex(3)}", kafka_cluster_factory().bootstrap_servers
+    only = TopicPartition(topic, 0)
+    create_topic(clusters[0], topic)
+    append_records(clusters[0], topic, 500)
+    for servers in (elsewhere, clusters[1]):
+        create_topic(servers, topic)
+    waits = LinkTopics(LinkTopics.of("nothing-yet").filter, waits_for_topics=True)
+    with both(*clusters) as (source, target), both(elsewhere, clusters[1]) as (other_source, other_target):
+
+        async def begin() -> tuple[TranslatedCopier, Any]:
+            await prepare_translated_link(other_source, other_target, waits, f"translated-{topic}")
+            copier = TranslatedCopier(other_source, other_target, f"translated-{topic}")
+            done = other_source.net.call_soon_with_future(partial(copier.copy_each, {only: 0}, hold_ms=25_000, lease_ms=100))
+            while only not in copier._partitions or not copier._partitions[only]._is_taken_over:
+                await other_source.net.sleep(0.01)
+            return copier, done
+
+        async def follow() -> LinkCopier:
+            link = await prepare_link(source, target, waits, f"identical-{topic}")
+            copier = LinkCopier(source, target, link.producer_id, link=f"identical-{topic}")
+            began = time.monotonic()
+            await copier.copy({only: 500}, hold_ms=100, lease_ms=60_000)
+            assert time.monotonic() - began > LEASE_S - 4
+            return copier
+
+        async def go_on() -> Any:
+            return await done
+
+        _, done = other_source.run(begin)  # and then nobody drives its loop any more: as if it were frozen
+        append_records(elsewhere, topic, 300)
+        source.run(follow)
+        source.net.start()  # it keeps its claim
+        try:
+            progress = other_source.run(go_on)[only]
+        finally:
+            source.net.stop(timeout_ms=2000)
+        assert isinstance(progress.error, TargetClaimedError), progress
+    assert ends(clusters[1], topic) == [500]
+    assert compare(*clusters, topic).identical
+
+
+@pytest.mark.parametrize("is_identical", [True, False])
+def test_a_topic_that_a_running_link_finds_is_refused_alone_where_another_link_writes_it(
+    clusters: tuple[str, str], is_identical: bool
+) -> None:
+    pytest.importorskip("pyspark")
+    from spark_integration.mirroring.ranges import RangesStreamReader
+
+    name = f"found-{secrets.token_hex(3)}"
+    first, second = f"{name}-one", f"{name}-two"
+    create_topic(clusters[0], first)
+    options = {
+        "kafka.bootstrap.servers": clusters[0],
+        "target.kafka.bootstrap.servers": clusters[1],
+        "subscribePattern": f"{name}.*",
+        "link": name,
+        "offsets": "identical" if is_identical else "translated",
+        "refreshIntervalMs": "0",
+        "tail": "true",
+    }
+    reader = RangesStreamReader(options)
+    try:
+        reader.initialOffset()
+        assert reader._scope.ends.keys() == {TopicPartition(first, 0)} and not reader._scope.blocked
+        with both(*clusters) as (source, target):
+            waits = LinkTopics(LinkTopics.of(f"{name}.*").filter, waits_for_topics=True)
+            source.run(prepare_link, source, target, waits, f"{name}-other")
+            create_topic(clusters[0], second)
+            reader.latestOffset({"trigger": 0}, None)  # type: ignore[arg-type]  # it takes no limit
+            (why,) = reader._scope.blocked.values()
+            assert reader._scope.ends.keys() == {TopicPartition(first, 0)}
+            assert reader._scope.blocked.keys() == {TopicPartition(second, 0)}
+            assert why.startswith(f"Link {name}-other copies into topic {second} of this target already")
+            assert ("with identical offsets" in why) != is_identical
+            assert second not in target.run(target.partitions)
+            target.run(update_control, target, f"{name}-other", lambda now: replace(now, is_promoted=True, is_fenced=True))
+        reader.latestOffset({"trigger": 1}, None)  # type: ignore[arg-type]  # it takes no limit
+        assert reader._scope.ends.keys() == {TopicPartition(first, 0), TopicPartition(second, 0)} and not reader._scope.blocked
+    finally:
+        reader.stop()

@@ -271,6 +271,7 @@ def test_a_writer_paused_at_any_step_while_another_takes_over_does_nothing_more(
             append_records(source, topic, 40, first=60, per_batch=20)
             # As if its claim had come to it while the first one was frozen: the epochs of the transactions are the second lock.
             monkeypatch.setattr(second.claims, "holds", lambda claim: True)
+            monkeypatch.setattr(second.claims, "term", lambda claim: 1)
             monkeypatch.setattr(second.claims, "rivals", dict)
             assert (await second.copy({partition: 100}))[partition].acked == 100
             gate.success(None)

@@ -89,8 +89,9 @@ def test_a_topic_that_a_cluster_says_it_does_not_know_is_looked_at_again_before_
     async def look(*_: Any) -> Any:
         raise Looked
 
-    for name, found in {"read_ids": nothing, "end_open_gaps": nothing, "read_append_states": look}.items():
+    for name, found in {"read_ids": nothing, "read_append_states": look}.items():
         monkeypatch.setattr(copy_module, name, found)
+    monkeypatch.setattr(copy_module.OpenGaps, "end", nothing)
     facts: Any = SimpleNamespace(read=nothing, has=lambda topic: True, rewrites_times=lambda topic: False)
     copier._facts, copier._puller.witnesses = facts, SimpleNamespace(look=nothing)  # type: ignore[assignment]
     copy = placed(copier, FIRST, 300)

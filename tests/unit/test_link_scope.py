@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from typing import Any, cast
 
 import pytest
@@ -11,7 +11,14 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link import beginning, scope
-from tolerant_client.mirror.link.beginning import grown, refuse_circle, refuse_others, require_same_source
+from tolerant_client.mirror.link.beginning import (
+    copied_identically,
+    grown,
+    look_for_others,
+    refuse_circle,
+    refuse_others,
+    require_same_source,
+)
 from tolerant_client.mirror.link.control import Controls, LinkControl, TopicIds, controls_of, encode_control
 from tolerant_client.mirror.link.naming import chosen_name, default_name
 from tolerant_client.mirror.link.scope import made_anew, only_on_target
@@ -116,7 +123,8 @@ class Keeper:
 
     def __init__(self, *records: tuple[bytes | None, bytes | None]) -> None:
         self.name = "target"
-        self.controls = controls_of(Record(n, 1, key, value) for n, (key, value) in enumerate(records))
+        self.records = [Record(n, 1, key, value) for n, (key, value) in enumerate(records)]
+        self.controls = controls_of(self.records)
 
     async def cluster_id(self) -> str:
         return "B-id"
@@ -124,8 +132,8 @@ class Keeper:
 
 @pytest.fixture
 def keepers(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def read(cluster: Keeper) -> Controls:
-        return cluster.controls
+    async def read(cluster: Keeper, begun_of: Collection[str] = ()) -> Controls:
+        return controls_of(cluster.records, begun_of)
 
     for module in (beginning, scope):
         monkeypatch.setattr(module, "read_controls", read)
@@ -138,7 +146,7 @@ def outcome(course: Coroutine[Any, Any, Any]) -> Any:
 
 
 def others(keeper: Keeper, *names: str, link: str = "dr") -> tuple[str, ...]:
-    return cast("tuple[str, ...]", outcome(refuse_others(cast(RawCluster, keeper), link, LinkControl(), names, is_identical=True)))
+    return cast("tuple[str, ...]", outcome(refuse_others(cast(RawCluster, keeper), link, names, is_identical=True)))
 
 
 def circle(source: Keeper, *names: str) -> tuple[str, ...]:
@@ -202,6 +210,37 @@ def test_rubbish_over_the_record_of_a_live_link_does_not_hide_the_link() -> None
         others(keeper, "orders")
     assert len(others(keeper, "clicks")) == 1
     assert Keeper((b"eu", live), (b"eu", None)).controls == Controls({})
+
+
+@pytest.mark.usefixtures("keepers")
+@pytest.mark.parametrize(
+    ("is_identical", "refused"), [(True, {"orders": "", "clicks": "translated"}), (False, {"orders": "identical"})]
+)
+def test_each_topic_that_another_link_writes_is_refused_alone_and_says_why_both_cannot_be(
+    is_identical: bool, refused: dict[str, str]
+) -> None:
+    keeper = Keeper(
+        (b"eu", encode_control(written("orders", producer_ids=(7,)), 1)),
+        (b"tr", encode_control(written("clicks"), 1)),
+        (b"old", encode_control(written("audit", producer_ids=(8,), is_promoted=True), 1)),
+    )
+    names = ["audit", "orders", "clicks"]
+    found = outcome(look_for_others(cast(RawCluster, keeper), "dr", names, is_identical=is_identical))
+    assert found.refused.keys() == refused.keys()
+    for name, kind in refused.items():
+        assert f"into topic {name} of this target already" in found.refused[name]
+        assert (f"with {kind} offsets, and what is written with identical ones" in found.refused[name]) == bool(kind)
+
+
+@pytest.mark.usefixtures("keepers")
+def test_a_log_that_another_link_has_begun_identically_is_its_own_until_that_is_promoted() -> None:
+    wanted = [TopicPartition("orders", n) for n in range(3)]
+    begun = {p: TopicIds("s", "t") for p in (*wanted[:2], TopicPartition("clicks", 0))}
+    for changes, refused in (({}, set(wanted[:2])), ({"is_promoted": True}, set()), ({"is_handed_back": True}, set())):
+        keeper = Keeper((b"eu", encode_control(written("orders", producer_ids=(7,), begun=begun, **changes), 1)))
+        found = outcome(copied_identically(cast(RawCluster, keeper), "dr", wanted))
+        assert found.keys() == refused and all("by link eu with identical offsets" in why for why in found.values())
+        assert outcome(copied_identically(cast(RawCluster, keeper), "eu", wanted)) == {}
 
 
 def test_two_sources_never_share_a_link_that_nobody_named() -> None:

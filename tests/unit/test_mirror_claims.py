@@ -14,13 +14,14 @@ import pytest
 from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
+from tolerant_client.mirror.link.claimant import Claimant
 from tolerant_client.mirror.link.claims import (
     LEASE_MS,
     MARGIN_MS,
     MIRROR,
     RENEW_MS,
+    WHOLE_TOPIC,
     Claim,
-    Claimant,
     ClaimsLog,
     ClaimsRecord,
     Holder,
@@ -41,16 +42,20 @@ def holder(name: str, run: str = "run-1", **changes: object) -> Holder:
 
 
 class Log:
-    """The claims topic of a broker whose clock is `ms`; whoever follows reads every record at once."""
+    """The claims topic; whoever follows reads every record at once.
+
+    `ms` is the clock of all holders, `broker_ms` that of the topic's leader.
+    """
 
     def __init__(self, *claimants: Claimant) -> None:
-        self.ms = 1_000_000
-        self.epoch = 1
+        self.ms = self.broker_ms = 1_000_000
+        self.end = 0
         self.claimants = list(claimants)
 
     def append(self, record: ClaimsRecord) -> None:
         for claimant in self.claimants:
-            claimant.read(record, self.ms, self.epoch)
+            claimant.read(record, self.broker_ms, self.end)
+        self.end += 1
 
     def say(self, claimant: Claimant) -> None:
         while claimant.is_due(self.ms / 1000):
@@ -68,7 +73,7 @@ class Log:
 def test_a_record_survives_its_encoding() -> None:
     waiting = {P[3]: Waiting("the target's broker refuses", 5), P[1]: Waiting("it needs a person", 6, is_blocked=True)}
     record = ClaimsRecord(
-        holder("a"), 7, frozenset({P[0], P[1], P[3], TopicPartition("a-b", 2)}), frozenset({P[2]}), waiting, 30, True
+        holder("a"), 7, frozenset({P[0], P[1], P[3], TopicPartition("a-b", 2)}), frozenset({P[2]}), waiting, 30, True, 40, 50
     )
     value = encode_claims(record)
     assert b'"orders":[[0,1],[3,3]]' in value
@@ -219,6 +224,8 @@ def test_a_record_that_names_more_partitions_than_a_cluster_has_is_passed_over()
         {"sequence": 2**63},
         {"sequence": 1.0},
         {"waiting_count": -1},
+        {"clock_ms": -1},
+        {"read": 1.0},
         {"waiting": {"orders-0": ["why", 10**40]}},
         {"waiting": {"orders-0": ["why", -1]}},
         {"waiting": {"orders-0": "ab"}},
@@ -237,7 +244,7 @@ def test_a_record_that_no_mirror_can_have_written_says_nothing(change: dict[str,
 def test_the_latest_time_that_a_record_may_have_can_be_told() -> None:
     found = decode_claims(b"a", encode_claims(ClaimsRecord(replace(holder("a"), since_ms=LAST_MS), 1)))
     assert found is not None
-    assert "since 9998-12-31 23:59:59" in str(claimed_by(P[0], Claim(found.holder, LAST_MS)))
+    assert "since 9998-12-31 23:59:59" in str(claimed_by(P[0], Claim(P[0], found.holder, LAST_MS, 0)))
     assert utc(found.holder.since_ms) == "9998-12-31 23:59:59 UTC"
 
 
@@ -267,19 +274,122 @@ def test_a_record_that_comes_twice_or_late_says_nothing() -> None:
     assert log.read(ClaimsRecord(holder("b"), 1, names=frozenset(P[:1])), 0, 1) == {P[0]}
 
 
-def test_the_clock_of_another_leader_makes_no_lease_shorter() -> None:
-    log = ClaimsLog()
-    log.read(ClaimsRecord(holder("a"), 1, names=frozenset(P)), 1_000, 1)
-    later = ClaimsRecord(holder("b"), 1, names=frozenset(P))
-    assert log.read(later, 1_000 + 2 * LEASE_MS, 2) == set()
+@pytest.mark.parametrize("jump_ms", [-86_400_000, -600_000, -5_000, 0, 5_000, 600_000, 86_400_000])
+def test_a_clock_of_a_broker_that_jumps_makes_no_lease_shorter_and_none_longer(jump_ms: int) -> None:
+    first, second = Claimant(holder("a")), Claimant(holder("b", "run-2"))
+    log = Log(first, second)
+    first.want(P)
+    log.settle()
+    second.want(P)
+    for _ in range(8):  # while the holder lives
+        log.broker_ms += jump_ms
+        log.settle()
+        assert (log.held(first), log.held(second)) == ([0, 1, 2, 3], [])
+        log.ms += RENEW_MS
+    died_at = log.ms - RENEW_MS
+    while not log.held(second):
+        log.broker_ms -= jump_ms
+        log.say(second)
+        log.ms += 250
+        assert log.ms - died_at <= LEASE_MS + 2 * RENEW_MS
+    assert log.ms - died_at >= LEASE_MS
 
 
-def test_a_clock_that_is_set_back_makes_no_lease_shorter() -> None:
-    log = ClaimsLog()
-    log.read(ClaimsRecord(holder("c"), 1), 100_000, 1)
-    log.read(ClaimsRecord(holder("c"), 2), 10_000, 1)
-    log.read(ClaimsRecord(holder("a"), 1, names=frozenset(P)), 10_000, 1)
-    assert log.read(ClaimsRecord(holder("b"), 1, names=frozenset(P)), 10_000 + LEASE_MS, 1) == set()
+def test_records_of_a_version_that_told_no_clock_hold_claims_and_measure_nothing() -> None:
+    value = json.loads(encode_claims(ClaimsRecord(holder("old"), 1, frozenset(P))))
+    del value["clock_ms"], value["read"]
+    old = decode_claims(b"old", json.dumps(value).encode())
+    assert old is not None
+    log, taker = ClaimsLog(), holder("new", "run-2")
+    assert log.read(old, 0, 0) == set(P)
+    for n in range(1, 5):
+        assert log.read(replace(old, holder=holder("other"), sequence=n, names=frozenset()), 60_000 * n, n) == set()
+    assert log.read(ClaimsRecord(taker, 1, frozenset(P), clock_ms=70_000, read=5), 300_000, 5) == set()
+    assert log.read(ClaimsRecord(taker, 2, frozenset(P), clock_ms=70_000 + LEASE_MS, read=6), 300_000, 6) == set(P)
+
+
+def test_silence_is_measured_from_where_the_last_record_had_been_read() -> None:
+    log, taker = ClaimsLog(), holder("b", "run-2")
+    log.read(ClaimsRecord(taker, 1, clock_ms=0), 0, 0)  # sent before the holder had said anything, whatever came first
+    log.read(ClaimsRecord(holder("a"), 1, frozenset(P), clock_ms=0), 0, 1)
+    log.read(ClaimsRecord(taker, 2, clock_ms=1_000, read=1), 0, 2)
+    assert log.read(ClaimsRecord(taker, 3, frozenset(P), clock_ms=11_000, read=3), 0, 3) == set()
+    assert log.read(ClaimsRecord(taker, 4, frozenset(P), clock_ms=20_999, read=4), 0, 4) == set()
+    assert log.read(ClaimsRecord(taker, 5, frozenset(P), clock_ms=21_000, read=5), 0, 5) == set(P)
+
+
+def test_a_clock_that_goes_back_and_a_place_that_was_not_read_measure_nothing() -> None:
+    log, taker = ClaimsLog(), holder("b", "run-2")
+    log.read(ClaimsRecord(taker, 1, clock_ms=50_000, read=99), 0, 0)
+    log.read(ClaimsRecord(holder("a"), 1, frozenset(P), clock_ms=0), 0, 1)
+    assert log.read(ClaimsRecord(taker, 2, frozenset(P), clock_ms=60_000, read=2), 0, 2) == set()
+    assert log.read(ClaimsRecord(taker, 3, frozenset(P), clock_ms=1_000, read=3), 0, 3) == set()
+    assert log.read(ClaimsRecord(taker, 4, frozenset(P), clock_ms=9_000, read=4), 0, 4) == set()
+    assert log.read(ClaimsRecord(taker, 5, frozenset(P), clock_ms=11_000, read=5), 0, 5) == set(P)
+
+
+# -- identical and translated -------------------------------------------------
+
+
+def parts(link: str) -> list[TopicPartition]:
+    return [claimed_part(p, link) for p in P]
+
+
+@pytest.mark.parametrize("is_identical_first", [True, False])
+def test_what_one_link_copies_identically_no_link_copies_translated_at_the_same_time(is_identical_first: bool) -> None:
+    names = [P, parts("tr")] if is_identical_first else [parts("tr"), P]
+    first, second = Claimant(holder("a")), Claimant(holder("b", "run-2"))
+    log = Log(first, second)
+    first.want(names[0][:2])
+    second.want(names[1])
+    one, two = first.record(log.ms / 1000), second.record(log.ms / 1000)  # neither has read the other's
+    log.append(one)
+    log.append(two)
+    log.settle()
+    now = log.ms / 1000
+    assert [first.holds(name, now) for name in names[0]] == [True, True, False, False]
+    assert [second.holds(name, now) for name in names[1]] == [False, False, True, True]
+    assert {name: claim.name for name, claim in second.blocked.items()} == dict(zip(names[1][:2], names[0][:2]))
+    first.leave(names[0])
+    log.settle()
+    assert all(second.holds(name, now) for name in names[1])
+
+
+def test_several_links_with_translated_offsets_share_a_partition_and_an_identical_one_waits_for_all_of_them() -> None:
+    links = [Claimant(holder("a")), Claimant(holder("b", "run-2"))]
+    other, identical = Claimant(holder("c", "run-3")), Claimant(holder("d", "run-4"))
+    log = Log(*links, other, identical)
+    for claimant, link in zip(links, ("one", "two")):
+        claimant.want(parts(link))
+    log.settle()
+    other.want(parts("one"))
+    identical.want(P)
+    log.settle()
+    now = log.ms / 1000
+    assert all(claimant.holds(claimed_part(p, link), now) for claimant, link in zip(links, ("one", "two")) for p in P)
+    assert other.blocked.keys() == set(parts("one")) and identical.blocked.keys() == set(P)
+    links[0].leave(parts("one"))
+    log.settle()
+    assert other.blocked.keys() == set() and log.held(identical) == []
+    links[1].leave(parts("two"))
+    other.leave(parts("one"))
+    log.settle()
+    assert log.held(identical) == [0, 1, 2, 3]
+
+
+def test_a_whole_topic_is_claimed_by_mirrors_of_one_kind() -> None:
+    whole = TopicPartition("orders", WHOLE_TOPIC)
+    first, second = Claimant(holder("a", role=MIRROR)), Claimant(holder("b", "run-2", role=MIRROR))
+    log = Log(first, second)
+    first.want([whole])
+    log.settle()
+    second.want([claimed_part(whole, "tr")])
+    log.settle()
+    (claim,) = second.blocked.values()
+    assert claim.holder.id == "a" and not second.holds(claimed_part(whole, "tr"), log.ms / 1000)
+    told = str(claimed_by(claimed_part(whole, "tr"), claim))
+    assert "Topic orders of the target is written by a mirror of link dr on m1 (process 812) with identical offsets" in told
+    assert "what is written with identical offsets is written by nobody else. Stop that mirror, or leave the topic out" in told
 
 
 def test_a_reader_that_comes_later_finds_the_same_once_it_knows_the_last_lease() -> None:
@@ -356,30 +466,38 @@ def test_what_a_holder_said_in_the_past_is_no_sign_of_its_life_in_however_many_p
     claims.want(P)
     claims._is_current = True
     dead = (ClaimsRecord(holder("a"), n, names=frozenset(P)) for n in itertools.count(1))
+    offsets = itertools.count()
+
+    def haunt(append_ms: int) -> None:
+        claims.claimant.read(next(dead), append_ms, next(offsets))
 
     def say() -> None:
-        claims.claimant.read(claims.claimant.record(boot_s()), 13_000, 1)
+        claims.claimant.read(claims.claimant.record(boot_s()), 13_000, next(offsets))
 
     for append_ms in range(1_000, 13_000, RENEW_MS):  # one piece of the log each
-        claims.claimant.read(next(dead), append_ms, 1)
+        haunt(append_ms)
         assert not claims.rivals()
     say()
     assert set(claims.claimant.blocked) == set(P) and not claims.rivals()
-    claims.claimant.read(next(dead), 13_100, 1)
+    haunt(13_000 - 600_000)  # the broker's clock is set back, and it lives
     assert set(claims.rivals()) == set(P)
     claims.claimant._until = boot_s()  # it is frozen for longer than its lease
     assert not claims.rivals()
-    claims.claimant.read(next(dead), 13_200, 1)
+    haunt(13_200)
     say()
     assert not claims.rivals()
     net.close()
 
 
 def test_a_refusal_names_the_topic_of_the_target_whatever_part_of_it_is_claimed() -> None:
-    for topic in (claimed_part(P[2], "dr"), P[2]):
-        told = str(claimed_by(topic, Claim(holder("a"), 1_000)))
+    for name in (claimed_part(P[2], "dr"), P[2]):
+        told = str(claimed_by(name, Claim(name, holder("a"), 1_000, 0)))
         assert "Partition orders-2 of the target is written by a mirror of link dr on m1 (process 812), since 1970" in told
-    assert "Topic orders of the target" in str(claimed_by(claimed_part(TopicPartition("orders", -1), "dr"), Claim(holder("a"), 0)))
+        assert "and has one writer only. Stop that mirror" in told
+    whole = claimed_part(TopicPartition("orders", -1), "dr")
+    assert "Topic orders of the target" in str(claimed_by(whole, Claim(whole, holder("a"), 0, 0)))
+    told = str(claimed_by(P[2], Claim(claimed_part(P[2], "tr"), holder("a"), 1_000, 0)))
+    assert "(process 812) with translated offsets, since" in told and "is written by nobody else" in told
 
 
 # -- many holders, whose clocks and requests go wrong -------------------------
@@ -402,31 +520,34 @@ class Simulated:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_no_partition_ever_has_two_writers(seed: int) -> None:
+def test_no_partition_ever_has_two_writers_and_none_that_dies_keeps_it(seed: int) -> None:
+    """But for links with translated offsets, of which each has one; whatever clocks, processes and requests do."""
     chance = random.Random(seed)
-    records: list[tuple[ClaimsRecord, int, int]] = []
+    records: list[tuple[ClaimsRecord, int]] = []
     arriving: list[tuple[float, ClaimsRecord]] = []
     processes: list[Simulated] = []
-    epoch, clock = 1, 1_000_000.0  # of the leader, at real time 0
-    owned = dict.fromkeys(P, 0)
+    broker = 1_000_000.0  # its clock at real time 0
+    kinds = {"run-1": P, "run-2": P, "run-3": parts("one"), "run-4": parts("two")}
+    owned = [0, 0, 0]  # identically, and by either link with translated offsets
     real = 0.0
     names = iter(range(10_000))
 
-    def start() -> Simulated:
-        who = holder(f"h{next(names)}", chance.choice(["run-1", "run-1", "run-2"]))
+    def start(run: str) -> Simulated:
+        who = holder(f"h{next(names)}", run)
         return Simulated(Claimant(who), chance.uniform(0, 1e6), chance.uniform(0.995, 1.005), says_at=real, reads_at=real)
 
-    processes.extend(start() for _ in range(4))
+    processes.extend(start(run) for run in ("run-1", *kinds))
     while real < 240:
         real += chance.uniform(0.0, 0.1)
-        if chance.random() < 0.002:  # another broker leads, whose clock is another one
-            epoch, clock = epoch + 1, clock + chance.uniform(-60_000, 60_000)
+        if chance.random() < 0.01:  # its clock is set, or another broker leads, whose clock is another one
+            broker += chance.choice([-600_000, -60_000, -5_000, 5_000, 60_000, 600_000])
         if chance.random() < 0.002:
-            processes[chance.randrange(len(processes))] = start()  # one is killed, another one comes
+            # One is killed, another one comes.
+            processes[chance.randrange(len(processes))] = start(chance.choice(["run-1", *kinds]))
         for at, record in sorted(arriving, key=lambda item: item[0]):
             if at <= real:
                 arriving.remove((at, record))
-                records.append((record, int(clock + 1000 * real), epoch))
+                records.append((record, int(broker + 1000 * real)))
         for process in processes:
             claimant, now = process.claimant, process.now(real)
             if real < process.frozen_until:
@@ -435,9 +556,9 @@ def test_no_partition_ever_has_two_writers(seed: int) -> None:
                 process.frozen_until = real + chance.choice([0.5, 3, 8, 12, 30])
                 continue
             if chance.random() < 0.02:
-                claimant.want(chance.sample(P, chance.randint(1, 4)))
+                claimant.want(chance.sample(kinds[claimant.holder.run], chance.randint(1, 4)))
             if chance.random() < 0.01:
-                claimant.leave(chance.sample(P, chance.randint(1, 4)))
+                claimant.leave(chance.sample(kinds[claimant.holder.run], chance.randint(1, 4)))
             if chance.random() < 0.5:
                 claimant.leave(claimant.asked)
             if process.says_at <= real and claimant.is_due(now):
@@ -448,11 +569,24 @@ def test_no_partition_ever_has_two_writers(seed: int) -> None:
                     arriving.append((real + delay * chance.uniform(0.5, 2), record))
             if process.reads_at <= real:
                 process.reads_at = real + (chance.uniform(0, 5) if chance.random() < 0.02 else 0.005)
-                for record, append_ms, leader_epoch in records[process.position :]:
-                    claimant.read(record, append_ms, leader_epoch)
+                for offset, (record, append_ms) in enumerate(records[process.position :], process.position):
+                    claimant.read(record, append_ms, offset)
                 process.position = len(records)
         for partition in P:
-            writers = [p for p in processes if p.claimant.holds(partition, p.now(real))]
-            assert len(writers) < 2, f"{partition} at {real:.2f} s: {[w.claimant.holder for w in writers]}"
-            owned[partition] += len(writers)
-    assert all(owned.values())
+            claims = [partition, claimed_part(partition, "one"), claimed_part(partition, "two")]
+            alone, one, two = [[p for p in processes if p.claimant.holds(c, p.now(real))] for c in claims]
+            assert max(len(alone), len(one), len(two)) < 2, f"{partition} at {real:.2f} s"
+            assert not (alone and (one or two)), f"{partition} at {real:.2f} s"
+            owned = [count + len(writers) for count, writers in zip(owned, (alone, one, two))]
+    assert owned[0] and any(owned[1:])
+    heir = Claimant(holder("heir", "run-9"))  # all the others are killed
+    heir.want(P)
+    now, end = real, len(records)
+    for offset, (record, append_ms) in enumerate(records):
+        heir.read(record, append_ms, offset)
+    while not all(heir.holds(p, now) for p in P):
+        if heir.is_due(now):
+            heir.read(heir.record(now), int(broker + chance.uniform(-600_000, 600_000)), end)
+            end += 1
+        now += 0.25
+        assert now - real <= (LEASE_MS + RENEW_MS) / 1000 + 0.5

@@ -111,7 +111,7 @@ def read_claims(data: bytes) -> None:
     record = decode_claims(b"h", data)
     if record is not None:
         assert decode_claims(b"h", encode_claims(record)) == record
-        assert str(claimed_by(P, Claim(record.holder, 1))).encode()
+        assert str(claimed_by(P, Claim(P, record.holder, 1, 0))).encode()
         assert all(utc(wait.since_ms) for wait in record.waiting.values())
 
 

@@ -17,6 +17,7 @@ from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link.beginning import (
     ends_at,
     grown,
+    look_for_others,
     refuse_circle,
     refuse_others,
     require_same_source,
@@ -138,6 +139,41 @@ async def make_topics(target: RawCluster, planned: PlannedLink) -> PlannedLink:
     )
 
 
+async def grow_link(
+    source: RawCluster,
+    target: RawCluster,
+    topics: LinkTopics | str,
+    link: str,
+    known: Collection[str],
+    *,
+    is_identical: bool,
+) -> PlannedLink:
+    """What a link that runs copies from now on; makes what the target lacks of it.
+
+    Of topics that are not `known` those are refused that other links write (look_for_others), as at a start.
+    Raises what plan_link does, and KafkaError.
+    """
+    planned = await plan_link(source, target, topics)
+    if found := {topic.name for topic in planned.topics.copied} - set(known):
+        others = await look_for_others(target, link, found, is_identical=is_identical)
+        planned = without_topics(planned, others.refused)
+    return await make_topics(target, planned)
+
+
+def without_topics(planned: PlannedLink, refused: Mapping[str, str]) -> PlannedLink:
+    """A plan in which these topics are refused altogether.  Pure."""
+    plan = planned.topics
+    kept = ([topic for topic in part if topic.name not in refused] for part in (plan.create, plan.existing, plan.grow))
+    lacking = {p: refused[p.topic] for p in (*planned.ends, *planned.waiting) if p.topic in refused}
+    create, existing, grow = map(tuple, kept)
+    return replace(
+        planned,
+        topics=replace(plan, create=create, existing=existing, grow=grow, refused={**plan.refused, **refused}),
+        ends={p: end for p, end in planned.ends.items() if p not in lacking},
+        waiting={**planned.waiting, **lacking},
+    )
+
+
 async def prepare_link(
     source: RawCluster,
     target: RawCluster,
@@ -198,7 +234,7 @@ async def check_link(
     grown(control, LinkTopics.of(topics))
     require_same_source(control, link, await source.cluster_id())
     names = [topic.name for topic in planned.topics.copied]
-    left_out = await refuse_others(target, link, control, names, is_identical=is_identical)
+    left_out = await refuse_others(target, link, names, is_identical=is_identical)
     copied = [source.wire_topic(topic.name) for topic in planned.topics.copied]
     unseen = await refuse_circle(source, target, copied, link)
     if has_start and planned.waiting:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -22,7 +23,6 @@ from tolerant_client.mirror.link.control import (
     Controls,
     LinkControl,
     Unreadable,
-    read_control,
     read_controls,
     update_control,
 )
@@ -30,6 +30,7 @@ from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.mirror.topics import topic_ids
 from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
 
+_OTHER_KIND = ", with {} offsets, and what is written with identical ones is written by nobody else"
 _MAY_NOT = (
     Errors.TopicAuthorizationFailedError,
     Errors.ClusterAuthorizationFailedError,
@@ -107,55 +108,107 @@ def require_same_source(control: LinkControl, link: str, cluster_id: str | None)
         )
 
 
-async def refuse_others(
-    target: RawCluster, link: str, own: LinkControl, names: Collection[str], *, is_identical: bool
-) -> tuple[str, ...]:
-    """Raises OptionError where another link writes some of these topics of the target, or may, or has made what was promoted.
+class Others(NamedTuple):
+    """By topic why a link may not copy into it beside other links, and warnings of records that were left out."""
+
+    refused: Mapping[str, str] = {}
+    warnings: tuple[str, ...] = ()
+
+
+async def look_for_others(target: RawCluster, link: str, names: Collection[str], *, is_identical: bool) -> Others:
+    """Which of these topics of the target another link writes, or may, or has made what was promoted since.
 
     Links with translated offsets may share a topic; one with identical offsets, which has a producer id, has it alone.
-    `own` is the link's own control.  Returns warnings of records that were left out.
     """
     try:
-        controls = await read_controls(target)
+        controls = await read_controls(target, frozenset(names))
     except _MAY_NOT:
-        return ()  # write_down warns of it
-    require_no_unreadable(controls, link, names, target)
+        return Others()  # write_down warns of it
+    try:
+        require_no_unreadable(controls, link, names, target)
+    except OptionError as error:
+        return Others(dict.fromkeys(names, text_of(error)))
+    refused: dict[str, str] = {}
     for other, control in controls.links.items():
-        if other == link or control.is_handed_back or not control.topics:
+        if is_identical and control.is_promoted and control.producer_ids and other != link and not control.is_handed_back:
+            refused |= await _promoted_copies(target, other, control, controls.links.get(link, LinkControl()))
+    for other, control in _others_that_live(controls, link):
+        if not control.topics or not (is_identical or control.producer_ids):
             continue
-        if control.is_promoted:
-            if is_identical and control.producer_ids:
-                await _refuse_promoted(target, other, own, [name for name in names if writes(LinkTopics.from_json(control.topics), name)])
-            continue
-        if not (is_identical or control.producer_ids):
-            continue
-        if both := _in_both(control.topics, names):
-            raise OptionError(
-                f"Link {other} copies into topic {both} of this target already: start its mirror with --link {other},"
-                f" promote link {other}, or leave its topics out"
-            )
-    return tuple(
-        f"{record}, and says of no link that it copies: left out; take away the right to write there from whoever wrote"
-        " it"
-        for record in controls.unreadable
+        is_same_kind = is_identical and control.producer_ids
+        kind = "" if is_same_kind else _OTHER_KIND.format("translated" if is_identical else "identical")
+        taken = LinkTopics.from_json(control.topics)
+        refused |= {
+            name: f"Link {other} copies into topic {name} of this target already{kind}: start its mirror with --link {other},"
+            f" promote link {other}, or leave its topics out"
+            for name in sorted(names)
+            if writes(taken, name)
+        }
+    return Others(
+        refused,
+        tuple(
+            f"{record}, and says of no link that it copies: left out; take away the right to write there from whoever wrote"
+            " it"
+            for record in controls.unreadable
+        ),
     )
 
 
-async def _refuse_promoted(target: RawCluster, other: str, own: LinkControl, names: Collection[str]) -> None:
-    """Raises OptionError for a topic that is still the promoted copy of another link, as its id tells, and that ours neither
-    began nor adopted (failback): what its producers have written since is nowhere else.
+async def _promoted_copies(
+    target: RawCluster, other: str, promoted: LinkControl, own: LinkControl
+) -> dict[str, str]:
+    """The topics that are still the promoted copy of another link, as their ids tell, and that our own neither began nor
+    adopted (failback): what their producers have written since is nowhere else.
     """
-    begun = (await read_control(target, other)).begun if names else {}
-    ids = await topic_ids(target, {p.topic for p in begun if p.topic in names})
+    if not promoted.begun:
+        return {}
+    begun = promoted.begun
+    ids = await topic_ids(target, {p.topic for p in begun})
     copies = {p.topic for p, of in begun.items() if of.target and of.target == str(ids.get(p.topic)) and not own.has_begun(p)}
-    if copies:
-        more = f" and {len(copies) - 1} more" if len(copies) > 1 else ""
-        raise OptionError(
-            f"Topic {min(copies)}{more} of this target is the copy of link {other}, which was promoted: it belongs to its own"
-            " producers, and what they have written there is nowhere else. To copy it back, run tolerant-kafka failback with"
-            " source and target exchanged; or leave the topic out. Where nothing of it is needed any more, delete it on the"
-            " target: it is copied anew"
-        )
+    return {
+        name: f"Topic {name} of this target is the copy of link {other}, which was promoted: it belongs to its own"
+        " producers, and what they have written there is nowhere else. To copy it back, run tolerant-kafka failback with"
+        " source and target exchanged; or leave the topic out. Where nothing of it is needed any more, delete it on the"
+        " target: it is copied anew"
+        for name in sorted(copies)
+    }
+
+
+async def refuse_others(
+    target: RawCluster, link: str, names: Collection[str], *, is_identical: bool
+) -> tuple[str, ...]:
+    """Raises OptionError for a topic that look_for_others refuses, and returns its warnings."""
+    others = await look_for_others(target, link, names, is_identical=is_identical)
+    for why in others.refused.values():
+        raise OptionError(why)
+    return others.warnings
+
+
+async def copied_identically(
+    target: RawCluster, link: str, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, str]:
+    """Which of these logs of the target another link has begun with identical offsets, and why nobody else may write there.
+
+    To be asked once they are claimed: such a link says so before it appends, under a claim of its own.
+    """
+    try:
+        controls = await read_controls(target, {p.topic for p in partitions})
+    except _MAY_NOT:
+        return {}
+    return {
+        p: f"{p.topic}-{p.partition} of the target was copied by link {other} with identical offsets, and what is written with"
+        f" identical offsets is written by nobody else: promote link {other}, or leave the topic out of one of the two"
+        for other, control in _others_that_live(controls, link)
+        for p in control.begun.keys() & set(partitions)
+    }
+
+
+def _others_that_live(controls: Controls, link: str) -> list[tuple[str, LinkControl]]:
+    return [
+        (other, control)
+        for other, control in controls.links.items()
+        if other != link and not control.is_promoted and not control.is_handed_back
+    ]
 
 
 def require_no_unreadable(controls: Controls, link: str, names: Collection[str], target: RawCluster) -> None:

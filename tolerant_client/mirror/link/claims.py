@@ -4,24 +4,30 @@ Topic `tolerant-mirror-claims` on the target, one partition, LogAppendTime.  A r
 copies, or the mirror that started it), its value JSON, complete in itself:
 
     {"version": 1, "link": "dr", "run": "5f0c...", "role": "copier", "host": "m1", "pid": 812, "since_ms": 1763775000000,
-     "sequence": 7, "names": {"orders": [[0, 3]], "clicks": [[2, 2]]}, "asks": {},
+     "sequence": 7, "clock_ms": 81234567, "read": 4711, "names": {"orders": [[0, 3]], "clicks": [[2, 2]]}, "asks": {},
      "waiting": {"orders-3": ["the target's broker ...", 1763775003000]}, "blocked": ["orders-3"], "waiting_count": 1,
      "is_end": false}
 
-Of what waits `blocked` needs a person; a version before it does not say.  Ranges of partitions include both ends.  A record names all that its holder holds and takes; what it does not name it releases.
+Ranges of partitions include both ends.  A record names all that its holder holds and takes; what it does not name it
+releases.  Of what waits `blocked` needs a person; a version before it does not say.
 
 Laws:
-A. A partition has one writer at every moment, as the claims log says: whoever holds no claim appends nothing.
-B. Of what it names a record is granted what the holder's record before was granted, and what no other holder's newest
-   record names.  A holder counts for less than LEASE_MS of log time after its newest record; then it holds nothing.
-C. Log time is what each leader's clock measured between the records that it appended, added up: clocks of two brokers are
-   never compared, and one that is set back stands still.  It never runs faster than the leader's clock.
+A. A partition has one writer at every moment, as the claims log says: whoever holds no claim appends nothing.  One that is
+   claimed with identical offsets has no other claimant of any kind; links with translated offsets may share one, of which
+   each claims its own part (`claimed_part`).
+B. Of what it names a record is granted what the holder's record before was granted, and what conflicts with nothing that
+   another holder's newest record names.  A holder counts until somebody has measured LEASE_MS of silence; then it holds
+   nothing.
+C. Silence is measured by whoever writes to the log: `read` is how far it had read when it sent a record, and `clock_ms` its
+   own clock then.  Where two records of one process lie LEASE_MS apart, each holder whose newest record lies before what the
+   first one had read was silent for as long, whatever the clocks of brokers say, and of all other machines.
 D. Every reader that begins where the log does finds the same.  The log keeps an hour, and one that begins in its midst
    agrees with the others after some LEASE_MS: what was denied is soon named no longer.  Of a log that was cut, or that
-   nobody wrote to for an hour, less may be left: its reader takes nothing until LEASE_MS of log and waiting are over, since
-   whoever wrote what is gone may hold its claims, and be frozen, for as long.
+   nobody wrote to for an hour, less may be left: where nobody has measured the silence of what is gone, its reader takes
+   nothing for LEASE_MS, since whoever wrote it may hold its claims, and be frozen, for as long.
 E. A holder appends until LEASE_MS - MARGIN_MS of its own clock have passed since it *sent* its newest record that it has
-   read in the log, and only to what that record was granted and every record that it has sent since names, too.
+   read in the log, and only to what that record was granted and every record that it has sent since names, too.  So it
+   has stopped before anybody can have measured its silence, unless one clock runs by a quarter faster than the other.
 F. `sequence` grows with each record of a holder: what comes a second time, or late, says nothing.
 G. What another process of the same run holds is asked for; that process stops writing it, settles what is in flight, and
    releases it.  What another run holds is waited for.
@@ -35,6 +41,7 @@ J. Another run lives where it has renewed a claim between two looks at the log's
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -58,17 +65,17 @@ from tolerant_client.mirror.topic_filter import OWN_TOPICS
 
 CLAIMS_TOPIC = f"{OWN_TOPICS}claims"
 LEASE_MS = 10_000
-MARGIN_MS = 2_000  # for what a leader's clock runs faster than a holder's, and for what a check is older than its append
+MARGIN_MS = 2_000  # for what another's clock runs faster than a holder's, and for what a check is older than its append
 RENEW_MS = 2_500
 WHOLE_TOPIC = -1  # the partition that a run's mirror claims of each of its topics, so that one of two starts has them all
 MIRROR, COPIER = "mirror", "copier"
 
 _VERSION = 1
-_WAITING_SHOWN = 20
+WAITING_SHOWN = 20
 _REMEMBERED_MS = 3_600_000
 
 Names = frozenset[TopicPartition]
-_NONE: Names = frozenset()
+NO_NAMES: Names = frozenset()
 _NOBODY: frozenset[str] = frozenset()
 
 
@@ -100,23 +107,28 @@ class Waiting(NamedTuple):
 class ClaimsRecord:
     """What a holder says: all that it claims from now on, and what it waits for.
 
-    `waiting` are the first partitions that stand still, of `waiting_count`.
+    `clock_ms` and `read` are those of law C; 0 measures nothing.  `waiting` are the first partitions that stand still, of
+    `waiting_count`.
     """
 
     holder: Holder
     sequence: int
-    names: Names = _NONE
-    asks: Names = _NONE
+    names: Names = NO_NAMES
+    asks: Names = NO_NAMES
     waiting: Mapping[TopicPartition, Waiting] = field(default_factory=dict)
     waiting_count: int = 0
     is_end: bool = False
+    clock_ms: int = 0
+    read: int = 0
 
 
 class Claim(NamedTuple):
-    """Who holds a partition, and when it last said so, by the clock of the claims log's leader."""
+    """What a holder names, and where in the log it last said so, and when by the clock of the log's leader."""
 
+    name: TopicPartition
     holder: Holder
     renewed_ms: int
+    offset: int
 
 
 @dataclass(frozen=True)
@@ -139,11 +151,16 @@ class Run:
 
 
 def claimed_part(partition: TopicPartition, link: str) -> TopicPartition:
-    """What a link with translated offsets claims: others may write to the partition, but not this link's part of it.
+    """What a link with translated offsets claims: others like it may write to the partition, but not this link's part of it.
 
     No topic has a colon in its name.
     """
     return TopicPartition(f"{partition.topic}:{link}", partition.partition)
+
+
+def whole_of(name: TopicPartition) -> TopicPartition:
+    """The partition of the target that something is claimed of: itself, or that of claimed_part."""
+    return TopicPartition(name.topic.partition(":")[0], name.partition)
 
 
 # -- records ------------------------------------------------------------------
@@ -152,7 +169,7 @@ def claimed_part(partition: TopicPartition, link: str) -> TopicPartition:
 def encode_claims(record: ClaimsRecord) -> bytes:
     """The value of a record."""
     holder = record.holder
-    shown = sorted(record.waiting.items(), key=lambda item: (item[1].since_ms, item[0]))[:_WAITING_SHOWN]
+    shown = sorted(record.waiting.items(), key=lambda item: (item[1].since_ms, item[0]))[:WAITING_SHOWN]
     said = {
         "version": _VERSION,
         "link": holder.link,
@@ -162,6 +179,8 @@ def encode_claims(record: ClaimsRecord) -> bytes:
         "pid": holder.pid,
         "since_ms": holder.since_ms,
         "sequence": record.sequence,
+        "clock_ms": record.clock_ms,
+        "read": record.read,
         "names": _ranges(record.names),
         "asks": _ranges(record.asks),
         "waiting": {f"{topic}-{index}": [why.reason, why.since_ms] for (topic, index), why in shown},
@@ -189,6 +208,8 @@ def decode_claims(key: bytes | None, value: bytes | None) -> ClaimsRecord | None
             {p: Waiting(text(reason), moment(since), p in blocked) for p, (reason, since) in waiting.items()},
             whole(found["waiting_count"]),
             flag(found["is_end"]),
+            whole(found.get("clock_ms", 0)),
+            whole(found.get("read", 0)),
         )
     except (ValueError, KeyError):
         return None
@@ -223,13 +244,21 @@ def _partition(name: str) -> TopicPartition:
 # -- the fold -----------------------------------------------------------------
 
 
+class _Step(NamedTuple):
+    """How far a process had read, by its own clock (law C)."""
+
+    clock_ms: int
+    read: int
+
+
 class _Seen(NamedTuple):
-    """The newest record of a holder: log time, the leader's clock, and what it was granted, each under its term (law H)."""
+    """The newest record of a holder, what it was granted, each under its term (law H), and its steps of the last lease."""
 
     record: ClaimsRecord
-    time_ms: int
+    offset: int
     append_ms: int
     terms: Mapping[TopicPartition, int]
+    steps: deque[_Step]
 
     @property
     def granted(self) -> Names:
@@ -240,32 +269,43 @@ class ClaimsLog:
     """What the claims log says up to the last record that was read; records in the order of their offsets."""
 
     def __init__(self) -> None:
-        self.time_ms = 0  # log time
+        self.end = 0  # behind the last record
+        self.silent_before = 0  # whoever has said nothing from this offset on counts no more (law C)
         self._seen: dict[str, _Seen] = {}
-        self._leader_epoch: int | None = None
-        self._append_ms = 0
 
-    def read(self, record: ClaimsRecord, append_ms: int, leader_epoch: int) -> Names | None:
-        """Takes the next record, with its LogAppendTime and its batch's leader epoch; what it is granted.
+    def read(self, record: ClaimsRecord, append_ms: int, offset: int) -> Names | None:
+        """Takes the next record, with its LogAppendTime and its offset; what it is granted.
 
         None for a record that says nothing (law F).
         """
-        if leader_epoch != self._leader_epoch:
-            self._leader_epoch, self._append_ms = leader_epoch, append_ms
-        self.time_ms += max(0, append_ms - self._append_ms)
-        self._append_ms = max(append_ms, self._append_ms)
+        self.end = offset + 1
         seen = self._seen.get(record.holder.id)
         if seen is not None and record.sequence <= seen.record.sequence:
             return None
-        held = seen.terms if seen is not None and self._counts(seen) else {}
+        steps = deque[_Step]() if seen is None else seen.steps
+        self._measure(steps, _Step(record.clock_ms, min(record.read, offset)))
+        held = {} if seen is None or not self._counts(seen) or _slept(seen.record, record) else seen.terms
         terms = {name: held[name] for name in record.names if name in held}
-        if len(terms) < len(record.names):
-            others = self.others(record.holder.id)
-            terms |= {name: record.sequence for name in record.names if name not in terms and name not in others}
-        self._seen[record.holder.id] = _Seen(record, self.time_ms, append_ms, terms)
-        for holder_id in [h for h, s in self._seen.items() if self.time_ms - s.time_ms > _REMEMBERED_MS]:
+        if missing := record.names - terms.keys():
+            terms |= dict.fromkeys(missing - self.blocking(record.holder.id, missing).keys(), record.sequence)
+        self._seen[record.holder.id] = _Seen(record, offset, append_ms, terms, steps)
+        for holder_id in [
+            h for h, s in self._seen.items() if append_ms - s.append_ms > _REMEMBERED_MS and not self._counts(s)
+        ]:
             del self._seen[holder_id]
         return frozenset(terms)
+
+    def _measure(self, steps: deque[_Step], step: _Step) -> None:
+        """Law C: adds a step of a process to those before it, of which one lies a lease back at most."""
+        if steps and step.clock_ms < steps[-1].clock_ms:
+            steps.clear()  # that is no clock
+        elif steps and step.clock_ms == steps[-1].clock_ms:
+            steps.pop()
+        steps.append(step)
+        while len(steps) > 1 and steps[1].clock_ms <= step.clock_ms - LEASE_MS:
+            steps.popleft()
+        if steps[0].clock_ms <= step.clock_ms - LEASE_MS:
+            self.silent_before = max(self.silent_before, steps[0].read)
 
     def terms_of(self, holder: Holder) -> Mapping[TopicPartition, int]:
         """What a holder was granted last, each under its term."""
@@ -273,16 +313,28 @@ class ClaimsLog:
         return {} if seen is None else seen.terms
 
     def _counts(self, seen: _Seen) -> bool:
-        return self.time_ms - seen.time_ms < LEASE_MS
+        return seen.offset >= self.silent_before
 
     def others(self, holder_id: str) -> dict[TopicPartition, Claim]:
         """What holders but this one name, and who that is."""
         return {
-            name: Claim(seen.record.holder, seen.append_ms)
+            name: Claim(name, seen.record.holder, seen.append_ms, seen.offset)
             for other, seen in self._seen.items()
             if other != holder_id and self._counts(seen)
             for name in seen.record.names
         }
+
+    def blocking(self, holder_id: str, wanted: Iterable[TopicPartition]) -> dict[TopicPartition, Claim]:
+        """What of `wanted` this holder cannot have, and for which claim of another one (law A)."""
+        others = self.others(holder_id)
+        parts = {whole: claim for name, claim in others.items() if (whole := whole_of(name)) != name}
+        found = {}
+        for name in wanted if others else ():
+            whole = whole_of(name)
+            claim = others.get(name) or (parts if whole == name else others).get(whole)
+            if claim is not None:
+                found[name] = claim
+        return found
 
     def asks_of(self, holder: Holder) -> Names:
         """What other processes of a holder's run ask for."""
@@ -296,16 +348,16 @@ class ClaimsLog:
     def has_ended(self, run: str) -> bool:
         """Whether the mirror of a run has said that it ends."""
         mirrors = [seen for seen in self._seen.values() if (seen.record.holder.run, seen.record.holder.role) == (run, MIRROR)]
-        return bool(mirrors) and max(mirrors, key=lambda seen: seen.time_ms).record.is_end
+        return bool(mirrors) and max(mirrors, key=lambda seen: seen.offset).record.is_end
 
     def names_of_run(self, holder: Holder) -> Names:
         """What other processes of a holder's run name."""
         return frozenset(name for name, claim in self.others(holder.id).items() if claim.holder.run == holder.run)
 
     def claims(self) -> dict[TopicPartition, Claim]:
-        """Who holds what, by log time: of a holder that died, until others have written for a lease."""
+        """Who holds what, as the log says: of a holder that died, until others have measured its silence."""
         return {
-            name: Claim(seen.record.holder, seen.append_ms)
+            name: Claim(name, seen.record.holder, seen.append_ms, seen.offset)
             for seen in self._seen.values()
             if self._counts(seen)
             for name in seen.granted
@@ -318,10 +370,11 @@ class ClaimsLog:
         Alive are those that have said something since `before`, an earlier look; without one none is known to be.
         """
         by_run: dict[str, list[_Seen]] = {}
-        for seen in self._seen.values():
+        for seen in sorted(self._seen.values(), key=lambda seen: seen.offset):
             by_run.setdefault(seen.record.holder.run, []).append(seen)
         renewed = self._said_since(before) if before is not None else _NOBODY
-        return sorted((_run(members, renewed) for members in by_run.values()), key=lambda run: run.seen_ms)
+        by_age = sorted(by_run.values(), key=lambda members: members[-1].offset)
+        return [_run(members, renewed) for members in by_age]
 
     def _said_since(self, before: ClaimsLog) -> frozenset[str]:
         """Holders whose newest record an earlier look had not seen."""
@@ -329,9 +382,15 @@ class ClaimsLog:
         return frozenset(h for h, seen in self._seen.items() if h not in known or seen.record.sequence > known[h])
 
 
+def _slept(before: ClaimsRecord, now: ClaimsRecord) -> bool:
+    """Whether a holder was silent for a lease by its own clock: its term is over, though nobody else may have noticed."""
+    return now.clock_ms - before.clock_ms >= LEASE_MS
+
+
 def _run(members: list[_Seen], renewed: frozenset[str]) -> Run:
-    newest = max(members, key=lambda seen: (seen.record.holder.role == MIRROR, seen.append_ms))
-    seen_ms = max(seen.append_ms for seen in members)
+    """`members` in the order of the log."""
+    newest = max(members, key=lambda seen: (seen.record.holder.role == MIRROR, seen.offset))
+    seen_ms = members[-1].append_ms
     is_ended = newest.record.is_end
     alive = [seen for seen in members if not seen.record.is_end and seen.record.holder.id in renewed]
     waiting = {partition: why for seen in alive for partition, why in seen.record.waiting.items()}
@@ -348,145 +407,3 @@ def _run(members: list[_Seen], renewed: frozenset[str]) -> Run:
         waiting,
         sum(seen.record.waiting_count for seen in alive),
     )
-
-
-# -- one holder ---------------------------------------------------------------
-
-
-class _Sent(NamedTuple):
-    at: float
-    names: Names
-
-
-class Claimant:
-    """One holder: what it wants, what it may write, and what it has to say next.  `now` is its own monotonic seconds.
-
-    Whoever owns it appends `record` whenever one `is_due`, one at a time, and reads it every record of the log in order.
-    """
-
-    def __init__(self, holder: Holder) -> None:
-        self.holder = holder
-        self.log = ClaimsLog()
-        self.waiting: Mapping[TopicPartition, Waiting] = {}
-        self._wanted: set[TopicPartition] = set()
-        self._held: Names = _NONE
-        self._terms: Mapping[TopicPartition, int] = {}
-        self._until = float("-inf")
-        self._sequence = 0
-        self._is_ended = False
-        self._sent: dict[int, _Sent] = {}
-        self._said: tuple[Names, Names] | None = (_NONE, _NONE)  # named and asked for; None: to be said anew
-        self._renew_at = float("-inf")
-
-    def want(self, names: Iterable[TopicPartition]) -> None:
-        """Claims these, now or as soon as they are free."""
-        self._wanted.update(names)
-
-    def leave(self, names: Iterable[TopicPartition]) -> None:
-        """Gives claims back; the caller appends nothing to them any more, and nothing is in flight."""
-        self._wanted.difference_update(names)
-        self._held = self._held & self._wanted
-
-    def holds(self, name: TopicPartition, now: float) -> bool:
-        """Whether it may append to a partition now (law E)."""
-        return self.is_read_up(now) and name in self._held
-
-    def is_read_up(self, now: float) -> bool:
-        """Whether it has read the log up to a record that it sent within its lease: who counts there counted just now."""
-        return now < self._until
-
-    def term(self, name: TopicPartition, now: float) -> int | None:
-        """The term under which it may append to a partition now; None where it may not (laws E and H)."""
-        return self._terms.get(name) if self.holds(name, now) else None
-
-    def has_lapsed(self, now: float) -> bool:
-        """Whether what it held is over, and nobody has drawn the consequence (`lapse`)."""
-        return bool(self._held) and now >= self._until
-
-    def lapse(self) -> None:
-        """Holds nothing until a record is granted something again."""
-        self._held = _NONE
-
-    def not_said(self) -> None:
-        """Takes it that the newest record may not have arrived: it is said anew."""
-        self._said = None
-
-    @property
-    def is_said(self) -> bool:
-        """Whether the log has nothing of it that it does not want any more."""
-        return not self._wanted and self._said == (_NONE, _NONE)
-
-    @property
-    def wanted(self) -> Collection[TopicPartition]:
-        return self._wanted
-
-    @property
-    def asked(self) -> Names:
-        """What it holds and another process of its run asks for; all of it once the run has ended."""
-        return self._held if self.is_run_over else self._held & self.log.asks_of(self.holder)
-
-    @property
-    def is_run_over(self) -> bool:
-        """Whether it copies for a mirror that has said that it ends (law I)."""
-        return self.holder.role == COPIER and self.log.has_ended(self.holder.run)
-
-    @property
-    def blocked(self) -> dict[TopicPartition, Claim]:
-        """What it wants and others name, with who that is."""
-        others, missing = self.log.others(self.holder.id), self._wanted - self._held
-        return {name: others[name] for name in missing if name in others}
-
-    def is_due(self, now: float) -> bool:
-        """Whether it has something to say."""
-        if self._said is None:
-            return True
-        return self._to_say() != self._said or bool(self._wanted) and now >= self._renew_at
-
-    def end(self) -> None:
-        """Says that its run is over, and wants nothing any more."""
-        self.leave(set(self._wanted))
-        self._is_ended, self._said = True, None
-
-    def record(self, now: float) -> ClaimsRecord:
-        """What it says now; to be appended at once."""
-        self._said = names, asks = self._to_say()
-        self._sequence += 1
-        self._sent[self._sequence] = _Sent(now, names)
-        self._renew_at = now + RENEW_MS / 1000
-        first = dict(sorted(self.waiting.items(), key=lambda item: (item[1].since_ms, item[0]))[:_WAITING_SHOWN])
-        return ClaimsRecord(self.holder, self._sequence, names, asks, first, len(self.waiting), self._is_ended)
-
-    def _to_say(self) -> tuple[Names, Names]:
-        """What it names, and what it asks for."""
-        missing = self._wanted - self._held
-        if not missing or self.is_run_over:
-            return self._held, _NONE
-        others = self.log.others(self.holder.id)
-        free = frozenset(name for name in missing if name not in others)
-        asks = frozenset(name for name in missing - free if others[name].holder.run == self.holder.run)
-        return self._held | free, asks
-
-    def read(self, record: ClaimsRecord, append_ms: int, leader_epoch: int) -> None:
-        """Takes the next record of the log, whoever wrote it."""
-        granted = self.log.read(record, append_ms, leader_epoch)
-        if granted is None or record.holder.id != self.holder.id:
-            return
-        sent = self._sent.pop(record.sequence, None)
-        if sent is None:
-            return
-        for sequence in [s for s in self._sent if s < record.sequence]:
-            del self._sent[sequence]  # law F: it says nothing any more
-        self._held, self._terms = granted & self._wanted, self.log.terms_of(self.holder)
-        for later in self._sent.values():
-            self._held &= later.names
-        self._until = sent.at + (LEASE_MS - MARGIN_MS) / 1000
-        if granted != record.names:
-            self._said = None  # what was denied is not named any longer than it takes to say so
-
-    def start_anew(self) -> None:
-        """Forgets what the log said: it was made anew, or cut; nothing is held until it was read again."""
-        self.log = ClaimsLog()
-        self._held = _NONE
-        self._sent.clear()
-        self._said = None
-

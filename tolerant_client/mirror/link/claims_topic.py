@@ -15,6 +15,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError, RecoveryExhaustedError, TargetClaimedError, text_of
 from tolerant_client.legacy_records import iter_record_sets
+from tolerant_client.mirror.link.claimant import Claimant
 from tolerant_client.mirror.link.claims import (
     CLAIMS_TOPIC,
     COPIER,
@@ -22,11 +23,11 @@ from tolerant_client.mirror.link.claims import (
     RENEW_MS,
     WHOLE_TOPIC,
     Claim,
-    Claimant,
     ClaimsLog,
     Holder,
     decode_claims,
     encode_claims,
+    whole_of,
 )
 from tolerant_client.mirror.own_topic import append_own, create_own_topic, end_of, has_topic
 from tolerant_client.raw import EARLIEST, RawCluster
@@ -95,13 +96,13 @@ class Follower:
         for header, batch in iter_record_sets(part.records, from_offset=self.position):
             if not header.has_log_append_time:
                 raise OptionError(
-                    f"{CLAIMS_TOPIC} has records with times of their writers, so it cannot say whose claim came when: delete that"
-                    " topic, the mirror makes it as it has to be"
+                    f"{CLAIMS_TOPIC} has records with times of their writers, so it cannot say when a claim was renewed:"
+                    " delete that topic, the mirror makes it as it has to be"
                 )
             for record in [] if header.is_control else decode_records(batch):
                 found = decode_claims(record.key, record.value) if record.offset >= self.position else None
                 if found is not None:
-                    self._log.read(found, record.timestamp, header.partition_leader_epoch)
+                    self._log.read(found, record.timestamp, record.offset)
             self.position = max(self.position, header.next_offset)
         return self.position > before
 
@@ -138,7 +139,7 @@ class Claims:
         self._wakeup = WakeupNotifier(target.net)
         self._own_offset = -1  # of what it said last
         self._quiet_until = float("-inf")
-        self._first_seen: dict[str, int] = {}  # of holders that block us: when they had renewed when we saw them first
+        self._first_seen: dict[str, int] = {}  # of holders that block us: the offset of what they had said when we saw them
         target.guard(self._may_send)
 
     def want(self, partitions: Iterable[TopicPartition]) -> None:
@@ -168,9 +169,9 @@ class Claims:
             self._first_seen = {}
             return {}
         blocked = {p: claim for p, claim in self.claimant.blocked.items() if claim.holder.run != self.claimant.holder.run}
-        found = {claim.holder.id: claim.renewed_ms for claim in blocked.values()}
+        found = {claim.holder.id: claim.offset for claim in blocked.values()}
         self._first_seen = {holder: self._first_seen.get(holder, seen) for holder, seen in found.items()}
-        return {p: claim for p, claim in blocked.items() if claim.renewed_ms > self._first_seen[claim.holder.id]}
+        return {p: claim for p, claim in blocked.items() if claim.offset > self._first_seen[claim.holder.id]}
 
     async def take(self, names: Collection[TopicPartition], tell: Callable[[str], None]) -> None:
         """Claims all of these, waiting for holders that are gone, which is told once.
@@ -193,7 +194,7 @@ class Claims:
                 claim = min(blocked.items())[1]
                 tell(
                     f"waiting for {claim.holder}, which claimed the target last at {_utc(claim.renewed_ms)} UTC: its claim ends"
-                    f" {LEASE_MS // 1000} s after that, unless it still runs"
+                    f" once it was silent for {LEASE_MS // 1000} s of our clock, unless it still runs"
                 )
             await self._guarded.net.sleep(0.01)
 
@@ -262,8 +263,8 @@ class Claims:
             if not self._is_current:
                 await create_claims_topic(self._target)
                 await self._follower.read_to_end()
-                if self._follower.log_start > 0:  # law D: deleted, or idle
-                    self._quiet_until = boot_s() + (LEASE_MS - self.claimant.log.time_ms) / 1000
+                if self._follower.log_start > self.claimant.log.silent_before:  # law D: deleted, or idle
+                    self._quiet_until = boot_s() + LEASE_MS / 1000
                 self._is_current = True
                 self._wakeup.notify()
             else:
@@ -340,12 +341,16 @@ def boot_s() -> float:
 
 def claimed_by(partition: TopicPartition, claim: Claim) -> TargetClaimedError:
     """The error of whoever finds a partition, or a whole topic, claimed by another mirror that lives."""
-    topic, index = partition.topic.partition(":")[0], partition.partition  # claimed_part names a link, too
+    topic, index = whole_of(partition)
     name = f"Topic {topic}" if index == WHOLE_TOPIC else f"Partition {topic}-{index}"
     since, renewed = (_utc(ms) for ms in (claim.holder.since_ms, claim.renewed_ms))
+    how, why = "", "has one writer only"
+    if claim.name != partition:
+        how = f" with {'identical' if claim.name == whole_of(partition) else 'translated'} offsets"
+        why = "what is written with identical offsets is written by nobody else"
     return TargetClaimedError(
-        f"{name} of the target is written by {claim.holder}, since {since}, claimed last at {renewed} UTC, and has one writer"
-        " only. Stop that mirror, or leave the topic out of one of the two"
+        f"{name} of the target is written by {claim.holder}{how}, since {since}, claimed last at {renewed} UTC, and {why}."
+        " Stop that mirror, or leave the topic out of one of the two"
     )
 
 

@@ -466,21 +466,24 @@ class Unreadable(NamedTuple):
 
 
 class Controls(NamedTuple):
-    """What a control topic says of its links, `begun` left out, and the newest records of keys that cannot be read."""
+    """What a control topic says of its links, of `begun` a part, and the newest records of keys that cannot be read."""
 
     links: Mapping[str, LinkControl]
     unreadable: tuple[Unreadable, ...] = ()
 
 
-async def read_controls(cluster: RawCluster) -> Controls:
-    """Of every link whose target this cluster is; where a link's newest record cannot be read, its former one, too."""
+async def read_controls(cluster: RawCluster, begun_of: Collection[str] = ()) -> Controls:
+    """Of every link whose target this cluster is; where a link's newest record cannot be read, its former one, too.
+
+    Of `begun` no more than the topics `begun_of`: of all links it is much.
+    """
     topic = cluster.topic_of(CONTROL_TOPIC)  # a source calls its topics as the link does
     if not await has_topic(cluster, topic):
         return Controls({})
-    return controls_of(await _records(cluster, 0, await end_of(cluster, topic), topic))
+    return controls_of(await _records(cluster, 0, await end_of(cluster, topic), topic), begun_of)
 
 
-def controls_of(records: Iterable[Record]) -> Controls:
+def controls_of(records: Iterable[Record], begun_of: Collection[str] = ()) -> Controls:
     """What the records of a control topic say, in their order.  Pure."""
     by_key: dict[str, list[Record]] = {}
     for record in records:
@@ -493,7 +496,8 @@ def controls_of(records: Iterable[Record]) -> Controls:
     unreadable: list[Unreadable] = []
     for key, of_key in by_key.items():
         if readable := [record for record in of_key if why_unreadable(record) is None]:
-            links[key] = replace(decode_control(max(readable, key=rank).value or b""), begun={})
+            control = decode_control(max(readable, key=rank).value or b"")
+            links[key] = replace(control, begun={p: ids for p, ids in control.begun.items() if p.topic in begun_of})
         if why := why_unreadable(of_key[-1]):
             unreadable.append(Unreadable(key, why, _copies_from(of_key[-1].value or b"")))
     return Controls(links, tuple(unreadable))

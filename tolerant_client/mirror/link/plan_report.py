@@ -140,7 +140,7 @@ async def plan_everything(
         require_same_source(control, link, await source.cluster_id())
         names = [topic.name for topic in planned.topics.copied]
         is_identical = not (was_begun if is_translated is None else is_translated)
-        await refuse_others(target, link, control, names, is_identical=is_identical)
+        await refuse_others(target, link, names, is_identical=is_identical)
         warnings += await refuse_circle(source, target, copied, link)
     except (OptionError, LinkPromotedError) as error:
         refusals.append(text_of(error))

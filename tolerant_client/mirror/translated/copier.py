@@ -151,6 +151,7 @@ class TranslatedCopier:
             self.control,
             Adopted(target, self.control),
             self._bucket,
+            lambda partition: self.claims.term(self._claim(partition)),
             self._start_fetching,
             self._notify,
             self._settled,
@@ -274,14 +275,14 @@ class TranslatedCopier:
         return claimed_part(partition, self._name)
 
     def _claims_changed(self) -> None:
-        """Hands over what another process of the run asks for; its own transactions fence the rest."""
+        """Hands over what another process of the run asks for, and ends what another run has."""
         asked, rivals = self.claims.claimant.asked, self.claims.rivals()
         for partition, copy in list(self._partitions.items()):
             claim = self._claim(partition)
             if claim in asked:
                 copy.release()
             elif claim in rivals and copy.error is None:
-                copy.error = claimed_by(partition, rivals[claim])
+                copy.error = claimed_by(claim, rivals[claim])
                 copy.wake()
         self._notify()
 

@@ -7,6 +7,8 @@ B. The position is read after all other writers are fenced, and none is appended
 C. After anything that is not the expected answer, what was not committed is forgotten and B begins anew.
 D. A copier that was fenced only watches: it takes over again where records wait and the position stands still.  So two
    copiers that race do not end each other's transactions for ever.
+E. Nothing is written without the claim under which the position was read (link/claims.py): an identical copy, which would be
+   no copy any more, is fenced by no transaction.  What another link has begun to copy so is not written to at all.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from tolerant_client.errors import (
     OversizedRecordError,
     RecordBatchError,
     RecoveryExhaustedError,
+    TargetClaimedError,
     TolerantClientError,
 )
 from tolerant_client.fetch import FetchedPartition
@@ -37,6 +40,7 @@ from tolerant_client.mirror.appendable import AppendRules
 from tolerant_client.mirror.divergence import read_headers, read_slices
 from tolerant_client.mirror.epochs import source_truncations
 from tolerant_client.mirror.gaps import GapFill
+from tolerant_client.mirror.identical.append import NO_CLAIM
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.limits import CopyLimits
 from tolerant_client.mirror.link.control import ControlWatch, LinkControl, link_options
@@ -100,6 +104,7 @@ class TranslatedLink:
     control: ControlWatch
     adopted: Adopted
     bucket: TokenBucket
+    term: Callable[[TopicPartition], int | None]  # of the link's claim; None where it has none
     on_taken_over: Callable[[], None]
     on_end: Callable[[], None]  # a partition has reached its offset, or is done
     on_settled: Callable[[int], None]  # bytes that are no longer in memory
@@ -144,6 +149,7 @@ class TranslatedPartition:
         self._reasons: deque[str] = deque(maxlen=5)
         self._stands_since: float | None = None  # there is something to copy, or trouble
         self._is_taken_over = False
+        self._term: int | None = None  # of the claim under which the position was read
 
     def __str__(self) -> str:
         return f"{self.partition.topic}-{self.partition.partition}"
@@ -243,6 +249,11 @@ class TranslatedPartition:
     async def _take_over(self) -> None:
         if self._stands_since is None:
             self._stands_since = self._link.clock()
+        self._term = self._link.term(self.partition)
+        self._require_claim()
+        if why := await self._link.reads.copied_identically(self.partition):
+            self.error = TargetClaimedError(why)
+            return
         await self._producer.take_over()
         try:
             # Promotion is written down before the copiers are fenced: whoever takes over behind that finds it here.
@@ -259,6 +270,11 @@ class TranslatedPartition:
         if not self._reasons:
             self._stands_since = None
         self._link.on_taken_over()
+
+    def _require_claim(self) -> None:
+        """To be asked at the last moment before anything is written."""
+        if self._term is None or self._link.term(self.partition) != self._term:
+            raise Errors.NotLeaderForPartitionError(NO_CLAIM)
 
     async def _look_at_target(self) -> None:
         pair = await self._link.reads.topics(self.partition.topic)
@@ -335,7 +351,9 @@ class TranslatedPartition:
                 batches, copied = self.intake.next_batches(copied)
                 size += (held_bytes := sum(header.size for header, _ in batches))
                 for item in dense(batches, self._rules.max_batch_bytes) if batches else ():
-                    self._producer.send(await self._link.target.leader(self.partition), item, held_bytes)
+                    node = await self._link.target.leader(self.partition)
+                    self._require_claim()
+                    self._producer.send(node, item, held_bytes)
                     held_bytes = 0
                     await self._settle(self._link.transactions.max_requests)
             await self._settle(self._link.transactions.max_requests)
@@ -377,7 +395,9 @@ class TranslatedPartition:
         if pair.ids != self._ids:
             raise Errors.UnknownTopicOrPartitionError(f"{self}: a topic was created anew")  # looked into by _take_over
         rows = extend(self._row, self.partition, self.partition.topic, self._ids, runs, copied, self.intake.epoch)
+        self._require_claim()
         await self._producer.write_rows(rows, int(time.time() * 1000))
+        self._require_claim()
         await self._producer.commit()
         self._row = rows[-1]
         self.records += sum(run.length for run in runs)

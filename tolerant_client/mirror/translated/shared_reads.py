@@ -6,12 +6,14 @@ the others reads what is there after that.  (Facts of topics may be some seconds
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Generic, TypeVar
 
 import kafka.errors as Errors
 from kafka.future import Future
 from kafka.structs import TopicPartition
 
+from tolerant_client.mirror.link.beginning import copied_identically
 from tolerant_client.mirror.topics import present_ids, topic_facts
 from tolerant_client.mirror.translated.map_topic import read_last_rows
 from tolerant_client.mirror.translated.offset_map import MapRow
@@ -19,6 +21,48 @@ from tolerant_client.mirror.translated.place import TopicPair
 from tolerant_client.raw import RawCluster
 
 _FACTS_LAST_S = 5.0
+
+
+_Found = TypeVar("_Found")
+
+
+class _Asked(Generic[_Found]):
+    """One question about many partitions, asked of the target for all that wait for it."""
+
+    def __init__(
+        self,
+        target: RawCluster,
+        link: str,
+        ask: Callable[[RawCluster, str, Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, _Found]]],
+    ) -> None:
+        self._target = target
+        self._link = link
+        self._ask = ask
+        self._wanted: dict[TopicPartition, list[Future]] = {}
+        self._is_reading = False
+
+    async def of(self, partition: TopicPartition) -> _Found | None:
+        future = Future()
+        self._wanted.setdefault(partition, []).append(future)
+        if not self._is_reading:
+            self._is_reading = True
+            self._target.net.call_soon(self._read)
+        found: _Found | None = await future
+        return found
+
+    async def _read(self) -> None:
+        while self._wanted:
+            wanted, self._wanted = self._wanted, {}
+            try:
+                found = await self._ask(self._target, self._link, wanted)
+            except Exception as error:  # to whoever asked
+                for future in (future for futures in wanted.values() for future in futures):
+                    future.failure(error)
+            else:
+                for partition, futures in wanted.items():
+                    for future in futures:
+                        future.success(found.get(partition))
+        self._is_reading = False
 
 
 class SharedReads:
@@ -30,32 +74,16 @@ class SharedReads:
         self._link = link
         self._clock = clock
         self._facts: dict[str, tuple[float, Future]] = {}
-        self._wanted: dict[TopicPartition, list[Future]] = {}
-        self._is_reading = False
+        self._rows = _Asked(target, link, read_last_rows)
+        self._copied = _Asked(target, link, copied_identically)
 
     async def last_row(self, partition: TopicPartition) -> MapRow | None:
         """The newest committed row of a source partition."""
-        future = Future()
-        self._wanted.setdefault(partition, []).append(future)
-        if not self._is_reading:
-            self._is_reading = True
-            self._target.net.call_soon(self._read_rows)
-        row: MapRow | None = await future
-        return row
+        return await self._rows.of(partition)
 
-    async def _read_rows(self) -> None:
-        while self._wanted:
-            wanted, self._wanted = self._wanted, {}
-            try:
-                rows = await read_last_rows(self._target, self._link, wanted)
-            except Exception as error:  # to whoever asked
-                for future in (future for futures in wanted.values() for future in futures):
-                    future.failure(error)
-            else:
-                for partition, futures in wanted.items():
-                    for future in futures:
-                        future.success(rows.get(partition))
-        self._is_reading = False
+    async def copied_identically(self, partition: TopicPartition) -> str | None:
+        """Why nobody else may write to a log of the target that another link has begun with identical offsets."""
+        return await self._copied.of(partition)
 
     async def topics(self, topic: str) -> TopicPair:
         """Facts of a topic on both clusters, at most a few seconds old."""
