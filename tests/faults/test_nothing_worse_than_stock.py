@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
