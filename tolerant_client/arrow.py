@@ -247,10 +247,16 @@ def _decode_plainly(
     is_more = True
     while is_more:
         some: list[tuple[Record, int, int, int]] = []
-        is_more = fill(some, rows, _RECORDS_AT_ONCE, _RECORD_BYTES_AT_ONCE, lambda row: row[-1])
+        failure: RecordBatchError | None = None
+        try:
+            is_more = fill(some, rows, _RECORDS_AT_ONCE, _RECORD_BYTES_AT_ONCE, lambda row: row[-1])
+        except RecordBatchError as error:
+            failure = error
         if some:
             records, types, epochs, _ = zip(*some)
             yield records_to_batch(records, types, epochs, topic, partition, schema)
+        if failure is not None:
+            raise failure
 
 
 def _rows(

@@ -14,7 +14,7 @@ G. Silence and a probe's answer alone settle only reads and what is sent again, 
 H. Brokers answer in the order of requests: an answer that also fits an older request without one, or
    a later one that has one, is believed for neither, for their ids may be exchanged.
 I. A response that speaks of something else is believed when a repeat brings the same again, when two bring
-   nothing, where no repeat is safe, or when nothing else is out of step and a probe has no response in time: then of
+   nothing, where no repeat is safe (but what cannot be repeated is unknown where nothing is probed), or when nothing else is out of step and a probe has no response in time: then of
    a stream that is in step, which its turn shows where nothing is probed.  Not where it fits another in flight.
 It reads no clock, opens no socket and writes no log: every method takes `now`
 (monotonic seconds) and returns the events that the binding has to act upon.
@@ -142,6 +142,8 @@ class InFlightRequests:
             return self._odd(entry, other, body, now)
         except Exception as error:  # a decoder on hostile bytes may raise anything
             return self._misfit(entry, entry.not_decoded(error), now)
+        if self._may_be_probes(entry, body):
+            return self._misfit(entry, f"an answer to {entry.api} fits the probe, too", now, [entry])
         if self._is_regular and entry is not self._probe and entry is self._requests.oldest:
             self.silence.answered(entry, now)
             del self._requests[entry.correlation_id]
@@ -192,6 +194,13 @@ class InFlightRequests:
         entry.move(Input.HOLD)
         entry.response = response
 
+    def _may_be_probes(self, entry: InFlightRequest, body: memoryview) -> bool:
+        """Law H, of the probe: on a stream that is shifted its answer comes under the id of a request that waits."""
+        probe = self._probe
+        if probe is None or probe.state is not State.IN_FLIGHT or getattr(entry.request, "asks_nothing", False):
+            return False
+        return probe.takes(body, entry)
+
     def _odd(self, entry: InFlightRequest, other: OtherSubject, body: memoryview, now: float) -> list[Event]:
         """T6: an answer that decodes but speaks of something else than its request.
 
@@ -202,6 +211,8 @@ class InFlightRequests:
         if is_first and entry.said is not None and other.names == entry.said.names:
             return self._answered(entry, other.response, body, now)
         others = [r for r in self if r.takes(body, entry)]
+        if self._may_be_probes(entry, body):
+            return self._misfit(entry, f"an answer to {entry.api} fits the probe, too", now, [entry])
         if entry is self._probe and not others:
             return self._verdict(now)  # it fits nobody else: this server says more than it is asked for
         if others or not is_first or other.response is None:
@@ -216,7 +227,9 @@ class InFlightRequests:
     def _weigh(self, entry: InFlightRequest, other: OtherSubject, now: float, events: list[Event]) -> None:
         """Law I: the stream is in step, and has an odd response: asked again where that is safe, else believed."""
         entry.odd = None
-        if not entry.action.is_resend or self._repeats.has_yielded(entry):
+        if self.question is None and entry.action is Action.OUTCOME_UNKNOWN:
+            self._lose(entry, str(other), now, events)  # nothing has shown that the stream is in step
+        elif not entry.action.is_resend or self._repeats.has_yielded(entry):
             self._hold(entry, other.response)
         elif self._repeats.allow(entry, now):
             entry.said, entry.resends_when_said = other, entry.resends
@@ -353,7 +366,7 @@ class InFlightRequests:
 
     def _end_trial(self, now: float) -> list[Event]:
         """No proof came in time: law I, where nothing but odd responses is out of step, else law F."""
-        if self._trial is None or not self._trial.is_meant:
+        if self._trial is None or not self._trial.is_meant or not self.policy.max_resends:
             return self._retire("nothing showed in time that its answers are in step with its requests")
         self._trial = None
         for entry, other in [(r, r.odd) for r in self if r.odd is not None]:

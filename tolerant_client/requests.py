@@ -75,6 +75,11 @@ class KafkaRequest:
         """True when a repeat could undo a newer request that shares an order key."""
         return self.row.yields_to_newer
 
+    @property
+    def asks_nothing(self) -> bool:
+        """True for a request whose answer is any probe's: Metadata of no topics (of version 0 that is all)."""
+        return self.API_KEY == apis.METADATA and self.API_VERSION > 0 and self._request.topics == []
+
     def expect_response(self) -> bool:
         return bool(self._request.expect_response())
 
@@ -120,8 +125,8 @@ class KafkaRequest:
             names = None if speaks else spoken_of(self.API_KEY, self.API_VERSION, response)
         else:
             speaks, names = self._fetched(response)
-            if max(names.values(), default=0) > 1:
-                meant = None  # one partition's records would move another one's position
+        if isinstance(names, Counter) and max(names.values(), default=0) > 1:
+            meant = None  # one subject under another one's name: its records or offset would move the other one's position
         if not speaks:
             raise OtherSubject(f"{self.name} answer speaks of something else than its request", meant, names)
 

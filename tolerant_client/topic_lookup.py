@@ -1,7 +1,10 @@
 """Finds the topics that are to be written to, as Java's producer does: the brokers may create them.
 
-Law: a topic that does not exist is waited for once, together with the others of the same call; after that brokers are
-asked for it each time, and not waited for.
+Laws:
+- A topic that does not exist is waited for once, together with the others of the same call; after that brokers are asked
+  for it each time, and not waited for, until it was found.
+- One that exists and cannot be written to yet, as its leaders are elected, is waited for each time.
+- What brokers say of topics that they were not asked for is nobody's.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ _NAMED = 3
 _MAX_CREATING = 10.0  # seconds that a cluster may take to create a topic, unless the caller waits less
 _ASKED_AT_ONCE = 100
 _REMEMBERED = 10_000  # topics that were waited for in vain
+_UNKNOWN, _NOT_READY = 0, -1  # in the place of a partition count
 
 
 class TopicLookup:
@@ -48,13 +52,16 @@ class TopicLookup:
             else:
                 found[topic] = len(self._cluster.manager.cluster.partitions_for_topic(topic) or ())
         deadline, pause = time.monotonic() + self._patience, 0.02
-        while missing := [topic for topic, count in found.items() if count == 0]:
+        while missing := [topic for topic, count in found.items() if isinstance(count, int) and count <= 0]:
             for at in range(0, len(missing), _ASKED_AT_ONCE):
                 found |= await self._ask(missing[at : at + _ASKED_AT_ONCE])
-            if new := [topic for topic in missing if isinstance(count := found[topic], int) and count]:
+            if new := [topic for topic in missing if isinstance(count := found[topic], int) and count > 0]:
                 await self._cluster.track(new)
-            if time.monotonic() > deadline or all(found[topic] or topic in self._missed for topic in missing):
-                found |= {topic: self._miss(topic) for topic in missing if not found[topic]}
+                for topic in new:  # one that is missing again is waited for again
+                    self._missed.pop(topic, None)
+            left = [topic for topic in missing if found[topic] in (_UNKNOWN, _NOT_READY)]
+            if time.monotonic() > deadline or all(found[topic] == _UNKNOWN and topic in self._missed for topic in left):
+                found |= {topic: self._miss(topic, is_there=found[topic] == _NOT_READY) for topic in left}
             else:
                 await self._cluster.net.sleep(pause)
                 pause = min(pause * 2, _MAX_PAUSE)
@@ -64,7 +71,13 @@ class TopicLookup:
         what = f"looking for topic {', '.join(topics[:_NAMED])}{' and others' if len(topics) > _NAMED else ''}"
         return await self._cluster.insist(what, lambda: _ask(self._cluster, topics), self._max_block_ms)
 
-    def _miss(self, topic: str) -> RecordRefusedError:
+    def _miss(self, topic: str, *, is_there: bool) -> RecordRefusedError:
+        if is_there:
+            return RecordRefusedError(
+                f"Topic {topic} cannot be written to: brokers have told no leader of it within {self._patience:g} s;"
+                " check that its brokers run",
+                topic,
+            )
         self._missed[topic] = None
         if len(self._missed) > _REMEMBERED:
             self._missed.pop(next(iter(self._missed)))
@@ -76,16 +89,19 @@ class TopicLookup:
 
 
 async def _ask(cluster: RawCluster, topics: Sequence[str]) -> dict[str, int | RecordRefusedError]:
-    """Each topic's partition count, 0 where it cannot be told yet."""
+    """Each topic's partition count, _UNKNOWN where it does not exist, _NOT_READY where it cannot be told yet."""
     # Java's producer always allows it; auto.create.topics.enable of the brokers decides.
     wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
     answer = await cluster.send(MetadataRequest(topics=wanted, allow_auto_topic_creation=True))
-    counts: dict[str, int | RecordRefusedError] = {}
+    counts: dict[str, int | RecordRefusedError] = dict.fromkeys(topics, _UNKNOWN)
     for found in answer.topics:
+        if found.name not in counts:
+            continue
         if found.error_code == Errors.TopicAuthorizationFailedError.errno:
             raise Errors.TopicAuthorizationFailedError(f"topic {found.name}")
         if found.error_code == Errors.InvalidTopicError.errno:
             counts[found.name] = RecordRefusedError(f"{found.name!r} is not a name that a topic can have", found.name)
         else:
-            counts[found.name] = 0 if found.error_code else len(found.partitions)
+            is_unknown = found.error_code == Errors.UnknownTopicOrPartitionError.errno
+            counts[found.name] = _UNKNOWN if is_unknown else _NOT_READY if found.error_code else len(found.partitions)
     return counts

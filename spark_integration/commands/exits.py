@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,12 +47,23 @@ def tell_failure(error: Exception) -> None:
     echo(f"tolerant-kafka: {str(error).removeprefix(f'{type(error).__name__}: ')}", err=True)
 
 
+class _Terminated(SystemExit):
+    """SIGTERM, as service managers send it; it ends the command as SIGINT does."""
+
+
+def _terminate(number: int, _: object) -> None:
+    raise _Terminated(128 + number)
+
+
 @contextmanager
 def told_if_interrupted(what: str, is_dry_run: bool) -> Iterator[None]:
-    """Says on standard error what an interrupt may leave ("if ..."): how far the command was is not known here."""
+    """Says on standard error what SIGINT or SIGTERM may leave ("if ..."): how far the command was is not known here."""
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, _Terminated):
         if not is_dry_run:
             echo(f"tolerant-kafka: interrupted: if {what}", err=True)
         raise
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -310,6 +310,9 @@ def run_links(
         if is_stopping():
             return  # a signal to the process group has ended the JVM, too
         raise mirror_job.spark_gone(error) from error
+    if is_stopping():
+        session.stop()
+        return
     pulse = SparkPulse(session)
     stop = threading.Event()
     threads = [LinkThread(link.settings.link, SparkLink(link, session, tell), tell, stop, policy, is_stopping) for link in links]

@@ -109,11 +109,13 @@ async def initial_offsets(cluster: RawCluster, options: ReadOptions) -> dict[Top
     return await _resolve(cluster, options, options.start, partitions, earliest, latest)
 
 
-async def latest_offsets(cluster: RawCluster, options: ReadOptions, known: Offsets) -> dict[TopicPartition, int]:
+async def latest_offsets(
+    cluster: RawCluster, options: ReadOptions, known: Offsets, told: dict[TopicPartition, int] | None = None
+) -> dict[TopicPartition, int]:
     """The ends of the logs now.
 
     With read_committed a log whose last stable offset is below a known offset ends at that one: a transaction is open,
-    nothing is lost.
+    nothing is lost.  `told` has the last stable offsets that were warned of, and is kept by the caller.
     Asked again, fetchOffset.numRetries times in all, while a partition that is known is missing, or ends below an offset
     that is known: a broker that has just started may say so (KAFKA-7703).
     """
@@ -123,7 +125,7 @@ async def latest_offsets(cluster: RawCluster, options: ReadOptions, known: Offse
         try:
             latest = await _latest(cluster, await find_partitions(cluster, options), options)
             if options.isolation_level:
-                latest |= await _held_up(cluster, known, latest)
+                latest |= await _held_up(cluster, known, latest, {} if told is None else told)
         except OptionError:
             if is_last:
                 raise
@@ -134,7 +136,9 @@ async def latest_offsets(cluster: RawCluster, options: ReadOptions, known: Offse
     return latest
 
 
-async def _held_up(cluster: RawCluster, known: Offsets, stable: Offsets) -> dict[TopicPartition, int]:
+async def _held_up(
+    cluster: RawCluster, known: Offsets, stable: Offsets, told: dict[TopicPartition, int]
+) -> dict[TopicPartition, int]:
     """The known offsets that are beyond the last stable offset, and not beyond the log's end.
 
     So it is where read_uncommitted has read a transaction that is still open.
@@ -143,6 +147,9 @@ async def _held_up(cluster: RawCluster, known: Offsets, stable: Offsets) -> dict
     ends = await cluster.list_offsets(dict.fromkeys(below, LATEST)) if below else {}
     held = {partition: known[partition] for partition in below if known[partition] <= ends[partition]}
     for partition in held:
+        if told.get(partition) == stable[partition]:
+            continue
+        told[partition] = stable[partition]
         log.warning(
             "%s-%d is at offset %d, and %s is %d: nothing is read there until it ends",
             *partition,

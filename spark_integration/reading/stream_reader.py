@@ -73,6 +73,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._available_now: dict[TopicPartition, int] | None = None
         self._finished: dict[TopicPartition, int] = {}
         self._former_cluster: str | None = None  # that a checkpoint came from, once it was warned of
+        self._held: dict[TopicPartition, int] = {}  # last stable offsets that were warned of
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_cluster": None}  # executors get the reader for `read` alone
@@ -98,7 +99,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._available_now is not None:
             latest = self._available_now
         else:
-            latest = cluster.run(latest_offsets, cluster, self.options, given)
+            latest = cluster.run(latest_offsets, cluster, self.options, given, self._held)
         if self._is_available_now:
             self._available_now = latest
         self._latest = latest

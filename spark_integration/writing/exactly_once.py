@@ -172,7 +172,8 @@ class SinkBatch:
 
     def done(self, batch: int) -> str:
         """What errors say of a micro-batch that is committed, and that its checkpoint does not know to be."""
-        return f"the query resumes with commits/{batch} added to its checkpoint" if self.owner else "the write is done"
+        resumes = f"the query resumes with commits/{batch} added to its checkpoint; that skips whatever else its foreachBatch writes"
+        return resumes if self.owner else "the write is done"
 
     def run_of(self, transactional_id: str) -> str | None:
         """The run that a task's transactional id belongs to, None for one that is no task's of this sink."""
@@ -274,7 +275,7 @@ class SinkBatch:
             )
             other = (
                 "it has other rows now, its query is not deterministic, or it is another batch of foreachBatch with"
-                " Spark Connect, where each needs an exactlyOnceId of its own"
+                " Spark Connect, or from a thread that is no InheritableThread, where each needs an exactlyOnceId of its own"
             )
             raise RepeatDiffersError(
                 f"{self.what} was committed with {found.written.rows} rows (digest {found.written.digest:016x}) and is"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tolerant_client import arrow, record_fields
-from tolerant_client.arrow import iter_arrow
+from tolerant_client.arrow import SCHEMA_WITH_HEADERS, iter_arrow
 from tolerant_client.errors import RecordBatchError
 from tolerant_client.record_batch import Record, decode_records, encode_batch, iter_batches, read_header
 
@@ -164,3 +164,21 @@ def test_pieces_stay_near_the_target_size() -> None:
     )
     assert sum(piece.num_rows for piece in pieces) == 500
     assert max(piece.num_rows for piece in pieces) <= 30
+
+
+def test_the_records_before_one_with_too_many_headers_are_given_out_first() -> None:
+    """Its error names the offset to continue at: nothing before that may be missing."""
+    batches = [
+        memoryview(
+            encode_batch(
+                [Record(at, 1, b"k", b"v", (("a", b""),) * (5 if at == 4 else 1)) for at in range(base, base + 3)], base_offset=base
+            )
+        )
+        for base in (0, 3)
+    ]
+    parts = iter_arrow([(read_header(b), b) for b in batches], "t", 0, 0, 10, SCHEMA_WITH_HEADERS, most_headers=4)
+    offsets: list[int] = []
+    with pytest.raises(RecordBatchError, match="5"):
+        for part in parts:
+            offsets += part.column("offset").to_pylist()
+    assert offsets == [0, 1, 2, 3]

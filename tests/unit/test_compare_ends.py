@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,9 @@ from kafka.structs import TopicPartition
 from tolerant_client.errors import TargetDivergedError
 from tolerant_client.fetch import FetchedPartition
 from tolerant_client.mirror.gaps import FILLER, marker_producer
+from tolerant_client.mirror.divergence import LogSlice
 from tolerant_client.mirror.identical import state
+from tolerant_client.mirror.identical.partition import AppendState
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link import plan_report
 from tolerant_client.mirror.link.control import LinkControl, TopicIds
@@ -170,18 +173,28 @@ def test_a_transaction_of_others_at_the_end_is_no_copy_of_what_the_source_has_de
 
 
 @pytest.mark.parametrize(
-    "end",
+    ("end", "lost_from"),
     [
-        (marker(10),),
-        (marker(10), marker(11), marker(12)),
-        (in_transaction(10, GAP), marker(11)),
-        (in_transaction(10, GAP),),
-        (marker(10, producer_id=marker_producer(10)[0]),),
+        ((marker(10),), 10),
+        ((marker(10), marker(11), marker(12)), 12),
+        ((in_transaction(10, GAP), marker(11)), 11),
+        ((in_transaction(10, GAP),), 11),
+        ((marker(10, producer_id=marker_producer(10)[0]),), 11),
     ],
 )
-def test_what_the_link_wrote_into_a_gap_is_its_own_where_the_source_has_deleted_it(end: tuple[bytes, ...]) -> None:
+def test_what_the_link_wrote_into_a_gap_is_its_own_where_the_source_has_deleted_it(end: tuple[bytes, ...], lost_from: int) -> None:
+    """A bare marker may be another's all the same, so its offset counts among those that were lost."""
     found = placed_after_retention(*end)
-    assert isinstance(found, Loss) and found.row.from_offset == read_header(end[-1]).next_offset
+    assert isinstance(found, Loss) and found.row.from_offset == lost_from
+
+
+def test_a_marker_with_nothing_before_it_is_the_links_only_where_that_has_copied_as_far() -> None:
+    source: Any = Log(batch(30), start=30, end=40)
+    target: Any = Log(marker(20), start=20, end=21)
+    for copied, kind in ((10, TargetDivergedError), (20, Loss)):
+        control = replace(CONTROL, copied={P: copied})
+        found = asyncio.run(state.read_append_states(source, target, [P], LINK_ID, control=control))
+        assert isinstance(found[P], kind)
 
 
 def placed_after_retention(*end: bytes) -> Any:
@@ -196,6 +209,43 @@ def test_records_of_others_where_the_source_has_none_are_no_proof_of_a_copy() ->
     stranger = batch(10, b"other", producer_id=99, producer_epoch=0, base_sequence=0)
     found = compared(source, Log(of_link(0), stranger, end=20))
     assert found is not None and "foreign record batch at offset 10" in found.differing[P]
+
+
+WITH_HOLE = Log(batch(0), batch(30), end=40)  # the cleaner took 10 to 29
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        (in_transaction(10, FOREIGN), marker(11, commits=True)),
+        (in_transaction(10, FOREIGN), marker(11)),
+        (batch(10, b"other", producer_id=99, producer_epoch=0, base_sequence=0), marker(20)),
+        (in_transaction(10, GAP), marker(11), in_transaction(12, Record(0, 1, b"key", None)), marker(13, commits=True)),
+    ],
+)
+def test_a_marker_hides_no_records_of_others_where_the_source_has_none(end: tuple[bytes, ...]) -> None:
+    source: Any = WITH_HOLE
+    target = Log(of_link(0), *end, end=read_header(end[-1]).next_offset)
+    found = compared(source, target)
+    assert found is not None and "foreign record batch" in found.differing[P]
+
+
+def test_a_copy_that_another_wrote_stays_one_where_the_source_has_cleaned_it_since() -> None:
+    """It was compared before the link stopped, and nobody has written since."""
+    source: Any = WITH_HOLE
+    target: Any = Log(of_link(0), batch(10, b"copied", producer_id=99, producer_epoch=0, base_sequence=0), end=20)
+    found = asyncio.run(state.read_append_states(source, target, [P], LINK_ID, control=replace(CONTROL, copied={P: 20})))
+    assert isinstance(found[P], AppendState)
+
+
+def test_what_the_source_could_not_be_read_of_makes_nobody_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def cut(cluster: Any, ranges: Mapping[TopicPartition, tuple[int, int]], *, is_committed: bool) -> dict[TopicPartition, LogSlice]:
+        return {p: LogSlice(start) if cluster is source else LogSlice(end, {10: Record(10, 1, None, b"x")}) for p, (start, end) in ranges.items()}
+
+    source: Any = Log(batch(0), batch(10, b"y"), end=20)
+    target: Any = Log(of_link(0), batch(10, producer_id=99, producer_epoch=0, base_sequence=0), end=20)
+    monkeypatch.setattr(state, "read_slices", cut)
+    assert asyncio.run(state.read_append_states(source, target, [P], LINK_ID, control=CONTROL)) == {}
 
 
 def planned(target: Any) -> list[str]:

@@ -1023,11 +1023,11 @@ def test_odd_response_where_nothing_is_probed_is_asked_for_again_and_kept() -> N
         assert kinds(store.response(entry.correlation_id, ODD, now + 0.1)) == ["completed"]
 
 
-def test_odd_response_where_nothing_is_probed_or_sent_again_is_what_the_server_means() -> None:
+def test_odd_response_to_what_may_not_run_twice_tells_nothing_where_nothing_is_probed() -> None:
     store = disproved()
     entry = send(store, FakeRequest(apis.CREATE_TOPICS), now=3.0)
-    events = store.response(entry.correlation_id, ODD, 3.1)
-    assert [(e.request, e.response) for e in of(Completed, events)] == [(entry, b"odd")]
+    (failed,) = of(Failed, store.response(entry.correlation_id, ODD, 3.1))
+    assert (failed.request, failed.verdict) == (entry, Verdict.OUTCOME_UNKNOWN)
 
 
 def test_odd_response_out_of_its_turn_ends_a_connection_where_nothing_is_probed() -> None:
@@ -1251,3 +1251,52 @@ def test_round_trips_follow_rfc_6298() -> None:
 def test_reordered_event_names_the_api() -> None:
     assert Reordered("Fetch", 3).kind == "reordered"
     assert Lost("Fetch", 3, "why").reason == "why"
+
+
+# -- a probe's own answer under the id of a request ---------------------------
+
+
+class Listing(FakeRequest):
+    """Metadata: a probe's answer is one to it, too, which says that there are no topics; of `names` that is odd."""
+
+    def __init__(self, *, names: bool, asks_nothing: bool = False) -> None:
+        super().__init__(apis.METADATA)
+        self.names, self.asks_nothing = names, asks_nothing
+
+    def decode_response(self, body: memoryview) -> bytes:
+        if body == PROBE_ANSWER and self.names:
+            raise apis.OtherSubject("speaks of no topics", b"no topics", b"")
+        return bytes(body)
+
+
+@pytest.mark.parametrize("names", [True, False])
+def test_a_probes_answer_under_the_id_of_a_request_that_it_fits_is_believed_for_nobody(names: bool) -> None:
+    """1. The response is lost.  2. Silence is probed.  3. From there on each response comes under the id before its own."""
+    store = tracker()
+    entry = send(store, Listing(names=names))
+    probe = store.expired(1.0)
+    resend(store, probe, 1.0)
+    again = store.response(entry.correlation_id, PROBE_ANSWER, 1.01)
+    assert not of(Completed, again) and entry.state is State.DOUBTED
+    resend(store, again, 1.01)
+    events = store.response(of(Probe, probe)[0].correlation_id, PROBE_ANSWER, 1.02)
+    events += store.expired(5.0)
+    assert not of(Completed, events) and of(Retired, events)
+
+
+def test_a_request_that_asks_what_a_probe_asks_takes_any_of_these_answers() -> None:
+    store = tracker()
+    entry = send(store, Listing(names=False, asks_nothing=True))
+    resend(store, store.expired(1.0), 1.0)
+    (done,) = of(Completed, store.response(entry.correlation_id, PROBE_ANSWER, 1.01))
+    assert done.request is entry
+
+
+def test_a_policy_that_sends_nothing_again_believes_no_odd_response_for_want_of_time() -> None:
+    for policy, ends in ((RecoveryPolicy(), False), (RecoveryPolicy.strict(), True)):
+        store = InFlightRequests(policy, 1000, Question(apis.METADATA))
+        entry = send(store, FakeRequest(apis.LIST_OFFSETS))
+        send(store, FakeRequest(expected_ms=5000))  # a long poll, which the probe waits behind
+        resend(store, store.response(entry.correlation_id, ODD, 0.1), 0.1)
+        events = store.expired(20.0)
+        assert bool(of(Retired, events)) == ends and bool(of(Completed, events)) != ends

@@ -206,7 +206,7 @@ def test_under_the_key_of_a_link_its_own_record_clears_it() -> None:
 def test_rubbish_over_the_record_of_a_live_link_does_not_hide_the_link() -> None:
     live = encode_control(written("orders", "A-id", producer_ids=(7,)), 1)
     keeper = Keeper((b"eu", live), (b"eu", RUBBISH))
-    with pytest.raises(OptionError, match="Link eu copies into topic orders"):
+    with pytest.raises(OptionError, match="Link eu may copy into topic orders"):
         others(keeper, "orders")
     assert len(others(keeper, "clicks")) == 1
     assert Keeper((b"eu", live), (b"eu", None)).controls == Controls({})
@@ -214,21 +214,32 @@ def test_rubbish_over_the_record_of_a_live_link_does_not_hide_the_link() -> None
 
 @pytest.mark.usefixtures("keepers")
 @pytest.mark.parametrize(
-    ("is_identical", "refused"), [(True, {"orders": "", "clicks": "translated"}), (False, {"orders": "identical"})]
+    ("is_identical", "is_new", "refused"),
+    [
+        (True, False, {"orders": "", "later": "", "clicks": "translated"}),
+        (True, True, {"orders": "", "clicks": "translated"}),
+        (False, False, {"orders": "identical"}),
+        (False, True, {"orders": "identical"}),
+    ],
 )
-def test_each_topic_that_another_link_writes_is_refused_alone_and_says_why_both_cannot_be(
-    is_identical: bool, refused: dict[str, str]
+def test_each_topic_that_another_link_writes_or_may_is_refused_alone_and_says_why_both_cannot_be(
+    is_identical: bool, is_new: bool, refused: dict[str, str]
 ) -> None:
+    """Of `later` nobody has begun to copy anything: of two links that run the first by name has it."""
+    ids = TopicIds("s", "t")
     keeper = Keeper(
-        (b"eu", encode_control(written("orders", producer_ids=(7,)), 1)),
-        (b"tr", encode_control(written("clicks"), 1)),
+        (b"eu", encode_control(written("orders|later", producer_ids=(7,), begun={TopicPartition("orders", 0): ids}), 1)),
+        (b"tr", encode_control(written("clicks|mine"), 1)),
         (b"old", encode_control(written("audit", producer_ids=(8,), is_promoted=True), 1)),
+        (b"dr", encode_control(written(".*", producer_ids=(9,), begun={TopicPartition("mine", 0): ids}), 1)),
     )
-    names = ["audit", "orders", "clicks"]
-    found = outcome(look_for_others(cast(RawCluster, keeper), "dr", names, is_identical=is_identical))
+    names = ["audit", "orders", "later", "clicks", "mine"]
+    found = outcome(look_for_others(cast(RawCluster, keeper), "dr", names, is_identical=is_identical, is_new=is_new))
     assert found.refused.keys() == refused.keys()
+    after = outcome(look_for_others(cast(RawCluster, keeper), "zz", ["later"], is_identical=True, is_new=True))
+    assert after.refused["later"].startswith("Link eu may copy into topic later") or "dr" in after.refused["later"]
     for name, kind in refused.items():
-        assert f"into topic {name} of this target already" in found.refused[name]
+        assert f" {'copies' if name == 'orders' else 'may copy'} into topic {name} of this target" in found.refused[name]
         assert (f"with {kind} offsets, and what is written with identical ones" in found.refused[name]) == bool(kind)
 
 

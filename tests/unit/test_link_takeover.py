@@ -81,6 +81,13 @@ def test_open_transactions_are_in_the_way_of_identical_offsets() -> None:
     assert blockers([opened], "translated") == ()
 
 
+def test_what_was_copied_of_a_transaction_that_is_open_on_the_source_is_waited_for() -> None:
+    undecided = replace(partition("open", is_identical=True, position=100), is_undecided=True)
+    (text,) = blockers([undecided], "identical")
+    assert "open on the source, open-0 (1 partitions)" in text and "wait until they have ended" in text
+    assert blockers([undecided], "translated") == ()
+
+
 def test_a_translated_link_that_has_copied_itself_takes_over_nothing() -> None:
     """Run beside the mirror it would take the mirror's own copies for those of another, which no group can be moved into."""
     taken = LinkControl(adopted={PLACE: 100})
@@ -135,28 +142,28 @@ def identical(bounds: Bounds, committed: int = -1) -> bool:
 
 def test_equal_records_at_equal_offsets_show_it(slices: dict[str, list[Record]]) -> None:
     slices["source"], slices["target"] = records(*range(10)), records(*range(8))
-    assert identical(Bounds(0, 10, 0, 8, 8))
+    assert identical(Bounds(0, 10, 0, 8, 8, 10))
     slices["target"] = records(*range(1, 9))
-    assert not identical(Bounds(0, 10, 0, 8, 8))
+    assert not identical(Bounds(0, 10, 0, 8, 8, 10))
 
 
 def test_an_end_alone_shows_nothing(slices: dict[str, list[Record]]) -> None:
     """Retention has emptied the target; the source's log happens to go on there."""
     slices["source"] = records(*range(500))
-    emptied = Bounds(0, 500, 400, 400, 400)
+    emptied = Bounds(0, 500, 400, 400, 400, 500)
     assert not identical(emptied)
     assert not identical(emptied, committed=380)
     assert identical(emptied, committed=400), "MirrorMaker 2 has noted that very offset"
-    assert identical(Bounds(0, 500, 0, 0, 0)), "an empty log that never had a record"
+    assert identical(Bounds(0, 500, 0, 0, 0, 500)), "an empty log that never had a record"
 
 
 def test_a_target_that_lies_where_the_source_was_compacted_shows_nothing(slices: dict[str, list[Record]]) -> None:
     slices["source"], slices["target"] = records(*range(10), first=990), records(*range(10))
-    assert not identical(Bounds(0, 1000, 0, 10, 10), committed=1000)
+    assert not identical(Bounds(0, 1000, 0, 10, 10, 1000), committed=1000)
 
 
 def test_a_target_that_ends_behind_the_source_is_no_copy(slices: dict[str, list[Record]]) -> None:
-    assert not identical(Bounds(0, 300, 400, 400, 400), committed=400)
+    assert not identical(Bounds(0, 300, 400, 400, 400, 300), committed=400)
 
 
 def position(bounds: Bounds, committed: int) -> int:
@@ -164,8 +171,8 @@ def position(bounds: Bounds, committed: int) -> int:
 
 
 def test_of_an_emptied_log_nobody_knows_more_than_mirrormaker_2(slices: dict[str, list[Record]]) -> None:
-    emptied = Bounds(100, 500, 400, 400, 400)
+    emptied = Bounds(100, 500, 400, 400, 400, 500)
     assert position(emptied, -1) == -1, "copying from the source's first record would repeat what the target had"
     assert position(emptied, 380) == 380
     assert position(emptied, 50) == 100
-    assert position(Bounds(100, 500, 0, 0, 0), -1) == 100
+    assert position(Bounds(100, 500, 0, 0, 0, 500), -1) == 100

@@ -16,10 +16,12 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.link.claimant import Claimant
 from tolerant_client.mirror.link.claims import (
+    COPIER,
     LEASE_MS,
     MARGIN_MS,
     MIRROR,
     RENEW_MS,
+    WAITING_SHOWN,
     WHOLE_TOPIC,
     Claim,
     ClaimsLog,
@@ -32,6 +34,7 @@ from tolerant_client.mirror.link.claims import (
 )
 from tolerant_client.mirror.link.claims_topic import Claims, boot_s, claimed_by
 from tolerant_client.mirror.link.health import utc
+from tolerant_client.mirror.link.status import untold_reasons
 from tolerant_client.mirror.state_json import LAST_MS
 
 P = [TopicPartition("orders", n) for n in range(4)]
@@ -420,6 +423,24 @@ def test_a_mirror_that_ended_is_not_alive_and_one_that_waits_says_why() -> None:
     log.read(ClaimsRecord(main, 2, is_end=True), 7_000, 1)
     (run,) = log.runs(ClaimsLog())
     assert run.is_ended and not run.is_alive and log.has_ended("run-1")
+
+
+def test_what_needs_a_person_is_told_first_and_what_the_mirror_says_again_counts_once() -> None:
+    waits = {TopicPartition("orders", n): Waiting("no leader", n) for n in range(30)}
+    stuck = {TopicPartition("stuck", 0): Waiting("it is no copy", 99, is_blocked=True)}
+    found = []
+    for name, role in (("m", MIRROR), ("c", COPIER)):
+        claimant = Claimant(holder(name, role=role))
+        claimant.waiting = {**waits, **stuck}
+        found.append(decode_claims(name.encode(), encode_claims(claimant.record(1.0))))
+    log = ClaimsLog()
+    for offset, record in enumerate(found):
+        assert record is not None and record.waiting.keys() >= stuck.keys() and len(record.waiting) == WAITING_SHOWN
+        log.read(record, 5_000, offset)
+    (run,) = log.runs(ClaimsLog())
+    assert run.waiting_count == 31 and len(run.waiting) == WAITING_SHOWN
+    (reason,) = untold_reasons([run])
+    assert "11 more partitions stand still" in reason.text
 
 
 def test_a_copier_of_a_run_that_has_ended_releases_all_and_takes_nothing_more() -> None:

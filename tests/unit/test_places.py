@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partialmethod
 from typing import cast
 
 import pytest
@@ -81,7 +80,7 @@ def test_what_fills_a_gap_in_transactions_is_passed_over() -> None:
 def test_no_more_than_a_bound_of_bytes_is_read_and_the_rest_is_unproved(monkeypatch: pytest.MonkeyPatch) -> None:
     log = [batch(10 * n, 10 * n) for n in range(12)]
     monkeypatch.setattr(places_module, "_MOST_BYTES", 4 * len(log[0]))
-    monkeypatch.setattr(OneLog, "fetch", partialmethod(OneLog.fetch, partition_max_bytes=2 * len(log[0])))
+    monkeypatch.setattr(places_module, "_READ_BYTES", 2 * len(log[0]))
     assert places(*log, first=30) == Places(False)
     assert places(*log[:7], first=30) == Places(True)
     assert places(*log[:6], batch(60, 50), *log[7:], first=30).wrong == header(60, 50)

@@ -105,6 +105,19 @@ def test_an_end_below_what_is_known_is_asked_for_again() -> None:
     assert run(latest_offsets, cluster, stream, {A0: 5}) == {A0: 2}  # said three times
 
 
+def test_what_an_open_transaction_holds_up_is_told_once_for_each_place(caplog: pytest.LogCaptureFixture) -> None:
+    class Held(Logs):
+        stable = 0
+
+        async def list_offsets(self, asked: Any, isolation_level: int = 0, **_: Any) -> dict[TopicPartition, int]:
+            return {p: self.stable if isolation_level else 9 for p in asked}
+
+    cluster, told, stream = Held({A0: (0, 9)}), dict[TopicPartition, int](), options(is_stream=True, isolation__level="read_committed")
+    for cluster.stable in (3, 3, 3, 4, 4):
+        assert run(latest_offsets, cluster, stream, {A0: 7}, told) == {A0: 7}
+    assert len([record for record in caplog.records if "nothing is read there" in record.getMessage()]) == 2
+
+
 def test_a_partition_that_one_answer_lacks_is_looked_for_again() -> None:
     """A broker that has just started may not know it yet; taken for deleted it would be read again from its beginning."""
 

@@ -15,7 +15,7 @@ from tolerant_client.errors import RecordRefusedError
 from tolerant_client.raw import RawCluster
 from tolerant_client.topic_lookup import TopicLookup
 
-UNKNOWN, INVALID = 3, 17
+UNKNOWN, NO_LEADER, INVALID = 3, 5, 17
 
 
 class Cluster:
@@ -26,6 +26,7 @@ class Cluster:
         self.topics = topics
         self.now = 0.0
         self.requests: list[list[str]] = []
+        self.electing: dict[str, float] = {}  # until when
         self.tracked: list[str] = []
 
     def partitions_for_topic(self, topic: str) -> set[int] | None:
@@ -43,10 +44,11 @@ class Cluster:
     async def send(self, request: MetadataRequest) -> Any:
         names = [topic.name for topic in request.topics]
         self.requests.append(names)
-        return SimpleNamespace(topics=[self._described(name) for name in names])
+        return SimpleNamespace(topics=[self._described(name) for name in [*names, "stranger"]])
 
     def _described(self, name: str) -> Any:
         code = INVALID if " " in name else 0 if self.topics.get(name, 1e9) <= self.now else UNKNOWN
+        code = NO_LEADER if self.electing.get(name, 0.0) > self.now else 29 if name == "stranger" else code
         return SimpleNamespace(name=name, error_code=code, partitions=[] if code else [0, 1])
 
 
@@ -84,3 +86,14 @@ def test_a_topic_that_is_created_after_it_was_waited_for_in_vain_is_found(cluste
     assert cluster.tracked == ["soon"]
     cluster.requests = []
     assert look(lookup, ["soon"]) == {"soon": 2} and not cluster.requests
+    cluster.tracked, cluster.topics["soon"] = [], cluster.now + 0.3  # a broker says for a moment that it is unknown
+    assert look(lookup, ["soon"]) == {"soon": 2}, "it is waited for as one that was never missed"
+
+
+def test_a_topic_whose_leaders_are_elected_is_waited_for_whatever_was_missed_before(cluster: Cluster) -> None:
+    lookup = TopicLookup(cast(RawCluster, cluster), 1_000)
+    assert "within 1 s" in look(lookup, ["later"])["later"]
+    cluster.topics["later"], cluster.electing["later"] = cluster.now, cluster.now + 0.5
+    assert look(lookup, ["later"]) == {"later": 2}
+    cluster.electing["there"] = cluster.now + 60
+    assert "have told no leader of it within 1 s" in look(lookup, ["there"])["there"]

@@ -19,7 +19,6 @@ from tolerant_client.mirror.link.beginning import (
     grown,
     look_for_others,
     refuse_circle,
-    refuse_others,
     require_same_source,
     starts_at,
     write_down,
@@ -155,7 +154,7 @@ async def grow_link(
     """
     planned = await plan_link(source, target, topics)
     if found := {topic.name for topic in planned.topics.copied} - set(known):
-        others = await look_for_others(target, link, found, is_identical=is_identical)
+        others = await look_for_others(target, link, found, is_identical=is_identical, is_new=True)
         planned = without_topics(planned, others.refused)
     return await make_topics(target, planned)
 
@@ -234,7 +233,10 @@ async def check_link(
     grown(control, LinkTopics.of(topics))
     require_same_source(control, link, await source.cluster_id())
     names = [topic.name for topic in planned.topics.copied]
-    left_out = await refuse_others(target, link, names, is_identical=is_identical)
+    others = await look_for_others(target, link, names, is_identical=is_identical)
+    if others.refused and not goes_on:
+        raise OptionError(next(iter(others.refused.values())))
+    planned = without_topics(planned, others.refused)
     copied = [source.wire_topic(topic.name) for topic in planned.topics.copied]
     unseen = await refuse_circle(source, target, copied, link)
     if has_start and planned.waiting:
@@ -243,7 +245,7 @@ async def check_link(
             f"{partition.topic}-{partition.partition} cannot tell where the time of --from begins: {why}; start the mirror when"
             " all partitions can, or leave the topic out"
         )
-    return replace(planned, topics=replace(planned.topics, warnings=(*planned.warnings, *left_out, *unseen))), control
+    return replace(planned, topics=replace(planned.topics, warnings=(*planned.warnings, *others.warnings, *unseen))), control
 
 
 async def _refuse_differences(

@@ -106,27 +106,21 @@ class Case(NamedTuple):
         return LedgerRow(now_ms, link, topic, partition, from_offset, until_offset, reason.value, detail)
 
 
-def is_strange_end(
-    header: BatchHeader | None, logs: Logs, own: Collection[int], original: LogSlice | None, copied: LogSlice | None
-) -> bool:
-    """True for a last batch that is not the link's and that was not found on the source, record by record (M2).
-
-    The slices are of the logs' ends where the headers alone do not prove it, or of the target's alone where the source has
-    nothing there any more.  A batch that takes the place of offsets without records on the source is proved by nothing.
-    """
-    if header is None or header.producer_id in own or header.next_offset <= logs.adopted:
-        return False
-    start, end = logs.common
-    if start >= end:
-        return True
-    if original is None or copied is None:
-        return False  # the headers are equal
-    written = {offset: r for offset, r in copied.records.items() if offset >= header.base_offset and not is_filler(r)}
-    return bool(written) and all(original.records.get(offset) != record for offset, record in written.items())
-
-
 def is_all_filler(copied: LogSlice | None) -> bool:
     return copied is not None and bool(copied.records) and all(map(is_filler, copied.records.values()))
+
+
+def is_found(copied: LogSlice, visible: LogSlice, original: LogSlice, until: int) -> bool | None:
+    """Whether a batch that is not the link's has a record that the source has there, too: then another one has copied it (M2).
+
+    `copied` is what the target has of the batch, `visible` what readers of committed records see of it; filler is the
+    link's.  None where the source could not be read up to `until`, so that nothing is known.
+    """
+    if all(map(is_filler, copied.records.values())):
+        return True
+    if any(original.records.get(offset) == record for offset, record in visible.records.items() if not is_filler(record)):
+        return True
+    return False if original.until >= until else None
 
 
 def share_records(original: LogSlice, copied: LogSlice) -> bool:
@@ -298,6 +292,8 @@ def nothing_proves(case: Case) -> TargetDivergedError:
 
 def overtaken(case: Case, link: str) -> Loss:
     start, until = case.logs.target_end, case.logs.source_start
+    if case.last is not None and case.last.is_control and not is_filler_marker(case.last):
+        start = case.last.base_offset  # nothing tells a marker of the link from another's where the source has nothing
     row = case.row(link, start, until, LossReason.RETENTION, "deleted on the source before they were copied")
     error = DataLossError(
         f"The source of {case} no longer has offsets {start} to {until}: retention overtook the mirror;"

@@ -11,7 +11,7 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import kafka.errors as Errors
@@ -26,6 +26,7 @@ from tolerant_client.record_batch import BatchHeader, control_type, iter_batches
 
 _STEPS_BACK = 50  # batches that are looked at for one of the link
 _HALF = 1 << 30  # of all sequences
+_READ_BYTES = 4 << 20  # at once
 _MOST_BYTES = 256 << 20  # of a log that are read for the headers of its batches
 
 
@@ -88,12 +89,12 @@ async def _before(
 
 
 async def ends_in_gap(
-    target: RawCluster, partition: TopicPartition, last: BatchHeader, own: Collection[int], adopted: int
+    target: RawCluster, partition: TopicPartition, last: BatchHeader, own: Collection[int], adopted: int, copied: int
 ) -> bool:
     """Whether a log ends with what the link writes into gaps: a filler marker, aborted filler, or bare abort markers.
 
     Bare markers have the id of a transaction; what is before them tells whose they are: a batch of the link, what it
-    `adopted`, or nothing.
+    `adopted`, or nothing that was there ever, or not since the link had `copied` as far.
     """
     header = last
     for _ in range(_STEPS_BACK):
@@ -104,9 +105,11 @@ async def ends_in_gap(
         batches = await _batches(target, partition, header.base_offset, max_bytes=1)
         if not batches or control_type(batches[0][1]) != ABORT:
             return False
-        before = (await read_headers(target, {partition: header.base_offset - 1})).get(partition) if header.base_offset else None
-        if before is None or before.next_offset <= adopted:
+        if header.base_offset <= max(adopted, copied):
             return True
+        before = (await read_headers(target, {partition: header.base_offset - 1})).get(partition)
+        if before is None:
+            return False
         header = before
     if not header.is_transactional or header.is_control:
         return header.is_control or header.producer_id in own
@@ -115,14 +118,28 @@ async def ends_in_gap(
     return bool(records) and all(map(is_filler, records.values()))
 
 
+async def last_data(
+    target: RawCluster, last: Mapping[TopicPartition, BatchHeader], least: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, BatchHeader]:
+    """The last batches that are no markers, not below the offset `least` of each partition."""
+    found = dict(last)
+    for _ in range(_STEPS_BACK):
+        back = {p: h.base_offset - 1 for p, h in found.items() if h.is_control and h.base_offset > least[p]}
+        before = await read_headers(target, back) if back else {}
+        found |= before
+        if not before:
+            break
+    return {p: header for p, header in found.items() if not header.is_control and header.next_offset > least[p]}
+
+
 async def _batches(
-    target: RawCluster, partition: TopicPartition, at: int, max_bytes: int = 4 << 20
+    target: RawCluster, partition: TopicPartition, at: int, max_bytes: int | None = None
 ) -> Sequence[tuple[BatchHeader, memoryview]]:
     """A stretch of batches, from the one on that has an offset; that one alone where `max_bytes` has room for no more."""
     batches: list[tuple[BatchHeader, memoryview]] = []
 
     async def ask() -> None:
-        (part,) = await target.fetch(await target.leader(partition), {partition: at}, max_wait_ms=0, partition_max_bytes=max_bytes)
+        (part,) = await target.fetch(await target.leader(partition), {partition: at}, max_wait_ms=0, partition_max_bytes=max_bytes or _READ_BYTES)
         if part.error_code:
             raise Errors.for_code(part.error_code)(f"Fetch of {partition.topic}-{partition.partition}")
         batches[:] = [(header, batch) for header, batch in iter_batches(part.records) if header.next_offset > at]

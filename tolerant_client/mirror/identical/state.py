@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.divergence import LogSlice, first_difference, has_nothing_at, is_copy, read_headers, read_slices
+from tolerant_client.mirror.divergence import COMPARED_OFFSETS, LogSlice, first_difference, has_nothing_at, is_copy, read_headers, read_slices
 from tolerant_client.mirror.epochs import source_truncations
 from tolerant_client.mirror.gaps import filler_log_start, is_filler_marker
 from tolerant_client.mirror.identical.difference import (
@@ -34,14 +34,14 @@ from tolerant_client.mirror.identical.difference import (
     explain,
     has_times_rewritten,
     is_all_filler,
-    is_strange_end,
+    is_found,
     nothing_proves,
     overtaken,
     recreated,
     share_records,
 )
 from tolerant_client.mirror.identical.partition import NO_PRODUCER, AppendState
-from tolerant_client.mirror.identical.places import ends_in_gap
+from tolerant_client.mirror.identical.places import ends_in_gap, last_data
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link.control import LinkControl, TopicIds
 from tolerant_client.mirror.log_ends import Unreplicated, log_end_offsets, replicated_ends
@@ -100,7 +100,13 @@ async def read_append_states(
     ends = {p: (log.target_end - 1, log.target_end) for p, log in logs.items() if log.is_written and log.common[0] >= log.common[1]}
     copies = await read_slices(target, {**unproved, **ends}, is_committed=False)
     own = {known for known in (producer_id, *control.producer_ids) if known >= 0}
-    in_gap = {p for p in ends if p in last and last[p].producer_id not in own and await ends_in_gap(target, p, last[p], own, logs[p].adopted)}
+    known = {p: end for p, end in control.copied.items() if p in logs and _is_begun(control, p, ids)}
+    strange, unknown = await _strangers(source, target, logs, last, unproved, own, known)
+    logs = {p: log for p, log in logs.items() if p not in unknown}
+    last = {p: header for p, header in last.items() if p in logs}
+    for p in ends.keys() & last.keys() & logs.keys():
+        if last[p].is_control and not await ends_in_gap(target, p, last[p], own, logs[p].adopted, known.get(p, 0)):
+            strange.add(p)
     states, remembered = await _append_states(target, logs, last, producer_id, own, at_high_watermark)
 
     link = ledger.link if ledger is not None else ""
@@ -108,14 +114,10 @@ async def read_append_states(
     troubled: list[Case] = []
     for p, state in states.items():
         log, now, copied_tail = logs[p], ids.get(p.topic, _UNKNOWN), copies.get(p)
-        begun = control.begun.get(p)
-        if begun is not None and not begun.is_of_target(now):
-            begun = None  # that was another log
+        begun = control.begun[p] if _is_begun(control, p, ids) else None
         is_same_topic = begun is not None and bool(begun.source) and begun.source == now.source
         copied_to = None if begun is None else control.copied.get(p)
-        is_strange = is_strange_end(last.get(p), log, own, originals.get(p), copied_tail) and not (
-            is_all_filler(copied_tail) or p in in_gap
-        )
+        is_strange = p in strange
         case = Case(p, log, last.get(p), state, cuts.get(p), producer_id, own, is_strange, is_same_topic, copied_to)
         is_end_known = (
             case.last is not None
@@ -208,6 +210,50 @@ async def _unproved(
     return {p: log.window for p, log in comparable.items() if p not in original or not is_copy(last[p], original[p])}
 
 
+def _is_begun(control: LinkControl, partition: TopicPartition, ids: Mapping[str, TopicIds]) -> bool:
+    """Whether the link has begun this log of the target, and not another one of that name."""
+    begun = control.begun.get(partition)
+    return begun is not None and begun.is_of_target(ids.get(partition.topic, _UNKNOWN))
+
+
+async def _strangers(
+    source: RawCluster,
+    target: RawCluster,
+    logs: Mapping[TopicPartition, Logs],
+    last: Mapping[TopicPartition, BatchHeader],
+    unproved: Collection[TopicPartition],
+    own: Collection[int],
+    copied: Mapping[TopicPartition, int],
+) -> tuple[set[TopicPartition], set[TopicPartition]]:
+    """The partitions whose last data batch nobody wrote whom we know, and that is not the source's; and those of which that
+    cannot be told now.
+
+    A batch that takes the place of offsets without records on the source is proved by nothing; a log that ends where the link
+    had `copied` it was proved before.
+    """
+    ends = {p: h for p, h in last.items() if h.producer_id not in own and not is_filler_marker(h) and copied.get(p) != h.next_offset}
+    data = await last_data(target, ends, {p: max(logs[p].target_start, logs[p].adopted) for p in ends})
+    is_equal = {p for p in ends if p not in unproved and logs[p].common[0] < logs[p].common[1]}  # as the headers say
+    others = {
+        p: header
+        for p, header in data.items()
+        if header.producer_id not in own and (header.is_transactional or header is not last[p] or p not in is_equal)
+    }
+    spans = {p: (max(h.base_offset, h.next_offset - COMPARED_OFFSETS), h.next_offset) for p, h in others.items()}
+    written = await read_slices(target, spans, is_committed=False)
+    visible = written | await read_slices(target, {p: spans[p] for p, h in others.items() if h.is_transactional}, is_committed=True)
+    there = {p: (max(start, logs[p].source_start), end) for p, (start, end) in spans.items() if end > logs[p].source_start}
+    originals = await read_slices(source, there, is_committed=True)
+    strange, unknown = set(), set()
+    for p, (_, end) in spans.items():
+        found = is_found(written[p], visible[p], originals.get(p, LogSlice(end)), min(end, logs[p].source_end))
+        if found is None:
+            unknown.add(p)
+        elif not found:
+            strange.add(p)
+    return strange, unknown
+
+
 # -- the next sequence --------------------------------------------------------
 
 
@@ -267,12 +313,15 @@ def next_append(
 async def _last_of_link(
     target: RawCluster, last: dict[TopicPartition, BatchHeader], logs: Mapping[TopicPartition, Logs], own: Collection[int]
 ) -> dict[TopicPartition, BatchHeader]:
-    """The link's last data batches before others', for brokers that do not tell their producers (before 2.8)."""
+    """The link's last data batches before what fills gaps, for brokers that do not tell their producers (before 2.8).
+
+    Before others' data none is looked for.
+    """
     for _ in range(_STEPS_BACK):
         back = {
             p: header.base_offset - 1
             for p, header in last.items()
-            if not _is_links(header, own) and header.base_offset > max(logs[p].target_start, logs[p].adopted)
+            if (header.is_control or header.is_transactional) and header.base_offset > max(logs[p].target_start, logs[p].adopted)
         }
         found = await read_headers(target, back) if back else {}
         if not found:

@@ -76,11 +76,13 @@ def _in_both(taken: str, names: Collection[str]) -> str:
 
 
 def _hindrance(record: Unreadable, topic: str, cluster: RawCluster) -> str:
+    clear = f"run tolerant-kafka repair with the {cluster.name} as --target and that key as --link"
+    if not record.key or "\\x" in record.key:  # no option can say it
+        clear = "write a record with that key and no value there"
     return (
         f"{record}, and says that a link copies from cluster {(record.copies_from or '')[:60]!r} to this {cluster.name};"
         f" it may take topic {topic}. Install here the version of the mirror that wrote it; if none did, take away the right"
-        f" to write there from whoever wrote it, and run tolerant-kafka repair with the {cluster.name} as --target and that key as"
-        " --link"
+        f" to write there from whoever wrote it, and {clear}"
     )
 
 
@@ -115,10 +117,14 @@ class Others(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-async def look_for_others(target: RawCluster, link: str, names: Collection[str], *, is_identical: bool) -> Others:
+async def look_for_others(
+    target: RawCluster, link: str, names: Collection[str], *, is_identical: bool, is_new: bool = False
+) -> Others:
     """Which of these topics of the target another link writes, or may, or has made what was promoted since.
 
-    Links with translated offsets may share a topic; one with identical offsets, which has a producer id, has it alone.
+    Links with translated offsets may share a topic; one with identical offsets, which has a producer id, has it alone.  Who
+    has begun to copy a topic has it; before that any link whose topics it is among may, and one with translated offsets
+    goes first.  `is_new`: the topics were found while the link runs; of two links that find one the first by name copies it.
     """
     try:
         controls = await read_controls(target, frozenset(names))
@@ -129,20 +135,24 @@ async def look_for_others(target: RawCluster, link: str, names: Collection[str],
     except OptionError as error:
         return Others(dict.fromkeys(names, text_of(error)))
     refused: dict[str, str] = {}
+    own = controls.links.get(link, LinkControl())
+    ours = {p.topic for p in own.begun}
     for other, control in controls.links.items():
         if is_identical and control.is_promoted and control.producer_ids and other != link and not control.is_handed_back:
-            refused |= await _promoted_copies(target, other, control, controls.links.get(link, LinkControl()))
+            refused |= await _promoted_copies(target, other, control, own)
     for other, control in _others_that_live(controls, link):
         if not control.topics or not (is_identical or control.producer_ids):
             continue
         is_same_kind = is_identical and control.producer_ids
         kind = "" if is_same_kind else _OTHER_KIND.format("translated" if is_identical else "identical")
         taken = LinkTopics.from_json(control.topics)
+        begun = {p.topic for p in control.begun}
+        may_begin = is_identical and not (is_new and is_same_kind and link < other)
         refused |= {
-            name: f"Link {other} copies into topic {name} of this target already{kind}: start its mirror with --link {other},"
-            f" promote link {other}, or leave its topics out"
+            name: f"Link {other} {'copies' if name in begun else 'may copy'} into topic {name} of this target{kind}: start its"
+            f" mirror with --link {other}, promote link {other}, or leave its topics out"
             for name in sorted(names)
-            if writes(taken, name)
+            if name in begun or may_begin and name not in ours and writes(taken, name)
         }
     return Others(
         refused,
@@ -164,7 +174,8 @@ async def _promoted_copies(
         return {}
     begun = promoted.begun
     ids = await topic_ids(target, {p.topic for p in begun})
-    copies = {p.topic for p, of in begun.items() if of.target and of.target == str(ids.get(p.topic)) and not own.has_begun(p)}
+    ours = {p.topic for p in (*own.begun, *own.adopted)}
+    copies = {p.topic for p, of in begun.items() if of.target and of.target == str(ids.get(p.topic))} - ours
     return {
         name: f"Topic {name} of this target is the copy of link {other}, which was promoted: it belongs to its own"
         " producers, and what they have written there is nowhere else. To copy it back, run tolerant-kafka failback with"

@@ -20,6 +20,7 @@ from tolerant_client.mirror.link.claims import (
     Holder,
     Names,
     Waiting,
+    shown_first,
 )
 
 
@@ -122,7 +123,7 @@ class Claimant:
         self._sequence += 1
         self._sent[self._sequence] = _Sent(now, names)
         self._renew_at = now + RENEW_MS / 1000
-        first = dict(sorted(self.waiting.items(), key=lambda item: (item[1].since_ms, item[0]))[:WAITING_SHOWN])
+        first = dict(shown_first(self.waiting)[:WAITING_SHOWN])
         return ClaimsRecord(
             self.holder, self._sequence, names, asks, first, len(self.waiting), self._is_ended, int(1000 * now), self.log.end
         )

@@ -166,10 +166,15 @@ def whole_of(name: TopicPartition) -> TopicPartition:
 # -- records ------------------------------------------------------------------
 
 
+def shown_first(waiting: Mapping[TopicPartition, Waiting]) -> list[tuple[TopicPartition, Waiting]]:
+    """What needs a person before what cures itself, the oldest first."""
+    return sorted(waiting.items(), key=lambda item: (not item[1].is_blocked, item[1].since_ms, item[0]))
+
+
 def encode_claims(record: ClaimsRecord) -> bytes:
     """The value of a record."""
     holder = record.holder
-    shown = sorted(record.waiting.items(), key=lambda item: (item[1].since_ms, item[0]))[:WAITING_SHOWN]
+    shown = shown_first(record.waiting)[:WAITING_SHOWN]
     said = {
         "version": _VERSION,
         "link": holder.link,
@@ -326,10 +331,11 @@ class ClaimsLog:
 
     def blocking(self, holder_id: str, wanted: Iterable[TopicPartition]) -> dict[TopicPartition, Claim]:
         """What of `wanted` this holder cannot have, and for which claim of another one (law A)."""
-        others = self.others(holder_id)
+        wanted = list(wanted)
+        others = self.others(holder_id) if wanted else {}
         parts = {whole: claim for name, claim in others.items() if (whole := whole_of(name)) != name}
         found = {}
-        for name in wanted if others else ():
+        for name in wanted:
             whole = whole_of(name)
             claim = others.get(name) or (parts if whole == name else others).get(whole)
             if claim is not None:
@@ -405,5 +411,6 @@ def _run(members: list[_Seen], renewed: frozenset[str]) -> Run:
         bool(alive) and not is_ended,
         is_ended,
         waiting,
-        sum(seen.record.waiting_count for seen in alive),
+        # The mirror says again what its copiers do.
+        max(sum(seen.record.waiting_count for seen in alive if seen.record.holder.role == role) for role in (MIRROR, COPIER)),
     )

@@ -508,7 +508,7 @@ def why_unreadable(record: Record) -> str | None:
     try:
         decode_control(record.value or b"")
     except OptionError as error:
-        return str(error)
+        return text_of(error)
     return None
 
 

@@ -170,6 +170,7 @@ async def read_status(
         reasons += [Reason(Health.WAITING, str(one)) for one in held if is_held_long(one, held_ms)]
         waiting = standing(mirrors or (), differing, control)
         reasons += waiting_reasons(waiting)
+        reasons += untold_reasons(mirrors or ())
         told = differing.keys() | waiting.keys()
         reasons += still((e for e in first if e.partition not in told), second, control, seconds)
         reasons += mirror_reasons(link, mirrors)
@@ -237,6 +238,13 @@ def standing(
     """What the mirrors that run say to stand still, but for what is told as blocked or paused.  Pure."""
     waits = {p: why for run in mirrors if run.is_alive for p, why in run.waiting.items()}
     return {p: why for p, why in waits.items() if p not in blocked and not control.pauses(p)}
+
+
+def untold_reasons(mirrors: Iterable[Run]) -> list[Reason]:
+    """Of a mirror with more partitions that stand still than it names: how many those are.  Pure."""
+    untold = sum(run.waiting_count - len(run.waiting) for run in mirrors if run.is_alive)
+    text = f"{untold:,} more partitions stand still, which the mirror does not name: those that it names come first"
+    return [Reason(Health.WAITING, text)] if untold > 0 else []
 
 
 def mirror_reasons(link: str, mirrors: Iterable[Run] | None) -> list[Reason]:

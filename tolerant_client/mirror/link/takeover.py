@@ -41,13 +41,14 @@ _COPIES_ALREADY = (
 
 
 class Bounds(NamedTuple):
-    """The two logs of a partition; `target_stable` is where the target's committed part ends."""
+    """The two logs of a partition; `target_stable` and `source_stable` are where their committed parts end."""
 
     source_start: int
     source_end: int
     target_start: int
     target_stable: int
     target_end: int
+    source_stable: int
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class TakenPartition:
 
     `committed` is where MirrorMaker 2 has written down that it goes on (-1: nowhere), `position` what the logs show
     (-1: they do not), `target_end` the end of the target's log.  `is_identical`: the target's log is the beginning of
-    the source's, offset by offset; `is_open`: transactions are open there.
+    the source's, offset by offset; `is_open`: transactions are open there; `is_undecided`: what was copied of the source
+    belongs to one that is open.
     """
 
     topic: str
@@ -66,6 +68,7 @@ class TakenPartition:
     position: int
     target_end: int
     is_open: bool = False
+    is_undecided: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,9 +113,10 @@ async def read_bounds(
     target_stable = await target.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
     target_end = await target.list_offsets(dict.fromkeys(wanted, LATEST))
     source_start = await source.list_offsets(dict.fromkeys(wanted, EARLIEST))
+    source_stable = await source.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
     source_end = await source.list_offsets(dict.fromkeys(wanted, LATEST))
     return {
-        p: Bounds(source_start[p], source_end[p], target_start[p], target_stable[p], target_end[p]) for p in wanted
+        p: Bounds(source_start[p], source_end[p], target_start[p], target_stable[p], target_end[p], source_stable[p]) for p in wanted
     }
 
 
@@ -223,6 +227,12 @@ def blockers(partitions: Sequence[TakenPartition], offsets: str) -> tuple[str, .
                 f"transactions are open on the target, {opened[0].topic}-{opened[0].partition} ({len(opened)} partitions):"
                 " wait until its coordinator has ended them, then look again"
             )
+        if undecided := [p for p in partitions if p.is_undecided]:
+            found.append(
+                f"MirrorMaker 2 has copied records of transactions that are open on the source, {undecided[0].topic}-"
+                f"{undecided[0].partition} ({len(undecided)} partitions): whether they are committed nobody knows yet; wait until"
+                " they have ended, then look again"
+            )
         return tuple(found)
     unknown = [p for p in partitions if p.position < 0]
     if unknown:
@@ -274,7 +284,8 @@ async def take_over(
         least = max(committed, rows[p].position if p in rows else -1)
         position = bounds.target_end if is_same else await find_position(source, target, p, bounds, least)
         is_open = bounds.target_stable < bounds.target_end
-        found.append(TakenPartition(p.topic, p.partition, is_same, committed, position, bounds.target_end, is_open))
+        is_undecided = is_same and bounds.source_stable < bounds.target_end
+        found.append(TakenPartition(p.topic, p.partition, is_same, committed, position, bounds.target_end, is_open, is_undecided))
     wrong = (*running, *blockers(found, offsets))
     is_done = not wrong and not is_dry_run
     if is_done:

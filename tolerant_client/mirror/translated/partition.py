@@ -343,6 +343,7 @@ class TranslatedPartition:
         began = self._link.clock()
         if self._stands_since is None:
             self._stands_since = began
+        self._require_claim()
         await self._producer.open()
         copied, size = self.acked, 0
         while True:

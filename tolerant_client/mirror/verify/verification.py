@@ -160,7 +160,7 @@ class Verification:
             ]
         origin = self._ids["source"]["cluster"]
         promoted = [control for control in links.values() if control.is_promoted and control.source_cluster_id == origin]
-        copying = [control for control in links.values() if control.source_cluster_id == origin]
+        copying = [c for c in links.values() if c.source_cluster_id == origin and not (c.is_promoted or c.is_handed_back)]
         self._starts = {p: offset for control in copying for p, offset in control.starts.items()}
         self._fenced_ids = {number for control in promoted for number in control.producer_ids}
         return made_anew(links, origin, now)
