@@ -26,7 +26,7 @@ from tolerant_client.errors import OptionError, TargetClaimedError
 from tolerant_client.mirror.identical.copy import LinkCopier
 from tolerant_client.mirror.link.claims import CLAIMS_TOPIC, LEASE_MS, WHOLE_TOPIC, ClaimsRecord, Holder, Waiting, encode_claims
 from tolerant_client.mirror.link.claims_topic import create_claims_topic, read_claims
-from tolerant_client.mirror.link.control import read_control, update_control
+from tolerant_client.mirror.link.control import TopicIds, read_control, update_control
 from tolerant_client.mirror.link.plan_report import plan_everything
 from tolerant_client.mirror.own_topic import append_own
 from tolerant_client.mirror.sync import prepare_link
