@@ -142,8 +142,8 @@ class InFlightRequests:
             return self._odd(entry, other, body, now)
         except Exception as error:  # a decoder on hostile bytes may raise anything
             return self._misfit(entry, entry.not_decoded(error), now)
-        if self._may_be_probes(entry, body):
-            return self._misfit(entry, f"an answer to {entry.api} fits the probe, too", now, [entry])
+        if events := self._doubted_for_probe(entry, body, now):
+            return events
         if self._is_regular and entry is not self._probe and entry is self._requests.oldest:
             self.silence.answered(entry, now)
             del self._requests[entry.correlation_id]
@@ -194,12 +194,13 @@ class InFlightRequests:
         entry.move(Input.HOLD)
         entry.response = response
 
-    def _may_be_probes(self, entry: InFlightRequest, body: memoryview) -> bool:
+    def _doubted_for_probe(self, entry: InFlightRequest, body: memoryview, now: float) -> list[Event]:
         """Law H, of the probe: on a stream that is shifted its answer comes under the id of a request that waits."""
         probe = self._probe
         if probe is None or probe.state is not State.IN_FLIGHT or getattr(entry.request, "asks_nothing", False):
-            return False
-        return probe.takes(body, entry)
+            return []
+        takes = probe.takes(body, entry)
+        return self._misfit(entry, f"an answer to {entry.api} fits the probe, too", now, [entry]) if takes else []
 
     def _odd(self, entry: InFlightRequest, other: OtherSubject, body: memoryview, now: float) -> list[Event]:
         """T6: an answer that decodes but speaks of something else than its request.
@@ -210,15 +211,14 @@ class InFlightRequests:
         is_first = entry.state is State.IN_FLIGHT and entry.odd is None and entry is not self._probe
         if is_first and entry.said is not None and other.names == entry.said.names:
             return self._answered(entry, other.response, body, now)
+        if events := self._doubted_for_probe(entry, body, now):
+            return events
         others = [r for r in self if r.takes(body, entry)]
-        if self._may_be_probes(entry, body):
-            return self._misfit(entry, f"an answer to {entry.api} fits the probe, too", now, [entry])
         if entry is self._probe and not others:
             return self._verdict(now)  # it fits nobody else: this server says more than it is asked for
         if others or not is_first or other.response is None:
             return self._misfit(entry, str(other), now, others)
         if self.question is None and entry is self.oldest and not (self.ids.awaits_any or self._is_setting_up()):
-            events: list[Event] = []
             self._weigh(entry, other, now, events)
             return self._release(events, now)
         entry.odd = other

@@ -16,7 +16,6 @@ from tolerant_client.mirror.link.beginning import (
     grown,
     look_for_others,
     refuse_circle,
-    refuse_others,
     require_same_source,
 )
 from tolerant_client.mirror.link.control import Controls, LinkControl, TopicIds, controls_of, encode_control
@@ -146,7 +145,9 @@ def outcome(course: Coroutine[Any, Any, Any]) -> Any:
 
 
 def others(keeper: Keeper, *names: str, link: str = "dr") -> tuple[str, ...]:
-    return cast("tuple[str, ...]", outcome(refuse_others(cast(RawCluster, keeper), link, names, is_identical=True)))
+    found = outcome(look_for_others(cast(RawCluster, keeper), link, names, is_identical=True))
+    found.require_none()
+    return cast("tuple[str, ...]", found.warnings)
 
 
 def circle(source: Keeper, *names: str) -> tuple[str, ...]:

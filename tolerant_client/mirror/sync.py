@@ -234,8 +234,8 @@ async def check_link(
     require_same_source(control, link, await source.cluster_id())
     names = [topic.name for topic in planned.topics.copied]
     others = await look_for_others(target, link, names, is_identical=is_identical)
-    if others.refused and not goes_on:
-        raise OptionError(next(iter(others.refused.values())))
+    if not goes_on:
+        others.require_none()
     planned = without_topics(planned, others.refused)
     copied = [source.wire_topic(topic.name) for topic in planned.topics.copied]
     unseen = await refuse_circle(source, target, copied, link)

@@ -11,7 +11,7 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import kafka.errors as Errors
@@ -60,7 +60,7 @@ async def read_places(
     while at < bounds[1] and (batches := await _batches(target, partition, at)):
         headers = [header for header, _ in batches]
         for header in headers:
-            if header.is_control or header.is_transactional:
+            if fills_gap(header):
                 continue
             says = is_in_place(header, before) if header.producer_id in own else False
             if says is False:
@@ -77,15 +77,35 @@ async def read_places(
 async def _before(
     target: RawCluster, partition: TopicPartition, start: int, first: BatchHeader, own: Collection[int]
 ) -> BatchHeader | None:
-    at = first.base_offset
-    for _ in range(_STEPS_BACK):
-        header = (await read_headers(target, {partition: at - 1})).get(partition) if at > start else None
-        if header is None:
-            return None
-        if not header.is_control and not header.is_transactional:
-            return header if header.producer_id in own else None
-        at = header.base_offset
-    return None
+    passed = await step_back(target, {partition: first}, {partition: start}, lambda h: h is first or fills_gap(h))
+    found = passed[partition]
+    return found if found is not first and not fills_gap(found) and found.producer_id in own else None
+
+
+def fills_gap(header: BatchHeader) -> bool:
+    """Whether a batch is of the kinds that take the place of offsets without records: no plain data."""
+    return header.is_control or header.is_transactional
+
+
+async def step_back(
+    target: RawCluster,
+    last: Mapping[TopicPartition, BatchHeader],
+    least: Mapping[TopicPartition, int],
+    passes: Callable[[BatchHeader], bool],
+    steps: int = _STEPS_BACK,
+) -> dict[TopicPartition, BatchHeader]:
+    """The last batch of each partition that `passes` is not true for; the first that was reached where there is none.
+
+    None below the offset `least` is looked at, and so many of a partition at most; one request a broker and step.
+    """
+    found = dict(last)
+    for _ in range(steps):
+        back = {p: h.base_offset - 1 for p, h in found.items() if passes(h) and h.base_offset > least[p]}
+        before = await read_headers(target, back) if back else {}
+        if not before:
+            break
+        found |= before
+    return found
 
 
 async def ends_in_gap(
@@ -116,20 +136,6 @@ async def ends_in_gap(
     span = (header.base_offset, header.next_offset)
     records = (await read_slices(target, {partition: span}, is_committed=False))[partition].records
     return bool(records) and all(map(is_filler, records.values()))
-
-
-async def last_data(
-    target: RawCluster, last: Mapping[TopicPartition, BatchHeader], least: Mapping[TopicPartition, int]
-) -> dict[TopicPartition, BatchHeader]:
-    """The last batches that are no markers, not below the offset `least` of each partition."""
-    found = dict(last)
-    for _ in range(_STEPS_BACK):
-        back = {p: h.base_offset - 1 for p, h in found.items() if h.is_control and h.base_offset > least[p]}
-        before = await read_headers(target, back) if back else {}
-        found |= before
-        if not before:
-            break
-    return {p: header for p, header in found.items() if not header.is_control and header.next_offset > least[p]}
 
 
 async def _batches(

@@ -41,7 +41,7 @@ from tolerant_client.mirror.identical.difference import (
     share_records,
 )
 from tolerant_client.mirror.identical.partition import NO_PRODUCER, AppendState
-from tolerant_client.mirror.identical.places import ends_in_gap, last_data
+from tolerant_client.mirror.identical.places import ends_in_gap, fills_gap, step_back
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link.control import LinkControl, TopicIds
 from tolerant_client.mirror.log_ends import Unreplicated, log_end_offsets, replicated_ends
@@ -117,8 +117,7 @@ async def read_append_states(
         begun = control.begun[p] if _is_begun(control, p, ids) else None
         is_same_topic = begun is not None and bool(begun.source) and begun.source == now.source
         copied_to = None if begun is None else control.copied.get(p)
-        is_strange = p in strange
-        case = Case(p, log, last.get(p), state, cuts.get(p), producer_id, own, is_strange, is_same_topic, copied_to)
+        case = Case(p, log, last.get(p), state, cuts.get(p), producer_id, own, p in strange, is_same_topic, copied_to)
         is_end_known = (
             case.last is not None
             or log.adopted == log.target_end
@@ -127,7 +126,7 @@ async def read_append_states(
             or p in remembered
             and state.next_sequence == add_sequence(log.target_end, 0)
         )
-        is_proved = not is_strange and (
+        is_proved = not case.is_strange and (
             is_end_known
             and (begun is not None or p in remembered or log.adopted > 0)
             or case.last is not None and (case.last.producer_id in own or is_filler_marker(case.last))
@@ -147,7 +146,7 @@ async def read_append_states(
             case.cut is not None
             or log.target_end > log.source_end
             or p in unproved and first_difference(originals[p], copies[p]) is not None
-            or is_strange
+            or case.is_strange
             or has_times_rewritten(case)
         ):
             troubled.append(case)
@@ -232,12 +231,13 @@ async def _strangers(
     had `copied` it was proved before.
     """
     ends = {p: h for p, h in last.items() if h.producer_id not in own and not is_filler_marker(h) and copied.get(p) != h.next_offset}
-    data = await last_data(target, ends, {p: max(logs[p].target_start, logs[p].adopted) for p in ends})
+    least = _written_from(logs)
+    data = await step_back(target, ends, least, lambda header: header.is_control)
     is_equal = {p for p in ends if p not in unproved and logs[p].common[0] < logs[p].common[1]}  # as the headers say
     others = {
         p: header
         for p, header in data.items()
-        if header.producer_id not in own and (header.is_transactional or header is not last[p] or p not in is_equal)
+        if not header.is_control and header.next_offset > least[p] and header.producer_id not in own and (header.is_transactional or header is not last[p] or p not in is_equal)
     }
     spans = {p: (max(h.base_offset, h.next_offset - COMPARED_OFFSETS), h.next_offset) for p, h in others.items()}
     written = await read_slices(target, spans, is_committed=False)
@@ -281,7 +281,8 @@ async def _append_states(
         later = ending if at_high_watermark else ()
         entries = {p: found for p, found in told.items() if ends.get(p) == logs[p].target_end or p in later}
     elif unsaid:
-        last = {**last, **await _last_of_link(target, {p: last[p] for p in unsaid if p in last}, logs, own)}
+        # The link's last data lies before what fills gaps; before others' data none is looked for.
+        last |= await step_back(target, {p: last[p] for p in unsaid if p in last}, _written_from(logs), fills_gap, _STEPS_BACK)
         entries = {p: [] for p in unsaid}
     untold = {p for p in entries if not entries[p] and not can_describe_producers(target) and not (p in last and _is_links(last[p], own))}
     states = {
@@ -310,28 +311,13 @@ def next_append(
     return AppendState(log_end, producer_id, 0, add_sequence(log_end, 0))
 
 
-async def _last_of_link(
-    target: RawCluster, last: dict[TopicPartition, BatchHeader], logs: Mapping[TopicPartition, Logs], own: Collection[int]
-) -> dict[TopicPartition, BatchHeader]:
-    """The link's last data batches before what fills gaps, for brokers that do not tell their producers (before 2.8).
-
-    Before others' data none is looked for.
-    """
-    for _ in range(_STEPS_BACK):
-        back = {
-            p: header.base_offset - 1
-            for p, header in last.items()
-            if (header.is_control or header.is_transactional) and header.base_offset > max(logs[p].target_start, logs[p].adopted)
-        }
-        found = await read_headers(target, back) if back else {}
-        if not found:
-            break
-        last |= found
-    return last
-
-
 def _is_links(header: BatchHeader, own: Collection[int]) -> bool:
-    return header.producer_id in own and not header.is_control and not header.is_transactional
+    return header.producer_id in own and not fills_gap(header)
+
+
+def _written_from(logs: Mapping[TopicPartition, Logs]) -> dict[TopicPartition, int]:
+    """From which offset on the target's logs have what the link may have written."""
+    return {p: max(log.target_start, log.adopted) for p, log in logs.items()}
 
 
 # -- where a log starts -------------------------------------------------------

@@ -116,6 +116,11 @@ class Others(NamedTuple):
     refused: Mapping[str, str] = {}
     warnings: tuple[str, ...] = ()
 
+    def require_none(self) -> None:
+        """Raises OptionError for the first topic that is refused."""
+        for why in self.refused.values():
+            raise OptionError(why)
+
 
 async def look_for_others(
     target: RawCluster, link: str, names: Collection[str], *, is_identical: bool, is_new: bool = False
@@ -183,16 +188,6 @@ async def _promoted_copies(
         " target: it is copied anew"
         for name in sorted(copies)
     }
-
-
-async def refuse_others(
-    target: RawCluster, link: str, names: Collection[str], *, is_identical: bool
-) -> tuple[str, ...]:
-    """Raises OptionError for a topic that look_for_others refuses, and returns its warnings."""
-    others = await look_for_others(target, link, names, is_identical=is_identical)
-    for why in others.refused.values():
-        raise OptionError(why)
-    return others.warnings
 
 
 async def copied_identically(

@@ -13,14 +13,12 @@ from tolerant_client.mirror.link.claims import (
     MARGIN_MS,
     NO_NAMES,
     RENEW_MS,
-    WAITING_SHOWN,
     Claim,
     ClaimsLog,
     ClaimsRecord,
     Holder,
     Names,
     Waiting,
-    shown_first,
 )
 
 
@@ -123,9 +121,9 @@ class Claimant:
         self._sequence += 1
         self._sent[self._sequence] = _Sent(now, names)
         self._renew_at = now + RENEW_MS / 1000
-        first = dict(shown_first(self.waiting)[:WAITING_SHOWN])
+        waiting = dict(self.waiting)
         return ClaimsRecord(
-            self.holder, self._sequence, names, asks, first, len(self.waiting), self._is_ended, int(1000 * now), self.log.end
+            self.holder, self._sequence, names, asks, waiting, len(waiting), self._is_ended, int(1000 * now), self.log.end
         )
 
     def _to_say(self) -> tuple[Names, Names]:

@@ -107,8 +107,8 @@ class Waiting(NamedTuple):
 class ClaimsRecord:
     """What a holder says: all that it claims from now on, and what it waits for.
 
-    `clock_ms` and `read` are those of law C; 0 measures nothing.  `waiting` are the first partitions that stand still, of
-    `waiting_count`.
+    `clock_ms` and `read` are those of law C; 0 measures nothing.  `waiting` are partitions that stand still; as it is read,
+    the first ones of `waiting_count`.
     """
 
     holder: Holder
@@ -166,15 +166,11 @@ def whole_of(name: TopicPartition) -> TopicPartition:
 # -- records ------------------------------------------------------------------
 
 
-def shown_first(waiting: Mapping[TopicPartition, Waiting]) -> list[tuple[TopicPartition, Waiting]]:
-    """What needs a person before what cures itself, the oldest first."""
-    return sorted(waiting.items(), key=lambda item: (not item[1].is_blocked, item[1].since_ms, item[0]))
-
-
 def encode_claims(record: ClaimsRecord) -> bytes:
     """The value of a record."""
     holder = record.holder
-    shown = shown_first(record.waiting)[:WAITING_SHOWN]
+    # What needs a person before what cures itself, the oldest first.
+    shown = sorted(record.waiting.items(), key=lambda item: (not item[1].is_blocked, item[1].since_ms, item[0]))[:WAITING_SHOWN]
     said = {
         "version": _VERSION,
         "link": holder.link,

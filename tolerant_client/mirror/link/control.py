@@ -121,10 +121,6 @@ class LinkControl:
     def pauses(self, partition: TopicPartition) -> bool:
         return WHOLE_LINK in self.paused or partition.topic in self.paused or partition in self.paused_partitions
 
-    def has_begun(self, partition: TopicPartition) -> bool:
-        """Whether the link has begun the target's log of a partition, or adopted what was found there."""
-        return partition in self.begun or partition in self.adopted
-
     @property
     def paused_words(self) -> list[str]:
         """What is paused, in words: a topic may be called as a partition of another one."""
@@ -477,10 +473,15 @@ async def read_controls(cluster: RawCluster, begun_of: Collection[str] = ()) -> 
 
     Of `begun` no more than the topics `begun_of`: of all links it is much.
     """
+    return controls_of(await read_records(cluster), begun_of)
+
+
+async def read_records(cluster: RawCluster) -> list[Record]:
+    """All records of the control topic; none where there is no such topic."""
     topic = cluster.topic_of(CONTROL_TOPIC)  # a source calls its topics as the link does
     if not await has_topic(cluster, topic):
-        return Controls({})
-    return controls_of(await _records(cluster, 0, await end_of(cluster, topic), topic), begun_of)
+        return []
+    return await _records(cluster, 0, await end_of(cluster, topic), topic)
 
 
 def controls_of(records: Iterable[Record], begun_of: Collection[str] = ()) -> Controls:

@@ -14,7 +14,7 @@ from tolerant_client.mirror.identical.state import read_append_states
 from tolerant_client.mirror.led_offsets import list_led_offsets, stable_ends
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link.acls import AclsReport, sync_acls
-from tolerant_client.mirror.link.beginning import grown, refuse_circle, refuse_others, require_same_source
+from tolerant_client.mirror.link.beginning import grown, look_for_others, refuse_circle, require_same_source
 from tolerant_client.mirror.link.configs import ConfigsReport, sync_configs
 from tolerant_client.mirror.link.control import HIDDEN, UNKNOWN_ORDERS, LinkControl, read_control
 from tolerant_client.mirror.link.ends import has_map, require_no_copies_of_identical
@@ -140,7 +140,7 @@ async def plan_everything(
         require_same_source(control, link, await source.cluster_id())
         names = [topic.name for topic in planned.topics.copied]
         is_identical = not (was_begun if is_translated is None else is_translated)
-        await refuse_others(target, link, names, is_identical=is_identical)
+        (await look_for_others(target, link, names, is_identical=is_identical)).require_none()
         warnings += await refuse_circle(source, target, copied, link)
     except (OptionError, LinkPromotedError) as error:
         refusals.append(text_of(error))

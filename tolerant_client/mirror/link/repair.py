@@ -24,10 +24,11 @@ from tolerant_client.mirror.link.control import (
     link_options,
     newest_of,
     read_control,
+    read_records,
     why_unreadable,
 )
 from tolerant_client.mirror.link.status import look_at_claims, seen_mirrors
-from tolerant_client.mirror.own_topic import append_own, end_of, has_topic, read_own
+from tolerant_client.mirror.own_topic import append_own
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import Record
 
@@ -78,9 +79,7 @@ async def repair(target: RawCluster, link: str, *, forgets: bool = False, is_dry
     Raises OptionError where nothing was ever written down of the link, and where a mirror of it runs or that is unknown;
     KafkaError.
     """
-    records = await read_own(target, CONTROL_TOPIC, 0, await end_of(target, CONTROL_TOPIC), "the controls of links") if (
-        await has_topic(target, CONTROL_TOPIC)
-    ) else []
+    records = await read_records(target)
     newest = newest_of(link, records)
     if newest is None:
         raise OptionError(f"{CONTROL_TOPIC} of the target says nothing of link {link}: there is nothing to repair")
