@@ -1,9 +1,9 @@
-"""Batches that cannot be appended as they are, made into ones that can: same records, same offsets, other batches.
+"""Batches that cannot be appended as they are, made into ones that can (M8): same records, same offsets, other batches.
 
 Laws:
 - Every record comes out once, at its offset, with its timestamp, key, value and headers, byte for byte.
 - What comes out is contiguous and covers [start, until): each offset that holds no record is taken by filler
-  or by a Gap, so a batch's sequence still follows from its offset (Law B of partition.py).
+  or by a Gap, so a batch's sequence still follows from its offset (law B of identical/partition.py).
 - Two writers may cut batches differently; the broker's sequence check takes whichever comes first and refuses
   what overlaps, so nothing is appended twice.
 - No batch is larger than the target takes, as it is sent (what max.message.bytes is checked against), and none

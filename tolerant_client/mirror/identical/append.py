@@ -3,8 +3,8 @@
 A request takes the next batch of every partition that has one (brokers accept
 one batch a partition and request).  A gap is filled once nothing of its
 partition is in flight, while the other partitions go on; a batch, too, where a
-partition may have one in flight only (Law G of partition.py), and the look at the
-log of one that was idle (Law H).  Bytes count from
+partition may have one in flight only (law G of identical/partition.py), and the look at the
+log of one that was idle (law H).  Bytes count from
 queueing to the answer, and `room` holds the source side back while there are too many.
 """
 

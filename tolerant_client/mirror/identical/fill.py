@@ -1,4 +1,4 @@
-"""Fills gaps with offsets that no consumer sees: aborted transactions, or transaction markers alone.
+"""Fills gaps (M5) with offsets that no consumer sees: aborted transactions, or transaction markers alone.
 
 Laws of the transactions:
 A. A transactional.id belongs to one partition of one link.  Its epoch is the lock: whoever initialises it ends what
