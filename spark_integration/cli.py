@@ -10,13 +10,14 @@ nobody reads what is printed any more (141: SIGPIPE); 74 where it could not be w
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import io
 import logging
 import os
 import signal
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from kafka.errors import KafkaError
@@ -26,6 +27,7 @@ from spark_integration.commands.demo import demo
 from spark_integration.commands.doctor import doctor
 from spark_integration.commands.exits import exit_code, tell_failure
 from spark_integration.commands.failback import failback
+from spark_integration.commands.list_links import list_links
 from spark_integration.commands.mirror import mirror
 from spark_integration.commands.offsets import offsets
 from spark_integration.commands.pause import pause, resume, throttle
@@ -54,15 +56,50 @@ class _Command(TyperCommand):
         return rest
 
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+# kafka-python logs each lost connection as an error; what matters is said by our errors.
+_LOGGERS = ("kafka", "tolerant_client", "spark_integration")
+_LEVELS = (logging.CRITICAL, logging.INFO, logging.DEBUG)
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help=__doc__,
+    rich_markup_mode="markdown",  # a docstring's lines are joined, however wide the terminal is
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        echo(f"tolerant-kafka {importlib.metadata.version('tolerant-client')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    verbose: Annotated[
+        int, typer.Option("-v", "--verbose", count=True, help="Log on standard error: -v what happens, -vv each request.")
+    ] = 0,
+) -> None:
+    """What holds for every command."""
+    if verbose:
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for name in _LOGGERS:
+        logging.getLogger(name).setLevel(_LEVELS[min(verbose, len(_LEVELS) - 1)])
+
+
 _PANELS = {
     "Copying": (mirror, verify, demo),
-    "A link's life": (plan, status, pause, resume, throttle, promote, failover, failback, take_over, hand_back, repair),
+    "A link's life": (list_links, plan, status, pause, resume, throttle, promote, failover, failback, take_over, hand_back, repair),
     "Clusters and offsets": (doctor, translate, offsets),
 }
+_NAMES: dict[Any, str] = {list_links: "list"}
 for panel, commands in _PANELS.items():
     for command in commands:
-        app.command(cls=_Command, rich_help_panel=panel)(command)
+        app.command(_NAMES.get(command), cls=_Command, rich_help_panel=panel)(command)
 
 
 class PipedOut(io.TextIOWrapper):
@@ -98,9 +135,6 @@ def main() -> None:
     """Runs the command; every error is one sentence on standard error."""
     out = sys.stdout if sys.stdout is not None else open(os.devnull, "w")  # None: it was closed
     sys.stdout = PipedOut(out.buffer, out.encoding, out.errors, line_buffering=bool(out.line_buffering))
-    # kafka-python logs each lost connection as an error; what matters is said by our errors.
-    logging.getLogger("kafka").setLevel(logging.CRITICAL)
-    logging.getLogger("tolerant_client").setLevel(logging.CRITICAL)
     # Of a JVM that has ended py4j logs tracebacks, with the root logger.
     logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
     try:

@@ -15,6 +15,8 @@ from spark_integration.commands.link import (
     MaybeLink,
     MaybeSource,
     MaybeTarget,
+    Yes,
+    confirm,
     echo_json,
     given_link,
 )
@@ -38,6 +40,7 @@ def failback(
         ),
     ] = False,
     dry_run: DryRun = False,
+    yes: Yes = False,
     as_json: Json = False,
     config: Config = None,
     flow: FlowName = None,
@@ -60,6 +63,8 @@ def failback(
             origin, there, given.link, chosen, discards=discard_diverged, is_dry_run=dry_run
         )
 
+    if discard_diverged:
+        confirm("Delete topics of the target that have what was never copied", is_sure=yes or dry_run)
     what = "failing back had begun, it is not finished, and topics that diverged may be deleted on the target: run this again"
     with told_if_interrupted(what, dry_run):
         report = given.run(ask)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -26,23 +27,24 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-MaybeSource = Annotated[str | None, typer.Option("--source", metavar="HOST:PORT", help="Bootstrap servers of the source cluster.")]
-MaybeTarget = Annotated[str | None, typer.Option("--target", metavar="HOST:PORT", help="Bootstrap servers of the target cluster.")]
+MaybeSource = Annotated[str | None, typer.Option("--source", envvar="TOLERANT_KAFKA_SOURCE", metavar="HOST:PORT", help="Bootstrap servers of the source cluster.")]
+MaybeTarget = Annotated[str | None, typer.Option("--target", envvar="TOLERANT_KAFKA_TARGET", metavar="HOST:PORT", help="Bootstrap servers of the target cluster.")]
 MaybeTopics = Annotated[
     str | None,
-    typer.Option("--topics", metavar="REGEX", help="Whole topic names; without it, what the link's mirror has written down."),
+    typer.Option("--topics", metavar="REGEX[,REGEX]", help="Whole topic names; without it, what the link's mirror has written down."),
 ]
-GivenTopics = Annotated[str | None, typer.Option("--topics", metavar="REGEX", help="Regular expression that a whole topic name must match.")]
-MaybeLink = Annotated[str | None, typer.Option("--link", help="Name of the link; without it, the one between these clusters, or of the target.")]
+GivenTopics = Annotated[str | None, typer.Option("--topics", metavar="REGEX[,REGEX]", help="Topics, by expressions that match a whole name.")]
+MaybeLink = Annotated[str | None, typer.Option("--link", envvar="TOLERANT_KAFKA_LINK", help="Name of the link; without it, the one between these clusters, or of the target.")]
 Config = Annotated[
     Path | None,
-    typer.Option("--config", exists=True, dir_okay=False, help="A MirrorMaker 2 file, instead of --source, --target, --link, --topics."),
+    typer.Option("--config", envvar="TOLERANT_KAFKA_CONFIG", exists=True, dir_okay=False, help="A MirrorMaker 2 file, instead of --source, --target, --link, --topics."),
 ]
 FlowName = Annotated[str | None, typer.Option("--flow", metavar="A->B", help="Which flow of --config, if it has several.")]
 Groups = Annotated[
     str | None, typer.Option("--groups", metavar="REGEX[,REGEX]", help="Consumer groups that move along; none: \"\"; default all.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before what cannot be undone.")]
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,12 @@ def time_ms(option: str, text: str) -> int:
     except ValueError as error:
         raise OptionError(f"{option} {text!r} is no time: give 2026-11-22T05:00:00+00:00, or ms since 1970 ({error})") from error
     return int((found if found.tzinfo is not None else found.replace(tzinfo=timezone.utc)).timestamp() * 1000)
+
+
+def confirm(what: str, *, is_sure: bool) -> None:
+    """Asks on a terminal before what cannot be undone; raises OptionError for any other response than yes."""
+    if not is_sure and sys.stdin.isatty() and not typer.confirm(f"{what}. Continue?", err=True):
+        raise OptionError("Nothing was written")
 
 
 def echo_json(document: Mapping[str, Any]) -> None:

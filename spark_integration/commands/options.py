@@ -14,11 +14,11 @@ from tolerant_client.errors import OptionError
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 SourceProperties = Annotated[
     Path | None,
-    typer.Option("--source-properties", exists=True, dir_okay=False, help="Java client properties of the source (security.protocol, ...)."),
+    typer.Option("--source-properties", envvar="TOLERANT_KAFKA_SOURCE_PROPERTIES", exists=True, dir_okay=False, help="Java client properties of the source (security.protocol, ...)."),
 ]
 TargetProperties = Annotated[
     Path | None,
-    typer.Option("--target-properties", exists=True, dir_okay=False, help="Java client properties of the target."),
+    typer.Option("--target-properties", envvar="TOLERANT_KAFKA_TARGET_PROPERTIES", exists=True, dir_okay=False, help="Java client properties of the target."),
 ]
 
 

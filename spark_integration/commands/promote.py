@@ -16,6 +16,8 @@ from spark_integration.commands.link import (
     MaybeSource,
     MaybeTarget,
     MaybeTopics,
+    Yes,
+    confirm,
     echo_json,
     given_link,
 )
@@ -36,6 +38,7 @@ def promote(
     groups: Groups = None,
     wait: Annotated[float, typer.Option("--wait", metavar="SECONDS", min=0, help="How long to wait until all is copied.")] = 60.0,
     dry_run: DryRun = False,
+    yes: Yes = False,
     as_json: Json = False,
     config: Config = None,
     flow: FlowName = None,
@@ -61,6 +64,7 @@ def promote(
         )
 
     whole = given.with_source().whole()
+    confirm(f"Promote link {given.link}: its mirror stops for good, and failback alone leads back", is_sure=yes or dry_run)
     with told_if_interrupted(_PROMOTION, dry_run):
         report = whole.run(ask)
     _show(report, as_json)
@@ -72,6 +76,7 @@ def failover(
     topics: MaybeTopics = None,
     groups: Groups = None,
     dry_run: DryRun = False,
+    yes: Yes = False,
     as_json: Json = False,
     config: Config = None,
     flow: FlowName = None,
@@ -88,6 +93,7 @@ def failover(
     async def ask(there: RawCluster) -> PromotionReport:
         return await promotion.failover(there, given.link, given.topics, given.groups, is_dry_run=dry_run)
 
+    confirm(f"Fail link {given.link} over: what is not copied stays behind, and failback alone leads back", is_sure=yes or dry_run)
     with told_if_interrupted(_PROMOTION, dry_run):
         report = given.run_on_target(ask)
     _show(report, as_json)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import re
 import subprocess
 import sys
@@ -17,8 +19,9 @@ from typer.testing import CliRunner
 from spark_integration.cli import app
 from spark_integration.commands import take_over
 from spark_integration.commands.exits import exit_code
-from spark_integration.commands.link import GivenLink
+from spark_integration.commands.link import GivenLink, confirm
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.raw import RawCluster
 
 BOTH = ("--source", "127.0.0.1:1", "--target", "127.0.0.1:2")
@@ -124,3 +127,71 @@ def test_the_command_is_what_the_entry_point_runs() -> None:
         timeout=60,
     )
     assert done.returncode == 2 and b"is not UTF-8" in done.stderr
+
+
+def test_the_version_is_printed_and_short_options_for_help_are_known() -> None:
+    assert re.fullmatch(r"tolerant-kafka \d+\.\d+\S*\n", CliRunner().invoke(app, ["--version"]).output)
+    for words in (["-h"], ["status", "-h"]):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0 and "Usage" in done.output
+
+
+@pytest.mark.parametrize("words", [(), ("-v",), ("-vv",)])
+def test_logs_are_silent_unless_asked_for(words: tuple[str, ...]) -> None:
+    try:
+        CliRunner().invoke(app, [*words, "status", "--target", HALF])
+        level = {0: logging.CRITICAL, 2: logging.INFO, 3: logging.DEBUG}[len("".join(words))]
+        assert all(logging.getLogger(name).level == level for name in ("kafka", "tolerant_client", "spark_integration"))
+    finally:
+        for name in ("kafka", "tolerant_client", "spark_integration"):
+            logging.getLogger(name).setLevel(logging.NOTSET)
+
+
+def test_what_the_command_line_leaves_out_the_environment_may_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster is asked, and is not there: before that an option would be missed."""
+    monkeypatch.setenv("TOLERANT_KAFKA_TARGET", "127.0.0.1:1,127.0.0.1")
+    monkeypatch.setenv("TOLERANT_KAFKA_SOURCE", "127.0.0.1:1")
+    done = CliRunner().invoke(app, ["status", "--link", "dr"])
+    assert isinstance(done.exception, OptionError) and "the address '127.0.0.1'" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("text", "taken", "left"),
+    [
+        ("orders", {"orders"}, {"payments"}),
+        ("orders,payments.eu", {"orders", "payments.eu"}, {"orders,payments.eu"}),
+        ("orders , pay.*", {"orders", "payments"}, {"order"}),
+        ("a{1,2},[,b]c", {"a", "aa", "bc", ",c"}, {"aaa", "a{1", "c"}),
+    ],
+)
+def test_topics_are_expressions_with_commas_between_them(text: str, taken: set[str], left: set[str]) -> None:
+    topics = LinkTopics.of(text)
+    assert {name for name in taken | left if topics.takes(name)} == taken
+
+
+@pytest.mark.parametrize(("response", "goes_on"), [("y", True), ("n", False), ("", False)])
+def test_on_a_terminal_what_cannot_be_undone_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, response: str, goes_on: bool
+) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal(response + "\n"))
+    if goes_on:
+        confirm("Promote link dr", is_sure=False)
+    else:
+        with pytest.raises(OptionError, match="Nothing was written"):
+            confirm("Promote link dr", is_sure=False)
+
+
+@pytest.mark.parametrize("command", ["promote", "failover", "failback"])
+def test_what_cannot_be_undone_asks_nothing_of_a_script_or_where_it_is_told_to(
+    monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: pytest.fail("it asked"))
+    confirm(command, is_sure=False)  # standard input is no terminal
+    monkeypatch.setattr("sys.stdin", Terminal(""))
+    confirm(command, is_sure=True)
+    assert "--yes" in CliRunner().invoke(app, [command, "-h"], terminal_width=200).output
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True

@@ -108,7 +108,7 @@ ORDER = [
     {"mirror.verify.report"},
     {"mirror.identical.append", "mirror.identical.begun", "mirror.identical.facts", "mirror.sync", "mirror.verify.verification"},
     {"mirror.link.status", "mirror.link.plan_report"},
-    {"mirror.link.repair"},
+    {"mirror.link.repair", "mirror.link.listing"},
     {"mirror.identical.witnesses", "mirror.identical.probes"},
     {"mirror.identical.pull", "mirror.identical.resting"},
     {"mirror.identical.copy", "mirror.translated.partition"},

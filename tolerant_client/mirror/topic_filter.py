@@ -33,6 +33,7 @@ CONFIG_PROPERTIES_EXCLUDE = (
 )
 
 _COMMA = re.compile(r"\s*,\s*")
+_COMMA_BETWEEN = re.compile(r"\s*,\s*(?![^{\[]*[}\]])")  # no bracket closes behind it that was opened before it
 # What java.util.regex reads otherwise than re, or re not at all.
 _JAVA_ONLY = re.compile(r"\\[pPRhHvVXGzkN]|(?<!\\)\[(?:[^\]\[\\]|\\.)*?(?:&&|\[)|(?<!^)\(\?[a-zA-Z]*(?:-[a-zA-Z]+)?\)")
 _QUOTED = re.compile(r"\\Q(.*?)(?:\\E|$)", re.DOTALL)
@@ -106,6 +107,11 @@ def names_of(text: str) -> tuple[str, ...]:
     return tuple(_COMMA.split(text.strip())) if text.strip() else ()
 
 
+def expressions_of(text: str) -> tuple[str, ...]:
+    """Regular expressions with commas between them; those of "a{1,2}" and "[,]" are within one."""
+    return tuple(_COMMA_BETWEEN.split(text.strip()))
+
+
 @dataclass(frozen=True)
 class TopicCreation:
     """How missing topics are created on the target.
@@ -157,8 +163,8 @@ class LinkTopics:
 
     @staticmethod
     def of(topics: LinkTopics | str) -> LinkTopics:
-        """Of one regular expression: the topics whose whole name matches."""
-        return topics if isinstance(topics, LinkTopics) else LinkTopics(TopicFilter((topics,)))
+        """Of regular expressions, with commas between them: the topics of which one matches the whole name."""
+        return topics if isinstance(topics, LinkTopics) else LinkTopics(TopicFilter(expressions_of(topics)))
 
     def takes(self, topic: str) -> bool:
         """Whether the link copies this topic of the source (its name there)."""

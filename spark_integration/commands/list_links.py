@@ -1,0 +1,37 @@
+"""The command `tolerant-kafka list`: which links a target has."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from spark_integration.commands.link import echo_json
+from spark_integration.commands.options import Json, TargetProperties, client_properties
+from spark_integration.printing import Table, echo, print_table
+from spark_integration.security.kafka_config import kafka_python_config
+from tolerant_client.mirror.link.listing import list_links as links_of
+from tolerant_client.raw import RawCluster
+
+
+def list_links(
+    target: Annotated[
+        str, typer.Option("--target", envvar="TOLERANT_KAFKA_TARGET", metavar="HOST:PORT", help="Bootstrap servers of the target.")
+    ],
+    as_json: Json = False,
+    target_properties: TargetProperties = None,
+) -> None:
+    """The links that copy, or have copied, to a cluster: from where, which topics, and whether a mirror of each runs."""
+    with RawCluster(kafka_python_config(client_properties(target, target_properties)), name="target") as cluster:
+        links = cluster.run(links_of, cluster)
+    if as_json:
+        echo_json({"links": [link.to_json() for link in links]})
+        return
+    if not links:
+        echo("This cluster has no links")
+        return
+    table = Table("link", "offsets", "from cluster", "topics", "state")
+    for link in links:
+        source = "unknown" if link.control is None else link.control.source_cluster_id or "unknown"
+        table.add_row(link.link, link.offsets, source, link.topics, link.state)
+    print_table(table)

@@ -1,0 +1,105 @@
+"""The links that have written their control on a target: which there are, and whether a mirror of each was seen at work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from tolerant_client.mirror.link.claims import RENEW_MS, Run
+from tolerant_client.mirror.link.control import Controls, LinkControl, read_controls
+from tolerant_client.mirror.link.health import utc
+from tolerant_client.mirror.link.status import look_at_claims, mirror_json
+from tolerant_client.mirror.topic_filter import LinkTopics
+from tolerant_client.raw import RawCluster
+
+_LOOK_S = (RENEW_MS + 1_500) / 1000  # within which a mirror that runs has said so once more
+
+
+class ListedLink(NamedTuple):
+    """A link of a target; `control` is None where its record cannot be read, `is_seen` False where nobody tells who runs."""
+
+    link: str
+    control: LinkControl | None
+    mirror: Run | None
+    is_seen: bool
+
+    @property
+    def offsets(self) -> str:
+        if self.control is None:
+            return "unknown"
+        return "identical" if self.control.producer_ids else "translated"
+
+    @property
+    def topics(self) -> str:
+        """The topics as its mirror was given them, for people."""
+        if self.control is None:
+            return "unknown"
+        return "none" if self.control.topics is None else str(LinkTopics.from_json(self.control.topics))
+
+    @property
+    def state(self) -> str:
+        """What its operator has said of it, and whether a mirror of it runs, for people."""
+        control = self.control
+        if control is None:
+            return "unreadable: run tolerant-kafka repair"
+        said = [
+            word
+            for word, holds in (
+                ("promoted", control.is_promoted),
+                ("handed back", control.is_handed_back),
+                (f"paused: {', '.join(control.paused_words)}", bool(control.paused_words)),
+            )
+            if holds
+        ]
+        return "; ".join([*said, self._mirror_words])
+
+    @property
+    def _mirror_words(self) -> str:
+        run = self.mirror
+        if not self.is_seen:
+            return "whether a mirror runs is unknown"
+        if run is None:
+            return "no mirror was seen in the last hour"
+        where = f"on {run.host}, process {run.pid}"
+        if run.is_alive:
+            return f"runs {where}, since {utc(run.since_ms)}"
+        return f"{'ended' if run.is_ended else 'last seen'} {where}, at {utc(run.seen_ms)}"
+
+    def to_json(self) -> dict[str, Any]:
+        control = self.control
+        return {
+            "link": self.link,
+            "is_readable": control is not None,
+            "offsets": self.offsets,
+            "source_cluster_id": None if control is None else control.source_cluster_id,
+            "topics": None if control is None or control.topics is None else self.topics,
+            "is_promoted": None if control is None else control.is_promoted,
+            "is_handed_back": None if control is None else control.is_handed_back,
+            "paused": None if control is None else control.paused_words,
+            "mirror": None if self.mirror is None else mirror_json(self.mirror),
+            "is_mirror_known": self.is_seen,
+        }
+
+
+def listed(controls: Controls, runs: Iterable[Run] | None) -> list[ListedLink]:
+    """The links in the order of their names; `runs` in the order of the log, None where they are not known.  Pure."""
+    newest: dict[str, Run] = {}
+    for run in runs or ():
+        if run.link not in newest or run.is_alive or not newest[run.link].is_alive:
+            newest[run.link] = run
+    unreadable = {record.key for record in controls.unreadable}
+    return [
+        ListedLink(link, None if link in unreadable else controls.links.get(link), newest.get(link), runs is not None)
+        for link in sorted({*controls.links, *unreadable})
+    ]
+
+
+async def list_links(target: RawCluster) -> list[ListedLink]:
+    """The links of a target; takes some seconds, in which each mirror that runs says so.  Raises KafkaError."""
+    before = await look_at_claims(target)
+    controls = await read_controls(target)
+    if before is None:
+        return listed(controls, None)
+    await target.net.sleep(_LOOK_S)
+    now = await look_at_claims(target)
+    return listed(controls, None if now is None else now.runs(before))
