@@ -1,46 +1,24 @@
-"""payload=ranges: rows say which partitions to copy, and the sink copies them on the executor.
-
-The records never cross the JVM.  Read side: a stream with one row for each task, whose one column `ranges` has
-(topic, partition, until_offset), exclusive; until_offset null means "and whatever arrives while the micro-batch lasts".
-All rows are read in one Spark partition: repartitioned to as many partitions as there are tasks, each gets one.  Write
-side: each task hands its ranges to the copier of its Python worker process (tolerant_client.mirror.worker).
-
-Options of the read side: kafka.* (source), target.kafka.*, linkTopics (JSON of
-mirror.topic_filter.LinkTopics) or subscribePattern (a regular expression), tasks
-(default 1), tail (default false: Trigger.AvailableNow copies up to the ends of its start), refreshIntervalMs (default
-30000), untilMs (with Trigger.AvailableNow: no record from the first one of that time on; default none), waiting (a file
-on the driver that gets, when that changes, what cannot be copied now and why, as the `paused` of a
-link_state.TaskReport; default none).
-Options of the write side: kafka.* (target), source.kafka.*, link (default
-"default"), offsets (identical, the default, or translated), producerId (for
-identical offsets), linkTopics (where topics have other names on the target),
-policy (JSON of mirror.losses.MirrorPolicy, default its defaults), run (the same for all tasks of one
-mirror), bytesPerSecond (of the link, unless its operator
-says another rate; default none), tasks (that share the link's rate, default 1), holdMs (default 0), leaseMs (default 0),
-report (a file on the driver that gets, after each micro-batch, link_state.TaskReport as JSON; default none), goesOn
-(default false).
+"""Which partitions a mirror copies in each micro-batch, by which task, and what became of them; without Spark.
 
 Laws:
 - A partition keeps its task from micro-batch to micro-batch.  Where Spark gives that task to another Python worker, the
   one hands the partition over to the other (link/claims.py).
 - What is wrong with one topic or partition is told of it alone; the others go on, and it is looked at again.
-- An error that no repeat cures is not raised by the task, which Spark would repeat, but by the commit: the other tasks
-  bring their partitions to the end before.  With goesOn it is not raised at all but reported, as what the partition waits
-  for, and the next micro-batch looks at it again.
+- An error that no repeat cures is not raised by the task, which Spark would repeat, but when the micro-batch is settled: the
+  other tasks bring their partitions to the end before.  With goesOn it is not raised at all but reported, as what the
+  partition waits for, and the next micro-batch looks at it again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kafka.structs import TopicPartition
-from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, InputPartition, WriterCommitMessage
-from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
 from spark_integration.mirroring.link_events import sentence
 from spark_integration.mirroring.link_state import TaskReport
@@ -81,7 +59,7 @@ _LOOK_S = 30.0  # between two looks at the leaders
 
 
 @dataclass
-class CopiedRanges(WriterCommitMessage):
+class CopiedRanges:
     """What one task did, and the error that ended it if no repeat cures it."""
 
     report: TaskReport = TaskReport()
@@ -91,24 +69,8 @@ class CopiedRanges(WriterCommitMessage):
 Range = tuple[str, int, int | None]  # topic, partition, until_offset
 
 
-@dataclass
-class RangesTask(InputPartition):
-    """The ranges of every task."""
-
-    rows: tuple[tuple[Range, ...], ...]
-
-    def __init__(self, rows: tuple[tuple[Range, ...], ...]) -> None:
-        super().__init__(rows)
-        self.rows = rows
-
-
-class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans what there is to copy; with `target.kafka.*` it also creates topics that appear.
-
-    An offset is {"trigger": n}, the number of the micro-batch.  What each one copies is known here alone: a query of
-    ranges is never started from a checkpoint, and thousands of offsets need not be written down for each micro-batch.
-    In tail mode n moves on each time, so that tasks always run, else once.
-    """
+class RangesPlanner:
+    """Plans what there is to copy, and creates topics that appear on the target."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         lowered = {key.lower(): value for key, value in options.items()}
@@ -131,29 +93,27 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._made_again: dict[str, int] = {}
         self._task_of: Mapping[TopicPartition, int] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {}  # executors get the reader for `read` alone, once for each micro-batch
+    @property
+    def is_tail(self) -> bool:
+        """Whether what arrives is copied, too, and not only up to the ends of the start."""
+        return self._is_tail
 
-    def initialOffset(self) -> dict[str, Any]:
-        if not self._has_planned:  # else Trigger.AvailableNow has, and its ends are final
+    def begin(self, *, is_final: bool = False) -> None:
+        """Looks at the source, if nobody has; `is_final`: anew, and the ends that it has now, or at a time, are to be reached."""
+        if is_final or not self._has_planned:
             self._refresh()
-        return {"trigger": 0}
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        self._refresh()
-        if self._until_ms is not None:
+        if is_final and self._until_ms is not None:
             source, _ = self._connected()
             self._scope = replace(self._scope, ends=source.run(ends_at, source, self._scope.ends, self._until_ms))
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        if not self._is_tail:
-            return {"trigger": 1}
+    def look(self) -> None:
+        """Looks again at what there is to copy, as often as is due; without any topic it waits a moment."""
         self._refresh()
         if not self._scope.ends:
             time.sleep(_NO_TOPICS_S)  # topics may appear; until then no task slows the micro-batches down
-        return {"trigger": start["trigger"] + 1}
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+    def tasks(self) -> tuple[tuple[Range, ...], ...]:
+        """The ranges of each task that has any."""
         sizes: dict[Range, int] = {
             (*p, None if self._is_tail else until): self._scope.gained.get(p, 0)
             for p, until in self._scope.ends.items()
@@ -161,11 +121,7 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
         self._task_of = dealt(sizes, self._tasks, self._task_of)
         rows = [tuple(r for r in sizes if self._task_of[TopicPartition(*r[:2])] == task) for task in range(self._tasks)]
-        return [RangesTask(tuple(ranges for ranges in rows if ranges))] if sizes else []
-
-    def read(self, partition: InputPartition) -> Iterator[tuple[list[Range]]]:
-        assert isinstance(partition, RangesTask)
-        return ((list(ranges),) for ranges in partition.rows)
+        return tuple(ranges for ranges in rows if ranges)
 
     def stop(self) -> None:
         if self._clusters is not None:
@@ -216,8 +172,8 @@ class RangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._scope = scope
 
 
-class RangesStreamWriter(DataSourceStreamWriter):
-    """Copies the ranges of its rows from source to target, at the same offsets."""
+class RangesCopier:
+    """Copies ranges from source to target, at the same offsets."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         lowered = {key.lower(): value for key, value in options.items()}
@@ -242,8 +198,8 @@ class RangesStreamWriter(DataSourceStreamWriter):
         self._report = ReportFile(Path(lowered["report"])) if lowered.get("report") else None
         self._goes_on = lowered.get("goeson", "false").lower() == "true"
 
-    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        until = {TopicPartition(r.topic, r.partition): r.until_offset for row in iterator for r in row.ranges}
+    def copy(self, until: Mapping[TopicPartition, int | None]) -> CopiedRanges:
+        """Copies partitions at least up to these offsets, for as long as a micro-batch lasts."""
         if not until:
             return CopiedRanges()
         hold_until = time.monotonic() + self._hold_ms / 1000
@@ -276,20 +232,13 @@ class RangesStreamWriter(DataSourceStreamWriter):
         )
         return CopiedRanges(report.measured(take_measures(self._link)), final[0] if final else None)
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Adds to the report, and raises the first error that no repeat cures.
-
-        Spark calls this on the driver, in a process of its own: hence the file.
-        """
-        done = [message for message in messages if isinstance(message, CopiedRanges)]
+    def settle(self, done: Sequence[CopiedRanges]) -> None:
+        """Adds to the report what all tasks of a micro-batch did, and raises the first error that no repeat cures."""
         if self._report is not None:
-            self._report.write(self._report.read().plus([message.report for message in done], int(time.time() * 1000)))
-        for message in done:
-            if message.error is not None:
-                raise message.error
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing is left to undo: a repeated task goes on from the target's log."""
+            self._report.write(self._report.read().plus([each.report for each in done], int(time.time() * 1000)))
+        for each in done:
+            if each.error is not None:
+                raise each.error
 
 
 def dealt(

@@ -425,7 +425,7 @@ def test_a_topic_that_a_running_link_finds_is_refused_alone_where_another_link_w
     clusters: tuple[str, str], is_identical: bool
 ) -> None:
     pytest.importorskip("pyspark")
-    from spark_integration.mirroring.ranges import RangesStreamReader
+    from spark_integration.mirroring.stream_ranges import RangesStreamReader
 
     name = f"found-{secrets.token_hex(3)}"
     first, second, other = f"{name}-one", f"{name}-two", f"another-{name}"

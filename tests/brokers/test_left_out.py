@@ -12,7 +12,8 @@ from support.mirror_link import append_records, both, create_topic, ends, topics
 
 pytest.importorskip("pyspark")
 
-from spark_integration.mirroring.ranges import RangesStreamReader, ReportFile
+from spark_integration.mirroring.ranges import ReportFile
+from spark_integration.mirroring.stream_ranges import RangesStreamReader
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.sync import PreparedLink, prepare_link
 

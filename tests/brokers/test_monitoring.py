@@ -18,7 +18,8 @@ from kafka.structs import TopicPartition
 from support.mirror_link import append_records, create_topic, prepare
 
 from spark_integration.mirroring.link_state import Phase
-from spark_integration.mirroring.ranges import RangesStreamWriter, ReportFile
+from spark_integration.mirroring.ranges import ReportFile
+from spark_integration.mirroring.stream_ranges import RangesStreamWriter
 from spark_integration.mirroring.watch import LinkWatch
 from spark_integration.monitoring.board import Board
 from spark_integration.monitoring.server import StatusServer

@@ -19,7 +19,8 @@ from kafka.structs import TopicPartition
 
 from spark_integration.mirroring.link_state import TaskReport
 from spark_integration.mirroring.mirror_job import original_error
-from spark_integration.mirroring.ranges import Range, RangesStreamReader, RangesStreamWriter, ReportFile, dealt
+from spark_integration.mirroring.ranges import Range, ReportFile, dealt
+from spark_integration.mirroring.stream_ranges import RangesStreamReader, RangesStreamWriter
 from spark_integration.mirroring.ranges_scope import Scope
 from tolerant_client.errors import OptionError, TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.led_offsets import LedOffsets

@@ -22,7 +22,7 @@ from spark_integration.mirroring.duties import Duty, DutyThread, Timetable, lane
 from spark_integration.mirroring.link_events import EventPrinter, LinkEvent, Listeners, undone
 from spark_integration.mirroring.link_state import TaskReport
 from spark_integration.mirroring.mirror_job import MirrorSettings
-from spark_integration.mirroring.ranges import RangesStreamWriter
+from spark_integration.mirroring.stream_ranges import RangesStreamWriter
 from spark_integration.mirroring.restarts import LinkLife, RestartPolicy, Step
 from spark_integration.mirroring.supervisor import LinkThread, SparkLink, StuckError, SupervisedLink
 from tolerant_client.errors import (
