@@ -20,7 +20,8 @@ from kafka.structs import TopicPartition
 from spark_integration.mirroring import mirror_job, ranges
 from spark_integration.mirroring.link_state import Phase, TaskReport
 from spark_integration.mirroring.mirror_job import original_error
-from spark_integration.mirroring.ranges import CopiedRanges, RangesStreamWriter, ReportFile
+from spark_integration.mirroring.ranges import CopiedRanges, ReportFile
+from spark_integration.mirroring.stream_ranges import RangesMessage, RangesStreamWriter
 from spark_integration.mirroring.standing import FORGOTTEN_MS, Standing, carried
 from spark_integration.mirroring.watch import LinkWatch
 from spark_integration.monitoring.board import Board
@@ -72,9 +73,9 @@ def write(monkeypatch: pytest.MonkeyPatch, outcome: Any, **options: str) -> Copi
     monkeypatch.setattr(ranges, "copy_ranges", copy_ranges)
     monkeypatch.setattr(ranges, "take_measures", lambda link: MEASURED)
     message = RangesStreamWriter({**WRITE, **options}).write(iter([SimpleNamespace(ranges=[Row("orders", 0, 10), Row("orders", 1, 10)])]))
-    copied = pickle.loads(pickle.dumps(message))
-    assert isinstance(copied, CopiedRanges)
-    return copied
+    travelled = pickle.loads(pickle.dumps(message))
+    assert isinstance(travelled, RangesMessage)
+    return travelled.copied
 
 
 # -- from tasks to the driver -------------------------------------------------
@@ -95,7 +96,7 @@ def test_error_that_no_repeat_cures_is_raised_once_by_the_commit(
     message = write(monkeypatch, {FIRST: progress(), SECOND: progress(stopped=error)})
     assert message.report.blocked == {} and message.report.records == 10  # what the others did is told
     with pytest.raises(type(error)) as raised:
-        RangesStreamWriter(WRITE).commit([CopiedRanges(), None, message], 0)
+        RangesStreamWriter(WRITE).commit([RangesMessage(CopiedRanges()), None, RangesMessage(message)], 0)
     assert str(raised.value) == str(error)
     text = f"Traceback\ntolerant_client.errors.{type(error).__name__}: {error}\n\tat java"
     assert type(original_error(text)) is type(error)
@@ -210,9 +211,9 @@ def test_blocked_partitions_reach_the_report_with_their_reasons(monkeypatch: pyt
     assert ReportFile(report).read().blocked == {}
     message = write(monkeypatch, {FIRST: progress(GONE), SECOND: progress()})
     writer = RangesStreamWriter({**WRITE, "report": str(report)})
-    writer.commit([message, CopiedRanges()], 0)
+    writer.commit([RangesMessage(message), RangesMessage(CopiedRanges())], 0)
     assert ReportFile(report).read().blocked == {FIRST: "orders-0: offsets 5 to 9 are gone"}
-    writer.commit([CopiedRanges()], 1)
+    writer.commit([RangesMessage(CopiedRanges())], 1)
     assert ReportFile(report).read().blocked == {}
 
 

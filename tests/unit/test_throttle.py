@@ -98,7 +98,7 @@ def test_a_copier_takes_the_rate_it_was_started_with_unless_the_operator_says_an
 def test_the_rate_of_a_link_goes_through_spark_to_its_tasks(tmp_path: Path, given: int | None, rate: int | None) -> None:
     pytest.importorskip("pyspark")
     from spark_integration.mirroring.mirror_job import MirrorSettings, start
-    from spark_integration.mirroring.ranges import RangesStreamWriter
+    from spark_integration.mirroring.stream_ranges import RangesStreamWriter
 
     query = MagicMock()  # each of its calls makes it again, as a reader's and a writer's do
     for step in ("format", "option", "options", "load", "repartition", "queryName", "trigger"):
