@@ -46,7 +46,9 @@ from tolerant_client.mirror.topic_filter import names_of
 from tolerant_client.raw import LATEST, READ_COMMITTED, RawCluster
 
 if TYPE_CHECKING:  # with Spark, which a look at a file needs not
-    from spark_integration.mirroring.mirror_job import MirrorSettings
+    from spark_integration.mirroring.mirror_settings import MirrorSettings
+    from spark_integration.mirroring.run_claim import RunClaim
+    from tolerant_client.mirror.sync import PreparedLink
 
 _T = TypeVar("_T")
 
@@ -88,7 +90,7 @@ def mirror(
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="With --config: show the flows, and copy nothing.")] = False,
     as_json: Json = False,
     link: MaybeLink = None,
-    tasks: Annotated[int | None, typer.Option("--tasks", min=1, help="Spark tasks that share the partitions; default 1.")] = None,
+    tasks: Annotated[int | None, typer.Option("--tasks", min=0, help="Spark tasks that share the partitions; default 1. 0: in this process, without Spark.")] = None,
     metrics: Annotated[
         str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Serve a status page at /, Prometheus metrics at /metrics.")
     ] = None,
@@ -121,19 +123,20 @@ def mirror(
         raise OptionError("--dry-run goes with --config; for one link: tolerant-kafka plan")
     if until_time is not None and not once:
         raise OptionError("--until goes with --once")
-    require_spark()
-    from spark_integration.mirroring import mirror_job
-    from spark_integration.mirroring.supervisor import stop_signals
+    from spark_integration.mirroring.mirror_settings import MirrorSettings, run_claim
+    from spark_integration.mirroring.stop_signals import stop_signals
+
+    prepare, run = _here() if tasks == 0 else _with_spark()
 
     is_identical = offsets is not OffsetsKind.TRANSLATED
     here, there = client_properties(source, source_properties), client_properties(target, target_properties)
-    settings = mirror_job.MirrorSettings(
+    settings = MirrorSettings(
         here,
         there,
         topics,
         link or unnamed_link(here, there, is_start=True),
         once,
-        tasks or 1,
+        1 if tasks is None else tasks,
         policy=MirrorPolicy.parse(gap_fill=gap_fill, on_loss=on_loss, on_oversized=on_oversized),
         offsets="identical" if is_identical else "translated",
         from_ms=None if from_time is None else time_ms("--from", from_time),
@@ -146,9 +149,9 @@ def mirror(
         board = None if metrics is None else Board()
         # Before anything is written: an address that cannot be had is a wrong option.
         server = None if board is None or metrics is None else open_.enter_context(StatusServer(board, metrics))
-        claim = open_.enter_context(mirror_job.run_claim(settings))
+        claim = open_.enter_context(run_claim(settings))
         try:
-            prepared = mirror_job.prepare(settings, claim)
+            prepared = prepare(settings, claim)
         except KafkaError as error:  # whatever it is, nothing is copied
             tell_failure(error)
             raise typer.Exit(NOT_STARTED) from error
@@ -168,7 +171,7 @@ def mirror(
         try:
             with watch:
                 goals = held_at_start(settings, prepared.ends) if once else {}
-                is_done = mirror_job.run(settings, prepared, stopping.is_set, watch.tell, claim=claim)
+                is_done = run(settings, prepared, stopping.is_set, watch.tell, claim=claim)
                 late = {p: end for p, end in goals.items() if watch.reached.get(p, 0) < end}
                 held = still_held(settings, late) if is_done else []
         except KafkaError as error:  # whatever it is, it is no wrong option: copying had begun
@@ -210,6 +213,24 @@ def mirror(
         echo(f"{counted(len(names), 'topic')} copied in {seconds:.1f} s; they have gained {watch.copied:,} offsets on the target")
     if is_to_look:
         raise typer.Exit(LOOK)
+
+
+_Prepare = Callable[["MirrorSettings", "RunClaim"], "PreparedLink"]
+
+
+def _with_spark() -> tuple[_Prepare, Callable[..., bool]]:
+    """How a mirror is prepared and run as a Spark job; raises OptionError where Spark cannot be started."""
+    require_spark()
+    from spark_integration.mirroring import mirror_job
+
+    return mirror_job.prepare, mirror_job.run
+
+
+def _here() -> tuple[_Prepare, Callable[..., bool]]:
+    """How a mirror is prepared and run in this process."""
+    from spark_integration.mirroring import local_job, mirror_settings
+
+    return mirror_settings.prepare, local_job.run
 
 
 def held_at_start(settings: MirrorSettings, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:

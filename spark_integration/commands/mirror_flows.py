@@ -28,7 +28,7 @@ def mirror_flows(
         return
     require_spark()
     from spark_integration.mirroring.flow_links import run_flows  # with Spark, which a look at the file needs not
-    from spark_integration.mirroring.supervisor import stop_signals
+    from spark_integration.mirroring.stop_signals import stop_signals
 
     stopping = stop_signals()
     run_flows(flows, is_stopping=stopping.is_set, metrics=metrics)

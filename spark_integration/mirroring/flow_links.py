@@ -11,7 +11,7 @@ from kafka.structs import TopicPartition
 from spark_integration.mirroring.duties import Duty, DutyThread, connected
 from spark_integration.mirroring.flow_watches import FlowWatches
 from spark_integration.mirroring.link_events import EventPrinter, LinkEvent, Listeners, tell_duty
-from spark_integration.mirroring.mirror_job import MirrorSettings
+from spark_integration.mirroring.mirror_settings import MirrorSettings
 from spark_integration.mirroring.restarts import RestartPolicy
 from spark_integration.mirroring.supervisor import SupervisedLink, run_links
 from spark_integration.mm2.flows import Flow, Flows

@@ -12,13 +12,9 @@ import os
 import re
 import sys
 import tempfile
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.conf import SparkConf
@@ -28,99 +24,30 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_integration.mirroring.link_state import TaskReport
-from spark_integration.mirroring.ranges import ReportFile
+from spark_integration.mirroring.mirror_settings import MirrorSettings, RunReport, copy_options, plan_options
+from spark_integration.mirroring.mirror_settings import prepare as prepare_settings
 from spark_integration.mirroring.run_claim import RunClaim
 from spark_integration.printing import echo
-from spark_integration.security.kafka_config import kafka_python_config
 from spark_integration.security.spark_traffic import SETTINGS, holds_secret, traffic_settings
 from spark_integration.source import TolerantKafkaDataSource
 from tolerant_client import errors
 from tolerant_client.errors import TolerantClientError
-from tolerant_client.mirror.losses import MirrorPolicy
-from tolerant_client.mirror.replication_policy import TopicNames
-from tolerant_client.mirror.sync import PreparedLink, prepare_link
-from tolerant_client.mirror.topic_filter import LinkTopics
-from tolerant_client.mirror.translated.copier import prepare_translated_link
-from tolerant_client.raw import RawCluster
-
-NO_PRODUCER_ID = -1
+from tolerant_client.mirror.sync import PreparedLink
 
 # A failed task is cheap to repeat: it goes on from the target's log.
 _TASK_ATTEMPTS = 8
 # The JVM only plans here: starting soon is worth more to it than peak speed.
 _SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError"
-_NEVER_MS = 10 * 365 * 86_400_000
-# What commits and plans on the driver, which are processes of their own, tell this one.
-_REPORT, _WAITING = "tolerant-mirror-report.json", "tolerant-mirror-waiting.json"
 # What a session raises whose JVM has ended, or does not start.
 SPARK_GONE = (Py4JError, PySparkRuntimeError, ConnectionError)
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
-@dataclass(frozen=True)
-class MirrorSettings:
-    """A link: Java client properties of both clusters (without prefix), and how to copy.
-
-    `once` ends the mirror at the log ends seen at its start.  In tail mode each
-    micro-batch copies for `hold_ms`, and for `lease_ms` more while Spark plans
-    the next one.  `offsets` is identical or translated.  `topics` may be a regular expression.
-    With `goes_on` a partition that cannot go on, or a topic that is refused, is reported, and the query lives.  New topics
-    and partitions are looked for every `refresh_s` seconds; None: never.  `bytes_per_s` is the rate of the link unless its
-    operator says another one; None: no limit.  `from_ms` and, with `once`, `until_ms` bound what is copied by the times of
-    its records (prepare_link).  `run` is the same for all processes of one mirror.
-    """
-
-    source: Mapping[str, str] = field(repr=False)
-    target: Mapping[str, str] = field(repr=False)
-    topics: LinkTopics | str
-    link: str = "default"
-    once: bool = False
-    tasks: int = 1
-    hold_ms: int = 10_000
-    lease_ms: int = 30_000
-    policy: MirrorPolicy = MirrorPolicy()
-    offsets: str = "identical"
-    goes_on: bool = False
-    refresh_s: float | None = 30.0
-    bytes_per_s: int | None = None
-    from_ms: int | None = None
-    until_ms: int | None = None
-    run: str = field(default_factory=lambda: uuid.uuid4().hex)
-
-    @property
-    def link_topics(self) -> LinkTopics:
-        return LinkTopics.of(self.topics)
-
-    @property
-    def names(self) -> TopicNames | None:
-        """What the link's topics are called on the target; None: as on the source."""
-        return self.link_topics.names
-
-
-def run_claim(settings: MirrorSettings) -> RunClaim:
-    """The claim of a mirror that starts now; to be closed."""
-    return RunClaim(settings.target, settings.link, settings.run, is_translated=settings.offsets == "translated")
-
-
-
 def prepare(settings: MirrorSettings, claim: RunClaim) -> PreparedLink:
-    """Checks the link, claims its topics and creates missing ones, before Spark is started.
-
-    Raises the errors of prepare_link and prepare_translated_link, TargetClaimedError, and OptionError where Spark would
-    lay passwords open.
-    """
+    """As mirror_settings.prepare, before Spark is started; raises OptionError where Spark would lay passwords open."""
     if _is_submitted():
         submitted_traffic([settings.source, settings.target])
-    how: dict[str, Any] = {"from_ms": settings.from_ms, "until_ms": settings.until_ms, "goes_on": settings.goes_on, "claim": claim.take}
-    with RawCluster(kafka_python_config(settings.source), name="source", names=settings.names) as source:
-        target = RawCluster(kafka_python_config(settings.target), source.net, name="target")
-        try:
-            if settings.offsets == "identical":
-                return source.run(partial(prepare_link, **how), source, target, settings.topics, settings.link, settings.policy)
-            copies = source.run(partial(prepare_translated_link, **how), source, target, settings.topics, settings.link)
-            return PreparedLink(NO_PRODUCER_ID, copies.created, copies.ends, copies.warnings, copies.waiting)
-        finally:
-            target.close()
+    return prepare_settings(settings, claim)
 
 
 def spark_session(tasks: int, *properties: Mapping[str, str]) -> SparkSession:
@@ -163,24 +90,11 @@ def submitted_traffic(properties: Iterable[Mapping[str, str]]) -> tuple[dict[str
 
 
 def start(settings: MirrorSettings, link: PreparedLink, session: SparkSession, checkpoint: Path) -> StreamingQuery:
-    """Starts the streaming query of a prepared link; its checkpoint is for QueryReport, too."""
+    """Starts the streaming query of a prepared link; its checkpoint is for RunReport, too."""
     session.dataSource.register(TolerantKafkaDataSource)
     session.createDataFrame([], "nothing INT")  # makes it this thread's session: Spark looks its data sources up there
-    source = {f"kafka.{key}": value for key, value in settings.source.items()}
-    target = {f"kafka.{key}": value for key, value in settings.target.items()}
     ranges = (
-        session.readStream.format("tolerantkafka")
-        .option("payload", "ranges")
-        .option("link", settings.link)
-        .option("offsets", settings.offsets)
-        .option("linkTopics", settings.link_topics.to_json())
-        .option("tasks", settings.tasks)
-        .option("tail", not settings.once)
-        .options(**({} if settings.until_ms is None else {"untilMs": settings.until_ms}))
-        .option("refreshIntervalMs", _NEVER_MS if settings.refresh_s is None else round(settings.refresh_s * 1000))
-        .option("waiting", str(checkpoint / _WAITING))
-        .options(**source, **{f"target.{key}": value for key, value in target.items()})
-        .load()
+        session.readStream.format("tolerantkafka").option("payload", "ranges").options(**plan_options(settings, checkpoint)).load()
     )
     # Within one stage Spark has a Python worker read the rows and another one write them, and changes their parts with each
     # micro-batch: then both would have a copier of every partition.  A row is what one task copies.
@@ -188,20 +102,8 @@ def start(settings: MirrorSettings, link: PreparedLink, session: SparkSession, c
     writer = (
         ranges.writeStream.format("tolerantkafka")
         .option("payload", "ranges")
-        .option("link", settings.link)
-        .option("offsets", settings.offsets)
-        .option("linkTopics", settings.link_topics.to_json())
-        .option("producerId", link.producer_id)
-        .option("policy", settings.policy.to_json())
-        .option("tasks", settings.tasks)
-        .option("run", settings.run)
-        .option("bytesPerSecond", settings.bytes_per_s or 0)
-        .option("holdMs", 0 if settings.once else settings.hold_ms)
-        .option("leaseMs", 0 if settings.once else settings.lease_ms)
-        .option("goesOn", settings.goes_on)
-        .option("report", str(checkpoint / _REPORT))
         .option("checkpointLocation", f"file://{checkpoint}")  # not where a cluster keeps its files
-        .options(**target, **{f"source.{key}": value for key, value in source.items()})
+        .options(**copy_options(settings, link, checkpoint))
         .queryName(f"tolerant-mirror-{settings.link}")
     )
     writer = writer.trigger(availableNow=True) if settings.once else writer.trigger(processingTime="0 seconds")
@@ -257,7 +159,7 @@ def _run(
     try:
         with tempfile.TemporaryDirectory(prefix="tolerant-mirror-", ignore_cleanup_errors=True) as folder:
             query = start(settings, link, session, Path(folder))
-            report = QueryReport(Path(folder))
+            report = RunReport(Path(folder))
             try:
                 while not query.awaitTermination(1):
                     tell(now := report.read())
@@ -280,21 +182,6 @@ def _run(
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "").rstrip(".")
-
-
-class QueryReport:
-    """What the query with this checkpoint has told up to its last micro-batch, and what its reader leaves out."""
-
-    def __init__(self, checkpoint: Path) -> None:
-        self._done = ReportFile(checkpoint / _REPORT)
-        self._waiting = ReportFile(checkpoint / _WAITING)
-
-    def read(self) -> TaskReport:
-        done, left_out = self._done.read(), self._waiting.read()
-        blocked, waiting = {**left_out.blocked, **done.blocked}, {**left_out.waiting, **done.waiting}
-        if not (left_out.blocked or left_out.waiting or left_out.made_again):
-            return done
-        return replace(done, blocked=blocked, waiting=waiting, made_again=left_out.made_again)
 
 
 def original_error(text: str) -> TolerantClientError:

@@ -12,9 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
 import random
-import signal
 import tempfile
 import threading
 import time
@@ -33,7 +31,7 @@ from spark_integration.mirroring import mirror_job
 from spark_integration.mirroring.duties import Duty, DutyThread, connected, lanes
 from spark_integration.mirroring.link_events import LinkEvent, Tell, sentence, tell_duty
 from spark_integration.mirroring.link_state import TaskReport
-from spark_integration.mirroring.mirror_job import MirrorSettings
+from spark_integration.mirroring.mirror_settings import MirrorSettings, RunReport, run_claim
 from spark_integration.mirroring.run_claim import RunClaim
 from spark_integration.mirroring.restarts import LinkLife, RestartPolicy, Step
 from tolerant_client.errors import LinkPromotedError, TolerantClientError
@@ -45,8 +43,6 @@ _LOOK_S = 0.5
 _STOP_S = 6.0  # for all links together
 _SPARK_STOP_S = 2.0  # then it is killed: within 10 s all is over
 _SPARK_SILENT_S = 60.0  # a JVM that answers nothing for so long is dead
-_SAME_S = 1.0  # two signals closer than this are one that came twice: timeout(1) signals a process and its group
-FORCED = 130  # exit code after a second signal
 
 
 @dataclass(frozen=True)
@@ -88,7 +84,7 @@ class SparkLink:
         self._tell = tell
         self._query: StreamingQuery | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._report: mirror_job.QueryReport | None = None
+        self._report: RunReport | None = None
         self._duties: list[DutyThread] = []
         self._claim: RunClaim | None = None  # from the first start on: what a former query still has is handed over
         self._told = TaskReport()
@@ -98,12 +94,12 @@ class SparkLink:
     def start(self) -> None:
         self.stop()
         if self._claim is None:
-            self._claim = mirror_job.run_claim(self._settings)
+            self._claim = run_claim(self._settings)
         prepared = mirror_job.prepare(self._settings, self._claim)
         link = self._settings.link
         self._ends = frozenset(prepared.ends)
         self._folder = tempfile.TemporaryDirectory(prefix=f"tolerant-mirror-{link}-", ignore_cleanup_errors=True)
-        self._report = mirror_job.QueryReport(Path(self._folder.name))
+        self._report = RunReport(Path(self._folder.name))
         self._query = mirror_job.start(self._settings, prepared, self._session, Path(self._folder.name))
         self._tell(LinkEvent(link, "started", _started(prepared), prepared))
 
@@ -334,36 +330,6 @@ def run_links(
     if death:
         pulse.kill()
         raise TolerantClientError(f"Spark died: {death}; the process ends, so that whoever started it starts it again")
-
-
-class StopSignal(threading.Event):
-    """Whether a signal has asked for a stop; `number` is which one, 0 before."""
-
-    number = 0
-
-    @property
-    def exit_code(self) -> int:
-        """That of a process which the signal has ended, as shells tell it."""
-        return 128 + self.number
-
-
-def stop_signals() -> StopSignal:
-    """Set by the first SIGTERM or SIGINT; the second one ends the process at once with exit code 130."""
-    stopping = StopSignal()
-    asked_at = 0.0
-
-    def ask(number: int, frame: object) -> None:
-        nonlocal asked_at
-        now = time.monotonic()
-        if not stopping.is_set():
-            asked_at, stopping.number = now, number
-        elif now - asked_at > _SAME_S:
-            os._exit(FORCED)
-        stopping.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, ask)
-    return stopping
 
 
 def _ends(function: Callable[[], object], timeout_s: float) -> bool:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from spark_integration.mirroring.flow_links import run_flows
 from spark_integration.mirroring.link_events import LinkEvent
-from spark_integration.mirroring.mirror_job import MirrorSettings
+from spark_integration.mirroring.mirror_settings import MirrorSettings
 from spark_integration.mirroring.restarts import RestartPolicy
-from spark_integration.mirroring.supervisor import SupervisedLink, run_links, stop_signals
+from spark_integration.mirroring.stop_signals import stop_signals
+from spark_integration.mirroring.supervisor import SupervisedLink, run_links
 from spark_integration.mm2.flows import read_flows
 from tolerant_client.errors import TolerantClientError
 

@@ -15,7 +15,7 @@ from spark_integration.mirroring.flow_watches import FlowWatches
 from spark_integration.mirroring.link_events import LinkEvent
 from spark_integration.mirroring.link_sample import LinkSample
 from spark_integration.mirroring.link_state import LinkState, Phase, TaskReport
-from spark_integration.mirroring.mirror_job import MirrorSettings
+from spark_integration.mirroring.mirror_settings import MirrorSettings
 from spark_integration.mirroring.supervisor import SupervisedLink
 from spark_integration.mm2.flows import Flow, read_flows
 from spark_integration.monitoring.board import Board

@@ -22,9 +22,9 @@ from typer.testing import CliRunner
 from spark_integration.cli import app
 from spark_integration.commands import mirror as command
 from spark_integration.commands.exits import exit_code
-from spark_integration.mirroring import mirror_job, supervisor
+from spark_integration.mirroring import mirror_job, mirror_settings, stop_signals
 from spark_integration.mirroring.link_state import TaskReport
-from spark_integration.mirroring.supervisor import StopSignal
+from spark_integration.mirroring.stop_signals import StopSignal
 from tolerant_client.errors import (
     ClusterUnreachableError,
     LinkPromotedError,
@@ -96,7 +96,7 @@ def run(monkeypatch: pytest.MonkeyPatch, prepared: list[str]) -> Callable[..., A
     ) -> Any:
         stopping = StopSignal()
         stopping.number = number
-        monkeypatch.setattr(supervisor, "stop_signals", lambda: stopping)
+        monkeypatch.setattr(stop_signals, "stop_signals", lambda: stopping)
         monkeypatch.setattr(command, "LinkWatch", Watch)
 
         def prepare(settings: object, claim: object) -> PreparedLink:
@@ -117,7 +117,7 @@ def run(monkeypatch: pytest.MonkeyPatch, prepared: list[str]) -> Callable[..., A
             return [Ends(p, end, None, None) for p, end in zip((FIRST, SECOND), copied)]
 
         monkeypatch.setattr(mirror_job, "run", copy)
-        monkeypatch.setattr(mirror_job, "run_claim", lambda settings: contextlib.nullcontext())
+        monkeypatch.setattr(mirror_settings, "run_claim", lambda settings: contextlib.nullcontext())
         monkeypatch.setattr(command, "unnamed_link", lambda source, target, is_start: "default")
         monkeypatch.setattr(command, "held_at_start", lambda settings, partitions: dict(goals))
         monkeypatch.setattr(command, "still_held", lambda settings, late: [one for one in held if one.partition in late])

@@ -16,7 +16,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from spark_integration.mirroring import mirror_job
-from spark_integration.mirroring.mirror_job import MirrorSettings
+from spark_integration.mirroring.mirror_settings import MirrorSettings
 from spark_integration.mirroring.run_claim import RunClaim
 from spark_integration.mirroring.supervisor import run_links
 from tolerant_client.errors import TolerantClientError

@@ -17,9 +17,10 @@ pytest.importorskip("pyspark")
 
 from kafka.structs import TopicPartition
 
-from spark_integration.mirroring import mirror_job, ranges
+from spark_integration.mirroring import mirror_settings, ranges
 from spark_integration.mirroring.link_state import Phase, TaskReport
 from spark_integration.mirroring.mirror_job import original_error
+from spark_integration.mirroring.mirror_settings import RunReport
 from spark_integration.mirroring.ranges import CopiedRanges, ReportFile
 from spark_integration.mirroring.stream_ranges import RangesMessage, RangesStreamWriter
 from spark_integration.mirroring.standing import FORGOTTEN_MS, Standing, carried
@@ -131,8 +132,8 @@ def test_a_promoted_link_ends_also_where_it_goes_on(monkeypatch: pytest.MonkeyPa
 
 
 def test_partitions_that_the_reader_leaves_out_are_in_the_report_of_the_query(tmp_path: Path) -> None:
-    tasks, waiting = (ReportFile(tmp_path / name) for name in (mirror_job._REPORT, mirror_job._WAITING))
-    report = mirror_job.QueryReport(tmp_path)
+    tasks, waiting = (ReportFile(tmp_path / name) for name in (mirror_settings._REPORT, mirror_settings._WAITING))
+    report = RunReport(tmp_path)
     assert report.read() == TaskReport()
     leaderless = {FIRST: Waiting("it has no leader", 5)}
     waiting.write(TaskReport(blocked={SECOND: "refused"}, waiting=leaderless))
@@ -179,10 +180,10 @@ def test_a_partition_that_a_new_task_has_taken_over_does_not_move_before_it_was_
 
 
 def test_a_target_topic_that_was_made_again_is_told_each_time(tmp_path: Path) -> None:
-    standing, report = Standing(), mirror_job.QueryReport(tmp_path)
+    standing, report = Standing(), RunReport(tmp_path)
     rounds: list[tuple[dict[str, int], int]] = [({}, 0), ({"orders": 5}, 1), ({"orders": 5}, 0), ({"orders": 9}, 1)]
     for made, lines in rounds:
-        ReportFile(tmp_path / mirror_job._WAITING).write(TaskReport(made_again=made))
+        ReportFile(tmp_path / mirror_settings._WAITING).write(TaskReport(made_again=made))
         found = report.read()
         assert found.made_again == found.plus([], 1).made_again == made
         told = standing.news(found, {}, 10)
@@ -222,7 +223,7 @@ def test_blocked_partitions_are_told_even_if_another_one_fails(monkeypatch: pyte
     foreign = {FIRST: progress(stopped=TargetDivergedError("foreign"))}
     messages = [write(monkeypatch, {SECOND: progress(GONE)}), write(monkeypatch, foreign)]
     with pytest.raises(TargetDivergedError):
-        RangesStreamWriter({**WRITE, "report": str(report)}).commit(list(messages), 0)
+        RangesStreamWriter({**WRITE, "report": str(report)}).commit([RangesMessage(message) for message in messages], 0)
     assert list(ReportFile(report).read().blocked) == [SECOND]
 
 

@@ -203,7 +203,7 @@ def test_less_than_one_task_is_refused(tasks: str) -> None:
 def test_task_without_rows_copies_nothing() -> None:
     message = RangesStreamWriter(WRITE).write(iter([]))
     assert message is not None
-    assert vars(message)["report"] == TaskReport()
+    assert vars(message)["copied"].report == TaskReport()
 
 
 def test_error_of_a_task_comes_back_as_it_was() -> None:

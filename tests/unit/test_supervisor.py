@@ -21,7 +21,7 @@ from spark_integration.mirroring import ranges, supervisor
 from spark_integration.mirroring.duties import Duty, DutyThread, Timetable, lanes
 from spark_integration.mirroring.link_events import EventPrinter, LinkEvent, Listeners, undone
 from spark_integration.mirroring.link_state import TaskReport
-from spark_integration.mirroring.mirror_job import MirrorSettings
+from spark_integration.mirroring.mirror_settings import MirrorSettings
 from spark_integration.mirroring.stream_ranges import RangesStreamWriter
 from spark_integration.mirroring.restarts import LinkLife, RestartPolicy, Step
 from spark_integration.mirroring.supervisor import LinkThread, SparkLink, StuckError, SupervisedLink
@@ -517,7 +517,7 @@ def test_duties_end_while_a_round_hangs() -> None:
 def test_the_first_signal_asks_and_the_second_one_ends(number: signal.Signals) -> None:
     script = """
         import time
-        from spark_integration.mirroring.supervisor import stop_signals
+        from spark_integration.mirroring.stop_signals import stop_signals
         stopping = stop_signals()
         print("ready", flush=True)
         while not stopping.wait(0.05):

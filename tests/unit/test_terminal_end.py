@@ -20,7 +20,7 @@ import contextlib, sys, time
 from kafka.structs import TopicPartition
 from spark_integration import cli
 from spark_integration.commands import mirror as command
-from spark_integration.mirroring import mirror_job
+from spark_integration.mirroring import mirror_job, mirror_settings
 from spark_integration.mirroring.link_state import TaskReport
 from tolerant_client.errors import TargetDivergedError
 from tolerant_client.mirror.sync import PreparedLink
@@ -36,7 +36,7 @@ def run(settings, link, is_stopping, tell, claim):
     raise TargetDivergedError(sentence)
 
 command.unnamed_link = lambda source, target, is_start: "default"
-mirror_job.run_claim = lambda settings: contextlib.nullcontext()
+mirror_settings.run_claim = lambda settings: contextlib.nullcontext()
 mirror_job.prepare = lambda settings, claim: PreparedLink(1, (), ends)
 mirror_job.run = run
 cli.main()

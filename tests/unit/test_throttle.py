@@ -97,7 +97,8 @@ def test_a_copier_takes_the_rate_it_was_started_with_unless_the_operator_says_an
 @pytest.mark.parametrize(("given", "rate"), [(None, None), (5_000, 5_000)])
 def test_the_rate_of_a_link_goes_through_spark_to_its_tasks(tmp_path: Path, given: int | None, rate: int | None) -> None:
     pytest.importorskip("pyspark")
-    from spark_integration.mirroring.mirror_job import MirrorSettings, start
+    from spark_integration.mirroring.mirror_job import start
+    from spark_integration.mirroring.mirror_settings import MirrorSettings
     from spark_integration.mirroring.stream_ranges import RangesStreamWriter
 
     query = MagicMock()  # each of its calls makes it again, as a reader's and a writer's do
@@ -106,9 +107,7 @@ def test_the_rate_of_a_link_goes_through_spark_to_its_tasks(tmp_path: Path, give
     query.writeStream = query
     settings = MirrorSettings({"bootstrap.servers": "a:1"}, {"bootstrap.servers": "b:1"}, "orders", bytes_per_s=given)
     start(settings, PreparedLink(7, (), {}), MagicMock(readStream=query), tmp_path)
-    options = dict(call.args for call in query.option.call_args_list)
-    clusters = {"kafka.bootstrap.servers": "b:1", "source.kafka.bootstrap.servers": "a:1"}
-    writer = RangesStreamWriter({**clusters, **{name: str(value) for name, value in options.items()}})
+    writer = RangesStreamWriter(query.options.call_args.kwargs)
     assert writer._link.bytes_per_s == rate
 
 

@@ -1,0 +1,77 @@
+"""`mirror --tasks 0`: the mirror in the process of its command, without Spark and Java."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+
+import kafka
+import pytest
+from support.mirror_link import append_records, compare, create_topic, ends
+
+WITHOUT_JAVA = {**os.environ, "JAVA_HOME": "/nowhere", "PATH": "/nowhere"}
+
+
+def command(source: str, target: str, topic: str, *more: str) -> list[str]:
+    link = ["--source", source, "--target", target, "--topics", topic, "--link", topic, "--tasks", "0"]
+    return [sys.executable, "-m", "spark_integration.cli", "mirror", *link, *more]
+
+
+def test_once_copies_all_without_java(source: str, target: str) -> None:
+    topic = f"here-{secrets.token_hex(3)}"
+    create_topic(source, topic, 3)
+    append_records(source, topic, 300, partitions=3)
+    done = subprocess.run(
+        command(source, target, topic, "--once", "--json"), env=WITHOUT_JAVA, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["offsets"] == 900
+    assert compare(source, target, topic).identical
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_arrives_is_copied_until_a_signal_asks_for_a_stop_and_the_next_one_waits_for_nobody(
+    source: str, target: str, number: signal.Signals
+) -> None:
+    topic = f"here-{secrets.token_hex(3)}"
+    create_topic(source, topic, 2)
+    append_records(source, topic, 100, partitions=2)
+    mirror = subprocess.Popen(command(source, target, topic), env=WITHOUT_JAVA, stderr=subprocess.PIPE, text=True)
+    try:
+        for copied in (100, 200):
+            deadline = time.monotonic() + 30
+            while (found := ends(target, topic, 2)) != [copied] * 2 and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert found == [copied] * 2, mirror.poll()
+            append_records(source, topic, 100, first=copied, partitions=2)
+        mirror.send_signal(number)
+        _, errors = mirror.communicate(timeout=20)
+    finally:
+        mirror.kill()
+    assert mirror.returncode == 0, errors  # as of a mirror with Spark that is asked to stop
+    began = time.monotonic()
+    once = subprocess.run(command(source, target, topic, "--once"), env=WITHOUT_JAVA, capture_output=True, text=True, timeout=60)
+    assert once.returncode == 0 and time.monotonic() - began < 9, once.stderr  # its claims were released
+    assert compare(source, target, topic).identical
+
+
+def test_an_error_that_no_repeat_cures_ends_the_command_with_one_sentence(source: str, target: str) -> None:
+    topic = f"here-{secrets.token_hex(3)}"
+    create_topic(source, topic)
+    append_records(source, topic, 100)
+    mirror = subprocess.Popen(command(source, target, topic), env=WITHOUT_JAVA, stderr=subprocess.PIPE, text=True)
+    try:
+        while ends(target, topic) != [100]:
+            time.sleep(0.1)
+        with kafka.KafkaProducer(bootstrap_servers=target) as stranger:
+            stranger.send(topic, b"foreign").get(30)
+        append_records(source, topic, 100, first=100)
+        _, errors = mirror.communicate(timeout=60)
+    finally:
+        mirror.kill()
+    assert mirror.returncode == 1 and "has a foreign record batch at offset 100" in errors and "Traceback" not in errors
