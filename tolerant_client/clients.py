@@ -5,7 +5,7 @@
 
 Besides kafka-python's own options they take `recovery_policy` (a RecoveryPolicy
 or its name) and `recovery_listener`; `recovery_counters` says what happened so
-far.  README.md lists what else changes.
+far.  docs/clients.md lists what else changes.
 """
 
 from __future__ import annotations

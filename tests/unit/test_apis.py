@@ -1,4 +1,4 @@
-"""The table of lost answers: complete, honest about its sources, and the same in the README."""
+"""The table of lost answers: complete, honest about its sources, and the same in the documentation."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_resends_are_the_two_actions_that_send_again() -> None:
 
 
 def test_readme_shows_this_table() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    readme = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
     _, _, rest = readme.partition("<!-- apis:begin -->\n")
     block, end, _ = rest.partition("<!-- apis:end -->")
     assert end and block == apis.as_markdown() + "\n", "write it with: python -m tolerant_client.apis"
