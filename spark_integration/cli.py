@@ -56,9 +56,7 @@ class _Command(TyperCommand):
         return rest
 
 
-# kafka-python logs each lost connection as an error; what matters is said by our errors.
 _LOGGERS = ("kafka", "tolerant_client", "spark_integration")
-_LEVELS = (logging.CRITICAL, logging.INFO, logging.DEBUG)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -87,8 +85,8 @@ def root(
     """What holds for every command."""
     if verbose:
         logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for name in _LOGGERS:
-        logging.getLogger(name).setLevel(_LEVELS[min(verbose, len(_LEVELS) - 1)])
+        for name in _LOGGERS:
+            logging.getLogger(name).setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
 
 
 _PANELS = {
@@ -135,6 +133,9 @@ def main() -> None:
     """Runs the command; every error is one sentence on standard error."""
     out = sys.stdout if sys.stdout is not None else open(os.devnull, "w")  # None: it was closed
     sys.stdout = PipedOut(out.buffer, out.encoding, out.errors, line_buffering=bool(out.line_buffering))
+    # kafka-python logs each lost connection as an error; what matters is said by our errors.
+    for name in ("kafka", "tolerant_client"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     # Of a JVM that has ended py4j logs tracebacks, with the root logger.
     logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import re
 import subprocess
 import sys
@@ -136,15 +135,18 @@ def test_the_version_is_printed_and_short_options_for_help_are_known() -> None:
         assert done.exit_code == 0 and "Usage" in done.output
 
 
-@pytest.mark.parametrize("words", [(), ("-v",), ("-vv",)])
-def test_logs_are_silent_unless_asked_for(words: tuple[str, ...]) -> None:
-    try:
-        CliRunner().invoke(app, [*words, "status", "--target", HALF])
-        level = {0: logging.CRITICAL, 2: logging.INFO, 3: logging.DEBUG}[len("".join(words))]
-        assert all(logging.getLogger(name).level == level for name in ("kafka", "tolerant_client", "spark_integration"))
-    finally:
-        for name in ("kafka", "tolerant_client", "spark_integration"):
-            logging.getLogger(name).setLevel(logging.NOTSET)
+@pytest.mark.parametrize(("words", "levels"), [((), set()), (("-v",), {"INFO"}), (("-vv",), {"INFO", "DEBUG"})])
+def test_logs_are_silent_unless_asked_for(words: tuple[str, ...], levels: set[str]) -> None:
+    script = "import logging, typer; from spark_integration import cli\n" + (
+        "@cli.app.command()\n"
+        "def say() -> None:\n"
+        "    for level in (logging.DEBUG, logging.INFO): logging.getLogger('tolerant_client.raw').log(level, 'said')\n"
+        "cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *words, "say"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    lines = done.stderr.splitlines()
+    assert {re.fullmatch(r"[-\d]+ [\d:,]+ (\w+) tolerant_client.raw: said", line)[1] for line in lines} == levels
 
 
 def test_what_the_command_line_leaves_out_the_environment_may_say(monkeypatch: pytest.MonkeyPatch) -> None:
