@@ -142,8 +142,8 @@ class InFlightRequests:
             return self._odd(entry, other, body, now)
         except Exception as error:  # a decoder on hostile bytes may raise anything
             return self._misfit(entry, entry.not_decoded(error), now)
-        if (events := self._waits_for_probe(entry, response, body, now)) is not None:
-            return events
+        if self._probe is not None and self._fits_probe(entry, body):
+            return self._await_probe(entry, response, None, now)
         if self._is_regular and entry is not self._probe and entry is self._requests.oldest:
             self.silence.answered(entry, now)
             del self._requests[entry.correlation_id]
@@ -194,23 +194,21 @@ class InFlightRequests:
         entry.move(Input.HOLD)
         entry.response = response
 
-    def _waits_for_probe(self, entry: InFlightRequest, response: Any, body: memoryview, now: float) -> list[Event] | None:
-        """Law H, of the probe: an answer that fits it, too, may be the probe's, on a stream that is shifted.
-
-        That to the oldest request is held until the probe's own shows that it is not; any other is a misfit.  None where
-        nothing of that kind is in question.
-        """
+    def _fits_probe(self, entry: InFlightRequest, body: memoryview) -> bool:
+        """Whether an answer may be that of the probe in flight: on a shifted stream it comes under the id of a request."""
         probe = self._probe
         if probe is None or probe.state is not State.IN_FLIGHT or getattr(entry.request, "asks_nothing", False):
-            return None
-        if not probe.takes(body, entry):
-            return None
-        is_in_turn = entry is self.oldest and entry.state is State.IN_FLIGHT and entry.odd is None
-        if response is None or not is_in_turn:
+            return False
+        return probe.takes(body, entry)
+
+    def _await_probe(self, entry: InFlightRequest, response: Any, odd: OtherSubject | None, now: float) -> list[Event]:
+        """Law H, of the probe: an answer in its turn waits until the probe has its own; any other is a misfit."""
+        if entry is not self.oldest or entry.state is not State.IN_FLIGHT or entry.odd is not None or response is None:
             return self._misfit(entry, f"an answer to {entry.api} fits the probe, too", now, [entry])
         self.silence.answered(entry, now)
-        self._hold(entry, response)
-        self._is_regular = False
+        if odd is None:
+            self._hold(entry, response)
+        entry.odd, self._is_regular = odd, False
         if self._trial is None:  # a peer that took so long may take so long for the probe
             self._trial = Trial(now, NEVER, self.silence.patience(now - entry.sent_at), is_meant=False)
         return []
@@ -224,8 +222,8 @@ class InFlightRequests:
         is_first = entry.state is State.IN_FLIGHT and entry.odd is None and entry is not self._probe
         if is_first and entry.said is not None and other.names == entry.said.names:
             return self._answered(entry, other.response, body, now)
-        if (events := self._waits_for_probe(entry, None, body, now)) is not None:
-            return events
+        if self._fits_probe(entry, body):
+            return self._await_probe(entry, other.response, other, now)
         others = [r for r in self if r.takes(body, entry)]
         if entry is self._probe and not others:
             return self._verdict(now)  # it fits nobody else: this server says more than it is asked for

@@ -287,6 +287,14 @@ def test_a_copied_record_that_looks_like_filler_starts_no_log(first: bytes, copi
     assert isinstance(found[P], Loss) and (found[P].row.from_offset, found[P].row.until_offset) == (11, 50)
 
 
+def test_an_equal_batch_of_others_at_the_end_says_nothing_of_what_they_wrote_before_it() -> None:
+    source: Any = Log(batch(0), batch(10), *(batch(offset) for offset in range(20, 300, 10)), end=300)
+    theirs = [batch(offset, producer_id=5, producer_epoch=0, base_sequence=offset - 10) for offset in range(20, 300, 10)]
+    target: Any = Log(of_link(0), batch(10, b"wrong", producer_id=5, producer_epoch=0, base_sequence=0), *theirs, end=300)
+    found = asyncio.run(state.read_append_states(source, target, [P], LINK_ID, control=replace(CONTROL, copied={P: 10})))
+    assert isinstance(found[P], TargetDivergedError) and "foreign record batch at offset 10" in str(found[P])
+
+
 def test_others_plain_copy_of_an_aborted_transaction_is_no_copy() -> None:
     """Its headers are those of a copy: whether a transaction was aborted stands in its marker."""
     aborted, plain = ([Record(0, 1, None, b"x")] * 10,) * 2

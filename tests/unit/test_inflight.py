@@ -1276,14 +1276,22 @@ def test_a_probes_answer_under_the_id_of_a_request_that_it_fits_is_believed_for_
     entry = send(store, Listing(names=names))
     probe = store.expired(1.0)
     resend(store, probe, 1.0)
-    again = store.response(entry.correlation_id, PROBE_ANSWER, 1.01)
-    assert not of(Completed, again) and entry.state is (State.DOUBTED if names else State.HELD)
-    events = []
-    if names:
-        resend(store, again, 1.01)
-        events += store.response(of(Probe, probe)[0].correlation_id, PROBE_ANSWER, 1.02)
-    events += store.expired(10.0)
+    assert store.response(entry.correlation_id, PROBE_ANSWER, 1.01) == []
+    events = store.expired(10.0)
     assert not of(Completed, events) and of(Retired, events)
+
+
+def test_a_server_that_leaves_out_what_it_does_not_know_is_asked_again_once_the_probe_has_its_own_answer() -> None:
+    store = tracker()
+    entry = send(store, Listing(names=True))
+    (probe,) = of(Probe, events := store.expired(1.0))
+    resend(store, events, 1.0)
+    assert store.response(entry.correlation_id, PROBE_ANSWER, 1.3) == []
+    (again,) = events = store.response(probe.correlation_id, PROBE_ANSWER, 1.6)
+    assert again.kind == "requeued"
+    resend(store, events, 1.6)
+    (done,) = of(Completed, store.response(entry.correlation_id, PROBE_ANSWER, 1.9))
+    assert done.request is entry and done.response == b"no topics"
 
 
 def test_that_there_are_no_topics_is_believed_once_the_probe_has_its_own_answer_however_slow_both_are() -> None:

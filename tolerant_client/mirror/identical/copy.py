@@ -456,7 +456,7 @@ class LinkCopier:
                 copy.doubt(state, now)
             elif isinstance(state, AheadOfSource):
                 copy.wait(state.state.log_end, now, now + _AHEAD_S)
-                self._to_sync.add(partition)
+                self._want_sync(copy)
             elif isinstance(state, LogStart):
                 self._spawn(self._start_log, copy, state, rules)
                 continue

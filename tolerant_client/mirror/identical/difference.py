@@ -96,6 +96,7 @@ class Case(NamedTuple):
     is_strange: bool = False  # the target's last batch is nobody's that we know, and not the source's
     is_same_topic: bool = False  # on the source, as its ids tell
     copied: int | None = None
+    differs_at: int | None = None  # where others have written after the link
 
     def __str__(self) -> str:
         return f"{self.partition.topic}-{self.partition.partition}"
@@ -148,6 +149,9 @@ async def explain(
     if has_times_rewritten(case) and not is_kept:
         return times_rewritten(str(case), await _first_rewritten(target, case), logs.target_end)
     first = await first_difference_of_logs(source, target, partition, *logs.common, accepted)
+    if first is None and case.differs_at is not None:
+        until = min(case.differs_at + 1, logs.common[1])
+        first = await first_difference_of_logs(source, target, partition, logs.common[0], until, accepted)
     if is_kept and first is None:  # what differs outside of the rows is another loss
         return AheadOfSource(case.state, logs.source_end) if logs.target_end > logs.source_end else case.state
     if case.cut is not None and (first is None or case.cut <= first):

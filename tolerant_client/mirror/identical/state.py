@@ -53,6 +53,7 @@ from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
 from tolerant_client.record_batch import BatchHeader
 
 _STEPS_BACK = 1000  # batches that are looked at for the last sequence, where the brokers do not tell it
+_OTHERS_OFFSETS = 5_000  # of what others wrote after the link, that are compared
 _UNKNOWN = TopicIds("", "")
 
 
@@ -97,11 +98,11 @@ async def read_append_states(
     last = {p: header for p, header in last.items() if header.next_offset == logs[p].target_end}
     logs = {p: log for p, log in logs.items() if not log.is_written or p in last or p in bare}
     own = {known for known in (producer_id, *control.producer_ids) if known >= 0}
-    unproved = await _unproved(source, logs, last, own) | {p: logs[p].window for p in bare if logs[p].common[0] < logs[p].common[1]}
+    known = {p: end for p, end in control.copied.items() if p in logs and _is_begun(control, p, ids)}
+    unproved = await _unproved(source, logs, last, own, known) | {p: logs[p].window for p in bare if logs[p].common[0] < logs[p].common[1]}
     originals = await read_slices(source, unproved, is_committed=True)
     ends = {p: (log.target_end - 1, log.target_end) for p, log in logs.items() if log.is_written and log.common[0] >= log.common[1]}
     copies = await read_slices(target, {**unproved, **ends}, is_committed=False)
-    known = {p: end for p, end in control.copied.items() if p in logs and _is_begun(control, p, ids)}
     strange, unknown = await _strangers(source, target, logs, last, unproved, own, known)
     logs = {p: log for p, log in logs.items() if p not in unknown}
     last = {p: header for p, header in last.items() if p in logs}
@@ -118,7 +119,8 @@ async def read_append_states(
         begun = control.begun[p] if _is_begun(control, p, ids) else None
         is_same_topic = begun is not None and bool(begun.source) and begun.source == now.source
         copied_to = None if begun is None else control.copied.get(p)
-        case = Case(p, log, last.get(p), state, cuts.get(p), producer_id, own, p in strange, is_same_topic, copied_to)
+        differs_at = first_difference(originals[p], copies[p]) if p in unproved else None
+        case = Case(p, log, last.get(p), state, cuts.get(p), producer_id, own, p in strange, is_same_topic, copied_to, differs_at)
         is_end_known = (
             case.last is not None
             or log.adopted == log.target_end
@@ -149,7 +151,7 @@ async def read_append_states(
         elif (
             case.cut is not None
             or log.target_end > log.source_end
-            or p in unproved and first_difference(originals[p], copies[p]) is not None
+            or differs_at is not None
             or case.is_strange
             or has_times_rewritten(case)
         ):
@@ -203,20 +205,27 @@ async def _bounds(
 
 
 async def _unproved(
-    source: RawCluster, logs: Mapping[TopicPartition, Logs], last: Mapping[TopicPartition, BatchHeader], own: Collection[int]
+    source: RawCluster,
+    logs: Mapping[TopicPartition, Logs],
+    last: Mapping[TopicPartition, BatchHeader],
+    own: Collection[int],
+    copied: Mapping[TopicPartition, int],
 ) -> dict[TopicPartition, tuple[int, int]]:
     """The offsets to compare of the partitions whose last batch is not proved by the headers alone.
 
-    What another one than the link wrote may be a copy of a transaction that was aborted, which has the same headers.
+    What another one than the link wrote may be a copy of a transaction that was aborted, which has the same headers, and
+    says nothing of what is before it: that is compared from where the link had `copied` on, up to 5,000 offsets.
     """
     comparable = {p: logs[p] for p in last if logs[p].common[0] < logs[p].common[1]}
     original = await read_headers(
         source, {p: last[p].base_offset for p, log in comparable.items() if log.source_start <= last[p].base_offset < log.source_end}
     )
-    proved = {
-        p for p, header in original.items() if is_copy(last[p], header) and (last[p].producer_id in own or not header.is_transactional)
-    }
-    return {p: log.window for p, log in comparable.items() if p not in proved}
+    proved = {p for p, header in original.items() if last[p].producer_id in own and is_copy(last[p], header)}
+    spans = {p: log.window for p, log in comparable.items() if p not in proved}
+    for p, (start, end) in spans.items():
+        if last[p].producer_id not in own:
+            spans[p] = min(start, max(comparable[p].common[0], end - _OTHERS_OFFSETS, copied.get(p, start))), end
+    return spans
 
 
 def _is_begun(control: LinkControl, partition: TopicPartition, ids: Mapping[str, TopicIds]) -> bool:

@@ -395,7 +395,9 @@ def _run(members: list[_Seen], renewed: frozenset[str]) -> Run:
     seen_ms = members[-1].append_ms
     is_ended = newest.record.is_end
     alive = [seen for seen in members if not seen.record.is_end and seen.record.holder.id in renewed]
-    waiting = {partition: why for seen in alive for partition, why in seen.record.waiting.items()}
+    waiting: dict[TopicPartition, Waiting] = {}
+    for seen in sorted(alive, key=lambda seen: seen.record.holder.role == MIRROR):  # which knows more than its copiers
+        waiting |= {p: why for p, why in seen.record.waiting.items() if why.is_blocked or p not in waiting or not waiting[p].is_blocked}
     holder = newest.record.holder
     return Run(
         holder.link,
