@@ -21,7 +21,7 @@ from spark_integration.commands.link import (
     echo_json,
     given_link,
 )
-from spark_integration.commands.options import Json, SourceProperties, TargetProperties
+from spark_integration.commands.options import LONGEST_S, Json, SourceProperties, TargetProperties
 from spark_integration.printing import Table, echo, print_table
 from tolerant_client.mirror.link import promotion
 from tolerant_client.mirror.link.promotion_report import PromotionReport
@@ -36,7 +36,7 @@ def promote(
     link: MaybeLink = None,
     topics: MaybeTopics = None,
     groups: Groups = None,
-    wait: Annotated[float, typer.Option("--wait", metavar="SECONDS", min=0, help="How long to wait until all is copied.")] = 60.0,
+    wait: Annotated[float, typer.Option("--wait", metavar="SECONDS", min=0, max=LONGEST_S, help="How long to wait until all is copied.")] = 60.0,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: Json = False,
