@@ -26,7 +26,7 @@ from spark_integration.mirroring.link_clusters import AWAY, LinkClusters
 from spark_integration.mirroring.link_events import sentence
 from spark_integration.mirroring.link_sample import LinkSample
 from spark_integration.mirroring.link_state import DutyState, LeftOut, LinkState, PartitionState, Phase, TaskReport
-from spark_integration.mirroring.standing import Standing
+from spark_integration.mirroring.standing import Away, Standing
 from spark_integration.monitoring.bars import LinkBars
 from spark_integration.monitoring.board import Board
 from spark_integration.monitoring.look import MOST_AGES, SourceEnds
@@ -125,6 +125,7 @@ class LinkWatch:
         self._still = Standstill()
         self._standing_told = Standing()
         self._told_still: set[TopicPartition] = set()
+        self._away = Away()
         self._held_at = self._control_at = self._ledger_at = self._sizes_at = float("-inf")
         self._former_losses: list[LedgerRow] | None = None
         self._problem = "it was not asked"  # why the last look has not seen all
@@ -184,7 +185,7 @@ class LinkWatch:
 
     def __enter__(self) -> LinkWatch:
         if self._bars.is_shown:
-            self._bars.print("Starting Spark; this takes some seconds" + (f"; status page: {self._url}" if self._url else ""))
+            self._bars.print("Starting the mirror" + (f"; status page: {self._url}" if self._url else ""))
         self._thread.start()
         return self
 
@@ -263,7 +264,7 @@ class LinkWatch:
             self._former_losses = _quietly(clusters.ledger)
         asked = {"target"}
         source: SourceEnds | None = None
-        if self._board is not None or not self._is_once:
+        if self._board is not None or not self._is_once or self.state.still or "source" in self.state.unreachable:
             asked.add("source")
             source = _asked(unreachable, "source", clusters.source_ends, partitions)
         if source is not None:
@@ -307,6 +308,8 @@ class LinkWatch:
         )
         if control_problem and control_problem != before:
             self._say(f"unknown: {UNKNOWN_ORDERS}: {control_problem}")
+        for text in self._away.news(unreachable, leaderless if self._is_once else {}, now_ms):  # else the tasks say it
+            self._say(text)
         self._tell_still()
         self._show()
 
