@@ -21,8 +21,8 @@ from typing import Annotated, Any
 
 import typer
 from kafka.errors import KafkaError
-from typer.core import TyperCommand
 
+from spark_integration.commands.command import Command
 from spark_integration.commands.demo import demo
 from spark_integration.commands.doctor import doctor
 from spark_integration.commands.exits import exit_code, tell_failure
@@ -39,21 +39,6 @@ from spark_integration.commands.take_over import hand_back, take_over
 from spark_integration.commands.translate import translate
 from spark_integration.commands.verify import verify
 from spark_integration.printing import echo
-from tolerant_client.errors import OptionError
-
-
-class _Command(TyperCommand):
-    """A command that refuses names which no cluster can have, before it asks one."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Raises OptionError for a value, no path, that is not UTF-8, as Kafka's strings are."""
-        rest = super().parse_args(ctx, args)
-        for param in self.params:
-            value = ctx.params.get(param.name or "")
-            for text in value if isinstance(value, list) else [value]:
-                if isinstance(text, str) and text != text.encode(errors="replace").decode():
-                    raise OptionError(f"{param.opts[0]} {ascii(text)} is not UTF-8, as the names of Kafka are; write it in UTF-8")
-        return rest
 
 
 _LOGGERS = ("kafka", "tolerant_client", "spark_integration")
@@ -73,20 +58,23 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _log(verbose: int) -> None:
+    if verbose:
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        for name in _LOGGERS:
+            logging.getLogger(name).setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
+
+
 @app.callback()
 def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     verbose: Annotated[
-        int, typer.Option("-v", "--verbose", count=True, help="Log on standard error: -v what happens, -vv each request.")
+        int, typer.Option("-v", "--verbose", count=True, callback=_log, help="Log on standard error: -v what happens, -vv each request.")
     ] = 0,
 ) -> None:
     """What holds for every command."""
-    if verbose:
-        logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        for name in _LOGGERS:
-            logging.getLogger(name).setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
 
 
 _PANELS = {
@@ -97,7 +85,7 @@ _PANELS = {
 _NAMES: dict[Any, str] = {list_links: "list"}
 for panel, commands in _PANELS.items():
     for command in commands:
-        app.command(_NAMES.get(command), cls=_Command, rich_help_panel=panel)(command)
+        app.command(_NAMES.get(command), cls=Command, rich_help_panel=panel)(command)
 
 
 class PipedOut(io.TextIOWrapper):
@@ -129,10 +117,21 @@ def _drop_the_rest() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed at the end
 
 
+def _opened(stream: Any, mode: str) -> Any:
+    """A standard stream; in place of one that was closed nobody's, also for processes that are started."""
+    if stream is None:
+        stream = open(os.devnull, mode)
+        os.set_inheritable(stream.fileno(), True)
+    return stream
+
+
 def main() -> None:
     """Runs the command; every error is one sentence on standard error."""
-    out = sys.stdout if sys.stdout is not None else open(os.devnull, "w")  # None: it was closed
-    sys.stdout = PipedOut(out.buffer, out.encoding, out.errors, line_buffering=bool(out.line_buffering))
+    sys.stdin = _opened(sys.stdin, "r")
+    out = _opened(sys.stdout, "w")
+    sys.stderr = _opened(sys.stderr, "w")
+    errors = "backslashreplace" if out.errors == "strict" else out.errors  # what its encoding has no sign for
+    sys.stdout = PipedOut(out.buffer, out.encoding, errors, line_buffering=bool(out.line_buffering))
     # kafka-python logs each lost connection as an error; what matters is said by our errors.
     for name in ("kafka", "tolerant_client"):
         logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -34,6 +34,11 @@ def echo(text: object, *, err: bool = False) -> None:
     typer.echo(printable(text), err=err)
 
 
+def asked(question: object) -> bool:
+    """Whether the question, on standard error, is answered with yes; raises typer.Abort where it is interrupted."""
+    return typer.confirm(printable(question), err=True)
+
+
 def print_table(table: rich.table.Table) -> None:
     """Prints a table: where the terminal is too narrow for its longest words, wider than that rather than cut."""
     console = Console()

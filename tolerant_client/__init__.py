@@ -7,26 +7,40 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tolerant_client.clients import KafkaAdminClient, KafkaProducer
     from tolerant_client.consumer import KafkaConsumer
-    from tolerant_client.errors import OutcomeUnknownError
+    from tolerant_client.errors import (
+        CoordinatorUnavailableError,
+        OutcomeUnknownError,
+        RecordBatchError,
+        TolerantClientError,
+        TransactionOutcomeUnknownError,
+    )
     from tolerant_client.installation import install, uninstall
     from tolerant_client.policy import RecoveryPolicy
 
 __all__ = [
+    "CoordinatorUnavailableError",
     "KafkaAdminClient",
     "KafkaConsumer",
     "KafkaProducer",
     "OutcomeUnknownError",
+    "RecordBatchError",
     "RecoveryPolicy",
+    "TolerantClientError",
+    "TransactionOutcomeUnknownError",
     "install",
     "uninstall",
 ]
 
 _HOMES = {
+    "CoordinatorUnavailableError": "tolerant_client.errors",
     "KafkaAdminClient": "tolerant_client.clients",
     "KafkaConsumer": "tolerant_client.consumer",
     "KafkaProducer": "tolerant_client.clients",
     "OutcomeUnknownError": "tolerant_client.errors",
+    "RecordBatchError": "tolerant_client.errors",
     "RecoveryPolicy": "tolerant_client.policy",
+    "TolerantClientError": "tolerant_client.errors",
+    "TransactionOutcomeUnknownError": "tolerant_client.errors",
     "install": "tolerant_client.installation",
     "uninstall": "tolerant_client.installation",
 }

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from spark_integration.commands.exits import require_spark
 from spark_integration.commands.options import Json
 
 
@@ -15,6 +16,7 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Mirror between two clusters of its own, through proxies that spoil 1 answer in 4."""
+    require_spark()
     from spark_integration.mirroring.demo import run_demo
 
     result = run_demo(records, is_quiet=as_json)

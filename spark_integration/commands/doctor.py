@@ -16,7 +16,7 @@ from kafka.errors import KafkaError
 from rich.console import Console
 
 from spark_integration.commands.link import MaybeLink, MaybeSource, MaybeTarget, unnamed_link
-from spark_integration.commands.options import Json, SourceProperties, TargetProperties, client_properties
+from spark_integration.commands.options import LONGEST_S, Json, SourceProperties, TargetProperties, client_properties
 from spark_integration.doctor.checkup import Checkup
 from spark_integration.doctor.finding import ERRORS, HEALTHY, NOT_EXAMINED, WARNINGS
 from spark_integration.doctor.link_checks import LinkOptions
@@ -47,11 +47,11 @@ def doctor(
     cluster: _Cluster = None,
     config: Annotated[
         Path | None,
-        typer.Option("--config", exists=True, dir_okay=False, help="A MirrorMaker 2 file instead: each of its flows."),
+        typer.Option("--config", envvar="TOLERANT_KAFKA_CONFIG", exists=True, dir_okay=False, help="A MirrorMaker 2 file instead: each of its flows."),
     ] = None,
     topics: _Topics = ".*",
     link: MaybeLink = None,
-    seconds: Annotated[float, typer.Option("--seconds", min=0, help="How long leaders and progress are watched.")] = 10.0,
+    seconds: Annotated[float, typer.Option("--seconds", min=0, max=LONGEST_S, help="How long leaders and progress are watched.")] = 10.0,
     group: _Groups = [],
     transactional_id: _Ids = [],
     brief: Annotated[bool, typer.Option("--brief", help="Print no findings of severity info.")] = False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from spark_integration.commands.options import client_properties
+from spark_integration.option_values import whole_number
+from spark_integration.printing import asked, echo
 from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.link.control import read_control
@@ -183,18 +186,32 @@ def _groups(given: str | None, default: TopicFilter) -> TopicFilter | None:
 
 def time_ms(option: str, text: str) -> int:
     """A time as ms since 1970: ISO 8601 ("2026-11-22T05:00:00+00:00", UTC without a zone), or ms.  Raises OptionError."""
-    if text.isdigit():
-        return int(text)
+    if text.isascii() and text.isdigit():
+        return whole_number(text, option)
     try:
         found = datetime.fromisoformat(text)
     except ValueError as error:
         raise OptionError(f"{option} {text!r} is no time: give 2026-11-22T05:00:00+00:00, or ms since 1970 ({error})") from error
-    return int((found if found.tzinfo is not None else found.replace(tzinfo=timezone.utc)).timestamp() * 1000)
+    at_ms = int((found if found.tzinfo is not None else found.replace(tzinfo=timezone.utc)).timestamp() * 1000)
+    if at_ms < 0:  # to Kafka -1 and -2 are the log's end and its start
+        raise OptionError(f"{option} {text!r} is before 1970, when Kafka's times begin")
+    return at_ms
 
 
 def confirm(what: str, *, is_sure: bool) -> None:
-    """Asks on a terminal before what cannot be undone; raises OptionError for any other response than yes."""
-    if not is_sure and sys.stdin.isatty() and not typer.confirm(f"{what}. Continue?", err=True):
+    """Asks on a terminal before what cannot be undone; raises OptionError for any other response than yes.
+
+    Who interrupts the question (Ctrl-C), or ends the input (Ctrl-D), ends the command as SIGINT does.
+    """
+    if is_sure or not sys.stdin.isatty():
+        return
+    try:
+        is_wanted = asked(f"{what}. Continue?")
+    except typer.Abort:
+        echo("", err=True)  # the line of the question is not at its end
+        echo("tolerant-kafka: interrupted: nothing was written", err=True)
+        raise typer.Exit(128 + signal.SIGINT) from None
+    if not is_wanted:
         raise OptionError("Nothing was written")
 
 

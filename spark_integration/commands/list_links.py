@@ -33,5 +33,5 @@ def list_links(
     table = Table("link", "offsets", "from cluster", "topics", "state")
     for link in links:
         source = "unknown" if link.control is None else link.control.source_cluster_id or "unknown"
-        table.add_row(link.link, link.offsets, source, link.topics, link.state)
+        table.add_row(link.link, link.offsets_words, source, link.topics, link.state)
     print_table(table)

@@ -164,7 +164,6 @@ def mirror(
             settings.link,
             is_once=once,
             is_shown=is_shown,
-            is_spark=tasks != 0,
             board=board,
             url="" if server is None else server.url,
             offsets=settings.offsets,

@@ -21,6 +21,8 @@ TargetProperties = Annotated[
     typer.Option("--target-properties", envvar="TOLERANT_KAFKA_TARGET_PROPERTIES", exists=True, dir_okay=False, help="Java client properties of the target."),
 ]
 
+LONGEST_S = 366 * 86_400  # that a command waits; no clock counts for ever
+
 
 class OffsetsKind(str, enum.Enum):
     IDENTICAL = "identical"

@@ -21,7 +21,7 @@ from spark_integration.commands.link import (
     echo_json,
     given_link,
 )
-from spark_integration.commands.options import Json, SourceProperties, TargetProperties
+from spark_integration.commands.options import LONGEST_S, Json, SourceProperties, TargetProperties
 from spark_integration.printing import Table, echo, print_table
 from tolerant_client.mirror.link import promotion
 from tolerant_client.mirror.link.promotion_report import PromotionReport
@@ -36,7 +36,7 @@ def promote(
     link: MaybeLink = None,
     topics: MaybeTopics = None,
     groups: Groups = None,
-    wait: Annotated[float, typer.Option("--wait", metavar="SECONDS", min=0, help="How long to wait until all is copied.")] = 60.0,
+    wait: Annotated[float, typer.Option("--wait", metavar="SECONDS", min=0, max=LONGEST_S, help="How long to wait until all is copied.")] = 60.0,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: Json = False,
@@ -49,8 +49,8 @@ def promote(
 
     A link is promoted as a whole.  Waits until nothing is left to copy, all that was copied is the source's, no transaction
     is open and nobody writes; then no process of the link can write any more, the groups are moved a last time, and a report
-    says where every partition stands, and how many offsets of groups moved.  There is no way back but failback: each
-    partition of the target has gained a marker.  Exit codes: 0 promoted, 3 something is in the way (nothing was written then), or was left.
+    says where every partition stands, and of groups what was moved and what was left.  There is no way back but failback:
+    each partition of the target has gained a marker.  Exit codes: 0 promoted, 3 something is in the way (nothing was written then), or was left.
     """
     given = given_link(source, target, topics, link, config, flow, groups, source_properties, target_properties)
 

@@ -22,7 +22,7 @@ from tolerant_client.raw import RawCluster
 
 _T = TypeVar("_T")
 
-Mm2File = Annotated[Path, typer.Option("--config", exists=True, dir_okay=False, help="The MirrorMaker 2 file of both mirrors.")]
+Mm2File = Annotated[Path, typer.Option("--config", envvar="TOLERANT_KAFKA_CONFIG", exists=True, dir_okay=False, help="The MirrorMaker 2 file of both mirrors.")]
 
 
 def take_over(config: Mm2File, flow: FlowName = None, dry_run: DryRun = False, as_json: Json = False) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from spark_integration.commands.exits import require_spark
 from spark_integration.commands.link import Config, FlowName, MaybeLink, MaybeSource, MaybeTarget, MaybeTopics, given_link
 from spark_integration.commands.options import Json, SourceProperties, TargetProperties
 from spark_integration.printing import Table, echo, print_table
@@ -50,6 +51,7 @@ def verify(
             _write_report(resume, report)
 
     if tasks:
+        require_spark()
         from spark_integration.mirroring import verify_job  # Spark is imported only by what needs it
 
         settings = verify_job.VerifySettings(given.known_source, given.target, given.link_topics, while_running, tasks)

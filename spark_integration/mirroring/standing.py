@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
-from spark_integration.mirroring.link_state import TaskReport
+from spark_integration.mirroring.link_state import LeftOut, TaskReport
 from tolerant_client.mirror.link.claims import Waiting
 from tolerant_client.mirror.link.health import names
 
 FORGOTTEN_MS = 120_000
+AWAY_AFTER_MS = 5_000  # after the first look that a cluster does not respond to, which has waited for it
 
 Positions = Mapping[TopicPartition, int]
 
@@ -65,6 +66,24 @@ class Standing:
                 moving.append(p)
         self._waits = waits
         return [*told, f"copying again: {names(sorted(moving))}"] if moving else told
+
+
+class Away:
+    """What was told of clusters that do not respond, and of partitions without a leader that does."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, int] = {}
+        self._told: frozenset[str] = frozenset()
+
+    def news(self, unreachable: Mapping[str, str], leaderless: Mapping[str, LeftOut], now_ms: int) -> list[str]:
+        """What does not respond for long and did before, and what responds again, in words; both by a cluster's name."""
+        away = {f"the {name} cluster does not respond": why for name, why in unreachable.items()}
+        away |= {f"the {name} has partitions that nobody can look at": left_out.why for name, left_out in leaderless.items()}
+        self._since = {what: self._since.get(what, now_ms) for what in away}
+        new = {what: why for what, why in away.items() if what not in self._told and now_ms - self._since[what] >= AWAY_AFTER_MS}
+        over = sorted(self._told - away.keys())
+        self._told = (self._told | new.keys()) & away.keys()
+        return [*(f"unknown: {what}: {why}" for what, why in new.items()), *(f"over: {what}" for what in over)]
 
 
 def carried(before: Mapping[TopicPartition, Waiting], now: TaskReport, former: Positions) -> dict[TopicPartition, Waiting]:

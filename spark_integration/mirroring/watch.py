@@ -26,7 +26,7 @@ from spark_integration.mirroring.link_clusters import AWAY, LinkClusters
 from spark_integration.mirroring.link_events import sentence
 from spark_integration.mirroring.link_sample import LinkSample
 from spark_integration.mirroring.link_state import DutyState, LeftOut, LinkState, PartitionState, Phase, TaskReport
-from spark_integration.mirroring.standing import Standing
+from spark_integration.mirroring.standing import Away, Standing
 from spark_integration.monitoring.bars import LinkBars
 from spark_integration.monitoring.board import Board
 from spark_integration.monitoring.look import MOST_AGES, SourceEnds
@@ -52,7 +52,6 @@ _HELD_INTERVAL_S = 10.0
 _HELD_AFTER_MS = 5_000  # most transactions are over by then
 _MOST_HELD = 50  # partitions of which is asked whose transactions hold them back
 _STILL_AFTER_MS = 25_000
-_AWAY_AFTER_MS = 10_000
 _START_MS = 120_000  # Spark takes its time on a busy machine: until then a partition that no task has begun is no news
 _LEDGER_INTERVAL_S = 10.0
 _SIZES_INTERVAL_S = 60.0
@@ -80,7 +79,6 @@ class LinkWatch:
         *,
         is_once: bool,
         is_shown: bool,
-        is_spark: bool = True,
         board: Board | None = None,
         url: str = "",
         names: tuple[str, str] = ("source", "target"),
@@ -95,7 +93,6 @@ class LinkWatch:
         self._ends = ends
         self._goals = _by_topic(ends)
         self._is_once = is_once
-        self._is_spark = is_spark
         self._is_identical = offsets == "identical"
         self._board = board
         self._url = url
@@ -128,8 +125,7 @@ class LinkWatch:
         self._still = Standstill()
         self._standing_told = Standing()
         self._told_still: set[TopicPartition] = set()
-        self._away: dict[str, int] = {}  # since when a cluster has not responded, ms since 1970
-        self._told_away: set[str] = set()
+        self._away = Away()
         self._held_at = self._control_at = self._ledger_at = self._sizes_at = float("-inf")
         self._former_losses: list[LedgerRow] | None = None
         self._problem = "it was not asked"  # why the last look has not seen all
@@ -188,8 +184,8 @@ class LinkWatch:
     # -- its life -------------------------------------------------------------
 
     def __enter__(self) -> LinkWatch:
-        if self._bars.is_shown and self._is_spark:
-            self._bars.print("Starting Spark; this takes some seconds" + (f"; status page: {self._url}" if self._url else ""))
+        if self._bars.is_shown:
+            self._bars.print("Starting the mirror" + (f"; status page: {self._url}" if self._url else ""))
         self._thread.start()
         return self
 
@@ -256,7 +252,6 @@ class LinkWatch:
 
     def look(self, clusters: LinkClusters) -> None:
         """One sample; what could not be read stays as it was, and the cluster is said not to answer."""
-        began_ms = _now_ms()
         unreachable: dict[str, str] = {}
         partitions = list(self.state.partitions)
         leaderless: dict[str, LeftOut] = {}
@@ -269,7 +264,7 @@ class LinkWatch:
             self._former_losses = _quietly(clusters.ledger)
         asked = {"target"}
         source: SourceEnds | None = None
-        if self._board is not None or not self._is_once or self.state.still:
+        if self._board is not None or not self._is_once or self.state.still or "source" in self.state.unreachable:
             asked.add("source")
             source = _asked(unreachable, "source", clusters.source_ends, partitions)
         if source is not None:
@@ -313,19 +308,10 @@ class LinkWatch:
         )
         if control_problem and control_problem != before:
             self._say(f"unknown: {UNKNOWN_ORDERS}: {control_problem}")
-        self._tell_away(began_ms, now_ms)
+        for text in self._away.news(unreachable, leaderless if self._is_once else {}, now_ms):  # else the tasks say it
+            self._say(text)
         self._tell_still()
         self._show()
-
-    def _tell_away(self, began_ms: int, now_ms: int) -> None:
-        """Says on the terminal, once, which cluster does not respond."""
-        away = self.state.unreachable
-        self._away = {name: self._away.get(name, began_ms) for name in away}
-        self._told_away &= away.keys()
-        for name, since_ms in self._away.items():
-            if now_ms - since_ms >= _AWAY_AFTER_MS and name not in self._told_away:
-                self._told_away.add(name)
-                self._say(f"waiting: the {name} does not respond: {away[name]}")
 
     def _standing(
         self, states: Mapping[TopicPartition, PartitionState], left_out: Collection[TopicPartition], now_ms: int

@@ -43,7 +43,7 @@ def _reasons(state: LinkState, now_ms: int) -> Iterator[Reason]:
         text = "Its promotion has begun and has not ended, and nothing is copied: run the same command again"
         yield Reason(Health.BLOCKED, text)
     if state.phase is Phase.FAILED:
-        yield Reason(Health.BLOCKED, f"The query has failed: {state.problem or 'no reason is known'}")
+        yield Reason(Health.BLOCKED, f"The mirror has failed: {state.problem or 'no reason is known'}")
     yield from blocked_reasons({p: why for p, why in state.blocked.items() if not state.control.pauses(p)})
     yield from _unknown(state, now_ms)
     yield from _waiting(state, now_ms)
@@ -63,7 +63,7 @@ def _unknown(state: LinkState, now_ms: int) -> Iterator[Reason]:
     if state.phase is Phase.RUNNING and (silent_s := _silent_s(state, now_ms)) > STALE_S:
         texts.append(f"No micro-batch has ended for {_long(silent_s)}: what the tasks do is unknown")
     if state.phase is Phase.STOPPED:
-        texts.append("The query was stopped: all numbers are as of then")
+        texts.append("The mirror was stopped: all numbers are as of then")
     for name, left_out in state.leaderless.items():
         number = counted(left_out.partitions, "partition")
         texts.append(f"{number} of the {name} cannot be looked at, so the numbers are as of before: {left_out.why}")
@@ -72,9 +72,9 @@ def _unknown(state: LinkState, now_ms: int) -> Iterator[Reason]:
 
 def _waiting(state: LinkState, now_ms: int) -> Iterator[Reason]:
     if state.phase is Phase.RESTARTING:
-        yield Reason(Health.WAITING, f"The query is started again: {state.problem or 'no reason is known'}")
+        yield Reason(Health.WAITING, f"The mirror is started again: {state.problem or 'no reason is known'}")
     elif state.phase is Phase.STARTING:
-        yield Reason(Health.WAITING, f"The query has been starting for {_long((now_ms - state.started_ms) / 1000)}")
+        yield Reason(Health.WAITING, f"The mirror has been starting for {_long((now_ms - state.started_ms) / 1000)}")
     yield from waiting_reasons(state.waiting)
     held = (str(one) for one in state.held if is_held_long(one, now_ms))
     yield from (Reason(Health.WAITING, text) for text in few(held))

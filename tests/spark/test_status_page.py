@@ -106,7 +106,7 @@ def test_health_is_told_in_words_to_everybody(served: StatusServer, browser: Bro
 def test_what_nobody_has_seen_is_no_good_news(served: StatusServer, browser: Browser, board: Board) -> None:
     board.tell(LinkState("A-B", 0, NOW_MS, "A", "B", phase=Phase.RESTARTING, problem="both are away", restarts=4))
     browser.until("return document.getElementById('level').textContent === 'waiting'")
-    assert browser.text("#worst") == ": The query is started again: both are away"
+    assert browser.text("#worst") == ": The mirror is started again: both are away"
     assert (browser.text("#ledger tbody td"), browser.text("#lost_offsets")) == ("unknown: it was not read yet", "–")
     assert browser.text("#restarts") == "4" and "looked at not yet" in browser.text("#updated")
 

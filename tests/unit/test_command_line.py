@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import importlib.util
 import io
+import os
 import re
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,7 @@ from typer.testing import CliRunner
 from spark_integration.cli import app
 from spark_integration.commands import take_over
 from spark_integration.commands.exits import exit_code
-from spark_integration.commands.link import GivenLink, confirm
+from spark_integration.commands.link import GivenLink, confirm, time_ms
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.topic_filter import LinkTopics
 from tolerant_client.raw import RawCluster
@@ -138,15 +142,16 @@ def test_the_version_is_printed_and_short_options_for_help_are_known() -> None:
 @pytest.mark.parametrize(("words", "levels"), [((), set()), (("-v",), {"INFO"}), (("-vv",), {"INFO", "DEBUG"})])
 def test_logs_are_silent_unless_asked_for(words: tuple[str, ...], levels: set[str]) -> None:
     script = "import logging, typer; from spark_integration import cli\n" + (
-        "@cli.app.command()\n"
+        "@cli.app.command(cls=cli.Command)\n"
         "def say() -> None:\n"
         "    for level in (logging.DEBUG, logging.INFO): logging.getLogger('tolerant_client.raw').log(level, 'said')\n"
         "cli.main()"
     )
-    done = subprocess.run([sys.executable, "-c", script, *words, "say"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0
-    lines = done.stderr.splitlines()
-    assert {re.fullmatch(r"[-\d]+ [\d:,]+ (\w+) tolerant_client.raw: said", line)[1] for line in lines} == levels
+    for line in ([*words, "say"], ["say", *words]):  # before the command, and after it
+        done = subprocess.run([sys.executable, "-c", script, *line], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0
+        said = (re.fullmatch(r"[-\d]+ [\d:,]+ (\w+) tolerant_client.raw: said", line) for line in done.stderr.splitlines())
+        assert {found[1] for found in said} == levels
 
 
 def test_what_the_command_line_leaves_out_the_environment_may_say(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,6 +197,118 @@ def test_what_cannot_be_undone_asks_nothing_of_a_script_or_where_it_is_told_to(
     monkeypatch.setattr("sys.stdin", Terminal(""))
     confirm(command, is_sure=True)
     assert "--yes" in CliRunner().invoke(app, [command, "-h"], terminal_width=200).output
+
+
+QUESTION = "Continue? [y/N]: "
+
+
+def told_on_a_terminal(typed: bytes, *words: str) -> tuple[int, str]:
+    """The exit code of a command whose question is answered with these keys, and all that the terminal has seen."""
+    ours, theirs = os.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "spark_integration.cli", *words],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    seen = b""
+    try:
+        while piece := _read(ours):
+            if QUESTION.encode() not in seen and QUESTION.encode() in seen + piece:
+                os.write(ours, typed)
+            seen += piece
+        return child.wait(timeout=60), seen.decode()
+    finally:
+        os.close(ours)
+        child.kill()
+        child.wait()
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # EIO: the command has ended
+        return b""
+
+
+FAILOVER = ("failover", "--target", "127.0.0.1:1", "--topics", "orders", "--link")
+
+
+@pytest.mark.parametrize("key", [b"\x03", b"\x04"], ids=["Ctrl-C", "Ctrl-D"])
+def test_a_question_that_is_interrupted_ends_the_command_as_sigint_does(key: bytes) -> None:
+    code, seen = told_on_a_terminal(key, *FAILOVER, "dr")
+    assert code == 130 and seen.endswith("\r\ntolerant-kafka: interrupted: nothing was written\r\n")
+    assert "Abort" not in seen and "Traceback" not in seen
+
+
+def test_a_question_shows_the_name_of_a_link_as_it_is() -> None:
+    code, seen = told_on_a_terminal(b"n\n", *FAILOVER, "x\x1b[31mred\u202eabc")
+    assert code == 2 and r"Fail link x\x1b[31mred\u202eabc over" in seen
+    assert "\x1b[31m" not in seen and "\u202e" not in seen
+
+
+def closed(stream: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = ["sh", "-c", f'exec "$0" "$@" {stream}', sys.executable, "-m", "spark_integration.cli", *words]
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("words", [("failover", *LINK[2:]), ("failback", *LINK, "--discard-diverged")])
+def test_a_command_whose_standard_input_is_closed_asks_nothing(words: tuple[str, ...]) -> None:
+    words = tuple(word.replace("127.0.0.1:", "127.0.0.1:no-port-") for word in words)
+    done = closed("<&-", *words)
+    assert done.returncode == 2 and "no-port-" in done.stderr
+    assert "Traceback" not in done.stderr and "Continue?" not in done.stderr
+
+
+STREAMS = """
+import os, subprocess, sys
+from spark_integration import cli
+@cli.app.command()
+def say():
+    sys.stderr.isatty()
+    print(sys.stdin.read(), [os.fstat(n).st_rdev == os.stat(os.devnull).st_rdev for n in (0, 2)])
+    sys.stdout.flush()
+    sys.exit(subprocess.call([sys.executable, "-c", "import os; os.fstat(0), os.fstat(2)"]))
+cli.main()
+"""
+
+
+def test_closed_standard_streams_are_nobodys_also_for_what_is_started() -> None:
+    """A file or a socket that takes the place of a closed one would be written to as if it were standard error."""
+    command = ["sh", "-c", 'exec "$0" "$@" <&- 2>&-', sys.executable, "-c", STREAMS, "say"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, " [True, True]\n")
+
+
+@pytest.mark.parametrize("words", [("verify", *LINK[:-2], "--tasks", "2"), ("demo",), ("mirror", *LINK)])
+def test_a_command_that_needs_spark_says_in_one_sentence_that_it_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(RawCluster, "__init__", lambda *_, **__: pytest.fail("a cluster was asked"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("JAVA_HOME", "")
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, OptionError) and "Java" in str(done.exception)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, OptionError) and "pyspark is not installed" in str(done.exception)
+
+
+@pytest.mark.parametrize("text", ["²", "1" * 20, "-1", "1969-12-31T23:59:59.999+00:00", "1e3", ""])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="--from"):
+        time_ms("--from", text)
+
+
+@pytest.mark.parametrize("words", [("doctor", *BOTH, "--seconds"), ("promote", *LINK, "--wait")])
+@pytest.mark.parametrize("seconds", ["inf", "nan", "1e300"])
+def test_nobody_waits_for_ever(words: tuple[str, ...], seconds: str) -> None:
+    done = CliRunner().invoke(app, [*words, seconds])
+    refused = done.exit_code == 2 or isinstance(done.exception, OptionError)
+    assert refused and not isinstance(done.exception, OverflowError) and words[-1] in f"{done.output}{done.exception}"
 
 
 class Terminal(io.StringIO):

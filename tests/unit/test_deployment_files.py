@@ -19,7 +19,8 @@ import yaml
 from spark_integration.cli import app
 from spark_integration.mm2.flows import read_flows
 
-PACKAGE = Path(__file__).resolve().parents[2] / "spark_integration"
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGE = REPOSITORY / "spark_integration"
 DEPLOYMENT, GUIDES = PACKAGE / "deployment", PACKAGE / "guides"
 UNIT = DEPLOYMENT / "tolerant-kafka-mirror.service"
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -217,3 +218,15 @@ def test_the_main_file_of_spark_submit_is_the_command() -> None:
         [sys.executable, str(DEPLOYMENT / "submit.py"), "mirror", "--help"], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0 and "--gap-fill" in done.stdout
+
+
+def test_one_version_is_written_everywhere() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(REPOSITORY / "setup.cfg")
+    version = setup["metadata"]["version"]
+    newest = re.search(r"^## \[(\S+)\] - \d{4}-\d\d-\d\d$", (REPOSITORY / "CHANGELOG.md").read_text(), re.MULTILINE)
+    named = re.search(r"^Version (\S+) runs", (REPOSITORY / "README.md").read_text(), re.MULTILINE)
+    assert newest and named and (newest[1], named[1]) == (version, version)
+    places = [*DEPLOYMENT.glob("Containerfile*"), *MANIFESTS, *PAGES]
+    images = [tag for path in places for tag in re.findall(r"tolerant-kafka(?:-spark)?:(\d\S*)", path.read_text())]
+    assert len(images) == 6 and set(images) == {version}

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from dataclasses import replace
+from unittest.mock import AsyncMock, Mock, patch
 
 import pytest
 
+from tolerant_client.mirror.link import listing
 from tolerant_client.mirror.link.claims import Run
 from tolerant_client.mirror.link.control import Controls, LinkControl, Unreadable
 from tolerant_client.mirror.link.listing import listed
-from tolerant_client.mirror.topic_filter import LinkTopics
+from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
+from tolerant_client.mirror.translated.map_topic import map_topic
+from tolerant_client.raw import RawCluster
 
+MAPS = {map_topic("dr"), map_topic("tr")}
 DR = LinkControl(source_cluster_id="A-id", topics=LinkTopics.of("orders").to_json(), producer_ids=(7,))
 
 
@@ -19,14 +26,37 @@ def run(link: str, *, is_alive: bool = False, is_ended: bool = False, pid: int =
 
 
 def states(runs: list[Run] | None, **controls: LinkControl) -> dict[str, str]:
-    return {found.link: found.state for found in listed(Controls(controls), runs)}
+    return {found.link: found.state for found in listed(Controls(controls), runs, ())}
 
 
 def test_each_link_says_from_where_it_copies_what_and_how() -> None:
     translated = LinkControl(source_cluster_id="A-id", topics=DR.topics)
-    dr, tr = listed(Controls({"tr": translated, "dr": DR}), [])
+    dr, tr = listed(Controls({"tr": translated, "dr": DR}), [], ["tr"])
     assert (dr.link, dr.offsets, dr.topics) == ("dr", "identical", "'orders'")
     assert (tr.link, tr.offsets) == ("tr", "translated")
+
+
+def test_a_link_that_was_only_prepared_has_no_kind_of_offsets_yet() -> None:
+    """failback prepares one: nothing on the target says yet how it will copy."""
+    (back,) = listed(Controls({"back": replace(DR, producer_ids=())}), [], ())
+    assert back.offsets_words == "not copied yet" and back.to_json()["offsets"] is None
+
+
+def test_topics_are_data_in_json() -> None:
+    also = LinkTopics(TopicFilter(("orders", "pay.*"), ("pay.old",)), also=(TopicFilter(("clicks",)),))
+    (dr,) = listed(Controls({"dr": replace(DR, topics=also.to_json())}), [], ())
+    orders, clicks = json.loads(json.dumps(dr.to_json()))["topics"]
+    assert orders == {"include": ["orders", "pay.*"], "exclude": ["pay.old"]}
+    assert clicks == {"include": ["clicks"], "exclude": []}
+
+
+def test_which_offsets_a_link_has_is_what_its_target_has() -> None:
+    """As status asks it: beside producer ids a map is what a former link of the name left."""
+    controls = Controls({"dr": DR, "tr": replace(DR, producer_ids=()), "back": replace(DR, producer_ids=())})
+    target = Mock(spec=RawCluster, partitions=AsyncMock(side_effect=lambda topics: {t: [0] for t in topics if t in MAPS}))
+    with patch.multiple(listing, look_at_claims=AsyncMock(return_value=None), read_controls=AsyncMock(return_value=controls)):
+        found = asyncio.run(listing.list_links(target))
+    assert {link.link: link.offsets_words for link in found} == {"back": "not copied yet", "dr": "identical", "tr": "translated"}
 
 
 @pytest.mark.parametrize(
@@ -52,6 +82,6 @@ def test_what_the_operator_has_said_comes_first() -> None:
 
 
 def test_a_record_that_cannot_be_read_is_no_link_that_is_well() -> None:
-    (found,) = listed(Controls({}, (Unreadable("dr", "no JSON", None),)), [])
+    (found,) = listed(Controls({}, (Unreadable("dr", "no JSON", None),)), [], ())
     assert found.state == "unreadable: run tolerant-kafka repair" and found.topics == "unknown"
-    assert found.to_json()["is_promoted"] is None
+    assert found.offsets_words == "unknown" and found.to_json()["is_promoted"] is None

@@ -464,6 +464,21 @@ def test_a_copier_of_a_run_that_has_ended_releases_all_and_takes_nothing_more() 
     assert log.held(copier) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("is_mirror_last", [False, True])
+def test_of_two_who_speak_of_a_partition_it_is_believed_who_calls_for_a_person(is_mirror_last: bool) -> None:
+    waits, stuck = Waiting("no leader", 5), Waiting("the source has no such topic any more", 9, is_blocked=True)
+    for by_mirror, by_copier, told in ((stuck, waits, stuck), (waits, stuck, stuck), (waits, Waiting("its own", 7), waits)):
+        log = ClaimsLog()
+        records = [
+            ClaimsRecord(holder("m", role=MIRROR), 1, waiting={P[0]: by_mirror}, waiting_count=1),
+            ClaimsRecord(holder("c", role=COPIER), 1, waiting={P[0]: by_copier}, waiting_count=1),
+        ]
+        for offset, record in enumerate(records if not is_mirror_last else reversed(records)):
+            log.read(record, 5_000, offset)
+        (run,) = log.runs(ClaimsLog())
+        assert run.waiting == {P[0]: told}
+
+
 def test_alive_is_a_mirror_that_renews_between_two_looks_whatever_the_clocks_say() -> None:
     before, now = ClaimsLog(), ClaimsLog()
     silent, renews, came = holder("a"), holder("b", "run-2"), holder("c", "run-3")

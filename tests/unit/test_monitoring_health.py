@@ -62,7 +62,7 @@ ROWS: list[tuple[Health, dict[str, Any], str]] = [
     (Health.UNKNOWN, {"time_ms": NOW_MS - 3 * 3_600_000}, "last looked at 3.0 h ago: all numbers are as old"),
     (Health.UNKNOWN, {"phase": Phase.STOPPED}, "stopped: all numbers are as of then"),
     (Health.BLOCKED, {"report": replace(state().report, blocked={P: "has a foreign record batch"})}, "orders-0: has a foreign"),
-    (Health.BLOCKED, {"phase": Phase.FAILED, "problem": "out of memory"}, "The query has failed: out of memory"),
+    (Health.BLOCKED, {"phase": Phase.FAILED, "problem": "out of memory"}, "The mirror has failed: out of memory"),
     (Health.BLOCKED, {"control": LinkControl(is_promoted=True)}, "promotion has begun and has not ended"),
 ]  # fmt: skip
 

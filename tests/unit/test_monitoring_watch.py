@@ -615,3 +615,50 @@ def test_no_more_than_the_limit_is_fetched() -> None:
     cluster = Cluster(many, {})
     assert done(look.written_ms(cluster, many)) == {}  # type: ignore[arg-type]
     assert [len(asked) for asked in cluster.fetched] == [look.MOST_AGES]
+
+
+@pytest.mark.parametrize("name", ["source", "target"])
+@pytest.mark.parametrize("is_once", [False, True])
+def test_a_cluster_that_is_away_is_told_once_and_once_when_it_responds_again_whoever_looks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, is_once: bool
+) -> None:
+    """Nobody looks at a page or at bars."""
+    watch = Watch(monkeypatch, is_once=is_once, board=None)
+    now_ms = watch.state.started_ms
+    monkeypatch.setattr(module, "_now_ms", lambda: now_ms)
+    watch.tell(report(now_ms))
+    watch.sample.tell_phase(Phase.RUNNING)
+    before, away = watch.clusters.ends[name], ClusterUnreachableError("no response for 5 s")
+    for _ in range(8):  # a source is asked again once the copy stands
+        watch.after(5)
+        now_ms += 5_000
+    capsys.readouterr()
+    for _ in range(4):
+        watch.after(5, **{name: away})
+        now_ms += 5_000
+    told = capsys.readouterr().err.splitlines()
+    assert told == [f"tolerant-kafka: unknown: the {name} cluster does not respond: no response for 5 s"]
+    watch.after(5, **{name: before})
+    assert capsys.readouterr().err == f"tolerant-kafka: over: the {name} cluster does not respond\n"
+
+
+def test_partitions_that_nobody_can_look_at_are_told_of_a_copy_whose_tasks_speak_at_its_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch = Watch(monkeypatch, is_once=True, board=None)
+    now_ms = watch.state.started_ms
+    monkeypatch.setattr(module, "_now_ms", lambda: now_ms)
+    watch.clusters.without_leader = {"target": {FIRST: "it has no leader"}}
+    for _ in range(3):
+        watch.after(5)
+        now_ms += 5_000
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("tolerant-kafka: unknown: the target has partitions that nobody can look at: ")
+    assert told.endswith("it has no leader")
+
+
+def test_a_mirror_without_spark_does_not_say_that_spark_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = io.StringIO()
+    with living(monkeypatch, Clusters(), is_shown=True, console=Console(file=text, force_terminal=True, width=120)):
+        pass
+    assert "Starting the mirror" in text.getvalue() and "Spark" not in text.getvalue()

@@ -118,6 +118,8 @@ def test_commands_print_only_through_printing() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module == "rich.table":
                 wrong.append(f"{path.name} imports rich.table")
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("typer.confirm", "typer.prompt", "typer.secho"):
+                wrong.append(f"{path.name}: {ast.unparse(node.func)}")
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "typer.echo":
                 printed = ast.unparse(node.args[0])
                 if not printed.startswith("json.dumps(") and (path.name, printed) != ("offsets.py", "text"):
@@ -166,3 +168,11 @@ def test_a_closed_standard_output_changes_nothing_of_a_command() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
     wrong = subprocess.run([*command, "--source", "a:1"], stderr=subprocess.PIPE)
     assert wrong.returncode == 2 and b"Traceback" not in wrong.stderr and b"tolerant-kafka: " in wrong.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_the_output_has_no_sign_for_is_printed_as_an_escape(encoding: str) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "60"}
+    command = [sys.executable, "-m", "spark_integration.cli", "mirror", "-h"]
+    done = subprocess.run(command, env=environment, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"") and b"--topics" in done.stdout

@@ -395,9 +395,7 @@ def _run(members: list[_Seen], renewed: frozenset[str]) -> Run:
     seen_ms = members[-1].append_ms
     is_ended = newest.record.is_end
     alive = [seen for seen in members if not seen.record.is_end and seen.record.holder.id in renewed]
-    waiting: dict[TopicPartition, Waiting] = {}
-    for seen in sorted(alive, key=lambda seen: seen.record.holder.role == MIRROR):  # which knows more than its copiers
-        waiting |= {p: why for p, why in seen.record.waiting.items() if why.is_blocked or p not in waiting or not waiting[p].is_blocked}
+    waiting = _waiting(alive)
     holder = newest.record.holder
     return Run(
         holder.link,
@@ -412,3 +410,9 @@ def _run(members: list[_Seen], renewed: frozenset[str]) -> Run:
         # The mirror says again what its copiers do.
         max(sum(seen.record.waiting_count for seen in alive if seen.record.holder.role == role) for role in (MIRROR, COPIER)),
     )
+
+
+def _waiting(members: Iterable[_Seen]) -> dict[TopicPartition, Waiting]:
+    """What stands still, by all who speak of it: what needs a person comes first, then what the mirror says of its copiers."""
+    said = [(why.is_blocked, seen.record.holder.role == MIRROR, p, why) for seen in members for p, why in seen.record.waiting.items()]
+    return {p: why for _, _, p, why in sorted(said, key=lambda one: one[:2])}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from tolerant_client.mirror.link.claims import RENEW_MS, Run
 from tolerant_client.mirror.link.control import Controls, LinkControl, read_controls
+from tolerant_client.mirror.link.ends import has_map
 from tolerant_client.mirror.link.health import utc
 from tolerant_client.mirror.link.status import look_at_claims, mirror_json
 from tolerant_client.mirror.topic_filter import LinkTopics
@@ -16,25 +18,41 @@ _LOOK_S = (RENEW_MS + 1_500) / 1000  # within which a mirror that runs has said 
 
 
 class ListedLink(NamedTuple):
-    """A link of a target; `control` is None where its record cannot be read, `is_seen` False where nobody tells who runs."""
+    """A link of a target; `control` is None where its record cannot be read, `is_seen` False where nobody tells who runs.
+
+    `has_map`: the target has an offset map of it.
+    """
 
     link: str
     control: LinkControl | None
     mirror: Run | None
     is_seen: bool
+    has_map: bool
 
     @property
-    def offsets(self) -> str:
-        if self.control is None:
-            return "unknown"
-        return "identical" if self.control.producer_ids else "translated"
+    def offsets(self) -> str | None:
+        """Which offsets its copies have: identical or translated; None where nothing says it: it has not copied yet."""
+        if self.control is not None and self.control.producer_ids:
+            return "identical"
+        return "translated" if self.has_map else None
+
+    @property
+    def offsets_words(self) -> str:
+        """Its offsets, for people."""
+        return self.offsets or ("unknown" if self.control is None else "not copied yet")
 
     @property
     def topics(self) -> str:
         """The topics as its mirror was given them, for people."""
         if self.control is None:
             return "unknown"
-        return "none" if self.control.topics is None else str(LinkTopics.from_json(self.control.topics))
+        given = self._given_topics
+        return "none" if given is None else str(given)
+
+    @property
+    def _given_topics(self) -> LinkTopics | None:
+        written = None if self.control is None else self.control.topics
+        return None if written is None else LinkTopics.from_json(written)
 
     @property
     def state(self) -> str:
@@ -67,12 +85,14 @@ class ListedLink(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         control = self.control
+        given = self._given_topics
+        filters = None if given is None else [asdict(one) for one in (given.filter, *given.also)]
         return {
             "link": self.link,
             "is_readable": control is not None,
             "offsets": self.offsets,
             "source_cluster_id": None if control is None else control.source_cluster_id,
-            "topics": None if control is None or control.topics is None else self.topics,
+            "topics": filters,  # a topic that one of them takes: regular expressions over its whole name on the source
             "is_promoted": None if control is None else control.is_promoted,
             "is_handed_back": None if control is None else control.is_handed_back,
             "paused": None if control is None else control.paused_words,
@@ -81,15 +101,24 @@ class ListedLink(NamedTuple):
         }
 
 
-def listed(controls: Controls, runs: Iterable[Run] | None) -> list[ListedLink]:
-    """The links in the order of their names; `runs` in the order of the log, None where they are not known.  Pure."""
+def listed(controls: Controls, runs: Iterable[Run] | None, mapped: Collection[str]) -> list[ListedLink]:
+    """The links in the order of their names; `runs` in the order of the log, None where they are not known.  Pure.
+
+    `mapped` are the links that have an offset map on the target.
+    """
     newest: dict[str, Run] = {}
     for run in runs or ():
         if run.link not in newest or run.is_alive or not newest[run.link].is_alive:
             newest[run.link] = run
     unreadable = {record.key for record in controls.unreadable}
     return [
-        ListedLink(link, None if link in unreadable else controls.links.get(link), newest.get(link), runs is not None)
+        ListedLink(
+            link,
+            None if link in unreadable else controls.links.get(link),
+            newest.get(link),
+            is_seen=runs is not None,
+            has_map=link in mapped,
+        )
         for link in sorted({*controls.links, *unreadable})
     ]
 
@@ -98,8 +127,9 @@ async def list_links(target: RawCluster) -> list[ListedLink]:
     """The links of a target; takes some seconds, in which each mirror that runs says so.  Raises KafkaError."""
     before = await look_at_claims(target)
     controls = await read_controls(target)
+    mapped = [link for link, control in controls.links.items() if await has_map(target, link, control)]
     if before is None:
-        return listed(controls, None)
+        return listed(controls, None, mapped)
     await target.net.sleep(_LOOK_S)
     now = await look_at_claims(target)
-    return listed(controls, None if now is None else now.runs(before))
+    return listed(controls, None if now is None else now.runs(before), mapped)
