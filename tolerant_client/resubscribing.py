@@ -16,8 +16,9 @@ from typing import Any
 
 import kafka
 import kafka.errors as Errors
-from kafka.consumer.subscription_state import SubscriptionType
 from kafka.structs import TopicPartition
+
+from tolerant_client.stock_names import SubscriptionType
 
 
 def resubscribe(consumer: Any, other: Any) -> None:

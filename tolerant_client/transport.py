@@ -22,9 +22,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import kafka.errors as Errors
-from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 
 from tolerant_client.framing import FrameAssembler
+from tolerant_client.stock_names import KafkaSSLTransport, KafkaTCPTransport
 
 log = logging.getLogger(__name__)
 
