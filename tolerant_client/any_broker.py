@@ -18,10 +18,10 @@ import time
 from typing import Any
 
 import kafka.errors as Errors
-from kafka.future import Future
 
 from tolerant_client.api_rows import READ_ONLY
 from tolerant_client.apis import APIS, FIND_COORDINATOR, INIT_PRODUCER_ID, METADATA
+from tolerant_client.stock_names import Future
 
 _LOOK_EVERY = 0.1  # seconds
 _PATIENCE = 1.0  # seconds; then twice as long for each one more

@@ -23,7 +23,6 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 import kafka.errors as Errors
-from kafka.future import Future
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import InitProducerIdRequest
 from kafka.structs import TopicPartition
@@ -43,6 +42,7 @@ from tolerant_client.producer_partition import LOST, ProducerBatch, ProducerPart
 from tolerant_client.producer_settings import ProducerSettings
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import Record, decode_records, encode_batch, read_header
+from tolerant_client.stock_names import Future
 from tolerant_client.topic_lookup import TopicLookup
 
 _APPENDED = (0, Errors.DuplicateSequenceNumberError.errno)

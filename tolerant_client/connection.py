@@ -18,8 +18,6 @@ from collections import deque
 from typing import Any, TypeGuard
 
 import kafka.errors as Errors
-from kafka.future import Future
-from kafka.net.connection import KafkaConnection
 from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.protocol.metadata import MetadataRequest
 
@@ -48,6 +46,7 @@ from tolerant_client.inflight import InFlightRequests
 from tolerant_client.lifecycle import NEVER, InFlightRequest
 from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.requests import KafkaRequest, adapt, with_correlation_id
+from tolerant_client.stock_names import Future, KafkaConnection
 
 log = logging.getLogger(__name__)
 
@@ -442,10 +441,8 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         timer, self._timer, self._timer_at = self._timer, None, NEVER
         if timer is None:
             return
-        # kafka-python up to 3.0.4 calls it unschedule.
-        cancel = getattr(self.net, "cancel", None) or self.net.unschedule
         try:
-            cancel(timer)
+            self.net.cancel(timer)
         except (ValueError, RuntimeError):
             pass
 

@@ -21,7 +21,6 @@ from typing import Any, Final, NamedTuple
 
 import kafka.errors as Errors
 import pyarrow as pa
-from kafka.consumer.fetcher import ConsumerRecord, Fetcher
 from kafka.protocol.consumer import IsolationLevel
 from kafka.structs import TopicPartition
 
@@ -40,6 +39,7 @@ from tolerant_client.record_batch import (
     records_section,
 )
 from tolerant_client.record_pieces import Piece, Rows, read_messages, read_pieces
+from tolerant_client.stock_names import ConsumerRecord, Fetcher
 
 PIECE_BYTES: Final = 1 << 20
 

@@ -19,12 +19,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import kafka.errors as Errors
-from kafka.coordinator.consumer import ConsumerCoordinator
 from kafka.structs import OffsetAndMetadata
 
 from tolerant_client.coordinator_partition import OFFSETS_TOPIC
 from tolerant_client.coordinator_watch import CoordinatorWatch
 from tolerant_client.errors import CoordinatorUnavailableError
+from tolerant_client.stock_names import ConsumerCoordinator
 
 log = logging.getLogger(__name__)
 

@@ -23,13 +23,13 @@ from typing import Any
 
 import kafka.errors as Errors
 import pyarrow as pa
-from kafka.consumer.fetcher import FetchMetadata, FetchRequestData, FetchSessionHandler, Fetcher
 from kafka.protocol.consumer import FetchRequest
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from tolerant_client.consumer_records import PartitionRecords
 from tolerant_client.events import CorruptRecords
 from tolerant_client.out_of_range import Doubts, report
+from tolerant_client.stock_names import Fetcher, FetchMetadata, FetchRequestData, FetchSessionHandler
 
 _CORRUPT_AFTER = 3  # fetches of the same offset
 

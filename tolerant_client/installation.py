@@ -22,10 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import kafka
-import kafka.consumer.group
 import kafka.errors as Errors
-import kafka.producer.kafka
-from kafka.net.manager import KafkaConnectionManager
 
 from tolerant_client import forking, masking
 from tolerant_client.clients import build
@@ -35,6 +32,7 @@ from tolerant_client.events import Listener, RecoveryCounters
 from tolerant_client.fetcher import TolerantFetcher
 from tolerant_client.manager import TolerantConnectionManager
 from tolerant_client.policy import RecoveryPolicy
+from tolerant_client.stock_names import KafkaConnectionManager, consumer_module, producer_module
 from tolerant_client.transactions import TolerantTransactionManager
 
 _ABSENT = object()  # an attribute that its owner did not have
@@ -106,9 +104,9 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     return [
         # Every connection of every client is made by a manager, so this reaches KafkaNetClient and all that use it.
         (KafkaConnectionManager, "__init__", _init_manager),
-        (kafka.consumer.group, "Fetcher", TolerantFetcher),
-        (kafka.consumer.group, "ConsumerCoordinator", TolerantCoordinator),
-        (kafka.producer.kafka, "TransactionManager", TolerantTransactionManager),
+        (consumer_module, "Fetcher", TolerantFetcher),
+        (consumer_module, "ConsumerCoordinator", TolerantCoordinator),
+        (producer_module, "TransactionManager", TolerantTransactionManager),
         (kafka.KafkaConsumer, "poll_arrow", poll_arrow),
         # A forked child has to find the clients, and to know how to build them anew.
         (kafka.KafkaConsumer, "__init__", _guarded(kafka.KafkaConsumer.__init__)),

@@ -17,11 +17,6 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import kafka.errors as Errors
-from kafka.net.compat import KafkaNetClient
-from kafka.net.inet import KafkaNetSocket
-from kafka.net.manager import KafkaConnectionManager
-from kafka.net.selector import NetworkSelector
-from kafka.net.transport import KafkaSSLTransport
 
 from tolerant_client import forking, masking
 from tolerant_client.any_broker import AnyBroker, is_for_any_broker
@@ -30,6 +25,13 @@ from tolerant_client.connection import TolerantConnection
 from tolerant_client.events import Event, Listener, RecoveryCounters
 from tolerant_client.leaders import LeaderWatch
 from tolerant_client.policy import RecoveryPolicy
+from tolerant_client.stock_names import (
+    KafkaConnectionManager,
+    KafkaNetClient,
+    KafkaNetSocket,
+    KafkaSSLTransport,
+    NetworkSelector,
+)
 from tolerant_client.transport import QuietSocket, TolerantSSLTransport, TolerantTCPTransport
 
 log = logging.getLogger(__name__)

@@ -20,8 +20,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kafka.protocol.data_container import DataContainer
-from kafka.record.abc import ABCRecord
 from kafka.structs import OffsetAndMetadata
+
+from tolerant_client.stock_names import ABCRecord
 
 _MAX_DEPTH = 8  # of containers in containers; deeper ones are not printed
 _TINY = 2  # bytes: a reply code of a proxy, not a payload

@@ -21,8 +21,6 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import kafka.errors as Errors
-from kafka.future import Future
-from kafka.net.selector import NetworkSelector
 from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.protocol.metadata import MetadataRequest
 from kafka.structs import TopicPartition
@@ -48,6 +46,7 @@ from tolerant_client.produce import (
     ProducedPartition,
     RawProduce,
 )
+from tolerant_client.stock_names import Future, NetworkSelector
 
 EARLIEST = -2
 LATEST = -1

@@ -16,8 +16,9 @@ from typing import Any
 
 import kafka
 import kafka.errors as Errors
-from kafka.consumer.subscription_state import SubscriptionType
 from kafka.structs import TopicPartition
+
+from tolerant_client.stock_names import SubscriptionType
 
 
 def resubscribe(consumer: Any, other: Any) -> None:
@@ -51,7 +52,7 @@ def _wait_for(consumer: Any, partitions: Set[TopicPartition]) -> None:
             raise Errors.KafkaTimeoutError(
                 f"no metadata of {sorted(missing)} within {consumer.config['request_timeout_ms']} ms"
             )
-        manager.run(manager.wait_for, manager.cluster.request_update(), 1000 * left)
+        manager._net.run(manager.wait_for, manager.cluster.request_update(), 1000 * left)
 
 
 def _take_place(subscription: Any, other: Any) -> None:

@@ -30,7 +30,12 @@ import time
 from typing import Any
 
 import kafka.errors as Errors
-from kafka.producer.transaction_manager import (
+from kafka.protocol.metadata import CoordinatorType
+
+from tolerant_client.coordinator_partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from tolerant_client.coordinator_watch import CoordinatorWatch
+from tolerant_client.errors import ConnectionLostError, TransactionOutcomeUnknownError
+from tolerant_client.stock_names import (
     EndTxnHandler,
     FindCoordinatorHandler,
     InitProducerIdHandler,
@@ -38,11 +43,6 @@ from kafka.producer.transaction_manager import (
     TransactionState,
     TxnOffsetCommitHandler,
 )
-from kafka.protocol.metadata import CoordinatorType
-
-from tolerant_client.coordinator_partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
-from tolerant_client.coordinator_watch import CoordinatorWatch
-from tolerant_client.errors import ConnectionLostError, TransactionOutcomeUnknownError
 
 _LOOK_EVERY = 0.2  # seconds
 _LAST_LOOK = 0.25  # seconds, for a call whose time is over, and whose error shall say why

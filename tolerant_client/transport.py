@@ -22,9 +22,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import kafka.errors as Errors
-from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 
 from tolerant_client.framing import FrameAssembler
+from tolerant_client.stock_names import KafkaSSLTransport, KafkaTCPTransport
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,8 @@ class TolerantTCPTransport(KafkaTCPTransport):  # type: ignore[misc]  # kafka-py
     def writelines(self, list_of_data: Any) -> None:
         """Writes buffers from where they are; a closing transport only flushes what it has."""
         if not self._closed:
-            super().writelines(list_of_data)
+            for data in filter(len, list_of_data):
+                self.write(data)
 
     def abort(self, error: Exception | None = None) -> None:
         """Closes at once, also a transport that is closing and whose last bytes nobody reads."""

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
 from spark_integration.mirroring.link_state import TaskReport
@@ -20,6 +19,7 @@ from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.mirror.link.claims import MIRROR, WHOLE_TOPIC, Claim, Waiting, claimed_part
 from tolerant_client.mirror.link.claims_topic import Claims, claimed_by, new_holder
 from tolerant_client.raw import RawCluster
+from tolerant_client.stock_names import NetworkSelector
 
 
 class RunClaim:

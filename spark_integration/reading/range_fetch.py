@@ -16,7 +16,6 @@ import time
 from typing import Final, NoReturn
 
 from kafka import errors as kafka_errors
-from kafka.future import Future
 from kafka.structs import TopicPartition
 
 from spark_integration.reading.offsets import EARLIEST, EARLIEST_LOCAL, LAST_STABLE, LATEST, OffsetRange
@@ -34,6 +33,7 @@ from tolerant_client.fetch import FetchedPartition
 from tolerant_client.legacy_records import iter_record_sets
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import BatchHeader
+from tolerant_client.stock_names import Future
 
 log = logging.getLogger(__name__)
 

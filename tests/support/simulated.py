@@ -52,8 +52,6 @@ class SimulatedNet:
     def cancel(self, timer: Any) -> None:
         timer[2] = None
 
-    unschedule = cancel  # its name up to kafka-python 3.0.4
-
     def arrive(self, when: float, task: Callable[[], Any]) -> None:
         """Something that happens on the wire."""
         heapq.heappush(self._queue, [when, next(self._count), task, False])

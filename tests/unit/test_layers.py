@@ -36,6 +36,7 @@ SANS_IO = (
 
 # The lower ones may not import the upper ones.
 ORDER = [
+    {"stock_names"},
     {"resubscribing"},
     {"errors", "api_rows", "masking", "forking", "wire", "mirror.state_json"},
     {"policy", "roundtrips", "correlation"},

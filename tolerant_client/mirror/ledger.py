@@ -22,7 +22,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 import kafka.errors as Errors
-from kafka.future import Future
 from kafka.protocol.producer import InitProducerIdRequest
 from kafka.structs import TopicPartition
 
@@ -33,6 +32,7 @@ from tolerant_client.mirror.state_json import LAST_MS, document, moment, partiti
 from tolerant_client.mirror.topics import topic_ids
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.stock_names import Future
 
 LEDGER_TOPIC = "tolerant-mirror-ledger"
 UNREADABLE = "unreadable"  # the reason of a row that stands for a record which is none

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from kafka.future import Future
 from kafka.structs import TopicPartition
+
+from tolerant_client.stock_names import Future
 
 
 class Turns:

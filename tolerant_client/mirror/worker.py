@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.identical.copy import LinkCopier
@@ -25,6 +24,7 @@ from tolerant_client.mirror.measures import Measured, MeasuredCluster
 from tolerant_client.mirror.replication_policy import TopicNames
 from tolerant_client.mirror.translated.copier import TranslatedCopier
 from tolerant_client.raw import RawCluster
+from tolerant_client.stock_names import NetworkSelector
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from kafka.errors import KafkaError
-from kafka.future import Future
 from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.appendable import Appendable
@@ -26,6 +25,7 @@ from tolerant_client.mirror.log_ends import Unreplicated, replicated_ends_at
 from tolerant_client.produce import ProducedPartition
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import BatchHeader
+from tolerant_client.stock_names import Future
 
 
 NO_CLAIM = "the claim on the target's partition is over"

@@ -22,8 +22,6 @@ from typing import Any
 
 import kafka.errors as Errors
 from kafka.errors import KafkaError
-from kafka.future import Future
-from kafka.net.wakeup_notifier import WakeupNotifier
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import (
@@ -60,6 +58,7 @@ from tolerant_client.mirror.losses import LedgerRow, Loss, LossPolicy, LossReaso
 from tolerant_client.mirror.producers import init_producer_id
 from tolerant_client.mirror.turns import Turns
 from tolerant_client.raw import RawCluster
+from tolerant_client.stock_names import Future, WakeupNotifier
 
 _PAUSE_S = 30.0  # between two looks at a partition that policy has paused
 _AHEAD_S = 1.0  # between two looks at a source that has to catch up with what the target keeps

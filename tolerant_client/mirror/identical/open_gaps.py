@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any
 
 import kafka.errors as Errors
-from kafka.future import Future
 from kafka.protocol.admin import DescribeTransactionsRequest
 from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.structs import TopicPartition
@@ -22,6 +21,7 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.identical.gap_producer import GapProducer, gap_transactional_id
 from tolerant_client.producer_transaction import TRANSACTION, Coordinators
 from tolerant_client.raw import RawCluster
+from tolerant_client.stock_names import Future
 
 _OPEN = {"Ongoing", "PrepareAbort", "PrepareCommit", "PrepareEpochFence"}  # TransactionState.java
 _NEVER_USED = {  # by us: who has no right now had none then

@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable, Collection, Iterable
 
 import kafka.errors as Errors
-from kafka.net.wakeup_notifier import WakeupNotifier
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError, RecoveryExhaustedError, TargetClaimedError, text_of
@@ -32,6 +31,7 @@ from tolerant_client.mirror.link.claims import (
 from tolerant_client.mirror.own_topic import append_own, create_own_topic, end_of, has_topic
 from tolerant_client.raw import EARLIEST, RawCluster
 from tolerant_client.record_batch import decode_records
+from tolerant_client.stock_names import WakeupNotifier
 
 _PARTITION = TopicPartition(CLAIMS_TOPIC, 0)
 _TICK_S = 0.25

@@ -34,7 +34,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import kafka.errors as Errors
-from kafka.future import Future
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import LinkPromotedError, OptionError, text_of
@@ -56,6 +55,7 @@ from tolerant_client.mirror.state_json import (
 from tolerant_client.mirror.topic_filter import OWN_TOPICS, LinkTopics
 from tolerant_client.raw import RawCluster
 from tolerant_client.record_batch import Record
+from tolerant_client.stock_names import Future
 
 CONTROL_TOPIC = f"{OWN_TOPICS}control"
 HIDDEN = f"we may not read topic {CONTROL_TOPIC} of the target: grant us Describe and Read on it"

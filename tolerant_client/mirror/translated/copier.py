@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import kafka.errors as Errors
-from kafka.future import Future
-from kafka.net.wakeup_notifier import WakeupNotifier
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import LinkPromotedError, OptionError
@@ -43,6 +41,7 @@ from tolerant_client.mirror.translated.partition import TransactionLimits, Trans
 from tolerant_client.mirror.translated.shared_reads import SharedReads
 from tolerant_client.mirror.turns import Turns
 from tolerant_client.raw import READ_COMMITTED, RawCluster
+from tolerant_client.stock_names import Future, WakeupNotifier
 
 _CLEAR_EVERY_S = 3600.0
 _CONTROL_S = 1.0  # between two looks at what the operator says

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import kafka.errors as Errors
-from kafka.net.wakeup_notifier import WakeupNotifier
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import (
@@ -63,6 +62,7 @@ from tolerant_client.mirror.translated.place import (
 )
 from tolerant_client.mirror.translated.shared_reads import SharedReads
 from tolerant_client.raw import EARLIEST, EARLIEST_LOCAL, LATEST, READ_COMMITTED, RawCluster
+from tolerant_client.stock_names import WakeupNotifier
 
 BELIEVED_AFTER = 3
 _MAX_PAUSE_S = 1.0

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Generic, TypeVar
 
 import kafka.errors as Errors
-from kafka.future import Future
 from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.link.beginning import copied_identically
@@ -19,6 +18,7 @@ from tolerant_client.mirror.translated.map_topic import read_last_rows
 from tolerant_client.mirror.translated.offset_map import MapRow
 from tolerant_client.mirror.translated.place import TopicPair
 from tolerant_client.raw import RawCluster
+from tolerant_client.stock_names import Future
 
 _FACTS_LAST_S = 5.0
 

@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import kafka.errors as Errors
-from kafka.net.wakeup_notifier import WakeupNotifier
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import TolerantClientError
@@ -28,6 +27,7 @@ from tolerant_client.mirror.verify.log_comparison import LogComparison
 from tolerant_client.mirror.verify.outcome import Difference, NotCompared
 from tolerant_client.mirror.verify.slices import Running, Slice, SliceResult
 from tolerant_client.raw import EARLIEST, EARLIEST_LOCAL, LATEST, RawCluster
+from tolerant_client.stock_names import WakeupNotifier
 
 SOURCE, TARGET = LogComparison.SOURCE, LogComparison.TARGET
 MAX_BYTES: Final = 128 << 20
