@@ -7,16 +7,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tolerant_client.clients import KafkaAdminClient, KafkaProducer
     from tolerant_client.consumer import KafkaConsumer
+    from tolerant_client.errors import OutcomeUnknownError, TolerantClientError
     from tolerant_client.installation import install, uninstall
     from tolerant_client.policy import RecoveryPolicy
 
-__all__ = ["KafkaAdminClient", "KafkaConsumer", "KafkaProducer", "RecoveryPolicy", "install", "uninstall"]
+__all__ = [
+    "KafkaAdminClient",
+    "KafkaConsumer",
+    "KafkaProducer",
+    "OutcomeUnknownError",
+    "RecoveryPolicy",
+    "TolerantClientError",
+    "install",
+    "uninstall",
+]
 
 _HOMES = {
     "KafkaAdminClient": "tolerant_client.clients",
     "KafkaConsumer": "tolerant_client.consumer",
     "KafkaProducer": "tolerant_client.clients",
+    "OutcomeUnknownError": "tolerant_client.errors",
     "RecoveryPolicy": "tolerant_client.policy",
+    "TolerantClientError": "tolerant_client.errors",
     "install": "tolerant_client.installation",
     "uninstall": "tolerant_client.installation",
 }
