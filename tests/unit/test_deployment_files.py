@@ -126,10 +126,13 @@ def test_every_example_that_shows_its_result_has_that_result(page: Path) -> None
     assert done.attempted and not done.failed
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_file_that_a_guide_says_it_was_tried_with_exists(page: Path) -> None:
-    for name in re.findall(r"`(tests/[\w/]+\.py|spark_integration/[\w./-]+)`", page.read_text()):
-        assert (PACKAGE.parent / name).exists(), f"{page.name} names {name}"
+_PLACE = r"(?<=[` ])((?:tests|tolerant_client|spark_integration|docs)/[\w./-]*\w)(?=[` ])"
+
+
+@pytest.mark.parametrize("page", having(_PLACE))
+def test_every_file_and_folder_that_a_page_names_exists(page: Path) -> None:
+    for name in re.findall(_PLACE, page.read_text()):
+        assert (ROOT / name).exists(), f"{page.name} names {name}"
 
 
 def test_the_example_is_a_file_of_one_flow_without_warnings() -> None:
