@@ -21,8 +21,8 @@ def main() -> None:
         if error.name not in _CLI:
             raise
         print(
-            f"tolerant-kafka: the command line needs the package {error.name}: install tolerant-client with its extra [cli]"
-            " (in a checkout: pip install '.[cli]'), or with [spark] for the engine that scales",
+            f"tolerant-kafka: the command line needs the package {error.name}: install tolerant-client with its extra"
+            " [cli] (in a checkout: pip install '.[cli]'), or with [spark] for the engine that scales",
             file=sys.stderr,
         )
         raise SystemExit(2) from None

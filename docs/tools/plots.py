@@ -2,7 +2,7 @@
 
 A page asks for one with a comment after a table, which code hosts do not show:
 
-    <!-- plot: ratio to MirrorMaker 2 -->    each other column beside this one: what its cells call "N times", else the quotient
+    <!-- plot: ratio to MirrorMaker 2 -->    the other columns: "N times" of a cell, else its quotient by this one
     <!-- plot: percent -->                   the first "N %" of each cell; a cell without one is drawn as its words
 """
 
@@ -26,7 +26,7 @@ _COLOURS = ("#00897b", "#78909c", "#ef9a3c", "#7e57c2")
 
 @dataclass(frozen=True)
 class Chart:
-    """Bars in groups: `values` has a row for each of `groups` and a column for each of `series`; a text is a bar of none."""
+    """Bars in groups: `values` has a row for each of `groups`, a column for each of `series`; a text has no bar."""
 
     title: str
     groups: Sequence[str]
@@ -42,7 +42,9 @@ def drawn(markdown: str) -> str:
 
 def chart_of(table: str, wish: str) -> Chart:
     """The chart of a Markdown table; raises ValueError where it has no figures for it."""
-    head, _, *rows = ([cell.strip() for cell in line.strip().strip("|").split("|")] for line in table.strip().splitlines())
+    head, _, *rows = (
+        [cell.strip() for cell in line.strip().strip("|").split("|")] for line in table.strip().splitlines()
+    )
     if wish == "percent":
         return _percentages(head, rows)
     base = re.fullmatch(r"ratio to (.*)", wish)
@@ -95,18 +97,28 @@ def _svg(chart: Chart) -> str:
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    look = {"svg.fonttype": "none", "svg.hashsalt": chart.title, "font.size": 9, "axes.spines.right": False, "axes.spines.top": False}
+    look = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": chart.title,
+        "font.size": 9,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+    }
     ink = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK)
     with pyplot.rc_context({**look, **ink}):
         bars = len(chart.groups) * len(chart.series)
-        figure, axes = pyplot.subplots(figsize=(8.4, 0.9 + 0.17 * bars + 0.12 * len(chart.groups)), layout="constrained")
+        figure, axes = pyplot.subplots(
+            figsize=(8.4, 0.9 + 0.17 * bars + 0.12 * len(chart.groups)), layout="constrained"
+        )
         height = 0.8 / len(chart.series)
         for number, name in enumerate(chart.series):
             places = [group + (number - (len(chart.series) - 1) / 2) * height for group in range(len(chart.groups))]
             cells = [row[number] for row in chart.values]
             lengths = [cell if isinstance(cell, float) else 0.0 for cell in cells]
             if chart.is_ratio:  # a bar begins at 1, which is no difference
-                axes.barh(places, [length - 1 for length in lengths], height, left=1, label=name, color=_COLOURS[number])
+                axes.barh(
+                    places, [length - 1 for length in lengths], height, left=1, label=name, color=_COLOURS[number]
+                )
             else:
                 axes.barh(places, lengths, height, label=name, color=_COLOURS[number])
             for place, cell, length in zip(places, cells, lengths):

@@ -29,7 +29,9 @@ def command_line() -> str:
         parts.append(f"## {panel}")
         for command in commands:
             arguments = [param for param in command.params if param.param_type_name == "argument"]
-            usage = " ".join(_value(argument, typing.get_type_hints(inspect.unwrap(command.callback))) for argument in arguments)
+            usage = " ".join(
+                _value(argument, typing.get_type_hints(inspect.unwrap(command.callback))) for argument in arguments
+            )
             line = f"tolerant-kafka {command.name} {usage}".rstrip()
             parts += [f"### {command.name}", f"```text\n{line} [OPTIONS]\n```", _text(command.help), *_options(command)]
     return "\n\n".join(parts) + "\n"
@@ -69,8 +71,8 @@ def metrics() -> str:
     return "\n\n".join(
         (
             "# Every metric",
-            "Prometheus metrics of a mirror, served by `tolerant-kafka mirror --metrics HOST:PORT`. What each of them is good "
-            "for, and alerts worth having: [Seeing the mirror](../../spark_integration/monitoring/README.md).",
+            "Prometheus metrics of a mirror, served by `tolerant-kafka mirror --metrics HOST:PORT`.",
+            "What each is good for, and alerts: [Seeing the mirror](../../spark_integration/monitoring/README.md).",
             _families(link),
             "## Clients, for Prometheus",
             "Register a `RecoveryCollector` of your consumers and producers: [the clients](../clients.md).",
@@ -85,7 +87,12 @@ def metrics() -> str:
 def _families(families: Iterable[Any]) -> str:
     suffix: Mapping[str, str] = {"counter": "_total", "info": "_info"}
     rows = [
-        (f"`{one.name}{suffix.get(one.type, '')}`", one.type, ", ".join(f"`{label}`" for label in one._labelnames), one.documentation)
+        (
+            f"`{one.name}{suffix.get(one.type, '')}`",
+            one.type,
+            ", ".join(f"`{label}`" for label in one._labelnames),
+            one.documentation,
+        )
         for one in families
     ]
     return _table(("metric", "type", "labels", "meaning"), rows)

@@ -3,8 +3,8 @@
 Laws:
 - A page has one copy.  It is mounted under its path in the repository, so that a link between two pages, or to a file,
   leads to the same place on a code host and in the site.
-- What code knows is generated from the code when the site is built (reference.py), and plots are drawn from the tables of
-  the page that they stand in (plots.py).
+- What code knows is generated from the code when the site is built (reference.py), and plots are drawn from the tables
+  of the page that they stand in (plots.py).
 - A strict build fails where Python-Markdown reads a page otherwise than a code host does, or a page loads anything from
   another place.
 """
@@ -23,16 +23,20 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # the code that is documented is this checkout's
 
-import plots  # noqa: E402  # beside this file: MkDocs has its folder on the path while it imports a hook
-import reference  # noqa: E402
+import plots  # beside this file: MkDocs has its folder on the path while it imports a hook
+import reference
 
 _log = logging.getLogger("mkdocs.hooks.site")
 
 _PAGES = ("*.md", "docs/**/*.md", "tests/README.md", "tolerant_client/**/*.md", "spark_integration/**/*.md")
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 _ROW, _CODE = re.compile(r"^\|.*", re.MULTILINE), re.compile(r"`[^`]+`")
-_UNREAD = re.compile(r"<p>(?:(?!</p>)[^`])*\n\s*(?:[-*] |\d+\. |\| |```)", re.DOTALL)  # a list or table that became a paragraph
-_LOADED = re.compile(r"<(?:script|img|iframe|source)[^>]*\ssrc=\"?(?:https?:)?//|<link[^>]*rel=\"?(?:stylesheet|preconnect)[^>]*//")
+_UNREAD = re.compile(
+    r"<p>(?:(?!</p>)[^`])*\n\s*(?:[-*] |\d+\. |\| |```)", re.DOTALL
+)  # a list or table that became a paragraph
+_LOADED = re.compile(
+    r"<(?:script|img|iframe|source)[^>]*\ssrc=\"?(?:https?:)?//|<link[^>]*rel=\"?(?:stylesheet|preconnect)[^>]*//"
+)
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -64,12 +68,14 @@ def _published(file: File, config: Any) -> File:
     """The same; the pages of docs/ are the site's own and have no folder in their addresses."""
     if file.src_uri.startswith("docs/"):
         there = file.src_uri.removeprefix("docs/")
-        file.dest_uri = File(there, src_dir=None, dest_dir=config.site_dir, use_directory_urls=config.use_directory_urls).dest_uri
+        file.dest_uri = File(
+            there, src_dir=None, dest_dir=config.site_dir, use_directory_urls=config.use_directory_urls
+        ).dest_uri
     return file
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Draws the plots that a page asks for, and has Markdown read within <details> and in tables, as code hosts read it."""
+    """Draws the plots that a page asks for, and has <details> and code in tables read as code hosts read them."""
     del config, files
     if page.parent is None:
         page.meta["hide"] = ["navigation"]  # it is a tab of its own

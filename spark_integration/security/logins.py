@@ -296,5 +296,6 @@ def _error_code(answer: bytes) -> str:
 def _need_package(module: str, what: str, extra: str) -> None:
     if importlib.util.find_spec(module) is None:
         raise OptionError(
-            f"{what} needs the Python package {module} on the driver and on every executor: in a checkout, pip install '.[{extra}]'"
+            f"{what} needs the Python package {module} on the driver and on every executor: in a checkout, "
+            f"pip install '.[{extra}]'"
         )

@@ -52,13 +52,15 @@ def test_the_page_of_metrics_has_every_metric_of_a_link_and_of_a_client() -> Non
 
 
 def test_a_ratio_is_what_the_table_calls_times_and_else_the_quotient_of_its_numbers() -> None:
-    table = "| data | old, /s | new |\n|---|---|---|\n| small | 200 | 1,000 (5.1 times) |\n| large | 200 | 300 |\n| start | 8 s | 1 s |\n"
+    rows = ("| data | old, /s | new |", "|---|---|---|", "| small | 200 | 1,000 (5.1 times) |", "| large | 200 | 300 |")
+    table = "\n".join((*rows, "| start | 8 s | 1 s |", ""))
     chart = plots.chart_of(table, "ratio to old, /s")
     assert (chart.groups, chart.series, chart.values) == (["small", "large"], ["new"], [[5.1], [1.5]])
 
 
 def test_a_cell_without_a_percentage_is_drawn_as_its_words() -> None:
-    table = "| api | fault | a | b |\n|---|---|---|---|\n| Fetch | lost | 99 %, 0.1 s | stuck |\n| | cut | 5 failed | 58 % |\n"
+    rows = ("| api | fault | a | b |", "|---|---|---|---|", "| Fetch | lost | 99 %, 0.1 s | stuck |")
+    table = "\n".join((*rows, "| | cut | 5 failed | 58 % |", ""))
     chart = plots.chart_of(table, "percent")
     assert chart.groups == ["Fetch: lost", "Fetch: cut"]
     assert chart.values == [[99.0, "stuck"], ["5 failed", 58.0]]
@@ -76,4 +78,7 @@ def test_each_plot_of_the_benchmarks_stands_behind_a_table_that_has_its_figures(
         figures = {float(text.replace(",", "")) for text in re.findall(r"\d[\d,]*(?:\.\d+)?", table)}
         for row in plots.chart_of(table, wish).values:
             drawn = [cell for cell in row if isinstance(cell, float)]
-            assert all(cell in figures or any(abs(cell - a / b) < 1e-9 for a in figures for b in figures if b) for cell in drawn)
+            assert all(
+                cell in figures or any(abs(cell - a / b) < 1e-9 for a in figures for b in figures if b)
+                for cell in drawn
+            )
