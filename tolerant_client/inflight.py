@@ -142,7 +142,7 @@ class InFlightRequests:
             return self._odd(entry, other, body, now)
         except Exception as error:  # a decoder on hostile bytes may raise anything
             return self._misfit(entry, entry.not_decoded(error), now)
-        if events := self._doubted_for_probe(entry, body, now):
+        if (events := self._waits_for_probe(entry, response, body, now)) is not None:
             return events
         if self._is_regular and entry is not self._probe and entry is self._requests.oldest:
             self.silence.answered(entry, now)
@@ -194,13 +194,26 @@ class InFlightRequests:
         entry.move(Input.HOLD)
         entry.response = response
 
-    def _doubted_for_probe(self, entry: InFlightRequest, body: memoryview, now: float) -> list[Event]:
-        """Law H, of the probe: on a stream that is shifted its answer comes under the id of a request that waits."""
+    def _waits_for_probe(self, entry: InFlightRequest, response: Any, body: memoryview, now: float) -> list[Event] | None:
+        """Law H, of the probe: an answer that fits it, too, may be the probe's, on a stream that is shifted.
+
+        That to the oldest request is held until the probe's own shows that it is not; any other is a misfit.  None where
+        nothing of that kind is in question.
+        """
         probe = self._probe
         if probe is None or probe.state is not State.IN_FLIGHT or getattr(entry.request, "asks_nothing", False):
-            return []
-        takes = probe.takes(body, entry)
-        return self._misfit(entry, f"an answer to {entry.api} fits the probe, too", now, [entry]) if takes else []
+            return None
+        if not probe.takes(body, entry):
+            return None
+        is_in_turn = entry is self.oldest and entry.state is State.IN_FLIGHT and entry.odd is None
+        if response is None or not is_in_turn:
+            return self._misfit(entry, f"an answer to {entry.api} fits the probe, too", now, [entry])
+        self.silence.answered(entry, now)
+        self._hold(entry, response)
+        self._is_regular = False
+        if self._trial is None:  # a peer that took so long may take so long for the probe
+            self._trial = Trial(now, NEVER, self.silence.patience(now - entry.sent_at), is_meant=False)
+        return []
 
     def _odd(self, entry: InFlightRequest, other: OtherSubject, body: memoryview, now: float) -> list[Event]:
         """T6: an answer that decodes but speaks of something else than its request.
@@ -211,7 +224,7 @@ class InFlightRequests:
         is_first = entry.state is State.IN_FLIGHT and entry.odd is None and entry is not self._probe
         if is_first and entry.said is not None and other.names == entry.said.names:
             return self._answered(entry, other.response, body, now)
-        if events := self._doubted_for_probe(entry, body, now):
+        if (events := self._waits_for_probe(entry, None, body, now)) is not None:
             return events
         others = [r for r in self if r.takes(body, entry)]
         if entry is self._probe and not others:
@@ -219,8 +232,9 @@ class InFlightRequests:
         if others or not is_first or other.response is None:
             return self._misfit(entry, str(other), now, others)
         if self.question is None and entry is self.oldest and not (self.ids.awaits_any or self._is_setting_up()):
-            self._weigh(entry, other, now, events)
-            return self._release(events, now)
+            settled: list[Event] = []
+            self._weigh(entry, other, now, settled)
+            return self._release(settled, now)
         entry.odd = other
         return self._put_on_trial(now, 0.0, is_meant=self._requests.is_next(entry))
 

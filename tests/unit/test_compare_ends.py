@@ -46,6 +46,7 @@ class Log:
     ) -> None:
         self.stable = end if stable is None else stable
         self.batches, self.start, self.end = batches, start, end
+        self.aborted: tuple[tuple[int, int], ...] = ()
         self.leader_end = end if leader_end is None else leader_end
         self.manager = SimpleNamespace(
             broker_version_data=SimpleNamespace(api_versions={DescribeProducersRequest.API_KEY: (0, 0)})
@@ -76,7 +77,7 @@ class Log:
     ) -> list[FetchedPartition]:
         end = self.stable if isolation_level else self.end
         held = [b for b in self.batches if positions[P] <= (header := read_header(b)).last_offset and header.base_offset < end]
-        return [FetchedPartition(P, 0, self.end, self.end, self.start, (), memoryview(b"".join(held)))]
+        return [FetchedPartition(P, 0, self.end, self.end, self.start, self.aborted if isolation_level else (), memoryview(b"".join(held)))]
 
 
 def batch(base_offset: int, value: bytes = b"x", **options: Any) -> bytes:
@@ -105,7 +106,10 @@ def told(monkeypatch: pytest.MonkeyPatch) -> None:
         return {"orders": IDS}
 
     async def producers(target: Any, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, list[ProducerEntry]]:
-        return {p: [ENTRY] for p in partitions}
+        written = [header for b in target.batches if (header := read_header(b)).producer_id == LINK_ID]
+        is_behind = target.leader_end > target.end  # the leader has more of the link than consumers see
+        last = ENTRY.last_sequence if is_behind or not written else written[-1].base_sequence + written[-1].last_offset_delta
+        return {p: [ENTRY._replace(last_sequence=last)] for p in partitions}
 
     monkeypatch.setattr(state, "read_ids", ids)
     monkeypatch.setattr(state, "describe_producers", producers)
@@ -236,6 +240,61 @@ def test_a_copy_that_another_wrote_stays_one_where_the_source_has_cleaned_it_sin
     target: Any = Log(of_link(0), batch(10, b"copied", producer_id=99, producer_epoch=0, base_sequence=0), end=20)
     found = asyncio.run(state.read_append_states(source, target, [P], LINK_ID, control=replace(CONTROL, copied={P: 20})))
     assert isinstance(found[P], AppendState)
+
+
+MEANT_FOR_280 = batch(0, producer_id=LINK_ID, producer_epoch=0, base_sequence=280)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [Log(batch(50), start=50, end=60), Log(batch(30), end=40), Log(batch(0), end=10), Log(batch(0), batch(10), end=20)],
+    ids=["retention", "cleaned", "equal", "more"],
+)
+@pytest.mark.parametrize("end", [(), (marker(10),)], ids=["data", "marker"])
+def test_a_batch_of_the_link_that_was_meant_for_a_later_offset_is_no_copy_whatever_the_source_has(
+    source: Any, end: tuple[bytes, ...]
+) -> None:
+    """The target's topic is made anew between two appends: its broker knows no producer, and takes any sequence."""
+    target: Any = Log(MEANT_FOR_280, *end, end=10 + len(end))
+    found = asyncio.run(state.read_append_states(source, target, [P], LINK_ID, control=CONTROL))
+    assert isinstance(found[P], TargetDivergedError) and "meant for a later offset" in str(found[P])
+
+
+def start_filler(base_offset: int, count: int, mark: bytes = b"50") -> bytes:
+    filler = [Record(0, 1, None, None, ((FILLER, mark),))] * count
+    return encode_batch(filler, base_offset=base_offset, producer_id=LINK_ID, producer_epoch=0, base_sequence=base_offset)
+
+
+@pytest.mark.parametrize("copied", [{}, {P: 50}], ids=["nothing known", "written down"])
+def test_a_log_start_that_a_killed_mirror_left_half_done_is_brought_to_its_end(copied: dict[TopicPartition, int]) -> None:
+    source: Any = Log(batch(50), start=50, end=60)
+    found = asyncio.run(
+        state.read_append_states(
+            source, Log(start_filler(0, 10), start_filler(10, 10), end=20), [P], LINK_ID, control=replace(CONTROL, copied=copied)
+        )
+    )
+    assert isinstance(found[P], state.LogStart) and found[P].start == 50
+
+
+@pytest.mark.parametrize(
+    ("first", "copied"), [(of_link(0), {}), (of_link(0), {P: 11}), (start_filler(0, 10), {P: 11})], ids=["data", "both", "copied"]
+)
+def test_a_copied_record_that_looks_like_filler_starts_no_log(first: bytes, copied: dict[TopicPartition, int]) -> None:
+    """Any producer of the source can write one; what the target has before it would be deleted."""
+    source: Any = Log(batch(50), start=50, end=60)
+    target: Any = Log(first, start_filler(10, 1), end=11)
+    found = asyncio.run(state.read_append_states(source, target, [P], LINK_ID, control=replace(CONTROL, copied=copied)))
+    assert isinstance(found[P], Loss) and (found[P].row.from_offset, found[P].row.until_offset) == (11, 50)
+
+
+def test_others_plain_copy_of_an_aborted_transaction_is_no_copy() -> None:
+    """Its headers are those of a copy: whether a transaction was aborted stands in its marker."""
+    aborted, plain = ([Record(0, 1, None, b"x")] * 10,) * 2
+    source: Any = Log(batch(0), in_transaction(10, *aborted), marker(20), batch(21), end=31)
+    source.aborted = ((99, 10),)
+    target: Any = Log(of_link(0), encode_batch(plain, base_offset=10, producer_id=5, producer_epoch=0, base_sequence=0), end=20)
+    found = asyncio.run(state.read_append_states(source, target, [P], LINK_ID, control=CONTROL))
+    assert isinstance(found[P], TargetDivergedError) and "foreign record batch at offset 10" in str(found[P])
 
 
 def test_what_the_source_could_not_be_read_of_makes_nobody_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:

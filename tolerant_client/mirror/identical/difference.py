@@ -280,6 +280,15 @@ def _only_gaps(case: Case, first: int, marker: BatchHeader | None) -> TargetDive
     )
 
 
+def misplaced(case: Case) -> TargetDivergedError:
+    """The link counts every offset once, and gaps not (M2): a sequence ahead of its offset was meant for a later one."""
+    return TargetDivergedError(
+        f"The target log of {case} ends at offset {case.logs.target_end}, and the mirror's last batch there was meant for a later"
+        f" offset: its next sequence is {case.state.next_sequence}. The topic was deleted and made anew on the target, or emptied,"
+        " while the mirror wrote it. Delete the target topic: the next start creates it and fills it again"
+    )
+
+
 def nothing_proves(case: Case) -> TargetDivergedError:
     logs = case.logs
     has = f"has only offsets {logs.target_start} to {logs.target_end}" if logs.is_written else "is empty"

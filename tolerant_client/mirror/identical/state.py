@@ -35,6 +35,7 @@ from tolerant_client.mirror.identical.difference import (
     has_times_rewritten,
     is_all_filler,
     is_found,
+    misplaced,
     nothing_proves,
     overtaken,
     recreated,
@@ -95,11 +96,11 @@ async def read_append_states(
     bare = await has_nothing_at(target, {p: log.target_end - 1 for p, log in logs.items() if log.is_written and p not in last})
     last = {p: header for p, header in last.items() if header.next_offset == logs[p].target_end}
     logs = {p: log for p, log in logs.items() if not log.is_written or p in last or p in bare}
-    unproved = await _unproved(source, logs, last) | {p: logs[p].window for p in bare if logs[p].common[0] < logs[p].common[1]}
+    own = {known for known in (producer_id, *control.producer_ids) if known >= 0}
+    unproved = await _unproved(source, logs, last, own) | {p: logs[p].window for p in bare if logs[p].common[0] < logs[p].common[1]}
     originals = await read_slices(source, unproved, is_committed=True)
     ends = {p: (log.target_end - 1, log.target_end) for p, log in logs.items() if log.is_written and log.common[0] >= log.common[1]}
     copies = await read_slices(target, {**unproved, **ends}, is_committed=False)
-    own = {known for known in (producer_id, *control.producer_ids) if known >= 0}
     known = {p: end for p, end in control.copied.items() if p in logs and _is_begun(control, p, ids)}
     strange, unknown = await _strangers(source, target, logs, last, unproved, own, known)
     logs = {p: log for p, log in logs.items() if p not in unknown}
@@ -134,7 +135,10 @@ async def read_append_states(
             or log.common[0] < log.common[1] and (p not in unproved or share_records(originals[p], copies[p]))
         )
         first = max(log.source_start, control.starts.get(p, 0))
-        if (start := await _start(target, p, log, first, _log_start_mark(copied_tail, log))) is not None:
+        is_told = not at_high_watermark or p in last and _is_links(last[p], own)  # brokers may remember later batches
+        if is_told and state.next_sequence > log.target_end:
+            found[p] = misplaced(case)
+        elif (start := await _start(target, p, log, first, _log_start_mark(copied_tail, log.target_end - 1), control.copied.get(p))) is not None:
             found[p] = LogStart(state, start)
         elif log.target_end and begun is not None and not begun.is_of_source(now):
             found[p] = await recreated(source, target, case, link)
@@ -199,14 +203,20 @@ async def _bounds(
 
 
 async def _unproved(
-    source: RawCluster, logs: Mapping[TopicPartition, Logs], last: Mapping[TopicPartition, BatchHeader]
+    source: RawCluster, logs: Mapping[TopicPartition, Logs], last: Mapping[TopicPartition, BatchHeader], own: Collection[int]
 ) -> dict[TopicPartition, tuple[int, int]]:
-    """The offsets to compare of the partitions whose last batch is not proved by the headers alone."""
+    """The offsets to compare of the partitions whose last batch is not proved by the headers alone.
+
+    What another one than the link wrote may be a copy of a transaction that was aborted, which has the same headers.
+    """
     comparable = {p: logs[p] for p in last if logs[p].common[0] < logs[p].common[1]}
     original = await read_headers(
         source, {p: last[p].base_offset for p, log in comparable.items() if log.source_start <= last[p].base_offset < log.source_end}
     )
-    return {p: log.window for p, log in comparable.items() if p not in original or not is_copy(last[p], original[p])}
+    proved = {
+        p for p, header in original.items() if is_copy(last[p], header) and (last[p].producer_id in own or not header.is_transactional)
+    }
+    return {p: log.window for p, log in comparable.items() if p not in proved}
 
 
 def _is_begun(control: LinkControl, partition: TopicPartition, ids: Mapping[str, TopicIds]) -> bool:
@@ -323,18 +333,27 @@ def _written_from(logs: Mapping[TopicPartition, Logs]) -> dict[TopicPartition, i
 # -- where a log starts -------------------------------------------------------
 
 
-def _log_start_mark(copied: LogSlice | None, log: Logs) -> int | None:
-    """Where the target's log is to start, if its last record is filler that says so."""
-    record = None if copied is None else copied.records.get(log.target_end - 1)
+def _log_start_mark(copied: LogSlice | None, offset: int) -> int | None:
+    """Where the target's log is to start, if the record at an offset is filler that says so."""
+    record = None if copied is None else copied.records.get(offset)
     return None if record is None else filler_log_start(record)
 
 
-async def _start(target: RawCluster, partition: TopicPartition, log: Logs, first: int, mark: int | None) -> int | None:
-    """The offset to start the target's log at, `first` where nothing is begun; None when it has its start."""
+async def _start(
+    target: RawCluster, partition: TopicPartition, log: Logs, first: int, mark: int | None, copied: int | None
+) -> int | None:
+    """The offset to start the target's log at, `first` where nothing is begun; None when it has its start.
+
+    The filler of a log that was to start at `mark` is all that such a log has, and the control says before it is written that
+    the log is copied up to there.
+    """
     if log.target_end == 0:
         return first or None
     # A source's start only grows, so a mark beyond it is a copied record that looks like filler.
-    if mark is None or not log.target_end <= mark <= first:
+    if mark is None or not log.target_end <= mark <= first or copied is not None and copied < mark:
+        return None
+    begins = (await read_slices(target, {partition: (log.target_start, log.target_start + 1)}, is_committed=False))[partition]
+    if _log_start_mark(begins, log.target_start) is None:
         return None
     if max(mark, first) > log.target_end:
         return max(mark, first)  # half done, or the source's start has moved on since
