@@ -49,8 +49,7 @@ class TolerantKafkaDataSource(DataSource):
 
     The options of a write are those of spark_integration.writing.options.
 
-    >>> spark.read.format("tolerantkafka").option("kafka.bootstrap.servers", "localhost:9092") \\
-    ...     .option("subscribe", "clicks").load()  # doctest: +SKIP
+        spark.read.format("tolerantkafka").option("kafka.bootstrap.servers", "a:9092").option("subscribe", "clicks").load()
     """
 
     @classmethod

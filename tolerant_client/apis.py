@@ -153,7 +153,7 @@ def action_for(request: Any, policy: RecoveryPolicy = _DEFAULTS) -> Action:
 
 
 def as_markdown() -> str:
-    """The table of docs/clients.md; APIs with the same row share a line."""
+    """The table of docs/requests.md; APIs with the same row share a line."""
     names: dict[ApiRow, list[str]] = {}
     for api in APIS.values():
         for row in api.rows:

@@ -14,7 +14,7 @@ from tolerant_client.events import RecoveryCounters
 
 GROUP = "tolerant-client-metrics"
 
-_TOTALS = {
+TOTALS = {
     "completed": "Requests whose answer arrived.",
     "reordered": "Answers that came after a later one, in time.",
     "lost": "Requests whose answer did not come.",
@@ -32,6 +32,6 @@ _TOTALS = {
 
 def register(metrics: Any, counters: RecoveryCounters) -> None:
     """Shows the counters in a client's kafka.metrics.Metrics, as <event>-total."""
-    for kind, description in _TOTALS.items():
+    for kind, description in TOTALS.items():
         name = metrics.metric_name(kind.replace(":", "-") + "-total", GROUP, description)
         metrics.add_metric(name, AnonMeasurable(lambda config, now, kind=kind: counters.of(kind)))

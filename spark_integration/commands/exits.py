@@ -30,7 +30,7 @@ def exit_code(error: Exception) -> int:
 def require_spark() -> None:
     """Raises OptionError where Spark cannot be started here, so that nothing is written before that is known."""
     if importlib.util.find_spec("pyspark") is None:
-        raise OptionError('Spark is needed, and pyspark is not installed: pip install "tolerant-client[spark]"')
+        raise OptionError("Spark is needed, and pyspark is not installed: in a checkout, pip install '.[spark]'")
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return  # started by spark-submit: its JVM runs
     home = os.environ.get("JAVA_HOME")

@@ -62,7 +62,7 @@ class KerberosLogin:
 
     def __call__(self) -> dict[str, Any]:
         global _kerberos_login
-        _need_package("gssapi", "sasl.mechanism GSSAPI", "tolerant-client[kerberos]")
+        _need_package("gssapi", "sasl.mechanism GSSAPI", "kerberos")
         with _kerberos_lock:
             if _kerberos_login is not None and _kerberos_login._is_other(self):
                 raise OptionError(
@@ -116,7 +116,7 @@ class MskIamLogin:
     """AWS_MSK_IAM: kafka-python signs with the AWS credentials that botocore finds."""
 
     def __call__(self) -> dict[str, Any]:
-        _need_package("botocore", "sasl.mechanism AWS_MSK_IAM", "tolerant-client[msk]")
+        _need_package("botocore", "sasl.mechanism AWS_MSK_IAM", "msk")
         return {}
 
 
@@ -296,5 +296,6 @@ def _error_code(answer: bytes) -> str:
 def _need_package(module: str, what: str, extra: str) -> None:
     if importlib.util.find_spec(module) is None:
         raise OptionError(
-            f"{what} needs the Python package {module} on the driver and on every executor: pip install '{extra}'"
+            f"{what} needs the Python package {module} on the driver and on every executor: in a checkout, "
+            f"pip install '.[{extra}]'"
         )

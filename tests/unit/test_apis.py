@@ -146,8 +146,8 @@ def test_resends_are_the_two_actions_that_send_again() -> None:
     assert [action for action in Action if action.is_resend] == [Action.RESEND, Action.SAME_BYTES]
 
 
-def test_readme_shows_this_table() -> None:
-    readme = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
+def test_the_page_of_requests_shows_this_table() -> None:
+    readme = (ROOT / "docs" / "requests.md").read_text(encoding="utf-8")
     _, _, rest = readme.partition("<!-- apis:begin -->\n")
     block, end, _ = rest.partition("<!-- apis:end -->")
     assert end and block == apis.as_markdown() + "\n", "write it with: python -m tolerant_client.apis"

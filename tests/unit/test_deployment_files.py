@@ -1,8 +1,12 @@
-"""What the deployment files and guides say exists: options, commands, files, keys of the example."""
+"""What deployment files, guides and docs say exists: options, commands, files, links, imports, keys of the example."""
 
 from __future__ import annotations
 
+import ast
 import configparser
+import doctest
+import importlib
+import itertools
 import re
 import shlex
 import shutil
@@ -25,7 +29,10 @@ DEPLOYMENT, GUIDES = PACKAGE / "deployment", PACKAGE / "guides"
 UNIT = DEPLOYMENT / "tolerant-kafka-mirror.service"
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 MANIFESTS = sorted((DEPLOYMENT / "kubernetes").glob("*.yaml"))
+ROOT = PACKAGE.parent
 PAGES = sorted(GUIDES.glob("*.md"))
+TEXTS = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/*.md"), *ROOT.glob("*/**/*.md")} - {ROOT / "CHANGELOG.md"})
+TEXTS = [path for path in TEXTS if path.parts[len(ROOT.parts)] in ("README.md", "docs", "tests", "tolerant_client", "spark_integration")]
 
 # Fields of SparkApplication, v1beta2, as of the operator's commit 38082f3 (config/crd/bases): unknown ones the API server drops
 # without a word.
@@ -61,8 +68,14 @@ def check(arguments: list[str]) -> None:
     assert name in COMMANDS, f"there is no command {name}"
     command = COMMANDS[name]
     options = {text: option for option in command.params for text in option.opts}
+    places = sum(option.param_type_name == "argument" for option in command.params)
     at = 0
     while at < len(rest):
+        if not rest[at].startswith("-"):
+            places -= 1
+            assert places >= 0, f"tolerant-kafka {name} takes no {rest[at]}"
+            at += 1
+            continue
         assert rest[at] in options, f"tolerant-kafka {name} has no option {rest[at]}"
         at += 1 if options[rest[at]].is_flag else 2
     assert at == len(rest), f"{rest[-1]} needs a value"
@@ -76,26 +89,51 @@ def command_lines(text: str) -> Iterator[list[str]]:
             if line.startswith("tolerant-kafka "):
                 yield shlex.split(line, comments=True)[1:]
     for inline in re.findall(r"`(tolerant-kafka [a-z-]+ [^`]*)`", re.sub(r"```.*?```", "", joined, flags=re.DOTALL)):
-        yield shlex.split(re.sub(r"\s+", " ", inline))[1:]
+        words = re.sub(r"\[(-[^]]*)\]|\s+\.\.\.", r"\1", inline)  # what may be given, or left out
+        yield shlex.split(re.sub(r"\s+", " ", words))[1:]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_command_of_a_guide_can_be_parsed(page: Path) -> None:
+def having(pattern: str) -> list[Any]:
+    """The pages that have something of that kind, for a test of each."""
+    found = [page for page in TEXTS if re.search(pattern, page.read_text(), re.MULTILINE)]
+    return [pytest.param(page, id=str(page.relative_to(ROOT).with_suffix(""))) for page in found]
+
+
+@pytest.mark.parametrize("page", having(r"tolerant-kafka [a-z]"))
+def test_every_command_of_a_page_can_be_parsed(page: Path) -> None:
     for arguments in command_lines(page.read_text()):
-        check([part for part in arguments if part not in (">", "promoted.json")])
+        check(list(itertools.takewhile(lambda word: word not in ("|", ">"), arguments)))
 
 
-@pytest.mark.parametrize("page", [*PAGES, DEPLOYMENT / "README.md"], ids=lambda page: f"{page.parent.name}-{page.stem}")
-def test_every_link_of_a_guide_leads_somewhere(page: Path) -> None:
+@pytest.mark.parametrize("page", having(r"\]\("))
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if not link.startswith("https://"):
             assert (page.parent / link).exists(), f"{page.name} links to {link}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_file_that_a_guide_says_it_was_tried_with_exists(page: Path) -> None:
-    for name in re.findall(r"`(tests/[\w/]+\.py|spark_integration/[\w./-]+)`", page.read_text()):
-        assert (PACKAGE.parent / name).exists(), f"{page.name} names {name}"
+@pytest.mark.parametrize("page", having(r"^```python$"))
+def test_every_python_example_compiles_and_imports_what_is_there(page: Path) -> None:
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                module = importlib.import_module(node.module)
+                assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == [], node.module
+
+
+@pytest.mark.parametrize("page", having(r"^>>> "))
+def test_every_example_that_shows_its_result_has_that_result(page: Path) -> None:
+    done = doctest.testfile(str(page), module_relative=False, verbose=False)
+    assert done.attempted and not done.failed
+
+
+_PLACE = r"(?<=[` ])((?:tests|tolerant_client|spark_integration|docs)/[\w./-]*\w)(?=[` ])"
+
+
+@pytest.mark.parametrize("page", having(_PLACE))
+def test_every_file_and_folder_that_a_page_names_exists(page: Path) -> None:
+    for name in re.findall(_PLACE, page.read_text()):
+        assert (ROOT / name).exists(), f"{page.name} names {name}"
 
 
 def test_the_example_is_a_file_of_one_flow_without_warnings() -> None:

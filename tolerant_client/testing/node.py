@@ -106,7 +106,7 @@ class Node:
             import javaproperties
         except ImportError as error:
             raise ClusterStartError(
-                "A cluster for tests needs the package javaproperties: pip install 'tolerant-client[testing]'"
+                "A cluster for tests needs the package javaproperties: in a checkout, pip install '.[testing]'"
             ) from error
         self.folder.mkdir(parents=True, exist_ok=True)
         self.properties_file.touch(mode=0o600)  # logins of listeners may stand in it
