@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import kafka
 import pytest
-from support.mirror_link import append_records, compare, create_topic, ends
+from support.mirror_link import append_records, compare, create_topic, delete_records, ends, losses
 
 WITHOUT_JAVA = {**os.environ, "JAVA_HOME": "/nowhere", "PATH": "/nowhere"}
 
@@ -75,3 +76,76 @@ def test_an_error_that_no_repeat_cures_ends_the_command_with_one_sentence(source
     finally:
         mirror.kill()
     assert mirror.returncode == 1 and "has a foreign record batch at offset 100" in errors and "Traceback" not in errors
+
+
+def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def make_anew(servers: str, topic: str) -> None:
+    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
+    admin.delete_topics([topic])
+    until(lambda: _is_created(servers, topic))
+    admin.close()
+
+
+def _is_created(servers: str, topic: str) -> bool:
+    try:
+        create_topic(servers, topic)
+    except kafka.errors.KafkaError:
+        return False
+    return True
+
+
+def test_a_running_mirror_goes_on_once_a_source_that_was_made_anew_has_grown_beyond_its_copy(source: str, target: str) -> None:
+    topic = f"here-{secrets.token_hex(3)}"
+    create_topic(source, topic)
+    append_records(source, topic, 100)
+    mirror = subprocess.Popen(
+        command(source, target, topic, "--on-loss", "continue"), env=WITHOUT_JAVA, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        until(lambda: ends(target, topic) == [100])
+        make_anew(source, topic)
+        append_records(source, topic, 30, first=1000)
+        until(lambda: losses(target, topic))
+        time.sleep(2)  # the mirror has seen that the source is not there yet
+        append_records(source, topic, 120, first=2000)
+        until(lambda: ends(target, topic) == [150])
+        mirror.send_signal(signal.SIGTERM)
+        _, errors = mirror.communicate(timeout=20)
+    finally:
+        mirror.kill()
+    assert mirror.returncode == 3 and "Traceback" not in errors, errors
+    assert losses(target, topic) == [(0, 0, 100, "recreation")]
+
+
+def test_a_target_made_anew_under_the_mirror_is_no_copy_at_any_later_start_under_any_policy(source: str, target: str) -> None:
+    """Its broker knows no producer and takes the next batch at offset 0; the source begins later, as after retention."""
+    topic = f"here-{secrets.token_hex(3)}"
+    create_topic(source, topic)
+    append_records(source, topic, 520, per_batch=20)
+    delete_records(source, topic, 500)
+    mirror = subprocess.Popen(command(source, target, topic), env=WITHOUT_JAVA, stderr=subprocess.PIPE, text=True)
+    try:
+        until(lambda: ends(target, topic) == [520])
+        append_records(source, topic, 20, first=520)
+        until(lambda: ends(target, topic) == [540])
+        make_anew(target, topic)
+        append_records(source, topic, 20, first=540)
+        _, errors = mirror.communicate(timeout=60)
+    finally:
+        mirror.kill()
+    assert mirror.returncode == 1 and "Delete the target topic" in errors, errors
+    written = ends(target, topic)
+    for policy in ("fail", "continue"):
+        again = subprocess.run(
+            command(source, target, topic, "--once", "--on-loss", policy), env=WITHOUT_JAVA, capture_output=True, text=True, timeout=60
+        )
+        assert (again.returncode != 0) == (written != [0]), again.stderr
+        if written != [0]:
+            assert "meant for a later offset" in again.stderr, again.stderr
+            assert losses(target, topic) == [] and ends(target, topic) == written

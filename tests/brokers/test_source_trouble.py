@@ -13,12 +13,26 @@ import kafka
 import pytest
 from kafka.admin import NewPartitions, NewTopic
 from kafka.structs import TopicPartition
-from support.mirror_link import T0, append_batches, append_records, both, compare, consume, create_topic, ends, header_at, mirror, prepare
+from support.mirror_link import (
+    T0,
+    append_batches,
+    append_records,
+    both,
+    compare,
+    consume,
+    create_topic,
+    delete_records,
+    ends,
+    header_at,
+    losses,
+    mirror,
+    prepare,
+    values,
+)
 
 from tolerant_client.errors import DataLossError, SourceTruncatedError, TargetDivergedError
 from tolerant_client.mirror import sync
 from tolerant_client.mirror.epochs import source_truncations
-from tolerant_client.mirror.gaps import FILLER
 from tolerant_client.mirror.identical import state
 from tolerant_client.mirror.identical.copy import LinkCopier
 from tolerant_client.mirror.identical.partition import AppendState
@@ -37,24 +51,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning
 LONG = bool(os.environ.get("TOLERANT_LONG"))
 CONTINUE = MirrorPolicy(on_loss=LossPolicy.CONTINUE)
 SMALL = {"heap": "256m", "java_options": ["-XX:TieredStopAtLevel=1"]}
-
-
-def losses(servers: str, topic: str) -> list[tuple[int, int, int, str]]:
-    with RawCluster({"bootstrap_servers": servers}, name="reader") as cluster:
-        rows = cluster.run(read_ledger, cluster)
-    return [(row.partition, row.from_offset, row.until_offset, row.reason) for row in rows if row.topic == topic]
-
-
-def values(servers: str, topic: str, count: int) -> dict[int, bytes | None]:
-    """Records of partition 0 without filler, by offset."""
-    found = consume(servers, topic, 1, count)[0]
-    return {offset: value for offset, _, _, value, headers in found if not any(name == FILLER for name, _ in headers)}
-
-
-def delete_records(servers: str, topic: str, before: int) -> None:
-    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
-    admin.delete_records({TopicPartition(topic, 0): before})
-    admin.close()
 
 
 def create_again(servers: str, topic: str, records: int) -> None:

@@ -11,7 +11,9 @@ from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.divergence import read_headers
+from tolerant_client.mirror.gaps import FILLER
 from tolerant_client.mirror.identical.copy import LinkCopier
+from tolerant_client.mirror.ledger import read_ledger
 from tolerant_client.mirror.limits import CopyLimits, Progress
 from tolerant_client.mirror.losses import MirrorPolicy
 from tolerant_client.mirror.producers import init_producer_id
@@ -152,6 +154,24 @@ def mirror(
             return await copier.copy(prepared.ends)
 
         return origin.run(run)
+
+
+def losses(servers: str, topic: str) -> list[tuple[int, int, int, str]]:
+    with RawCluster({"bootstrap_servers": servers}, name="reader") as cluster:
+        rows = cluster.run(read_ledger, cluster)
+    return [(row.partition, row.from_offset, row.until_offset, row.reason) for row in rows if row.topic == topic]
+
+
+def values(servers: str, topic: str, count: int) -> dict[int, bytes | None]:
+    """Records of partition 0 without filler, by offset."""
+    found = consume(servers, topic, 1, count)[0]
+    return {offset: value for offset, _, _, value, headers in found if not any(name == FILLER for name, _ in headers)}
+
+
+def delete_records(servers: str, topic: str, before: int) -> None:
+    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
+    admin.delete_records({TopicPartition(topic, 0): before})
+    admin.close()
 
 
 def prepare(source: str, target: str, topics: str, link: str = "tests") -> PreparedLink:
