@@ -38,7 +38,7 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Raises OptionError for variables that contradict each other, and for values that nothing can have."""
         typed, _, _ = self.make_parser(ctx).parse_args(args=list(args))
-        self.params = [_untold(param) if _GIVES_WAY.get(param.name or "", frozenset()) & typed.keys() else param for param in self.params]
+        self.params = [_untold(param) if _gives_way(param) & typed.keys() else param for param in self.params]
         rest = super().parse_args(ctx, args)
         ctx.params.pop("verbose", None)  # its callback has seen to it
         told = [param for param in self.params if _is_of_environment(ctx, param.name or "")]
@@ -52,6 +52,10 @@ class Command(TyperCommand):
             for one in value if isinstance(value, list) else [value]:
                 _require_possible(param.opts[0], one)
         return rest
+
+
+def _gives_way(param: Any) -> frozenset[str]:
+    return _GIVES_WAY.get(param.name or "", frozenset())
 
 
 def _untold(param: Any) -> Any:
@@ -73,8 +77,8 @@ def _require_agreement(told: Iterable[Any]) -> None:
         if file is not None and name in by_name:
             other = by_name[name]
             raise OptionError(
-                f"{file.envvar} and {other.envvar} are both set, and a file names its clusters and links itself: unset one of them,"
-                f" or give {file.opts[0]} or {other.opts[0]}"
+                f"{file.envvar} and {other.envvar} are both set, and a file names its clusters and links itself:"
+                f" unset one of them, or give {file.opts[0]} or {other.opts[0]}"
             )
 
 

@@ -50,7 +50,8 @@ def promote(
     A link is promoted as a whole.  Waits until nothing is left to copy, all that was copied is the source's, no transaction
     is open and nobody writes; then no process of the link can write any more, the groups are moved a last time, and a report
     says where every partition stands, and of groups what was moved and what was left.  There is no way back but failback:
-    each partition of the target has gained a marker.  Exit codes: 0 promoted, 3 something is in the way (nothing was written then), or was left.
+    each partition of the target has gained a marker.  Exit codes: 0 promoted, 3 something is in the way (nothing was written
+    then), or was left.
     """
     given = given_link(source, target, topics, link, config, flow, groups, source_properties, target_properties)
 
