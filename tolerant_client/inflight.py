@@ -12,7 +12,8 @@ F. An answer out of step puts the stream on trial.  Nothing is believed, lost or
 G. Silence and a probe's answer alone settle only reads and what is sent again, here or by its owner.  An answer
    after its loss was proved disproves all probes: none is sent any more.
 H. Brokers answer in the order of requests: an answer that also fits an older request without one, or
-   a later one that has one, is believed for neither, for their ids may be exchanged.
+   a later one that has one, is believed for neither, for their ids may be exchanged.  One that also fits the
+   probe in flight waits until that has its own.
 I. A response that speaks of something else is believed when a repeat brings the same again, when two bring
    nothing, where no repeat is safe (but what cannot be repeated is unknown where nothing is probed), or when nothing else is out of step and a probe has no response in time: then of
    a stream that is in step, which its turn shows where nothing is probed.  Not where it fits another in flight.

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from kafka import KafkaProducer
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
@@ -61,9 +62,12 @@ def _counters_of(source: Any) -> RecoveryCounters:
     if callable(source):
         counters = source()
         return counters
-    # A stock client made tolerant by install() has them in its connection manager only.
-    owner = source if hasattr(source, "recovery_counters") else source._client._manager
-    counters = owner.recovery_counters
+    if hasattr(source, "recovery_counters"):
+        counters = source.recovery_counters
+        return counters
+    # A stock client made tolerant by install() has them in its connection manager only, a producer in that of its sender.
+    client = source._sender._client if isinstance(source, KafkaProducer) else source._client
+    counters = client._manager.recovery_counters
     return counters
 
 

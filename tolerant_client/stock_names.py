@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from kafka import KafkaAdminClient, KafkaConsumer
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.cluster import ClusterMetadata
 from kafka.consumer import group as consumer_module
 from kafka.consumer.fetcher import (
@@ -187,6 +187,7 @@ USES: Final = (
     Use(KafkaConsumer, ("_manager", "_subscription"), _RESUBSCRIBING, "subscribes as another consumer was"),
     Use(KafkaConsumer, ("_client",), ("tolerant_client.metrics",), "the way to its connection manager"),
     Use(KafkaAdminClient, ("_client",), ("tolerant_client.metrics",), "the way to its connection manager"),
+    Use(KafkaProducer, ("_sender",), ("tolerant_client.metrics",), "the way to its connection manager"),
     Use(Fetcher,
         ("PartitionRecords", "_append", "_create_fetch_requests", "_fetchable_partitions", "_next_partition_records",
          "_parse_fetched_data", "_send_fetches_async", "close", "fetch_records", "fetched_records", "send_fetches"),

@@ -131,6 +131,17 @@ def test_stock_clients_have_the_group_while_installed(broker: FakeBroker) -> Non
     consumer.close()
 
 
+@pytest.mark.parametrize("kind", ["KafkaConsumer", "KafkaProducer", "KafkaAdminClient"])
+def test_a_stock_client_is_a_source_while_installed(broker: FakeBroker, kind: str) -> None:
+    tolerant_client.install()
+    try:
+        client = getattr(kafka, kind)(bootstrap_servers=address(broker))
+    finally:
+        tolerant_client.uninstall()
+    assert sum(samples(RecoveryCollector(client)).values()) > 0
+    client.close()
+
+
 def test_sources_with_the_same_labels_are_added_and_a_scrape_reads_them() -> None:
     first, second = RecoveryCounters(), RecoveryCounters()
     first.add(Orphan("Fetch", 1, "late"), 2)

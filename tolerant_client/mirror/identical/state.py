@@ -140,7 +140,7 @@ async def read_append_states(
         is_told = not at_high_watermark or p in last and _is_links(last[p], own)  # brokers may remember later batches
         if is_told and state.next_sequence > log.target_end:
             found[p] = misplaced(case)
-        elif (start := await _start(target, p, log, first, _log_start_mark(copied_tail, log.target_end - 1), control.copied.get(p))) is not None:
+        elif (start := await _start(target, p, log, first, copied_tail, control.copied.get(p))) is not None:
             found[p] = LogStart(state, start)
         elif log.target_end and begun is not None and not begun.is_of_source(now):
             found[p] = await recreated(source, target, case, link)
@@ -349,13 +349,14 @@ def _log_start_mark(copied: LogSlice | None, offset: int) -> int | None:
 
 
 async def _start(
-    target: RawCluster, partition: TopicPartition, log: Logs, first: int, mark: int | None, copied: int | None
+    target: RawCluster, partition: TopicPartition, log: Logs, first: int, tail: LogSlice | None, copied: int | None
 ) -> int | None:
     """The offset to start the target's log at, `first` where nothing is begun; None when it has its start.
 
-    The filler of a log that was to start at `mark` is all that such a log has, and the control says before it is written that
-    the log is copied up to there.
+    A log that was to start elsewhere has nothing but filler that says where, up to its `tail`, and the control says before
+    that is written that the log is `copied` up to there.
     """
+    mark = _log_start_mark(tail, log.target_end - 1)
     if log.target_end == 0:
         return first or None
     # A source's start only grows, so a mark beyond it is a copied record that looks like filler.
