@@ -68,6 +68,9 @@ FLIPS = (
     # Law H: exchanged ids
     Flip("H", "an answer that might be exchanged with a later one is believed", "inflight", "        if alike:\n", "        if False:\n"),
     Flip("H", "an answer that might be an older request's is believed", "inflight", "if older else self._hold", "if False else self._hold"),
+    Flip("H", "an answer that may be the probe's is believed at once", "inflight", "if self._probe is not None and self._fits_probe(entry, body):", "if False:"),
+    Flip("H", "an odd answer that may be the probe's is put on trial by a new one", "inflight", "        if self._fits_probe(entry, body):\n", "        if False:\n"),
+    Flip("H", "an answer that may be the probe's waits for ever", "inflight", "self._trial = Trial(now, NEVER, self.silence", "self._trial = Trial(now, NEVER, NEVER + self.silence"),
     Flip("H", "an answer to what is doubted leaves later ones believed", "inflight", "now, [entry, *alike])", "now, [entry])"),
     Flip("H", "a late answer completes what it may not be of", "inflight", "any(r.response is None and r.takes(body, entry) for r in self)", "False"),
     Flip("H", "a late answer that overtook another's is only late", "inflight", "if self._requests.came_out_of_turn(entry, body):", "if False:"),
