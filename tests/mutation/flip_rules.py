@@ -101,7 +101,6 @@ FLIPS = (
     Flip("T6 odd", "an odd answer is never believed", "inflight", "            self._hold(entry, other.response)\n        elif", "            self._lose(entry, str(other), now, events)\n        elif"),
     Flip("T6 odd", "an odd answer is believed at once", "inflight", "        elif not entry.action.is_resend or self._repeats.has_yielded(entry):\n            self._hold", "        elif True:\n            self._hold"),
     Flip("T6 odd", "an odd answer to what may not run twice is believed where nothing is probed", "inflight", "if self.question is None and entry.action is Action.OUTCOME_UNKNOWN:", "if False:"),
-    Flip("H", "a probe's answer is believed under another id", "inflight", "takes = probe.takes(body, entry)", "takes = False"),
     Flip("H", "what asks for nothing does not take a probe's answer", "inflight", 'or getattr(entry.request, "asks_nothing", False)', ""),
     Flip("T6 odd", "an odd answer to a commit that has yielded is lost", "inflight", "is_resend or self._repeats.has_yielded(entry):\n            self._hold", "is_resend:\n            self._hold"),
     Flip("T6 odd", "a server whose probes name topics is left", "inflight", "if entry is self._probe and not others:", "if False:"),
