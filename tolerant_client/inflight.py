@@ -206,12 +206,13 @@ class InFlightRequests:
         """Law H, of the probe: an answer in its turn waits until the probe has its own; any other is a misfit."""
         if entry is not self.oldest or entry.state is not State.IN_FLIGHT or entry.odd is not None or response is None:
             return self._misfit(entry, f"an answer to {entry.api} fits the probe, too", now, [entry])
+        took = (now - entry.sent_at) * self.silence.round_trips.unanswered  # a slow peer needs that for all probes
         self.silence.answered(entry, now)
         if odd is None:
             self._hold(entry, response)
         entry.odd, self._is_regular = odd, False
-        if self._trial is None:  # a peer that took so long may take so long for the probe
-            self._trial = Trial(now, NEVER, self.silence.patience(now - entry.sent_at), is_meant=False)
+        if self._trial is None:
+            self._trial = Trial(now, NEVER, self.silence.patience(0.0) + took, is_meant=False)
         return []
 
     def _odd(self, entry: InFlightRequest, other: OtherSubject, body: memoryview, now: float) -> list[Event]:

@@ -3,12 +3,14 @@
 Laws:
 - A value of the environment is a default: what is typed and says otherwise takes its place, and nobody complains.
 - Two variables that say otherwise than each other are refused by their names, where nothing typed decides.
+- Properties of the environment have the secrets of the cluster that the environment names: no other cluster gets them.
 """
 
 from __future__ import annotations
 
 import copy
 import math
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -37,8 +39,14 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Raises OptionError for variables that contradict each other, and for values that nothing can have."""
+        if ctx.resilient_parsing:  # of a completion: nothing is run, and nothing refused
+            return super().parse_args(ctx, args)
         typed, _, _ = self.make_parser(ctx).parse_args(args=list(args))
-        self.params = [_untold(param) if _gives_way(param) & typed.keys() else param for param in self.params]
+        clusters = {name: os.environ.get(f"TOLERANT_KAFKA_{name.upper()}", "") for name in ("source", "target")}
+        others = {f"{name}_properties" for name, told in clusters.items() if told and typed.get(name, told) != told}
+        self.params = [
+            _untold(param) if _gives_way(param) & typed.keys() or param.name in others else param for param in self.params
+        ]
         rest = super().parse_args(ctx, args)
         ctx.params.pop("verbose", None)  # its callback has seen to it
         told = [param for param in self.params if _is_of_environment(ctx, param.name or "")]

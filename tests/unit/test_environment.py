@@ -110,6 +110,26 @@ def test_properties_of_the_environment_are_those_of_a_cluster_that_is_meant(
     assert isinstance(found, Asked) and str(found) == THERE
 
 
+@pytest.mark.parametrize("typed", [HERE, "127.0.0.1:9"], ids=["the same", "another"])
+def test_properties_of_the_environment_are_sent_to_no_cluster_but_the_one_that_it_names(
+    monkeypatch: pytest.MonkeyPatch, typed: str
+) -> None:
+    """They have its password."""
+    read = run(monkeypatch, ["plan", "--source", typed, "--topics", "a"], **PAIR, SOURCE_PROPERTIES="/there/is/none")
+    assert isinstance(read, Asked) == (typed != HERE), read
+
+
+def test_a_completion_is_refused_by_no_variable(monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    for name, value in {**PAIR, "CONFIG": file}.items():
+        monkeypatch.setenv(f"TOLERANT_KAFKA_{name}", value)
+    done = CliRunner().invoke(
+        app,
+        prog_name="tolerant-kafka",
+        env={"_TOLERANT_KAFKA_COMPLETE": "complete_bash", "COMP_WORDS": "tolerant-kafka status --li", "COMP_CWORD": "2"},
+    )
+    assert done.exit_code == 0 and "--link" in done.output, done.output
+
+
 @pytest.mark.parametrize("command", [["mirror"], ["status"], ["doctor"]])
 def test_variables_that_contradict_each_other_are_named(monkeypatch: pytest.MonkeyPatch, command: list[str], file: str) -> None:
     found = run(monkeypatch, command, CONFIG=file, LINK="dr")
