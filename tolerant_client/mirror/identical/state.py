@@ -99,11 +99,12 @@ async def read_append_states(
     logs = {p: log for p, log in logs.items() if not log.is_written or p in last or p in bare}
     own = {known for known in (producer_id, *control.producer_ids) if known >= 0}
     known = {p: end for p, end in control.copied.items() if p in logs and _is_begun(control, p, ids)}
-    unproved = await _unproved(source, logs, last, own, known) | {p: logs[p].window for p in bare if logs[p].common[0] < logs[p].common[1]}
+    unproved = await _unproved(source, logs, last, own) | {p: logs[p].window for p in bare if logs[p].common[0] < logs[p].common[1]}
     originals = await read_slices(source, unproved, is_committed=True)
     ends = {p: (log.target_end - 1, log.target_end) for p, log in logs.items() if log.is_written and log.common[0] >= log.common[1]}
     copies = await read_slices(target, {**unproved, **ends}, is_committed=False)
     strange, unknown = await _strangers(source, target, logs, last, unproved, own, known)
+    others = await _differs_after_link(source, target, logs, last, own, known)
     logs = {p: log for p, log in logs.items() if p not in unknown}
     last = {p: header for p, header in last.items() if p in logs}
     for p in ends.keys() & last.keys() & logs.keys():
@@ -119,7 +120,7 @@ async def read_append_states(
         begun = control.begun[p] if _is_begun(control, p, ids) else None
         is_same_topic = begun is not None and bool(begun.source) and begun.source == now.source
         copied_to = None if begun is None else control.copied.get(p)
-        differs_at = first_difference(originals[p], copies[p]) if p in unproved else None
+        differs_at = others.get(p, first_difference(originals[p], copies[p]) if p in unproved else None)
         case = Case(p, log, last.get(p), state, cuts.get(p), producer_id, own, p in strange, is_same_topic, copied_to, differs_at)
         is_end_known = (
             case.last is not None
@@ -209,23 +210,45 @@ async def _unproved(
     logs: Mapping[TopicPartition, Logs],
     last: Mapping[TopicPartition, BatchHeader],
     own: Collection[int],
-    copied: Mapping[TopicPartition, int],
 ) -> dict[TopicPartition, tuple[int, int]]:
     """The offsets to compare of the partitions whose last batch is not proved by the headers alone.
 
-    What another one than the link wrote may be a copy of a transaction that was aborted, which has the same headers, and
-    says nothing of what is before it: that is compared from where the link had `copied` on, up to 5,000 offsets.
+    What another one than the link wrote may be a copy of a transaction that was aborted, which has the same headers.
     """
     comparable = {p: logs[p] for p in last if logs[p].common[0] < logs[p].common[1]}
     original = await read_headers(
         source, {p: last[p].base_offset for p, log in comparable.items() if log.source_start <= last[p].base_offset < log.source_end}
     )
     proved = {p for p, header in original.items() if last[p].producer_id in own and is_copy(last[p], header)}
-    spans = {p: log.window for p, log in comparable.items() if p not in proved}
-    for p, (start, end) in spans.items():
-        if last[p].producer_id not in own:
-            spans[p] = min(start, max(comparable[p].common[0], end - _OTHERS_OFFSETS, copied.get(p, start))), end
-    return spans
+    return {p: log.window for p, log in comparable.items() if p not in proved}
+
+
+async def _differs_after_link(
+    source: RawCluster,
+    target: RawCluster,
+    logs: Mapping[TopicPartition, Logs],
+    last: Mapping[TopicPartition, BatchHeader],
+    own: Collection[int],
+    copied: Mapping[TopicPartition, int],
+) -> dict[TopicPartition, int]:
+    """Where logs differ in what others wrote after the link's last batch, of the last 5,000 offsets.
+
+    A batch of theirs that is the source's says nothing of those before it.
+    """
+    ends = {p: h for p, h in last.items() if h.producer_id not in own and not fills_gap(h) and copied.get(p) != h.next_offset}
+    ours = await step_back(target, ends, _written_from(logs), lambda header: header.producer_id not in own)
+    found: dict[TopicPartition, int] = {}
+    for p, header in ours.items():
+        first, end = logs[p].common
+        since = header.next_offset if header.producer_id in own else copied.get(p, first)
+        for start in range(max(first, since, end - _OTHERS_OFFSETS), end, COMPARED_OFFSETS):
+            span = {p: (start, min(start + COMPARED_OFFSETS, end))}
+            original = (await read_slices(source, span, is_committed=True))[p]
+            copy = (await read_slices(target, span, is_committed=False))[p]
+            if (difference := first_difference(original, copy)) is not None:
+                found[p] = difference
+                break
+    return found
 
 
 def _is_begun(control: LinkControl, partition: TopicPartition, ids: Mapping[str, TopicIds]) -> bool:
@@ -362,8 +385,11 @@ async def _start(
     # A source's start only grows, so a mark beyond it is a copied record that looks like filler.
     if mark is None or not log.target_end <= mark <= first or copied is not None and copied < mark:
         return None
-    begins = (await read_slices(target, {partition: (log.target_start, log.target_start + 1)}, is_committed=False))[partition]
-    if _log_start_mark(begins, log.target_start) is None:
+    # The cleaner may have taken what the log begins with: then what the control says is all that tells.
+    head = {partition: (log.target_start, min(log.target_start + COMPARED_OFFSETS, log.target_end))}
+    begins = (await read_slices(target, head, is_committed=False))[partition]
+    begins_with = min(begins.records, default=None)
+    if begins_with is None and copied is None or begins_with is not None and _log_start_mark(begins, begins_with) is None:
         return None
     if max(mark, first) > log.target_end:
         return max(mark, first)  # half done, or the source's start has moved on since
