@@ -110,7 +110,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> None:
     async def producers(target: Any, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, list[ProducerEntry]]:
         written = [header for b in target.batches if (header := read_header(b)).producer_id == LINK_ID]
         is_behind = target.leader_end > target.end  # the leader has more of the link than consumers see
-        last = ENTRY.last_sequence if is_behind or not written else written[-1].base_sequence + written[-1].last_offset_delta
+        if not written and not is_behind:
+            return {p: [] for p in partitions}
+        last = ENTRY.last_sequence if is_behind else written[-1].base_sequence + written[-1].last_offset_delta
         return {p: [ENTRY._replace(last_sequence=last)] for p in partitions}
 
     monkeypatch.setattr(state, "read_ids", ids)
@@ -296,6 +298,15 @@ def test_an_equal_batch_of_others_at_the_end_says_nothing_of_what_they_wrote_bef
     for copied in ({P: 10}, {}):  # the mirror was killed before it had written that down
         found = asyncio.run(state.read_append_states(source, target, [P], LINK_ID, control=replace(CONTROL, copied=copied)))
         assert isinstance(found[P], TargetDivergedError) and "foreign record batch at offset 10" in str(found[P])
+
+
+def test_a_log_that_was_adopted_may_end_with_any_marker() -> None:
+    """A failback begins with the old source's log, where the marker of a committed transaction is nobody's that we know."""
+    source: Any = Log(batch(0), batch(12), end=22)
+    target: Any = Log(batch(0, producer_id=99, producer_epoch=0, base_sequence=0), marker(10, commits=True), end=11)
+    control = replace(CONTROL, begun={}, adopted={P: 11})
+    found = asyncio.run(state.read_append_states(source, target, [P], LINK_ID, control=control))
+    assert isinstance(found[P], AppendState)
 
 
 def test_of_a_log_that_ends_with_a_gap_of_the_link_the_end_alone_is_compared() -> None:

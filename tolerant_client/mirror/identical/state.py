@@ -108,7 +108,8 @@ async def read_append_states(
     logs = {p: log for p, log in logs.items() if p not in unknown}
     last = {p: header for p, header in last.items() if p in logs}
     for p in ends.keys() & last.keys() & logs.keys():
-        if last[p].is_control and not await ends_in_gap(target, p, last[p], own, logs[p].adopted, known.get(p, 0)):
+        is_adopted = last[p].next_offset <= logs[p].adopted  # the source's own: a failback begins with its log
+        if last[p].is_control and not is_adopted and not await ends_in_gap(target, p, last[p], own, logs[p].adopted, known.get(p, 0)):
             strange.add(p)
     states, remembered = await _append_states(target, logs, last, producer_id, own, at_high_watermark)
 
