@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import kafka.errors as Errors
 from kafka.protocol.admin import DescribeProducersRequest
 from kafka.structs import TopicPartition
 
@@ -19,7 +20,7 @@ from tolerant_client.mirror.divergence import LogSlice
 from tolerant_client.mirror.identical import state
 from tolerant_client.mirror.identical.partition import AppendState
 from tolerant_client.mirror.ledger import Ledger
-from tolerant_client.mirror.link import plan_report
+from tolerant_client.mirror.link import ends, plan_report
 from tolerant_client.mirror.link.control import LinkControl, TopicIds
 from tolerant_client.mirror.link.ends import Comparison, compare_ends
 from tolerant_client.mirror.log_ends import Unreplicated
@@ -356,3 +357,22 @@ def test_a_plan_warns_of_what_could_not_be_compared() -> None:
     assert planned(Log(of_link(0), end=10, leader_end=20)) == []
     (warning,) = planned(Log(end=10, leader_end=20, start=10))
     assert warning.startswith("could not be compared with the source's log") and warning.endswith(": orders-0")
+
+
+def test_topics_that_we_may_not_read_keep_no_other_from_being_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[set[str]] = []
+
+    async def read(source: Any, target: Any, partitions: Iterable[TopicPartition], *_: Any, **__: Any) -> dict[TopicPartition, Any]:
+        wanted = list(partitions)
+        asked.append({p.topic for p in wanted})
+        if hidden & asked[-1]:
+            raise Errors.TopicAuthorizationFailedError("Fetch: comparing records of the source is not allowed to us")
+        return {p: TargetDivergedError("other records") if p.topic == "differs" else AppendState(1, LINK_ID, 0, 1) for p in wanted}
+
+    monkeypatch.setattr(ends, "read_append_states", read)
+    partitions = [TopicPartition(name, n) for name in ("audit", "clicks", "differs", "orders", "views") for n in (0, 1)]
+    for hidden in (set(), {"clicks"}, {"audit", "views"}, {p.topic for p in partitions}):
+        found = asyncio.run(ends.compare_ends(Any, Any, partitions, Any, CONTROL, False))
+        assert found is not None and {p.topic for p in found.unread} == hidden
+        assert {p.topic for p in found.differing} == {"differs"} - hidden
+    assert len(asked) < 30

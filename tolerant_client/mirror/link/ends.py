@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
+import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError, TolerantClientError, text_of
-from tolerant_client.mirror.identical.state import read_append_states
+from tolerant_client.mirror.identical.state import Found, read_append_states
 from tolerant_client.mirror.led_offsets import list_led_offsets, stable_ends
 from tolerant_client.mirror.ledger import Ledger
 from tolerant_client.mirror.link.control import LinkControl
@@ -132,13 +133,24 @@ async def compare_ends(
 ) -> Comparison | None:
     """What stops partitions of a link, as its mirror would find it; None where nothing is comparable (is_comparable).
 
-    The target's logs are read up to their high watermarks: a mirror that appends meanwhile is in nobody's way.
+    The target's logs are read up to their high watermarks: a mirror that appends meanwhile is in nobody's way.  Topics
+    that we may not read are not compared, and the others are.
     """
     if not is_comparable(control, is_translated):
         return None
-    states = await read_append_states(
-        source, target, partitions, control.producer_ids[-1], ledger, control=control, at_high_watermark=True
-    )
+
+    async def read(some: Collection[TopicPartition]) -> dict[TopicPartition, Found]:
+        try:
+            return await read_append_states(
+                source, target, some, control.producer_ids[-1], ledger, control=control, at_high_watermark=True
+            )
+        except Errors.TopicAuthorizationFailedError:  # which of them, the error's text alone says
+            topics = sorted({p.topic for p in some})
+            first = topics[: len(topics) // 2]
+            halves = [p for p in some if p.topic in first], [p for p in some if p.topic not in first]
+            return {p: state for half in halves if first for p, state in (await read(half)).items()}
+
+    states = await read(partitions)
     errors = {p: state.error if isinstance(state, Loss) else state for p, state in states.items()}
     differing = {
         p: text_of(error)
