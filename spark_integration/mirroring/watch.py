@@ -207,9 +207,9 @@ class LinkWatch:
             self.tell_phase(Phase.FAILED, sentence(error))
         elif self.state.phase is not Phase.FAILED:
             self.tell_phase(Phase.STOPPED, self.state.problem)
-        problem = "it did not answer in time" if self._thread.is_alive() else self._problem
+        problem = "they did not respond in time" if self._thread.is_alive() else self._problem
         if problem and error is None:  # else the mirror's own error is the one to show
-            text = f"the target did not tell how far it is: {problem}; the numbers are the tasks' own"
+            text = f"the clusters did not tell how far the copies are: {problem}; the numbers are the tasks' own"
             self._bars.print(f"tolerant-kafka: {text}")
         self._bars.stop()
         if problem and error is None and self._owes_losses:
@@ -308,7 +308,7 @@ class LinkWatch:
         )
         if control_problem and control_problem != before:
             self._say(f"unknown: {UNKNOWN_ORDERS}: {control_problem}")
-        for text in self._away.news(unreachable, leaderless if self._is_once else {}, now_ms):  # else the tasks say it
+        for text in self._away.news(unreachable, leaderless, now_ms):
             self._say(text)
         self._tell_still()
         self._show()

@@ -381,7 +381,7 @@ def test_clusters_that_answer_nothing_delay_neither_start_nor_stop_and_what_task
         stopped = time.monotonic()
     assert time.monotonic() - stopped < module.END_S + 1
     assert (watch.copied, watch.behind) == (8, [])
-    assert "the target did not tell how far it is" in capsys.readouterr().err
+    assert "the clusters did not tell how far the copies are: they did not respond in time" in capsys.readouterr().err
     hanging.answers.set()
     until(lambda: hanging.closed)  # the thread that was left to itself
 
@@ -429,7 +429,7 @@ def test_what_nobody_thought_of_is_shown_and_the_watch_goes_on(
 def test_clients_that_cannot_be_made_are_shown_and_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     board = Board()
     with living(monkeypatch, ClusterUnreachableError("no token"), board=board) as watch:
-        until(lambda: watch.state.blind)
+        until(lambda: board.states() and board.states()[0].blind)
         assert "no token" in board.states()[0].blind
 
 
