@@ -642,10 +642,12 @@ def test_a_cluster_that_is_away_is_told_once_and_once_when_it_responds_again_who
     assert capsys.readouterr().err == f"tolerant-kafka: over: the {name} cluster does not respond\n"
 
 
-def test_partitions_that_nobody_can_look_at_are_told_of_a_copy_whose_tasks_speak_at_its_end(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("is_once", [True, False])
+def test_partitions_that_nobody_can_look_at_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_once: bool
 ) -> None:
-    watch = Watch(monkeypatch, is_once=True, board=None)
+    """A task that waits in its Fetch of a frozen broker says nothing."""
+    watch = Watch(monkeypatch, is_once=is_once, board=None)
     now_ms = watch.state.started_ms
     monkeypatch.setattr(module, "_now_ms", lambda: now_ms)
     watch.clusters.without_leader = {"target": {FIRST: "it has no leader"}}
