@@ -212,7 +212,7 @@ class InFlightRequests:
             self._hold(entry, response)
         entry.odd, self._is_regular = odd, False
         if self._trial is None:
-            self._trial = Trial(now, NEVER, self.silence.patience(0.0) + took, is_meant=False)
+            self._trial = Trial(now, NEVER, self.silence.patience(self._rightly()) + took, is_meant=False)
         return []
 
     def _odd(self, entry: InFlightRequest, other: OtherSubject, body: memoryview, now: float) -> list[Event]:
@@ -328,14 +328,17 @@ class InFlightRequests:
         if self.question is None:
             return self._retire("an answer came out of turn")
         if self._trial is None:
-            rightly = sum(r.expected for r in self._requests.values() if r.is_unanswered)
-            self._trial = Trial(now, now + grace, grace + self.silence.patience(rightly))
+            self._trial = Trial(now, now + grace, grace + self.silence.patience(self._rightly()))
             self._is_regular = False
         self._trial.has_misfit |= has_misfit
         self._trial.is_meant &= is_meant
         if self._trial.asks_at <= now or (grace == 0.0 and self._trial.asks_at < NEVER):
             return [self._ask("an answer came out of step", now)]
         return []
+
+    def _rightly(self) -> float:
+        """How long what is in flight may wait at the broker, in seconds."""
+        return sum(r.expected for r in self._requests.values() if r.is_unanswered)
 
     def _ask(self, reason: str, now: float) -> Probe:
         if self._trial is not None:

@@ -80,7 +80,7 @@ FLIPS = (
     Flip("H", "what is doubted is forgotten", "sending_order", " or r.state is State.DOUBTED]", "]"),
     # Law F: the trial
     Flip("F", "what fits is believed on trial", "inflight", "if self._trial is not None or self.is_retired:\n            return events\n        waiting_keys", "if self.is_retired:\n            return events\n        waiting_keys"),
-    Flip("F", "the hot path does not know of a trial", "inflight", "self.silence.patience(rightly))\n            self._is_regular = False", "self.silence.patience(rightly))"),
+    Flip("F", "the hot path does not know of a trial", "inflight", "self.silence.patience(self._rightly()))\n            self._is_regular = False", "self.silence.patience(self._rightly()))"),
     Flip("F", "a second answer that fits nothing is survived", "inflight", "is_second = self._trial is not None and self._trial.has_misfit", "is_second = False"),
     Flip("F", "a trial does not end", "inflight", "if now >= self._trial_ends():", "if False:"),
     Flip("F", "a trial waits for minutes", "silence", "min(rightly, _LONG_POLL)", "rightly"),
