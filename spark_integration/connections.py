@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol, TypeVar
 
-from tolerant_client.raw import RawCluster
+from tolerant_client.cluster.cluster import Cluster
 
 POOL_SIZE: Final = 4  # clusters and producers; Spark reuses a worker process for tasks of any query
 _pool: dict[tuple[int, bytes], Closable] = {}
@@ -30,13 +30,13 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-def open_cluster(config: Mapping[str, Any], *, name: str = "cluster", patience_ms: int = 60_000) -> RawCluster:
+def open_cluster(config: Mapping[str, Any], *, name: str = "cluster", patience_ms: int = 60_000) -> Cluster:
     """A cluster for what kafka_python_config made of a user's properties; the caller closes it."""
-    return RawCluster(config, name=name, patience_ms=patience_ms)
+    return Cluster(config, name=name, patience_ms=patience_ms)
 
 
-def borrowed_cluster(config: Mapping[str, Any], *, patience_ms: int = 60_000) -> AbstractContextManager[RawCluster]:
-    """A cluster of this process's pool, for as long as the block lasts; its patience is RawCluster's."""
+def borrowed_cluster(config: Mapping[str, Any], *, patience_ms: int = 60_000) -> AbstractContextManager[Cluster]:
+    """A cluster of this process's pool, for as long as the block lasts; its patience is Cluster's."""
     return borrowed(
         ("cluster", patience_ms, sorted(config.items())), lambda: open_cluster(config, patience_ms=patience_ms)
     )

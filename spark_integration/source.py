@@ -77,7 +77,7 @@ class TolerantKafkaDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         if self._is_ranges:
-            from spark_integration.mirroring.stream_ranges import RangesStreamReader
+            from spark_integration.mirror.stream_ranges import RangesStreamReader
 
             return RangesStreamReader(self.options)
         from spark_integration.reading.schema import chosen_columns
@@ -93,7 +93,7 @@ class TolerantKafkaDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         if self._is_ranges:
-            from spark_integration.mirroring.stream_ranges import RangesStreamWriter
+            from spark_integration.mirror.stream_ranges import RangesStreamWriter
 
             return RangesStreamWriter(self.options)
         from spark_integration.writing.writer import RecordsStreamWriter

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tolerant_client.clients import KafkaAdminClient, KafkaProducer
-    from tolerant_client.consumer import KafkaConsumer
     from tolerant_client.errors import (
         CoordinatorUnavailableError,
         OutcomeUnknownError,
@@ -14,8 +12,10 @@ if TYPE_CHECKING:
         TolerantClientError,
         TransactionOutcomeUnknownError,
     )
-    from tolerant_client.installation import install, uninstall
     from tolerant_client.policy import RecoveryPolicy
+    from tolerant_client.stock.clients import KafkaAdminClient, KafkaProducer
+    from tolerant_client.stock.consumer import KafkaConsumer
+    from tolerant_client.stock.installation import install, uninstall
 
 __all__ = [
     "CoordinatorUnavailableError",
@@ -33,16 +33,16 @@ __all__ = [
 
 _HOMES = {
     "CoordinatorUnavailableError": "tolerant_client.errors",
-    "KafkaAdminClient": "tolerant_client.clients",
-    "KafkaConsumer": "tolerant_client.consumer",
-    "KafkaProducer": "tolerant_client.clients",
+    "KafkaAdminClient": "tolerant_client.stock.clients",
+    "KafkaConsumer": "tolerant_client.stock.consumer",
+    "KafkaProducer": "tolerant_client.stock.clients",
     "OutcomeUnknownError": "tolerant_client.errors",
     "RecordBatchError": "tolerant_client.errors",
     "RecoveryPolicy": "tolerant_client.policy",
     "TolerantClientError": "tolerant_client.errors",
     "TransactionOutcomeUnknownError": "tolerant_client.errors",
-    "install": "tolerant_client.installation",
-    "uninstall": "tolerant_client.installation",
+    "install": "tolerant_client.stock.installation",
+    "uninstall": "tolerant_client.stock.installation",
 }
 
 

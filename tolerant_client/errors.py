@@ -173,9 +173,7 @@ class OffsetMapError(TolerantClientError):
     """The map of a link with translated offsets holds what no mirror has written, or contradicts the target's log."""
 
 
-class CoordinatorUnavailableError(
-    TolerantClientError, CoordinatorNotAvailableError, KafkaTimeoutError  # type: ignore[misc]
-):
+class CoordinatorUnavailableError(TolerantClientError, CoordinatorNotAvailableError, KafkaTimeoutError):  # type: ignore[misc]
     """No broker coordinates a group (or, with `topic` __transaction_state, a transactional id).
 
     `partition` of `topic` is the one that `group` hashes to, -1 where the topic

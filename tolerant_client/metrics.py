@@ -20,7 +20,7 @@ from kafka import KafkaProducer
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from tolerant_client.events import RecoveryCounters
+from tolerant_client.tracker.events import RecoveryCounters
 
 
 class RecoveryCollector(Collector):

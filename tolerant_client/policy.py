@@ -110,4 +110,3 @@ class RecoveryPolicy:
             max_resends=32,
             max_mismatches=1_024,
         )
-

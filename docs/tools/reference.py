@@ -11,11 +11,11 @@ from typing import Any
 
 import typer.main
 
-from spark_integration.cli import app
-from spark_integration.monitoring.board import Board
-from spark_integration.monitoring.prometheus import LinkCollector
-from tolerant_client import client_metrics
+from spark_integration.cli.app import app
 from tolerant_client.metrics import RecoveryCollector
+from tolerant_client.ops.monitoring.board import Board
+from tolerant_client.ops.monitoring.prometheus import LinkCollector
+from tolerant_client.stock import client_metrics
 
 
 def command_line() -> str:
@@ -72,7 +72,7 @@ def metrics() -> str:
         (
             "# Every metric",
             "Prometheus metrics of a mirror, served by `tolerant-kafka mirror --metrics HOST:PORT`.",
-            "What each is good for, and alerts: [Seeing the mirror](../../spark_integration/monitoring/README.md).",
+            "What each is good for, and alerts: [Seeing the mirror](../../tolerant_client/ops/monitoring/README.md).",
             _families(link),
             "## Clients, for Prometheus",
             "Register a `RecoveryCollector` of your consumers and producers: [the clients](../clients.md).",

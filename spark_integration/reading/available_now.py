@@ -25,7 +25,11 @@ def check_end(end: Offsets, prefetched: Offsets, latest: Offsets) -> None:
     if odd := sorted(end.keys() ^ prefetched.keys()):
         _refuse("MISMATCHED_TOPIC_PARTITIONS_BETWEEN_END_OFFSET_AND_PREFETCHED", odd, "are not in both")
     if beyond := [p for p in sorted(end) if end[p] > prefetched[p]]:
-        _refuse("END_OFFSET_HAS_GREATER_OFFSET_FOR_TOPIC_PARTITION_THAN_PREFETCHED", beyond, "end behind what was seen first")
+        _refuse(
+            "END_OFFSET_HAS_GREATER_OFFSET_FOR_TOPIC_PARTITION_THAN_PREFETCHED",
+            beyond,
+            "end behind what was seen first",
+        )
     if lost := sorted(end.keys() - latest.keys()):
         _refuse("LOST_TOPIC_PARTITIONS_IN_END_OFFSET_WITH_TRIGGER_AVAILABLENOW", lost, "are gone")
     if short := [p for p in sorted(end) if end[p] > latest[p]]:

@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from tolerant_client.arrow import TIMESTAMP, timestamps_to_arrow
-from tolerant_client.record_batch import CODEC_MASK, BatchHeader
+from tolerant_client.records.arrow import TIMESTAMP, timestamps_to_arrow
+from tolerant_client.records.record_batch import CODEC_MASK, BatchHeader
 
 # Kafka's names (CompressionType.java), by the number in a batch's attributes.
 CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -35,7 +35,9 @@ def batches_to_arrow(
         if name == "leaderEpoch":
             return [h.partition_leader_epoch for h in headers]
         if name == "compressionType":
-            return [CODECS[h.attributes & CODEC_MASK] if h.attributes & CODEC_MASK < len(CODECS) else None for h in headers]
+            return [
+                CODECS[h.attributes & CODEC_MASK] if h.attributes & CODEC_MASK < len(CODECS) else None for h in headers
+            ]
         if name == "isTransactional":
             return [h.is_transactional for h in headers]
         if name == "isControl":

@@ -13,13 +13,13 @@ import kafka.errors as Errors
 from kafka.protocol.consumer import OffsetCommitRequest
 from kafka.structs import TopicPartition
 
-from tolerant_client.producer_transaction import GROUP, Coordinators
-from tolerant_client.raw import RawCluster
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.producer.transaction import GROUP, Coordinators
 
 _PATIENCE_MS = 5_000  # the next batch commits again anyway
 
 
-async def commit_group_offsets(cluster: RawCluster, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+async def commit_group_offsets(cluster: Cluster, group: str, offsets: Mapping[TopicPartition, int]) -> None:
     """Commits the next offset to read of each partition; negative ones are left out.
 
     Raises a kafka error for what a broker refuses, or where none answers.

@@ -31,8 +31,8 @@ from spark_integration.reading.offsets import (
     parse_assignment,
     parse_partition_numbers,
 )
-from spark_integration.security.kafka_config import kafka_python_config
 from tolerant_client.errors import OptionError
+from tolerant_client.security.kafka_config import kafka_python_config
 
 # Those of Spark's own source.
 SPARK: Final = (
@@ -90,7 +90,7 @@ class TriggerLimits:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """A checked read; `kafka` holds what RawCluster is opened with."""
+    """A checked read; `kafka` holds what Cluster is opened with."""
 
     kafka: Mapping[str, Any] = field(repr=False)
     selection: Selection
@@ -121,8 +121,13 @@ def parse_read_options(options: Mapping[str, str], *, is_stream: bool | None = F
     own, java = split_options(options, (*SPARK, *OURS))
     # Spark's own source takes it as a Kafka property only; both spellings mean one thing.
     isolation = java.pop("isolation.level", None)
-    if isolation is not None and own.setdefault("isolation.level", isolation).strip().lower() != isolation.strip().lower():
-        raise OptionError(f"isolation.level is {own['isolation.level']!r} and kafka.isolation.level is {isolation!r}; give one")
+    if (
+        isolation is not None
+        and own.setdefault("isolation.level", isolation).strip().lower() != isolation.strip().lower()
+    ):
+        raise OptionError(
+            f"isolation.level is {own['isolation.level']!r} and kafka.isolation.level is {isolation!r}; give one"
+        )
     if is_stream and (ending := next((name for name in _ENDING if name in own), None)):
         raise OptionError(f"{ending} is not valid in a streaming query: a stream has no end")
     start = _start(own, is_stream is not False)
@@ -144,7 +149,9 @@ def parse_read_options(options: Mapping[str, str], *, is_stream: bool | None = F
         commits_offsets=_commits_offsets(own, java),
         fetch_offset_retries=whole_number(own.get("fetchOffset.numRetries", "3"), "fetchOffset.numRetries"),
         # The guide says 10 ms; KafkaOffsetReaderAdmin.scala has 1000.
-        fetch_offset_retry_ms=whole_number(own.get("fetchOffset.retryIntervalMs", "1000"), "fetchOffset.retryIntervalMs"),
+        fetch_offset_retry_ms=whole_number(
+            own.get("fetchOffset.retryIntervalMs", "1000"), "fetchOffset.retryIntervalMs"
+        ),
         poll_timeout_ms=positive(own, "kafkaConsumer.pollTimeoutMs") or 120_000,
         max_bytes_in_flight=_max_bytes_in_flight(own),
         isolation_level=choice(own, "isolation.level", _ISOLATION_LEVELS, 0),

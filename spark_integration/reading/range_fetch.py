@@ -21,7 +21,8 @@ from kafka.structs import TopicPartition
 from spark_integration.reading.offsets import EARLIEST, EARLIEST_LOCAL, LAST_STABLE, LATEST, OffsetRange
 from spark_integration.reading.options import ReadOptions
 from spark_integration.reading.topic_fetch import fetch_of_topic
-from tolerant_client.committed import skip_aborted
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.errors import (
     ClusterUnreachableError,
     DataLossError,
@@ -29,11 +30,10 @@ from tolerant_client.errors import (
     RecordBatchError,
     UnsupportedSourceError,
 )
-from tolerant_client.fetch import FetchedPartition
-from tolerant_client.legacy_records import iter_record_sets
-from tolerant_client.raw import RawCluster
-from tolerant_client.record_batch import BatchHeader
-from tolerant_client.stock_names import Future
+from tolerant_client.records.read_committed import skip_aborted
+from tolerant_client.records.record_batch import BatchHeader
+from tolerant_client.records.record_sets import iter_record_sets
+from tolerant_client.stock.stock_names import Future
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ Batches = list[tuple[BatchHeader, memoryview]]
 class RangeFetch:
     """The state of fetching one range; `position` is the next offset to fetch."""
 
-    def __init__(self, cluster: RawCluster, wanted: OffsetRange, options: ReadOptions) -> None:
+    def __init__(self, cluster: Cluster, wanted: OffsetRange, options: ReadOptions) -> None:
         self._cluster = cluster
         self._range = wanted
         self._partition = TopicPartition(wanted.topic, wanted.partition)
@@ -73,7 +73,9 @@ class RangeFetch:
         self._ahead: Future | None = None  # the answer for `position`, if it was asked for already
         self._given_at = time.monotonic()
         self.position = wanted.from_offset
-        self.first_wanted = wanted.from_offset  # batches may hold records before it, also where the log starts later now
+        self.first_wanted = (
+            wanted.from_offset
+        )  # batches may hold records before it, also where the log starts later now
 
     @property
     def is_done(self) -> bool:

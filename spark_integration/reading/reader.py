@@ -27,10 +27,10 @@ from spark_integration.reading.options import ReadOptions
 from spark_integration.reading.range_fetch import BYTES_SHARES, RangeFetch, damaged
 from spark_integration.reading.resolve import resolve_ranges
 from spark_integration.reading.schema_framing import split_framing
-from tolerant_client.arrow import ALL_COLUMNS, HEADER_BYTES, iter_arrow
 from tolerant_client.errors import RecordBatchError
-from tolerant_client.record_batch import BatchHeader
-from tolerant_client.record_fields import MAX_HEADERS
+from tolerant_client.records.arrow import ALL_COLUMNS, HEADER_BYTES, iter_arrow
+from tolerant_client.records.record_batch import BatchHeader
+from tolerant_client.records.record_fields import MAX_HEADERS
 
 # Records decoded in one piece; larger ones fall out of the processor's caches on their way to the JVM.
 PIECE_BYTES: Final = 4 << 20

@@ -33,8 +33,8 @@ from spark_integration.reading.offsets import (
     plan_ranges,
 )
 from spark_integration.reading.options import Assign, ReadOptions, Subscribe
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import DataLossError, OptionError
-from tolerant_client.raw import RawCluster
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ Offsets = Mapping[TopicPartition, int]
 REMEDY: Final = "failOnDataLoss=false reads what is left"
 
 
-async def resolve_ranges(cluster: RawCluster, options: ReadOptions) -> list[OffsetRange]:
+async def resolve_ranges(cluster: Cluster, options: ReadOptions) -> list[OffsetRange]:
     """The planned ranges of a batch read.
 
     Raises OptionError for what does not exist, DataLossError for what no longer does.
@@ -65,11 +65,13 @@ async def resolve_ranges(cluster: RawCluster, options: ReadOptions) -> list[Offs
             _check_in_log(options, options.start, partition, start, log_range)
             _check_in_log(options, options.end, partition, end, log_range)
         start, end = max(start, log_range[0]), min(end, log_range[1])
-        ranges.append(OffsetRange(partition.topic, partition.partition, start, max(start, end), ids.get(partition.topic)))
+        ranges.append(
+            OffsetRange(partition.topic, partition.partition, start, max(start, end), ids.get(partition.topic))
+        )
     return plan_ranges(ranges, options.min_partitions, options.max_records_per_partition)
 
 
-async def find_partitions(cluster: RawCluster, options: ReadOptions) -> list[TopicPartition]:
+async def find_partitions(cluster: Cluster, options: ReadOptions) -> list[TopicPartition]:
     """The partitions that the options select, sorted; a pattern may select none."""
     selection = options.selection
     if isinstance(selection, Assign):
@@ -93,14 +95,14 @@ async def find_partitions(cluster: RawCluster, options: ReadOptions) -> list[Top
     return sorted(TopicPartition(topic, number) for topic, numbers in found.items() for number in numbers)
 
 
-async def _partitions_of(cluster: RawCluster, topics: set[str]) -> dict[str, list[int]]:
+async def _partitions_of(cluster: Cluster, topics: set[str]) -> dict[str, list[int]]:
     try:
         return await cluster.partitions(topics)
     except InvalidTopicError:
         raise OptionError(f"There is a name that no topic can have among {', '.join(sorted(topics))}") from None
 
 
-async def initial_offsets(cluster: RawCluster, options: ReadOptions) -> dict[TopicPartition, int]:
+async def initial_offsets(cluster: Cluster, options: ReadOptions) -> dict[TopicPartition, int]:
     """Where a new stream starts."""
     partitions = await find_partitions(cluster, options)
     check_same_partitions(options.start, partitions)
@@ -110,7 +112,7 @@ async def initial_offsets(cluster: RawCluster, options: ReadOptions) -> dict[Top
 
 
 async def latest_offsets(
-    cluster: RawCluster, options: ReadOptions, known: Offsets, told: dict[TopicPartition, int] | None = None
+    cluster: Cluster, options: ReadOptions, known: Offsets, told: dict[TopicPartition, int] | None = None
 ) -> dict[TopicPartition, int]:
     """The ends of the logs now.
 
@@ -137,7 +139,7 @@ async def latest_offsets(
 
 
 async def _held_up(
-    cluster: RawCluster, known: Offsets, stable: Offsets, told: dict[TopicPartition, int]
+    cluster: Cluster, known: Offsets, stable: Offsets, told: dict[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
     """The known offsets that are beyond the last stable offset, and not beyond the log's end.
 
@@ -179,7 +181,7 @@ def check_same_topics(options: ReadOptions, known: Mapping[str, str], now: Mappi
     return anew
 
 
-async def earliest_offsets(cluster: RawCluster, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+async def earliest_offsets(cluster: Cluster, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
     """The first offsets of those partitions that exist."""
     existing = await cluster.partitions({partition.topic for partition in partitions})
     return await cluster.list_offsets(
@@ -188,7 +190,7 @@ async def earliest_offsets(cluster: RawCluster, partitions: Sequence[TopicPartit
 
 
 async def micro_batch_ranges(
-    cluster: RawCluster, options: ReadOptions, start: Offsets, end: Offsets, ids: Mapping[str, str]
+    cluster: Cluster, options: ReadOptions, start: Offsets, end: Offsets, ids: Mapping[str, str]
 ) -> list[OffsetRange]:
     """The planned ranges between two offsets of a stream; partitions that are new start at their beginning.
 
@@ -229,7 +231,7 @@ def _report(options: ReadOptions, condition: str, what: str, remedy: str = REMED
     log.warning("%s", message)
 
 
-def _check_topics(wanted: set[str], found: Mapping[str, object], cluster: RawCluster) -> None:
+def _check_topics(wanted: set[str], found: Mapping[str, object], cluster: Cluster) -> None:
     missing = sorted(wanted - found.keys())
     if missing:
         raise OptionError(
@@ -239,13 +241,13 @@ def _check_topics(wanted: set[str], found: Mapping[str, object], cluster: RawClu
 
 
 async def _latest(
-    cluster: RawCluster, partitions: Sequence[TopicPartition], options: ReadOptions
+    cluster: Cluster, partitions: Sequence[TopicPartition], options: ReadOptions
 ) -> dict[TopicPartition, int]:
     return await cluster.list_offsets(dict.fromkeys(partitions, LATEST), isolation_level=options.isolation_level)
 
 
 async def _resolve(
-    cluster: RawCluster,
+    cluster: Cluster,
     options: ReadOptions,
     spec: OffsetSpec,
     partitions: Sequence[TopicPartition],

@@ -19,8 +19,8 @@ from pyspark.sql.types import (
 )
 
 from spark_integration.reading.options import ReadOptions
-from tolerant_client.arrow import ALL_COLUMNS, TIMESTAMP
 from tolerant_client.errors import OptionError
+from tolerant_client.records.arrow import ALL_COLUMNS, TIMESTAMP
 
 _RECORDS: Final = (
     StructField("key", BinaryType()),

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from tolerant_client.arrow import gather
+from tolerant_client.records.arrow import gather
 
 PREFIX_SIZE: Final = 5
 

@@ -55,7 +55,7 @@ from spark_integration.reading.resolve import (
     micro_batch_ranges,
     topics_made_anew,
 )
-from tolerant_client.raw import RawCluster
+from tolerant_client.cluster.cluster import Cluster
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self.schema = schema
         self._admission = Admission(options.limits)
-        self._cluster: RawCluster | None = None
+        self._cluster: Cluster | None = None
         self._latest: dict[TopicPartition, int] | None = None
         self._is_available_now = False
         self._available_now: dict[TopicPartition, int] | None = None
@@ -172,7 +172,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return {}
 
-    def _connected(self) -> RawCluster:
+    def _connected(self) -> Cluster:
         if self._cluster is None:
             self._cluster = open_cluster(self.options.kafka)
         return self._cluster

@@ -14,13 +14,13 @@ from kafka import errors as kafka_errors
 from kafka.protocol.metadata import MetadataRequest
 from kafka.structs import TopicPartition
 
-from tolerant_client.fetch import FetchedPartition
-from tolerant_client.fetch_by_id import RawFetchById
-from tolerant_client.raw import RawCluster
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.cluster.fetch_by_id import RawFetchById
 
 
 async def fetch_of_topic(
-    cluster: RawCluster,
+    cluster: Cluster,
     node_id: int,
     topic_id: str | None,
     positions: Mapping[TopicPartition, int],
@@ -30,7 +30,7 @@ async def fetch_of_topic(
     partition_max_bytes: int,
     isolation_level: int,
 ) -> list[FetchedPartition]:
-    """What RawCluster.fetch returns, for partitions of one topic; `topic_id` is as RawCluster.topic_ids has it.
+    """What Cluster.fetch returns, for partitions of one topic; `topic_id` is as Cluster.topic_ids has it.
 
     A node that does not have the topic of this id answers UNKNOWN_TOPIC_ID for the partition, or UnknownTopicIdError is
     raised.  Without an id (brokers before 2.8 tell none) topics go by their names.

@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructField, StructType
 
-from tolerant_client.batch_encoding import row_without_header_key
 from tolerant_client.errors import OptionError
+from tolerant_client.records.batch_encoding import row_without_header_key
 
 _HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 _WANTED: Final[dict[str, tuple[DataType, ...]]] = {

@@ -84,9 +84,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_integration.writing.columns import WriteRows
+from tolerant_client.cluster.producer.transaction import DECISION_GROUPS, CommittedOffset, PreparedTransaction
 from tolerant_client.errors import OptionError, ProducerFencedError, RepeatDiffersError
-from tolerant_client.mirror.state_json import text, whole
-from tolerant_client.producer_transaction import DECISION_GROUPS, CommittedOffset, PreparedTransaction
+from tolerant_client.state_json import text, whole
 
 _MOST_EPOCH: Final = 2**15 - 1  # int16
 _PIECE: Final = 4000  # characters, below the brokers' offset.metadata.max.bytes, 4096

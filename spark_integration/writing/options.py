@@ -28,10 +28,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from spark_integration.option_values import boolean, choice, positive, split_options, whole_number
-from spark_integration.security.kafka_config import kafka_python_config
-from tolerant_client import codecs
+from tolerant_client.cluster.producer.settings import ProducerSettings
 from tolerant_client.errors import OptionError
-from tolerant_client.producer_settings import ProducerSettings
+from tolerant_client.records import codecs
+from tolerant_client.security.kafka_config import kafka_python_config
 
 SPARK: Final = ("topic", "includeHeaders")
 OURS: Final = ("exactlyOnce", "exactlyOnceId", "deadLetterTopic")
@@ -47,7 +47,7 @@ _PARTITIONERS: Final = ("DefaultPartitioner", "UniformStickyPartitioner", "Round
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """A checked write; `kafka` holds what RawCluster is opened with, `codec` is the wire's number."""
+    """A checked write; `kafka` holds what Cluster is opened with, `codec` is the wire's number."""
 
     kafka: Mapping[str, Any] = field(repr=False)
     topic: str | None = None

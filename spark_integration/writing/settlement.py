@@ -35,6 +35,15 @@ from pyspark.sql.datasource import WriterCommitMessage
 from spark_integration.connections import borrowed_cluster
 from spark_integration.writing.exactly_once import Decision, SinkBatch, Written, reserve_ms
 from spark_integration.writing.options import WriteOptions
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.producer.transaction import (
+    CommittedOffset,
+    Coordinators,
+    PreparedTransaction,
+    ProducerTransaction,
+    groups_named,
+    transactional_ids,
+)
 from tolerant_client.errors import (
     ClusterUnreachableError,
     DataLossError,
@@ -44,15 +53,6 @@ from tolerant_client.errors import (
     RepeatDiffersError,
     text_of,
 )
-from tolerant_client.producer_transaction import (
-    CommittedOffset,
-    Coordinators,
-    PreparedTransaction,
-    ProducerTransaction,
-    groups_named,
-    transactional_ids,
-)
-from tolerant_client.raw import RawCluster
 
 log = logging.getLogger(__name__)
 
@@ -110,9 +110,7 @@ def abort_tasks(
 class _Settlement:
     """One micro-batch's end; `tasks` are those of one run that have told their place."""
 
-    def __init__(
-        self, cluster: RawCluster, options: WriteOptions, place: SinkBatch, tasks: Sequence[WrittenTask]
-    ) -> None:
+    def __init__(self, cluster: Cluster, options: WriteOptions, place: SinkBatch, tasks: Sequence[WrittenTask]) -> None:
         self._cluster = cluster
         self._options = options
         # The oldest first, as a decision names them.

@@ -21,11 +21,11 @@ from spark_integration.writing.columns import WriteColumns, WriteRows
 from spark_integration.writing.dead_letters import dead_letter, records_of, trimmed
 from spark_integration.writing.exactly_once import RowDigest
 from spark_integration.writing.options import WriteOptions
-from tolerant_client.batch_encoding import EncodedBatch, encode_groups
-from tolerant_client.batch_producer import BatchProducer, Refused
+from tolerant_client.cluster.producer.batch_producer import BatchProducer, Refused
 from tolerant_client.errors import OptionError, RecordRefusedError
-from tolerant_client.partitioner import partition_rows, sort_by_partition
-from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.records.batch_encoding import EncodedBatch, encode_groups
+from tolerant_client.records.partitioner import partition_rows, sort_by_partition
+from tolerant_client.records.record_batch import Record, encode_batch
 
 PIECE_BYTES: Final = 8 << 20
 PIECE_SECONDS: Final = 0.2  # rows do not lie about while a slow query makes the next ones

@@ -35,9 +35,9 @@ from spark_integration.writing.exactly_once import RowDigest, SinkBatch, Transac
 from spark_integration.writing.options import WriteOptions, parse_write_options
 from spark_integration.writing.settlement import WrittenTask, abort_tasks, commit_tasks
 from spark_integration.writing.task import WriteTask
-from tolerant_client.batch_producer import BatchProducer
+from tolerant_client.cluster.producer.batch_producer import BatchProducer
+from tolerant_client.cluster.producer.transaction import ProducerTransaction
 from tolerant_client.errors import OptionError
-from tolerant_client.producer_transaction import ProducerTransaction
 
 _BATCH_WRITE: Final = 0
 _ABORT_MS: Final = 5_000.0
@@ -85,7 +85,9 @@ class RecordsStreamWriter(DataSourceStreamArrowWriter):
         self._columns = choose_columns(schema, self._options.topic)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return write_task(self._options, self._columns, self._place() if self._options.is_exactly_once else None, iterator)
+        return write_task(
+            self._options, self._columns, self._place() if self._options.is_exactly_once else None, iterator
+        )
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """With exactlyOnce this is when the rows are committed, all of them; raises what commit_tasks raises."""

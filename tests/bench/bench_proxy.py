@@ -53,7 +53,10 @@ def main() -> None:
             threading.Thread(target=serve, args=(listener, answer), daemon=True).start()
             port = listener.getsockname()[1]
             report(size, "direct", measure(port, size))
-            ways: list[tuple[str, list[Fault]]] = [("proxy", []), ("proxy, no fault hits", [Drop(api="Fetch", probability=0.0)])]
+            ways: list[tuple[str, list[Fault]]] = [
+                ("proxy", []),
+                ("proxy, no fault hits", [Drop(api="Fetch", probability=0.0)]),
+            ]
             for name, faults in ways:
                 with FaultProxy({0: ("127.0.0.1", port)}, faults) as proxy:
                     report(size, name, measure(int(proxy.bootstrap_servers.rpartition(":")[2]), size))

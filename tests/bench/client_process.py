@@ -327,7 +327,7 @@ def run(job: Job, tally: Tally) -> None:
         import kafka
 
         import tolerant_client
-        from tolerant_client.manager import TolerantNetClient
+        from tolerant_client.stock.manager import TolerantNetClient
 
         module = tolerant_client if job.client == "ours" else kafka
         extra: dict[str, Any] = {"kafka_client": TolerantNetClient} if job.client == LAYER else {}

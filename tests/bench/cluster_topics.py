@@ -86,7 +86,8 @@ class Topics:
         consumer = Consumer({"bootstrap.servers": self.servers, "group.id": "ends", **QUIET})
         try:
             return [
-                consumer.get_watermark_offsets(TopicPartition(topic, n), timeout=10) for n in range(self.partitions(topic))
+                consumer.get_watermark_offsets(TopicPartition(topic, n), timeout=10)
+                for n in range(self.partitions(topic))
             ]
         except KafkaException:
             return []

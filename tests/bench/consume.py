@@ -28,7 +28,7 @@ from typing import Any
 import kafka.codec
 from kafka.structs import TopicPartition
 
-from tolerant_client.codecs import CODEC_NAMES
+from tolerant_client.records.codecs import CODEC_NAMES
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests/, for support
 
@@ -178,8 +178,7 @@ def run_apart(name: str, servers: str, topic: str, count: int) -> dict[str, floa
 def load(servers: str, topic: str, case: Case, count: int) -> None:
     """Fills a topic with batches as full as a producer's."""
     from support.mirror_link import append_batches, create_topic
-
-    from tolerant_client.record_batch import Record, encode_batch
+    from tolerant_client.records.record_batch import Record, encode_batch
 
     create_topic(servers, topic, PARTITIONS)
     rng = random.Random(1)

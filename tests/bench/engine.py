@@ -10,20 +10,20 @@ import json
 import sys
 import time
 
-from tolerant_client.mirror.gaps import GapFill
-from tolerant_client.mirror.identical.copy import LinkCopier
-from tolerant_client.mirror.limits import Progress
-from tolerant_client.mirror.losses import MirrorPolicy
-from tolerant_client.mirror.sync import prepare_link
-from tolerant_client.raw import RawCluster
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.batches.gaps import GapFill
+from tolerant_client.mirror.batches.losses import MirrorPolicy
+from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.limits import Progress
+from tolerant_client.mirror.engine.prepare import prepare_link
 
 LINK = "bench"
 
 
 def main(source_servers: str, target_servers: str, topic: str, tail_s: str = "0", gap_fill: str = "auto") -> None:
     hold_ms = int(float(tail_s) * 1000)
-    with RawCluster({"bootstrap_servers": source_servers}, name="source") as source:
-        target = RawCluster({"bootstrap_servers": target_servers}, source.net, name="target")
+    with Cluster({"bootstrap_servers": source_servers}, name="source") as source:
+        target = Cluster({"bootstrap_servers": target_servers}, source.net, name="target")
 
         async def copy() -> tuple[float, list[Progress]]:
             policy = MirrorPolicy(GapFill(gap_fill))

@@ -10,12 +10,12 @@ import json
 import sys
 from typing import Any
 
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import TolerantClientError
-from tolerant_client.mirror.identical.copy import LinkCopier
-from tolerant_client.mirror.limits import CopyLimits
-from tolerant_client.mirror.losses import LossPolicy, MirrorPolicy
-from tolerant_client.mirror.sync import prepare_link
-from tolerant_client.raw import RawCluster
+from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
+from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.limits import CopyLimits
+from tolerant_client.mirror.engine.prepare import prepare_link
 
 _LEASE_MS = 60_000
 
@@ -24,11 +24,13 @@ def say(**what: Any) -> None:
     print(json.dumps(what), flush=True)
 
 
-def main(source_servers: str, target_servers: str, topics: str, link: str, on_loss: str = "fail", fetch_bytes: str = "") -> int:
+def main(
+    source_servers: str, target_servers: str, topics: str, link: str, on_loss: str = "fail", fetch_bytes: str = ""
+) -> int:
     policy = MirrorPolicy(on_loss=LossPolicy(on_loss), on_oversized=LossPolicy(on_loss))
     limits = CopyLimits(partition_max_bytes=int(fetch_bytes)) if fetch_bytes else CopyLimits()
-    with RawCluster({"bootstrap_servers": source_servers}, name="source") as source:
-        target = RawCluster({"bootstrap_servers": target_servers}, source.net, name="target")
+    with Cluster({"bootstrap_servers": source_servers}, name="source") as source:
+        target = Cluster({"bootstrap_servers": target_servers}, source.net, name="target")
 
         async def follow() -> None:
             copier: LinkCopier | None = None

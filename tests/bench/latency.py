@@ -82,7 +82,9 @@ def measure_latency(pair: Pair, name: str, repeat: int, rate: int, warm_up_s: fl
         with contextlib.ExitStack() as stack:
             peer, servers, read_topic = None, pair.source, topic
             if name != "direct":
-                launch = pair.launch(name, topic, 1_000_000 + repeat, tail_s=_READY_TIMEOUT_S + warm_up_s + seconds + 60)
+                launch = pair.launch(
+                    name, topic, 1_000_000 + repeat, tail_s=_READY_TIMEOUT_S + warm_up_s + seconds + 60
+                )
                 peer = stack.enter_context(Running(launch, pair.folder, 1_000_000 + repeat))
                 servers, read_topic = pair.target, launch.target_topic
                 _wait_for_topic(pair, read_topic, peer)
@@ -172,7 +174,9 @@ def _appender(servers: str, topic: str) -> Iterator[Callable[[int, int], None]]:
     if confluent_kafka is None:
         producer = KafkaProducer(bootstrap_servers=servers, linger_ms=0)
     else:
-        producer = confluent_kafka.Producer({"bootstrap.servers": servers, "linger.ms": 0, "socket.nagle.disable": True})
+        producer = confluent_kafka.Producer(
+            {"bootstrap.servers": servers, "linger.ms": 0, "socket.nagle.disable": True}
+        )
 
     def append(partition: int, number: int) -> None:
         value = _VALUE.pack(number, time.monotonic_ns())
@@ -198,7 +202,12 @@ def _read(servers: str, topic: str, stop: threading.Event, arrivals: _Arrivals) 
                 for record in records:
                     arrivals.add(record.partition, record.value)
     else:
-        config = {"bootstrap.servers": servers, "group.id": "bench", "enable.auto.commit": False, "fetch.wait.max.ms": 100}
+        config = {
+            "bootstrap.servers": servers,
+            "group.id": "bench",
+            "enable.auto.commit": False,
+            "fetch.wait.max.ms": 100,
+        }
         reader = confluent_kafka.Consumer(config)
         earliest = confluent_kafka.OFFSET_BEGINNING
         reader.assign([confluent_kafka.TopicPartition(topic, number, earliest) for number in range(PARTITIONS)])

@@ -27,10 +27,10 @@ from peers import BenchError, Launch, Pair, Running, mm2_properties
 from rich.console import Console
 from rich.table import Table
 
-from tolerant_client.mirror.plan import TopicSpec
-from tolerant_client.mirror.topics import create_topics
-from tolerant_client.raw import LATEST, RawCluster
-from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.mirror.state.plan import TopicSpec
+from tolerant_client.mirror.state.topics import create_topics
+from tolerant_client.records.record_batch import Record, encode_batch
 
 PREFIX = "wide-"
 _TOPICS_AT_ONCE = 10
@@ -108,7 +108,9 @@ def launch(pair: Pair, name: str, run: int) -> tuple[Launch, str]:
     pattern = f"{PREFIX}.*"
     if name == "mm2":
         alias = f"source{run}"
-        duties = dict.fromkeys(("emit.heartbeats.enabled", "emit.checkpoints.enabled"), "false")  # our plain mirror has none
+        duties = dict.fromkeys(
+            ("emit.heartbeats.enabled", "emit.checkpoints.enabled"), "false"
+        )  # our plain mirror has none
         properties = mm2_properties(alias, pair.source, pair.target, pattern, {"tasks.max": "2", **duties})
         path = pair.folder / f"wide-{run}.properties"
         path.write_text("".join(f"{key} = {value}\n" for key, value in properties.items()))
@@ -116,12 +118,12 @@ def launch(pair: Pair, name: str, run: int) -> tuple[Launch, str]:
         return Launch("mm2", command, "", 0.1, ends_itself=False, is_ours=False), f"{alias}.{PREFIX}"
     if name != "spark":
         raise BenchError(f"There is no peer {name!r}: choose from mm2, spark")
-    command = [sys.executable, "-m", "spark_integration.cli", "mirror", "--source", pair.source]
+    command = [sys.executable, "-m", "spark_integration.cli.app", "mirror", "--source", pair.source]
     command += ["--target", pair.target, "--topics", pattern]
     return Launch("spark", command, "", 0.1, ends_itself=False, is_ours=True), PREFIX
 
 
-def count(target: RawCluster, prefix: str, known: dict[TopicPartition, int], wanted: int) -> int:
+def count(target: Cluster, prefix: str, known: dict[TopicPartition, int], wanted: int) -> int:
     """Records on the target so far; partitions that are all there are not looked up again."""
 
     async def read() -> int:
@@ -135,7 +137,9 @@ def count(target: RawCluster, prefix: str, known: dict[TopicPartition, int], wan
     return found
 
 
-def measure(pair: Pair, how: Launch, prefix: str, run: int, partitions: int, idle_s: float, timeout_s: float) -> WideRun:
+def measure(
+    pair: Pair, how: Launch, prefix: str, run: int, partitions: int, idle_s: float, timeout_s: float
+) -> WideRun:
     name = how.name
     known: dict[TopicPartition, int] = {}
     with pair.clusters() as (_, target), Running(how, pair.folder, run) as peer:
@@ -146,7 +150,9 @@ def measure(pair: Pair, how: Launch, prefix: str, run: int, partitions: int, idl
             now = time.monotonic() - peer.started
             first = first or (now if found else 0.0)
             if now > timeout_s or not peer.is_alive():
-                raise BenchError(f"{name} copied {found:,} of {partitions:,} records in {now:.0f} s; its output is {peer.tail()}")
+                raise BenchError(
+                    f"{name} copied {found:,} of {partitions:,} records in {now:.0f} s; its output is {peer.tail()}"
+                )
             time.sleep(0.2)
         settle_until = time.monotonic() + _SETTLED_S
         while time.monotonic() < settle_until:
@@ -168,7 +174,12 @@ def wide_table(runs: Sequence[WideRun]) -> Table:
         table.add_column(column, justify="left" if column == "peer" else "right")
     for run in runs:
         table.add_row(
-            run.peer, f"{run.first_s:.1f}", f"{run.all_s:.1f}", f"{run.idle_cpu:.1%}", f"{run.idle_brokers_cpu:.1%}", f"{run.memory / 1e6:,.0f}"
+            run.peer,
+            f"{run.first_s:.1f}",
+            f"{run.all_s:.1f}",
+            f"{run.idle_cpu:.1%}",
+            f"{run.idle_brokers_cpu:.1%}",
+            f"{run.memory / 1e6:,.0f}",
         )
     return table
 
@@ -185,7 +196,10 @@ def main() -> None:
     options = parser.parse_args()
     runs: list[WideRun] = []
     config = {"log.cleaner.enable": "false", "log.initial.task.delay.ms": "1000"}
-    with tempfile.TemporaryDirectory(prefix="bench-wide-") as folder, Pair(Path(folder), heap="2g", source_config=config) as pair:
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-wide-") as folder,
+        Pair(Path(folder), heap="2g", source_config=config) as pair,
+    ):
         fill(pair, options.topics, options.partitions)
         for number, name in enumerate(options.peers):
             if number:

@@ -130,7 +130,9 @@ def measure_copy(
         whole_s, whole_cpu = (time.monotonic(), peer.cpu()) if launch.ends_itself else (now, cpu)
         _, brokers_cpu, others = span.read(peer.cpu())
         if first[2] >= complete:
-            raise BenchError(f"{launch.name} had copied all {complete:,} offsets when the first was seen: give more --records")
+            raise BenchError(
+                f"{launch.name} had copied all {complete:,} offsets when the first was seen: give more --records"
+            )
     if launch.is_ours:
         pair.refuse_difference(topic)
     else:
@@ -203,7 +205,18 @@ def _loaded(pair: Pair, options: argparse.Namespace) -> Iterator[tuple[Data, str
 def copy_table(runs: Sequence[CopyRun], peers: Sequence[str]) -> Table:
     """Medians with [min-max] for every data and peer; ratios are those of the medians."""
     table = Table(title="Copying a topic of 4 partitions, median [min-max]")
-    for column in ("data", "peer", "k rec/s", "k rec per CPU-s", "MB/s", "start s", "whole s", "whole CPU-s", "wall : MM2", "CPU : MM2"):
+    for column in (
+        "data",
+        "peer",
+        "k rec/s",
+        "k rec per CPU-s",
+        "MB/s",
+        "start s",
+        "whole s",
+        "whole CPU-s",
+        "wall : MM2",
+        "CPU : MM2",
+    ):
         table.add_column(column, justify="left" if column in ("data", "peer") else "right")
     for data in dict.fromkeys(run.data for run in runs):
         base = [run for run in runs if run.data == data and run.peer == "mm2"]
@@ -276,7 +289,10 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, help="default: 5,000,000 of up to 500 B, 1,000,000 of larger ones")
     parser.add_argument("--data", type=lambda text: text.split(","), default=["plain"])
-    sizes = {"type": lambda text: [int(part) for part in text.split(",")], "help": "default: 100,1000; 100 for nasty data"}
+    sizes = {
+        "type": lambda text: [int(part) for part in text.split(",")],
+        "help": "default: 100,1000; 100 for nasty data",
+    }
     parser.add_argument("--sizes", **sizes)
     parser.add_argument("--codecs", type=lambda text: text.split(","), default=["none", "lz4"])
     peers = f"default: {','.join(NAMES)}; for nasty data those that make sense"
@@ -332,7 +348,9 @@ def main() -> None:
                 for repeat in range(options.repeat):
                     turn = repeat % len(options.peers)
                     for name in ["direct", *options.peers[turn:], *options.peers[:turn]]:
-                        keep_latency(measure_latency(pair, name, repeat, options.rate, options.warm_up, options.seconds))
+                        keep_latency(
+                            measure_latency(pair, name, repeat, options.rate, options.warm_up, options.seconds)
+                        )
             else:
                 measure_copies(pair, options, keep_copy)
     finally:

@@ -19,8 +19,8 @@ from confluent_kafka import Producer
 from kafka.protocol.producer import WriteTxnMarkersRequest
 from kafka.structs import TopicPartition
 
-from tolerant_client.raw import LATEST, RawCluster
-from tolerant_client.record_batch import ATTRIBUTES_OFFSET, CRC_OFFSET, Record, encode_batch
+from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.records.record_batch import ATTRIBUTES_OFFSET, CRC_OFFSET, Record, encode_batch
 
 SOURCE_CONFIG = {
     "transaction.partition.verification.enable": "false",
@@ -77,7 +77,11 @@ def _transactions(servers: str, topic: str, records: int, size: int, partitions:
             is_committed = number % _ABORTED_EVERY != _ABORTED_EVERY - 1
             committed += is_committed * per_transaction * partitions
             end = marker(
-                producer_id=_PRODUCER_ID, producer_epoch=0, transaction_result=is_committed, topics=where, coordinator_epoch=0
+                producer_id=_PRODUCER_ID,
+                producer_epoch=0,
+                transaction_result=is_committed,
+                topics=where,
+                coordinator_epoch=0,
             )
             pending.append(cluster.manager.send(WriteTxnMarkersRequest(markers=[end]), node_id))
             while len(pending) > _IN_FLIGHT:
@@ -85,7 +89,7 @@ def _transactions(servers: str, topic: str, records: int, size: int, partitions:
         for future in pending:
             _check(await future)
 
-    with RawCluster({"bootstrap_servers": servers}, name="source") as cluster:
+    with Cluster({"bootstrap_servers": servers}, name="source") as cluster:
         cluster.run(write)
     return committed
 

@@ -22,11 +22,11 @@ from types import TracebackType
 from kafka.protocol.admin import DeleteTopicsRequest
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.plan import TopicSpec
-from tolerant_client.mirror.producers import raise_for
-from tolerant_client.mirror.topics import create_topics
+from tolerant_client.cluster.admin.producers import raise_for
+from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.mirror.state.plan import TopicSpec
+from tolerant_client.mirror.state.topics import create_topics
 from tolerant_client.mirror.verify.verification import verify
-from tolerant_client.raw import LATEST, RawCluster
 from tolerant_client.testing import KafkaCluster
 from tolerant_client.testing.artifacts import TOOLS_MODULES, jars, java_executable
 from tolerant_client.testing.node import log_tail
@@ -76,14 +76,16 @@ class Pair:
         self.source, self.target = (cluster.bootstrap_servers for cluster in self._clusters)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stack.close()
 
     @contextlib.contextmanager
-    def clusters(self) -> Iterator[tuple[RawCluster, RawCluster]]:
+    def clusters(self) -> Iterator[tuple[Cluster, Cluster]]:
         """Fresh clients of source and target, on one event loop."""
-        with RawCluster({"bootstrap_servers": self.source}, name="source") as source:
-            target = RawCluster({"bootstrap_servers": self.target}, source.net, name="target")
+        with Cluster({"bootstrap_servers": self.source}, name="source") as source:
+            target = Cluster({"bootstrap_servers": self.target}, source.net, name="target")
             try:
                 yield source, target
             finally:
@@ -105,7 +107,9 @@ class Pair:
 
             async def delete() -> None:
                 state = DeleteTopicsRequest.DeleteTopicState
-                answer = await cluster.send(DeleteTopicsRequest(topics=[state(name=topic, topic_id=None)], timeout_ms=30_000))
+                answer = await cluster.send(
+                    DeleteTopicsRequest(topics=[state(name=topic, topic_id=None)], timeout_ms=30_000)
+                )
                 for response in answer.responses:
                     raise_for(response.error_code, f"deleting {topic}")
 
@@ -137,7 +141,9 @@ class Pair:
         with self.clusters() as (source, target):
             report = source.run(verify, source, target, topic)
         if not report.identical:
-            raise BenchError(f"The copy of {topic} is NOT identical: {[p for p in report.partitions if p.first_difference]}")
+            raise BenchError(
+                f"The copy of {topic} is NOT identical: {[p for p in report.partitions if p.first_difference]}"
+            )
 
     def java(self, heap: str, main_class: str) -> list[str]:
         log_level = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
@@ -157,7 +163,7 @@ class Pair:
             gap_fill = name.partition(":")[2] or "auto"
             command = [sys.executable, script, self.source, self.target, topic, str(tail_s), gap_fill]
         elif name == "spark":
-            command = [sys.executable, "-m", "spark_integration.cli", "mirror", "--source", self.source]
+            command = [sys.executable, "-m", "spark_integration.cli.app", "mirror", "--source", self.source]
             command += ["--target", self.target, "--topics", topic, "--json", *([] if tail_s else ["--once"])]
         else:
             raise BenchError(f"There is no peer {name!r}: choose from {', '.join(NAMES)}")
@@ -207,7 +213,7 @@ def mm2_properties(alias: str, source: str, target: str, topics: str, more: Mapp
 class LogEnd:
     """How many records a topic has got; 0 before it exists."""
 
-    def __init__(self, cluster: RawCluster, topic: str) -> None:
+    def __init__(self, cluster: Cluster, topic: str) -> None:
         self._cluster = cluster
         self._topic = topic
         self._partitions: dict[TopicPartition, int] = {}
@@ -260,7 +266,9 @@ class Running:
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(20)

@@ -213,7 +213,15 @@ class Rig:
     def _ours(self) -> Launch:
         script = str(Path(__file__).with_name("follow.py"))
         on_loss = "continue" if self.kind == "ours-continue" else "fail"
-        command = [sys.executable, script, self.mirror_source, self.target.servers, self.topics, f"link{self.run}", on_loss]
+        command = [
+            sys.executable,
+            script,
+            self.mirror_source,
+            self.target.servers,
+            self.topics,
+            f"link{self.run}",
+            on_loss,
+        ]
         command.append(str(self.partition_fetch_bytes))
         return Launch(self.kind, command, self.topic, poll_s=0.1, ends_itself=False, is_ours=True)
 

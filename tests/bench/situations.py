@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests/, for supp
 import situations_source
 import situations_target
 from situation_list import SITUATIONS, Situation
-from support.zookeeper_kafka import ZooKeeperKafka
 
+from support.zookeeper_kafka import ZooKeeperKafka
 from tolerant_client.testing import KafkaCluster
 
 _MODULES = (situations_source, situations_target)  # they enter their situations
@@ -52,7 +52,10 @@ def _cluster(version: str, nodes: int) -> Any:
 
 @contextlib.contextmanager
 def clusters(wanted: Situation) -> Iterator[tuple[Any, Any]]:
-    with _cluster(wanted.source_version, wanted.source_nodes) as source, _cluster("4.2.0", wanted.target_nodes) as target:
+    with (
+        _cluster(wanted.source_version, wanted.source_nodes) as source,
+        _cluster("4.2.0", wanted.target_nodes) as target,
+    ):
         yield source, target
 
 
@@ -90,7 +93,9 @@ def table(rows: Sequence[Row]) -> Table:
         made.add_column(column, justify="left" if column in ("situation", "mirror", "state", "notes") else "right")
     for row in rows:
         found = (row.wanted, row.arrived, row.duplicates, row.missing, row.foreign, row.filler)
-        made.add_row(row.situation, row.mirror, *(f"{n:,}" for n in found), row.offsets, row.state, "; ".join(row.notes))
+        made.add_row(
+            row.situation, row.mirror, *(f"{n:,}" for n in found), row.offsets, row.state, "; ".join(row.notes)
+        )
     return made
 
 

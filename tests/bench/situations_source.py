@@ -92,7 +92,9 @@ def recreated_smaller(rig: Rig) -> None:
     _recreated(rig, 600, stop_first=False)
 
 
-@situation("the topic is deleted and made again while the mirror is down, with more records than were copied", loss=True)
+@situation(
+    "the topic is deleted and made again while the mirror is down, with more records than were copied", loss=True
+)
 def recreated_larger(rig: Rig) -> None:
     _recreated(rig, 1500, stop_first=True)
 

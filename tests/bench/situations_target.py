@@ -9,7 +9,7 @@ from kafka.protocol.admin import AlterClientQuotasRequest
 from situation_list import situation
 from situation_rig import Rig
 
-from tolerant_client.raw import RawCluster
+from tolerant_client.cluster.cluster import Cluster
 
 _SMALL = 100_000  # bytes, max.message.bytes of a target that takes less than its source
 
@@ -109,7 +109,7 @@ def _quota(servers: str, rate: float | None) -> None:
         entity=[entry.EntityData(entity_type="client-id", entity_name=None)],
         ops=[entry.OpData(key="producer_byte_rate", value=rate or 0.0, remove=rate is None)],
     )
-    with RawCluster({"bootstrap_servers": servers}, name="target") as cluster:
+    with Cluster({"bootstrap_servers": servers}, name="target") as cluster:
         answer = cluster.run(cluster.send, AlterClientQuotasRequest(entries=[change], validate_only=False))
         assert answer.entries[0].error_code == 0, answer
 

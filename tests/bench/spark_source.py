@@ -106,7 +106,12 @@ class Bench:
         topic = "read-" + "".join(c if c.isalnum() else "-" for c in case.name.lower())
         records = int(case.records * self.options.scale)
         self.create(topic)
-        config = {"linger.ms": 100, "batch.size": 262_144, "compression.type": case.codec, "queue.buffering.max.messages": 500_000}
+        config = {
+            "linger.ms": 100,
+            "batch.size": 262_144,
+            "compression.type": case.codec,
+            "queue.buffering.max.messages": 500_000,
+        }
         producer = Producer({"bootstrap.servers": self.servers, **config})
         rng = random.Random(1)
         values = [bytes(rng.choices(LETTERS, k=case.size)) for _ in range(_POOL)]
@@ -144,7 +149,14 @@ class Bench:
                     runs.rates[source].append(records / (time.monotonic() - started))
                     runs.cpu_rates[source].append(records / (tree_cpu(os.getpid()) - cpu))
         self.results.append(runs)
-        print(what, {name: f"{runs.median(name) or 0:,.0f}" for name in SOURCES}, runs.ratio, runs.cpu_ratio, runs.failures, flush=True)
+        print(
+            what,
+            {name: f"{runs.median(name) or 0:,.0f}" for name in SOURCES},
+            runs.ratio,
+            runs.cpu_ratio,
+            runs.failures,
+            flush=True,
+        )
         return runs
 
     # -- what is measured -----------------------------------------------------
@@ -188,7 +200,11 @@ class Bench:
 
         def run(source: str) -> int:
             proxy.set(spoiled)
-            row = self.frame(source, topic, proxy.servers).selectExpr("count(*)", "count(distinct partition, offset)").first()
+            row = (
+                self.frame(source, topic, proxy.servers)
+                .selectExpr("count(*)", "count(distinct partition, offset)")
+                .first()
+            )
             if row is None or tuple(row) != (records, records):
                 raise RuntimeError(f"{row} instead of {records} rows")
             return records

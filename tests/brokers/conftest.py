@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
+
 from support.repeats import Wire, commit, create, find_coordinator, new, partition_code, wait_for_leader
 from support.zookeeper_kafka import ZooKeeperKafka, require_zookeeper_kafka
-
 from tolerant_client.testing import KafkaCluster
 
 

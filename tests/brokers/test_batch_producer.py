@@ -10,16 +10,16 @@ import kafka
 import pyarrow as pa
 import pytest
 from kafka.structs import TopicPartition
-from support.mirror_link import create_topic
 
-from tolerant_client.batch_encoding import EncodedBatch, encode_batches
-from tolerant_client.batch_producer import BatchProducer, Refused
+from support.mirror_link import create_topic
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.producer.batch_producer import BatchProducer, Refused
+from tolerant_client.cluster.producer.settings import ProducerSettings
+from tolerant_client.cluster.producer.transaction import ProducerTransaction
 from tolerant_client.errors import OptionError, RecordRefusedError, RecordTooLargeError
-from tolerant_client.events import Completed
-from tolerant_client.producer_settings import ProducerSettings
-from tolerant_client.producer_transaction import ProducerTransaction
-from tolerant_client.raw import RawCluster
+from tolerant_client.records.batch_encoding import EncodedBatch, encode_batches
 from tolerant_client.testing import KafkaCluster
+from tolerant_client.tracker.events import Completed
 
 NOW = 1_700_000_000_000
 
@@ -43,7 +43,7 @@ def producer_of(servers: str) -> Iterator[Callable[..., BatchProducer]]:
     made: list[BatchProducer] = []
 
     def make(config: dict[str, Any] | None = None, **settings: Any) -> BatchProducer:
-        cluster = RawCluster({"bootstrap_servers": servers, **(config or {})})
+        cluster = Cluster({"bootstrap_servers": servers, **(config or {})})
         made.append(BatchProducer(cluster, ProducerSettings(**settings)))
         made[-1].cluster.run(made[-1].start)
         return made[-1]
@@ -57,7 +57,9 @@ def encoded(values: list[bytes | None], **options: Any) -> list[EncodedBatch]:
     return list(encode_batches(None, pa.array(values, pa.binary()), None, NOW, **options))
 
 
-def enqueue(producer: BatchProducer, topic: str, values: list[bytes | None], partition: int = 0, **options: Any) -> None:
+def enqueue(
+    producer: BatchProducer, topic: str, values: list[bytes | None], partition: int = 0, **options: Any
+) -> None:
     producer.cluster.run(producer.partition_count, topic)
     for batch in encoded(values, **options):
         rows = range(batch.first_row, batch.first_row + batch.record_count)
@@ -126,7 +128,9 @@ def test_a_record_that_is_too_large_is_named_or_handed_over(
     values: list[bytes | None] = [b"a", b"x" * 10_000, b"b", b"c"]
     producer = producer_of()
     enqueue(producer, topic + "-small", values)
-    with pytest.raises(RecordTooLargeError, match=r"small-0: the record in row 1 of 100\d\d bytes is larger than the topic's"):
+    with pytest.raises(
+        RecordTooLargeError, match=r"small-0: the record in row 1 of 100\d\d bytes is larger than the topic's"
+    ):
         flush(producer)
     with pytest.raises(RecordTooLargeError):
         producer.pump()
@@ -177,7 +181,7 @@ def test_hundreds_of_refused_records_are_handed_over_one_by_one(
 def test_a_record_that_brokers_would_close_the_connection_for_is_not_sent(
     producer_of: Callable[..., BatchProducer], topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tolerant_client.batch_producer._MAX_SENT_BYTES", 5_000)
+    monkeypatch.setattr("tolerant_client.cluster.producer.batch_producer._MAX_SENT_BYTES", 5_000)
     refused: list[Refused] = []
     producer = producer_of()
     producer.on_refused = refused.append
@@ -269,11 +273,13 @@ def test_a_transaction_longer_than_the_brokers_allow_is_an_option_that_is_wrong(
 
 @pytest.fixture(scope="module")
 def creating(kafka_cluster_factory: Callable[..., KafkaCluster]) -> KafkaCluster:
-    return kafka_cluster_factory(heap="256m", broker_config={"auto.create.topics.enable": "true", "num.partitions": "3"})
+    return kafka_cluster_factory(
+        heap="256m", broker_config={"auto.create.topics.enable": "true", "num.partitions": "3"}
+    )
 
 
 def test_brokers_that_create_topics_do_so_as_for_javas_producer(creating: KafkaCluster) -> None:
-    with BatchProducer(RawCluster({"bootstrap_servers": creating.bootstrap_servers}), ProducerSettings()) as producer:
+    with BatchProducer(Cluster({"bootstrap_servers": creating.bootstrap_servers}), ProducerSettings()) as producer:
         producer.cluster.run(producer.start)
         assert producer.cluster.run(producer.partition_count, "made-by-the-broker") == 3
         enqueue(producer, "made-by-the-broker", [b"x"], 2)

@@ -17,22 +17,30 @@ from typing import Any
 
 import pytest
 from kafka.structs import TopicPartition
+
 from support.log_readers import read_with_confluent
 from support.mirror_link import append_records, both, compare, create_topic, delete_until, ends
-
-from spark_integration.mirroring.link_state import TaskReport
-from spark_integration.mirroring.run_claim import RunClaim
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError, TargetClaimedError
-from tolerant_client.mirror.identical.copy import LinkCopier
-from tolerant_client.mirror.link.claims import CLAIMS_TOPIC, LEASE_MS, WHOLE_TOPIC, ClaimsRecord, Holder, Waiting, encode_claims
-from tolerant_client.mirror.link.claims_topic import create_claims_topic, read_claims
-from tolerant_client.mirror.link.control import TopicIds, read_control, update_control
-from tolerant_client.mirror.link.plan_report import plan_everything
-from tolerant_client.mirror.own_topic import append_own
-from tolerant_client.mirror.sync import prepare_link
-from tolerant_client.mirror.topic_filter import LinkTopics
-from tolerant_client.mirror.translated.copier import TranslatedCopier, prepare_translated_link
-from tolerant_client.raw import RawCluster
+from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.prepare import prepare_link
+from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.life.plan_report import plan_everything
+from tolerant_client.mirror.state.claims import (
+    CLAIMS_TOPIC,
+    LEASE_MS,
+    WHOLE_TOPIC,
+    ClaimsRecord,
+    Holder,
+    Waiting,
+    encode_claims,
+)
+from tolerant_client.mirror.state.claims_topic import create_claims_topic, read_claims
+from tolerant_client.mirror.state.control import TopicIds, read_control, update_control
+from tolerant_client.mirror.state.own_topic import append_own
+from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.ops.service.link_state import TaskReport
+from tolerant_client.ops.service.run_claim import RunClaim
 
 # kafka-python leaves the socket of a refused connection to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -86,7 +94,9 @@ def test_another_run_is_refused_while_the_holder_lives_and_follows_once_it_is_go
             first = LinkCopier(source, target, link.producer_id, link=topic)
             await first.copy({only: 500}, hold_ms=100, lease_ms=60_000)
             late = LinkCopier(source, target, link.producer_id, link=topic)
-            with pytest.raises(TargetClaimedError, match=f"Partition {topic}-0 of the target is written by a mirror of link"):
+            with pytest.raises(
+                TargetClaimedError, match=f"Partition {topic}-0 of the target is written by a mirror of link"
+            ):
                 await late.copy({only: 500})
             return link.producer_id
 
@@ -109,13 +119,17 @@ def test_a_copier_that_was_frozen_through_its_lease_sends_nothing_of_it(clusters
         async def begin() -> tuple[LinkCopier, Any]:
             link = await prepare_link(source, target, topic, topic)
             copier = LinkCopier(source, target, link.producer_id, link=topic)
-            done = source.net.call_soon_with_future(partial(copier.copy_each, {only: 20_000}, hold_ms=1_000, lease_ms=60_000))
+            done = source.net.call_soon_with_future(
+                partial(copier.copy_each, {only: 20_000}, hold_ms=1_000, lease_ms=60_000)
+            )
             while not copier.claims.holds(only):
                 await source.net.sleep(0.001)
             return copier, done
 
         async def follow() -> None:
-            await LinkCopier(second_source, second_target, copier.producer_id, link=topic).copy({only: 20_000}, hold_ms=5_000, lease_ms=60_000)
+            await LinkCopier(second_source, second_target, copier.producer_id, link=topic).copy(
+                {only: 20_000}, hold_ms=5_000, lease_ms=60_000
+            )
 
         async def go_on() -> Any:
             return await done
@@ -132,7 +146,9 @@ def test_a_copier_that_was_frozen_through_its_lease_sends_nothing_of_it(clusters
 
 
 @pytest.mark.parametrize("run", ["", "one"], ids=["another run", "the same run"])
-def test_a_copier_that_was_frozen_while_it_had_nothing_to_do_reads_its_place_anew(clusters: tuple[str, str], run: str) -> None:
+def test_a_copier_that_was_frozen_while_it_had_nothing_to_do_reads_its_place_anew(
+    clusters: tuple[str, str], run: str
+) -> None:
     """Its claim is granted to it again, and in between another has copied what comes next."""
     topic = topic_of(clusters)
     options = json.dumps({"hold_ms": 40_000, "lease_ms": 1_000, "run": run})
@@ -170,7 +186,9 @@ def test_a_start_that_is_tried_again_succeeds_once_the_mirror_that_it_was_refuse
     with RunClaim(target, "one", "run-1") as first, RunClaim(target, "two", "run-2") as second:
         first.take([topic])
         for _ in range(2):
-            with pytest.raises(TargetClaimedError, match=f"Topic {topic} of the target is written by a mirror of link one on"):
+            with pytest.raises(
+                TargetClaimedError, match=f"Topic {topic} of the target is written by a mirror of link one on"
+            ):
                 second.take([topic])
             time.sleep(1.0)
         assert not capsys.readouterr().err  # what a living mirror is waited for is no news
@@ -182,17 +200,19 @@ def test_a_start_that_is_tried_again_succeeds_once_the_mirror_that_it_was_refuse
         assert ("waiting for a mirror of link one on" in capsys.readouterr().err) == is_killed
 
 
-def test_a_start_is_not_refused_for_a_mirror_that_is_gone_however_much_of_its_claims_the_log_has(clusters: tuple[str, str]) -> None:
+def test_a_start_is_not_refused_for_a_mirror_that_is_gone_however_much_of_its_claims_the_log_has(
+    clusters: tuple[str, str],
+) -> None:
     topic, ghost = f"ghost-{secrets.token_hex(3)}", Holder("ghost", "one", "run-0", "m1", 812, 1_000)
     many = frozenset(TopicPartition("wide", 2 * n) for n in range(60_000))  # 0.8 MB: the log is read in several pieces
 
-    async def haunt(target: RawCluster) -> None:
+    async def haunt(target: Cluster) -> None:
         await create_claims_topic(target)
         for n in range(1, 12):
             record = ClaimsRecord(ghost, n, names=many | {TopicPartition(topic, WHOLE_TOPIC)})
             await append_own(target, CLAIMS_TOPIC, ghost.id, encode_claims(record))
 
-    with RawCluster({"bootstrap_servers": clusters[1]}, name="target") as target:
+    with Cluster({"bootstrap_servers": clusters[1]}, name="target") as target:
         target.run(haunt, target)
     with RunClaim({"bootstrap.servers": clusters[1]}, "one", "run-1") as claim:
         claim.take([topic])
@@ -208,7 +228,7 @@ def test_a_mirror_says_which_partitions_need_a_person_and_which_wait(clusters: t
         claim.tell(report)
 
         def told() -> dict[TopicPartition, bool]:
-            with RawCluster({"bootstrap_servers": clusters[1]}, name="target") as target:
+            with Cluster({"bootstrap_servers": clusters[1]}, name="target") as target:
                 before = target.run(read_claims, target)
                 time.sleep(LEASE_S / 2)
                 (run,) = [run for run in target.run(read_claims, target).runs(before) if run.run == topic]
@@ -291,7 +311,7 @@ def test_a_log_that_was_made_anew_is_claimed_anew(clusters: tuple[str, str]) -> 
             await copier.copy({only: 600}, hold_ms=LEASE_MS + 2_000, lease_ms=60_000)
             assert copier.claims.holds(only)
 
-        async def delete_topic(target: RawCluster) -> None:
+        async def delete_topic(target: Cluster) -> None:
             from kafka.protocol.admin import DeleteTopicsRequest
 
             await target.send(DeleteTopicsRequest(topic_names=[CLAIMS_TOPIC], timeout_ms=10_000, max_version=3))
@@ -364,7 +384,9 @@ def test_what_an_identical_copy_has_begun_no_translated_one_writes_to_while_it_r
             told = f"{topic}-0 of the target was copied by link identical-{topic} with identical offsets"
             with pytest.raises(TargetClaimedError, match=told):
                 await late.copy({only: 300})
-            await update_control(other_target, f"identical-{topic}", lambda now: replace(now, is_promoted=True, is_fenced=True))
+            await update_control(
+                other_target, f"identical-{topic}", lambda now: replace(now, is_promoted=True, is_fenced=True)
+            )
             assert (await late.copy({only: 300}))[only].records == 300
 
         thread = threading.Thread(target=source.run, args=(hold,))
@@ -391,7 +413,9 @@ def test_a_translated_copy_that_was_frozen_through_its_lease_writes_nothing_into
         async def begin() -> tuple[TranslatedCopier, Any]:
             await prepare_translated_link(other_source, other_target, waits, f"translated-{topic}")
             copier = TranslatedCopier(other_source, other_target, f"translated-{topic}")
-            done = other_source.net.call_soon_with_future(partial(copier.copy_each, {only: 0}, hold_ms=25_000, lease_ms=100))
+            done = other_source.net.call_soon_with_future(
+                partial(copier.copy_each, {only: 0}, hold_ms=25_000, lease_ms=100)
+            )
             while only not in copier._partitions or not copier._partitions[only]._is_taken_over:
                 await other_source.net.sleep(0.01)
             return copier, done
@@ -425,7 +449,7 @@ def test_a_topic_that_a_running_link_finds_is_refused_alone_where_another_link_w
     clusters: tuple[str, str], is_identical: bool
 ) -> None:
     pytest.importorskip("pyspark")
-    from spark_integration.mirroring.stream_ranges import RangesStreamReader
+    from spark_integration.mirror.stream_ranges import RangesStreamReader
 
     name = f"found-{secrets.token_hex(3)}"
     first, second, other = f"{name}-one", f"{name}-two", f"another-{name}"
@@ -454,11 +478,16 @@ def test_a_topic_that_a_running_link_finds_is_refused_alone_where_another_link_w
             (why,) = reader._scope.blocked.values()
             assert reader._scope.ends.keys() == {TopicPartition(first, 0)}
             assert reader._scope.blocked.keys() == {TopicPartition(second, 0)}
-            assert why.startswith(f"Link {other} {'may copy' if is_identical else 'copies'} into topic {second} of this target")
+            assert why.startswith(
+                f"Link {other} {'may copy' if is_identical else 'copies'} into topic {second} of this target"
+            )
             assert ("with identical offsets" in why) != is_identical
             assert second not in target.run(target.partitions)
             target.run(update_control, target, other, lambda now: replace(now, is_promoted=True, is_fenced=True))
         reader.latestOffset({"trigger": 1}, None)  # type: ignore[arg-type]  # it takes no limit
-        assert reader._scope.ends.keys() == {TopicPartition(first, 0), TopicPartition(second, 0)} and not reader._scope.blocked
+        assert (
+            reader._scope.ends.keys() == {TopicPartition(first, 0), TopicPartition(second, 0)}
+            and not reader._scope.blocked
+        )
     finally:
         reader.stop()

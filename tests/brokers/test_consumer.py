@@ -14,14 +14,13 @@ from kafka.consumer.subscription_state import ConsumerRebalanceListener
 from kafka.coordinator.consumer import ConsumerCoordinator
 from kafka.structs import TopicPartition
 
-from tolerant_client import KafkaAdminClient, KafkaConsumer, KafkaProducer
-from tolerant_client.arrow import SCHEMA, SCHEMA_WITH_HEADERS
-from tolerant_client.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD
-from tolerant_client.fetcher import TolerantFetcher
-from tolerant_client.record_batch import Record, encode_batch
-from tolerant_client.testing import KafkaCluster
-
 from support.mirror_link import append_batches, append_records
+from tolerant_client import KafkaAdminClient, KafkaConsumer, KafkaProducer
+from tolerant_client.records.arrow import SCHEMA, SCHEMA_WITH_HEADERS
+from tolerant_client.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD
+from tolerant_client.records.record_batch import Record, encode_batch
+from tolerant_client.stock.fetcher import TolerantFetcher
+from tolerant_client.testing import KafkaCluster
 
 PATIENCE = 60.0
 T0 = 1_700_000_000_000
@@ -136,7 +135,9 @@ def test_every_codec_is_read_in_records_and_in_arrow(kafka_cluster: KafkaCluster
     assert [(r["topic"], r["partition"], r["offset"], r["key"], r["value"], r["timestampType"]) for r in rows] == [
         (r.topic, r.partition, r.offset, r.key, r.value, r.timestamp_type) for r in records
     ]
-    assert [[(pair["key"], pair["value"]) for pair in row["headers"] or []] for row in rows] == [r.headers for r in records]
+    assert [[(pair["key"], pair["value"]) for pair in row["headers"] or []] for row in rows] == [
+        r.headers for r in records
+    ]
     assert [round(row["timestamp"].timestamp() * 1000) for row in rows] == [r.timestamp for r in records]
 
 

@@ -13,32 +13,40 @@ from typing import Any
 import kafka
 import pytest
 import typer
-from kafka.admin import ACL, ACLOperation, ACLPermissionType, ACLResourcePatternType, NewTopic, ResourcePattern, ResourceType
+from kafka.admin import (
+    ACL,
+    ACLOperation,
+    ACLPermissionType,
+    ACLResourcePatternType,
+    NewTopic,
+    ResourcePattern,
+    ResourceType,
+)
 from kafka.protocol.admin import AlterClientQuotasRequest
 from kafka.protocol.producer import InitProducerIdRequest
 from kafka.structs import TopicPartition
-from support.mirror_link import append_records, both, create_topic, mirror, topics_of
 from typer.testing import CliRunner
 
-from spark_integration.commands.doctor import doctor
-from spark_integration.doctor import link_checks
-from spark_integration.doctor.checkup import Checkup
-from spark_integration.doctor.describe import describe_cluster
-from spark_integration.doctor.finding import Finding, Severity
-from spark_integration.doctor.link_examination import Subject, examine
+from spark_integration.cli.doctor import doctor
+from support.mirror_link import append_records, both, create_topic, mirror, topics_of
 from tolerant_client import KafkaProducer
-from tolerant_client.coordinator_partition import OFFSETS_TOPIC, partition_of
+from tolerant_client.cluster.admin.producers import raise_for
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.producer.transaction import TRANSACTION, Coordinators
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.ledger import Ledger
-from tolerant_client.mirror.link.control import CONTROL_TOPIC, LinkControl, update_control
-from tolerant_client.mirror.losses import LedgerRow, LossReason
-from tolerant_client.mirror.producers import raise_for
-from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, TopicNames
-from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
-from tolerant_client.mirror.translated.copier import TranslatedCopier, prepare_translated_link
-from tolerant_client.producer_transaction import TRANSACTION, Coordinators
-from tolerant_client.raw import RawCluster
-from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
+from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.state.control import CONTROL_TOPIC, LinkControl, update_control
+from tolerant_client.mirror.state.ledger import Ledger
+from tolerant_client.mirror.state.replication_policy import DefaultReplicationPolicy, TopicNames
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
+from tolerant_client.ops.doctor import link_checks
+from tolerant_client.ops.doctor.checkup import Checkup
+from tolerant_client.ops.doctor.describe import describe_cluster
+from tolerant_client.ops.doctor.finding import Finding, Severity
+from tolerant_client.ops.doctor.link_examination import Subject, examine
+from tolerant_client.records.record_batch import Record, encode_batch
+from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC, partition_of
 from tolerant_client.testing import KafkaCluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -57,9 +65,7 @@ def examined(*servers: str, topics: str = "doctor-none", seconds: float = 0, **o
 
 def found(checkup: Checkup, check: str, thing: str, severity: Severity | None = None) -> Finding:
     """The one finding of a check about a thing."""
-    (one,) = [
-        f for f in checkup.findings if f.check == check and thing in f.thing and severity in (None, f.severity)
-    ]
+    (one,) = [f for f in checkup.findings if f.check == check and thing in f.thing and severity in (None, f.severity)]
     return one
 
 
@@ -128,16 +134,26 @@ def test_topics_that_cannot_hold_the_copy_are_named_with_the_setting(source: str
     create_topic(target, "doctor-stamped", config={"message.timestamp.type": "LogAppendTime"})
     create_topic(source, "doctor-small", config={"max.message.bytes": "2000000"})
     create_topic(target, "doctor-small", 3, config={"max.message.bytes": "100000", "cleanup.policy": "compact"})
-    create_topic(source, "doctor-min-isr", config={"min.insync.replicas": "2", "unclean.leader.election.enable": "true"})
+    create_topic(
+        source, "doctor-min-isr", config={"min.insync.replicas": "2", "unclean.leader.election.enable": "true"}
+    )
     checkup = examined(source, target, topics="doctor-(stamped|small|min-isr)")
     assert none_failed(checkup)
     stamped = found(checkup, "topics", "doctor-stamped")
-    assert stamped.severity is Severity.ERROR and stamped.remedy == "Set message.timestamp.type=CreateTime on the target"
+    assert (
+        stamped.severity is Severity.ERROR and stamped.remedy == "Set message.timestamp.type=CreateTime on the target"
+    )
     assert "100000 bytes on the target and 2000000" in found(checkup, "sizes", "doctor-small").evidence
     assert "compacted on the target only" in found(checkup, "topics", "doctor-small", Severity.WARNING).evidence
-    assert "3 partitions on the target and 1 on the source" in found(checkup, "topics", "doctor-small", Severity.INFO).evidence
+    assert (
+        "3 partitions on the target and 1 on the source"
+        in found(checkup, "topics", "doctor-small", Severity.INFO).evidence
+    )
     assert "above the replication factor" in found(checkup, "durability", "doctor-min-isr", Severity.ERROR).evidence
-    assert "unclean.leader.election.enable=true" in found(checkup, "durability", "doctor-min-isr", Severity.WARNING).evidence
+    assert (
+        "unclean.leader.election.enable=true"
+        in found(checkup, "durability", "doctor-min-isr", Severity.WARNING).evidence
+    )
     below = found(checkup, "partitions", "doctor-min-isr")
     assert below.severity is Severity.ERROR and "min.insync.replicas=2" in below.evidence
 
@@ -157,7 +173,10 @@ def test_records_that_retention_took_and_will_take_are_counted(source: str, targ
     danger = examined(source, target, topics="doctor-lost")
     assert "60 offsets of doctor-lost-0 wait" in found(danger, "retention", "link default").evidence
     assert none_failed(danger)
-    assert "60 uncopied offsets of doctor-lost-0 may be deleted in" in found(danger, "retention", "topic doctor-lost").evidence
+    assert (
+        "60 uncopied offsets of doctor-lost-0 may be deleted in"
+        in found(danger, "retention", "topic doctor-lost").evidence
+    )
 
     admin = kafka.KafkaAdminClient(bootstrap_servers=source)
     admin.delete_records({TopicPartition("doctor-lost", 0): 130})
@@ -236,7 +255,7 @@ def test_quotas_of_our_client_id_are_shown_and_others_are_not(source: str) -> No
             ],
             validate_only=False,
         )
-        with RawCluster({"bootstrap_servers": source}) as cluster:
+        with Cluster({"bootstrap_servers": source}) as cluster:
             assert cluster.run(cluster.send, request).entries[0].error_code == 0
 
     names = ("tolerant-client", "somebody-else")
@@ -253,8 +272,10 @@ def test_quotas_of_our_client_id_are_shown_and_others_are_not(source: str) -> No
 
 def test_ledger_and_control_of_the_link_are_read(source: str, target: str) -> None:
     create_topic(source, "doctor-link")
-    row = dict(topic="doctor-link", partition=0, from_offset=10, until_offset=25, reason=LossReason.RETENTION, detail="")
-    with RawCluster({"bootstrap_servers": target}) as cluster:
+    row = dict(
+        topic="doctor-link", partition=0, from_offset=10, until_offset=25, reason=LossReason.RETENTION, detail=""
+    )
+    with Cluster({"bootstrap_servers": target}) as cluster:
 
         async def write() -> None:
             await Ledger(cluster, "doctor").write([LedgerRow(time_ms=now_ms(), link="doctor", **row)])
@@ -302,12 +323,16 @@ def as_mirror(guarded: KafkaCluster, password: str = PASSWORD, mechanism: str = 
     }
 
 
-def allow(guarded: KafkaCluster, kind: ResourceType, name: str, *operations: ACLOperation, prefixed: bool = False) -> None:
+def allow(
+    guarded: KafkaCluster, kind: ResourceType, name: str, *operations: ACLOperation, prefixed: bool = False
+) -> None:
     pattern = ACLResourcePatternType.PREFIXED if prefixed else ACLResourcePatternType.LITERAL
     resource = ResourcePattern(kind, name, pattern)
     admin = kafka.KafkaAdminClient(bootstrap_servers=guarded.bootstrap_servers)
     try:
-        admin.create_acls([ACL("User:mirror", "*", operation, ACLPermissionType.ALLOW, resource) for operation in operations])
+        admin.create_acls(
+            [ACL("User:mirror", "*", operation, ACLPermissionType.ALLOW, resource) for operation in operations]
+        )
     finally:
         admin.close()
 
@@ -360,7 +385,9 @@ def test_topics_that_we_may_not_see_or_create_are_said_to_be_so(source: str, gua
     assert unseen.severity is Severity.ERROR and "whether it exists is not told" in unseen.evidence
     assert unseen.remedy.endswith("--operation Create --operation Alter --operation Delete --topic doctor-create")
     allow(guarded, ResourceType.TOPIC, "doctor-create", ACLOperation.READ, ACLOperation.DESCRIBE_CONFIGS)
-    refused = found(examine(Subject(clusters, LinkTopics.of("doctor-create"), seconds=0)), "rights", "topic doctor-create")
+    refused = found(
+        examine(Subject(clusters, LinkTopics.of("doctor-create"), seconds=0)), "rights", "topic doctor-create"
+    )
     assert refused.severity is Severity.ERROR and "would not create it" in refused.evidence
     blind = examine(Subject({"source": as_mirror(guarded)}, LinkTopics.of("doctor-no-such"), seconds=0))
     assert "others are not shown to it" in found(blind, "topics", "topics").remedy
@@ -380,7 +407,9 @@ def test_refused_login_is_told_in_plain_words(guarded: KafkaCluster, password: s
 
 @pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1")
 def test_client_without_a_login_on_a_listener_that_wants_one(guarded: KafkaCluster) -> None:
-    checkup = examine(Subject({"cluster": {"bootstrap.servers": guarded.servers_of("SASL")}}, seconds=0), Checkup(check_s=4.0))
+    checkup = examine(
+        Subject({"cluster": {"bootstrap.servers": guarded.servers_of("SASL")}}, seconds=0), Checkup(check_s=4.0)
+    )
     (one,) = checkup.findings
     assert "want a login (SASL)" in one.evidence and checkup.exit_code == 2
 
@@ -391,23 +420,31 @@ def test_hanging_transaction_comes_with_the_command_that_aborts_it(guarded: Kafk
     create_topic(guarded.bootstrap_servers, "doctor-hanging")
     append_records(guarded.bootstrap_servers, "doctor-hanging", 7, timestamp=now_ms())
     request = InitProducerIdRequest(
-        transactional_id="doctor-hangs", transaction_timeout_ms=MINUTE_MS, producer_id=-1, producer_epoch=-1, max_version=4
+        transactional_id="doctor-hangs",
+        transaction_timeout_ms=MINUTE_MS,
+        producer_id=-1,
+        producer_epoch=-1,
+        max_version=4,
     )
 
-    async def hang(cluster: RawCluster) -> int:
+    async def hang(cluster: Cluster) -> int:
         def read(answer: Any) -> int:
             raise_for(answer.error_code, "InitProducerId")
             return int(answer.producer_id)
 
         producer_id = await Coordinators(cluster).ask(TRANSACTION, "doctor-hangs", "hanging", lambda: request, read)
         record = Record(0, now_ms() - 20 * MINUTE_MS, None, b"never ended")
-        batch = encode_batch([record], producer_id=producer_id, producer_epoch=0, base_sequence=0, is_transactional=True)
+        batch = encode_batch(
+            [record], producer_id=producer_id, producer_epoch=0, base_sequence=0, is_transactional=True
+        )
         node = await cluster.leader(partition)
-        (answer,) = await cluster.produce(node, {partition: memoryview(bytearray(batch))}, transactional_id="doctor-hangs")
+        (answer,) = await cluster.produce(
+            node, {partition: memoryview(bytearray(batch))}, transactional_id="doctor-hangs"
+        )
         assert answer.error_code == 0
         return producer_id
 
-    with RawCluster({"bootstrap_servers": guarded.bootstrap_servers}) as cluster:
+    with Cluster({"bootstrap_servers": guarded.bootstrap_servers}) as cluster:
         producer_id = cluster.run(hang, cluster)
     checkup = examined(guarded.bootstrap_servers, topics="doctor-hanging")
     assert none_failed(checkup)
@@ -453,7 +490,9 @@ def three(kafka_cluster_factory: Callable[..., KafkaCluster]) -> KafkaCluster:
     """Coordinator partitions with one replica each: whoever goes takes groups with him (incident 3)."""
     config = {"offsets.topic.replication.factor": "1", "transaction.state.log.replication.factor": "1"}
     config |= {"transaction.state.log.min.isr": "1", "offsets.topic.num.partitions": "50"}
-    cluster = kafka_cluster_factory(nodes=3, heap="256m", java_options=["-XX:TieredStopAtLevel=1"], broker_config=config)
+    cluster = kafka_cluster_factory(
+        nodes=3, heap="256m", java_options=["-XX:TieredStopAtLevel=1"], broker_config=config
+    )
     admin = kafka.KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
     admin.create_topics([NewTopic("doctor-three", 60, 3, topic_configs={"min.insync.replicas": "2"})])
     admin.close()
@@ -468,7 +507,9 @@ def test_broker_that_is_lost_restarted_or_frozen(three: KafkaCluster) -> None:
     consumer.close()
     sound = examined(servers, topics="doctor-three")
     assert none_failed(sound)
-    assert {f.check for f in sound.findings if f.severity is not Severity.INFO} == {"durability"}  # RF 1 of the offsets topic
+    assert {f.check for f in sound.findings if f.severity is not Severity.INFO} == {
+        "durability"
+    }  # RF 1 of the offsets topic
 
     restart = threading.Thread(target=three.restart, args=(2,))
     restart.start()
@@ -497,12 +538,14 @@ def test_broker_that_is_lost_restarted_or_frozen(three: KafkaCluster) -> None:
         if broken:
             break
     (one,) = broken
-    with RawCluster({"bootstrap_servers": servers}) as cluster:
+    with Cluster({"bootstrap_servers": servers}) as cluster:
         facts = cluster.run(describe_cluster, cluster)
     leaderless = {p.index for p in facts.topics[OFFSETS_TOPIC].partitions if p.leader < 0}
     hit = {name for name in names if partition_of(name, 50) in leaderless}
     assert 0 < len(hit) < len(names)
-    assert {name for name in names if f"{name} (" in one.evidence} <= hit and f"and {len(hit) - 10} more" in one.evidence
+    assert {
+        name for name in names if f"{name} (" in one.evidence
+    } <= hit and f"and {len(hit) - 10} more" in one.evidence
     assert "Start broker 3" in one.remedy
     assert found(lost, "partitions", "topic doctor-three").severity is Severity.WARNING
     assert found(lost, "partitions", "broker 3").severity is Severity.ERROR

@@ -12,10 +12,10 @@ from kafka import errors as Errors
 from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
 
-from tolerant_client.batch_encoding import encode_groups
-from tolerant_client.codecs import CODEC_NAMES
-from tolerant_client.raw import RawCluster
-from tolerant_client.record_batch import read_header, restamp
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.records.batch_encoding import encode_groups
+from tolerant_client.records.codecs import CODEC_NAMES
+from tolerant_client.records.record_batch import read_header, restamp
 from tolerant_client.testing import KafkaCluster
 
 T0 = 1_700_000_000_000
@@ -37,7 +37,7 @@ def columns() -> tuple[list[bytes | None], list[bytes | None], list[list[dict[st
     return keys, values, headers
 
 
-async def produce(cluster: RawCluster, partition: TopicPartition, batch: memoryview) -> None:
+async def produce(cluster: Cluster, partition: TopicPartition, batch: memoryview) -> None:
     """Repeats while the leader of the new topic does not yet know that it is."""
 
     async def attempt() -> None:
@@ -66,7 +66,7 @@ def test_a_stock_consumer_reads_what_was_encoded(kafka_cluster: KafkaCluster, co
         codec=codec,
         max_batch_bytes=900_000,
     )
-    with RawCluster({"bootstrap_servers": servers}) as cluster:
+    with Cluster({"bootstrap_servers": servers}) as cluster:
         cluster.run(cluster.connect)
         sent = 0
         for number, batch in batches:

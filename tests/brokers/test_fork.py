@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from kafka.structs import TopicPartition
-from support.mirror_link import create_topic
 
+from support.mirror_link import create_topic
 from tolerant_client import KafkaConsumer
 from tolerant_client.testing import KafkaCluster
 

@@ -1,4 +1,4 @@
-"""What filling gaps needs of the target's ACLs, and what it says where one is missing."""
+"""What filling gaps, and promoting, need of the target's ACLs, and what they say where one is missing."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from collections.abc import Callable
 import kafka
 import pytest
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
+from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
-from support.mirror_link import create_topic, nobody_is_promoted
 
+from support.mirror_link import append_records, both, create_topic, delete_topic, nobody_is_promoted
+from tolerant_client.cluster.admin.producers import init_producer_id
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.gaps import Gap
-from tolerant_client.mirror.identical.fill import MarkerFiller, TransactionFiller
-from tolerant_client.mirror.identical.log_start import start_log_at
-from tolerant_client.mirror.identical.partition import AppendState
-from tolerant_client.mirror.producers import init_producer_id
-from tolerant_client.raw import RawCluster
+from tolerant_client.mirror.batches.appendable import AppendState
+from tolerant_client.mirror.batches.gaps import Gap
+from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller
+from tolerant_client.mirror.engine.identical.log_start import start_log_at
+from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.life.plan_report import plan_everything
+from tolerant_client.mirror.life.promotion import promote
+from tolerant_client.mirror.life.status import read_status
 from tolerant_client.testing import KafkaCluster
 
 pytestmark = [
@@ -53,9 +58,11 @@ def allow(cluster: KafkaCluster, user: str, operation: ACLOperation, kind: Resou
         admin.close()
 
 
-def as_mirror(cluster: KafkaCluster) -> RawCluster:
+def as_mirror(cluster: KafkaCluster, net: NetworkSelector | None = None) -> Cluster:
     login = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "mirror", "sasl_plain_password": PASSWORD}
-    return RawCluster({"bootstrap_servers": cluster.servers_of("SASL"), "security_protocol": "SASL_PLAINTEXT", **login})
+    return Cluster(
+        {"bootstrap_servers": cluster.servers_of("SASL"), "security_protocol": "SASL_PLAINTEXT", **login}, net
+    )
 
 
 def test_markers_say_that_they_need_cluster_action(cluster: KafkaCluster) -> None:
@@ -91,5 +98,35 @@ def test_a_log_start_says_that_it_needs_to_delete(cluster: KafkaCluster) -> None
         state = AppendState(0, producer_id, 0, 0)
         await start_log_at(target, partition, state, 50, is_compacted=False, max_batch_bytes=1 << 20)
 
-    with as_mirror(cluster) as target, pytest.raises(OptionError, match="before offset 50 of starts-0; grant it Delete"):
+    with (
+        as_mirror(cluster) as target,
+        pytest.raises(OptionError, match="before offset 50 of starts-0; grant it Delete"),
+    ):
         target.run(run)
+
+
+def test_a_topic_that_no_cluster_shows_is_known_from_the_map_of_a_translated_link(
+    cluster: KafkaCluster, source: str
+) -> None:
+    link, shown, hidden = "mapped", "mapped.shown", "mapped.hidden"
+    for name in (shown, hidden):
+        create_topic(source, name)
+        append_records(source, name, 20)
+    with both(source, cluster.bootstrap_servers) as (origin, there):
+        ends = origin.run(prepare_translated_link, origin, there, "mapped.*", link).ends
+        origin.run(TranslatedCopier(origin, there, link).copy, ends)
+    delete_topic(source, hidden)
+    allow(cluster, "another", ACLOperation.DESCRIBE, ResourceType.TOPIC, hidden)
+    with both(source, cluster.bootstrap_servers) as (origin, _):
+        there = as_mirror(cluster, origin.net)
+        try:
+            plan = origin.run(plan_everything, origin, there, link, "mapped.*")
+            status = origin.run(read_status, origin, there, link)
+            with pytest.raises(
+                OptionError, match=f"topic {hidden} of the cluster may not be described; grant Describe"
+            ):
+                origin.run(lambda: promote(origin, there, link, deadline_s=3.0))
+        finally:
+            there.close()
+    assert plan.exit_code == 3 and [t.topic for t in plan.topics if t.action == "refuse"] == [hidden]
+    assert any(hidden in reason.text for reason in status.reasons)

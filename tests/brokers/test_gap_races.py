@@ -45,18 +45,25 @@ import pytest
 from kafka.future import Future
 from kafka.protocol.producer import EndTxnRequest
 from kafka.structs import TopicPartition
-from support.mirror_link import T0, create_topic, nobody_is_promoted
 
+from support.mirror_link import T0, create_topic, nobody_is_promoted
+from tolerant_client.cluster.admin.producers import init_producer_id
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.errors import TargetDivergedError
-from tolerant_client.mirror.gaps import Gap, filler_batches, is_filler
-from tolerant_client.mirror.identical.fill import MarkerFiller, TransactionFiller
-from tolerant_client.mirror.identical.log_start import start_log_at
-from tolerant_client.mirror.identical.partition import AppendState
-from tolerant_client.mirror.producers import init_producer_id
-from tolerant_client.raw import EARLIEST, LATEST, RawCluster
-from tolerant_client.record_batch import Record, decode_records, encode_batch, iter_batches, read_header, restamp
+from tolerant_client.mirror.batches.appendable import AppendState
+from tolerant_client.mirror.batches.gaps import Gap, filler_batches, is_filler
+from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller
+from tolerant_client.mirror.engine.identical.log_start import start_log_at
+from tolerant_client.records.record_batch import (
+    Record,
+    decode_records,
+    encode_batch,
+    iter_batches,
+    read_header,
+    restamp,
+)
+from tolerant_client.records.txn_markers import WriteTxnMarkers
 from tolerant_client.testing import KafkaCluster
-from tolerant_client.txn_markers import WriteTxnMarkers
 
 # kafka-python leaves the socket of a refused connection to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -67,7 +74,7 @@ BEFORE, AFTER = 3, 2  # data records on both sides of a gap
 LARGE = 1 << 20
 
 
-class SteppedCluster(RawCluster):
+class SteppedCluster(Cluster):
     """A cluster whose nth step waits, and all behind it, until it is let go: a request, with its repeats at once."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -101,12 +108,12 @@ class SteppedCluster(RawCluster):
 
 
 @contextmanager
-def racers(servers: str, count: int = 1) -> Iterator[tuple[SteppedCluster, list[RawCluster]]]:
+def racers(servers: str, count: int = 1) -> Iterator[tuple[SteppedCluster, list[Cluster]]]:
     """One writer that can be stopped, and `count` others, on one event loop."""
     config = {"bootstrap_servers": servers}
     stepped = SteppedCluster(config, name="stopped")
     with stepped:
-        others = [RawCluster(config, stepped.net, name=f"other {number}") for number in range(count)]
+        others = [Cluster(config, stepped.net, name=f"other {number}") for number in range(count)]
         try:
             yield stepped, others
         finally:
@@ -117,7 +124,7 @@ def racers(servers: str, count: int = 1) -> Iterator[tuple[SteppedCluster, list[
 class Writer:
     """What the engine does with gaps and the data between them; `happened` says what it met."""
 
-    def __init__(self, cluster: RawCluster, producer_id: int, way: str, link: str) -> None:
+    def __init__(self, cluster: Cluster, producer_id: int, way: str, link: str) -> None:
         self.cluster = cluster
         self.producer_id = producer_id
         self.way = way
@@ -177,7 +184,7 @@ def data_batch(offset: int, count: int) -> bytearray:
     return bytearray(encode_batch(records, base_offset=offset))
 
 
-async def content(cluster: RawCluster, partition: TopicPartition) -> str:
+async def content(cluster: Cluster, partition: TopicPartition) -> str:
     """A letter for each offset: d data that says its offset, f filler, a filler of a transaction, m marker.
 
     Says so if a transaction is left open.
@@ -210,7 +217,9 @@ async def stopped_or_done(stepped: SteppedCluster, done: Any) -> bool:
     return bool(stepped.stopped.is_done)
 
 
-async def race(stepped: SteppedCluster, other: RawCluster, topic: str, way: str, gap: Gap, intact: str) -> dict[str, set[str]]:
+async def race(
+    stepped: SteppedCluster, other: Cluster, topic: str, way: str, gap: Gap, intact: str
+) -> dict[str, set[str]]:
     """The table of one way: before which request the first writer stopped, and what it met when it went on."""
     producer_id = await init_producer_id(other, topic)
     table: dict[str, set[str]] = {}
@@ -282,7 +291,9 @@ def test_markers_withstand_a_late_writer_but_for_the_last_one_and_that_is_found(
     }
 
 
-@pytest.mark.parametrize(("way", "writers"), [("transactions", 10), pytest.param("filled transaction", 4, marks=long), ("records", 10)])
+@pytest.mark.parametrize(
+    ("way", "writers"), [("transactions", 10), pytest.param("filled transaction", 4, marks=long), ("records", 10)]
+)
 def test_many_writers_at_once_bring_a_log_to_its_end(kafka_cluster: KafkaCluster, way: str, writers: int) -> None:
     topic = f"gap-crowd-{way.replace(' ', '-')}"
     create_topic(kafka_cluster.bootstrap_servers, topic)
@@ -292,7 +303,9 @@ def test_many_writers_at_once_bring_a_log_to_its_end(kafka_cluster: KafkaCluster
 
         async def run() -> str:
             producer_id = await init_producer_id(one, topic)
-            pending = [one.net.call_soon_with_future(Writer(c, producer_id, way, topic).run, partition, gaps) for c in others]
+            pending = [
+                one.net.call_soon_with_future(Writer(c, producer_id, way, topic).run, partition, gaps) for c in others
+            ]
             for done in pending:
                 await done
             return await content(one, partition)
@@ -305,7 +318,7 @@ def test_many_writers_at_once_bring_a_log_to_its_end(kafka_cluster: KafkaCluster
     assert re.fullmatch("".join(expected), found)
 
 
-class LossyCluster(RawCluster):
+class LossyCluster(Cluster):
     """Keeps the first request of a name on its way until it is told to deliver it, long after it was given up."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -362,7 +375,7 @@ def test_a_request_that_arrives_after_its_writer_gave_it_up_changes_nothing(
         cluster.run(run)
 
 
-class RepeatingCluster(RawCluster):
+class RepeatingCluster(Cluster):
     """Has the marker of its nth transaction written twice, as a coordinator does that lost the leader's answer."""
 
     repeats = -1
@@ -385,7 +398,8 @@ class RepeatingCluster(RawCluster):
 
 @pytest.mark.parametrize(
     # An EndTxn is answered twice for the last transaction of a part: 4 + 2 + 1 + 1 markers, or 5 records, one, and so on.
-    ("empty_transactions", "repeats", "end"), [(200, 1, 8), (200, 6, 8), (200, 9, 8), (200, 11, 9), (1, 1, 8), (1, 3, 9)]
+    ("empty_transactions", "repeats", "end"),
+    [(200, 1, 8), (200, 6, 8), (200, 9, 8), (200, 11, 9), (1, 1, 8), (1, 3, 9)],
 )
 def test_a_marker_that_the_broker_repeats_has_room_but_for_the_last_one(
     kafka_cluster: KafkaCluster, empty_transactions: int, repeats: int, end: int
@@ -488,7 +502,7 @@ def test_a_log_start_withstands_writers_that_stop_anywhere(kafka_cluster: KafkaC
             assert letters == ("f" * start + "d" if is_compacted else "d"), (stepped.steps, letters)
         raise AssertionError("more steps than partitions")
 
-    async def begin(cluster: RawCluster, partition: TopicPartition, producer_id: int) -> None:
+    async def begin(cluster: Cluster, partition: TopicPartition, producer_id: int) -> None:
         """As the engine does: what is begun goes on, what is refused is looked at again."""
         for _ in range(20):
             begun = (await cluster.list_offsets({partition: EARLIEST}))[partition]

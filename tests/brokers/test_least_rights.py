@@ -26,27 +26,27 @@ from kafka.admin import (
     ResourceType,
 )
 from kafka.structs import TopicPartition
-from support.mirror_link import append_records, create_topic
 
-from spark_integration.commands.doctor import flow_subjects
-from spark_integration.doctor.checkup import Checkup
-from spark_integration.doctor.finding import Finding, Severity
-from spark_integration.doctor.link_examination import examine
-from spark_integration.doctor.rights import RIGHTS, Duty
-from spark_integration.mirroring.flow_links import duties_of, heartbeats_of
-from spark_integration.mm2.flows import Flow, read_flows
-from spark_integration.security.kafka_config import kafka_python_config
-from tolerant_client.mirror.identical.copy import LinkCopier
-from tolerant_client.mirror.limits import CopyLimits
-from tolerant_client.mirror.link.control import CONTROL_TOPIC, LinkControl, read_control, update_control
-from tolerant_client.mirror.link.plan_report import plan_everything
-from tolerant_client.mirror.link.status import read_status
-from tolerant_client.mirror.link.mm2_positions import whether_mm2_runs
-from tolerant_client.mirror.link.promotion import promote
-from tolerant_client.mirror.sync import prepare_link
-from tolerant_client.mirror.topic_filter import LinkTopics
+from spark_integration.cli.doctor import flow_subjects
+from spark_integration.mirror.flow_links import duties_of, heartbeats_of
+from support.mirror_link import append_records, create_topic
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.limits import CopyLimits
+from tolerant_client.mirror.engine.prepare import prepare_link
+from tolerant_client.mirror.life.mm2_positions import whether_mm2_runs
+from tolerant_client.mirror.life.plan_report import plan_everything
+from tolerant_client.mirror.life.promotion import promote
+from tolerant_client.mirror.life.status import read_status
+from tolerant_client.mirror.state.control import CONTROL_TOPIC, LinkControl, read_control, update_control
+from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.verify.verification import verify
-from tolerant_client.raw import RawCluster
+from tolerant_client.ops.doctor.checkup import Checkup
+from tolerant_client.ops.doctor.finding import Finding, Severity
+from tolerant_client.ops.doctor.link_examination import examine
+from tolerant_client.ops.doctor.rights import RIGHTS, Duty
+from tolerant_client.ops.mm2.flows import Flow, read_flows
+from tolerant_client.security.kafka_config import kafka_python_config
 from tolerant_client.testing import KafkaCluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -59,7 +59,11 @@ IMPLYING = {"Describe": {"Read", "Write", "Delete", "Alter"}, "DescribeConfigs":
 
 # What a link that runs already does not need in one round: the doctor tells of it before the mirror has to.
 UNUSED = {
-    *(("topic", name, operation) for name in COPIES["target"] for operation in ("Create", "Alter", "AlterConfigs", "Delete")),
+    *(
+        ("topic", name, operation)
+        for name in COPIES["target"]
+        for operation in ("Create", "Alter", "AlterConfigs", "Delete")
+    ),
     *(("topic", "tolerant-mirror-", operation) for operation in ("Create", "Write", "DescribeConfigs")),
     *(("topic", "A.checkpoints.internal", operation) for operation in ("Create", "Write")),
     ("topic", "heartbeats", "Create"),
@@ -96,7 +100,9 @@ def grants() -> list[Grant]:
             continue
         copied = [GROUP] if right.resource == "group" else COPIES[right.role]
         names = ["kafka-cluster"] if right.resource == "cluster" else [right.name] if right.name else copied
-        found |= {(right.role, right.resource, name, operation): None for name in names for operation in right.operations}
+        found |= {
+            (right.role, right.resource, name, operation): None for name in names for operation in right.operations
+        }
     return list(found)
 
 
@@ -162,12 +168,12 @@ class Link:
             self.change(role, lambda admin: admin.create_acls(acls), count)
 
     @contextmanager
-    def both(self) -> Iterator[tuple[RawCluster, RawCluster]]:
+    def both(self) -> Iterator[tuple[Cluster, Cluster]]:
         """As user mirror."""
         flow = self.flow
         config = kafka_python_config(flow.source)
-        with RawCluster(config, name="source", names=flow.names, patience_ms=15_000) as source:
-            target = RawCluster(kafka_python_config(flow.target), source.net, name="target", patience_ms=15_000)
+        with Cluster(config, name="source", names=flow.names, patience_ms=15_000) as source:
+            target = Cluster(kafka_python_config(flow.target), source.net, name="target", patience_ms=15_000)
             try:
                 yield source, target
             finally:
@@ -196,7 +202,7 @@ class Link:
                 except Errors.KafkaError as error:
                     said.append(f"{duty.name}: {error}")
         for back in read_flows(self.file).heartbeats_only:
-            with RawCluster(kafka_python_config(back.target), name="source", patience_ms=15_000) as origin:
+            with Cluster(kafka_python_config(back.target), name="source", patience_ms=15_000) as origin:
                 try:
                     origin.run(heartbeats_of(back).round, origin, origin, ())
                 except Errors.KafkaError as error:
@@ -241,7 +247,7 @@ def link(kafka_cluster_factory: Callable[..., KafkaCluster], tmp_path_factory: p
             producer.send(TOPIC, b"in a transaction", partition=number % 2)
         ends()
     producer.close()
-    with RawCluster({"bootstrap_servers": origin}) as cluster:  # another link copies into the source
+    with Cluster({"bootstrap_servers": origin}) as cluster:  # another link copies into the source
         of_c = LinkTopics.of("of-c").to_json()
         cluster.run(update_control, cluster, "C-A", lambda now: replace(now, source_cluster_id="of-c", topics=of_c))
     admin = kafka.KafkaAdminClient(bootstrap_servers=origin)
@@ -285,7 +291,7 @@ def test_a_link_with_exactly_the_rights_of_the_table_does_all_its_duties(link: L
         (
             [("target", "topic", "tolerant-mirror-", "Read")],
             "could not be claimed",
-            f"topic {CONTROL_TOPIC}",
+            "topic tolerant-mirror-claims",
         ),
         (
             [("target", "topic", "A.checkpoints.internal", "Read")],
@@ -309,7 +315,7 @@ def test_what_may_not_be_done_is_said_by_the_mirror_and_by_the_doctor(
 def test_control_that_may_not_be_read_is_not_overwritten(link: Link) -> None:
     """A mirror with Write alone would take back what an operator has said."""
     flow, servers = link.flow, link.clusters["target"].bootstrap_servers
-    with RawCluster({"bootstrap_servers": servers}, name="target") as operator:
+    with Cluster({"bootstrap_servers": servers}, name="target") as operator:
         stopped: LinkControl = operator.run(
             update_control, operator, flow.link, lambda now: replace(now, paused=frozenset({"x"}))
         )

@@ -8,14 +8,15 @@ from typing import Any
 import kafka
 import pytest
 from kafka.structs import TopicPartition
+
 from support.mirror_link import append_records, both, create_topic, ends, topics_of
 
 pytest.importorskip("pyspark")
 
-from spark_integration.mirroring.ranges import ReportFile
-from spark_integration.mirroring.stream_ranges import RangesStreamReader
+from spark_integration.mirror.stream_ranges import RangesStreamReader
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.sync import PreparedLink, prepare_link
+from tolerant_client.mirror.engine.prepare import PreparedLink, prepare_link
+from tolerant_client.ops.service.ranges import ReportFile
 
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
 

@@ -14,25 +14,25 @@ from typing import Any
 import kafka
 import pytest
 from kafka.structs import TopicPartition
-from support.mirror_link import append_records, both, create_topic, mirror
 
 import tolerant_client
+from support.mirror_link import append_records, both, create_topic, mirror
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.producer.transaction import CommittedOffset
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.link import groups as duty
-from tolerant_client.mirror.link.acls import AclsReport, TopicAcl, sync_acls
-from tolerant_client.mirror.link.checkpoints import CheckpointsReport, KnownCheckpoints, emit_checkpoints
-from tolerant_client.mirror.link.configs import ConfigsReport, sync_configs
-from tolerant_client.mirror.link.group_requests import commit_offsets, fetch_offsets, groups_home
-from tolerant_client.mirror.link.groups import GroupsReport, sync_groups
-from tolerant_client.mirror.link.heartbeats import emit_heartbeat
-from tolerant_client.mirror.link.mm2_records import Heartbeat, encode_heartbeat
-from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, TopicNames
-from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
-from tolerant_client.mirror.topics import describe_topics
-from tolerant_client.mirror.translated.copier import TranslatedCopier, prepare_translated_link
-from tolerant_client.mirror.translated.partition import TransactionLimits
-from tolerant_client.producer_transaction import CommittedOffset
-from tolerant_client.raw import RawCluster
+from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.engine.translated.partition import TransactionLimits
+from tolerant_client.mirror.follow import groups as duty
+from tolerant_client.mirror.follow.acls import AclsReport, TopicAcl, sync_acls
+from tolerant_client.mirror.follow.checkpoints import CheckpointsReport, KnownCheckpoints, emit_checkpoints
+from tolerant_client.mirror.follow.configs import ConfigsReport, sync_configs
+from tolerant_client.mirror.follow.group_requests import commit_offsets, fetch_offsets, groups_home
+from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
+from tolerant_client.mirror.follow.heartbeats import emit_heartbeat
+from tolerant_client.mirror.follow.mm2_records import Heartbeat, encode_heartbeat
+from tolerant_client.mirror.state.replication_policy import DefaultReplicationPolicy, TopicNames
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
+from tolerant_client.mirror.state.topics import describe_topics
 from tolerant_client.testing import KafkaCluster
 from tolerant_client.testing.artifacts import TOOLS_MODULES, jars, java_executable
 
@@ -113,7 +113,7 @@ def consume(reader: Any, count: int) -> list[bytes]:
     return values
 
 
-async def says_empty(cluster: RawCluster, names: Iterable[str]) -> tuple[dict[str, str], dict[str, Exception]]:
+async def says_empty(cluster: Cluster, names: Iterable[str]) -> tuple[dict[str, str], dict[str, Exception]]:
     return dict.fromkeys(names, "Empty"), {}
 
 
@@ -252,7 +252,11 @@ def test_a_dead_partition_of_consumer_offsets_holds_up_its_own_groups_only(
     origin: str, kafka_cluster_factory: Callable[..., KafkaCluster]
 ) -> None:
     """Incident 3 on the target, then the same cluster as the source."""
-    config = {"offsets.topic.replication.factor": "1", "offsets.topic.num.partitions": "50", "offsets.retention.minutes": "100"}
+    config = {
+        "offsets.topic.replication.factor": "1",
+        "offsets.topic.num.partitions": "50",
+        "offsets.retention.minutes": "100",
+    }
     with contextlib.closing(kafka_cluster_factory(nodes=3, heap="320m", broker_config=config)) as cluster:
         servers = cluster.bootstrap_servers
         place = TopicPartition("many", 0)
@@ -301,7 +305,9 @@ def test_a_dead_partition_of_consumer_offsets_holds_up_its_own_groups_only(
 
 
 def test_settings_follow_the_source(origin: str, copy: str) -> None:
-    create_topic(origin, "settings", config={"retention.ms": "7000000", "compression.type": "lz4", "min.insync.replicas": "2"})
+    create_topic(
+        origin, "settings", config={"retention.ms": "7000000", "compression.type": "lz4", "min.insync.replicas": "2"}
+    )
     create_topic(copy, "A.settings", config={"segment.ms": "900000", "max.message.bytes": "2000000"})
 
     def round(**how: Any) -> ConfigsReport:
@@ -380,7 +386,9 @@ def test_checkpoints_are_written_once_and_read_on(origin: str, copy: str) -> Non
 
             async def run() -> CheckpointsReport:
                 wanted = TopicFilter(("checking",))
-                return await emit_checkpoints(source, target, topics("checked", names), wanted, known, 1, replication_factor=3)
+                return await emit_checkpoints(
+                    source, target, topics("checked", names), wanted, known, 1, replication_factor=3
+                )
 
             return source.run(run)
 
@@ -404,13 +412,17 @@ def test_heartbeats_go_into_a_compacted_topic(copy: str) -> None:
         target.run(run)
         spec = target.run(describe_topics, target, ["beats"])["beats"]
     assert (spec.partitions, spec.replication_factor, spec.config["cleanup.policy"]) == (1, 1, "compact")
-    reader = kafka.KafkaConsumer("beats", bootstrap_servers=copy, auto_offset_reset="earliest", consumer_timeout_ms=20_000)
+    reader = kafka.KafkaConsumer(
+        "beats", bootstrap_servers=copy, auto_offset_reset="earliest", consumer_timeout_ms=20_000
+    )
     found = [(record.key, record.value) for _, record in zip(range(2), reader)]
     reader.close()
     assert found == [encode_heartbeat(Heartbeat("A", "B", time_ms)) for time_ms in (1, 2)]
 
 
-@pytest.mark.skipif(not LONG or not shutil.which("javac"), reason="Kafka's own MirrorClient, from source; TOLERANT_LONG=1")
+@pytest.mark.skipif(
+    not LONG or not shutil.which("javac"), reason="Kafka's own MirrorClient, from source; TOLERANT_LONG=1"
+)
 def test_kafkas_own_mirror_client_reads_heartbeats_and_checkpoints(origin: str, copy: str) -> None:
     for servers, topic in ((origin, "read"), (copy, "A.read")):
         create_topic(servers, topic)
@@ -466,10 +478,10 @@ def test_what_is_not_granted_is_named_and_little_has_to_be(kafka_cluster_factory
         allow = kinds.ACLPermissionType.ALLOW
         admin.create_acls([kinds.ACL(f"User:{user}", "*", kinds.ACLOperation[o], allow, pattern) for o in operations])
 
-    def as_user(user: str, **more: Any) -> RawCluster:
+    def as_user(user: str, **more: Any) -> Cluster:
         login = {"sasl_mechanism": "PLAIN", "sasl_plain_username": user, "sasl_plain_password": user[0]}
         place = {"bootstrap_servers": cluster.servers_of("SASL"), "security_protocol": "SASL_PLAINTEXT"}
-        return RawCluster({**place, **login}, patience_ms=10_000, **more)
+        return Cluster({**place, **login}, patience_ms=10_000, **more)
 
     def round() -> tuple[dict[str, int], set[str]]:
         """How much each duty did, and what was said about the rest."""
@@ -502,7 +514,12 @@ def test_what_is_not_granted_is_named_and_little_has_to_be(kafka_cluster_factory
     grant("writes", "TOPIC", "A.least", "DESCRIBE")
     done, said = round()
     assert done == nothing
-    for words in ("GroupAuthorizationFailed", "grant DescribeConfigs", "Describe on Cluster", "grant Create, Describe, Read"):
+    for words in (
+        "GroupAuthorizationFailed",
+        "grant DescribeConfigs",
+        "Describe on Cluster",
+        "grant Create, Describe, Read",
+    ):
         assert any(words in why for why in said), (words, said)
     grant("reads", "TOPIC", "least", "DESCRIBE_CONFIGS")
     grant("writes", "GROUP", "least", "DESCRIBE")

@@ -20,23 +20,31 @@ import pytest
 import typer
 from kafka.future import Future
 from kafka.structs import TopicPartition
-from support.mirror_link import T0, append_records, both, compare, consume, create_topic, ends, mirror, prepare
 from typer.testing import CliRunner
 
-from spark_integration.commands.failback import failback as failback_command
-from spark_integration.commands.pause import pause, resume, throttle
-from spark_integration.commands.plan import plan
-from spark_integration.commands.promote import failover as failover_command
-from spark_integration.commands.promote import promote as promote_command
-from spark_integration.commands.status import status
+from spark_integration.cli.failback import failback as failback_command
+from spark_integration.cli.pause import pause, resume, throttle
+from spark_integration.cli.plan import plan
+from spark_integration.cli.promote import failover as failover_command
+from spark_integration.cli.promote import promote as promote_command
+from spark_integration.cli.status import status
+from support.mirror_link import T0, append_records, both, compare, consume, create_topic, ends, mirror, prepare
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.producer.transaction import Coordinators
 from tolerant_client.errors import LinkPausedError, LinkPromotedError, OptionError, ProducerFencedError
-from tolerant_client.mirror.gaps import Gap
-from tolerant_client.mirror.identical.copy import LinkCopier
-from tolerant_client.mirror.identical.fill import MarkerFiller, TransactionFiller
-from tolerant_client.mirror.identical.gap_producer import GapProducer
-from tolerant_client.mirror.limits import Progress
-from tolerant_client.mirror.link import control as control_module
-from tolerant_client.mirror.link.control import (
+from tolerant_client.mirror.batches.gaps import Gap
+from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller
+from tolerant_client.mirror.engine.identical.gap_producer import GapProducer
+from tolerant_client.mirror.engine.limits import Progress
+from tolerant_client.mirror.engine.prepare import prepare_link
+from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.follow.groups import sync_groups
+from tolerant_client.mirror.life.failback import delete_topics, failback
+from tolerant_client.mirror.life.plan_report import plan_everything
+from tolerant_client.mirror.life.promotion import failover, promote
+from tolerant_client.mirror.state import control as control_module
+from tolerant_client.mirror.state.control import (
     CONTROL_TOPIC,
     ControlWatch,
     LinkControl,
@@ -44,18 +52,10 @@ from tolerant_client.mirror.link.control import (
     read_controls,
     update_control,
 )
-from tolerant_client.mirror.link.failback import delete_topics, failback
-from tolerant_client.mirror.link.groups import sync_groups
-from tolerant_client.mirror.link.plan_report import plan_everything
-from tolerant_client.mirror.link.promotion import failover, promote
-from tolerant_client.mirror.sync import prepare_link
-from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
-from tolerant_client.mirror.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.verify.outcome import Outcome
 from tolerant_client.mirror.verify.report import VerifyReport
 from tolerant_client.mirror.verify.verification import Verification, compare_here
-from tolerant_client.producer_transaction import Coordinators
-from tolerant_client.raw import RawCluster
 from tolerant_client.testing import KafkaCluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -66,7 +66,7 @@ WRITER = Path(__file__).parents[1] / "support" / "mirror_process.py"
 
 def control_of(target: str, link: str, **changes: Any) -> LinkControl:
     """Makes changes to a link's control, as an operator does."""
-    with RawCluster({"bootstrap_servers": target}, name="target") as cluster:
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
 
         async def change() -> LinkControl:
             return await update_control(cluster, link, lambda now: replace(now, **changes))
@@ -84,7 +84,7 @@ def run(source: str, target: str, function: Callable[..., Any], *args: Any, **na
 
 
 def fail_over(target: str, link: str, **named: Any) -> Any:
-    with RawCluster({"bootstrap_servers": target}, name="target") as cluster:
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
 
         async def call() -> Any:
             return await failover(cluster, link, **named)
@@ -104,7 +104,7 @@ def wait_for(what: Callable[[], bool], seconds: float = 15.0) -> float:
 def no_control_is_left(source: str) -> Iterator[None]:
     """Links back leave a control on the cluster that is every other test's source; their starts would read it."""
     yield
-    with RawCluster({"bootstrap_servers": source}, name="source") as cluster:
+    with Cluster({"bootstrap_servers": source}, name="source") as cluster:
         if CONTROL_TOPIC in cluster.run(cluster.partitions, [CONTROL_TOPIC]):
             cluster.run(delete_topics, cluster, [CONTROL_TOPIC])
 
@@ -139,7 +139,9 @@ def test_a_running_mirror_obeys_pause_resume_and_promotion(source: str, target: 
     append_records(source, "life-a", 100, partitions=2)
     process = running("life-[ab]", "life-pause")
     wait_for(lambda: ends(target, "life-a", 2) == [100, 100])
-    control_of(target, "life-pause", paused=frozenset({"life-b"}), paused_partitions=frozenset({TopicPartition("life-a", 1)}))
+    control_of(
+        target, "life-pause", paused=frozenset({"life-b"}), paused_partitions=frozenset({TopicPartition("life-a", 1)})
+    )
     time.sleep(2.0)
     append_records(source, "life-a", 50, partitions=2, first=100)
     append_records(source, "life-b", 50)
@@ -164,7 +166,9 @@ def test_what_is_paused_is_told_and_the_rest_of_a_run_is_done(source: str, targe
     progress = mirror(source, target, "life-once", "life-once")
     paused = progress[TopicPartition("life-once", 1)]
     assert paused.is_paused and isinstance(paused.error, LinkPausedError)
-    assert f"paused by an operator; tolerant-kafka resume --target {target} --link life-once lets it go on" in str(paused.error)
+    assert f"paused by an operator; tolerant-kafka resume --target {target} --link life-once lets it go on" in str(
+        paused.error
+    )
     assert not progress[TopicPartition("life-once", 0)].is_paused
     assert ends(target, "life-once", 2) == [100, 0]
 
@@ -174,7 +178,7 @@ def test_a_throttled_link_copies_no_faster_than_it_may(source: str, target: str)
     size = append_records(source, "life-slow", 3_000, partitions=2, per_batch=20, size=200)
     control_of(target, "life-slow", bytes_per_s=size // 2)
 
-    async def copy(origin: RawCluster, there: RawCluster) -> dict[TopicPartition, Progress]:
+    async def copy(origin: Cluster, there: Cluster) -> dict[TopicPartition, Progress]:
         prepared = await prepare_link(origin, there, "life-slow", "life-slow")
         copier = LinkCopier(origin, there, prepared.producer_id, link="life-slow")
         return await copier.copy(prepared.ends)
@@ -240,7 +244,7 @@ def test_a_gap_that_was_being_filled_is_fenced_too(source: str, target: str) -> 
     create_topic(source, topic, 1)
     append_records(source, topic, 10)
     mirror(source, target, topic, link)
-    with RawCluster({"bootstrap_servers": target}, name="target") as there:
+    with Cluster({"bootstrap_servers": target}, name="target") as there:
         name = f"tolerant-mirror-{link}-gap-{topic}-0"
         producer = GapProducer(there, Coordinators(there), name, partition, time.monotonic)
 
@@ -294,7 +298,7 @@ def test_a_failover_holds_though_a_mirror_was_killed_that_had_not_seen_it_when_i
     with pytest.raises(Killed):
         control_of(target, link, copied=copied)
     promoted = replace(held, is_promoted=True, is_fenced=True)
-    with RawCluster({"bootstrap_servers": target}, name="target") as cluster:
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
         assert cluster.run(read_control, cluster, link) == promoted
         assert cluster.run(read_controls, cluster).links[link] == promoted
     assert control_of(target, link, bytes_per_s=7) == replace(promoted, bytes_per_s=7)
@@ -302,7 +306,9 @@ def test_a_failover_holds_though_a_mirror_was_killed_that_had_not_seen_it_when_i
 
 @pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1 freezes whole mirrors")
 @pytest.mark.parametrize("seed", range(5))
-def test_a_frozen_mirror_that_wakes_after_promotion_appends_nothing(source: str, target: str, running: Any, seed: int) -> None:
+def test_a_frozen_mirror_that_wakes_after_promotion_appends_nothing(
+    source: str, target: str, running: Any, seed: int
+) -> None:
     topic = link = f"life-frozen-{seed}"
     create_topic(source, topic, 2)
     append_records(source, topic, 200_000, partitions=2, per_batch=10)
@@ -352,7 +358,7 @@ def test_a_promoted_copy_is_identical_up_to_its_fence_and_what_lies_there_unprom
     append_records(source, topic, 100)  # partition 1 is empty
     mirror(source, target, topic, link)
 
-    async def compared(origin: RawCluster, there: RawCluster) -> tuple[VerifyReport, list[str]]:
+    async def compared(origin: Cluster, there: Cluster) -> tuple[VerifyReport, list[str]]:
         verification = Verification(origin, there, topic)
         return await compare_here(verification), verification.warnings
 
@@ -384,7 +390,7 @@ def test_open_transactions_of_the_source_are_in_the_way_of_a_promotion(source: s
     topic, link = "life-open", "life-open"
     create_topic(source, topic, 1)
     append_records(source, topic, 10)
-    with RawCluster({"bootstrap_servers": source}, name="source") as origin:
+    with Cluster({"bootstrap_servers": source}, name="source") as origin:
         producer = GapProducer(origin, Coordinators(origin), "life-open", TopicPartition(topic, 0), time.monotonic)
 
         async def begin() -> None:
@@ -417,7 +423,9 @@ def test_a_link_that_would_run_in_a_circle_is_refused(source: str, target: str) 
 # -- the drill ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("hangs", [False, pytest.param(True, marks=pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1"))])
+@pytest.mark.parametrize(
+    "hangs", [False, pytest.param(True, marks=pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1"))]
+)
 def test_failover_and_failback_lose_nothing_and_read_nothing_twice(
     kafka_cluster: KafkaCluster, source: str, target: str, running: Any, hangs: bool
 ) -> None:
@@ -468,13 +476,16 @@ def test_another_link_over_a_promoted_copy_is_sent_to_failback_and_never_told_to
     mirror(source, target, "life-owned", "life-owned")
     run(source, target, promote, "life-owned", LinkTopics.of("life-owned"))
     append_records(target, "life-owned", 10, first=1_000)
-    before, told = ends(target, "life-owned"), "is the copy of link life-owned, which was promoted: .* failback with source and"
+    before, told = (
+        ends(target, "life-owned"),
+        "is the copy of link life-owned, which was promoted: .* failback with source and",
+    )
     with pytest.raises(OptionError, match=f"Topic life-owned of this target {told}") as caught:
         prepare(source, target, "life-owned", "life-second")
     assert "Stop that producer" not in str(caught.value) and ends(target, "life-owned") == before
     planned = run(source, target, plan_everything, "life-second", "life-owned")
     assert planned.exit_code == 3 and any("failback" in text for text in planned.refusals)
-    with RawCluster({"bootstrap_servers": target}, name="target") as cluster:
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
         cluster.run(delete_topics, cluster, ["life-owned"])
     mirror(source, target, "life-owned", "life-second")  # nobody's copy any more
     assert compare(source, target, "life-owned").identical
@@ -491,7 +502,12 @@ def test_what_the_old_source_alone_has_is_named_and_given_up_only_when_asked(sou
     report = run(target, source, failback, "lost-back", topic)
     (found,) = report.partitions
     assert report.exit_code == 3 and not report.is_done
-    assert (found.shared_until, found.target_end, found.lost_records, found.lost_offsets) == (100, 107, 7, ((100, 107),))
+    assert (found.shared_until, found.target_end, found.lost_records, found.lost_offsets) == (
+        100,
+        107,
+        7,
+        ((100, 107),),
+    )
     with pytest.raises(Exception, match="life-lost-0"):
         mirror(target, source, topic, "lost-back")
     report = run(target, source, failback, "lost-back", topic, discards=True)
@@ -544,7 +560,12 @@ def test_the_commands_of_a_life_print_one_document_each(source: str, target: str
     code, found = invoke("plan", *clusters, "--topics", "life-cli")
     (topic,) = found["topics"]
     assert (code, topic["action"], topic["to_copy"], topic["partitions"]) == (0, "create", 100, 2)
-    assert (found["configs"], found["acls"], found["groups"], found["others"]) == (None, None, None, [])  # mirror does none
+    assert (found["configs"], found["acls"], found["groups"], found["others"]) == (
+        None,
+        None,
+        None,
+        [],
+    )  # mirror does none
     assert ends(target, "life-cli") == [-1]
     mirror(source, target, "life-cli", "cli")
     append_records(source, "life-cli", 10, partitions=2, first=50)
@@ -555,7 +576,9 @@ def test_the_commands_of_a_life_print_one_document_each(source: str, target: str
     code, found = invoke("pause", *onto, "--topic", "life-cli", "--partition", "1", "--dry-run")
     assert (code, found["is_changed"]) == (0, True)
     assert control_of(target, "cli").paused_partitions == frozenset()
-    assert invoke("pause", *onto, "--topic", "life-cli", "--partition", "1")[1]["paused_partitions"] == [["life-cli", 1]]
+    assert invoke("pause", *onto, "--topic", "life-cli", "--partition", "1")[1]["paused_partitions"] == [
+        ["life-cli", 1]
+    ]
     assert invoke("throttle", "20M", *onto)[1]["bytes_per_s"] == 20_000_000
     assert invoke("throttle", "off", *onto)[1]["bytes_per_s"] == 0
     assert invoke("throttle", "default", *onto)[1]["bytes_per_s"] is None
@@ -576,7 +599,9 @@ def test_the_commands_of_a_life_print_one_document_each(source: str, target: str
     assert code == 0 and not found["is_done"]
     code, found = invoke("failover", *onto)
     assert code == 0 and [p["copied_until"] for p in found["partitions"]] == [60, 50]
-    code, found = invoke("failback", "--source", target, "--target", source, "--link", "cli-back", "--topics", "life-cli")
+    code, found = invoke(
+        "failback", "--source", target, "--target", source, "--link", "cli-back", "--topics", "life-cli"
+    )
     assert code == 3 and [p["lost_records"] for p in found["partitions"]] == [0, 10]
     code, found = invoke("status", *clusters)
     assert (code, found["health"]) == (0, "promoted")
@@ -590,7 +615,7 @@ def test_a_range_of_time_is_copied_at_its_offsets_and_only_into_empty_logs(sourc
     create_topic(source, topic, 1)
     append_records(source, topic, 1_000)  # a ms each
 
-    async def copy(origin: RawCluster, there: RawCluster, **bounds: int) -> dict[TopicPartition, Progress]:
+    async def copy(origin: Cluster, there: Cluster, **bounds: int) -> dict[TopicPartition, Progress]:
         prepared = await prepare_link(origin, there, topic, link, **bounds)
         return await LinkCopier(origin, there, prepared.producer_id, link=link).copy(prepared.ends)
 
@@ -599,9 +624,13 @@ def test_a_range_of_time_is_copied_at_its_offsets_and_only_into_empty_logs(sourc
     run(source, target, copy, from_ms=T0 + 200)
     assert [offset for offset, *_ in consume(target, topic, 1, 10**9)[0]] == list(range(200, 1_000))
     compared = compare(source, target, topic)
-    assert compared.outcome is Outcome.NOT_COMPARED and compared.records == 800  # the target begins later, as it was told
+    assert (
+        compared.outcome is Outcome.NOT_COMPARED and compared.records == 800
+    )  # the target begins later, as it was told
     ((gap,),) = [part.not_compared for part in compared.partitions]
-    assert gap[:2] == (0, 200) and "never to be copied: the link was begun at a time (--from), at offset 200" in gap.reason
+    assert (
+        gap[:2] == (0, 200) and "never to be copied: the link was begun at a time (--from), at offset 200" in gap.reason
+    )
     for servers in (source, target):
         create_topic(servers, f"{topic}-full", 1)
         append_records(servers, f"{topic}-full", 10)

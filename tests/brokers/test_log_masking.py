@@ -13,9 +13,9 @@ import kafka.producer.kafka
 import pytest
 from kafka.admin import NewTopic, ScramMechanism, UserScramCredentialUpsertion
 from kafka.structs import OffsetAndMetadata, TopicPartition
-from support.canaries import Listener, listening
 
 import tolerant_client
+from support.canaries import Listener, listening
 from tolerant_client.testing import Corrupt, Drop, Duplicate, FaultProxy, KafkaCluster, RewriteCorrelationId, Truncate
 
 pytestmark = pytest.mark.broker

@@ -13,6 +13,7 @@ from pathlib import Path
 import kafka
 import pytest
 from kafka.structs import TopicPartition
+
 from support.mirror_link import (
     T0,
     append_batches,
@@ -27,22 +28,21 @@ from support.mirror_link import (
     prepare,
     topics_of,
 )
-
-from tolerant_client import codecs
+from tolerant_client.cluster.cluster import EARLIEST, Cluster
 from tolerant_client.errors import (
     ClusterUnreachableError,
     OptionError,
     TargetDivergedError,
 )
-from tolerant_client.mirror.gaps import is_filler
-from tolerant_client.mirror.identical.copy import LinkCopier
-from tolerant_client.mirror.limits import CopyLimits
-from tolerant_client.mirror.link.control import CONTROL_TOPIC
-from tolerant_client.mirror.losses import MirrorPolicy
-from tolerant_client.mirror.sync import prepare_link
-from tolerant_client.mirror.topics import describe_topics
-from tolerant_client.raw import EARLIEST, RawCluster
-from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.mirror.batches.gaps import is_filler
+from tolerant_client.mirror.batches.losses import MirrorPolicy
+from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.limits import CopyLimits
+from tolerant_client.mirror.engine.prepare import prepare_link
+from tolerant_client.mirror.state.control import CONTROL_TOPIC
+from tolerant_client.mirror.state.topics import describe_topics
+from tolerant_client.records import codecs
+from tolerant_client.records.record_batch import Record, encode_batch
 
 # kafka-python leaves the socket of a refused connection to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -75,9 +75,7 @@ def test_keys_headers_and_nulls_of_every_codec_are_copied_identically(source: st
     topic = f"mirror-codec-{codec}"
     create_topic(source, topic, 3)
     sample = various_records(40, codec)
-    append_batches(
-        source, ((TopicPartition(topic, n % 3), encode_batch(sample, codec=codec)) for n in range(30))
-    )
+    append_batches(source, ((TopicPartition(topic, n % 3), encode_batch(sample, codec=codec)) for n in range(30)))
     progress = mirror(source, target, topic)
     assert [p.records for p in progress.values()] == [400, 400, 400]
     report = compare(source, target, topic)
@@ -208,7 +206,9 @@ def test_memory_in_flight_stays_within_its_bound_and_small_bounds_still_copy_all
     topic = "mirror-bounded"
     create_topic(source, topic, 4)
     append_records(source, topic, 4000, partitions=4, size=500)
-    limits = CopyLimits(max_bytes_in_flight=600_000, fetch_max_bytes=300_000, partition_max_bytes=100_000, produce_max_requests=2)
+    limits = CopyLimits(
+        max_bytes_in_flight=600_000, fetch_max_bytes=300_000, partition_max_bytes=100_000, produce_max_requests=2
+    )
     seen = [0]
     with both(source, target) as (origin, copy):
 
@@ -349,7 +349,9 @@ def test_foreign_records_on_the_target_are_refused_before_anything_is_written(
     create_topic(target, topic)
     producer_id = foreign_write(target, topic, 3, idempotent=idempotent)
     before = topics_of(target)
-    with pytest.raises(TargetDivergedError, match=f"{topic}-0 has a foreign record batch at offset . .producer id {producer_id}"):
+    with pytest.raises(
+        TargetDivergedError, match=f"{topic}-0 has a foreign record batch at offset . .producer id {producer_id}"
+    ):
         mirror(source, target, f"{topic}.*")
     assert topics_of(target) == before
     assert ends(target, topic) == [3]
@@ -376,7 +378,9 @@ def test_a_second_link_onto_a_topic_is_refused_with_the_name_of_the_first(source
     assert compare(source, target, topic).identical
 
 
-def test_a_strangers_control_record_stops_a_start_only_where_it_may_be_of_another_mirror(source: str, target: str) -> None:
+def test_a_strangers_control_record_stops_a_start_only_where_it_may_be_of_another_mirror(
+    source: str, target: str
+) -> None:
     topic = "mirror-strange-control"
     create_topic(source, topic)
     append_records(source, topic, 30)
@@ -391,7 +395,10 @@ def test_a_strangers_control_record_stops_a_start_only_where_it_may_be_of_anothe
             say(b'{"version":1,"topics":"rubbish","producer_ids":[1]}')
             assert mirror(source, target, topic, "kept")[TopicPartition(topic, 0)].records == 30
             say(b'{"version":1,"topics":"rubbish","source_cluster_id":"A","begun":{"t":[["a","b",[[0,2000000000]]]]}}')
-            with pytest.raises(OptionError, match=f"'someone' in {CONTROL_TOPIC} cannot be read .*topic {topic}. .*tolerant-kafka repair"):
+            with pytest.raises(
+                OptionError,
+                match=f"'someone' in {CONTROL_TOPIC} cannot be read .*topic {topic}. .*tolerant-kafka repair",
+            ):
                 mirror(source, target, topic, "kept")
         finally:
             say(None)
@@ -444,7 +451,9 @@ def test_log_append_time_on_the_target_is_refused(source: str, target: str) -> N
     create_topic(source, "mirror-stamping")
     create_topic(target, "mirror-stamping", 1, {"message.timestamp.type": "LogAppendTime"})
     try:
-        with pytest.raises(OptionError, match="Topic mirror-stamping of the target has message.timestamp.type=LogAppendTime"):
+        with pytest.raises(
+            OptionError, match="Topic mirror-stamping of the target has message.timestamp.type=LogAppendTime"
+        ):
             mirror(source, target, "mirror-stamping")
     finally:
         delete_topic(target, "mirror-stamping")
@@ -488,7 +497,7 @@ def test_log_that_starts_later_starts_there_on_the_target(source: str, target: s
     admin.close()
     mirror(source, target, partition.topic)
     assert consume(source, partition.topic, 1, 60) == consume(target, partition.topic, 1, 60)
-    with RawCluster({"bootstrap_servers": target}, name="target") as cluster:
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
         assert cluster.run(cluster.list_offsets, {partition: EARLIEST}) == {partition: 40}
     append_records(source, partition.topic, 50, first=100)
     mirror(source, target, partition.topic)

@@ -13,14 +13,15 @@ from collections.abc import Callable
 
 import kafka
 import pytest
-from support.mirror_link import append_records, compare, create_topic, delete_records, ends, losses
+
+from support.mirror_link import append_records, compare, create_topic, delete_records, ends, losses, make_anew
 
 WITHOUT_JAVA = {**os.environ, "JAVA_HOME": "/nowhere", "PATH": "/nowhere"}
 
 
 def command(source: str, target: str, topic: str, *more: str) -> list[str]:
     link = ["--source", source, "--target", target, "--topics", topic, "--link", topic, "--tasks", "0"]
-    return [sys.executable, "-m", "spark_integration.cli", "mirror", *link, *more]
+    return [sys.executable, "-m", "spark_integration.cli.app", "mirror", *link, *more]
 
 
 def test_once_copies_all_without_java(source: str, target: str) -> None:
@@ -56,7 +57,9 @@ def test_what_arrives_is_copied_until_a_signal_asks_for_a_stop_and_the_next_one_
         mirror.kill()
     assert mirror.returncode == 0, errors  # as of a mirror with Spark that is asked to stop
     began = time.monotonic()
-    once = subprocess.run(command(source, target, topic, "--once"), env=WITHOUT_JAVA, capture_output=True, text=True, timeout=60)
+    once = subprocess.run(
+        command(source, target, topic, "--once"), env=WITHOUT_JAVA, capture_output=True, text=True, timeout=60
+    )
     assert once.returncode == 0 and time.monotonic() - began < 9, once.stderr  # its claims were released
     assert compare(source, target, topic).identical
 
@@ -85,22 +88,9 @@ def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
         time.sleep(0.1)
 
 
-def make_anew(servers: str, topic: str) -> None:
-    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
-    admin.delete_topics([topic])
-    until(lambda: _is_created(servers, topic))
-    admin.close()
-
-
-def _is_created(servers: str, topic: str) -> bool:
-    try:
-        create_topic(servers, topic)
-    except kafka.errors.KafkaError:
-        return False
-    return True
-
-
-def test_a_running_mirror_goes_on_once_a_source_that_was_made_anew_has_grown_beyond_its_copy(source: str, target: str) -> None:
+def test_a_running_mirror_goes_on_once_a_source_that_was_made_anew_has_grown_beyond_its_copy(
+    source: str, target: str
+) -> None:
     topic = f"here-{secrets.token_hex(3)}"
     create_topic(source, topic)
     append_records(source, topic, 100)
@@ -123,7 +113,9 @@ def test_a_running_mirror_goes_on_once_a_source_that_was_made_anew_has_grown_bey
     assert losses(target, topic) == [(0, 0, 100, "recreation")]
 
 
-def test_a_target_made_anew_under_the_mirror_is_no_copy_at_any_later_start_under_any_policy(source: str, target: str) -> None:
+def test_a_target_made_anew_under_the_mirror_is_no_copy_at_any_later_start_under_any_policy(
+    source: str, target: str
+) -> None:
     """Its broker knows no producer and takes the next batch at offset 0; the source begins later, as after retention."""
     topic = f"here-{secrets.token_hex(3)}"
     create_topic(source, topic)
@@ -143,7 +135,11 @@ def test_a_target_made_anew_under_the_mirror_is_no_copy_at_any_later_start_under
     written = ends(target, topic)
     for policy in ("fail", "continue"):
         again = subprocess.run(
-            command(source, target, topic, "--once", "--on-loss", policy), env=WITHOUT_JAVA, capture_output=True, text=True, timeout=60
+            command(source, target, topic, "--once", "--on-loss", policy),
+            env=WITHOUT_JAVA,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert (again.returncode != 0) == (written != [0]), again.stderr
         if written != [0]:

@@ -16,18 +16,18 @@ import kafka
 import pytest
 from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
+
 from support.legacy_sets import message_set
 from support.mirror_link import append_as_link, append_records, both, consume, create_topic, ends
 from support.zookeeper_kafka import ZooKeeperKafka, require_zookeeper_kafka
-
-from tolerant_client import codecs
+from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import SourceTruncatedError, TargetDivergedError
-from tolerant_client.mirror.gaps import FILLER
-from tolerant_client.mirror.identical.copy import LinkCopier
-from tolerant_client.mirror.limits import Progress
-from tolerant_client.mirror.sync import prepare_link
-from tolerant_client.raw import LATEST, RawCluster
-from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.mirror.batches.gaps import FILLER
+from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.limits import Progress
+from tolerant_client.mirror.engine.prepare import prepare_link
+from tolerant_client.records import codecs
+from tolerant_client.records.record_batch import Record, encode_batch
 from tolerant_client.testing import KafkaCluster
 
 pytestmark = pytest.mark.broker
@@ -115,7 +115,7 @@ class OldLogs:
 
 
 def append(config: Mapping[str, Any], topic: str, batch: bytes) -> int:
-    with RawCluster(config) as cluster:
+    with Cluster(config) as cluster:
 
         async def run() -> int:
             partition = TopicPartition(topic, 0)
@@ -129,8 +129,8 @@ def append(config: Mapping[str, Any], topic: str, batch: bytes) -> int:
 
 def mirror(source: Mapping[str, Any], target: str, topics: str, link: str = "old") -> dict[TopicPartition, Progress]:
     """One run of a link, as `mirror --once` does it."""
-    with RawCluster(source, name="source") as origin:
-        copy = RawCluster({"bootstrap_servers": target}, origin.net, name="target")
+    with Cluster(source, name="source") as origin:
+        copy = Cluster({"bootstrap_servers": target}, origin.net, name="target")
         try:
 
             async def run() -> dict[TopicPartition, Progress]:
@@ -147,7 +147,9 @@ def check(logs: OldLogs, target: str) -> None:
     prefix = f"^({'|'.join(logs.rows)})$"
     for _ in range(2):
         progress = mirror(logs.source_config, target, prefix)
-        assert {p.topic: done.acked for p, done in progress.items()} == {name: len(rows) for name, rows in logs.rows.items()}
+        assert {p.topic: done.acked for p, done in progress.items()} == {
+            name: len(rows) for name, rows in logs.rows.items()
+        }
     for name, rows in logs.rows.items():
         assert consume(target, name, 1, len(rows))[0] == rows, name
 
@@ -187,7 +189,9 @@ def without_filler(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row[4] != ((FILLER, None),)]
 
 
-def test_a_log_of_v0_and_v1_sets_is_mirrored_to_kafka_4(started: Callable[..., OldLogs], kafka_cluster: KafkaCluster) -> None:
+def test_a_log_of_v0_and_v1_sets_is_mirrored_to_kafka_4(
+    started: Callable[..., OldLogs], kafka_cluster: KafkaCluster
+) -> None:
     logs = started("0.10.2.2", stored=0)
     create(logs.broker, {"stamped": {"message.timestamp.type": "LogAppendTime", "message.format.version": FORMATS[1]}})
     logs.write(["none", "lz4"])
@@ -253,7 +257,11 @@ def test_transactions_of_old_brokers_keep_their_offsets(
 @pytest.mark.parametrize(("version", "magic"), [("0.10.2.2", 0), ("0.10.2.2", 1), ("2.8.2", 1), ("2.8.2", 2)])
 @pytest.mark.parametrize("is_made", [False, True])
 def test_compacted_logs_keep_their_offsets(
-    started: Callable[..., OldLogs], kafka_cluster_factory: Callable[..., KafkaCluster], version: str, magic: int, is_made: bool
+    started: Callable[..., OldLogs],
+    kafka_cluster_factory: Callable[..., KafkaCluster],
+    version: str,
+    magic: int,
+    is_made: bool,
 ) -> None:
     """Holes between and inside compressed sets; brokers before 0.11 do not tell that the topic is compacted."""
     logs = started(version, **{"log.cleaner.backoff.ms": "300"})

@@ -15,17 +15,17 @@ import pytest
 pytest.importorskip("pyspark")
 
 from kafka.structs import TopicPartition
-from support.mirror_link import append_records, create_topic, prepare
 
-from spark_integration.mirroring.link_state import Phase
-from spark_integration.mirroring.ranges import ReportFile
-from spark_integration.mirroring.stream_ranges import RangesStreamWriter
-from spark_integration.mirroring.watch import LinkWatch
-from spark_integration.monitoring.board import Board
-from spark_integration.monitoring.server import StatusServer
-from tolerant_client.mirror.link.control import update_control
-from tolerant_client.mirror.worker import close_workers
-from tolerant_client.raw import RawCluster
+from spark_integration.mirror.stream_ranges import RangesStreamWriter
+from support.mirror_link import append_records, create_topic, prepare
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.engine.process_copier import close_workers
+from tolerant_client.mirror.state.control import update_control
+from tolerant_client.ops.monitoring.board import Board
+from tolerant_client.ops.monitoring.server import StatusServer
+from tolerant_client.ops.monitoring.watch import LinkWatch
+from tolerant_client.ops.service.link_state import Phase
+from tolerant_client.ops.service.ranges import ReportFile
 
 EACH, PARTITIONS, AGE_MS = 500, 2, 20_000
 
@@ -63,9 +63,10 @@ def test_lag_is_told_before_a_copy_and_what_was_copied_after_it(source: str, tar
         }
     )
     board = Board()
-    with StatusServer(board, "127.0.0.1:0") as server, LinkWatch(
-        *properties, link.ends, "A-B", is_once=False, is_shown=False, board=board, names=("A", "B")
-    ) as watch:
+    with (
+        StatusServer(board, "127.0.0.1:0") as server,
+        LinkWatch(*properties, link.ends, "A-B", is_once=False, is_shown=False, board=board, names=("A", "B")) as watch,
+    ):
         before = until(
             watch, lambda state: state.topics[topic].lag_seconds and all(p.lag_bytes for p in state.partitions.values())
         ).topics[topic]
@@ -73,7 +74,9 @@ def test_lag_is_told_before_a_copy_and_what_was_copied_after_it(source: str, tar
         assert AGE_MS / 1000 <= before.lag_seconds <= AGE_MS / 1000 + 120
         assert EACH * PARTITIONS * 5 < before.lag_bytes < EACH * PARTITIONS * 500  # as the source's brokers say
 
-        message = writer.write(iter([SimpleNamespace(ranges=[Row(topic, index, 0, EACH) for index in range(PARTITIONS)])]))
+        message = writer.write(
+            iter([SimpleNamespace(ranges=[Row(topic, index, 0, EACH) for index in range(PARTITIONS)])])
+        )
         writer.commit([message], 0)
         watch.tell(ReportFile(report).read())
         after = until(watch, lambda state: state.topics[topic].lag_offsets == 0)
@@ -93,7 +96,7 @@ def test_lag_is_told_before_a_copy_and_what_was_copied_after_it(source: str, tar
         assert f'{mm2}{{partition="1",source="A",target="B",topic="{topic}"}} {EACH}.0' in lines
         assert watch.copied == EACH * PARTITIONS
 
-        with RawCluster({"bootstrap_servers": target}) as cluster:
+        with Cluster({"bootstrap_servers": target}) as cluster:
             held = frozenset((topic,))
             cluster.run(update_control, cluster, "A-B", lambda now: replace(now, bytes_per_s=5_000, paused=held))
         ordered = until(watch, lambda state: state.control.bytes_per_s == 5_000)
@@ -119,8 +122,10 @@ def test_a_second_copy_adds_to_the_report(source: str, target: str, tmp_path: Pa
         )
         writer.commit([writer.write(iter([SimpleNamespace(ranges=[Row(topic, 0, 0, EACH * number)])]))], number)
         told = ReportFile(report).read()
-        assert (told.records, told.copied[partition].records, told.latest[partition].records) == (EACH * number,) * 2 + (EACH,)
+        assert (told.records, told.copied[partition].records, told.latest[partition].records) == (
+            EACH * number,
+        ) * 2 + (EACH,)
         assert sum(told.latencies) >= number
     close_workers()
-    with RawCluster({"bootstrap_servers": target}) as cluster:
+    with Cluster({"bootstrap_servers": target}) as cluster:
         assert cluster.run(cluster.list_offsets, {partition: -1}) == {partition: 2 * EACH}

@@ -21,16 +21,16 @@ from typing import NamedTuple
 import kafka
 import pytest
 from kafka.structs import TopicPartition
+
 from support.log_readers import Bounds, Logs, read_bounds, read_with_confluent, read_with_kafka_python
 from support.mirror_link import both
 from support.nasty_oracle import Judgement, judge_source, judge_topics
 from support.nasty_topics import Kind, NastyTopic, features, nasty_topic
 from support.nasty_writer import BROKER_CONFIG, CLEANER_CONFIG, write_topics
-
-from tolerant_client.mirror.identical.copy import LinkCopier
-from tolerant_client.mirror.limits import Progress
-from tolerant_client.mirror.losses import MirrorPolicy
-from tolerant_client.mirror.sync import prepare_link
+from tolerant_client.mirror.batches.losses import MirrorPolicy
+from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.limits import Progress
+from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.testing import (
     Corrupt,
     Drop,
@@ -126,7 +126,9 @@ class Written(NamedTuple):
 
 @pytest.fixture(scope="module")
 def pair(kafka_cluster_factory: Callable[..., KafkaCluster]) -> Iterator[tuple[KafkaCluster, KafkaCluster]]:
-    source, target = (kafka_cluster_factory(broker_config=config, heap="384m") for config in (BROKER_CONFIG, CLEANER_CONFIG))
+    source, target = (
+        kafka_cluster_factory(broker_config=config, heap="384m") for config in (BROKER_CONFIG, CLEANER_CONFIG)
+    )
     yield source, target
     source.close()
     target.close()
@@ -154,7 +156,9 @@ def delete_topics(servers: str, names: list[str]) -> None:
     admin.close()
 
 
-def test_both_readers_find_on_the_source_what_was_written(pair: tuple[KafkaCluster, KafkaCluster], written: Written) -> None:
+def test_both_readers_find_on_the_source_what_was_written(
+    pair: tuple[KafkaCluster, KafkaCluster], written: Written
+) -> None:
     source = pair[0].bootstrap_servers
     assert written.committed == read_with_kafka_python(source, written.partitions, committed=True)
     uncommitted = read_with_confluent(source, written.partitions, committed=False)
@@ -166,11 +170,17 @@ def test_both_readers_find_on_the_source_what_was_written(pair: tuple[KafkaClust
             name = f"{partition.topic}-{partition.partition}"
             assert written.bounds[partition] == (log.start, log.last_stable_offset, log.log_end), name
             # Aborted records go with the first cleaning.
-            there = uncommitted[partition].keys() | (log.committed() if topic.is_compacted else log.uncommitted()).keys()
+            there = (
+                uncommitted[partition].keys() | (log.committed() if topic.is_compacted else log.uncommitted()).keys()
+            )
             shown = {offset: record for offset, record in log.uncommitted().items() if offset in there}
             for expected, found in ((log.committed(), written.committed), (shown, uncommitted)):
                 judgement = judge_source(
-                    name, expected, found[partition], is_compacted=topic.is_compacted, is_stamped=topic.kind is Kind.STAMPED
+                    name,
+                    expected,
+                    found[partition],
+                    is_compacted=topic.is_compacted,
+                    is_stamped=topic.kind is Kind.STAMPED,
                 )
                 differences += judgement.differences
                 cleaned_away += judgement.cleaned_away
@@ -214,7 +224,9 @@ def compare(written: Written, target: str) -> Judgement:
     return total
 
 
-def test_nasty_topics_are_identical_after_kills_and_a_last_run(pair: tuple[KafkaCluster, KafkaCluster], written: Written) -> None:
+def test_nasty_topics_are_identical_after_kills_and_a_last_run(
+    pair: tuple[KafkaCluster, KafkaCluster], written: Written
+) -> None:
     source, target = (cluster.bootstrap_servers for cluster in pair)
     rng = random.Random(written.topics[0].seed)
     started = time.monotonic()

@@ -17,20 +17,20 @@ from kafka import KafkaAdminClient, KafkaConsumer
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
 from kafka.errors import TopicAlreadyExistsError
 from kafka.structs import TopicPartition
-from support.legacy_sets import message_set
-from support.mirror_link import append_batches, both, create_topic
-from support.zookeeper_kafka import ZooKeeperKafka
 
 from spark_integration.reading.offsets import OffsetRange
 from spark_integration.reading.options import parse_read_options
 from spark_integration.reading.reader import read_range
 from spark_integration.reading.resolve import resolve_ranges
-from tolerant_client import codecs
-from tolerant_client.arrow import SCHEMA
+from support.legacy_sets import message_set
+from support.mirror_link import append_batches, both, create_topic
+from support.zookeeper_kafka import ZooKeeperKafka
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.errors import DataLossError, UnsupportedSourceError
-from tolerant_client.mirror.sync import plan_link
-from tolerant_client.raw import EARLIEST, LATEST, RawCluster
-from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.mirror.engine.prepare import plan_link
+from tolerant_client.records import codecs
+from tolerant_client.records.arrow import SCHEMA
+from tolerant_client.records.record_batch import Record, encode_batch
 from tolerant_client.testing.artifacts import spark_kafka_jars
 
 pytestmark = pytest.mark.broker
@@ -110,7 +110,7 @@ def read_by_spark(session: Any, source: str, servers: str, topic: str) -> list[R
 def wait_for_format(broker: ZooKeeperKafka, topic: str, magic: int) -> None:
     """Produces until the broker keeps what it gets in this format."""
     partition = TopicPartition(topic, 0)
-    with RawCluster({"bootstrap_servers": broker.bootstrap_servers}) as cluster:
+    with Cluster({"bootstrap_servers": broker.bootstrap_servers}) as cluster:
         for _ in range(300):
             offset = broker.produce(topic, message_set(1, codecs.NONE, [(None, b"probe")], 0, T0), 2)
             node = cluster.run(cluster.leader, partition)
@@ -136,7 +136,9 @@ def kafka_0_10(start_old_broker: Callable[..., ZooKeeperKafka]) -> ZooKeeperKafk
     """Kafka 0.10.2 with a topic v0-CODEC and v1-CODEC for each codec, as this broker writes them."""
     broker = start_old_broker("0.10.2.2")
     topics = {
-        f"v{magic}-{codec}": {} if magic else {"message.format.version": "0.9.0"} for magic in (0, 1) for codec in CODECS
+        f"v{magic}-{codec}": {} if magic else {"message.format.version": "0.9.0"}
+        for magic in (0, 1)
+        for codec in CODECS
     }
     create(broker, topics)
     for topic in topics:
@@ -177,19 +179,19 @@ def test_everything_is_committed_where_there_are_no_transactions(kafka_0_10: Zoo
     committed = {"isolation.level": "read_committed"}
     assert read(servers, "v1-snappy", 0, COUNT, committed) == expected(COUNT, True)
     options = parse_read_options({"kafka.bootstrap.servers": servers, "subscribe": "v1-snappy", **committed})
-    with RawCluster(options.kafka) as cluster:
+    with Cluster(options.kafka) as cluster:
         assert cluster.run(resolve_ranges, cluster, options) == [OffsetRange("v1-snappy", 0, 0, COUNT)]
 
 
 def test_offsets_are_found_by_time_where_messages_have_one(kafka_0_10: ZooKeeperKafka) -> None:
-    with RawCluster({"bootstrap_servers": kafka_0_10.bootstrap_servers}) as cluster:
+    with Cluster({"bootstrap_servers": kafka_0_10.bootstrap_servers}) as cluster:
         old, new = TopicPartition("v0-gzip", 0), TopicPartition("v1-gzip", 0)
         assert cluster.run(cluster.list_offsets, {old: EARLIEST, new: LATEST}) == {old: 0, new: COUNT}
         assert cluster.run(cluster.list_offsets, {old: T0 + 20, new: T0 + 20}) == {old: -1, new: 20}
 
 
 def test_looking_for_a_topic_does_not_create_it(kafka_0_10: ZooKeeperKafka) -> None:
-    with RawCluster({"bootstrap_servers": kafka_0_10.bootstrap_servers}) as cluster:
+    with Cluster({"bootstrap_servers": kafka_0_10.bootstrap_servers}) as cluster:
         before = cluster.run(cluster.partitions)
         assert "v1-lz4" in before
         assert cluster.run(cluster.partitions, ["v1-lz4", "nobody"]) == {"v1-lz4": [0]}
@@ -241,7 +243,7 @@ def test_brokers_that_do_not_tell_their_versions_are_read_if_the_user_does(
         assert read(servers, f"v0-{codec}", 11, 23, api_version=config) == rows[11:23]
         if codec in ("none", "gzip"):
             assert read_by_kafka_python(servers, f"v0-{codec}", COUNT, api_version=config) == rows
-    with RawCluster({"bootstrap_servers": servers, "api_version": config}) as cluster:
+    with Cluster({"bootstrap_servers": servers, "api_version": config}) as cluster:
         partition = TopicPartition("v0-gzip", 0)
         assert cluster.run(cluster.partitions) == {f"v0-{codec}": [0] for codec in CODECS}
         assert cluster.run(cluster.list_offsets, {partition: EARLIEST}) == {partition: 0}
@@ -258,7 +260,7 @@ def test_a_topic_that_has_an_id_and_cannot_be_fetched_by_it_is_compared_all_the_
     try:
         create(kafka_2_8, {"made-anew": {}})
         append_batches(servers, [(TopicPartition("made-anew", 0), records)])
-        with RawCluster(options.kafka) as cluster:
+        with Cluster(options.kafka) as cluster:
             (planned,) = cluster.run(resolve_ranges, cluster, options)
         assert sum(piece.num_rows for piece in read_range(options, planned, SCHEMA)) == COUNT
         admin.delete_topics(["made-anew"])

@@ -17,10 +17,10 @@ from collections.abc import Callable
 import kafka
 import pytest
 from kafka.structs import TopicPartition
-from support.zookeeper_kafka import ZooKeeperKafka
 
+from support.zookeeper_kafka import ZooKeeperKafka
 from tolerant_client import KafkaConsumer, KafkaProducer
-from tolerant_client.raw import RawCluster
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.testing import Drop, FaultProxy, KafkaCluster, RewriteCorrelationId
 
 pytestmark = pytest.mark.broker
@@ -102,7 +102,7 @@ def test_old_broker_is_not_upset_by_our_clients_and_their_faults(old_broker: Zoo
                 got[place] += sum(map(len, consumer.poll(100).values()))
         for consumer in consumers:
             consumer.close()
-        with RawCluster({"bootstrap_servers": old_broker.bootstrap_servers, "api_version": version}) as cluster:
+        with Cluster({"bootstrap_servers": old_broker.bootstrap_servers, "api_version": version}) as cluster:
 
             async def read() -> None:
                 until = time.monotonic() + IDLE / 2

@@ -7,35 +7,56 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import kafka
+import kafka.errors as Errors
 import numpy as np
 import pytest
 from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.protocol.admin import DescribeTransactionsRequest
 from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.structs import TopicPartition
-from support.mirror_link import append_as_link, append_batches, append_records, both, compare, create_topic, ends, mirror
 
-from tolerant_client.batch_columns import HEADER
-from tolerant_client.errors import SourceTruncatedError, TargetDivergedError, TolerantClientError
-from tolerant_client.mirror.divergence import LogSlice, read_slices
-from tolerant_client.mirror.gaps import Gap
-from tolerant_client.mirror.identical import copy as copy_module
-from tolerant_client.mirror.identical import gap_producer, resting, state
-from tolerant_client.mirror.identical.copy import LinkCopier
-from tolerant_client.mirror.identical.gap_producer import GapProducer, gap_transactional_id
-from tolerant_client.mirror.ledger import read_ledger
-from tolerant_client.mirror.link.claims import CLAIMS_TOPIC
-from tolerant_client.mirror.link.control import CONTROL_TOPIC, TopicIds, read_control
-from tolerant_client.mirror.losses import LossPolicy, MirrorPolicy
-from tolerant_client.mirror.producers import describe_producers, init_producer_id
-from tolerant_client.mirror.sync import prepare_link
-from tolerant_client.mirror.topics import describe_topics
-from tolerant_client.mirror.translated.copier import TranslatedCopier, prepare_translated_link
-from tolerant_client.mirror.translated.map_topic import ensure_map_topic, last_rows, map_partition, map_topic
-from tolerant_client.mirror.translated.offset_map import MapRow
-from tolerant_client.producer_transaction import TRANSACTION, Coordinators, ProducerTransaction
-from tolerant_client.raw import EARLIEST, LATEST, RawCluster
-from tolerant_client.record_batch import Record, encode_batch, read_header, restamp
+from support.mirror_link import (
+    append_as_link,
+    append_batches,
+    append_records,
+    both,
+    compare,
+    create_topic,
+    delete_records,
+    delete_topic,
+    ends,
+    header_at,
+    make_anew,
+    mirror,
+)
+from tolerant_client.cluster.admin.producers import describe_producers, init_producer_id
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
+from tolerant_client.cluster.producer.transaction import TRANSACTION, Coordinators, ProducerTransaction
+from tolerant_client.errors import (
+    OptionError,
+    RecoveryExhaustedError,
+    SourceTruncatedError,
+    TargetDivergedError,
+    TolerantClientError,
+)
+from tolerant_client.mirror.batches.divergence import LogSlice, read_slices
+from tolerant_client.mirror.batches.gaps import Gap
+from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
+from tolerant_client.mirror.engine.identical import begun, gap_producer, resting, resume_point
+from tolerant_client.mirror.engine.identical import copy as copy_module
+from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.identical.gap_producer import GapProducer, gap_transactional_id
+from tolerant_client.mirror.engine.limits import CopyLimits
+from tolerant_client.mirror.engine.prepare import prepare_link
+from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.state.claims import CLAIMS_TOPIC
+from tolerant_client.mirror.state.control import CONTROL_TOPIC, TopicIds, read_control
+from tolerant_client.mirror.state.ledger import read_ledger
+from tolerant_client.mirror.state.map_topic import ensure_map_topic, last_rows, map_partition, map_topic
+from tolerant_client.mirror.state.offset_map import MapRow
+from tolerant_client.mirror.state.topics import describe_topics
+from tolerant_client.records.batch_columns import HEADER
+from tolerant_client.records.record_batch import Record, decode_records, encode_batch, read_header, restamp
 from tolerant_client.testing import KafkaCluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -61,13 +82,14 @@ def forgetful(kafka_cluster_factory: Callable[..., KafkaCluster]) -> str:
 
 def numbered(first: int, count: int, timestamp: int, *, has_key: bool = True, size: int = 400) -> bytes:
     records = [
-        Record(0, timestamp, b"k%d" % n if has_key else None, b"%06d" % n + b"x" * size) for n in range(first, first + count)
+        Record(0, timestamp, b"k%d" % n if has_key else None, b"%06d" % n + b"x" * size)
+        for n in range(first, first + count)
     ]
     return encode_batch(records)
 
 
 def log_of(servers: str, topic: str) -> LogSlice:
-    with RawCluster({"bootstrap_servers": servers}, name="reader") as cluster:
+    with Cluster({"bootstrap_servers": servers}, name="reader") as cluster:
         partition = TopicPartition(topic, 0)
 
         async def read() -> LogSlice:
@@ -85,29 +107,8 @@ def misplaced(source: str, target: str, topic: str) -> list[int]:
 
 
 def ledger_of(servers: str, topic: str) -> list[tuple[Any, ...]]:
-    with RawCluster({"bootstrap_servers": servers}, name="reader") as cluster:
+    with Cluster({"bootstrap_servers": servers}, name="reader") as cluster:
         return [row[4:7] for row in cluster.run(read_ledger, cluster) if row.topic == topic]
-
-
-def delete_records(servers: str, topic: str, before: int) -> None:
-    with kafka.KafkaAdminClient(bootstrap_servers=servers) as admin:
-        admin.delete_records({TopicPartition(topic, 0): before})
-
-
-def delete_topic(servers: str, topic: str) -> None:
-    with kafka.KafkaAdminClient(bootstrap_servers=servers) as admin:
-        admin.delete_topics([topic])
-
-
-def create_again(servers: str, topic: str) -> None:
-    delete_topic(servers, topic)
-    deadline = time.monotonic() + 20
-    while True:
-        try:
-            return create_topic(servers, topic)
-        except Exception:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
 
 
 def configure(servers: str, topic: str, **settings: str) -> None:
@@ -146,7 +147,7 @@ def test_batch_without_keys_that_a_compacted_topic_refuses_is_followed_by_none(s
 
 def until_forgotten(servers: str, topic: str) -> None:
     partition = TopicPartition(topic, 0)
-    with RawCluster({"bootstrap_servers": servers}, name="reader") as cluster:
+    with Cluster({"bootstrap_servers": servers}, name="reader") as cluster:
 
         async def run() -> None:
             deadline = time.monotonic() + 30
@@ -157,7 +158,9 @@ def until_forgotten(servers: str, topic: str) -> None:
         cluster.run(run)
 
 
-def test_first_batch_after_idleness_goes_alone_since_the_broker_may_have_forgotten_the_producer(source: str, forgetful: str) -> None:
+def test_first_batch_after_idleness_goes_alone_since_the_broker_may_have_forgotten_the_producer(
+    source: str, forgetful: str
+) -> None:
     topic = "proved-refused-idle"
     create_topic(source, topic, 1, {"message.timestamp.after.max.ms": FOR_EVER})
     create_topic(forgetful, topic)
@@ -172,14 +175,18 @@ def test_first_batch_after_idleness_goes_alone_since_the_broker_may_have_forgott
     assert ends(forgetful, topic) == [100] and misplaced(source, forgetful, topic) == []
 
 
-def test_old_records_of_which_one_is_refused_in_the_middle_of_a_run_are_never_moved(source: str, forgetful: str) -> None:
+def test_old_records_of_which_one_is_refused_in_the_middle_of_a_run_are_never_moved(
+    source: str, forgetful: str
+) -> None:
     """The broker forgets the producer of old records at its next look, whenever that is: here every 50 ms."""
     topic = "proved-refused-old"
     create_topic(source, topic, 1, {"message.timestamp.after.max.ms": FOR_EVER})
     create_topic(forgetful, topic)
     partition = TopicPartition(topic, 0)
     refused = (10, 20, 30)
-    batches = [(partition, numbered(100 * n, 100, NOW + 3 * HOUR if n in refused else NOW - 300 * DAY)) for n in range(60)]
+    batches = [
+        (partition, numbered(100 * n, 100, NOW + 3 * HOUR if n in refused else NOW - 300 * DAY)) for n in range(60)
+    ]
     append_batches(source, batches)
     for n in refused:  # each is copied once the operator has lifted the limit
         configure(forgetful, topic, message_timestamp_after_max_ms=str(HOUR))
@@ -206,7 +213,9 @@ def copy_until(source: str, target: str, topic: str, offset: int, link: str = "t
 
 
 @pytest.mark.parametrize("policy", [MirrorPolicy(), CONTINUE], ids=["fail", "continue"])
-def test_log_that_others_began_and_emptied_is_not_believed_to_be_a_copy(source: str, target: str, policy: MirrorPolicy) -> None:
+def test_log_that_others_began_and_emptied_is_not_believed_to_be_a_copy(
+    source: str, target: str, policy: MirrorPolicy
+) -> None:
     topic = f"proved-purged-{policy.on_loss}"
     create_topic(source, topic)
     create_topic(target, topic)
@@ -218,7 +227,7 @@ def test_log_that_others_began_and_emptied_is_not_believed_to_be_a_copy(source: 
     with pytest.raises(TargetDivergedError, match=f"{topic}-0 ends at offset 100, but is empty: nothing shows"):
         mirror(source, target, topic, policy=policy)
     assert ends(target, topic) == [100] and ledger_of(target, topic) == []
-    create_again(target, topic)
+    make_anew(target, topic)
     mirror(source, target, topic, policy=policy)
     assert compare(source, target, topic).identical and ends(target, topic) == [1000]
 
@@ -233,7 +242,7 @@ def test_log_that_the_link_began_is_gone_on_with_where_retention_has_emptied_it(
     append_records(source, topic, 100, first=100)
     mirror(source, forgetful, topic)
     assert ends(forgetful, topic) == [200] and misplaced(source, forgetful, topic) == []
-    with RawCluster({"bootstrap_servers": forgetful}, name="reader") as cluster:
+    with Cluster({"bootstrap_servers": forgetful}, name="reader") as cluster:
         begun = cluster.run(read_control, cluster, "tests").begun[TopicPartition(topic, 0)]
     assert isinstance(begun, TopicIds) and len(begun.source) == len(begun.target) == 36
 
@@ -250,7 +259,9 @@ def test_log_that_the_link_began_is_not_believed_beyond_what_it_copied_once_othe
     append_records(target, topic, 100)
     delete_records(target, topic, copied + 100)
     append_records(source, topic, 200, first=copied)
-    with pytest.raises(TargetDivergedError, match=f"{topic}-0 ends at offset {copied + 100}, but is empty: nothing shows"):
+    with pytest.raises(
+        TargetDivergedError, match=f"{topic}-0 ends at offset {copied + 100}, but is empty: nothing shows"
+    ):
         mirror(source, target, topic, policy=policy)
     assert ends(target, topic) == [copied + 100] and ledger_of(target, topic) == []
     delete_topic(target, topic)
@@ -302,9 +313,11 @@ def test_source_that_was_made_anew_while_the_target_was_emptied_is_a_recreation(
     append_records(source, topic, 1000)
     mirror(source, target, topic)
     delete_records(target, topic, 1000)
-    create_again(source, topic)
+    make_anew(source, topic)
     append_records(source, topic, 3000, first=50_000)
-    with pytest.raises(SourceTruncatedError, match=f"source topic of {topic}-0 was deleted and created again, as its id shows"):
+    with pytest.raises(
+        SourceTruncatedError, match=f"source topic of {topic}-0 was deleted and created again, as its id shows"
+    ):
         mirror(source, target, topic)
     assert ends(target, topic) == [1000] and ledger_of(target, topic) == []
     for _ in range(2):  # it is found, and written down, once
@@ -318,7 +331,7 @@ def test_row_of_a_recreation_ends_where_the_target_has_what_the_new_topic_has(so
     create_topic(source, topic)
     append_records(source, topic, 1000, timestamp=NOW)
     mirror(source, target, topic)
-    create_again(source, topic)
+    make_anew(source, topic)
     append_records(source, topic, 3000, first=50_000, timestamp=NOW)
     records = log_of(source, topic).records
     append_as_link(target, "tests", topic, [records[offset] for offset in range(1000, 3000)], 1000)
@@ -327,7 +340,9 @@ def test_row_of_a_recreation_ends_where_the_target_has_what_the_new_topic_has(so
     mirror(source, target, topic, policy=CONTINUE)
     append_records(source, topic, 500, first=53_000, timestamp=NOW)
     mirror(source, target, topic)
-    assert ledger_of(target, topic) == [(0, 1000, "recreation")] and misplaced(source, target, topic) == list(range(1000))
+    assert ledger_of(target, topic) == [(0, 1000, "recreation")] and misplaced(source, target, topic) == list(
+        range(1000)
+    )
 
 
 @pytest.mark.parametrize("more", [0, 100])
@@ -336,7 +351,7 @@ def test_marker_of_a_transaction_of_others_is_no_truncation_of_the_source(source
     create_topic(source, topic)
     append_records(source, topic, 100)
     mirror(source, target, topic)
-    with RawCluster({"bootstrap_servers": target}, name="application") as cluster:
+    with Cluster({"bootstrap_servers": target}, name="application") as cluster:
 
         async def leave_a_marker() -> int:
             transaction = ProducerTransaction(cluster, f"application-{topic}", 30_000)
@@ -348,20 +363,63 @@ def test_marker_of_a_transaction_of_others_is_no_truncation_of_the_source(source
         writer = cluster.run(leave_a_marker)
     append_records(source, topic, more, first=100)
     for policy in (MirrorPolicy(), CONTINUE):
-        with pytest.raises(TargetDivergedError, match=f"{topic}-0 has the marker of a transaction at offset 100 .producer id {writer},"):
+        with pytest.raises(
+            TargetDivergedError, match=f"{topic}-0 has the marker of a transaction at offset 100 .producer id {writer},"
+        ):
             mirror(source, target, topic, policy=policy)
     assert ends(target, topic) == [101] and ledger_of(target, topic) == []
 
 
+@pytest.mark.parametrize("commits", [False, True])
+def test_transaction_of_others_that_is_open_on_the_target_is_waited_for_and_named(
+    source: str, target: str, commits: bool
+) -> None:
+    """An application writes to both clusters, and dies in its transaction on the target: nobody knows how that ends."""
+    topic, partition = f"proved-open-{commits}", TopicPartition(f"proved-open-{commits}", 0)
+    create_topic(source, topic)
+    append_records(source, topic, 100, timestamp=NOW)
+    mirror(source, target, topic)
+    rest = [(partition, numbered(5, 195, NOW))]
+    append_batches(source, [(partition, numbered(0, 5, NOW)), *rest])
+    with kafka.KafkaProducer(bootstrap_servers=source, transactional_id=topic) as elsewhere:
+        elsewhere.init_transactions()
+        elsewhere.begin_transaction()
+        elsewhere.send(topic, b"aborted", partition=0)
+        elsewhere.flush()
+        elsewhere.abort_transaction()  # offsets 300 and 301: the target has a marker at the first
+    append_records(source, topic, 50, first=302, timestamp=NOW)
+    with kafka.KafkaProducer(bootstrap_servers=target, transactional_id=topic) as application:
+        application.init_transactions()
+        application.begin_transaction()
+        for record in decode_records(memoryview(numbered(0, 5, NOW))):
+            application.send(topic, record.value, record.key, partition=0, timestamp_ms=NOW)
+        application.flush()
+        append_batches(target, rest)
+        why = f"a transaction of producer {header_at(target, partition, 100).producer_id} is open on the target since offset 100"
+        with pytest.raises(RecoveryExhaustedError, match=why):
+            mirror(source, target, topic, limits=CopyLimits(patience_ms=3_000))
+        assert ends(target, topic) == [300]
+        application.commit_transaction() if commits else application.abort_transaction()
+    if commits:
+        mirror(source, target, topic)
+        assert ends(target, topic) == [352] and compare(source, target, topic).identical
+    else:
+        with pytest.raises(TargetDivergedError, match=f"{topic}-0 has a foreign record batch at offset 100"):
+            mirror(source, target, topic)
+        assert ends(target, topic) == [301]
+
+
 @pytest.mark.parametrize("where", ["doubled", "skipped"])
-def test_batch_of_the_link_in_a_wrong_place_is_a_divergence_under_every_policy(source: str, target: str, where: str) -> None:
+def test_batch_of_the_link_in_a_wrong_place_is_a_divergence_under_every_policy(
+    source: str, target: str, where: str
+) -> None:
     topic = f"proved-{where}"
     create_topic(source, topic)
     append_records(source, topic, 300, timestamp=NOW)
     copy_until(source, target, topic, 100)
     original = log_of(source, topic).records
     wrong = range(0, 100) if where == "doubled" else range(200, 300)
-    with RawCluster({"bootstrap_servers": target}, name="zombie") as cluster:
+    with Cluster({"bootstrap_servers": target}, name="zombie") as cluster:
 
         async def append() -> int:
             producer_id = await init_producer_id(cluster, "tests")
@@ -373,13 +431,17 @@ def test_batch_of_the_link_in_a_wrong_place_is_a_divergence_under_every_policy(s
 
         assert cluster.run(append) == 0
     for policy in (MirrorPolicy(), CONTINUE):
-        with pytest.raises(TargetDivergedError, match=f"at offset 100 .*the record that the source has at offset {wrong[0]}"):
+        with pytest.raises(
+            TargetDivergedError, match=f"at offset 100 .*the record that the source has at offset {wrong[0]}"
+        ):
             mirror(source, target, topic, policy=policy)
     assert ends(target, topic) == [200] and ledger_of(target, topic) == []
 
 
 @pytest.mark.parametrize("policy", [MirrorPolicy(), CONTINUE], ids=["fail", "continue"])
-def test_batch_that_was_doubled_far_from_where_it_belongs_is_no_truncation(source: str, forgetful: str, policy: MirrorPolicy) -> None:
+def test_batch_that_was_doubled_far_from_where_it_belongs_is_no_truncation(
+    source: str, forgetful: str, policy: MirrorPolicy
+) -> None:
     """Bulk-loaded records of one time in large batches: the source has the record nowhere near, and its log is shorter."""
     topic = f"proved-doubled-far-{policy.on_loss}"
     create_topic(source, topic)
@@ -391,7 +453,9 @@ def test_batch_that_was_doubled_far_from_where_it_belongs_is_no_truncation(sourc
     assert ends(forgetful, topic) == [6000]
     for more in (0, 2000):  # while the source is shorter, and when it has grown beyond
         append_records(source, topic, more, first=4500, per_batch=500, timestamp=NOW)
-        with pytest.raises(TargetDivergedError, match=f"{topic}-0 has at offset 4500 .*sequence 3000, which does not follow"):
+        with pytest.raises(
+            TargetDivergedError, match=f"{topic}-0 has at offset 4500 .*sequence 3000, which does not follow"
+        ):
             mirror(source, forgetful, topic, policy=policy)
     assert ends(forgetful, topic) == [6000] and ledger_of(forgetful, topic) == []
 
@@ -418,7 +482,7 @@ def test_former_id_of_the_link_is_not_called_foreign(
     mirror(source, target, topic)
     copied, original = log_of(target, topic).records, log_of(source, topic).records
     assert len(copied) == 150 and {offset: copied[offset] for offset in range(100, 150)} == original
-    with RawCluster({"bootstrap_servers": target}, name="reader") as cluster:
+    with Cluster({"bootstrap_servers": target}, name="reader") as cluster:
         assert len(cluster.run(read_control, cluster, "tests").producer_ids) >= 2
 
 
@@ -426,7 +490,7 @@ def test_emptied_log_is_gone_on_with_where_brokers_do_not_tell_which_sequence_th
     source: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As before Kafka 2.8: offsets say no sequence where gaps have taken some."""
-    monkeypatch.setattr(state, "can_describe_producers", lambda _: False)
+    monkeypatch.setattr(resume_point, "can_describe_producers", lambda _: False)
     topic = "proved-untold"
     create_topic(source, topic)
     with kafka.KafkaProducer(bootstrap_servers=source, transactional_id=topic) as producer:
@@ -453,7 +517,7 @@ def test_target_topic_that_is_made_anew_under_an_idle_copier_is_filled_from_its_
         link = origin.run(prepare_link, origin, copy, topic, "tests")
         copier = LinkCopier(origin, copy, link.producer_id, link="tests")
         origin.run(lambda: copier.copy({partition: 500}, lease_ms=120_000))
-        create_again(target, topic)
+        make_anew(target, topic)
         origin.run(origin.net.sleep, 2.5)
         append_records(source, topic, 10, first=500, timestamp=NOW)
         progress = origin.run(lambda: copier.copy_each({partition: 510}))[partition]
@@ -476,10 +540,12 @@ def test_log_that_rests_is_looked_at_and_filled_again_or_named(
         if others:
             append_batches(target, [(partition, numbered(0, others, NOW))])
         else:
-            create_again(target, topic)
+            make_anew(target, topic)
         progress = origin.run(lambda: copier.copy_each({partition: None}, hold_ms=12_000))[partition]
     if others:
-        assert isinstance(progress.error, TargetDivergedError) and "foreign record batch at offset 500" in str(progress.error)
+        assert isinstance(progress.error, TargetDivergedError) and "foreign record batch at offset 500" in str(
+            progress.error
+        )
         assert ends(target, topic) == [510]
     else:
         assert (progress.error, progress.acked) == (None, 500)
@@ -503,11 +569,13 @@ def open_gap(source: str, target: str, topic: str, link: str, produced: Gap | No
         producer.abort_transaction()
     append_records(source, topic, 100, first=151, timestamp=NOW)
     partition = TopicPartition(topic, 0)
-    with RawCluster({"bootstrap_servers": target}, name="killed") as cluster:
+    with Cluster({"bootstrap_servers": target}, name="killed") as cluster:
 
         async def fill_a_part() -> None:
             await cluster.connect()
-            killed = GapProducer(cluster, Coordinators(cluster), gap_transactional_id(link, partition), partition, time.monotonic)
+            killed = GapProducer(
+                cluster, Coordinators(cluster), gap_transactional_id(link, partition), partition, time.monotonic
+            )
             await killed.begin()
             await killed.add()
             if produced is not None:
@@ -531,7 +599,9 @@ def test_gap_that_a_killed_writer_left_open_is_ended_before_anything_is_appended
     open_gap(source, forgetful, topic, topic, produced)
     began = time.monotonic()
     mirror(source, forgetful, topic, link=topic, policy=MirrorPolicy.parse(gap_fill=["records"]))
-    with kafka.KafkaConsumer(bootstrap_servers=forgetful, isolation_level="read_committed", auto_offset_reset="earliest") as consumer:
+    with kafka.KafkaConsumer(
+        bootstrap_servers=forgetful, isolation_level="read_committed", auto_offset_reset="earliest"
+    ) as consumer:
         partition = TopicPartition(topic, 0)
         consumer.assign([partition])
         assert consumer.end_offsets([partition])[partition] == 251, "whoever reads committed is held back"
@@ -540,7 +610,9 @@ def test_gap_that_a_killed_writer_left_open_is_ended_before_anything_is_appended
     assert compare(source, forgetful, topic).identical
 
 
-def test_open_gap_that_retention_took_on_the_source_is_ended_too(source: str, forgetful: str, times_out_soon: float) -> None:
+def test_open_gap_that_retention_took_on_the_source_is_ended_too(
+    source: str, forgetful: str, times_out_soon: float
+) -> None:
     topic = "proved-open-gap-retention"
     open_gap(source, forgetful, topic, topic, Gap(100, 140))
     delete_records(source, topic, 200)
@@ -552,15 +624,46 @@ def test_open_gap_that_retention_took_on_the_source_is_ended_too(source: str, fo
     mirror(source, forgetful, topic, link=topic)
     # The marker that ended it lies at 140, in the place of a record of the source.
     assert ledger_of(forgetful, topic) == [(140, 200, "retention")]
-    assert misplaced(source, forgetful, topic) == [] or all(offset < 200 for offset in misplaced(source, forgetful, topic))
+    assert misplaced(source, forgetful, topic) == [] or all(
+        offset < 200 for offset in misplaced(source, forgetful, topic)
+    )
     copied = log_of(forgetful, topic).records
-    assert [copied[offset].value for offset in range(251, 351)] == [log_of(source, topic).records[n].value for n in range(251, 351)]
+    assert [copied[offset].value for offset in range(251, 351)] == [
+        log_of(source, topic).records[n].value for n in range(251, 351)
+    ]
+
+
+# -- a log that begins above offset 0 -----------------------------------------
+
+
+def test_log_start_that_the_control_cannot_say_is_refused_and_nothing_is_filled(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start that was left half done would be taken for what retention took, and go into the ledger."""
+    topic = "proved-start-unsaid"
+    create_topic(source, topic)
+    append_records(source, topic, 100)
+    delete_records(source, topic, 40)
+
+    async def refuse(*_: object) -> None:
+        raise Errors.TopicAuthorizationFailedError(CONTROL_TOPIC)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(begun, "update_control", refuse)
+        for policy in (MirrorPolicy(), CONTINUE):
+            with pytest.raises(OptionError, match=f"{topic}-0 is to begin at offset 40.* Write .*{CONTROL_TOPIC}"):
+                mirror(source, target, topic, link=topic, policy=policy)
+    assert ends(target, topic) == [0] and ledger_of(target, topic) == []
+    mirror(source, target, topic, link=topic)
+    assert compare(source, target, topic).identical
 
 
 # -- the target's topic is changed while it is written ------------------------
 
 
-def test_topic_that_is_set_to_log_append_time_blocks_at_once_and_says_what_was_rewritten(source: str, target: str) -> None:
+def test_topic_that_is_set_to_log_append_time_blocks_at_once_and_says_what_was_rewritten(
+    source: str, target: str
+) -> None:
     topic, partition = "proved-append-time", TopicPartition("proved-append-time", 0)
     create_topic(source, topic)
     append_records(source, topic, 100)
@@ -572,7 +675,9 @@ def test_topic_that_is_set_to_log_append_time_blocks_at_once_and_says_what_was_r
             await copier.copy(link.ends, lease_ms=60_000)
             configure(target, topic, message_timestamp_type="LogAppendTime")
             append_batches(source, [(partition, numbered(100 * n, 100, NOW - 300 * DAY)) for n in range(1, 51)])
-            with pytest.raises(TargetDivergedError, match=r"proved-append-time-0 has offsets 100 to \d+ with times that its brokers"):
+            with pytest.raises(
+                TargetDivergedError, match=r"proved-append-time-0 has offsets 100 to \d+ with times that its brokers"
+            ):
                 await copier.copy({partition: 5100}, lease_ms=60_000)
 
         origin.run(run)
@@ -598,9 +703,9 @@ def test_filler_that_was_sent_twice_with_two_times_is_no_rewritten_time(
     append_records(source, topic, 300, timestamp=NOW)
     policy = MirrorPolicy.parse(gap_fill=["records"])
     doubled: list[int] = []
-    produce = RawCluster.produce
+    produce = Cluster.produce
 
-    def produce_twice(self: RawCluster, node_id: int, batches: Any, *args: Any, **options: Any) -> Any:
+    def produce_twice(self: Cluster, node_id: int, batches: Any, *args: Any, **options: Any) -> Any:
         header = read_header(batches[partition]) if partition in batches else None
         if header is not None and header.base_sequence == 300 and not doubled:
             doubled.append(header.last_offset_delta + 1)
@@ -615,7 +720,7 @@ def test_filler_that_was_sent_twice_with_two_times_is_no_rewritten_time(
         link = origin.run(prepare_link, origin, copy, topic, "tests", policy)
         copier = LinkCopier(origin, copy, link.producer_id, link="tests", policy=policy)
         origin.run(lambda: copier.copy({partition: 300}, lease_ms=60_000))
-        monkeypatch.setattr(RawCluster, "produce", produce_twice)
+        monkeypatch.setattr(Cluster, "produce", produce_twice)
         with kafka.KafkaProducer(bootstrap_servers=source, transactional_id=topic) as producer:
             producer.init_transactions()
             producer.begin_transaction()
@@ -630,7 +735,9 @@ def test_filler_that_was_sent_twice_with_two_times_is_no_rewritten_time(
     assert compare(source, target, topic).identical
 
 
-def test_topic_that_was_log_append_time_while_nothing_was_written_goes_on_once_it_is_set_back(source: str, target: str) -> None:
+def test_topic_that_was_log_append_time_while_nothing_was_written_goes_on_once_it_is_set_back(
+    source: str, target: str
+) -> None:
     topic, partition = "proved-append-time-back", TopicPartition("proved-append-time-back", 0)
     create_topic(source, topic)
     append_records(source, topic, 100)
@@ -679,7 +786,7 @@ def three_nodes(kafka_cluster_factory: Callable[..., KafkaCluster]) -> Iterator[
 
 
 def link_coordinated_elsewhere(
-    cluster: RawCluster, partition: TopicPartition, node_id: int, *, is_there: bool = False
+    cluster: Cluster, partition: TopicPartition, node_id: int, *, is_there: bool = False
 ) -> str:
     """The name of a link whose gap transactions in the partition another broker coordinates: what is open there only it knows.
 
@@ -747,7 +854,11 @@ def test_a_coordinator_that_hangs_is_told_within_half_a_minute_by_name_though_th
     append_records(source, topic, 100)
     with kafka.KafkaAdminClient(bootstrap_servers=target) as admin:
         there = admin.list_topics()
-        for name, config in ((topic, {}), (CONTROL_TOPIC, {}), (CLAIMS_TOPIC, {"message.timestamp.type": "LogAppendTime"})):
+        for name, config in (
+            (topic, {}),
+            (CONTROL_TOPIC, {}),
+            (CLAIMS_TOPIC, {"message.timestamp.type": "LogAppendTime"}),
+        ):
             if name not in there:
                 admin.create_topics([kafka.admin.NewTopic(name, -1, -1, {0: [1]}, config)])
     with both(source, target) as (origin, copy):
@@ -782,14 +893,16 @@ def test_a_coordinator_that_hangs_is_told_within_half_a_minute_by_name_though_th
 
 def test_map_topic_of_translated_offsets_is_as_durable_as_the_control(three_nodes: KafkaCluster) -> None:
     three_nodes.resume(2)
-    with RawCluster({"bootstrap_servers": three_nodes.bootstrap_servers}, name="target") as cluster:
+    with Cluster({"bootstrap_servers": three_nodes.bootstrap_servers}, name="target") as cluster:
         cluster.run(ensure_map_topic, cluster, "durable")
         (spec,) = cluster.run(describe_topics, cluster, [map_topic("durable")]).values()
     limits = ("min.insync.replicas", "message.timestamp.before.max.ms", "message.timestamp.after.max.ms")
     assert spec.replication_factor == 3 and [spec.config[name] for name in limits] == ["2", FOR_EVER, FOR_EVER]
 
 
-def test_translated_copy_whose_records_an_election_took_back_is_named_though_others_wrote_since(source: str, target: str) -> None:
+def test_translated_copy_whose_records_an_election_took_back_is_named_though_others_wrote_since(
+    source: str, target: str
+) -> None:
     """The election is played by a topic id that the map does not know: the log is made anew, and longer than it was."""
     topic, link = "proved-translated", "proved-translated"
     create_topic(source, topic)
@@ -806,16 +919,18 @@ def test_translated_copy_whose_records_an_election_took_back_is_named_though_oth
 
     run()
     (row,) = last_rows_of(target, link, topic).values()
-    create_again(target, topic)
+    make_anew(target, topic)
     append_records(target, topic, 200, first=5000)
     forget_ids(target, link, row)
     append_records(source, topic, 10, first=100)
-    with pytest.raises(TargetDivergedError, match=f"{topic}-0 has at offset 99 another record than the one of {topic}-0, offset 99"):
+    with pytest.raises(
+        TargetDivergedError, match=f"{topic}-0 has at offset 99 another record than the one of {topic}-0, offset 99"
+    ):
         run()
 
 
 def last_rows_of(servers: str, link: str, topic: str) -> dict[TopicPartition, MapRow]:
-    with RawCluster({"bootstrap_servers": servers}, name="reader") as cluster:
+    with Cluster({"bootstrap_servers": servers}, name="reader") as cluster:
         return cluster.run(last_rows, cluster, link, [TopicPartition(topic, 0)])
 
 

@@ -15,27 +15,31 @@ import kafka
 import pytest
 from kafka.errors import IllegalStateError
 from kafka.structs import TopicPartition
+from typer.testing import CliRunner
+
+from spark_integration.cli.app import app
 from support.log_readers import read_bounds, read_with_confluent, read_with_kafka_python
 from support.mirror_link import append_records, both, compare, create_topic, delete_until, ends, mirror, topics_of
 from support.nasty_topics import nasty_topic
 from support.nasty_writer import BROKER_CONFIG, write_topics
-from typer.testing import CliRunner
-
-from spark_integration.cli import app
 from tolerant_client.errors import DataLossError, OptionError
-from tolerant_client.mirror.gaps import is_filler
-from tolerant_client.mirror.ledger import read_ledger
-from tolerant_client.mirror.losses import MirrorPolicy
-from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, IdentityReplicationPolicy, TopicNames
-from tolerant_client.mirror.sync import plan_link
-from tolerant_client.mirror.topic_filter import LinkTopics, TopicCreation, TopicFilter
-from tolerant_client.mirror.topics import describe_topics
-from tolerant_client.mirror.translated.copier import TranslatedCopier, prepare_translated_link
-from tolerant_client.mirror.translated.offset_map import Place
-from tolerant_client.mirror.translated.partition import TransactionLimits
-from tolerant_client.mirror.translated.translate import translate
+from tolerant_client.mirror.batches.gaps import is_filler
+from tolerant_client.mirror.batches.losses import MirrorPolicy
+from tolerant_client.mirror.engine.prepare import plan_link
+from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.engine.translated.partition import TransactionLimits
+from tolerant_client.mirror.follow.translate import translate
+from tolerant_client.mirror.state.ledger import read_ledger
+from tolerant_client.mirror.state.offset_map import Place
+from tolerant_client.mirror.state.replication_policy import (
+    DefaultReplicationPolicy,
+    IdentityReplicationPolicy,
+    TopicNames,
+)
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicCreation, TopicFilter
+from tolerant_client.mirror.state.topics import describe_topics
 from tolerant_client.mirror.verify.outcome import Outcome
-from tolerant_client.record_batch import Record
+from tolerant_client.records.record_batch import Record
 from tolerant_client.testing import KafkaCluster
 
 # kafka-python leaves the socket of a refused connection to the garbage collector.
@@ -167,7 +171,12 @@ def test_identity_policy_renames_heartbeats_only(source: str, target: str) -> No
     append_records(source, "renamed-identity", 10)
     append_records(source, "renamed-identity-heartbeats", 10)
     names = TopicNames(IdentityReplicationPolicy(source_alias="A"), "A")
-    mirror(source, target, LinkTopics(TopicFilter(("renamed-identity.*",)), names, "B", copies_heartbeats=False), "renamed-identity")
+    mirror(
+        source,
+        target,
+        LinkTopics(TopicFilter(("renamed-identity.*",)), names, "B", copies_heartbeats=False),
+        "renamed-identity",
+    )
     assert with_prefix(target, "renamed-identity") == {"renamed-identity", "A.renamed-identity-heartbeats"}
     require_identical(source, target, [TopicPartition("renamed-identity-heartbeats", 0)])
 

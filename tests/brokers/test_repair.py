@@ -7,16 +7,22 @@ from typing import Any
 
 import pytest
 from kafka.structs import TopicPartition
-from support.mirror_link import append_records, compare, create_topic, mirror
 from typer.testing import CliRunner
 
-from spark_integration.cli import app
-from spark_integration.mirroring.run_claim import RunClaim
+from spark_integration.cli.app import app
+from support.mirror_link import append_records, compare, create_topic, mirror
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.link.control import CONTROL_TOPIC, LinkControl, encode_control, read_control, update_control
-from tolerant_client.mirror.link.failback import delete_topics
-from tolerant_client.mirror.own_topic import append_own, end_of
-from tolerant_client.raw import RawCluster
+from tolerant_client.mirror.life.failback import delete_topics
+from tolerant_client.mirror.state.control import (
+    CONTROL_TOPIC,
+    LinkControl,
+    encode_control,
+    read_control,
+    update_control,
+)
+from tolerant_client.mirror.state.own_topic import append_own, end_of
+from tolerant_client.ops.service.run_claim import RunClaim
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
@@ -24,7 +30,7 @@ NEWER = b'{"version": 2, "is_promoted": true}'
 
 
 def on(target: str, function: Any, *args: Any) -> Any:
-    with RawCluster({"bootstrap_servers": target}, name="target") as cluster:
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
         return cluster.run(function, cluster, *args)
 
 
@@ -61,7 +67,9 @@ def test_what_a_link_has_written_down_is_written_once_more_and_nothing_is_forgot
     assert repair(target, link, "--dry-run")[0] == 0
     code, told = repair(target, link)
     assert (code, told["is_done"], told["is_restored"], told["forgotten"]) == (0, True, True, "")
-    assert on(target, read_control, link) == before and on(target, read_control, "another") == LinkControl(bytes_per_s=7)
+    assert on(target, read_control, link) == before and on(target, read_control, "another") == LinkControl(
+        bytes_per_s=7
+    )
     end = on(target, end_of, CONTROL_TOPIC)
     assert repair(target, link)[1]["unreadable"] is None and on(target, end_of, CONTROL_TOPIC) == end
     append_records(source, link, 10, first=100)
@@ -76,7 +84,9 @@ def test_what_is_forgotten_is_named_and_forgotten_only_when_asked(
     link, before = begun
     write(target, link, NEWER)
     code, told = repair(target, link)
-    assert (code, told["is_done"]) == (3, False) and "what a newer tolerant-client has written down" in told["forgotten"]
+    assert (code, told["is_done"]) == (3, False) and "what a newer tolerant-client has written down" in told[
+        "forgotten"
+    ]
     with pytest.raises(OptionError, match="install that version here"):
         on(target, read_control, link)
     assert repair(target, link, "--forget")[0] == 0 and on(target, read_control, link) == before
@@ -87,7 +97,10 @@ def test_what_is_forgotten_is_named_and_forgotten_only_when_asked(
     assert (code, told["is_restored"]) == (3, False)
     assert all(word in told["forgotten"] for word in ("promoted", "paused", "topics", "producer ids", "failback"))
     assert repair(target, link, "--forget")[0] == 0
-    assert (on(target, read_control, link), on(target, read_control, "another")) == (LinkControl(), LinkControl(bytes_per_s=7))
+    assert (on(target, read_control, link), on(target, read_control, "another")) == (
+        LinkControl(),
+        LinkControl(bytes_per_s=7),
+    )
     append_records(source, link, 10, first=100)
     mirror(source, target, link, link)
     assert compare(source, target, link).identical
@@ -105,7 +118,9 @@ def test_nothing_is_repaired_while_a_mirror_of_the_link_runs(target: str, begun:
     assert repair(target, link)[0] == 0 and on(target, read_control, link) == before
 
 
-def test_the_record_that_is_written_counts_before_the_one_that_it_repeats(target: str, begun: tuple[str, LinkControl]) -> None:
+def test_the_record_that_is_written_counts_before_the_one_that_it_repeats(
+    target: str, begun: tuple[str, LinkControl]
+) -> None:
     link, before = begun
     write(target, link, encode_control(before, 1, 0))
     write(target, link, b"rubbish")

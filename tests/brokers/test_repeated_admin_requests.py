@@ -37,11 +37,11 @@ from kafka.protocol.admin import (
 from kafka.protocol.consumer import ListOffsetsRequest, OffsetFetchRequest, OffsetForLeaderEpochRequest
 from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, MetadataRequest
 from kafka.protocol.sasl import SaslHandshakeRequest
-from support.repeats import TIMEOUT_MS, Wire, assert_same, code_of, create, error, new
 
-from tolerant_client import api_rows as rows
-from tolerant_client.api_rows import ApiRow
+from support.repeats import TIMEOUT_MS, Wire, assert_same, code_of, create, error, new
 from tolerant_client.testing import KafkaCluster
+from tolerant_client.tracker.rules import api_rows as rows
+from tolerant_client.tracker.rules.api_rows import ApiRow
 
 # -- administration -----------------------------------------------------------
 
@@ -285,9 +285,7 @@ def readers(topic: str, group: str) -> list[Any]:
         DescribeClientQuotasRequest(components=[], strict=False),
         DescribeUserScramCredentialsRequest(users=[DescribeUserScramCredentialsRequest.UserName(name="nobody")]),
         DescribeClusterRequest(include_cluster_authorized_operations=False),
-        DescribeProducersRequest(
-            topics=[DescribeProducersRequest.TopicRequest(name=topic, partition_indexes=[1, 9])]
-        ),
+        DescribeProducersRequest(topics=[DescribeProducersRequest.TopicRequest(name=topic, partition_indexes=[1, 9])]),
         DescribeTransactionsRequest(transactional_ids=["nobody"]),
         ListTransactionsRequest(state_filters=[], producer_id_filters=[], duration_filter=-1),
         ListConfigResourcesRequest(resource_types=[]),
@@ -295,13 +293,9 @@ def readers(topic: str, group: str) -> list[Any]:
             topics=[DescribeTopicPartitionsRequest.TopicRequest(name=topic)], response_partition_limit=1, cursor=None
         ),
         DescribeQuorumRequest(
-            topics=[
-                quorum(topic_name="__cluster_metadata", partitions=[quorum.PartitionData(partition_index=0)])
-            ]
+            topics=[quorum(topic_name="__cluster_metadata", partitions=[quorum.PartitionData(partition_index=0)])]
         ),
-        DescribeLogDirsRequest(
-            topics=[DescribeLogDirsRequest.DescribableLogDirTopic(topic=topic, partitions=[0, 1])]
-        ),
+        DescribeLogDirsRequest(topics=[DescribeLogDirsRequest.DescribableLogDirTopic(topic=topic, partitions=[0, 1])]),
     ]
 
 

@@ -19,6 +19,7 @@ from kafka.protocol.producer import (
     TxnOffsetCommitRequest,
     WriteTxnMarkersRequest,
 )
+
 from support.repeats import (
     PATIENCE,
     TIMEOUT_MS,
@@ -42,8 +43,7 @@ from support.repeats import (
     produced,
     sync,
 )
-
-from tolerant_client import api_rows as rows
+from tolerant_client.tracker.rules import api_rows as rows
 
 # -- records ------------------------------------------------------------------
 

@@ -11,18 +11,18 @@ import kafka
 import pytest
 from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
-from support.mirror_link import T0, append_records, both, compare, create_topic, ends
 
-from tolerant_client.mirror.identical.copy import LinkCopier
-from tolerant_client.mirror.ledger import LEDGER_TOPIC, Ledger
-from tolerant_client.mirror.limits import Progress
-from tolerant_client.mirror.link.claims_topic import CLAIMS_TOPIC
-from tolerant_client.mirror.link.control import CONTROL_TOPIC, read_control
-from tolerant_client.mirror.link.ends import Comparison, compare_ends
-from tolerant_client.mirror.log_ends import Unreplicated, replicated_ends
-from tolerant_client.mirror.losses import MirrorPolicy
-from tolerant_client.mirror.sync import prepare_link
-from tolerant_client.raw import RawCluster
+from support.mirror_link import T0, append_records, both, compare, create_topic, ends
+from tolerant_client.cluster.admin.log_ends import Unreplicated, replicated_ends
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.batches.losses import MirrorPolicy
+from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.lag import Comparison, compare_ends
+from tolerant_client.mirror.engine.limits import Progress
+from tolerant_client.mirror.engine.prepare import prepare_link
+from tolerant_client.mirror.state.claims_topic import CLAIMS_TOPIC
+from tolerant_client.mirror.state.control import CONTROL_TOPIC, read_control
+from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, Ledger
 from tolerant_client.testing import KafkaCluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -33,9 +33,15 @@ TIMES = {"message.timestamp.before.max.ms": FOR_EVER, "message.timestamp.after.m
 
 
 def place(servers: str, topic: str, replicas: list[list[int]], **config: str) -> None:
-    settings = {"min.insync.replicas": "1", **TIMES, **{name.replace("_", "."): value for name, value in config.items()}}
+    settings = {
+        "min.insync.replicas": "1",
+        **TIMES,
+        **{name.replace("_", "."): value for name, value in config.items()},
+    }
     with kafka.KafkaAdminClient(bootstrap_servers=servers) as admin:
-        admin.create_topics([NewTopic(topic, -1, -1, replica_assignments=dict(enumerate(replicas)), topic_configs=settings)])
+        admin.create_topics(
+            [NewTopic(topic, -1, -1, replica_assignments=dict(enumerate(replicas)), topic_configs=settings)]
+        )
     time.sleep(0.5)
 
 
@@ -70,7 +76,7 @@ class Copying:
         self._what = (source, target, topic, policy)
         self._thread = threading.Thread(target=self._run)
         self.copier: LinkCopier | None = None
-        self.target: RawCluster | None = None
+        self.target: Cluster | None = None
         self.waits: list[str] = []
         self.progress: dict[TopicPartition, Progress] = {}
 
@@ -94,7 +100,7 @@ class Copying:
 
             origin.run(run)
 
-    async def _watch(self, copier: LinkCopier, origin: RawCluster) -> None:
+    async def _watch(self, copier: LinkCopier, origin: Cluster) -> None:
         while not self.progress:
             self.waits += [wait.reason for wait in copier.waiting().values()]
             await origin.net.sleep(0.5)
@@ -153,14 +159,15 @@ def test_what_the_leader_alone_has_is_waited_for_and_not_appended_again(
             producer.close()
         end = 300 if producer is None else 351
         append_records(source, topic, 100, first=end, timestamp=timestamp or now)
-        time.sleep(2)
-        copying.drop_connections()
-        deadline = time.monotonic() + 30
-        while not copying.waits and time.monotonic() < deadline:
-            time.sleep(0.2)
         partition = TopicPartition(topic, 0)
-        with RawCluster({"bootstrap_servers": target}, name="target") as cluster:
-            (found,) = cluster.run(replicated_ends, cluster, [partition]).values()
+        deadline = time.monotonic() + 90
+        with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+            while isinstance(found := cluster.run(replicated_ends, cluster, [partition])[partition], int):
+                assert time.monotonic() < deadline, "the leader has nothing that is not replicated"
+                time.sleep(0.2)
+            copying.drop_connections()
+            while not copying.waits and time.monotonic() < deadline:
+                time.sleep(0.2)
         assert isinstance(found, Unreplicated), found
         assert found.high_watermark == 300 and found.leader_end > 300
         assert compared(source, target, topic) == Comparison({}, ()), "up to the high watermark"

@@ -13,6 +13,7 @@ import kafka
 import pytest
 from kafka.admin import NewPartitions, NewTopic
 from kafka.structs import TopicPartition
+
 from support.mirror_link import (
     T0,
     append_batches,
@@ -25,25 +26,25 @@ from support.mirror_link import (
     ends,
     header_at,
     losses,
+    make_anew,
     mirror,
     prepare,
     values,
 )
-
+from tolerant_client.cluster.admin.log_ends import log_end_offsets
+from tolerant_client.cluster.admin.producers import ProducerEntry, init_producer_id
+from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import DataLossError, SourceTruncatedError, TargetDivergedError
-from tolerant_client.mirror import sync
-from tolerant_client.mirror.epochs import source_truncations
-from tolerant_client.mirror.identical import state
-from tolerant_client.mirror.identical.copy import LinkCopier
-from tolerant_client.mirror.identical.partition import AppendState
-from tolerant_client.mirror.ledger import LEDGER_TOPIC, Ledger, read_ledger
-from tolerant_client.mirror.limits import CopyLimits
-from tolerant_client.mirror.losses import LedgerRow, Loss, LossPolicy, MirrorPolicy
-from tolerant_client.mirror.log_ends import log_end_offsets
-from tolerant_client.mirror.producers import ProducerEntry, init_producer_id
-from tolerant_client.mirror.sync import plan_link, prepare_link
-from tolerant_client.raw import LATEST, RawCluster
-from tolerant_client.record_batch import Record, encode_batch, restamp
+from tolerant_client.mirror.batches.appendable import AppendState
+from tolerant_client.mirror.batches.epochs import source_truncations
+from tolerant_client.mirror.batches.losses import LedgerRow, Loss, LossPolicy, MirrorPolicy
+from tolerant_client.mirror.engine import prepare as sync
+from tolerant_client.mirror.engine.identical import resume_point
+from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.limits import CopyLimits
+from tolerant_client.mirror.engine.prepare import plan_link, prepare_link
+from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, Ledger, read_ledger
+from tolerant_client.records.record_batch import Record, encode_batch, restamp
 from tolerant_client.testing import KafkaCluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -55,17 +56,11 @@ SMALL = {"heap": "256m", "java_options": ["-XX:TieredStopAtLevel=1"]}
 
 def create_again(servers: str, topic: str, records: int) -> None:
     """Deletes a topic and creates it with other records."""
-    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
-    admin.delete_topics([topic])
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            create_topic(servers, topic)
-            break
-        except Exception:
-            time.sleep(0.1)
-    admin.close()
-    append_batches(servers, [(TopicPartition(topic, 0), encode_batch([Record(0, T0, None, b"new %d" % n) for n in range(records)]))])
+    make_anew(servers, topic)
+    append_batches(
+        servers,
+        [(TopicPartition(topic, 0), encode_batch([Record(0, T0, None, b"new %d" % n) for n in range(records)]))],
+    )
 
 
 # -- records that are gone before they were copied ----------------------------
@@ -137,7 +132,9 @@ def recreate_empty(servers: str, topic: str) -> None:
     delete_records(servers, topic, 1)
 
 
-def test_topic_that_was_created_again_is_copied_from_where_it_grows_beyond_the_old_one(source: str, target: str) -> None:
+def test_topic_that_was_created_again_is_copied_from_where_it_grows_beyond_the_old_one(
+    source: str, target: str
+) -> None:
     topic = "trouble-again-continue"
     create_topic(source, topic)
     append_records(source, topic, 100)
@@ -202,7 +199,7 @@ def test_copy_whose_log_ends_in_gaps_goes_on_with_the_right_sequence(
 ) -> None:
     topic = f"trouble-gap-at-end-{told}"
     if not told:
-        monkeypatch.setattr(state, "can_describe_producers", lambda _: False)  # as before Kafka 2.8
+        monkeypatch.setattr(resume_point, "can_describe_producers", lambda _: False)  # as before Kafka 2.8
     create_topic(source, topic)
     producer = kafka.KafkaProducer(bootstrap_servers=source, transactional_id=topic)
     producer.init_transactions()
@@ -235,23 +232,27 @@ def test_sequence_and_log_end_of_different_moments_are_never_put_together(
         producer.commit_transaction()
     mirror(source, target, topic)
     append_records(source, topic, 3)
-    ask = state.describe_producers
+    ask = resume_point.describe_producers
 
-    async def append_before_asking(cluster: RawCluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, list[ProducerEntry]]:
+    async def append_before_asking(
+        cluster: Cluster, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, list[ProducerEntry]]:
         append_batches(target, [(partition, bytes(next_batch))])
         return await ask(cluster, partitions)
 
     with both(source, target) as (origin, copy):
         producer_id = origin.run(init_producer_id, copy, "tests")
-        read = (state.read_append_states, origin, copy, [partition], producer_id)
+        read = (resume_point.read_append_states, origin, copy, [partition], producer_id)
         before = origin.run(*read)[partition]
         assert before == AppendState(2, producer_id, 0, 1)
         next_batch = bytearray(encode_batch([Record(0, T0, None, b"next")]))
         restamp(next_batch, *before[1:])
-        monkeypatch.setattr(state, "describe_producers", append_before_asking)
+        monkeypatch.setattr(resume_point, "describe_producers", append_before_asking)
         assert origin.run(*read) == {}
         monkeypatch.undo()
-        assert isinstance(origin.run(*read)[partition], TargetDivergedError)  # what was appended is not the source's record
+        assert isinstance(
+            origin.run(*read)[partition], TargetDivergedError
+        )  # what was appended is not the source's record
     assert ends(target, topic) == [3]
 
 
@@ -299,13 +300,15 @@ def test_once_ends_before_an_open_transaction(source: str, target: str) -> None:
 
 def test_rows_of_racing_writers_are_read_once_and_the_topic_keeps_them_for_ever(target: str) -> None:
     row = LedgerRow(T0, "race", "trouble-ledger", 0, 5, 9, "retention", "gone")
-    with RawCluster({"bootstrap_servers": target}, name="target") as cluster:
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
 
         async def run() -> list[LedgerRow]:
             writers = [Ledger(cluster, "race") for _ in range(3)]
             others = [row._replace(partition=n) for n in (1, 2)]
             waiting = [
-                cluster.net.call_soon_with_future(lambda w=writer, r=new: w.write([r])) for writer in writers for new in (row, *others)
+                cluster.net.call_soon_with_future(lambda w=writer, r=new: w.write([r]))
+                for writer in writers
+                for new in (row, *others)
             ]
             for future in waiting:
                 await future
@@ -328,7 +331,7 @@ def test_healthy_source_tells_of_no_truncation(source: str) -> None:
     create_topic(source, "trouble-epochs")
     append_records(source, "trouble-epochs", 20)
     partition = TopicPartition("trouble-epochs", 0)
-    with RawCluster({"bootstrap_servers": source}, name="source") as cluster:
+    with Cluster({"bootstrap_servers": source}, name="source") as cluster:
         assert cluster.run(source_truncations, cluster, {partition: (0, 20)}) == {}
         # A copy that went further than the epoch does was cut.
         assert cluster.run(source_truncations, cluster, {partition: (0, 25)}) == {partition: 20}
@@ -347,9 +350,9 @@ def test_what_an_election_took_back_is_lost_even_where_equal_records_came_again(
     async def cut(*_: object) -> dict[TopicPartition, int]:
         return {partition: 12}
 
-    monkeypatch.setattr(state, "source_truncations", cut)
+    monkeypatch.setattr(resume_point, "source_truncations", cut)
     with both(source, target) as (origin, copy):
-        found = origin.run(state.read_append_states, origin, copy, [partition], 0)[partition]
+        found = origin.run(resume_point.read_append_states, origin, copy, [partition], 0)[partition]
     assert isinstance(found, Loss)
     assert found.row[4:7] == (12, 20, "truncation")
     assert (found.state.log_end, found.resume_at) == (20, 20)
@@ -381,7 +384,7 @@ def cut(cluster: KafkaCluster, topic: str, records_after: int) -> None:
     third = f"127.0.0.1:{cluster.servers_of('PLAINTEXT').split(',')[2].rpartition(':')[2]}"
     cluster.kill(1)
     cluster.restart(2, wait=False)
-    with RawCluster({"bootstrap_servers": third}, name="source", patience_ms=60_000) as source:
+    with Cluster({"bootstrap_servers": third}, name="source", patience_ms=60_000) as source:
 
         async def led_by_the_other() -> None:
             while True:
@@ -453,7 +456,10 @@ def test_a_partition_without_a_leader_holds_up_no_other_and_comes_back(
         began = time.monotonic()
         link = origin.run(prepare_link, origin, copy, topic, topic)
         assert time.monotonic() - began < 30  # a wait for the leader would have been 60 s, and then an error
-        assert (dict(link.ends), link.waiting.keys()) == ({led: 10}, {lost})  # or its leader is not known to be dead yet
+        assert (dict(link.ends), link.waiting.keys()) == (
+            {led: 10},
+            {lost},
+        )  # or its leader is not known to be dead yet
         copier = LinkCopier(origin, copy, link.producer_id, link=topic)
         assert origin.run(copier.copy, link.ends)[led].acked == 10
         three_nodes.restart(2)
@@ -520,7 +526,7 @@ def test_log_end_of_a_leader_counts_what_is_not_replicated_yet(three_nodes: Kafk
     three_nodes.pause(2)
     try:
         servers = three_nodes.bootstrap_servers.split(",")
-        with RawCluster({"bootstrap_servers": [servers[0], servers[2]]}, name="target") as cluster:
+        with Cluster({"bootstrap_servers": [servers[0], servers[2]]}, name="target") as cluster:
 
             async def run() -> tuple[int, int]:
                 batch = memoryview(bytearray(encode_batch([Record(0, T0, None, b"leader alone")])))

@@ -151,7 +151,9 @@ def test_what_was_planned_of_a_topic_is_not_read_of_one_that_was_created_meanwhi
             readers.append((query.reader, query.reader.partitions(query.offset, query.plan())))
             query.reader.stop()
         else:
-            options = parse_read_options({"kafka.bootstrap.servers": servers, "subscribe": topic, "failOnDataLoss": loss})
+            options = parse_read_options(
+                {"kafka.bootstrap.servers": servers, "subscribe": topic, "failOnDataLoss": loss}
+            )
             reader = KafkaReader(options, chosen_columns(full_schema(options), options))
             readers.append((reader, reader.partitions()))
         assert values(*readers[-1]) == [f"old{n}" for n in range(10)]

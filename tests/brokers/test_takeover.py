@@ -12,19 +12,19 @@ from typing import Any
 import kafka
 import pytest
 from kafka.structs import TopicPartition
-from support.mirror_link import append_batches, append_records, both, compare, consume, create_topic, ends, mirror
 
+from support.mirror_link import append_batches, append_records, both, compare, consume, create_topic, ends, mirror
+from tolerant_client.cluster.producer.transaction import CommittedOffset
 from tolerant_client.errors import LinkPromotedError, OptionError
-from tolerant_client.mirror.link.group_requests import commit_offsets
-from tolerant_client.mirror.link.groups import GroupsReport, sync_groups
-from tolerant_client.mirror.link.handback import HandBackReport, hand_back
-from tolerant_client.mirror.link.mm2_positions import encode_position, offsets_topic, read_positions_of_mm2
-from tolerant_client.mirror.link.takeover import TakeoverReport, take_over
-from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
-from tolerant_client.mirror.translated.copier import TranslatedCopier, prepare_translated_link
-from tolerant_client.mirror.translated.translate import commit_group, group_offsets, translate_group
-from tolerant_client.producer_transaction import CommittedOffset
-from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.follow.group_requests import commit_offsets
+from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
+from tolerant_client.mirror.follow.translate import commit_group, group_offsets, translate_group
+from tolerant_client.mirror.life.handback import HandBackReport, hand_back
+from tolerant_client.mirror.life.mm2_positions import encode_position, offsets_topic, read_positions_of_mm2
+from tolerant_client.mirror.life.takeover import TakeoverReport, take_over
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
+from tolerant_client.records.record_batch import Record, encode_batch
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
@@ -44,7 +44,9 @@ class MirrorMaker2:
         self.notes(noted)
 
     def notes(self, offset: int) -> None:
-        key = json.dumps(["MirrorSourceConnector", {"cluster": self.alias, "partition": 0, "topic": self.topic}]).encode()
+        key = json.dumps(
+            ["MirrorSourceConnector", {"cluster": self.alias, "partition": 0, "topic": self.topic}]
+        ).encode()
         note = encode_batch([Record(0, 0, key, encode_position(offset))])
         append_batches(self.target, [(TopicPartition(offsets_topic(self.alias), 0), note)])
 

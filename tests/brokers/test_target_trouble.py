@@ -18,20 +18,35 @@ from kafka.admin import NewTopic
 from kafka.protocol.admin import AlterClientQuotasRequest, ListTransactionsRequest
 from kafka.protocol.producer import InitProducerIdRequest
 from kafka.structs import TopicPartition
-from support.log_readers import LogRecord, read_with_kafka_python
-from support.mirror_link import append_records, both, compare, create_topic, ends, header_at, mirror
 
-from tolerant_client.errors import ClusterUnreachableError, RecoveryExhaustedError, TargetDivergedError, TolerantClientError
-from tolerant_client.mirror.identical import copy as copy_module
-from tolerant_client.mirror.identical.copy import LinkCopier
-from tolerant_client.mirror.identical.partition import PartitionCopy
-from tolerant_client.mirror.identical.state import read_append_states
-from tolerant_client.mirror.ledger import read_ledger
-from tolerant_client.mirror.limits import CopyLimits, Progress
-from tolerant_client.mirror.losses import LossPolicy, MirrorPolicy
-from tolerant_client.mirror.producers import describe_producers, init_producer_id
-from tolerant_client.mirror.sync import prepare_link
-from tolerant_client.raw import LATEST, RawCluster
+from support.log_readers import LogRecord, read_with_kafka_python
+from support.mirror_link import (
+    append_records,
+    both,
+    compare,
+    create_again,
+    create_topic,
+    delete_topic,
+    ends,
+    header_at,
+    mirror,
+)
+from tolerant_client.cluster.admin.producers import describe_producers, init_producer_id
+from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.errors import (
+    ClusterUnreachableError,
+    RecoveryExhaustedError,
+    TargetDivergedError,
+    TolerantClientError,
+)
+from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
+from tolerant_client.mirror.engine.identical import copy as copy_module
+from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.identical.partition import PartitionCopy
+from tolerant_client.mirror.engine.identical.resume_point import read_append_states
+from tolerant_client.mirror.engine.limits import CopyLimits, Progress
+from tolerant_client.mirror.engine.prepare import prepare_link
+from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.testing import KafkaCluster
 
 # kafka-python leaves the socket of a refused connection to the garbage collector.
@@ -57,7 +72,7 @@ def append_transactions(servers: str, topic: str, count: int, partitions: int = 
 
 
 def ledger_of(servers: str, topic: str) -> list[tuple[int, int, int, str]]:
-    with RawCluster({"bootstrap_servers": servers}, name="reader") as cluster:
+    with Cluster({"bootstrap_servers": servers}, name="reader") as cluster:
         return [row[3:7] for row in cluster.run(read_ledger, cluster) if row.topic == topic]
 
 
@@ -67,27 +82,17 @@ def assert_identical(source: str, target: str, topic: str, partitions: int = 1) 
     assert report.identical, report
 
 
-def delete_topic(servers: str, topic: str) -> None:
-    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
-    admin.delete_topics([topic])
-    admin.close()
-
-
-def create_again(servers: str, topic: str) -> None:
-    deadline = time.monotonic() + 20
-    while True:
-        try:
-            return create_topic(servers, topic)
-        except Exception:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-
-
 class RunningMirror:
     """A mirror in a thread of its own that follows its source until it is told to end, or fails."""
 
     def __init__(
-        self, source: str, target: str, topics: str, link: str, limits: CopyLimits = CopyLimits(), patience_ms: int = 60_000
+        self,
+        source: str,
+        target: str,
+        topics: str,
+        link: str,
+        limits: CopyLimits = CopyLimits(),
+        patience_ms: int = 60_000,
     ) -> None:
         self.error: Exception | None = None
         self.progress: dict[TopicPartition, Progress] = {}
@@ -117,7 +122,9 @@ class RunningMirror:
                     copier = LinkCopier(origin, copy, prepared.producer_id, limits, link=link)
                     while not self._ends:
                         until = await origin.list_offsets(dict.fromkeys(prepared.ends, LATEST), isolation_level=1)
-                        copying = origin.net.call_soon_with_future(lambda: copier.copy(until, hold_ms=100, lease_ms=60_000))
+                        copying = origin.net.call_soon_with_future(
+                            lambda: copier.copy(until, hold_ms=100, lease_ms=60_000)
+                        )
                         while not copying.is_done:
                             await origin.net.sleep(0.05)
                             self.acked.append((time.monotonic(), sum(c.acked for c in copier._partitions.values())))
@@ -276,7 +283,9 @@ def test_what_others_write_in_the_middle_of_a_copy_stops_it(
         writers = origin.run(run)
     assert ledger_of(target, topic) == []
     for n, (_, offset) in enumerate(writers):
-        assert header_at(target, TopicPartition(topic, n), offset).base_offset == offset, "the foreign record is still there"
+        assert header_at(target, TopicPartition(topic, n), offset).base_offset == offset, (
+            "the foreign record is still there"
+        )
 
 
 # -- the log becomes shorter, or empty ----------------------------------------
@@ -296,7 +305,9 @@ def test_topic_that_is_made_anew_between_two_appends_is_named_under_every_policy
             # Blocks this loop: the mirror sleeps meanwhile, and no request of it meets the missing topic.
             delete_topic(target, topic)
             create_again(target, topic)
-            while ends(target, topic) != [0]:  # else the mirror may be told that the topic is not there, and fills it again
+            while ends(target, topic) != [
+                0
+            ]:  # else the mirror may be told that the topic is not there, and fills it again
                 time.sleep(0.05)
             append_records(source, topic, 50, first=100)
             await copier.copy({partition: 150}, lease_ms=60_000)
@@ -415,7 +426,7 @@ def forgetful(kafka_cluster_factory: Callable[..., KafkaCluster]) -> str:
 def until_forgotten(servers: str, topic: str, link: str = "") -> None:
     """Waits until the leader remembers no producer of a topic and, with `link`, until its producer id is another one."""
     partition = TopicPartition(topic, 0)
-    with RawCluster({"bootstrap_servers": servers}, name="reader") as cluster:
+    with Cluster({"bootstrap_servers": servers}, name="reader") as cluster:
 
         async def run() -> None:
             deadline = time.monotonic() + 30
@@ -429,9 +440,13 @@ def until_forgotten(servers: str, topic: str, link: str = "") -> None:
         cluster.run(run)
 
 
-async def transactional_ids(cluster: RawCluster, link: str) -> list[str]:
+async def transactional_ids(cluster: Cluster, link: str) -> list[str]:
     answer = await cluster.send(ListTransactionsRequest(state_filters=[], producer_id_filters=[], max_version=0), 1)
-    return [t.transactional_id for t in answer.transaction_states if t.transactional_id.startswith(f"tolerant-mirror-{link}")]
+    return [
+        t.transactional_id
+        for t in answer.transaction_states
+        if t.transactional_id.startswith(f"tolerant-mirror-{link}")
+    ]
 
 
 @pytest.mark.parametrize("fill", [append_records, append_transactions], ids=["data", "gaps"])
@@ -461,7 +476,9 @@ def test_copying_goes_on_in_a_session_whose_producers_were_forgotten(
 
 @long
 @pytest.mark.parametrize("fill", [append_records, append_transactions], ids=["data", "gaps"])
-def test_copying_goes_on_at_a_start_with_another_producer_id(source: str, forgetful: str, fill: Callable[..., Any]) -> None:
+def test_copying_goes_on_at_a_start_with_another_producer_id(
+    source: str, forgetful: str, fill: Callable[..., Any]
+) -> None:
     topic = f"target-forgotten-start-{fill.__name__}"
     create_topic(source, topic)
     fill(source, topic, 4)
@@ -489,7 +506,7 @@ def quota(servers: str, **rates: float) -> Iterator[None]:
             entity=[entry.EntityData(entity_type="client-id", entity_name=None)],
             ops=[entry.OpData(key=key, value=rate, remove=remove) for key, rate in rates.items()],
         )
-        with RawCluster({"bootstrap_servers": servers}, name="admin") as cluster:
+        with Cluster({"bootstrap_servers": servers}, name="admin") as cluster:
             answer = cluster.run(cluster.send, AlterClientQuotasRequest(entries=[change], validate_only=False))
             assert answer.entries[0].error_code == 0, answer
 
@@ -580,7 +597,7 @@ def test_copying_goes_on_once_the_epochs_of_its_transactional_ids_are_used_up(so
 
 def use_up_epochs(servers: str, transactional_id: str) -> int:
     """Takes epochs until the id has another producer id; returns how many."""
-    with RawCluster({"bootstrap_servers": servers}, name="admin") as cluster:
+    with Cluster({"bootstrap_servers": servers}, name="admin") as cluster:
 
         async def run() -> int:
             def ask() -> Any:
@@ -730,7 +747,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own with 80 MB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(disk)], capture_output=True, text=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(disk)], capture_output=True, text=True
+    )
     if done.returncode:
         pytest.skip(f"mounting a small file system is not permitted here: {done.stderr.strip()}")
     yield disk

@@ -25,14 +25,14 @@ from typing import Any
 import confluent_kafka
 import pytest
 from kafka.structs import TopicPartition
+
 from support.log_readers import Logs, read_bounds, read_with_confluent, read_with_kafka_python, show_log
 from support.mirror_link import create_topic
 from support.nasty_oracle import Judgement, judge, judge_bounds, judge_topics
 from support.nasty_topics import NastyTopic, Step, growing_topic
 from support.nasty_writer import BROKER_CONFIG, CLEANER_CONFIG, append_steps, create_nasty_topics
-
-from tolerant_client.raw import RawCluster
-from tolerant_client.record_batch import Record
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.records.record_batch import Record
 from tolerant_client.testing import KafkaCluster
 
 # kafka-python leaves the socket of a refused connection to the garbage collector.
@@ -65,7 +65,9 @@ REAL_PARTITIONS = 3
 
 @pytest.fixture(scope="module")
 def pair(kafka_cluster_factory: Callable[..., KafkaCluster]) -> Iterator[tuple[KafkaCluster, KafkaCluster]]:
-    source, target = (kafka_cluster_factory(broker_config=config, heap="512m") for config in (BROKER_CONFIG, TARGET_CONFIG))
+    source, target = (
+        kafka_cluster_factory(broker_config=config, heap="512m") for config in (BROKER_CONFIG, TARGET_CONFIG)
+    )
     yield source, target
     source.close()
     target.close()
@@ -86,12 +88,12 @@ class Growth(threading.Thread):
 
     def run(self) -> None:
         try:
-            with RawCluster({"bootstrap_servers": self.servers}, name="growth") as raw:
+            with Cluster({"bootstrap_servers": self.servers}, name="growth") as raw:
                 raw.run(self._write, raw)
         except BaseException as error:  # raised where the thread is joined
             self.error = error
 
-    async def _write(self, raw: RawCluster) -> None:
+    async def _write(self, raw: Cluster) -> None:
         await raw.connect()
         while any(self.todo.values()):
             left = self.until - time.monotonic()
@@ -143,7 +145,9 @@ class RealTransactions(threading.Thread):
     def _transaction(self, producer: Any) -> bool:
         producer.begin_transaction()
         for _ in range(self.rng.choice((0, 1, 5, 40))):
-            producer.produce(REAL, self.rng.randbytes(self.rng.choice((0, 50, 2000))), partition=self.rng.randrange(REAL_PARTITIONS))
+            producer.produce(
+                REAL, self.rng.randbytes(self.rng.choice((0, 50, 2000))), partition=self.rng.randrange(REAL_PARTITIONS)
+            )
             producer.poll(0)
             if self.rng.random() < 0.05:
                 time.sleep(0.1)
@@ -216,7 +220,9 @@ class Mirrors:
         partition = TopicPartition(named[1], int(named[2]))
         ends = re.search(r"log ends at (\d+)", error)
         first = max(0, int(ends[1]) - 60) if ends else 0
-        return "".join(f"\n{partition} of {servers}:\n{show_log(servers, partition, first)[:4000]}" for servers in self.servers)
+        return "".join(
+            f"\n{partition} of {servers}:\n{show_log(servers, partition, first)[:4000]}" for servers in self.servers
+        )
 
     def kill(self, process: subprocess.Popen[bytes], log: Path) -> None:
         process.kill()
@@ -274,7 +280,9 @@ def test_ten_mirrors_killed_and_frozen_copy_growing_topics_identically(
         while any((now := read_bounds(target, wanted))[p].end < wanted[p].stable for p in wanted):
             mirrors.look_after(thaw=True)
             behind = {p: (now[p].end, wanted[p].stable) for p in wanted if now[p].end < wanted[p].stable}
-            assert time.monotonic() - written < DRAIN_S, f"not drained after {DRAIN_S} s: {behind}; {mirrors.failures[:3]}"
+            assert time.monotonic() - written < DRAIN_S, (
+                f"not drained after {DRAIN_S} s: {behind}; {mirrors.failures[:3]}"
+            )
             time.sleep(0.5)
         drained = time.monotonic() - written
         time.sleep(2)  # a late write of anybody would show

@@ -11,33 +11,39 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import kafka
 import pytest
 from kafka.structs import OffsetAndMetadata, TopicPartition
-from support.log_readers import LogRecord, read_bounds, read_with_confluent
-from support.mirror_link import append_records, both, create_topic
-from support.nasty_topics import nasty_topic
-from support.nasty_writer import BROKER_CONFIG, write_topics
 from typer.testing import CliRunner
 
+from support.log_readers import LogRecord, read_bounds, read_with_confluent
+from support.mirror_link import append_records, both, compare, create_topic, make_anew
+from support.nasty_topics import nasty_topic
+from support.nasty_writer import BROKER_CONFIG, write_topics
 from tolerant_client.errors import DataLossError, OptionError, OversizedRecordError, TargetDivergedError
-from tolerant_client.mirror.ledger import read_ledger
-from tolerant_client.mirror.limits import Progress
-from tolerant_client.mirror.losses import LossPolicy, MirrorPolicy
-from tolerant_client.mirror.plan import TopicSpec
-from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, TopicNames
-from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
-from tolerant_client.mirror.topics import create_topics
-from tolerant_client.mirror.translated import offset_map, partition as translated_partition
-from tolerant_client.mirror.translated.copier import TranslatedCopier, prepare_translated_link
-from tolerant_client.mirror.translated.copy_transaction import CopyTransaction
-from tolerant_client.mirror.translated.map_topic import clear_deleted, map_topic, read_maps
-from tolerant_client.mirror.translated.offset_map import OffsetMap, Place
-from tolerant_client.mirror.translated.partition import TransactionLimits
-from tolerant_client.mirror.translated.translate import commit_group, group_offsets, translate, translate_group
+from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
+from tolerant_client.mirror.engine.limits import CopyLimits, Progress
+from tolerant_client.mirror.engine.translated import partition as translated_partition
+from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.engine.translated.copy_transaction import CopyTransaction
+from tolerant_client.mirror.engine.translated.partition import TransactionLimits
+from tolerant_client.mirror.follow.translate import commit_group, group_offsets, translate, translate_group
+from tolerant_client.mirror.life.plan_report import plan_everything
+from tolerant_client.mirror.life.promotion import promote
+from tolerant_client.mirror.life.status import read_status
+from tolerant_client.mirror.state import offset_map
+from tolerant_client.mirror.state.health import Health
+from tolerant_client.mirror.state.ledger import read_ledger
+from tolerant_client.mirror.state.map_topic import clear_deleted, map_topic, read_maps
+from tolerant_client.mirror.state.offset_map import OffsetMap, Place
+from tolerant_client.mirror.state.plan import TopicSpec
+from tolerant_client.mirror.state.replication_policy import DefaultReplicationPolicy, TopicNames
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
+from tolerant_client.mirror.state.topics import create_topics
 from tolerant_client.testing import KafkaCluster
 
 # kafka-python leaves the socket of a refused connection to the garbage collector.
@@ -76,13 +82,18 @@ class ForeignWriter:
 
 
 def copy(
-    source: str, target: str, topics: LinkTopics | str, link: str, limits: TransactionLimits = FAST
+    source: str,
+    target: str,
+    topics: LinkTopics | str,
+    link: str,
+    limits: TransactionLimits = FAST,
+    bounds: CopyLimits = CopyLimits(),
 ) -> None:
     with both(source, target, names=LinkTopics.of(topics).names) as (origin, there):
 
         async def run() -> None:
             prepared = await prepare_translated_link(origin, there, topics, link)
-            copier = TranslatedCopier(origin, there, link, transactions=limits)
+            copier = TranslatedCopier(origin, there, link, bounds, limits)
             await copier.copy(prepared.ends)
             assert copier.bytes_in_flight == 0
 
@@ -106,11 +117,20 @@ def committed_logs(servers: str, topic: str, partitions: int = 1) -> list[dict[i
 
 
 def require_exact_copy(
-    source: str, target: str, topic: str, link: str, partitions: int = 1, foreign: int = 0, target_topic: str | None = None
+    source: str,
+    target: str,
+    topic: str,
+    link: str,
+    partitions: int = 1,
+    foreign: int = 0,
+    target_topic: str | None = None,
 ) -> None:
     """Each record once, in order, and where the map says; and the others' records as they were sent."""
     maps = maps_of(target, link)
-    originals, copies = committed_logs(source, topic, partitions), committed_logs(target, target_topic or topic, partitions)
+    originals, copies = (
+        committed_logs(source, topic, partitions),
+        committed_logs(target, target_topic or topic, partitions),
+    )
     for n, (original, copied) in enumerate(zip(originals, copies)):
         others = [o for o, record in copied.items() if record.value == b"foreign"]
         assert [copied[o].key for o in others] == [b"%d" % k for k in range(foreign if n == 0 else 0)]
@@ -156,7 +176,9 @@ def transactional_records(servers: str, topic: str, transactions: int, each: int
 # -- what is copied -----------------------------------------------------------
 
 
-def test_committed_records_are_copied_once_beside_other_writers_and_the_map_tells_each_offset(source: str, target: str) -> None:
+def test_committed_records_are_copied_once_beside_other_writers_and_the_map_tells_each_offset(
+    source: str, target: str
+) -> None:
     topic = "translated-beside"
     create_topic(source, topic, 2)
     with both(source, target) as (origin, there):
@@ -177,6 +199,30 @@ def test_committed_records_are_copied_once_beside_other_writers_and_the_map_tell
 
 
 @pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1 runs it")
+def test_a_partition_for_which_a_response_has_no_room_is_not_passed_over(source: str, target: str) -> None:
+    """A broker leaves it empty, and tells its last stable offset all the same (KIP-74)."""
+    topic, partitions = "translated-no-room", 10
+    create_topic(source, topic, partitions)
+    append_records(source, topic, 300, partitions=partitions, per_batch=10, size=1000)
+    create_topic(target, topic, partitions)
+    bounds = CopyLimits(fetch_max_bytes=64 << 10, partition_max_bytes=32 << 10)
+    copy(source, target, topic, "translated-no-room", bounds=bounds)
+    require_exact_copy(source, target, topic, "translated-no-room", partitions)
+
+
+def test_verify_says_that_there_is_nothing_to_compare_offset_by_offset(source: str, target: str) -> None:
+    topic = "translated-verify"
+    create_topic(source, topic)
+    create_topic(target, topic)
+    append_records(source, topic, 100)
+    append_records(target, topic, 10)  # somebody else's
+    copy(source, target, topic, "translated-verify")
+    report = compare(source, target, topic)
+    (part,) = report.partitions
+    assert report.outcome.exit_code == 2 and part.first_difference is None
+    assert "link translated-verify copies it with translated offsets" in (part.error or "")
+
+
 def test_a_target_topic_may_have_another_name(source: str, target: str) -> None:
     create_topic(source, "translated-named")
     append_records(source, "translated-named", 100)
@@ -417,7 +463,7 @@ def test_a_group_that_moves_to_the_target_reads_every_record_once(source: str, t
     first = consume(source, topic, group, 317)  # in the middle of a transaction's records
     assert len(first) == 317
     command = ["translate", "--target", target, "--link", "failover", "--group", group, "--source", source, "--json"]
-    from spark_integration.cli import app
+    from spark_integration.cli.app import app
 
     shown = CliRunner().invoke(app, command)
     assert shown.exit_code == 0, shown.output
@@ -492,12 +538,8 @@ def test_rows_go_when_the_targets_retention_has_deleted_their_records(
     assert maps_of(target, "cleared")[partition].translate(75)[1:3] == (82, Place.RECORD)
 
 
-def make_anew(servers: str, topic: str, count: int) -> None:
-    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
-    admin.delete_topics([topic])
-    admin.close()
-    time.sleep(0.5)
-    create_topic(servers, topic)
+def make_anew_with(servers: str, topic: str, count: int) -> None:
+    make_anew(servers, topic)
     append_records(servers, topic, count)
 
 
@@ -507,7 +549,14 @@ def test_a_topic_that_was_deleted_and_created_again_is_named(source: str, target
     create_topic(source, topic)
     append_records(source, topic, 10)
     copy(source, target, topic, link)
-    make_anew(source if side == "source" else target, topic, 20)
+    make_anew_with(source if side == "source" else target, topic, 20)
+    with both(source, target) as (origin, there):
+        plan = origin.run(partial(plan_everything, is_translated=True), origin, there, link, topic)
+        report = origin.run(partial(promote, is_dry_run=True), origin, there, link)
+        found = origin.run(read_status, origin, there, link)
+    assert any("created again" in text for text in plan.refusals) and plan.exit_code == 3
+    assert any("created again" in text for text in report.blockers), report
+    assert any("created again" in reason.text for reason in found.reasons if reason.health is Health.BLOCKED)
     with pytest.raises(DataLossError if side == "source" else TargetDivergedError, match="created again"):
         copy(source, target, topic, link)
 
@@ -525,7 +574,7 @@ def test_a_topic_that_is_made_anew_under_a_copier_that_stands_still_is_not_copie
             await prepare_translated_link(origin, there, topic, topic)
             copier = TranslatedCopier(origin, there, topic, transactions=FAST)
             await copier.copy({partition: 1000}, lease_ms=60_000)
-            make_anew(source, topic, 3000)  # this loop stands still meanwhile
+            make_anew_with(source, topic, 3000)  # this loop stands still meanwhile
             with pytest.raises(DataLossError, match="created again"):
                 await copier.copy({partition: 3000})
 
@@ -551,7 +600,9 @@ def test_records_that_retention_took_before_they_were_copied_are_a_loss(source: 
         with both(source, target) as (origin, there):
 
             async def copy_on() -> Progress:
-                copier = TranslatedCopier(origin, there, "overtaken", transactions=FAST, policy=MirrorPolicy(on_loss=policy))
+                copier = TranslatedCopier(
+                    origin, there, "overtaken", transactions=FAST, policy=MirrorPolicy(on_loss=policy)
+                )
                 return (await copier.copy({partition: 30}))[partition]
 
             return origin.run(copy_on)

@@ -10,22 +10,29 @@ from typing import Any
 import kafka
 import pytest
 from kafka.structs import TopicPartition
-from support.mirror_link import T0, append_batches, append_records, both, create_topic
 
+from support.mirror_link import T0, append_batches, append_records, both, create_topic
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OversizedRecordError
-from tolerant_client.mirror.gaps import FILLER
-from tolerant_client.mirror.ledger import Ledger
-from tolerant_client.mirror.link.control import LinkControl, TopicIds, update_control
-from tolerant_client.mirror.losses import LedgerRow
-from tolerant_client.mirror.rewrite import rewrite
-from tolerant_client.mirror.topic_filter import LinkTopics
-from tolerant_client.mirror.topics import topic_ids
+from tolerant_client.mirror.batches.gaps import FILLER
+from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.batches.rewrite import rewrite
+from tolerant_client.mirror.state.control import LinkControl, TopicIds, update_control
+from tolerant_client.mirror.state.ledger import Ledger
+from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.mirror.state.topics import topic_ids
 from tolerant_client.mirror.verify import slices_comparison, verification
 from tolerant_client.mirror.verify.slices import Slice, SliceResult
 from tolerant_client.mirror.verify.slices_comparison import SlicesComparison
-from tolerant_client.mirror.verify.verification import Difference, Outcome, Verification, VerifyReport, compare_here, verify
-from tolerant_client.raw import RawCluster
-from tolerant_client.record_batch import Record, encode_batch, read_header
+from tolerant_client.mirror.verify.verification import (
+    Difference,
+    Outcome,
+    Verification,
+    VerifyReport,
+    compare_here,
+    verify,
+)
+from tolerant_client.records.record_batch import Record, encode_batch, read_header
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 LONG = bool(os.environ.get("TOLERANT_LONG"))
@@ -119,9 +126,9 @@ def test_every_kind_of_difference_is_found_at_its_offset(clusters: tuple[str, st
         write(clusters[0], name, right, partition, codec=2)
         write(clusters[1], name, change(right), partition, per_batch=10 if partition % 2 else 13, codec=2)
     report = run(clusters, name)
-    assert [(p.first_difference.reason, p.first_difference.offset) for p in report.partitions if p.first_difference] == [
-        (reason, offset) for reason, offset, _ in CHANGES
-    ]
+    assert [
+        (p.first_difference.reason, p.first_difference.offset) for p in report.partitions if p.first_difference
+    ] == [(reason, offset) for reason, offset, _ in CHANGES]
     assert [p.identical_until for p in report.partitions] == [offset for _, offset, _ in CHANGES]
     assert report.outcome is Outcome.DIFFERENT
 
@@ -189,7 +196,9 @@ def test_logs_that_start_elsewhere_are_compared_where_both_have_records(
     assert second.not_compared == ((0, 33, "the target no longer has them: its log starts at 33", True),)
 
 
-def test_offsets_that_retention_takes_during_the_run_are_named(clusters: tuple[str, str], topic: Callable[..., str]) -> None:
+def test_offsets_that_retention_takes_during_the_run_are_named(
+    clusters: tuple[str, str], topic: Callable[..., str]
+) -> None:
     """The bounds were taken, then both log starts moved: as if the slices had waited for their turn."""
     name = topic(partitions=2)
     for servers in clusters:
@@ -203,7 +212,10 @@ def test_offsets_that_retention_takes_during_the_run_are_named(clusters: tuple[s
     assert [(gap.from_offset, gap.until_offset) for gap in first.not_compared] in ([(0, 33)], [(0, 25), (25, 33)])
     assert (second.first_difference, second.error, second.records) == (None, None, 0)
     assert second.not_compared == ((0, 100, "the target log starts at 100 now", True),)
-    assert [gap.matters for gap in first.not_compared if gap.from_offset == 0 and gap.until_offset == 25] in ([], [False])
+    assert [gap.matters for gap in first.not_compared if gap.from_offset == 0 and gap.until_offset == 25] in (
+        [],
+        [False],
+    )
 
 
 def test_target_that_is_behind_lags_while_the_mirror_runs(clusters: tuple[str, str], topic: Callable[..., str]) -> None:
@@ -227,7 +239,9 @@ def test_missing_partitions_are_a_difference_or_a_lag(clusters: tuple[str, str])
     assert (report.outcome, report.lag, report.compared) == (Outcome.NOT_COMPARED, 10, 0)
 
 
-def test_later_run_goes_on_from_the_report_of_an_earlier_one(clusters: tuple[str, str], topic: Callable[..., str]) -> None:
+def test_later_run_goes_on_from_the_report_of_an_earlier_one(
+    clusters: tuple[str, str], topic: Callable[..., str]
+) -> None:
     name = topic(partitions=2)
     for servers in clusters:
         for partition in (0, 1):
@@ -317,7 +331,7 @@ def test_batch_larger_than_its_share_is_still_compared(
 class Tampered:
     """A cluster whose first answers are not true: records with another value, then OFFSET_OUT_OF_RANGE, then nothing."""
 
-    def __init__(self, cluster: RawCluster) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._lies = [self._other_value, self._out_of_range, self._nothing]
 
@@ -358,7 +372,7 @@ def test_one_wrong_answer_is_no_difference(clusters: tuple[str, str], topic: Cal
 class Crowded:
     """A cluster in whose answers the first partition takes all the room."""
 
-    def __init__(self, cluster: RawCluster) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
     def __getattr__(self, name: str) -> Any:
@@ -384,13 +398,17 @@ def test_partition_for_which_an_answer_has_no_room_is_not_taken_for_an_empty_one
     assert [(r.records, r.error) for r in results] == [(300, None)] * 4
 
 
-def tell(clusters: tuple[str, str], topic: str, *losses: tuple[int, int, str], detail: str = "", partition: int = 0) -> None:
+def tell(
+    clusters: tuple[str, str], topic: str, *losses: tuple[int, int, str], detail: str = "", partition: int = 0
+) -> None:
     """Writes rows into the target's ledger, as a link does that goes on behind losses."""
     with both(*clusters) as (_, target):
 
         async def write_rows() -> None:
             await target.connect()
-            await Ledger(target, "tests").write([LedgerRow(1, "tests", topic, partition, *loss, detail) for loss in losses])
+            await Ledger(target, "tests").write(
+                [LedgerRow(1, "tests", topic, partition, *loss, detail) for loss in losses]
+            )
 
         target.run(write_rows)
 
@@ -449,11 +467,19 @@ def test_a_record_that_is_really_too_large_for_the_target_is_explained_and_not_p
     filler = [Record(0, T0, None, None, ((FILLER, None),))]
     for partition in (0, 1):
         write(clusters[0], name, right, partition, codec=1)
-        write(clusters[1], name, [*right[:40], *filler, *right[41:70], *filler * partition, *right[70 + partition :]], partition)
+        write(
+            clusters[1],
+            name,
+            [*right[:40], *filler, *right[41:70], *filler * partition, *right[70 + partition :]],
+            partition,
+        )
         tell(clusters, name, (40, 41, "oversized"), detail=str(caught.value), partition=partition)
     first, second = run(clusters, name).partitions
     assert (first.outcome, first.outcome.exit_code, first.explained, first.records) == (Outcome.EXPLAINED, 3, 1, 99)
-    assert (second.first_difference, second.explained) == (Difference(70, "the target has filler in place of the record"), 1)
+    assert (second.first_difference, second.explained) == (
+        Difference(70, "the target has filler in place of the record"),
+        1,
+    )
 
 
 def test_what_retention_took_before_it_was_copied_is_explained_while_the_target_has_filler_there(
@@ -463,7 +489,9 @@ def test_what_retention_took_before_it_was_copied_is_explained_while_the_target_
     write(clusters[0], name, log(100))
     write(clusters[1], name, log(40) + [Record(0, T0, None, None, ((FILLER, None),))] * 10 + log(50, 50))
     tell(clusters, name, (40, 50, "retention"))
-    assert run(clusters, name).partitions[0].first_difference == Difference(40, "the target has filler in place of the record")
+    assert run(clusters, name).partitions[0].first_difference == Difference(
+        40, "the target has filler in place of the record"
+    )
     delete_records(clusters[0], name, 50)
     report = run(clusters, name)
     assert (report.outcome, report.explained, report.compared, report.held) == (Outcome.EXPLAINED, 10, 50, 50)
@@ -481,7 +509,9 @@ def test_a_target_without_a_record_is_different_or_not_compared_but_never_identi
         for partition, count in enumerate(counts):
             write(servers, name, log(count), partition)
     delete_records(clusters[1], name, 100, 1)  # as retention does
-    delete_records(clusters[1], name, 100, 3)  # a test topic that was purged, and mirrored into: 0 to 49 were never copied
+    delete_records(
+        clusters[1], name, 100, 3
+    )  # a test topic that was purged, and mirrored into: 0 to 49 were never copied
     write(clusters[0], name, log(60, 50), 3)
     write(clusters[1], name, log(10, 100), 3)
     lacking, emptied, unused, purged = (report := run(clusters, name)).partitions
@@ -511,7 +541,12 @@ def test_records_behind_an_open_transaction_are_not_compared_and_the_transaction
         write(clusters[0], name, log(30), 1)
         write(clusters[1], name, log(20), 1)
         first, second = (report := run(clusters, name)).partitions
-        assert (first.first_difference, first.outcome, first.compared, first.held) == (None, Outcome.NOT_COMPARED, 100, 151)
+        assert (first.first_difference, first.outcome, first.compared, first.held) == (
+            None,
+            Outcome.NOT_COMPARED,
+            100,
+            151,
+        )
         ((start, until, reason, matters),) = first.not_compared
         assert (start, until, matters) == (100, 151, True)
         assert "open transaction (producer id" in reason and f"{name}-0" in reason and "since" in reason
@@ -541,7 +576,11 @@ def test_partitions_that_only_the_target_has_are_different_unless_they_are_empty
     assert run(clusters, name).outcome is Outcome.IDENTICAL
     write(clusters[1], name, log(10), 2)
     report = run(clusters, name)
-    assert [p.first_difference for p in report.partitions] == [None, None, Difference(0, "the source has no such partition")]
+    assert [p.first_difference for p in report.partitions] == [
+        None,
+        None,
+        Difference(0, "the source has no such partition"),
+    ]
 
 
 @pytest.mark.parametrize("side", [0, 1])
@@ -581,7 +620,9 @@ def test_topic_that_is_made_anew_while_it_is_compared_was_not_compared(
     assert told is not None and "made anew on the " + ("source", "target")[side] in told
 
 
-def test_a_topic_that_was_made_anew_since_its_link_began_is_told(clusters: tuple[str, str], topic: Callable[..., str]) -> None:
+def test_a_topic_that_was_made_anew_since_its_link_began_is_told(
+    clusters: tuple[str, str], topic: Callable[..., str]
+) -> None:
     name = topic()
     for servers in clusters:
         write(servers, name, log(50))
@@ -600,13 +641,20 @@ def test_a_topic_that_was_made_anew_since_its_link_began_is_told(clusters: tuple
 
         same, other = source.run(compare)
     assert same == []
-    assert [f"topic {name} was deleted and made anew on the source since link verify-{name} began" in text for text in other] == [True]
+    assert [
+        f"topic {name} was deleted and made anew on the source since link verify-{name} began" in text for text in other
+    ] == [True]
 
 
 @pytest.mark.skipif(not LONG, reason="the cleaner takes its time")
 def test_cleaners_of_both_sides_may_have_got_differently_far(clusters: tuple[str, str]) -> None:
     name = "verify-cleaners"
-    config = {"cleanup.policy": "compact", "segment.ms": "200", "min.cleanable.dirty.ratio": "0.01", "delete.retention.ms": "100"}
+    config = {
+        "cleanup.policy": "compact",
+        "segment.ms": "200",
+        "min.cleanable.dirty.ratio": "0.01",
+        "delete.retention.ms": "100",
+    }
     create_topic(clusters[0], name, 1, config)
     create_topic(clusters[1], name, 1, {"cleanup.policy": "compact"})  # its only segment is never cleaned
     records = [Record(0, T0 + n, b"%d" % (n % 37), None if n % 5 == 0 else b"%d" % n) for n in range(2000)]

@@ -14,16 +14,16 @@ import kafka
 import pytest
 from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
-from support.mirror_link import append_records, both, create_topic, ends, mirror, prepare
 
-from tolerant_client.mirror.identical.copy import LinkCopier
-from tolerant_client.mirror.limits import Progress
-from tolerant_client.mirror.link.claims import COPIER, ClaimsLog, ClaimsRecord, Holder, Waiting
-from tolerant_client.mirror.link.health import Health
-from tolerant_client.mirror.link.plan_report import plan_everything
-from tolerant_client.mirror.link.promotion import failover, promote
-from tolerant_client.mirror.link.status import LinkStatus, read_status
-from tolerant_client.mirror.translated.copier import TranslatedCopier, prepare_translated_link
+from support.mirror_link import append_records, both, create_topic, ends, mirror, prepare
+from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.limits import Progress
+from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.life.plan_report import plan_everything
+from tolerant_client.mirror.life.promotion import failover, promote
+from tolerant_client.mirror.life.status import LinkStatus, read_status
+from tolerant_client.mirror.state.claims import COPIER, ClaimsLog, ClaimsRecord, Holder, Waiting
+from tolerant_client.mirror.state.health import Health
 from tolerant_client.mirror.verify.verification import Outcome, verify
 from tolerant_client.testing import KafkaCluster
 
@@ -131,8 +131,8 @@ def test_a_failover_fences_what_a_former_start_of_the_link_has_copied(source: st
 
 def forget_topics(target: str, link: str, topics: str) -> None:
     """Leaves in the link's control what a start with these topics alone would have written."""
-    from tolerant_client.mirror.link.control import update_control
-    from tolerant_client.mirror.topic_filter import LinkTopics
+    from tolerant_client.mirror.state.control import update_control
+    from tolerant_client.mirror.state.topic_filter import LinkTopics
 
     with both(target, target) as (_, copy):
         copy.run(update_control, copy, link, lambda now: replace(now, topics=LinkTopics.of(topics).to_json()))
@@ -144,7 +144,11 @@ def forget_topics(target: str, link: str, topics: str) -> None:
 @pytest.fixture(scope="module")
 def three(kafka_cluster_factory: Callable[..., KafkaCluster]) -> KafkaCluster:
     """Three nodes; the last one may be stopped."""
-    config = {"broker.session.timeout.ms": "6000", "broker.heartbeat.interval.ms": "1000", "replica.lag.time.max.ms": "5000"}
+    config = {
+        "broker.session.timeout.ms": "6000",
+        "broker.heartbeat.interval.ms": "1000",
+        "replica.lag.time.max.ms": "5000",
+    }
     return kafka_cluster_factory(nodes=3, heap="256m", java_options=["-XX:TieredStopAtLevel=1"], broker_config=config)
 
 
@@ -157,7 +161,9 @@ def create_wide(cluster: KafkaCluster, name: str, partitions: int, replicas: int
         admin.close()
 
 
-def copy_for(source: str, target: str, topic: str, seconds: float, *, is_translated: bool) -> dict[TopicPartition, Progress]:
+def copy_for(
+    source: str, target: str, topic: str, seconds: float, *, is_translated: bool
+) -> dict[TopicPartition, Progress]:
     """A mirror that follows, for so long."""
     with both(source, target) as (origin, copy):
 
@@ -199,7 +205,9 @@ def test_a_mirror_that_goes_nowhere_says_so_with_the_brokers_reason(source: str,
     assert (done.acked, done.wait) == (100, None)
 
 
-def test_of_a_broker_that_hangs_the_partitions_are_unknown_and_the_others_are_told_soon(source: str, three: KafkaCluster) -> None:
+def test_of_a_broker_that_hangs_the_partitions_are_unknown_and_the_others_are_told_soon(
+    source: str, three: KafkaCluster
+) -> None:
     create_topic(source, "wide", 6)
     append_records(source, "wide", 20, partitions=6)
     create_wide(three, "wide", 6, 1)
@@ -245,13 +253,19 @@ def test_a_topic_that_the_source_has_deleted_is_named_by_every_command(source: s
     errors = {part.topic: part.error for part in verified.partitions}
     assert errors == {"deleted.kept": None, "deleted.gone": "the source has no such topic"}
     assert (verified.outcome, verified.outcome.exit_code, verified.compared) == (Outcome.NOT_COMPARED, 2, verified.held)
-    assert any("the source has no such topic" in text and "deleted.gone" in text for text in plan.warnings)
+    (refusal,) = plan.refusals
+    assert "the source has no such topic" in refusal and "deleted.gone" in refusal and plan.exit_code == 3
     found = status_of(source, target, "deleted")
     assert [(t.topic, t.unknown) for t in found.topics] == [("deleted.gone", (0,)), ("deleted.kept", ())]
     assert found.exit_code == 3
-    assert any("deleted.gone-0" in text and "the source has no such topic" in text for text in texts(found, Health.UNKNOWN))
+    assert any(
+        "deleted.gone-0" in text and "the source has no such topic" in text for text in texts(found, Health.UNKNOWN)
+    )
     rows = {p.topic: (p.copied_until, p.lag) for p in report.partitions}
-    assert rows == {"deleted.gone": (ends(target, "deleted.gone")[0], None), "deleted.kept": (ends(target, "deleted.kept")[0], 0)}
+    assert rows == {
+        "deleted.gone": (ends(target, "deleted.gone")[0], None),
+        "deleted.kept": (ends(target, "deleted.kept")[0], 0),
+    }
     (warning,) = report.warnings
     assert "deleted.gone-0" in warning and "not among the topics" not in warning
 
@@ -262,7 +276,7 @@ def test_a_topic_that_the_source_has_deleted_is_named_by_every_command(source: s
 def test_status_names_the_mirror_that_runs_and_says_when_none_was_seen(
     source: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tolerant_client.mirror.link import status as module
+    from tolerant_client.mirror.life import status as module
 
     create_topic(source, "seen")
     append_records(source, "seen", 10)
@@ -294,6 +308,9 @@ def test_status_names_the_mirror_that_runs_and_says_when_none_was_seen(
     now_ms += 50_000
     found = status_of(source, target, "seen")
     assert (found.health, found.exit_code) == (Health.UNKNOWN, 3)
-    assert "no mirror of link seen runs: the last one, on m1" in found.findings[0] and "was last seen at 20" in found.findings[0]
+    assert (
+        "no mirror of link seen runs: the last one, on m1" in found.findings[0]
+        and "was last seen at 20" in found.findings[0]
+    )
     records.clear()
     assert "has been seen in the last hour" in status_of(source, target, "seen").findings[0]

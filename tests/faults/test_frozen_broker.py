@@ -15,9 +15,9 @@ import kafka.errors as Errors
 import pytest
 from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
-from support.ended import end
 
 import tolerant_client
+from support.ended import end
 from tolerant_client.testing import KafkaCluster
 
 FROZEN = 1

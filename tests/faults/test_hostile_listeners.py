@@ -13,8 +13,8 @@ from typing import Any
 
 import kafka.errors as Errors
 import pytest
-from support.fake_broker import FakeBroker, serve
 
+from support.fake_broker import FakeBroker, serve
 from tolerant_client import KafkaAdminClient, KafkaConsumer, KafkaProducer
 
 # A client of kafka-python 3.0 that cannot be made leaves its event loop's own sockets to the garbage collector.

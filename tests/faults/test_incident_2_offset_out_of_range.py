@@ -18,12 +18,11 @@ from kafka.admin import NewTopic
 from kafka.errors import OffsetOutOfRangeError
 from kafka.structs import TopicPartition
 
-from tolerant_client import KafkaAdminClient, KafkaConsumer
-from tolerant_client.events import Event, OffsetOutOfRange
-from tolerant_client.record_batch import Record, encode_batch
-from tolerant_client.testing import ErrorCode, FaultProxy, KafkaCluster
-
 from support.mirror_link import append_batches
+from tolerant_client import KafkaAdminClient, KafkaConsumer
+from tolerant_client.records.record_batch import Record, encode_batch
+from tolerant_client.testing import ErrorCode, FaultProxy, KafkaCluster
+from tolerant_client.tracker.events import Event, OffsetOutOfRange
 
 OFFSET_OUT_OF_RANGE = 1
 PARTITIONS = 2

@@ -22,11 +22,11 @@ from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from tolerant_client import KafkaAdminClient, KafkaConsumer, KafkaProducer, RecoveryPolicy
-from tolerant_client.coordinator_partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, CoordinatorPartition
-from tolerant_client.coordinator_watch import describe_coordinator
 from tolerant_client.errors import CoordinatorUnavailableError
-from tolerant_client.events import CoordinatorUnavailable, Event, Listener
+from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, CoordinatorPartition
+from tolerant_client.stock.coordinator_watch import describe_coordinator
 from tolerant_client.testing import KafkaCluster
+from tolerant_client.tracker.events import CoordinatorUnavailable, Event, Listener
 
 TOPIC = "incident-3-coordinator"
 TRANSACTIONAL = "incident-3-transactions"

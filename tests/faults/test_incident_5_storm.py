@@ -17,8 +17,8 @@ from kafka.consumer.subscription_state import TopicPartitionState
 from kafka.structs import TopicPartition
 
 from tolerant_client import KafkaAdminClient, KafkaConsumer, KafkaProducer
-from tolerant_client.events import Event, Storm
 from tolerant_client.testing import KafkaCluster
+from tolerant_client.tracker.events import Event, Storm
 
 TOPIC = "incident-5-storm"
 PARTITIONS = 66

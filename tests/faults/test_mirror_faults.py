@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 import kafka
 import pytest
 from kafka.structs import TopicPartition
-from support.mirror_link import append_records, both, compare, create_topic, ends, mirror, prepare
 
+from support.mirror_link import append_records, both, compare, create_topic, ends, mirror, prepare
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import RecoveryExhaustedError, TolerantClientError
-from tolerant_client.mirror.identical.copy import LinkCopier
-from tolerant_client.mirror.limits import CopyLimits, Progress
-from tolerant_client.mirror.link.control import CONTROL_TOPIC
-from tolerant_client.mirror.link.failback import delete_topics
-from tolerant_client.mirror.sync import prepare_link
-from tolerant_client.raw import RawCluster
+from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.limits import CopyLimits, Progress
+from tolerant_client.mirror.engine.prepare import prepare_link
+from tolerant_client.mirror.life.failback import delete_topics
+from tolerant_client.mirror.state.control import CONTROL_TOPIC
 from tolerant_client.testing import (
     Corrupt,
     Drop,
@@ -35,13 +35,14 @@ from tolerant_client.testing import (
     Truncate,
 )
 
-
 PARTITIONS = 4
 EACH = 2_500
 OUT_OF_RANGE, NOT_LEADER, TOPIC_AUTHORIZATION_FAILED = 1, 6, 29
 
 # Small fetches and few requests in flight make many answers that can go wrong.
-SMALL = CopyLimits(max_bytes_in_flight=1 << 20, fetch_max_bytes=128 << 10, partition_max_bytes=32 << 10, patience_ms=60_000)
+SMALL = CopyLimits(
+    max_bytes_in_flight=1 << 20, fetch_max_bytes=128 << 10, partition_max_bytes=32 << 10, patience_ms=60_000
+)
 
 # One answer in 25, over all kinds.  Offsets and metadata have no checksum, so bytes are changed only where there is one.
 KINDS = 10
@@ -68,7 +69,9 @@ def sources(kafka_cluster: KafkaCluster) -> Callable[[str], int]:
 
     def make(topic: str) -> int:
         create_topic(kafka_cluster.bootstrap_servers, topic, PARTITIONS)
-        return append_records(kafka_cluster.bootstrap_servers, topic, EACH, partitions=PARTITIONS, per_batch=10, size=1700)
+        return append_records(
+            kafka_cluster.bootstrap_servers, topic, EACH, partitions=PARTITIONS, per_batch=10, size=1700
+        )
 
     return make
 
@@ -114,7 +117,11 @@ def assert_identical(source: str, target: str, topic: str) -> None:
 
 @pytest.mark.parametrize("seed", range(20 if os.environ.get("TOLERANT_LONG") else 2))
 def test_copy_is_identical_with_every_fault_on_both_sides(
-    fault_proxy: Proxies, kafka_cluster: KafkaCluster, target_cluster: KafkaCluster, sources: Callable[[str], int], seed: int
+    fault_proxy: Proxies,
+    kafka_cluster: KafkaCluster,
+    target_cluster: KafkaCluster,
+    sources: Callable[[str], int],
+    seed: int,
 ) -> None:
     topic = f"mirror-every-fault-{seed}"
     sources(topic)
@@ -139,7 +146,11 @@ def test_copy_is_identical_with_every_fault_on_both_sides(
     ids=lambda fault: f"{fault.name}-{fault.api}",
 )
 def test_copy_is_identical_with_one_fault_again_and_again(
-    fault_proxy: Proxies, kafka_cluster: KafkaCluster, target_cluster: KafkaCluster, sources: Callable[[str], int], fault: Fault
+    fault_proxy: Proxies,
+    kafka_cluster: KafkaCluster,
+    target_cluster: KafkaCluster,
+    sources: Callable[[str], int],
+    fault: Fault,
 ) -> None:
     topic = f"mirror-{fault.name}-{fault.api}"
     sources(topic)
@@ -212,7 +223,7 @@ def move_leader(servers: str, partition: TopicPartition, leader: int) -> None:
         admin.alter_partition_reassignments({partition: [leader]})
     finally:
         admin.close()
-    with RawCluster({"bootstrap_servers": servers}, name="reader") as cluster:
+    with Cluster({"bootstrap_servers": servers}, name="reader") as cluster:
         deadline = time.monotonic() + 20
         while cluster.run(cluster.leader, partition) != leader:
             assert time.monotonic() < deadline
@@ -263,15 +274,21 @@ def in_seconds() -> Iterator[None]:
 
 @pytest.mark.usefixtures("in_seconds")
 @pytest.mark.parametrize(
-    "fault", [Drop(api="Fetch"), Truncate(api="Fetch"), ErrorCode(NOT_LEADER, api="Fetch")], ids=lambda fault: fault.name
+    "fault",
+    [Drop(api="Fetch"), Truncate(api="Fetch"), ErrorCode(NOT_LEADER, api="Fetch")],
+    ids=lambda fault: fault.name,
 )
 def test_source_that_never_answers_a_fetch_well_becomes_an_error(
-    fault_proxy: Proxies, kafka_cluster: KafkaCluster, target_cluster: KafkaCluster, sources: Callable[[str], int], fault: Fault
+    fault_proxy: Proxies,
+    kafka_cluster: KafkaCluster,
+    target_cluster: KafkaCluster,
+    sources: Callable[[str], int],
+    fault: Fault,
 ) -> None:
     topic = f"mirror-no-fetch-{fault.name}"
     sources(topic)
     # A source that is a target, too, has the controls of links, which a start reads: it would be the first to fail.
-    with RawCluster({"bootstrap_servers": kafka_cluster.bootstrap_servers}, name="source") as cluster:
+    with Cluster({"bootstrap_servers": kafka_cluster.bootstrap_servers}, name="source") as cluster:
         if CONTROL_TOPIC in cluster.run(cluster.partitions):
             cluster.run(delete_topics, cluster, [CONTROL_TOPIC])
     prepare(kafka_cluster.bootstrap_servers, target_cluster.bootstrap_servers, topic)

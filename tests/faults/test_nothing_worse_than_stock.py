@@ -18,10 +18,10 @@ import kafka
 import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
-from support.beside_stock import LIBRARIES, SLACK, Run, new_topic, slow_for
-from support.held_answers import HookedProxy, Link, with_id
 
 import tolerant_client
+from support.beside_stock import LIBRARIES, SLACK, Run, new_topic, slow_for
+from support.held_answers import HookedProxy, Link, with_id
 from tolerant_client.errors import OutcomeUnknownError
 from tolerant_client.testing import (
     BadLength,

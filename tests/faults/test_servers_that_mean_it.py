@@ -13,9 +13,9 @@ from typing import Any
 
 from kafka.protocol.metadata import MetadataResponse
 from kafka.structs import TopicPartition
+
 from support.beside_stock import LIBRARIES, Run, new_topic, slow_for
 from support.held_answers import HookedProxy, Link
-
 from tolerant_client.testing import KafkaCluster
 
 LIST_OFFSETS, METADATA = 2, 3

@@ -17,8 +17,6 @@ import pyarrow as pa
 import pytest
 from kafka.structs import TopicPartition
 from pyspark.sql.types import BinaryType, StructField, StructType
-from support import sink_batch as sink_batches
-from support.mirror_link import create_topic
 
 from spark_integration.connections import borrowed_cluster, close_pool
 from spark_integration.writing import settlement
@@ -27,6 +25,10 @@ from spark_integration.writing.exactly_once import Decision, SinkBatch
 from spark_integration.writing.options import parse_write_options
 from spark_integration.writing.settlement import WrittenTask, abort_tasks, commit_tasks
 from spark_integration.writing.writer import RecordsWriter, write_task
+from support import sink_batch as sink_batches
+from support.mirror_link import create_topic
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.producer.transaction import CommittedOffset, ProducerTransaction, transactional_ids
 from tolerant_client.errors import (
     ClusterUnreachableError,
     OptionError,
@@ -34,9 +36,7 @@ from tolerant_client.errors import (
     ProducerFencedError,
     RecordRefusedError,
 )
-from tolerant_client.mirror.link.group_requests import commit_offsets
-from tolerant_client.producer_transaction import CommittedOffset, ProducerTransaction, transactional_ids
-from tolerant_client.raw import RawCluster
+from tolerant_client.mirror.follow.group_requests import commit_offsets
 from tolerant_client.testing import KafkaCluster
 
 
@@ -130,7 +130,7 @@ def forgetful(kafka_cluster_factory: Callable[..., KafkaCluster]) -> str:
 
 def wait_until_forgotten(servers: str, place: SinkBatch) -> None:
     deadline = time.monotonic() + 60
-    with RawCluster({"bootstrap_servers": servers}) as cluster:
+    with Cluster({"bootstrap_servers": servers}) as cluster:
         while cluster.run(transactional_ids, cluster, place.prefix):
             assert time.monotonic() < deadline
             time.sleep(0.2)
@@ -260,7 +260,7 @@ def test_a_driver_that_finds_all_that_it_has_decided_aborted_fails_and_the_repea
 
     async def commit_late(transaction: ProducerTransaction, *arguments: Any) -> None:
         if not transaction.transactional_id.endswith("/decider"):  # as the brokers do it, after the timeout
-            with RawCluster({"bootstrap_servers": servers}) as cluster:
+            with Cluster({"bootstrap_servers": servers}) as cluster:
                 cluster.run(begin, ProducerTransaction(cluster, transaction.transactional_id, 60_000))
         await commit(transaction, *arguments)
 
@@ -290,7 +290,7 @@ def test_a_driver_whose_decider_brokers_have_forgotten_reads_what_was_decided_an
     monkeypatch.setattr(ProducerTransaction, "begin_next", begin_forgotten)
     sink_batches.commit(servers, topic, sink_batches.write(servers, topic, place, 2))
     assert sorted(committed_rows(servers, topic), key=int) == sink_batches.rows(0)
-    with RawCluster({"bootstrap_servers": servers}) as cluster:
+    with Cluster({"bootstrap_servers": servers}) as cluster:
         decider = ProducerTransaction(cluster, "looks", 60_000)
         assert len(cluster.run(decider.committed, place.ended_group, [TopicPartition(topic, 0)])) == 1
 
@@ -317,7 +317,7 @@ def test_a_micro_batch_of_which_a_part_times_out_after_the_first_look_is_not_com
     time.sleep(4)
     (second,) = sink_batches.write(punctual, topic, place, 1, **more)
 
-    async def list_late(cluster: RawCluster, *arguments: Any) -> set[str] | None:
+    async def list_late(cluster: Cluster, *arguments: Any) -> set[str] | None:
         await cluster.net.sleep(max(started + 9.5 - time.monotonic(), 0))
         return await transactional_ids(cluster, *arguments)
 
@@ -331,7 +331,7 @@ def test_a_micro_batch_of_which_a_part_times_out_after_the_first_look_is_not_com
 
 
 def left_open(servers: str, place: SinkBatch) -> set[str] | None:
-    with RawCluster({"bootstrap_servers": servers}) as cluster:
+    with Cluster({"bootstrap_servers": servers}) as cluster:
         return cluster.run(transactional_ids, cluster, place.prefix, ["Ongoing"])
 
 
@@ -440,7 +440,7 @@ def test_a_group_that_says_what_no_sink_writes_is_refused(
     servers, topic = kafka_cluster.bootstrap_servers, f"strange-{request.node.callspec.id}"
     create_topic(servers, topic, 1)
     place = SinkBatch(topic, "", "8a" * 16, 0)
-    with RawCluster({"bootstrap_servers": servers}) as cluster:
+    with Cluster({"bootstrap_servers": servers}) as cluster:
         said = {place.group(0): {TopicPartition(topic, 0): CommittedOffset(1, metadata)}}
         assert cluster.run(commit_offsets, cluster, said) == ({place.group(0): {TopicPartition(topic, 0): 0}}, {})
     with pytest.raises(OptionError, match="has an offset that no sink has written; choose another exactlyOnceId"):

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,6 @@ import kafka.errors as Errors
 import pyarrow as pa
 import pytest
 from kafka.structs import TopicPartition
-from support import sink_batch as sink_batches
-from support.mirror_link import create_topic
-from support.sink_process import ROWS, TASKS
 
 from spark_integration.connections import close_pool
 from spark_integration.writing.columns import WriteColumns
@@ -30,8 +28,13 @@ from spark_integration.writing.exactly_once import SinkBatch
 from spark_integration.writing.options import WriteOptions, parse_write_options
 from spark_integration.writing.settlement import abort_tasks, commit_tasks
 from spark_integration.writing.writer import write_task
-from tolerant_client.batch_encoding import encode_batches
-from tolerant_client.batch_producer import BatchProducer
+from support import sink_batch as sink_batches
+from support.mirror_link import create_topic
+from support.sink_process import ROWS, TASKS
+from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.cluster.producer.batch_producer import BatchProducer
+from tolerant_client.cluster.producer.settings import ProducerSettings
+from tolerant_client.cluster.producer.transaction import CommittedOffset, ProducerTransaction, transactional_ids
 from tolerant_client.errors import (
     ClusterUnreachableError,
     DataLossError,
@@ -40,11 +43,8 @@ from tolerant_client.errors import (
     ProducerFencedError,
     RepeatDiffersError,
 )
-from tolerant_client.events import Completed, Probe
-from tolerant_client.producer_settings import ProducerSettings
-from tolerant_client.producer_transaction import CommittedOffset, ProducerTransaction, transactional_ids
-from tolerant_client.raw import LATEST, RawCluster
-from tolerant_client.record_batch import restamp
+from tolerant_client.records.batch_encoding import encode_batches
+from tolerant_client.records.record_batch import restamp
 from tolerant_client.testing import (
     Drop,
     Duplicate,
@@ -58,13 +58,15 @@ from tolerant_client.testing import (
     Stale,
     Truncate,
 )
+from tolerant_client.tracker.events import Completed, Probe
 
 PARTITIONS = 3
 BATCHES = 300
 PER_BATCH = 10
 long_only = pytest.mark.skipif(not os.environ.get("TOLERANT_LONG"), reason="starts more brokers: TOLERANT_LONG=1")
 IS_LONG = bool(os.environ.get("TOLERANT_LONG"))
-NOT_LEADER, NOT_ENOUGH_REPLICAS, TOPIC_AUTHORIZATION_FAILED, INVALID_PRODUCER_EPOCH = 6, 19, 29, 47
+NOT_LEADER, NOT_ENOUGH_REPLICAS, TOPIC_AUTHORIZATION_FAILED = 6, 19, 29
+OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH = 45, 47
 
 # One answer in 20, over all kinds.
 KINDS = (Drop, Duplicate, Reorder, RewriteCorrelationId, Stale, Truncate)
@@ -103,17 +105,18 @@ def written(batches: int = BATCHES) -> dict[int, list[bytes]]:
     return found
 
 
-def enqueue(producer: BatchProducer, topic: str, batches: range) -> None:
+def enqueue(producer: BatchProducer, topic: str, batches: range, *, is_pumped: bool = True) -> None:
     for batch in batches:
         column = pa.array([value(batch, number) for number in range(PER_BATCH)], pa.binary())
         # A broker that starts again takes a producer for as old as its records, and may forget it.
         for encoded in encode_batches(None, column, None, time.time_ns() // 1_000_000):
             producer.enqueue(TopicPartition(topic, batch % PARTITIONS), encoded, range(PER_BATCH))
-        producer.pump()
+        if is_pumped:
+            producer.pump()
 
 
 def produce(servers: str, topic: str, settings: ProducerSettings = ProducerSettings(), batches: int = BATCHES) -> None:
-    with BatchProducer(RawCluster({"bootstrap_servers": servers}, patience_ms=30_000), settings) as producer:
+    with BatchProducer(Cluster({"bootstrap_servers": servers}, patience_ms=30_000), settings) as producer:
         producer.cluster.run(producer.start)
         producer.cluster.run(producer.partition_count, topic)
         enqueue(producer, topic, range(batches))
@@ -173,6 +176,18 @@ def test_a_topic_that_may_not_be_written_to_is_named(fault_proxy: Proxies, kafka
         produce(proxy.bootstrap_servers, "sink-not-allowed")
 
 
+def test_a_leader_that_takes_no_sequence_is_said_to_have_lost_records(
+    fault_proxy: Proxies, kafka_cluster: KafkaCluster
+) -> None:
+    create_topic(kafka_cluster.bootstrap_servers, "sink-no-order", PARTITIONS)
+    proxy = fault_proxy([ErrorCode(OUT_OF_ORDER_SEQUENCE_NUMBER, api="Produce", after=1)])
+    with pytest.raises(
+        Errors.OutOfOrderSequenceNumberError,
+        match="sink-no-order-[0-2] refuses .* may not be complete, so write it again",
+    ):
+        produce(proxy.bootstrap_servers, "sink-no-order")
+
+
 def test_without_a_transaction_nobody_is_said_to_have_taken_it_over(
     fault_proxy: Proxies, kafka_cluster: KafkaCluster
 ) -> None:
@@ -187,8 +202,12 @@ def test_answers_that_wait_while_nobody_looks_are_no_losses(kafka_cluster: Kafka
     """A slow query gives its next rows long after the request's timeout."""
     create_topic(kafka_cluster.bootstrap_servers, "sink-slow", PARTITIONS)
     events: list[Any] = []
-    config = {"bootstrap_servers": kafka_cluster.bootstrap_servers, "request_timeout_ms": 3_000, "recovery_listener": events.append}
-    with BatchProducer(RawCluster(config), ProducerSettings()) as producer:
+    config = {
+        "bootstrap_servers": kafka_cluster.bootstrap_servers,
+        "request_timeout_ms": 3_000,
+        "recovery_listener": events.append,
+    }
+    with BatchProducer(Cluster(config), ProducerSettings()) as producer:
         producer.cluster.run(producer.start)
         producer.cluster.run(producer.partition_count, "sink-slow")
         enqueue(producer, "sink-slow", range(30))
@@ -208,7 +227,9 @@ def test_a_killed_broker_is_waited_for(kafka_cluster_factory: Callable[..., Kafk
 
     def run() -> None:
         try:
-            with BatchProducer(RawCluster({"bootstrap_servers": cluster.bootstrap_servers}), ProducerSettings()) as producer:
+            with BatchProducer(
+                Cluster({"bootstrap_servers": cluster.bootstrap_servers}), ProducerSettings()
+            ) as producer:
                 producer.cluster.run(producer.start)
                 producer.cluster.run(producer.partition_count, "sink-killed")
                 for first in range(0, BATCHES, 10):
@@ -220,7 +241,7 @@ def test_a_killed_broker_is_waited_for(kafka_cluster_factory: Callable[..., Kafk
 
     thread = threading.Thread(target=run)
     thread.start()
-    with RawCluster({"bootstrap_servers": cluster.bootstrap_servers}) as reader:
+    with Cluster({"bootstrap_servers": cluster.bootstrap_servers}) as reader:
         partition = TopicPartition("sink-killed", 0)
         deadline = time.monotonic() + 60
         while reader.run(reader.list_offsets, {partition: LATEST})[partition] < 5 * PER_BATCH:
@@ -232,12 +253,64 @@ def test_a_killed_broker_is_waited_for(kafka_cluster_factory: Callable[..., Kafk
     assert values(cluster.bootstrap_servers, "sink-killed") == written()
 
 
+@pytest.mark.parametrize(
+    ("how", "is_transactional"),
+    [
+        ("kill", False),
+        ("stop", True),
+        pytest.param("kill", True, marks=long_only),
+        pytest.param("stop", False, marks=long_only),
+    ],
+)
+def test_a_broker_that_starts_again_with_batches_in_flight_has_each_of_them_once(
+    fault_proxy: Proxies, kafka_cluster_factory: Callable[..., KafkaCluster], how: str, is_transactional: bool
+) -> None:
+    """It remembers only the last batch of a producer, and five of each partition were appended without a response."""
+    cluster, topic, batches = kafka_cluster_factory(heap="320m"), "sink-in-flight", 10 * PARTITIONS
+    create_topic(cluster.bootstrap_servers, topic, PARTITIONS)
+    proxy = fault_proxy(cluster=cluster)
+    partitions = [TopicPartition(topic, index) for index in range(PARTITIONS)]
+
+    def restart_once_all_in_flight_are_appended() -> None:
+        with Cluster({"bootstrap_servers": cluster.bootstrap_servers}) as reader:
+            deadline = time.monotonic() + 120
+            while set(reader.run(reader.list_offsets, dict.fromkeys(partitions, LATEST)).values()) != {6 * PER_BATCH}:
+                assert time.monotonic() < deadline
+        getattr(cluster, how)(1)
+        proxy.faults = ()
+        cluster.restart(1)
+
+    given, settings = {"bootstrap_servers": proxy.bootstrap_servers}, ProducerSettings(delivery_timeout_ms=600_000)
+    with BatchProducer(Cluster(given), settings) as producer:
+        run = producer.cluster.run
+        run(producer.start)
+        if is_transactional:
+            transaction = ProducerTransaction(producer.cluster, topic, 600_000)
+            run(transaction.begin)
+            producer.start_transaction(transaction, transaction.producer_id, transaction.producer_epoch)
+        run(producer.partition_count, topic)
+        enqueue(producer, topic, range(PARTITIONS))
+        run(producer.flush)
+        proxy.faults = (Drop(api="Produce"),)
+        enqueue(producer, topic, range(PARTITIONS, batches), is_pumped=False)  # so five are sent at once
+        with ThreadPoolExecutor(1) as threads:
+            restarted = threads.submit(restart_once_all_in_flight_are_appended)
+            run(producer.flush)
+            restarted.result()
+        if is_transactional:
+            run(transaction.commit)
+    assert values(cluster.bootstrap_servers, topic) == written(batches)
+    cluster.close()
+
+
 # -- transactions ----------------------------------------------------------------
 
 
-def transact(servers: str, topic: str, transactional_id: str, first: int, count: int, *, is_commit: bool = True) -> None:
+def transact(
+    servers: str, topic: str, transactional_id: str, first: int, count: int, *, is_commit: bool = True
+) -> None:
     """`count` batches from number `first` on in one transaction, which also commits `first + count` for the group."""
-    with BatchProducer(RawCluster({"bootstrap_servers": servers}, patience_ms=30_000), ProducerSettings()) as producer:
+    with BatchProducer(Cluster({"bootstrap_servers": servers}, patience_ms=30_000), ProducerSettings()) as producer:
         run = producer.cluster.run
         transaction = ProducerTransaction(producer.cluster, transactional_id, 60_000)
         run(transaction.begin)
@@ -245,7 +318,9 @@ def transact(servers: str, topic: str, transactional_id: str, first: int, count:
         run(producer.partition_count, topic)
         enqueue(producer, topic, range(first, first + count))
         run(producer.flush)
-        run(transaction.commit_offset, transactional_id, [TopicPartition(topic, 0)], CommittedOffset(first + count, "m"))
+        run(
+            transaction.commit_offset, transactional_id, [TopicPartition(topic, 0)], CommittedOffset(first + count, "m")
+        )
         run(transaction.commit if is_commit else transaction.abort)
         found = run(transaction.committed, transactional_id, [TopicPartition(topic, 0)])
         assert found == ({TopicPartition(topic, 0): CommittedOffset(first + count, "m")} if is_commit else found)
@@ -284,7 +359,7 @@ def test_an_aborted_transaction_leaves_nothing_that_the_next_one_could_commit(ab
     """
     topic, wanted = "sink-aborted", TopicPartition("sink-aborted", 0)
     create_topic(aborting, topic, PARTITIONS)
-    with BatchProducer(RawCluster({"bootstrap_servers": aborting}), ProducerSettings()) as producer:
+    with BatchProducer(Cluster({"bootstrap_servers": aborting}), ProducerSettings()) as producer:
         run = producer.cluster.run
         run(producer.partition_count, topic)
         transaction = ProducerTransaction(producer.cluster, "sink-a", 60_000)
@@ -378,7 +453,7 @@ def test_an_attempt_that_was_not_chosen_is_aborted_and_disturbs_nobody(kafka_clu
     copies = sink_batches.write(servers, topic, place, 2)
     sink_batches.commit(servers, topic, [first[0], copies[1]])
     assert committed_rows(servers, topic) == sink_batches.rows(0)
-    with RawCluster({"bootstrap_servers": servers}) as cluster:
+    with Cluster({"bootstrap_servers": servers}) as cluster:
         assert cluster.run(transactional_ids, cluster, place.prefix, ["Ongoing"]) == set()
 
 
@@ -427,7 +502,7 @@ def test_a_micro_batch_of_which_a_part_has_timed_out_is_not_committed_at_all(kaf
     create_topic(servers, topic, PARTITIONS)
     place = SinkBatch(topic, topic, "1a" * 16, 0)
     told = sink_batches.write(servers, topic, place, 2)
-    with RawCluster({"bootstrap_servers": servers}) as cluster:  # as the coordinator does it, after its timeout
+    with Cluster({"bootstrap_servers": servers}) as cluster:  # as the coordinator does it, after its timeout
         assert told[0].transaction is not None
         cluster.run(ProducerTransaction(cluster, told[0].transaction.transactional_id, 60_000).begin)
     with pytest.raises(ProducerFencedError, match="took longer than transaction.timeout.ms"):
@@ -475,7 +550,7 @@ def test_an_abort_after_a_decision_commits_what_was_decided(
         abort_tasks(sink_options(servers, topic), told, known)
     assert committed_rows(servers, topic) == []
     abort_tasks(sink_options(servers, topic), told, known)
-    with RawCluster({"bootstrap_servers": servers}) as cluster:
+    with Cluster({"bootstrap_servers": servers}) as cluster:
         assert cluster.run(transactional_ids, cluster, place.prefix, ["Ongoing"]) == set()
     assert committed_rows(servers, topic) == sink_batches.rows(0)
 
@@ -499,7 +574,7 @@ def test_what_was_decided_and_aborted_by_the_brokers_is_written_again_or_named(
     servers, topic = kafka_cluster.bootstrap_servers, f"sink-aborted-{aborted}"
     create_topic(servers, topic, PARTITIONS)
     sink_batch(servers, topic, 1, 0, 2, "decided")
-    with RawCluster({"bootstrap_servers": servers}) as cluster:
+    with Cluster({"bootstrap_servers": servers}) as cluster:
         names = cluster.run(transactional_ids, cluster, f"tolerant-sink-{topic}/", ["Ongoing"])
         assert names is not None and len(names) == 2
         older, younger = sorted(names)  # a process counts them
@@ -514,7 +589,7 @@ def test_what_was_decided_and_aborted_by_the_brokers_is_written_again_or_named(
     else:
         sink_batches.commit(servers, topic, told)
         assert committed_rows(servers, topic) == sink_batches.rows(0)
-        with RawCluster({"bootstrap_servers": servers}) as cluster:
+        with Cluster({"bootstrap_servers": servers}) as cluster:
             assert cluster.run(transactional_ids, cluster, f"tolerant-sink-{topic}/", ["Ongoing"]) == set()
 
 
@@ -533,7 +608,7 @@ def test_a_driver_whose_oldest_transaction_is_aborted_after_its_decision_commits
 
     async def commit_late(transaction: ProducerTransaction, *arguments: Any) -> None:
         if waiting and not transaction.transactional_id.endswith("/decider"):
-            with RawCluster({"bootstrap_servers": servers}) as cluster:
+            with Cluster({"bootstrap_servers": servers}) as cluster:
                 cluster.run(ProducerTransaction(cluster, waiting.pop(), 60_000).begin)
         await commit(transaction, *arguments)
 
@@ -542,7 +617,7 @@ def test_a_driver_whose_oldest_transaction_is_aborted_after_its_decision_commits
         with pytest.raises(ProducerFencedError, match="aborted its oldest transaction; nothing was committed"):
             sink_batches.commit(servers, topic, told if is_chosen_in_order else told[::-1])
     abort_tasks(sink_options(servers, topic), told)
-    with RawCluster({"bootstrap_servers": servers}) as cluster:
+    with Cluster({"bootstrap_servers": servers}) as cluster:
         assert cluster.run(transactional_ids, cluster, place.prefix, ["Ongoing"]) == set()
     assert committed_rows(servers, topic) == []
     sink_batches.commit(servers, topic, sink_batches.write(servers, topic, replace(place, run="6b" * 16), 2))
@@ -596,7 +671,7 @@ def test_an_abort_leaves_the_transaction_of_whoever_has_taken_over_alone(kafka_c
     """A task that lost against its speculative copy."""
     servers, topic = kafka_cluster.bootstrap_servers, "sink-taken-over"
     create_topic(servers, topic, PARTITIONS)
-    with BatchProducer(RawCluster({"bootstrap_servers": servers}), ProducerSettings()) as producer:
+    with BatchProducer(Cluster({"bootstrap_servers": servers}), ProducerSettings()) as producer:
         run = producer.cluster.run
         loser, winner = (ProducerTransaction(producer.cluster, "sink-o", 60_000) for _ in range(2))
         run(producer.partition_count, topic)
@@ -616,7 +691,7 @@ def test_what_was_committed_beside_a_topic_that_is_not_named_is_found(kafka_clus
     servers, topic = kafka_cluster.bootstrap_servers, "sink-renamed"
     create_topic(servers, topic, PARTITIONS)
     transact(servers, topic, "sink-r", 0, 3)
-    with RawCluster({"bootstrap_servers": servers}) as cluster:
+    with Cluster({"bootstrap_servers": servers}) as cluster:
         found = cluster.run(
             ProducerTransaction(cluster, "sink-r", 60_000).committed, "sink-r", [TopicPartition("another", 0)]
         )
@@ -626,7 +701,7 @@ def test_what_was_committed_beside_a_topic_that_is_not_named_is_found(kafka_clus
 def test_a_producer_whose_id_was_taken_over_is_fenced_and_writes_nothing(kafka_cluster: KafkaCluster) -> None:
     servers, topic = kafka_cluster.bootstrap_servers, "sink-fenced"
     create_topic(servers, topic, PARTITIONS)
-    with BatchProducer(RawCluster({"bootstrap_servers": servers}), ProducerSettings()) as zombie:
+    with BatchProducer(Cluster({"bootstrap_servers": servers}), ProducerSettings()) as zombie:
         run = zombie.cluster.run
         transaction = ProducerTransaction(zombie.cluster, "sink-z", 60_000)
         run(transaction.begin)
@@ -678,7 +753,9 @@ def python_workers(pid: int) -> list[int]:
 
 
 @pytest.fixture
-def sink_process(tmp_path: Path, kafka_cluster: KafkaCluster) -> Iterator[Callable[[str, int], subprocess.Popen[bytes]]]:
+def sink_process(
+    tmp_path: Path, kafka_cluster: KafkaCluster
+) -> Iterator[Callable[[str, int], subprocess.Popen[bytes]]]:
     """Starts support.sink_process on one checkpoint; what is left of it is ended after the test."""
     started: list[subprocess.Popen[bytes]] = []
 
@@ -712,7 +789,7 @@ def kill_driver(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def wait_for_records(reader: RawCluster, topic: str, above: int, process: subprocess.Popen[bytes]) -> int:
+def wait_for_records(reader: Cluster, topic: str, above: int, process: subprocess.Popen[bytes]) -> int:
     """The records in the logs, committed or not, once there are more than `above`."""
     partitions = [TopicPartition(topic, index) for index in range(PARTITIONS)]
     deadline = time.monotonic() + 120
@@ -739,7 +816,7 @@ def test_killed_workers_and_drivers_lose_and_double_nothing(
     create_topic(servers, topic, PARTITIONS)
     kills, batches = (8, 12) if IS_LONG else (1, 3)
     killed_workers = 0
-    with RawCluster({"bootstrap_servers": servers}, name="reader") as reader:
+    with Cluster({"bootstrap_servers": servers}, name="reader") as reader:
         seen = 0
         for _ in range(kills):
             process = sink_process(topic, 1_000_000)

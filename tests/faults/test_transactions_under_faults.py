@@ -19,10 +19,10 @@ import kafka.errors as Errors
 import pytest
 from kafka.admin import NewTopic
 from kafka.structs import OffsetAndMetadata, TopicPartition
-from support.ended import end
-from support.held_answers import HELD, RESET, HookedProxy, Link, cut, with_id
 
 import tolerant_client
+from support.ended import end
+from support.held_answers import HELD, RESET, HookedProxy, Link, cut, with_id
 from tolerant_client.errors import OutcomeUnknownError
 from tolerant_client.testing import KafkaCluster
 

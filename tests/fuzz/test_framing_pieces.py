@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tolerant_client.errors import FrameError
-from tolerant_client.framing import FrameAssembler
+from tolerant_client.tracker.framing import FrameAssembler
 
 LARGEST = 500
 

@@ -22,13 +22,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tolerant_client import api_rows as rows
-from tolerant_client import apis
-from tolerant_client.correlation import SPACE
-from tolerant_client.events import Completed, Event, Failed, Lost, Orphan, Probe, Requeued, Retired, Verdict
-from tolerant_client.inflight import InFlightRequests
-from tolerant_client.lifecycle import InFlightRequest, State
 from tolerant_client.policy import RecoveryPolicy
+from tolerant_client.tracker.correlation import SPACE
+from tolerant_client.tracker.events import Completed, Event, Failed, Lost, Orphan, Probe, Requeued, Retired, Verdict
+from tolerant_client.tracker.inflight import InFlightRequests
+from tolerant_client.tracker.lifecycle import InFlightRequest, State
+from tolerant_client.tracker.rules import api_rows as rows
+from tolerant_client.tracker.rules import apis
 
 ROWS = {
     "idempotent": (apis.PRODUCE, rows.PRODUCE_IDEMPOTENT),
@@ -181,7 +181,9 @@ class TrackerMachine(RuleBasedStateMachine):
         self.settled[request.token] += 1
         token, _ = event.response
         # One that speaks of something else is believed where no repeat is safe, or when a repeat brings the same.
-        is_meant = entry.said is not None and entry.said.names == token if entry.action.is_resend else entry.odd is not None
+        is_meant = (
+            entry.said is not None and entry.said.names == token if entry.action.is_resend else entry.odd is not None
+        )
         assert token == request.token or is_meant or (not request.tells and event.correlation_id in self.liars)
         assert entry.sent_at >= 0
         for other in self.store:
@@ -203,9 +205,7 @@ class TrackerMachine(RuleBasedStateMachine):
         assert event.correlation_id == entry.correlation_id
         assert entry.correlation_id not in self.ids[request.token]
         self.ids[request.token].append(entry.correlation_id)
-        assert request.row.action.is_resend or (
-            request.row is rows.PRODUCE_PLAIN and self.policy.resend_plain_produce
-        )
+        assert request.row.action.is_resend or (request.row is rows.PRODUCE_PLAIN and self.policy.resend_plain_produce)
         if request.yields_to_newer:
             assert all(self.newest.get(key, -1) <= request.token for key in request.order_keys)
         self.unsent.append(entry)

@@ -16,14 +16,14 @@ import struct
 from collections.abc import Iterator
 
 import pytest
+
 from support.answer_faults import DEEP, FAULTS, Burst, Fault, Piece, fault
 from support.matrix import DEPTHS, PHASES, Bench, Simulation, Violated, cell_of, cells, run_cell, simulation
 from support.samples import encoded, filled, known_apis, response_class, sample, samples
-
-from tolerant_client import apis
-from tolerant_client.connection import TolerantConnection
-from tolerant_client.inflight import InFlightRequests
-from tolerant_client.requests import adapt
+from tolerant_client.stock.connection import TolerantConnection
+from tolerant_client.tracker.inflight import InFlightRequests
+from tolerant_client.tracker.rules import apis
+from tolerant_client.tracker.rules.requests import adapt
 
 SAID = 10  # failing cells that a message lists
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.simulation import FAULTS, Broken, Simulation
 
-from tolerant_client.apis import OtherSubject
-from tolerant_client.inflight import InFlightRequests
-from tolerant_client.lifecycle import InFlightRequest
-from tolerant_client.repeats import Repeats
+from support.simulation import FAULTS, Broken, Simulation
+from tolerant_client.tracker.inflight import InFlightRequests
+from tolerant_client.tracker.lifecycle import InFlightRequest
+from tolerant_client.tracker.repeats import Repeats
+from tolerant_client.tracker.rules.apis import OtherSubject
 
 SEEDS = int(os.environ.get("TOLERANT_SIMULATIONS", "100000")) * (10 if os.environ.get("TOLERANT_LONG") else 1)
 PROCESSES = 2

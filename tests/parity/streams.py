@@ -154,7 +154,9 @@ class Query:
                         "batchId": told["batchId"],
                         "rows": self._rows.pop(told["batchId"]),
                         "numInputRows": source["numInputRows"],
-                        **{name: _partitions(source.get(name)) for name in ("startOffset", "endOffset", "latestOffset")},
+                        **{
+                            name: _partitions(source.get(name)) for name in ("startOffset", "endOffset", "latestOffset")
+                        },
                         # A Python source has no place for metrics: they are made of the offsets.
                         "metrics": source.get("metrics") if self.source == JVM else offsets_behind_latest(source),
                     }

@@ -13,7 +13,6 @@ from parity.sink_scenarios import CORE, TABLE
 from parity.sinks import SinkScenario, arrived, differences, make_topics, write
 from parity.topics import Filler
 
-
 CHOSEN = chosen(CORE, TABLE)
 
 

@@ -13,7 +13,6 @@ from parity.stream_scenarios import CORE, TABLE
 from parity.streams import StreamScenario, differences, run_stream
 from parity.topics import Filler
 
-
 CHOSEN = chosen(CORE, TABLE)
 
 

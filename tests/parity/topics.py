@@ -9,8 +9,8 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
 from kafka.structs import TopicPartition
 
-from tolerant_client.raw import RawCluster
-from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.records.record_batch import Record, encode_batch
 
 T0 = 1_700_000_000_000
 SECOND = 1_000
@@ -60,7 +60,7 @@ class Filler:
     def __init__(self, servers: str) -> None:
         self.servers = servers
         self.admin = KafkaAdminClient(bootstrap_servers=servers)
-        self.raw = RawCluster({"bootstrap_servers": servers})
+        self.raw = Cluster({"bootstrap_servers": servers})
         self.raw.run(self.raw.connect)
 
     def close(self) -> None:

@@ -13,8 +13,8 @@ from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
 
 from spark_integration.progress import offsets_behind_latest
-from tolerant_client.raw import RawCluster
-from tolerant_client.record_batch import Record, decode_records, encode_batch, iter_batches
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.records.record_batch import Record, decode_records, encode_batch, iter_batches
 
 TOPIC, FRAMED, SECOND = "beyond", "beyond-framed", "beyond-second"
 T0 = 1_700_000_000_000
@@ -120,12 +120,14 @@ def test_a_decompression_bomb_is_refused(load: Callable[..., Any], servers: str,
     admin.create_topics([NewTopic(topic, 1, 1)])
     batch = encode_batch([Record(0, T0, None, bytes(280 << 20))], codec=gzip)
     assert len(batch) < 1_000_000
-    with RawCluster({"bootstrap_servers": servers}) as cluster:
+    with Cluster({"bootstrap_servers": servers}) as cluster:
         partition = TopicPartition(topic, 0)
         node = cluster.run(cluster.leader, partition)
         (appended,) = cluster.run(cluster.produce_and_wait, node, {partition: memoryview(batch)})
     assert appended.error_code == 0
-    with pytest.raises(Exception, match=r"RecordBatchError: beyond-bomb-0: gzip data of .* unfolds to more than .*base offset 0"):
+    with pytest.raises(
+        Exception, match=r"RecordBatchError: beyond-bomb-0: gzip data of .* unfolds to more than .*base offset 0"
+    ):
         load(subscribe=topic).count()
 
 
@@ -152,12 +154,17 @@ def test_a_stream_shows_its_progress_as_a_group(
             producer.send(SECOND, b"%d" % number)
         producer.flush()
         reader = spark.readStream.format("tolerantkafka").option("kafka.bootstrap.servers", servers)
-        reader = reader.option("subscribe", SECOND).option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "6")
+        reader = (
+            reader.option("subscribe", SECOND).option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "6")
+        )
         frame = reader.option("commitOffsets", "true").option("kafka.group.id", group).load()
         writer = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
         query = writer.trigger(availableNow=True).start()
         assert query.awaitTermination(120)
-        lags = [offsets_behind_latest(progress.sources[0]).get("maxOffsetsBehindLatest") for progress in query.recentProgress]
+        lags = [
+            offsets_behind_latest(progress.sources[0]).get("maxOffsetsBehindLatest")
+            for progress in query.recentProgress
+        ]
         assert lags == ["4", "0"]
         committed = admin.list_group_offsets({group: None})[group][TopicPartition(SECOND, 0)].offset
         assert committed == 10 * wave
@@ -169,7 +176,9 @@ def test_a_stream_of_whole_batches_goes_on_after_a_restart(
     counted: list[int] = []
     for _ in range(2):
         reader = spark.readStream.format("tolerantkafka").option("kafka.bootstrap.servers", servers)
-        frame = reader.option("subscribe", TOPIC).option("startingOffsets", "earliest").option("payload", "batches").load()
+        frame = (
+            reader.option("subscribe", TOPIC).option("startingOffsets", "earliest").option("payload", "batches").load()
+        )
         writer = frame.writeStream.foreachBatch(lambda batch, _: counted.extend(r.recordCount for r in batch.collect()))
         query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
         assert query.awaitTermination(120)

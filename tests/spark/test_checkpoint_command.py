@@ -13,7 +13,7 @@ from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import NewTopic
 from typer.testing import CliRunner
 
-from spark_integration.cli import app
+from spark_integration.cli.app import app
 from spark_integration.reading.offsets import topic_ids
 
 pytestmark = pytest.mark.skipif(not os.environ.get("TOLERANT_LONG"), reason="takes a while; tox: clusters")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import NewTopic
+
 from support.spark_processes import PATIENCE, Driver
 
 pytestmark = [

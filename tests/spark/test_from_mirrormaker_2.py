@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import typer
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from support.services import Service, wait_for
 from typer.testing import CliRunner
 
-from spark_integration.commands.take_over import hand_back, take_over
-from tolerant_client.mirror.plan import TopicSpec
-from tolerant_client.mirror.topics import create_topics
-from tolerant_client.raw import LATEST, READ_COMMITTED, RawCluster
+from spark_integration.cli.take_over import hand_back, take_over
+from support.services import Service, wait_for
+from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
+from tolerant_client.mirror.state.plan import TopicSpec
+from tolerant_client.mirror.state.topics import create_topics
 from tolerant_client.testing import KafkaCluster
 from tolerant_client.testing.artifacts import TOOLS_MODULES, jars, java_executable
 
@@ -43,7 +43,9 @@ def clusters(kafka_cluster: KafkaCluster, kafka_cluster_factory: Callable[..., K
 
 def write(servers: str, topic: str, first: int, count: int, *, transactions: bool) -> None:
     """Numbered records; in transactions of 50, each third one aborted and written again."""
-    producer = KafkaProducer(bootstrap_servers=servers, **({"transactional_id": f"writer-{topic}"} if transactions else {}))
+    producer = KafkaProducer(
+        bootstrap_servers=servers, **({"transactional_id": f"writer-{topic}"} if transactions else {})
+    )
     if not transactions:
         for number in range(first, first + count):
             producer.send(topic, b"%d" % number, key=b"k", partition=number % PARTITIONS)
@@ -61,7 +63,7 @@ def write(servers: str, topic: str, first: int, count: int, *, transactions: boo
 
 def read(servers: str, topic: str) -> dict[int, list[int]]:
     """What a read_committed consumer finds in each partition."""
-    with RawCluster({"bootstrap_servers": servers}) as cluster:
+    with Cluster({"bootstrap_servers": servers}) as cluster:
         if topic not in cluster.run(cluster.partitions):
             return {}
 
@@ -95,7 +97,9 @@ def mirrormaker_2(file: Path) -> Iterator[None]:
     classpath = os.pathsep.join(map(str, jars(VERSION, TOOLS_MODULES)))
     command = [java_executable(), "-Xmx384m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", classpath]
     with log.open("wb") as out:
-        process = subprocess.Popen([*command, "org.apache.kafka.connect.mirror.MirrorMaker", str(file)], stdout=out, stderr=out)
+        process = subprocess.Popen(
+            [*command, "org.apache.kafka.connect.mirror.MirrorMaker", str(file)], stdout=out, stderr=out
+        )
     try:
         yield
         process.terminate()
@@ -106,7 +110,9 @@ def mirrormaker_2(file: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("offsets", ["identical", "translated"])
-def test_there_and_back_without_a_record_lost_or_seen_twice(offsets: str, clusters: tuple[str, str], tmp_path: Path) -> None:
+def test_there_and_back_without_a_record_lost_or_seen_twice(
+    offsets: str, clusters: tuple[str, str], tmp_path: Path
+) -> None:
     one, two = clusters
     topic, alias = f"moved-{offsets}", f"from-{offsets}"
     has_transactions = offsets == "translated"
@@ -126,7 +132,7 @@ def test_there_and_back_without_a_record_lost_or_seen_twice(offsets: str, cluste
         "emit.heartbeats.enabled": "false",
     }
     file.write_text("".join(f"{key} = {value}\n" for key, value in settings.items()))
-    with RawCluster({"bootstrap_servers": one}) as source:
+    with Cluster({"bootstrap_servers": one}) as source:
         source.run(create_topics, source, [TopicSpec(topic, PARTITIONS, 1)])
 
     write(one, topic, 0, 1000, transactions=has_transactions)
@@ -162,7 +168,7 @@ def test_topics_with_other_offsets_are_named_and_nothing_is_written(clusters: tu
         "replication.policy.class = org.apache.kafka.connect.mirror.IdentityReplicationPolicy\n"
     )
     for servers in clusters:
-        with RawCluster({"bootstrap_servers": servers}) as cluster:
+        with Cluster({"bootstrap_servers": servers}) as cluster:
             cluster.run(create_topics, cluster, [TopicSpec("shifted", PARTITIONS, 1)])
     write(one, "shifted", 0, 100, transactions=False)
     write(two, "shifted", 10, 90, transactions=False)

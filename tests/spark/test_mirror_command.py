@@ -16,12 +16,12 @@ from typing import Any
 import kafka
 import pytest
 from kafka import KafkaConsumer, TopicPartition
-from support.nasty_writer import delete_records
 
-from tolerant_client.mirror.plan import TopicSpec
-from tolerant_client.mirror.topics import create_topics, describe_topics
-from tolerant_client.raw import EARLIEST, LATEST, RawCluster
-from tolerant_client.record_batch import Record, encode_batch
+from support.nasty_writer import delete_records
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
+from tolerant_client.mirror.state.plan import TopicSpec
+from tolerant_client.mirror.state.topics import create_topics, describe_topics
+from tolerant_client.records.record_batch import Record, encode_batch
 
 PARTITIONS = 2
 RECORDS = 2_000  # a topic
@@ -35,7 +35,7 @@ def clusters(kafka_cluster: Any, kafka_cluster_factory: Callable[..., Any]) -> t
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "spark_integration.cli", *arguments]
+    return [sys.executable, "-m", "spark_integration.cli.app", *arguments]
 
 
 def run(*arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
@@ -49,11 +49,13 @@ def link(clusters: tuple[str, str], topics: str) -> list[str]:
 def fill(servers: str, topic: str, first: int = 0, count: int = RECORDS, config: dict[str, str] | None = None) -> None:
     """Appends numbered records to every partition, creating the topic if need be."""
 
-    async def append(cluster: RawCluster) -> None:
+    async def append(cluster: Cluster) -> None:
         await create_topics(cluster, [TopicSpec(topic, PARTITIONS, 1, config or {})])
         for index in range(PARTITIONS):
             partition = TopicPartition(topic, index)
-            batch = encode_batch([Record(0, 1_700_000_000_000 + n, b"k%d" % n, b"v%d" % n) for n in range(first, first + count)])
+            batch = encode_batch(
+                [Record(0, 1_700_000_000_000 + n, b"k%d" % n, b"v%d" % n) for n in range(first, first + count)]
+            )
 
             async def once(partition: TopicPartition = partition, batch: bytes = batch) -> None:
                 node = await cluster.leader(partition)
@@ -65,7 +67,7 @@ def fill(servers: str, topic: str, first: int = 0, count: int = RECORDS, config:
 
             await cluster.insist("filling", once)
 
-    with RawCluster({"bootstrap_servers": servers}) as cluster:
+    with Cluster({"bootstrap_servers": servers}) as cluster:
         cluster.run(append, cluster)
 
 
@@ -78,14 +80,14 @@ def starts(servers: str, topic: str) -> list[int]:
 
 
 def bounds(servers: str, topic: str, which: int) -> list[int]:
-    with RawCluster({"bootstrap_servers": servers}) as cluster:
+    with Cluster({"bootstrap_servers": servers}) as cluster:
         partitions = [TopicPartition(topic, index) for index in range(PARTITIONS)]
         found = cluster.run(cluster.list_offsets, dict.fromkeys(partitions, which))
         return [found[partition] for partition in partitions]
 
 
 def topics(servers: str) -> dict[str, list[int]]:
-    with RawCluster({"bootstrap_servers": servers}) as cluster:
+    with Cluster({"bootstrap_servers": servers}) as cluster:
         return cluster.run(cluster.partitions)
 
 
@@ -108,7 +110,7 @@ def test_once_copies_up_to_the_ends_seen_at_the_start(clusters: tuple[str, str],
 def test_missing_topics_get_the_partitions_and_configuration_of_the_source(
     clusters: tuple[str, str], mirrored: dict[str, Any]
 ) -> None:
-    with RawCluster({"bootstrap_servers": clusters[1]}) as target:
+    with Cluster({"bootstrap_servers": clusters[1]}) as target:
         made = target.run(describe_topics, target, ["cmd-a"])["cmd-a"]
     assert made.partitions == PARTITIONS
     own = {"retention.ms": "-1", "message.timestamp.type": "CreateTime", "cleanup.policy": "delete"}
@@ -121,16 +123,19 @@ def test_verify_says_identical_with_exit_code_0(clusters: tuple[str, str], mirro
     assert done.returncode == 0
     assert report["identical"] is True
     assert len(report["partitions"]) == 2 * PARTITIONS
-    assert report["partitions"][0].items() >= {
-        "topic": "cmd-a",
-        "partition": 0,
-        "source_start": 0,
-        "source_end": RECORDS,
-        "target_start": 0,
-        "target_end": RECORDS,
-        "identical_until": RECORDS,
-        "first_difference": None,
-    }.items()
+    assert (
+        report["partitions"][0].items()
+        >= {
+            "topic": "cmd-a",
+            "partition": 0,
+            "source_start": 0,
+            "source_end": RECORDS,
+            "target_start": 0,
+            "target_end": RECORDS,
+            "identical_until": RECORDS,
+            "first_difference": None,
+        }.items()
+    )
 
 
 def test_a_stock_consumer_finds_every_record_at_its_offset(clusters: tuple[str, str], mirrored: dict[str, Any]) -> None:
@@ -151,9 +156,9 @@ def test_a_stock_consumer_finds_every_record_at_its_offset(clusters: tuple[str, 
 def test_verify_names_the_first_difference_with_exit_code_1(clusters: tuple[str, str]) -> None:
     for servers, last in zip(clusters, (b"right", b"wrong")):
         fill(servers, "cmd-different", count=5)
-        with RawCluster({"bootstrap_servers": servers}) as cluster:
+        with Cluster({"bootstrap_servers": servers}) as cluster:
 
-            async def append(last: bytes = last, cluster: RawCluster = cluster) -> None:
+            async def append(last: bytes = last, cluster: Cluster = cluster) -> None:
                 partition = TopicPartition("cmd-different", 1)
                 batch = memoryview(bytearray(encode_batch([Record(0, 1, b"k", last)])))
                 await cluster.produce_and_wait(await cluster.leader(partition), {partition: batch})
@@ -168,7 +173,9 @@ def test_verify_names_the_first_difference_with_exit_code_1(clusters: tuple[str,
 
 def test_without_once_records_follow_within_a_second_until_it_is_told_to_stop(clusters: tuple[str, str]) -> None:
     fill(clusters[0], "cmd-tail", count=10)
-    process = subprocess.Popen(command("mirror", *link(clusters, "cmd-tail")), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command("mirror", *link(clusters, "cmd-tail")), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     try:
         deadline = time.monotonic() + 90
         while "cmd-tail" not in topics(clusters[1]) or ends(clusters[1], "cmd-tail") != [10, 10]:
@@ -217,23 +224,25 @@ def narrow(clusters: tuple[str, str]) -> None:
     for topic in ("cmd-narrow-i", "cmd-narrow-t"):
         fill(clusters[0], topic)
         append(clusters[0], TopicPartition(topic, 1), Record(0, 1_700_000_000_000, b"k", secrets.token_bytes(100_000)))
-        with RawCluster({"bootstrap_servers": clusters[1]}) as target:
+        with Cluster({"bootstrap_servers": clusters[1]}) as target:
             target.run(create_topics, target, [TopicSpec(topic, PARTITIONS, 1, {"max.message.bytes": "20000"})])
 
 
 def append(servers: str, partition: TopicPartition, record: Record) -> None:
-    async def produce(cluster: RawCluster) -> None:
+    async def produce(cluster: Cluster) -> None:
         batch = memoryview(bytearray(encode_batch([record])))
         (produced,) = await cluster.produce_and_wait(await cluster.leader(partition), {partition: batch})
         assert produced.error_code == 0
 
-    with RawCluster({"bootstrap_servers": servers}) as cluster:
+    with Cluster({"bootstrap_servers": servers}) as cluster:
         cluster.run(produce, cluster)
 
 
 def test_a_copy_that_an_open_transaction_holds_up_says_whose_it_is(clusters: tuple[str, str]) -> None:
     fill(clusters[0], "cmd-held", count=20)
-    producer = kafka.KafkaProducer(bootstrap_servers=clusters[0], transactional_id="cmd-held-1", transaction_timeout_ms=600_000)
+    producer = kafka.KafkaProducer(
+        bootstrap_servers=clusters[0], transactional_id="cmd-held-1", transaction_timeout_ms=600_000
+    )
     try:
         producer.init_transactions()
         producer.begin_transaction()
@@ -263,7 +272,7 @@ def test_paused_partition_is_told_and_an_empty_log_is_begun_where_the_source_beg
     clusters: tuple[str, str], narrow: None
 ) -> None:
     fill(clusters[0], "cmd-expired", count=30)
-    with RawCluster({"bootstrap_servers": clusters[0]}) as source:
+    with Cluster({"bootstrap_servers": clusters[0]}) as source:
         source.run(delete_records, source, {TopicPartition("cmd-expired", index): 30 for index in range(PARTITIONS)})
     done = run("mirror", *link(clusters, "cmd-(narrow-i|expired)"), "--once", "--json", "--on-oversized", "pause")
     assert done.returncode == 3, done.stderr

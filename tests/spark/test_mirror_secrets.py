@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
+
 from support.spark_blocks import broadcast_blocks, listening_ports
 
 pytestmark = pytest.mark.spark
@@ -31,7 +32,9 @@ def clusters(kafka_cluster_factory: Callable[..., Any], kafka_cluster: Any) -> t
         "listener.name.secure.sasl.enabled.mechanisms": "PLAIN",
         "listener.name.secure.plain.sasl.jaas.config": f'{LOGIN} required user_{USER}="{PASSWORD}";',
     }
-    return kafka_cluster_factory(broker_config=config, listeners={"SECURE": "SASL_PLAINTEXT"}, heap="256m"), kafka_cluster
+    return kafka_cluster_factory(
+        broker_config=config, listeners={"SECURE": "SASL_PLAINTEXT"}, heap="256m"
+    ), kafka_cluster
 
 
 @contextlib.contextmanager
@@ -51,7 +54,7 @@ def mirror(clusters: tuple[Any, Any], folder: Path) -> Iterator[subprocess.Popen
         f' password="{PASSWORD}";\n'
     )
     command = [
-        *(sys.executable, "-m", "spark_integration.cli", "mirror", "--source", source.servers_of("SECURE")),
+        *(sys.executable, "-m", "spark_integration.cli.app", "mirror", "--source", source.servers_of("SECURE")),
         *("--target", target.bootstrap_servers, "--topics", TOPIC, "--source-properties", str(properties)),
     ]
     temporary = folder / "tmp"

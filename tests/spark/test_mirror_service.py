@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 from kafka import KafkaProducer, TopicPartition
-from support.services import Service, wait_for
 
-from tolerant_client.mirror.link.control import update_control
-from tolerant_client.mirror.plan import TopicSpec
-from tolerant_client.mirror.topics import create_topics
+from support.services import Service, wait_for
+from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.mirror.state.control import update_control
+from tolerant_client.mirror.state.plan import TopicSpec
+from tolerant_client.mirror.state.topics import create_topics
 from tolerant_client.mirror.verify.verification import verify
-from tolerant_client.raw import LATEST, RawCluster
 
 pytestmark = pytest.mark.spark
 LONG = pytest.mark.skipif(not os.environ.get("TOLERANT_LONG"), reason="takes a while; tox: long")
@@ -36,7 +36,7 @@ def clusters(kafka_cluster: Any, kafka_cluster_factory: Callable[..., Any]) -> t
 
 def fill(servers: str, topic: str, first: int = 0, count: int = RECORDS) -> None:
     """Appends numbered records to every partition, creating the topic if need be."""
-    with RawCluster({"bootstrap_servers": servers}) as cluster:
+    with Cluster({"bootstrap_servers": servers}) as cluster:
         cluster.run(create_topics, cluster, [TopicSpec(topic, PARTITIONS, 1)])
     producer = KafkaProducer(bootstrap_servers=servers)
     for number in range(first, first + count):
@@ -45,7 +45,7 @@ def fill(servers: str, topic: str, first: int = 0, count: int = RECORDS) -> None
 
 
 def ends(servers: str, topic: str) -> list[int]:
-    with RawCluster({"bootstrap_servers": servers}) as cluster:
+    with Cluster({"bootstrap_servers": servers}) as cluster:
         if topic not in cluster.run(cluster.partitions):
             return []
         partitions = {TopicPartition(topic, index): LATEST for index in range(PARTITIONS)}
@@ -53,8 +53,8 @@ def ends(servers: str, topic: str) -> list[int]:
 
 
 def is_identical(source: str, target: str, topic: str) -> bool:
-    with RawCluster({"bootstrap_servers": source}, name="source") as first:
-        second = RawCluster({"bootstrap_servers": target}, first.net, name="target")
+    with Cluster({"bootstrap_servers": source}, name="source") as first:
+        second = Cluster({"bootstrap_servers": target}, first.net, name="target")
         try:
             return bool(first.run(verify, first, second, topic).identical)
         finally:
@@ -145,7 +145,9 @@ def test_a_second_process_takes_over_while_the_first_still_runs(clusters: tuple[
 
 
 @LONG
-def test_kill_minus_9_leaves_nothing_behind_and_the_next_process_goes_on(clusters: tuple[str, str], tmp_path: Path) -> None:
+def test_kill_minus_9_leaves_nothing_behind_and_the_next_process_goes_on(
+    clusters: tuple[str, str], tmp_path: Path
+) -> None:
     one, two = clusters
     fill(one, "service-killed")
     writer = Writer(one, "service-killed")
@@ -201,7 +203,7 @@ def test_a_promoted_link_is_left_alone_while_the_other_goes_on(clusters: tuple[s
     links = (settings(one, two, "service-lives", "lives"), settings(one, two, "service-promoted", "promoted"))
     with Service(tmp_path, *links) as service:
         wait_for(lambda: sum(ends(two, "service-lives") + ends(two, "service-promoted")) == 2 * RECORDS)
-        with RawCluster({"bootstrap_servers": two}) as target:
+        with Cluster({"bootstrap_servers": two}) as target:
             target.run(update_control, target, "promoted", lambda control: replace(control, is_promoted=True))
         assert "promoted" in service.event("promoted", "promoted")
         fill(one, "service-promoted", RECORDS, 100)

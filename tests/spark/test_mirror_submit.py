@@ -15,21 +15,21 @@ from typing import Any
 import pyspark
 import pytest
 from kafka import KafkaProducer
-from support.spark_processes import standalone_cluster, yarn_cluster
 
 import spark_integration
-from spark_integration.security.spark_traffic import SETTINGS
-from tolerant_client.mirror.plan import TopicSpec
-from tolerant_client.mirror.topics import create_topics
+from spark_integration.mirror.spark_traffic import SETTINGS
+from support.spark_processes import standalone_cluster, yarn_cluster
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.state.plan import TopicSpec
+from tolerant_client.mirror.state.topics import create_topics
 from tolerant_client.mirror.verify.verification import verify
-from tolerant_client.raw import RawCluster
 
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.skipif(not os.environ.get("TOLERANT_LONG"), reason="takes a while; tox: clusters"),
 ]
 
-Cluster = Callable[[Path], contextlib.AbstractContextManager[tuple[list[str], dict[str, str]]]]
+SparkCluster = Callable[[Path], contextlib.AbstractContextManager[tuple[list[str], dict[str, str]]]]
 
 PARTITIONS, RECORDS = 4, 2_000
 SUBMIT = Path(spark_integration.__file__).parent / "deployment" / "submit.py"
@@ -40,7 +40,10 @@ def on_standalone(folder: Path) -> Iterator[tuple[list[str], dict[str, str]]]:
     """Options and environment of spark-submit."""
     settings = folder / "spark-defaults.conf"
     settings.touch(mode=0o600)
-    lines = [*(f"{name} {value}" for name, value in SETTINGS.items()), f"spark.authenticate.secret {secrets.token_hex()}"]
+    lines = [
+        *(f"{name} {value}" for name, value in SETTINGS.items()),
+        f"spark.authenticate.secret {secrets.token_hex()}",
+    ]
     settings.write_text("\n".join(lines))
     with standalone_cluster(folder, workers=2, settings=settings) as master:
         yield ["--master", master, "--total-executor-cores", "2", "--properties-file", str(settings)], {}
@@ -61,11 +64,11 @@ def on_yarn(folder: Path) -> Iterator[tuple[list[str], dict[str, str]]]:
 
 @pytest.mark.parametrize("cluster_of", [on_standalone, on_yarn])
 def test_executors_of_a_cluster_copy(
-    cluster_of: Cluster, kafka_cluster: Any, kafka_cluster_factory: Callable[..., Any], tmp_path: Path
+    cluster_of: SparkCluster, kafka_cluster: Any, kafka_cluster_factory: Callable[..., Any], tmp_path: Path
 ) -> None:
     name = f"submitted-{cluster_of.__name__}"
     one, two = kafka_cluster.bootstrap_servers, kafka_cluster_factory(heap="384m").bootstrap_servers
-    with RawCluster({"bootstrap_servers": one}) as cluster:
+    with Cluster({"bootstrap_servers": one}) as cluster:
         cluster.run(create_topics, cluster, [TopicSpec(name, PARTITIONS, 1)])
     producer = KafkaProducer(bootstrap_servers=one)
     for number in range(RECORDS):
@@ -92,8 +95,8 @@ def test_executors_of_a_cluster_copy(
         assert "tolerant-kafka: warning" not in done.stderr
     told = json.loads(done.stdout.strip().splitlines()[-1])
     assert told["offsets"] == RECORDS
-    with RawCluster({"bootstrap_servers": one}, name="source") as source:
-        target = RawCluster({"bootstrap_servers": two}, source.net, name="target")
+    with Cluster({"bootstrap_servers": one}, name="source") as source:
+        target = Cluster({"bootstrap_servers": two}, source.net, name="target")
         try:
             assert source.run(verify, source, target, name).identical
         finally:

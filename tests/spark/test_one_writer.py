@@ -21,12 +21,12 @@ from typing import Any
 import kafka
 import pytest
 from kafka.structs import TopicPartition
+
 from support.log_readers import read_with_confluent
 from support.mirror_link import append_records, create_topic, ends
-
-from tolerant_client.mirror.link.claims import LEASE_MS
-from tolerant_client.mirror.link.claims_topic import read_claims
-from tolerant_client.raw import RawCluster
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.state.claims import LEASE_MS
+from tolerant_client.mirror.state.claims_topic import read_claims
 
 pytestmark = pytest.mark.spark
 
@@ -45,7 +45,16 @@ class Mirror:
 
     def __init__(self, clusters: tuple[str, str], topic: str, folder: Path, name: str, *options: str) -> None:
         self.told = folder / f"{name}.err"
-        command = [sys.executable, "-m", "spark_integration.cli", "mirror", "--source", clusters[0], "--target", clusters[1]]
+        command = [
+            sys.executable,
+            "-m",
+            "spark_integration.cli.app",
+            "mirror",
+            "--source",
+            clusters[0],
+            "--target",
+            clusters[1],
+        ]
         with self.told.open("wb") as told, (folder / f"{name}.out").open("wb") as out:
             self.process = subprocess.Popen(
                 [*command, "--topics", topic, *options], stdout=out, stderr=told, start_new_session=True
@@ -125,9 +134,18 @@ def require_identical(clusters: tuple[str, str], topic: str) -> int:
     partitions = [TopicPartition(topic, n) for n in range(PARTITIONS)]
     source, target = (read_with_confluent(servers, partitions, committed=True) for servers in clusters)
     for partition in partitions:
-        missing, more = source[partition].keys() - target[partition].keys(), target[partition].keys() - source[partition].keys()
-        other = [n for n in source[partition].keys() & target[partition].keys() if source[partition][n] != target[partition][n]]
-        assert not (missing or more or other), f"{partition}: {len(missing)} missing, {len(more)} more, {len(other)} others"
+        missing, more = (
+            source[partition].keys() - target[partition].keys(),
+            target[partition].keys() - source[partition].keys(),
+        )
+        other = [
+            n
+            for n in source[partition].keys() & target[partition].keys()
+            if source[partition][n] != target[partition][n]
+        ]
+        assert not (missing or more or other), (
+            f"{partition}: {len(missing)} missing, {len(more)} more, {len(other)} others"
+        )
     return sum(len(source[partition]) for partition in partitions)
 
 
@@ -237,7 +255,9 @@ def test_a_mirror_that_was_killed_is_followed_once_its_lease_is_over(clusters: t
     assert require_identical(clusters, topic) > 200
 
 
-def test_a_mirror_that_was_frozen_through_its_lease_appends_nothing_more(clusters: tuple[str, str], tmp_path: Path) -> None:
+def test_a_mirror_that_was_frozen_through_its_lease_appends_nothing_more(
+    clusters: tuple[str, str], tmp_path: Path
+) -> None:
     topic = "frozen"
     create_topic(clusters[0], topic, PARTITIONS)
     with growing(clusters[0], topic, old_records):
@@ -257,8 +277,12 @@ def test_a_mirror_that_was_frozen_through_its_lease_appends_nothing_more(cluster
             assert first.process.wait(60) == 1, first.told.read_text()
             said = first.told.read_text().splitlines()
             (why,) = (line for line in said if "has one writer only" in line)
-            assert why == [line for line in said if line.startswith("tolerant-kafka:")][-1], said  # Spark may log after it
-            assert re.search(rf" is written by a mirror of link \S+ on \S+ \(process {second.process.pid}\), since 20", why), why
+            assert why == [line for line in said if line.startswith("tolerant-kafka:")][-1], (
+                said
+            )  # Spark may log after it
+            assert re.search(
+                rf" is written by a mirror of link \S+ on \S+ \(process {second.process.pid}\), since 20", why
+            ), why
             follow(clusters, topic, second, 5)
         except BaseException:
             if second is not None:
@@ -281,9 +305,11 @@ def test_a_mirror_that_ends_leaves_nothing_to_wait_for(clusters: tuple[str, str]
     mirror = Mirror(clusters, topic, tmp_path, "ended", "--tasks", "2")
     try:
         assert reached(clusters, topic), mirror.told.read_text()
-        with RawCluster({"bootstrap_servers": clusters[1]}) as target:
+        with Cluster({"bootstrap_servers": clusters[1]}) as target:
             log = target.run(read_claims, target)
-            assert {p for p in log.claims() if p.topic == topic} == {TopicPartition(topic, n) for n in range(PARTITIONS)}
+            assert {p for p in log.claims() if p.topic == topic} == {
+                TopicPartition(topic, n) for n in range(PARTITIONS)
+            }
             assert log.runs()[-1].pid == mirror.process.pid
             assert mirror.stop() == 0, mirror.told.read_text()
             log = target.run(read_claims, target)

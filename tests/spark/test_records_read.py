@@ -11,8 +11,8 @@ from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
 
-from tolerant_client.raw import RawCluster
-from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.records.record_batch import Record, encode_batch
 
 T0 = 1_700_000_000_000
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -182,9 +182,7 @@ def test_records_that_are_gone_are_a_loss_or_left_out(
     assert left == sample(50)[20:]
 
 
-def test_a_record_that_is_all_headers_is_read(
-    load: Callable[..., Any], servers: str, admin: KafkaAdminClient
-) -> None:
+def test_a_record_that_is_all_headers_is_read(load: Callable[..., Any], servers: str, admin: KafkaAdminClient) -> None:
     """1 MB of them: the most that a producer sends by default."""
     admin.create_topics([NewTopic("read-all-headers", 1, 1)])
     crowd = Record(1, T0, b"key", b"value", (("", None),) * 520_000)
@@ -206,7 +204,7 @@ def test_brokers_accept_what_encode_batch_writes(
 
 
 def _append(servers: str, topic: str, batch: bytes) -> None:
-    with RawCluster({"bootstrap_servers": servers}) as cluster:
+    with Cluster({"bootstrap_servers": servers}) as cluster:
         partition = TopicPartition(topic, 0)
         cluster.run(cluster.connect)
         node = cluster.run(cluster.leader, partition)

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import NewTopic, ScramMechanism, UserScramCredentialUpsertion
-from support.keystores import PASSWORD as STORE_PASSWORD, Identity
 from typer.testing import CliRunner
 
-from spark_integration.cli import app
+from spark_integration.cli.app import app
+from support.keystores import PASSWORD as STORE_PASSWORD
+from support.keystores import Identity
 from tolerant_client.testing import KafkaCluster
 
 TOPIC = "secured"

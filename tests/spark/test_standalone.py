@@ -15,10 +15,10 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
-from support.spark_processes import PATIENCE, Driver, standalone_cluster
 
-from tolerant_client.producer_transaction import transactional_ids
-from tolerant_client.raw import RawCluster
+from support.spark_processes import PATIENCE, Driver, standalone_cluster
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.producer.transaction import transactional_ids
 from tolerant_client.testing import FaultProxy, KafkaCluster
 
 pytestmark = [
@@ -112,5 +112,5 @@ def test_an_attempt_that_loses_a_race_ends_quietly_and_every_row_is_written_once
         found += [record.value for records in consumer.poll(timeout_ms=500).values() for record in records]
     consumer.close()
     assert sorted(found) == sorted(sent)
-    with RawCluster({"bootstrap_servers": servers}) as cluster:
+    with Cluster({"bootstrap_servers": servers}) as cluster:
         assert cluster.run(transactional_ids, cluster, "tolerant-sink-", ["Ongoing"]) == set()

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 from kafka.structs import TopicPartition
+
 from support.browser import Browser, chromium
 from support.link_samples import HOSTILE, hour, state, troubled
-
-from spark_integration.mirroring.link_state import DutyState, GroupState, LinkState, Phase
-from spark_integration.monitoring.board import Board
-from spark_integration.monitoring.server import StatusServer
-from tolerant_client.mirror.link.claims import Waiting
-from tolerant_client.mirror.link.control import LinkControl
-from tolerant_client.mirror.open_transactions import Held, OpenTransaction
+from tolerant_client.mirror.state.claims import Waiting
+from tolerant_client.mirror.state.control import LinkControl
+from tolerant_client.mirror.state.open_transactions import Held, OpenTransaction
+from tolerant_client.ops.monitoring.board import Board
+from tolerant_client.ops.monitoring.server import StatusServer
+from tolerant_client.ops.service.link_state import DutyState, GroupState, LinkState, Phase
 
 ROWS = "return [...document.querySelectorAll(arguments[0])]"
 NOW_MS = int(time.time() * 1000) + 7_200_000  # ahead: no sample is old while all tests run
@@ -159,7 +159,9 @@ def test_topic_shows_its_own_hour_and_partitions(served: StatusServer, browser: 
     browser.until("return !document.getElementById('partitions-section').checkVisibility()")
 
 
-def test_a_thousand_topics_are_found_by_a_part_of_their_name(served: StatusServer, browser: Browser, board: Board) -> None:
+def test_a_thousand_topics_are_found_by_a_part_of_their_name(
+    served: StatusServer, browser: Browser, board: Board
+) -> None:
     board.tell(state(NOW_MS + 4_000, topics=1_000, partitions=2))
     browser.until("return document.getElementById('topics-found').textContent === '50 of 1,000'")
     assert browser.run("return document.querySelectorAll('#topics tbody tr').length") == 50
@@ -204,13 +206,18 @@ def test_a_link_that_copies_nothing_any_more_is_called_so(served: StatusServer, 
         assert browser.text("#phase") == f"stopped, {words}, at most 1.0 MiB/s"
         assert browser.text("#level") == health
         assert browser.texts("#control tbody td:first-child") == [words, "throttle"]
-    assert browser.text("#control tbody tr:last-child td:last-child") == "at most 1.0 MiB/s, as the mirror was started with"
+    assert (
+        browser.text("#control tbody tr:last-child td:last-child")
+        == "at most 1.0 MiB/s, as the mirror was started with"
+    )
 
 
 def test_age_of_a_sample_is_called_one(served: StatusServer, browser: Browser, board: Board) -> None:
     assert not browser.run("return document.getElementById('aged').checkVisibility()")
     later = state(NOW_MS + 4_000)
-    unknown = {p: replace(s, oldest_ms=None) for p, s in later.partitions.items() if p.topic != "orders" and p.partition}
+    unknown = {
+        p: replace(s, oldest_ms=None) for p, s in later.partitions.items() if p.topic != "orders" and p.partition
+    }
     board.tell(replace(later, partitions={**later.partitions, **unknown}))
     browser.until("return document.getElementById('aged').checkVisibility()")
     assert browser.text("#aged") == "age known of 7 of 28 that are behind"
@@ -218,14 +225,20 @@ def test_age_of_a_sample_is_called_one(served: StatusServer, browser: Browser, b
 
 def test_duties_tell_when_they_ended(served: StatusServer, browser: Browser, board: Board) -> None:
     hour_ago = int(time.time() * 1000) - 3_600_000
-    duties = {"beat": DutyState(hour_ago, "", 1.0), "groups": DutyState(0, "", 60.0), "acls": DutyState(hour_ago, "refused")}
+    duties = {
+        "beat": DutyState(hour_ago, "", 1.0),
+        "groups": DutyState(0, "", 60.0),
+        "acls": DutyState(hour_ago, "refused"),
+    }
     board.tell(replace(state(NOW_MS + 4_000), duties=duties))
     browser.until("return document.querySelector('#duties tbody td').textContent === 'acls'")
     rows = ("acls", "60 min ago", "refused"), ("beat", "60 min ago", "done"), ("groups", "not yet", "")
     assert browser.texts("#duties tbody td") == [text for row in rows for text in row]
 
 
-def test_a_column_of_latencies_that_nobody_knows_is_not_shown(served: StatusServer, browser: Browser, board: Board) -> None:
+def test_a_column_of_latencies_that_nobody_knows_is_not_shown(
+    served: StatusServer, browser: Browser, board: Board
+) -> None:
     assert browser.run("return document.getElementById('group-latency').checkVisibility()")
     board.tell(replace(state(NOW_MS + 4_000), groups=(GroupState("billing", "orders", 0, 5, note="behind"),)))
     browser.until("return document.querySelectorAll('#groups tbody tr').length === 1")

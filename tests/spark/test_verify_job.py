@@ -12,15 +12,15 @@ from typing import Any
 import kafka
 import pytest
 from kafka.structs import TopicPartition
-from support.mirror_link import T0, append_batches, append_records, create_topic
 from typer.testing import CliRunner
 
-from spark_integration.cli import app
-from spark_integration.mirroring import verify_job
-from spark_integration.mirroring.verify_job import VerifySettings, cut, deal
+from spark_integration.cli.app import app
+from spark_integration.mirror import verify_job
+from spark_integration.mirror.verify_job import VerifySettings, cut, deal
+from support.mirror_link import T0, append_batches, append_records, create_topic
 from tolerant_client.mirror.verify.outcome import Difference, NotCompared, Outcome
 from tolerant_client.mirror.verify.slices import Slice, SliceResult
-from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.records.record_batch import Record, encode_batch
 from tolerant_client.testing import KafkaCluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -87,7 +87,9 @@ def test_frame_says_what_needs_no_look_at_records(spark: Any, clusters: tuple[st
     admin.delete_records({TopicPartition(name, 1): 40})
     admin.close()
     rows = verify_job.verify_frame(spark, settings(clusters, name)).collect()
-    assert sorted((r.partition, r.from_offset, r.until_offset, r.outcome, r.compared, r.reason or r.error) for r in rows) == [
+    assert sorted(
+        (r.partition, r.from_offset, r.until_offset, r.outcome, r.compared, r.reason or r.error) for r in rows
+    ) == [
         (0, 0, 40, "identical", 40, None),
         (0, 40, 40, "different", 0, "the target log ends earlier"),
         (0, 40, 50, "not compared", 0, "the target log ends at 40"),
@@ -118,9 +120,7 @@ def test_command_and_job_say_the_same_of_an_emptied_target(spark: Any, clusters:
 
 
 @pytest.mark.skipif(not os.environ.get("TOLERANT_LONG"), reason="takes a while; tox: clusters")
-def test_frame_has_a_row_for_each_slice(
-    spark: Any, clusters: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_frame_has_a_row_for_each_slice(spark: Any, clusters: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify_job, "cut", lambda wanted, each, size: cut(wanted, 1.0, 1000.0))
     frame = verify_job.verify_frame(spark, settings(clusters, "verify-job-.*"))
     rows = frame.orderBy("topic", "partition", "from_offset").collect()
@@ -136,7 +136,9 @@ def test_frame_has_a_row_for_each_slice(
     assert sum(r.records for r in rows if r.topic == "verify-job-same") == 2 * RECORDS
 
 
-def test_report_puts_the_slices_together(spark: Any, clusters: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_puts_the_slices_together(
+    spark: Any, clusters: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(verify_job, "cut", lambda wanted, each, size: cut(wanted, 1.0, 1000.0))
     report, _ = verify_job.run(settings(clusters, "verify-job-.*"), session=spark)
     by_name = {(p.topic, p.partition): p for p in report.partitions}

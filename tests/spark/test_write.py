@@ -83,7 +83,11 @@ def test_rows_arrive_with_key_value_and_headers(
     spark: Any, servers: str, topic: str, write: Callable[..., None], codec: str
 ) -> None:
     rows = [
-        (None if n % 3 == 0 else b"k%d" % n, None if n % 7 == 0 else b"v" * n, [("n", b"%d" % n), ("none", None)] if n % 2 else None)
+        (
+            None if n % 3 == 0 else b"k%d" % n,
+            None if n % 7 == 0 else b"v" * n,
+            [("n", b"%d" % n), ("none", None)] if n % 2 else None,
+        )
         for n in range(300)
     ]
     frame = spark.createDataFrame(rows, "key binary, value binary, headers array<struct<key:string,value:binary>>")
@@ -157,7 +161,9 @@ def test_rows_without_keys_keep_their_order_and_their_number(
 def test_what_is_wrong_is_named(
     spark: Any, topic: str, write: Callable[..., None], frame: str, options: dict[str, str], reason: str
 ) -> None:
-    with pytest.raises(Exception, match=reason.replace("T", topic) if "T-" in reason or "topic T" in reason else reason):
+    with pytest.raises(
+        Exception, match=reason.replace("T", topic) if "T-" in reason or "topic T" in reason else reason
+    ):
         write(spark.sql(frame), **{k: topic if v == "T" else v for k, v in options.items()})
 
 
@@ -313,7 +319,9 @@ def test_a_shuffle_that_deals_its_rows_otherwise_in_the_repeat_writes_each_row_o
     """Adaptive execution gives a repeated micro-batch another number of tasks, with other rows in each of them."""
     folder, checkpoint, flag = tmp_path / "in", tmp_path / "checkpoint", tmp_path / "failing"
     folder.mkdir()
-    (folder / "0.txt").write_text("".join(f"{n:06d}{os.urandom(250).hex()}\n" for n in range(8_000)))  # does not compress away
+    (folder / "0.txt").write_text(
+        "".join(f"{n:06d}{os.urandom(250).hex()}\n" for n in range(8_000))
+    )  # does not compress away
     flag.touch()
     told = tmp_path / "tasks"
     told.mkdir()

@@ -22,13 +22,15 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from support.fake_broker import correlation_id_of, set_correlation_id
-from support.samples import CANARY, PER_PARTITION, Sample, encoded, filled, request_class, response_class, sample
+from kafka.protocol.broker_version_data import BrokerVersionData
 
-from tolerant_client import apis
-from tolerant_client.apis import Action
-from tolerant_client.correlation import SPACE
-from tolerant_client.requests import adapt
+from support.fake_broker import correlation_id_of, set_correlation_id
+from support.samples import CANARY, PER_PARTITION, Sample, encoded, filled, response_class, sample
+from tolerant_client.stock.connection import harmless_question
+from tolerant_client.tracker.correlation import SPACE
+from tolerant_client.tracker.rules import apis
+from tolerant_client.tracker.rules.apis import Action
+from tolerant_client.tracker.rules.requests import adapt
 
 Account = Counter[str]
 
@@ -269,7 +271,9 @@ def _shortened(burst: Burst) -> list[Piece]:
 
 @cache
 def _nothing() -> bytes:
-    return encoded(filled(response_class(apis.METADATA), request_class(apis.METADATA).max_version, 0, {"topics": []}))
+    question = harmless_question(BrokerVersionData((4, 2)))
+    assert question is not None
+    return encoded(filled(response_class(apis.METADATA), question.API_VERSION, 0, {"topics": []}))
 
 
 def probe_answer(correlation_id: int = 0) -> bytes:
@@ -571,9 +575,7 @@ FAULTS: tuple[Fault, ...] = (
         recovers=False,
         bounded=("probe",),
     ),
-    Fault(
-        "silence for ever", _as_sent, _timed_out_account, stall=float("inf"), recovers=False, bounded=("probe",)
-    ),
+    Fault("silence for ever", _as_sent, _timed_out_account, stall=float("inf"), recovers=False, bounded=("probe",)),
     Fault("an answer to acks=0", _as_sent, _unasked_account, sends_acks_0=True),
     Fault(
         "an HTTP server's answer",

@@ -11,9 +11,9 @@ from typing import Any
 
 import kafka
 import kafka.errors as Errors
-from support.held_answers import Link
 
 import tolerant_client
+from support.held_answers import Link
 from tolerant_client.testing import KafkaCluster
 
 SLACK = 2.0  # seconds that our longest stall may be longer: a trial, and the noise of the machine

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
-from tolerant_client.events import Event
+from tolerant_client.tracker.events import Event
 
 TRACE = 1
 

@@ -17,10 +17,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kafka.protocol.schemas.fields.codecs import EncodeBufferPool
 from kafka.protocol.consumer import FetchRequest, FetchResponse, ListOffsetsRequest, ListOffsetsResponse
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 from kafka.protocol.producer import ProduceRequest, ProduceResponse
+from kafka.protocol.schemas.fields.codecs import EncodeBufferPool
 
 API_VERSIONS = {0: (0, 9), 1: (0, 11), 2: (0, 6), 3: (0, 9), 18: (0, 3)}
 _REQUESTS = {0: ProduceRequest, 1: FetchRequest, 2: ListOffsetsRequest, 3: MetadataRequest, 18: ApiVersionsRequest}

@@ -6,8 +6,8 @@ import struct
 import zlib
 from collections.abc import Sequence
 
-from tolerant_client import codecs
-from tolerant_client.legacy_records import _xxh32
+from tolerant_client.records import codecs
+from tolerant_client.records.record_sets import _xxh32
 
 # (key, value) of the sets in corpus/: each was produced twice, so that the second one does not start at offset 0.
 CORPUS = ((None, b"first"), (b"k", None), (b"", b""), (b"key", b"the fourth " * 4))
@@ -27,9 +27,7 @@ def message(
     return struct.pack(">qiI", offset, 4 + len(body), zlib.crc32(body)) + body
 
 
-def wrapper(
-    magic: int, codec: int, inner: bytes, offset: int, timestamp: int = -1, is_stamped: bool = False
-) -> bytes:
+def wrapper(magic: int, codec: int, inner: bytes, offset: int, timestamp: int = -1, is_stamped: bool = False) -> bytes:
     """A message whose value is the set `inner`; `offset` is that of its last message."""
     value = codecs.compress(codec, inner)
     if codec == codecs.LZ4 and magic == 0:

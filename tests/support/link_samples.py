@@ -7,17 +7,19 @@ from dataclasses import replace
 
 from kafka.structs import TopicPartition
 
-from spark_integration.mirroring.link_state import DutyState, GroupState, LinkState, PartitionState, Phase, TaskReport
-from spark_integration.monitoring.board import Board
-from tolerant_client.mirror.losses import LedgerRow
-from tolerant_client.mirror.measures import Copied, Span
+from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.engine.copy_metrics import Copied, Span
+from tolerant_client.ops.monitoring.board import Board
+from tolerant_client.ops.service.link_state import DutyState, GroupState, LinkState, PartitionState, Phase, TaskReport
 
 NOW_MS = 1_763_800_000_000
 HOSTILE = """</script><img src=x onerror="document.title='owned'">'"&<b>"""
 NAMES = ("orders", "payments", "clicks", "audit.log", "inventory", "shipments", "prices", "sessions")
 
 
-def state(at_ms: int = NOW_MS, *, link: str = "A-B", topics: int = 8, partitions: int = 4, busy: float = 1.0) -> LinkState:
+def state(
+    at_ms: int = NOW_MS, *, link: str = "A-B", topics: int = 8, partitions: int = 4, busy: float = 1.0
+) -> LinkState:
     """A sample: the n-th topic is n times as far behind, in steps of 100 offsets a partition."""
     states: dict[TopicPartition, PartitionState] = {}
     copied: dict[TopicPartition, Copied] = {}
@@ -29,7 +31,9 @@ def state(at_ms: int = NOW_MS, *, link: str = "A-B", topics: int = 8, partitions
             states[partition] = PartitionState(
                 end, end - lag, end - lag, at_ms - 1_500 * number if lag else None, 250.0, 125.0 * (number + 1) * busy
             )
-            copied[partition] = Copied(9_000, 2_250_000, Span(90, 1_800, 2, 90, 20), Span(90, 3_600, 5, 180 + number, 40))
+            copied[partition] = Copied(
+                9_000, 2_250_000, Span(90, 1_800, 2, 90, 20), Span(90, 3_600, 5, 180 + number, 40)
+            )
     return LinkState(
         link,
         at_ms,
@@ -56,7 +60,9 @@ def state(at_ms: int = NOW_MS, *, link: str = "A-B", topics: int = 8, partitions
             for group, ms in (("billing", 210), ("search", 95))
             for index in (0, 1)
         ),
-        duties={name: DutyState(at_ms - 5_000, "", 60.0) for name in ("sync_topic_configs", "sync_topic_acls", "heartbeats")},
+        duties={
+            name: DutyState(at_ms - 5_000, "", 60.0) for name in ("sync_topic_configs", "sync_topic_acls", "heartbeats")
+        },
         query=f"tolerant-mirror-{link}",
     )
 

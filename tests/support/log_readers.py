@@ -14,8 +14,8 @@ import confluent_kafka
 import kafka
 from kafka.structs import TopicPartition
 
-from tolerant_client.raw import EARLIEST, LATEST, RawCluster
-from tolerant_client.record_batch import control_type, iter_batches
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
+from tolerant_client.records.record_batch import control_type, iter_batches
 
 _READ_COMMITTED = 1
 
@@ -53,7 +53,7 @@ class Bounds(NamedTuple):
 
 
 def read_bounds(servers: str, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Bounds]:
-    with RawCluster({"bootstrap_servers": servers}, name="reader") as cluster:
+    with Cluster({"bootstrap_servers": servers}, name="reader") as cluster:
 
         async def run() -> dict[TopicPartition, Bounds]:
             starts = await cluster.list_offsets(dict.fromkeys(partitions, EARLIEST))
@@ -67,7 +67,7 @@ def read_bounds(servers: str, partitions: Collection[TopicPartition]) -> dict[To
 def show_log(servers: str, partition: TopicPartition, from_offset: int = 0) -> str:
     """The batches of a log from an offset on, a line each: what a failed test prints."""
     lines = []
-    with RawCluster({"bootstrap_servers": servers}, name="reader") as cluster:
+    with Cluster({"bootstrap_servers": servers}, name="reader") as cluster:
 
         async def run() -> None:
             bounds = await cluster.list_offsets({partition: EARLIEST}), await cluster.list_offsets({partition: LATEST})
@@ -76,7 +76,9 @@ def show_log(servers: str, partition: TopicPartition, from_offset: int = 0) -> s
             while at < end:
                 (part,) = await cluster.fetch(node_id, {partition: at}, max_wait_ms=0)
                 for header, batch in iter_batches(part.records):
-                    what = f"{header.record_count} records" if not header.is_control else f"marker {control_type(batch)}"
+                    what = (
+                        f"{header.record_count} records" if not header.is_control else f"marker {control_type(batch)}"
+                    )
                     kind = " in a transaction" if header.is_transactional and not header.is_control else ""
                     who = f"{header.producer_id}/{header.producer_epoch} sequence {header.base_sequence}"
                     lines.append(f"{header.base_offset} to {header.last_offset}: {what} of {who}{kind}")

@@ -25,6 +25,8 @@ from typing import Any
 
 import kafka.errors as Errors
 import kafka.net.connection
+
+import tolerant_client.stock.connection
 from support.answer_faults import (
     DEEP,
     ODD,
@@ -41,18 +43,37 @@ from support.answer_faults import (
     stock_settles_at,
 )
 from support.fake_broker import FakeBroker, correlation_id_of, set_correlation_id
-from support.samples import ACKS_0, CANARY, CLIENT_ID, MECHANISM, PER_PARTITION, Sample, contents, encoded, filled
-from support.samples import response_class, sample, samples
+from support.samples import (
+    ACKS_0,
+    CANARY,
+    CLIENT_ID,
+    MECHANISM,
+    PER_PARTITION,
+    Sample,
+    contents,
+    encoded,
+    filled,
+    response_class,
+    sample,
+    samples,
+)
 from support.simulated import ROUND_TRIP, Clock, SimulatedNet, Wire
-
-import tolerant_client.connection
-from tolerant_client.apis import API_VERSIONS, METADATA, PRODUCE, SASL_AUTHENTICATE, SASL_HANDSHAKE, Action, action_for, row_for
-from tolerant_client.connection import TolerantConnection
-from tolerant_client.correlation import SPACE
 from tolerant_client.errors import OutcomeUnknownError
-from tolerant_client.events import Completed, Event, Failed
 from tolerant_client.policy import RecoveryPolicy
-from tolerant_client.requests import adapt
+from tolerant_client.stock.connection import TolerantConnection
+from tolerant_client.tracker.correlation import SPACE
+from tolerant_client.tracker.events import Completed, Event, Failed
+from tolerant_client.tracker.rules.apis import (
+    API_VERSIONS,
+    METADATA,
+    PRODUCE,
+    SASL_AUTHENTICATE,
+    SASL_HANDSHAKE,
+    Action,
+    action_for,
+    row_for,
+)
+from tolerant_client.tracker.rules.requests import adapt
 
 OLD = 100  # the number of the request that was completed before the burst
 POLICY = RecoveryPolicy()
@@ -100,8 +121,8 @@ def simulation() -> Iterator[Simulation]:
     """Puts simulated time, known ids and a listener to all logs in place."""
     clock, ids, listening = Clock(), Ids(), Listening()
     places = [
-        (tolerant_client.connection, "time", clock),
-        (tolerant_client.connection, "random", ids),
+        (tolerant_client.stock.connection, "time", clock),
+        (tolerant_client.stock.connection, "random", ids),
         (kafka.net.connection, "time", clock),
         (kafka.net.connection, "random", random.Random(1)),
     ]
@@ -484,7 +505,9 @@ class Bench:
         if is_unknown == is_retriable:
             self.fail(4, f"request {n} ended with {type(error).__name__}, retriable: {is_retriable}")
         if not is_unknown and not isinstance(error, Errors.KafkaConnectionError | Errors.Cancelled):
-            self.fail(4, f"request {n} ended with {type(error).__name__}, which kafka-python does not repeat everywhere")
+            self.fail(
+                4, f"request {n} ended with {type(error).__name__}, which kafka-python does not repeat everywhere"
+            )
 
     def check_logs(self, is_closed_early: bool) -> None:
         for (_, partition), log in self.broker.logs.logs.items():

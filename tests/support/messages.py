@@ -8,7 +8,7 @@ from typing import Any
 from kafka.protocol.api_message import ApiMessage
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
-from tolerant_client.requests import KafkaRequest, adapt
+from tolerant_client.tracker.rules.requests import KafkaRequest, adapt
 
 for _module in ("admin", "consumer", "metadata", "producer", "sasl"):
     importlib.import_module(f"kafka.protocol.{_module}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -10,19 +11,19 @@ import kafka
 from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.divergence import read_headers
-from tolerant_client.mirror.gaps import FILLER
-from tolerant_client.mirror.identical.copy import LinkCopier
-from tolerant_client.mirror.ledger import read_ledger
-from tolerant_client.mirror.limits import CopyLimits, Progress
-from tolerant_client.mirror.losses import MirrorPolicy
-from tolerant_client.mirror.producers import init_producer_id
-from tolerant_client.mirror.replication_policy import TopicNames
-from tolerant_client.mirror.sync import PreparedLink, prepare_link
-from tolerant_client.mirror.topic_filter import LinkTopics
+from tolerant_client.cluster.admin.producers import init_producer_id
+from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.mirror.batches.divergence import read_headers
+from tolerant_client.mirror.batches.gaps import FILLER
+from tolerant_client.mirror.batches.losses import MirrorPolicy
+from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.limits import CopyLimits, Progress
+from tolerant_client.mirror.engine.prepare import PreparedLink, prepare_link
+from tolerant_client.mirror.state.ledger import read_ledger
+from tolerant_client.mirror.state.replication_policy import TopicNames
+from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.verify.verification import VerifyReport, verify
-from tolerant_client.raw import LATEST, RawCluster
-from tolerant_client.record_batch import BatchHeader, Record, encode_batch, restamp
+from tolerant_client.records.record_batch import BatchHeader, Record, encode_batch, restamp
 
 T0 = 1_700_000_000_000
 _PIPELINE = 8
@@ -31,10 +32,12 @@ _PIPELINE = 8
 @contextmanager
 def both(
     source: str, target: str, patience_ms: int = 60_000, names: TopicNames | None = None, **config: Any
-) -> Iterator[tuple[RawCluster, RawCluster]]:
+) -> Iterator[tuple[Cluster, Cluster]]:
     """Source and target on one event loop, as the mirror has them."""
-    with RawCluster({"bootstrap_servers": source, **config}, name="source", patience_ms=patience_ms, names=names) as origin:
-        copy = RawCluster({"bootstrap_servers": target, **config}, origin.net, name="target", patience_ms=patience_ms)
+    with Cluster(
+        {"bootstrap_servers": source, **config}, name="source", patience_ms=patience_ms, names=names
+    ) as origin:
+        copy = Cluster({"bootstrap_servers": target, **config}, origin.net, name="target", patience_ms=patience_ms)
         try:
             yield origin, copy
         finally:
@@ -48,6 +51,27 @@ def create_topic(servers: str, name: str, partitions: int = 1, config: Mapping[s
         admin.create_topics([NewTopic(name, partitions, 1, topic_configs=dict(config or {}))])
     finally:
         admin.close()
+
+
+def delete_topic(servers: str, name: str) -> None:
+    with kafka.KafkaAdminClient(bootstrap_servers=servers) as admin:
+        admin.delete_topics([name])
+
+
+def create_again(servers: str, name: str) -> None:
+    """A topic that was deleted, as soon as its name is free."""
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            return create_topic(servers, name)
+        except Exception:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def make_anew(servers: str, name: str) -> None:
+    delete_topic(servers, name)
+    create_again(servers, name)
 
 
 def topics_of(servers: str) -> set[str]:
@@ -79,7 +103,7 @@ def append_batches(servers: str, batches: Iterable[tuple[TopicPartition, bytes]]
     def check(answer: Any) -> None:
         assert [part.error_code for part in answer] == [0], answer
 
-    with RawCluster({"bootstrap_servers": servers}, name="writer") as cluster:
+    with Cluster({"bootstrap_servers": servers}, name="writer") as cluster:
         cluster.run(run)
 
 
@@ -104,7 +128,12 @@ def append_records(
         for start in range(first, first + count, per_batch):
             for partition in range(partitions):
                 records = [
-                    Record(0, T0 + n if timestamp is None else timestamp, b"%d" % n, b"%010d/%04d/" % (n, partition) + filler)
+                    Record(
+                        0,
+                        T0 + n if timestamp is None else timestamp,
+                        b"%d" % n,
+                        b"%010d/%04d/" % (n, partition) + filler,
+                    )
                     for n in range(start, min(start + per_batch, first + count))
                 ]
                 batch = encode_batch(records, codec=codec)
@@ -117,7 +146,7 @@ def append_records(
 
 def append_as_link(servers: str, link: str, topic: str, records: Iterable[Record], sequence: int) -> None:
     """Appends one batch to partition 0 with the link's producer id, as a writer of it would whose place was wrong."""
-    with RawCluster({"bootstrap_servers": servers}, name="zombie") as cluster:
+    with Cluster({"bootstrap_servers": servers}, name="zombie") as cluster:
 
         async def run() -> None:
             batch = bytearray(encode_batch(list(records)))
@@ -157,7 +186,7 @@ def mirror(
 
 
 def losses(servers: str, topic: str) -> list[tuple[int, int, int, str]]:
-    with RawCluster({"bootstrap_servers": servers}, name="reader") as cluster:
+    with Cluster({"bootstrap_servers": servers}, name="reader") as cluster:
         rows = cluster.run(read_ledger, cluster)
     return [(row.partition, row.from_offset, row.until_offset, row.reason) for row in rows if row.topic == topic]
 
@@ -190,7 +219,7 @@ async def nobody_is_promoted(_: object = None) -> None:
 
 def ends(servers: str, topic: str, partitions: int = 1) -> list[int]:
     """Log end offsets; -1 for a topic that is not there."""
-    with RawCluster({"bootstrap_servers": servers}, name="reader") as cluster:
+    with Cluster({"bootstrap_servers": servers}, name="reader") as cluster:
         if topic not in cluster.run(cluster.partitions, [topic]):
             return [-1] * partitions
         asked = {TopicPartition(topic, n): LATEST for n in range(partitions)}
@@ -199,7 +228,7 @@ def ends(servers: str, topic: str, partitions: int = 1) -> list[int]:
 
 
 def header_at(servers: str, partition: TopicPartition, offset: int) -> BatchHeader:
-    with RawCluster({"bootstrap_servers": servers}, name="reader") as cluster:
+    with Cluster({"bootstrap_servers": servers}, name="reader") as cluster:
         return cluster.run(read_headers, cluster, {partition: offset})[partition]
 
 
@@ -216,7 +245,9 @@ def consume(servers: str, topic: str, partitions: int, count: int, **config: Any
         consumer.assign([TopicPartition(topic, n) for n in range(partitions)])
         found: dict[int, list[tuple[Any, ...]]] = {n: [] for n in range(partitions)}
         for record in consumer:
-            found[record.partition].append((record.offset, record.timestamp, record.key, record.value, tuple(record.headers)))
+            found[record.partition].append(
+                (record.offset, record.timestamp, record.key, record.value, tuple(record.headers))
+            )
             if sum(map(len, found.values())) >= count:
                 break
         return found

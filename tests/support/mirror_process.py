@@ -22,13 +22,13 @@ from typing import Any
 
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import TolerantClientError
-from tolerant_client.mirror.identical.copy import LinkCopier
-from tolerant_client.mirror.limits import CopyLimits, Progress
-from tolerant_client.mirror.losses import MirrorPolicy
-from tolerant_client.mirror.sync import prepare_link
-from tolerant_client.mirror.topic_filter import LinkTopics
-from tolerant_client.raw import LATEST, RawCluster
+from tolerant_client.mirror.batches.losses import MirrorPolicy
+from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.limits import CopyLimits, Progress
+from tolerant_client.mirror.engine.prepare import prepare_link
+from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 _READ_COMMITTED = 1
 _SAME_PART_S = 4.0
@@ -43,13 +43,21 @@ def limits(options: dict[str, Any]) -> CopyLimits:
 def main(source_servers: str, target_servers: str, topics: str, link: str, given: str = "{}") -> int:
     options = json.loads(given)
     chosen = LinkTopics.from_json(topics) if topics.startswith("{") else LinkTopics.of(topics)
-    with RawCluster({"bootstrap_servers": source_servers}, name="source", names=chosen.names) as source:
-        target = RawCluster({"bootstrap_servers": target_servers}, source.net, name="target")
+    with Cluster({"bootstrap_servers": source_servers}, name="source", names=chosen.names) as source:
+        target = Cluster({"bootstrap_servers": target_servers}, source.net, name="target")
 
         async def copy() -> dict[TopicPartition, Progress]:
             policy = MirrorPolicy.parse(gap_fill=options.get("gap_fill", []))
             prepared = await prepare_link(source, target, chosen, link, policy)
-            copier = LinkCopier(source, target, prepared.producer_id, limits(options), link=link, policy=policy, run=options.get("run", ""))
+            copier = LinkCopier(
+                source,
+                target,
+                prepared.producer_id,
+                limits(options),
+                link=link,
+                policy=policy,
+                run=options.get("run", ""),
+            )
             print("copying", flush=True)
             while "hold_ms" in options:
                 ends = await source.list_offsets(dict.fromkeys(prepared.ends, LATEST), isolation_level=_READ_COMMITTED)
@@ -75,7 +83,8 @@ def main(source_servers: str, target_servers: str, topics: str, link: str, given
 
 def numbers(progress: dict[TopicPartition, Progress]) -> dict[str, int]:
     return {
-        name: sum(getattr(p, name) for p in progress.values()) for name in ("records", "bytes", "troubles", "filled", "losses")
+        name: sum(getattr(p, name) for p in progress.values())
+        for name in ("records", "bytes", "troubles", "filled", "losses")
     }
 
 

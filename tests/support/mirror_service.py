@@ -10,14 +10,14 @@ import json
 import sys
 from pathlib import Path
 
-from spark_integration.mirroring.flow_links import run_flows
-from spark_integration.mirroring.link_events import LinkEvent
-from spark_integration.mirroring.mirror_settings import MirrorSettings
-from spark_integration.mirroring.restarts import RestartPolicy
-from spark_integration.mirroring.stop_signals import stop_signals
-from spark_integration.mirroring.supervisor import SupervisedLink, run_links
-from spark_integration.mm2.flows import read_flows
+from spark_integration.mirror.flow_links import run_flows
+from spark_integration.mirror.supervisor import SupervisedLink, run_links
 from tolerant_client.errors import TolerantClientError
+from tolerant_client.ops.mm2.flows import read_flows
+from tolerant_client.ops.service.link_events import LinkEvent
+from tolerant_client.ops.service.mirror_settings import MirrorSettings
+from tolerant_client.ops.service.restarts import RestartPolicy
+from tolerant_client.ops.service.stop_signals import stop_signals
 
 # Short waits: a test is not to sleep.
 POLICY = RestartPolicy(first_s=0.5, longest_s=2, healthy_s=5, stalled_s=300, promoted_s=2)
@@ -39,7 +39,9 @@ def main() -> None:
     try:
         if sys.argv[1].startswith("["):
             settings = [MirrorSettings(**{"goes_on": True, **fields}) for fields in json.loads(sys.argv[1])]
-            run_links([SupervisedLink(link) for link in settings], is_stopping=stopping.is_set, tell=tell, policy=POLICY)
+            run_links(
+                [SupervisedLink(link) for link in settings], is_stopping=stopping.is_set, tell=tell, policy=POLICY
+            )
         else:
             run_flows(read_flows(Path(sys.argv[1])), is_stopping=stopping.is_set, tell=tell, policy=POLICY)
     except TolerantClientError as error:

@@ -18,7 +18,7 @@ from kafka.structs import TopicPartition
 
 from support.log_readers import Bounds, LogRecord, Logs
 from support.nasty_topics import NastyTopic
-from tolerant_client.record_batch import Record
+from tolerant_client.records.record_batch import Record
 
 _FILLER = "tolerant.filler"
 _CREATE_TIME = 0
@@ -38,7 +38,9 @@ class Judgement(NamedTuple):
 
 
 def is_filler(record: LogRecord) -> bool:
-    return record.value is None and record.key in (None, _FILLER.encode()) and [n for n, _ in record.headers] == [_FILLER]
+    return (
+        record.value is None and record.key in (None, _FILLER.encode()) and [n for n, _ in record.headers] == [_FILLER]
+    )
 
 
 def judge(
@@ -68,7 +70,9 @@ def judge(
             if wanted is not None:
                 cleaned_away += 1
                 if not may_be_cleaned(offset):
-                    differences.append(f"{name} offset {offset}: {'filler' if found else 'nothing'} instead of {_show(wanted)}")
+                    differences.append(
+                        f"{name} offset {offset}: {'filler' if found else 'nothing'} instead of {_show(wanted)}"
+                    )
         elif wanted is None:
             differences.append(f"{name} offset {offset}: no committed record was written there, the target has {found}")
         elif not _same(wanted, found):
@@ -93,9 +97,13 @@ def judge_bounds(name: str, source: Bounds, target: Bounds, *, is_compact_only: 
     """The target ends at the source's last stable offset and starts where the source starts, if brokers let it."""
     differences = []
     if target.end != source.stable:
-        differences.append(f"{name}: the target's log ends at {target.end}, the source's last stable offset is {source.stable}")
+        differences.append(
+            f"{name}: the target's log ends at {target.end}, the source's last stable offset is {source.stable}"
+        )
     if target.stable != target.end:
-        differences.append(f"{name}: the target has an open transaction at {target.stable}, before its end {target.end}")
+        differences.append(
+            f"{name}: the target has an open transaction at {target.stable}, before its end {target.end}"
+        )
     if target.start != (0 if is_compact_only else source.start):
         differences.append(f"{name}: the target's log starts at {target.start}, the source's at {source.start}")
     return differences
@@ -129,7 +137,13 @@ def judge_topics(
 
 
 def _same(wanted: Record | None, found: LogRecord) -> bool:
-    return wanted is not None and tuple(wanted) == (found.offset, found.timestamp, found.key, found.value, found.headers)
+    return wanted is not None and tuple(wanted) == (
+        found.offset,
+        found.timestamp,
+        found.key,
+        found.value,
+        found.headers,
+    )
 
 
 def _show(record: Record) -> str:

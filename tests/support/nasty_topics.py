@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.codecs import CODEC_NAMES
-from tolerant_client.record_batch import Headers, Record
+from tolerant_client.records.codecs import CODEC_NAMES
+from tolerant_client.records.record_batch import Headers, Record
 
 T0 = 1_700_000_000_000
 YEAR_MS = 365 * 86_400_000
@@ -208,7 +208,9 @@ def _topic(seed: int, prefix: str, steps: int) -> NastyTopic:
     always_keyed = kind.is_keyed or rng.random() < 0.3
     count = rng.choice((1, 1, 2, 3))
     if steps:
-        return NastyTopic(seed, kind, tuple(_growing_log(rng, kind, always_keyed, steps) for _ in range(count)), config, {}, prefix)
+        return NastyTopic(
+            seed, kind, tuple(_growing_log(rng, kind, always_keyed, steps) for _ in range(count)), config, {}, prefix
+        )
     logs = tuple(_log(rng, kind, always_keyed, "delete" in policy) for _ in range(count))
     if kind is not Kind.STAMPED and policy == "delete" and always_keyed and any(log.start for log in logs):
         later["cleanup.policy"] = "compact"  # a log that the target cannot delete the start of
@@ -324,7 +326,10 @@ class _LogWriter:
         producer.is_open = False
 
     def append(self, producer: _Producer | None, is_transactional: bool = False, records: int = 0) -> None:
-        count = records or self.rng.choices((1, self.rng.randint(2, 10), self.rng.randint(11, 60), 1500), (40, 35, 12, 0.6))[0]
+        count = (
+            records
+            or self.rng.choices((1, self.rng.randint(2, 10), self.rng.randint(11, 60), 1500), (40, 35, 12, 0.6))[0]
+        )
         batch: list[Record] = []
         size = 0
         for n in range(count):
@@ -354,7 +359,9 @@ class _LogWriter:
         rng = self.rng
         if key is None and self.resembles_filler and rng.random() < 0.1:
             key = FILLER.encode() if self.always_keyed else None
-            return Record(self.offset, self.timestamp(), key, None, ((FILLER, rng.choice((None, b"7", b"%d" % 10**6))),))
+            return Record(
+                self.offset, self.timestamp(), key, None, ((FILLER, rng.choice((None, b"7", b"%d" % 10**6))),)
+            )
         if key is None and (self.always_keyed or rng.random() < 0.6):
             key = b"key-%d" % int(self.keys * rng.random() ** 2) if rng.random() < 0.95 else b""
         return Record(self.offset, self.timestamp(), key, self.value(), self.headers())
@@ -464,7 +471,15 @@ def _record_features(batches: list[Append]) -> Iterator[str]:
             yield "no timestamp"
         elif last is not None:
             apart = record.timestamp - last
-            yield "equal timestamps" if not apart else "backwards" if apart < 0 else "far apart" if apart > YEAR_MS else "later"
+            yield (
+                "equal timestamps"
+                if not apart
+                else "backwards"
+                if apart < 0
+                else "far apart"
+                if apart > YEAR_MS
+                else "later"
+            )
         last = record.timestamp
 
 

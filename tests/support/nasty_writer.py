@@ -18,10 +18,10 @@ from kafka.protocol.producer import WriteTxnMarkersRequest
 from kafka.structs import TopicPartition
 
 from support.nasty_topics import Append, Marker, NastyPartition, NastyTopic, Step
-from tolerant_client.mirror.plan import TopicSpec
-from tolerant_client.mirror.topics import create_topics
-from tolerant_client.raw import LATEST, RawCluster
-from tolerant_client.record_batch import encode_batch
+from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.mirror.state.plan import TopicSpec
+from tolerant_client.mirror.state.topics import create_topics
+from tolerant_client.records.record_batch import encode_batch
 from tolerant_client.testing import KafkaCluster
 
 CLEANER_CONFIG: Mapping[str, str] = {
@@ -43,7 +43,7 @@ _Logs = Mapping[TopicPartition, NastyPartition]
 def write_topics(cluster: KafkaCluster, topics: Sequence[NastyTopic], patience_s: float = 60) -> None:
     """Creates and fills all topics, waiting for the cleaner where a plan says so; one node, no traffic beside."""
     logs = {partition: log for topic in topics for partition, log in topic.by_partition.items()}
-    with RawCluster({"bootstrap_servers": cluster.bootstrap_servers}, name="nasty writer") as raw:
+    with Cluster({"bootstrap_servers": cluster.bootstrap_servers}, name="nasty writer") as raw:
 
         async def run() -> None:
             await _create(raw, topics)
@@ -65,18 +65,18 @@ def write_topics(cluster: KafkaCluster, topics: Sequence[NastyTopic], patience_s
 
 
 def create_nasty_topics(servers: str, topics: Sequence[NastyTopic]) -> None:
-    with RawCluster({"bootstrap_servers": servers}, name="nasty writer") as raw:
+    with Cluster({"bootstrap_servers": servers}, name="nasty writer") as raw:
         raw.run(_create, raw, topics)
 
 
-async def _create(raw: RawCluster, topics: Sequence[NastyTopic]) -> None:
+async def _create(raw: Cluster, topics: Sequence[NastyTopic]) -> None:
     await raw.connect()
     await create_topics(raw, [TopicSpec(t.name, len(t.partitions), 1, t.config) for t in topics])
     # A broker knows new topics a little later than the controller.
     await raw.list_offsets({partition: LATEST for topic in topics for partition in topic.by_partition})
 
 
-async def append_steps(raw: RawCluster, steps: Mapping[TopicPartition, Sequence[Step]]) -> None:
+async def append_steps(raw: Cluster, steps: Mapping[TopicPartition, Sequence[Step]]) -> None:
     """The steps of each partition in their order; all partitions side by side."""
     waiting = {partition: deque(todo) for partition, todo in steps.items() if todo}
     in_flight: deque[tuple[Any, Callable[[Any], None]]] = deque()
@@ -95,7 +95,7 @@ async def append_steps(raw: RawCluster, steps: Mapping[TopicPartition, Sequence[
 
 
 def _requests(
-    raw: RawCluster, node_id: int, steps: Mapping[TopicPartition, Step]
+    raw: Cluster, node_id: int, steps: Mapping[TopicPartition, Step]
 ) -> Iterator[tuple[Any, Callable[[Any], None]]]:
     """One step of each partition; transactional batches of a request are of one producer."""
     groups: dict[tuple[int, int] | None, dict[TopicPartition, Append]] = {}
@@ -128,14 +128,17 @@ def _encode(step: Append) -> bytes:
     )
 
 
-def _produce(raw: RawCluster, node_id: int, batches: Mapping[TopicPartition, memoryview], who: object) -> Any:
+def _produce(raw: Cluster, node_id: int, batches: Mapping[TopicPartition, memoryview], who: object) -> Any:
     return raw.produce(node_id, batches, transactional_id=None if who is None else "nasty")
 
 
 def _check_produced(members: Mapping[TopicPartition, Append]) -> Callable[[Any], None]:
     def check(answer: Any) -> None:
         for part in answer:
-            assert (part.error_code, part.base_offset) == (0, members[part.partition].offset), (part, str(members[part.partition]))
+            assert (part.error_code, part.base_offset) == (0, members[part.partition].offset), (
+                part,
+                str(members[part.partition]),
+            )
 
     return check
 
@@ -188,7 +191,9 @@ def cleaner_checkpoint(cluster: KafkaCluster) -> dict[TopicPartition, int]:
     return found
 
 
-async def _cleaned(raw: RawCluster, cluster: KafkaCluster, wanted: Mapping[TopicPartition, int], patience_s: float) -> None:
+async def _cleaned(
+    raw: Cluster, cluster: KafkaCluster, wanted: Mapping[TopicPartition, int], patience_s: float
+) -> None:
     deadline = time.monotonic() + patience_s
     while True:
         found = cleaner_checkpoint(cluster)
@@ -202,13 +207,14 @@ async def _cleaned(raw: RawCluster, cluster: KafkaCluster, wanted: Mapping[Topic
 # -- what administrators do ---------------------------------------------------
 
 
-async def delete_records(raw: RawCluster, starts: Mapping[TopicPartition, int]) -> None:
+async def delete_records(raw: Cluster, starts: Mapping[TopicPartition, int]) -> None:
     topic_type = DeleteRecordsRequest.DeleteRecordsTopic
     for node_id, members in (await raw.by_leader(starts)).items():
         request = DeleteRecordsRequest(
             topics=[
                 topic_type(
-                    name=p.topic, partitions=[topic_type.DeleteRecordsPartition(partition_index=p.partition, offset=starts[p])]
+                    name=p.topic,
+                    partitions=[topic_type.DeleteRecordsPartition(partition_index=p.partition, offset=starts[p])],
                 )
                 for p in members
             ],
@@ -218,7 +224,7 @@ async def delete_records(raw: RawCluster, starts: Mapping[TopicPartition, int]) 
             assert not any(p.error_code for p in topic.partitions), topic
 
 
-async def alter_topics(raw: RawCluster, changes: Mapping[str, Mapping[str, str]]) -> None:
+async def alter_topics(raw: Cluster, changes: Mapping[str, Mapping[str, str]]) -> None:
     """Sets configurations of many topics in one request."""
     if not changes:
         return
@@ -229,7 +235,8 @@ async def alter_topics(raw: RawCluster, changes: Mapping[str, Mapping[str, str]]
                 resource_type=_TOPIC_RESOURCE,
                 resource_name=name,
                 configs=[
-                    resource.AlterableConfig(name=key, config_operation=_SET, value=value) for key, value in config.items()
+                    resource.AlterableConfig(name=key, config_operation=_SET, value=value)
+                    for key, value in config.items()
                 ],
             )
             for name, config in changes.items()

@@ -7,9 +7,9 @@ from typing import Any
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.fetch import FetchedPartition
-from tolerant_client.raw import LATEST
-from tolerant_client.record_batch import read_header
+from tolerant_client.cluster.cluster import LATEST
+from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.records.record_batch import read_header
 
 
 class OneLog:
@@ -29,19 +29,29 @@ class OneLog:
         return 1
 
     async def list_offsets(self, timestamps: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        return {partition: self.end if timestamp == LATEST else self.start for partition, timestamp in timestamps.items()}
+        return {
+            partition: self.end if timestamp == LATEST else self.start for partition, timestamp in timestamps.items()
+        }
 
     async def insist(self, what: str, attempt: Callable[[], Awaitable[Any]]) -> Any:
         return await attempt()
 
     async def fetch(
-        self, node: int, positions: Mapping[TopicPartition, int], *, partition_max_bytes: int = 1 << 20, isolation_level: int = 0, **_: object
+        self,
+        node: int,
+        positions: Mapping[TopicPartition, int],
+        *,
+        partition_max_bytes: int = 1 << 20,
+        isolation_level: int = 0,
+        **_: object,
     ) -> list[FetchedPartition]:
         self.fetches += 1
         end = self.stable if isolation_level else self.end
         found = []
         for partition, position in positions.items():
             error = 0 if self.start <= position <= self.end else 1
-            data = b"".join(b for h, b in self.batches if h.last_offset >= position and h.base_offset < end)[:partition_max_bytes]
+            data = b"".join(b for h, b in self.batches if h.last_offset >= position and h.base_offset < end)[
+                :partition_max_bytes
+            ]
             found.append(FetchedPartition(partition, error, self.end, end, 0, (), memoryview(b"" if error else data)))
         return found

@@ -30,9 +30,9 @@ from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, 
 from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
-from tolerant_client.api_rows import ApiRow
-from tolerant_client.apis import row_for
-from tolerant_client.requests import KafkaRequest, with_correlation_id
+from tolerant_client.tracker.rules.api_rows import ApiRow
+from tolerant_client.tracker.rules.apis import row_for
+from tolerant_client.tracker.rules.requests import KafkaRequest, with_correlation_id
 
 PATIENCE = 30.0
 NOT_YET = frozenset({14, 15, 16, 51})  # a coordinator that loads, or ends the transaction before

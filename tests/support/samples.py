@@ -20,9 +20,9 @@ from typing import Any
 
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.schemas.fields.codecs import EncodeBufferPool
-from support.fake_broker import batch
 
-from tolerant_client import apis
+from support.fake_broker import batch
+from tolerant_client.tracker.rules import apis
 
 for _module in ("admin", "consumer", "metadata", "producer", "sasl"):
     importlib.import_module(f"kafka.protocol.{_module}")
@@ -224,9 +224,7 @@ def _batch(producer_id: int, n: int) -> bytes:
 def _produce(name: str, producer_id: int, **more: Any) -> Sample:
     def topics(n: int) -> list[Any]:
         topic_class = request_class(apis.PRODUCE).TopicProduceData
-        part = topic_class.PartitionProduceData(
-            version=9, index=_partition(n), records=_batch(producer_id, n)
-        )
+        part = topic_class.PartitionProduceData(version=9, index=_partition(n), records=_batch(producer_id, n))
         return [topic_class(version=9, name="t", partition_data=[part])]
 
     def responses(n: int) -> list[Any]:

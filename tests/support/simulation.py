@@ -6,7 +6,8 @@
 A seed decides everything: ids, requests, latencies, throttles, faults.  A quarter of
 the seeds have no fault, a quarter exactly one, the rest many.  Asserted in each:
 
-A. Every request is settled exactly once, and not after its deadline.
+A. Every request is settled exactly once, and not after its deadline; the time that the peer took for probes sent before
+   it does not count.
 B. An answer completes the request that it was made for; another one only where
    several faults together left no way to tell, or where it speaks of something else
    and its request may not be sent again, or the repeat's answer says the same, or two have none,
@@ -38,14 +39,14 @@ import sys
 from collections import Counter, deque
 from typing import Any, NoReturn
 
-from tolerant_client import api_rows as rows
-from tolerant_client import apis
-from tolerant_client.apis import Action, OtherSubject
-from tolerant_client.correlation import SPACE
-from tolerant_client.events import Completed, Event, Failed, Lost, Orphan, Probe, Requeued, Retired, Verdict
-from tolerant_client.inflight import InFlightRequests
-from tolerant_client.lifecycle import NEVER, InFlightRequest
 from tolerant_client.policy import RecoveryPolicy
+from tolerant_client.tracker.correlation import SPACE
+from tolerant_client.tracker.events import Completed, Event, Failed, Lost, Orphan, Probe, Requeued, Retired, Verdict
+from tolerant_client.tracker.inflight import InFlightRequests
+from tolerant_client.tracker.lifecycle import NEVER, InFlightRequest
+from tolerant_client.tracker.rules import api_rows as rows
+from tolerant_client.tracker.rules import apis
+from tolerant_client.tracker.rules.apis import Action, OtherSubject
 
 TIMEOUT = 30.0
 _REMEMBERED = 5  # batches of one producer that a broker knows again (ProducerStateEntry.java)
@@ -86,10 +87,10 @@ class Request:
     def decode_response(self, body: memoryview) -> tuple[int, int]:
         """(token, error code); raises ValueError on a body that is not for this API, or not for this request.
 
-        The first byte is the API's key plus one, as a probe's answer starts with zeros.
+        The first byte is the API's key plus one, as a probe's answer starts with zeros: some decoders take that, too.
         """
-        if body == PROBE_BODY and self.API_KEY == apis.METADATA:
-            return -1, 0  # of all topics, of which there are none
+        if body == PROBE_BODY and self.API_KEY in (apis.METADATA, apis.OFFSET_COMMIT):
+            return -1, 0
         if len(body) != 6 or body[0] != self.API_KEY + 1:
             raise ValueError("not an answer to this API")
         token = int.from_bytes(body[1:5], "big")
@@ -183,6 +184,10 @@ class Simulation:
         self.happened: Counter[str] = Counter()
         self.now = 100.0
         self.deadline_of: dict[int, float] = {}
+        self.asked: dict[
+            int, int
+        ] = {}  # by the id of a probe without a response: how many requests were sent before it
+        self.arrived_at = -NEVER  # the last response
         self.settled: dict[int, str] = {}
         self.entries: list[InFlightRequest] = []
         self.writes: Counter[int] = Counter()  # by token
@@ -202,7 +207,9 @@ class Simulation:
         self.arrives_at = 0.0
         self.is_cut = False
         self.shift = 0  # of every id from now on
-        self.unpaired: deque[int] | None = None  # an answer was lost, and each one after it comes under the id before its own
+        self.unpaired: deque[int] | None = (
+            None  # an answer was lost, and each one after it comes under the id before its own
+        )
         self.is_garbled = False
         self.is_odd = False
         self.odd_ids: set[int] = set()  # ids whose answers speak of something else
@@ -316,6 +323,8 @@ class Simulation:
             self.broken("A", f"sending gave {events}")
         self.used.append(entry.correlation_id)
         request = entry.request
+        if isinstance(request, Question):
+            self.asked[entry.correlation_id] = len(self.entries)
         if isinstance(request, Question) and self.is_gateway:
             self.put(entry.correlation_id, PROBE_BODY, self.now + self.latency)
             return
@@ -482,6 +491,11 @@ class Simulation:
         if self.is_told:
             print(f"{self.now - 100:9.4f}  answer {correlation_id}")
         is_waited_for = len(self.tracker) > 0
+        if (sent_before := self.asked.pop(correlation_id, None)) is not None:
+            for entry in self.entries[sent_before:]:
+                if entry.sent_at >= 0:
+                    self.deadline_of[entry.request.token] += self.now - max(entry.sent_at, self.arrived_at)
+        self.arrived_at = self.now
         events = self.tracker.response(correlation_id, body, self.now)
         # At a gateway it may pass for that of a request which a probe gave up.
         is_waited_for = is_waited_for and not any(type(e) is Orphan and e.cause == "late" for e in events)

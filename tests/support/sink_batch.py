@@ -21,7 +21,7 @@ from spark_integration.writing.exactly_once import SinkBatch
 from spark_integration.writing.options import parse_write_options
 from spark_integration.writing.settlement import WrittenTask, commit_tasks
 from spark_integration.writing.writer import write_task
-from tolerant_client.producer_transaction import ProducerTransaction
+from tolerant_client.cluster.producer.transaction import ProducerTransaction
 
 ROWS = 60
 DEATHS = ("tasks", "begun", "decided", "ended")

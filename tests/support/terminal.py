@@ -68,11 +68,15 @@ class Screen:
         return "".join(line if len(line) == self._columns else f"{line.rstrip()}\n" for line in drawn)
 
 
-def run_in_terminal(arguments: Sequence[str], columns: int, env: Mapping[str, str], timeout: float = 60) -> tuple[int, str]:
+def run_in_terminal(
+    arguments: Sequence[str], columns: int, env: Mapping[str, str], timeout: float = 60
+) -> tuple[int, str]:
     """The exit code of a process, and what is on the terminal once it has ended; its standard error is a terminal."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    process = subprocess.Popen(arguments, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, **env, "TERM": "xterm"})
+    process = subprocess.Popen(
+        arguments, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, **env, "TERM": "xterm"}
+    )
     os.close(theirs)
     found = b""
     try:

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import sys
 
-from tolerant_client.mirror.translated.copier import TranslatedCopier, prepare_translated_link
-from tolerant_client.mirror.translated.partition import TransactionLimits
-from tolerant_client.raw import RawCluster
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.engine.translated.partition import TransactionLimits
 
 # Small transactions: a writer that is killed has always done a part only.
 LIMITS = TransactionLimits(linger_ms=5, commit_ms=20, commit_bytes=30_000, takeover_ms=500)
 
 
 def main(source_servers: str, target_servers: str, topics: str, link: str) -> None:
-    with RawCluster({"bootstrap_servers": source_servers}, name="source") as source:
-        target = RawCluster({"bootstrap_servers": target_servers}, source.net, name="target")
+    with Cluster({"bootstrap_servers": source_servers}, name="source") as source:
+        target = Cluster({"bootstrap_servers": target_servers}, source.net, name="target")
 
         async def copy() -> None:
             prepared = await prepare_translated_link(source, target, topics, link)

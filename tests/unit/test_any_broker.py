@@ -13,11 +13,11 @@ import pytest
 from kafka.protocol.admin import CreateTopicsRequest, DescribeClusterRequest
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest, MetadataResponse
 from kafka.protocol.producer import InitProducerIdRequest
-from support.ended import end
-from support.fake_broker import FakeBroker, serve
 
 import tolerant_client
-from tolerant_client.any_broker import is_for_any_broker
+from support.ended import end
+from support.fake_broker import FakeBroker, serve
+from tolerant_client.stock.any_broker import is_for_any_broker
 
 REQUEST_TIMEOUT_MS = 5_000
 LEADERS = {"first": 1, "second": 2}

@@ -16,18 +16,16 @@ import pytest
 from kafka.protocol.api_message import ApiMessage
 from kafka.structs import TopicPartition
 
-from tolerant_client import api_rows as rows
-from tolerant_client import apis
-from tolerant_client.api_rows import Action, ApiRow
-from tolerant_client.fetch import RawFetch
+from tolerant_client.cluster.fetch import RawFetch
+from tolerant_client.cluster.produce import RawProduce
 from tolerant_client.policy import RecoveryPolicy
-from tolerant_client.produce import RawProduce
+from tolerant_client.tracker.rules import api_rows as rows
+from tolerant_client.tracker.rules import apis
+from tolerant_client.tracker.rules.api_rows import Action, ApiRow
 
 ROOT = Path(__file__).parents[2]
 CARE = [Action.RESEND, Action.SAME_BYTES, Action.HAND_UP, Action.OUTCOME_UNKNOWN, Action.CLOSE]  # more and more
-TABLE = {
-    name: row for name, row in vars(rows).items() if isinstance(row, ApiRow) and row is not rows.NOT_KNOWN
-}
+TABLE = {name: row for name, row in vars(rows).items() if isinstance(row, ApiRow) and row is not rows.NOT_KNOWN}
 
 
 def schema_names() -> Iterator[tuple[int, str]]:
@@ -150,11 +148,15 @@ def test_the_page_of_requests_shows_this_table() -> None:
     readme = (ROOT / "docs" / "requests.md").read_text(encoding="utf-8")
     _, _, rest = readme.partition("<!-- apis:begin -->\n")
     block, end, _ = rest.partition("<!-- apis:end -->")
-    assert end and block == apis.as_markdown() + "\n", "write it with: python -m tolerant_client.apis"
+    assert end and block == apis.as_markdown() + "\n", "write it with: python -m tolerant_client.tracker.rules.apis"
 
 
 def test_module_prints_the_table() -> None:
     printed = subprocess.run(
-        [sys.executable, "-m", "tolerant_client.apis"], capture_output=True, text=True, check=True, cwd=ROOT
+        [sys.executable, "-m", "tolerant_client.tracker.rules.apis"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
     )
     assert printed.stdout == apis.as_markdown() + "\n"

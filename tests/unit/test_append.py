@@ -13,13 +13,13 @@ import pytest
 from kafka.future import Future
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.appendable import AppendRules
-from tolerant_client.mirror.gaps import Gap, GapFill
-from tolerant_client.mirror.identical.append import Appender
-from tolerant_client.mirror.identical.partition import AppendState, PartitionCopy, Phase
-from tolerant_client.mirror.limits import CopyLimits
-from tolerant_client.produce import ProduceAnswer, ProducedPartition
-from tolerant_client.record_batch import BatchHeader, Record, encode_batch, read_header
+from tolerant_client.cluster.produce import ProduceAnswer, ProducedPartition
+from tolerant_client.mirror.batches.appendable import AppendRules, AppendState
+from tolerant_client.mirror.batches.gaps import Gap, GapFill
+from tolerant_client.mirror.engine.identical.append import Appender
+from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
+from tolerant_client.mirror.engine.limits import CopyLimits
+from tolerant_client.records.record_batch import BatchHeader, Record, encode_batch, read_header
 
 FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
 NOW_MS = int(time.time() * 1000)
@@ -47,9 +47,13 @@ class Target:
         self.sent.append((dict(batches), future))
         return future
 
-    def answer(self, base_offsets: Mapping[TopicPartition, int], error_code: int = 0, throttle_time_ms: int = 0) -> None:
+    def answer(
+        self, base_offsets: Mapping[TopicPartition, int], error_code: int = 0, throttle_time_ms: int = 0
+    ) -> None:
         batches, future = self.sent.pop(0)
-        future.success(ProduceAnswer([ProducedPartition(p, error_code, base_offsets[p]) for p in batches], throttle_time_ms))
+        future.success(
+            ProduceAnswer([ProducedPartition(p, error_code, base_offsets[p]) for p in batches], throttle_time_ms)
+        )
 
 
 class Filler:
@@ -71,7 +75,9 @@ class Rig:
         self.claimed = True
         target: Any = self.target
         fillers = {GapFill.TRANSACTIONS: self.filler}
-        self.appender = Appender(target, CopyLimits(), lambda: 0.0, fillers, self.holds, self._spawn, self._answered, lambda copy: None)
+        self.appender = Appender(
+            target, CopyLimits(), lambda: 0.0, fillers, self.holds, self._spawn, self._answered, lambda copy: None
+        )
         self.copies = {p: PartitionCopy(p, None, 0.0) for p in (FIRST, SECOND)}
         for copy in self.copies.values():
             copy.resume(AppendState(0, 4711, 0, 0), RULES, 0.0)
@@ -205,7 +211,9 @@ def test_more_requests_are_in_flight_with_each_answer_and_one_after_a_throttle()
             seen.append(len(rig.target.sent))
             rig.target.answer({FIRST: 5 * n}, throttle_time_ms=300 if n == 3 else 0)
         seen.append(len(rig.target.sent))
-        assert seen == [1, 2, 4, 8, 7, 6, 5], "doubled with each answer; after the throttle nothing new goes out behind what is in flight"
+        assert seen == [1, 2, 4, 8, 7, 6, 5], (
+            "doubled with each answer; after the throttle nothing new goes out behind what is in flight"
+        )
         rig.target.answer({FIRST: 30})
 
     asyncio.run(run())

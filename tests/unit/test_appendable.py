@@ -12,11 +12,19 @@ from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
 from support.legacy_sets import message
+from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.errors import OversizedRecordError, RecordBatchError
-from tolerant_client.fetch import FetchedPartition
-from tolerant_client.mirror.appendable import FILLED_AT_ONCE, Appendable, AppendRules, Claim, Course, appendable, cover
-from tolerant_client.mirror.gaps import Gap, GapFill, is_filler
-from tolerant_client.record_batch import Record, decode_records, encode_batch, iter_batches, read_header
+from tolerant_client.mirror.batches.appendable import (
+    FILLED_AT_ONCE,
+    Appendable,
+    AppendRules,
+    Claim,
+    Course,
+    appendable,
+    cover,
+)
+from tolerant_client.mirror.batches.gaps import Gap, GapFill, is_filler
+from tolerant_client.records.record_batch import Record, decode_records, encode_batch, iter_batches, read_header
 
 TP = TopicPartition("orders", 0)
 NOW_MS = 1_700_000_000_000
@@ -28,7 +36,9 @@ def rules(way: GapFill = GapFill.TRANSACTIONS, limit: int = 1 << 20, left_out: S
     return AppendRules(way, False, limit, left_out)
 
 
-def data(base_offset: int, count: int = 3, *, pid: int = -1, size: int = 10, offsets: Sequence[int] | None = None) -> bytes:
+def data(
+    base_offset: int, count: int = 3, *, pid: int = -1, size: int = 10, offsets: Sequence[int] | None = None
+) -> bytes:
     numbers = offsets or range(base_offset, base_offset + count)
     return encode_batch(
         [Record(0, NOW_MS + n, b"%d" % n, b"v" * size) for n in numbers],
@@ -43,14 +53,18 @@ def data(base_offset: int, count: int = 3, *, pid: int = -1, size: int = 10, off
 
 def marker(offset: int, pid: int, kind: int) -> bytes:
     record = Record(0, NOW_MS, struct.pack(">hh", 0, kind), struct.pack(">hi", 0, 0))
-    return encode_batch([record], base_offset=offset, producer_id=pid, producer_epoch=0, is_transactional=True, is_control=True)
+    return encode_batch(
+        [record], base_offset=offset, producer_id=pid, producer_epoch=0, is_transactional=True, is_control=True
+    )
 
 
 def answer(*batches: bytes, aborted: Sequence[tuple[int, int]] = ()) -> FetchedPartition:
     return FetchedPartition(TP, 0, 10**9, 10**9, 0, tuple(aborted), memoryview(bytearray().join(batches)))
 
 
-def twice(part: FetchedPartition, position: int, way: AppendRules = rules(), until: int | None = None) -> list[Appendable]:
+def twice(
+    part: FetchedPartition, position: int, way: AppendRules = rules(), until: int | None = None
+) -> list[Appendable]:
     """What two equal answers lead to; views are taken once each, since they are stamped in place."""
     first = appendable(part, position, until, way, (), NOW_MS)
     if not first.shown:
@@ -93,7 +107,9 @@ def test_law_c_marker_is_a_gap_at_once_and_committed_data_is_not() -> None:
 
 
 def test_law_c_aborted_data_is_a_gap() -> None:
-    part = answer(data(10, 3, pid=7), data(13, 2, pid=8), marker(15, 7, ABORT), marker(16, 8, COMMIT), aborted=[(7, 10)])
+    part = answer(
+        data(10, 3, pid=7), data(13, 2, pid=8), marker(15, 7, ABORT), marker(16, 8, COMMIT), aborted=[(7, 10)]
+    )
     course = appendable(part, 10, None, rules(), (), NOW_MS)
     assert outline(course.items) == [(10, 13, "gap"), (13, 15, "batch"), (15, 17, "gap")]
     assert not course.shown
@@ -111,7 +127,9 @@ def test_an_election_while_a_transaction_is_open_is_known_by_its_marker(way: Gap
     part = answer(of_epoch(data(10, 3, pid=7), 5), of_epoch(marker(13, 7, kind), 6), aborted=aborted)
     course = appendable(part, 10, None, rules(way), (), NOW_MS)
     assert (course.position, course.leader_epoch) == (14, 6)
-    part = answer(of_epoch(data(10, 3, pid=7), 5), of_epoch(marker(13, 7, kind), 6), of_epoch(data(14), 6), aborted=aborted)
+    part = answer(
+        of_epoch(data(10, 3, pid=7), 5), of_epoch(marker(13, 7, kind), 6), of_epoch(data(14), 6), aborted=aborted
+    )
     assert appendable(part, 10, 14, rules(way), (), NOW_MS).leader_epoch == 6
     assert appendable(part, 10, 13, rules(way), (), NOW_MS).leader_epoch == 5
 
@@ -165,7 +183,9 @@ def test_law_d_run_of_messages_is_believed_when_each_lies_where_it_did(offsets: 
 
 
 @pytest.mark.parametrize("lists", [([(7, 10)], []), ([], [(7, 10)]), ([(7, 10)], [(7 ^ 64, 10)])])
-def test_law_d_outcome_of_a_transaction_without_its_marker_must_be_shown_twice(lists: tuple[list[tuple[int, int]], ...]) -> None:
+def test_law_d_outcome_of_a_transaction_without_its_marker_must_be_shown_twice(
+    lists: tuple[list[tuple[int, int]], ...],
+) -> None:
     shown = frozenset[Claim]()
     for aborted in lists:
         course = appendable(answer(data(10, 3, pid=7), aborted=aborted), 10, None, rules(), shown, NOW_MS)
@@ -232,7 +252,10 @@ def test_trouble_behind_small_batches_leaves_them_appendable(trouble: str) -> No
 
 @pytest.mark.parametrize(
     ("kind", "aborted", "reason"),
-    [(ABORT, [], "aborts a transaction which the answer lists as committed"), (COMMIT, [(7, 10)], "commits .* lists as aborted")],
+    [
+        (ABORT, [], "aborts a transaction which the answer lists as committed"),
+        (COMMIT, [(7, 10)], "commits .* lists as aborted"),
+    ],
 )
 def test_law_e_marker_that_contradicts_the_list_spoils_the_answer(
     kind: int, aborted: list[tuple[int, int]], reason: str
@@ -316,8 +339,14 @@ def logs(draw: st.DrawFn) -> tuple[list[bytes], list[tuple[int, int]], list[Reco
         if draw(st.booleans()):  # the cleaner keeps the last offset of what it empties at the end
             records = list(decode_records(memoryview(batch)))
             batch = encode_batch(
-                records, base_offset=at, offsets=[r.offset for r in records], last_offset_delta=span - 1, producer_id=pid,
-                producer_epoch=0, base_sequence=0, is_transactional=pid >= 0,
+                records,
+                base_offset=at,
+                offsets=[r.offset for r in records],
+                last_offset_delta=span - 1,
+                producer_id=pid,
+                producer_epoch=0,
+                base_sequence=0,
+                is_transactional=pid >= 0,
             )
         batches.append(batch)
         written += [(current.get(pid, 0), record) for record in decode_records(memoryview(batch))]
@@ -346,7 +375,9 @@ class Flip(NamedTuple):
         headers = [header for header, _ in iter_batches(part.records)]
         number = self.place % len(headers)
         moved = headers[number].base_offset ^ (1 << self.bit)
-        if moved != (headers[number - 1].next_offset if number else position):  # that nobody can tell (the docstring says so)
+        if moved != (
+            headers[number - 1].next_offset if number else position
+        ):  # that nobody can tell (the docstring says so)
             at = sum(header.size for header in headers[:number]) + 7 - self.bit // 8
             part.records[at] ^= 1 << self.bit % 8
         return part
@@ -380,8 +411,14 @@ def test_any_log_is_covered_without_a_hole_and_keeps_its_committed_records(
         rest = rest[: choices.draw(st.integers(1, len(rest)))]
         until = read_header(rest[-1]).next_offset
         listed = [pair for pair in aborted if pair[1] < until]
-        ended = {(pid, at) for pid, at in listed if any(h.is_control and h.producer_id == pid and h.base_offset > at
-                 and h.next_offset <= position for h in map(read_header, batches))}
+        ended = {
+            (pid, at)
+            for pid, at in listed
+            if any(
+                h.is_control and h.producer_id == pid and h.base_offset > at and h.next_offset <= position
+                for h in map(read_header, batches)
+            )
+        }
         part = answer(*rest, aborted=[pair for pair in listed if pair not in ended])
         if flip is not None and flip.answer == number:
             part = flip.spoil(part, position)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tolerant_client import arrow, record_fields
-from tolerant_client.arrow import SCHEMA_WITH_HEADERS, iter_arrow
 from tolerant_client.errors import RecordBatchError
-from tolerant_client.record_batch import Record, decode_records, encode_batch, iter_batches, read_header
+from tolerant_client.records import arrow, record_fields
+from tolerant_client.records.arrow import SCHEMA_WITH_HEADERS, iter_arrow
+from tolerant_client.records.record_batch import Record, decode_records, encode_batch, iter_batches, read_header
 
 T0 = 1_700_000_000_000
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -24,9 +24,7 @@ one_record = st.builds(
     timestamp=st.integers(T0 - 10**6, T0 + 10**6) | st.sampled_from([-1, 0, T0 * 2]),
     key=st.none() | st.binary(max_size=70),
     value=st.none() | st.binary(max_size=300) | st.integers(0, 20_000).map(bytes),
-    headers=st.lists(
-        st.tuples(st.text(max_size=8), st.none() | st.binary(max_size=20)), max_size=4
-    ).map(tuple),
+    headers=st.lists(st.tuples(st.text(max_size=8), st.none() | st.binary(max_size=20)), max_size=4).map(tuple),
 )
 # Runs of one record make runs of one size; between them the size changes.
 run = st.tuples(one_record, st.integers(1, 100)).map(lambda pair: [pair[0]] * pair[1])
@@ -78,9 +76,7 @@ def test_arrow_equals_decode_records(given: Any, cut: tuple[int, int], target_by
         parts.append(encode_batch(records, base_offset=offset, codec=codec, log_append_time=stamp))
         offset += len(records) + 3
     data = memoryview(b"".join(parts))
-    expected = [
-        (read_header(view), record) for _, view in iter_batches(data) for record in decode_records(view)
-    ]
+    expected = [(read_header(view), record) for _, view in iter_batches(data) for record in decode_records(view)]
     expected = [pair for pair in expected if cut[0] <= pair[1].offset < cut[1]]
     pieces = list(
         iter_arrow(iter_batches(data), "topic", 3, *cut, schema=arrow.SCHEMA_WITH_HEADERS, target_bytes=target_bytes)
@@ -159,9 +155,7 @@ def test_a_timestamp_that_microseconds_cannot_hold_is_refused() -> None:
 
 def test_pieces_stay_near_the_target_size() -> None:
     parts = [encode_batch([Record(0, T0, None, bytes(1000))] * 10, base_offset=i * 10) for i in range(50)]
-    pieces = list(
-        iter_arrow(iter_batches(memoryview(b"".join(parts))), "t", 0, 0, 500, target_bytes=30_000)
-    )
+    pieces = list(iter_arrow(iter_batches(memoryview(b"".join(parts))), "t", 0, 0, 500, target_bytes=30_000))
     assert sum(piece.num_rows for piece in pieces) == 500
     assert max(piece.num_rows for piece in pieces) <= 30
 
@@ -171,7 +165,8 @@ def test_the_records_before_one_with_too_many_headers_are_given_out_first() -> N
     batches = [
         memoryview(
             encode_batch(
-                [Record(at, 1, b"k", b"v", (("a", b""),) * (5 if at == 4 else 1)) for at in range(base, base + 3)], base_offset=base
+                [Record(at, 1, b"k", b"v", (("a", b""),) * (5 if at == 4 else 1)) for at in range(base, base + 3)],
+                base_offset=base,
             )
         )
         for base in (0, 3)

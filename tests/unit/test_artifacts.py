@@ -21,7 +21,7 @@ from tolerant_client.testing.artifacts import (
     spark_kafka_jars,
 )
 
-JAVA_17 = 'echo \'openjdk version "17.0.9" 2023-10-17\' >&2'
+JAVA_17 = "echo 'openjdk version \"17.0.9\" 2023-10-17' >&2"
 
 
 @pytest.fixture
@@ -179,7 +179,9 @@ def test_a_jar_that_was_changed_is_refused_when_it_comes_and_when_it_lies_there(
     assert artifacts.resolved_jars(place, [], "Kafka 4.2.0") == (jar,)
     jar.write_bytes(b"wrong")
     os.utime(jar, ns=(1, 1))
-    with pytest.raises(ClusterStartError, match="kafka_2.13-4.2.0.jar is not the .* of Kafka 4.2.0|SHA-256 sum is another one"):
+    with pytest.raises(
+        ClusterStartError, match="kafka_2.13-4.2.0.jar is not the .* of Kafka 4.2.0|SHA-256 sum is another one"
+    ):
         artifacts.resolved_jars(place, [], "Kafka 4.2.0")
 
     def resolve(command: object, folder: Path) -> None:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tolerant_client import codecs
-from tolerant_client.batch_encoding import EncodedBatch, encode_batches, encode_groups, row_without_header_key
-from tolerant_client.record_batch import (
+from tolerant_client.records import codecs
+from tolerant_client.records.batch_encoding import EncodedBatch, encode_batches, encode_groups, row_without_header_key
+from tolerant_client.records.record_batch import (
     HEADER_SIZE,
     Record,
     decode_records,
@@ -184,9 +184,7 @@ def test_timestamps_far_apart_do_not_fill_a_batch_beyond_its_limit() -> None:
 
 def test_many_windows_are_joined_without_a_seam() -> None:
     generator = random.Random(1)
-    records = [
-        Record(0, T0 + row, b"%d" % row, generator.randbytes(generator.randrange(4000))) for row in range(9000)
-    ]
+    records = [Record(0, T0 + row, b"%d" % row, generator.randbytes(generator.randrange(4000))) for row in range(9000)]
     batches = stamped(encode_batches(*columns(records), max_batch_bytes=100_000))
     assert len(batches) > 100
     assert decoded(batches) == records

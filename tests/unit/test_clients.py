@@ -15,12 +15,12 @@ import pytest
 from kafka.net.compat import KafkaNetClient
 from kafka.record import MemoryRecords
 from kafka.structs import TopicPartition
-from support.fake_broker import FakeBroker, serve
 
 import tolerant_client
+from support.fake_broker import FakeBroker, serve
 from tolerant_client.errors import OptionError
-from tolerant_client.manager import TolerantNetClient
-from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.records.record_batch import Record, encode_batch
+from tolerant_client.stock.manager import TolerantNetClient
 
 DESCRIPTORS = Path("/proc/self/fd")
 KINDS = ["KafkaConsumer", "KafkaProducer", "KafkaAdminClient"]

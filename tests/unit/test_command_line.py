@@ -7,6 +7,8 @@ import importlib.util
 import io
 import os
 import re
+import select
+import signal
 import subprocess
 import sys
 import termios
@@ -19,13 +21,13 @@ pytest.importorskip("pyspark")
 
 from typer.testing import CliRunner
 
-from spark_integration.cli import app
-from spark_integration.commands import take_over
-from spark_integration.commands.exits import exit_code
-from spark_integration.commands.link import GivenLink, confirm, time_ms
+from spark_integration.cli import take_over
+from spark_integration.cli.app import app
+from spark_integration.cli.exits import exit_code
+from spark_integration.cli.link import GivenLink, confirm, time_ms
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.topic_filter import LinkTopics
-from tolerant_client.raw import RawCluster
+from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 BOTH = ("--source", "127.0.0.1:1", "--target", "127.0.0.1:2")
 HALF = "half-\udcff"  # what Python makes of a byte that is no UTF-8
@@ -51,7 +53,7 @@ def test_a_name_that_is_not_utf_8_is_refused_before_a_cluster_is_asked(
     def connect(*_: Any, **__: Any) -> None:
         pytest.fail("a cluster was asked")
 
-    monkeypatch.setattr(RawCluster, "__init__", connect)
+    monkeypatch.setattr(Cluster, "__init__", connect)
     done = CliRunner().invoke(app, words)
     assert isinstance(done.exception, OptionError) and exit_code(done.exception) == 2
     option = words[words.index(HALF) - 1] if words[0] != "throttle" else "rate"
@@ -105,7 +107,7 @@ def test_a_command_that_is_interrupted_says_that_it_may_be_half_done(
 CHILD = """
 import sys
 from importlib.abc import MetaPathFinder
-from spark_integration import entry
+from spark_integration.cli import entry
 
 class Interrupt(MetaPathFinder):
     def find_spec(self, name, path, target=None):
@@ -125,7 +127,14 @@ def test_an_interrupt_while_the_command_is_still_imported_prints_nothing() -> No
 
 def test_the_command_is_what_the_entry_point_runs() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "from spark_integration.entry import main; main()", "status", "--target", HALF.encode("utf-8", "surrogateescape")],
+        [
+            sys.executable,
+            "-c",
+            "from spark_integration.cli.entry import main; main()",
+            "status",
+            "--target",
+            HALF.encode("utf-8", "surrogateescape"),
+        ],
         capture_output=True,
         timeout=60,
     )
@@ -141,16 +150,19 @@ def test_the_version_is_printed_and_short_options_for_help_are_known() -> None:
 
 @pytest.mark.parametrize(("words", "levels"), [((), set()), (("-v",), {"INFO"}), (("-vv",), {"INFO", "DEBUG"})])
 def test_logs_are_silent_unless_asked_for(words: tuple[str, ...], levels: set[str]) -> None:
-    script = "import logging, typer; from spark_integration import cli\n" + (
+    script = "import logging, typer; from spark_integration.cli import app as cli\n" + (
         "@cli.app.command(cls=cli.Command)\n"
         "def say() -> None:\n"
-        "    for level in (logging.DEBUG, logging.INFO): logging.getLogger('tolerant_client.raw').log(level, 'said')\n"
+        "    for level in (logging.DEBUG, logging.INFO): logging.getLogger('tolerant_client.cluster.cluster').log(level, 'said')\n"
         "cli.main()"
     )
     for line in ([*words, "say"], ["say", *words]):  # before the command, and after it
         done = subprocess.run([sys.executable, "-c", script, *line], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0
-        said = (re.fullmatch(r"[-\d]+ [\d:,]+ (\w+) tolerant_client.raw: said", line) for line in done.stderr.splitlines())
+        said = (
+            re.fullmatch(r"[-\d]+ [\d:,]+ (\w+) tolerant_client.cluster.cluster: said", line)
+            for line in done.stderr.splitlines()
+        )
         assert {found[1] for found in said} == levels
 
 
@@ -202,24 +214,32 @@ def test_what_cannot_be_undone_asks_nothing_of_a_script_or_where_it_is_told_to(
 QUESTION = "Continue? [y/N]: "
 
 
+def has_a_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its jobs in the background ignore it
+
+
 def told_on_a_terminal(typed: bytes, *words: str) -> tuple[int, str]:
     """The exit code of a command whose question is answered with these keys, and all that the terminal has seen."""
     ours, theirs = os.openpty()
     child = subprocess.Popen(
-        [sys.executable, "-m", "spark_integration.cli", *words],
+        [sys.executable, "-m", "spark_integration.cli.app", *words],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        preexec_fn=has_a_terminal,
     )
     os.close(theirs)
     seen = b""
     try:
         while piece := _read(ours):
-            if QUESTION.encode() not in seen and QUESTION.encode() in seen + piece:
-                os.write(ours, typed)
             seen += piece
+            if seen.endswith(QUESTION.encode()):
+                for _ in range(10):
+                    os.write(ours, typed)  # again: Python misses a SIGINT that comes just before it reads
+                    if select.select([ours], [], [], 5)[0]:
+                        break
         return child.wait(timeout=60), seen.decode()
     finally:
         os.close(ours)
@@ -251,7 +271,7 @@ def test_a_question_shows_the_name_of_a_link_as_it_is() -> None:
 
 
 def closed(stream: str, *words: str) -> subprocess.CompletedProcess[str]:
-    command = ["sh", "-c", f'exec "$0" "$@" {stream}', sys.executable, "-m", "spark_integration.cli", *words]
+    command = ["sh", "-c", f'exec "$0" "$@" {stream}', sys.executable, "-m", "spark_integration.cli.app", *words]
     return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60)
 
 
@@ -265,7 +285,7 @@ def test_a_command_whose_standard_input_is_closed_asks_nothing(words: tuple[str,
 
 STREAMS = """
 import os, subprocess, sys
-from spark_integration import cli
+from spark_integration.cli import app as cli
 @cli.app.command()
 def say():
     sys.stderr.isatty()
@@ -287,7 +307,7 @@ def test_closed_standard_streams_are_nobodys_also_for_what_is_started() -> None:
 def test_a_command_that_needs_spark_says_in_one_sentence_that_it_is_not_there(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(RawCluster, "__init__", lambda *_, **__: pytest.fail("a cluster was asked"))
+    monkeypatch.setattr(Cluster, "__init__", lambda *_, **__: pytest.fail("a cluster was asked"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("JAVA_HOME", "")
     done = CliRunner().invoke(app, words)

@@ -6,28 +6,33 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
-import pytest
 import kafka.errors as Errors
+import pytest
 from kafka.protocol.admin import DescribeProducersRequest
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.log_ends import Unreplicated
+from tolerant_client.cluster.admin.producers import ProducerEntry
+from tolerant_client.cluster.cluster import CONSUMER, EARLIEST, Cluster
+from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.errors import TargetDivergedError
-from tolerant_client.fetch import FetchedPartition
-from tolerant_client.mirror.gaps import FILLER, marker_producer
-from tolerant_client.mirror.divergence import LogSlice
-from tolerant_client.mirror.identical import state
-from tolerant_client.mirror.identical.partition import AppendState
-from tolerant_client.mirror.ledger import Ledger
-from tolerant_client.mirror.link import ends, plan_report
-from tolerant_client.mirror.link.control import LinkControl, TopicIds
-from tolerant_client.mirror.link.ends import Comparison, compare_ends
-from tolerant_client.mirror.log_ends import Unreplicated
-from tolerant_client.mirror.losses import Loss, MirrorPolicy
-from tolerant_client.mirror.producers import ProducerEntry
-from tolerant_client.raw import CONSUMER, EARLIEST
-from tolerant_client.record_batch import Record, encode_batch, read_header
+from tolerant_client.mirror.batches.appendable import AppendState
+from tolerant_client.mirror.batches.divergence import LogSlice
+from tolerant_client.mirror.batches.gaps import FILLER, marker_producer
+from tolerant_client.mirror.batches.losses import Loss, MirrorPolicy
+from tolerant_client.mirror.engine import lag
+from tolerant_client.mirror.engine.identical import resume_point
+from tolerant_client.mirror.engine.identical.difference import OpenTransaction
+from tolerant_client.mirror.engine.lag import Comparison, compare_ends
+from tolerant_client.mirror.life import plan_report
+from tolerant_client.mirror.life.promotion import blockers
+from tolerant_client.mirror.life.status import uncompared_reasons
+from tolerant_client.mirror.state.control import LinkControl, Positions, TopicIds
+from tolerant_client.mirror.state.health import Health
+from tolerant_client.mirror.state.ledger import Ledger
+from tolerant_client.records.record_batch import Record, encode_batch, read_header
 
 P = TopicPartition("orders", 0)
 LINK_ID = 7
@@ -49,6 +54,7 @@ class Log:
         self.batches, self.start, self.end = batches, start, end
         self.aborted: tuple[tuple[int, int], ...] = ()
         self.asked: list[int] = []  # positions of fetches
+        self.fetch_error = 0
         self.leader_end = end if leader_end is None else leader_end
         self.manager = SimpleNamespace(
             broker_version_data=SimpleNamespace(api_versions={DescribeProducersRequest.API_KEY: (0, 0)})
@@ -71,6 +77,15 @@ class Log:
     async def leader(self, partition: TopicPartition) -> int:
         return 1
 
+    def known_leader(self, partition: TopicPartition) -> int:
+        return 1
+
+    async def track(self, topics: Iterable[str]) -> None:
+        pass
+
+    async def refresh(self) -> None:
+        pass
+
     async def insist(self, what: str, attempt: Any) -> Any:
         return await attempt()
 
@@ -79,8 +94,22 @@ class Log:
     ) -> list[FetchedPartition]:
         self.asked.append(positions[P])
         end = self.stable if isolation_level else self.end
-        held = [b for b in self.batches if positions[P] <= (header := read_header(b)).last_offset and header.base_offset < end]
-        return [FetchedPartition(P, 0, self.end, self.end, self.start, self.aborted if isolation_level else (), memoryview(b"".join(held)))]
+        held = [
+            b
+            for b in self.batches
+            if positions[P] <= (header := read_header(b)).last_offset and header.base_offset < end
+        ]
+        return [
+            FetchedPartition(
+                P,
+                self.fetch_error,
+                self.end,
+                self.end,
+                self.start,
+                self.aborted if isolation_level else (),
+                memoryview(b"".join(held)),
+            )
+        ]
 
 
 def batch(base_offset: int, value: bytes = b"x", **options: Any) -> bytes:
@@ -97,7 +126,9 @@ def marker(base_offset: int, *, commits: bool = False, producer_id: int = 99) ->
 
 
 def in_transaction(base_offset: int, *records: Record) -> bytes:
-    return encode_batch(records, base_offset=base_offset, producer_id=99, producer_epoch=4, base_sequence=0, is_transactional=True)
+    return encode_batch(
+        records, base_offset=base_offset, producer_id=99, producer_epoch=4, base_sequence=0, is_transactional=True
+    )
 
 
 SOURCE = Log(batch(0), batch(10), end=20)
@@ -116,8 +147,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> None:
         last = ENTRY.last_sequence if is_behind else written[-1].base_sequence + written[-1].last_offset_delta
         return {p: [ENTRY._replace(last_sequence=last)] for p in partitions}
 
-    monkeypatch.setattr(state, "read_ids", ids)
-    monkeypatch.setattr(state, "describe_producers", producers)
+    monkeypatch.setattr(resume_point, "read_ids", ids)
+    monkeypatch.setattr(resume_point, "describe_producers", producers)
 
 
 async def no_rows(**_: Any) -> dict[TopicPartition, Any]:
@@ -133,7 +164,7 @@ def test_a_mirror_that_appends_is_in_no_comparisons_way_and_a_place_waits_for_th
     source: Any = SOURCE
     target: Any = Log(of_link(0), end=10, leader_end=20)
     assert compared(source, target) == Comparison({}, ())
-    placed = asyncio.run(state.read_append_states(source, target, [P], LINK_ID, control=CONTROL))
+    placed = asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=CONTROL))
     assert placed == {P: Unreplicated(10, 20)}
 
 
@@ -191,7 +222,9 @@ def test_a_transaction_of_others_at_the_end_is_no_copy_of_what_the_source_has_de
         ((marker(10, producer_id=marker_producer(10)[0]),), 11),
     ],
 )
-def test_what_the_link_wrote_into_a_gap_is_its_own_where_the_source_has_deleted_it(end: tuple[bytes, ...], lost_from: int) -> None:
+def test_what_the_link_wrote_into_a_gap_is_its_own_where_the_source_has_deleted_it(
+    end: tuple[bytes, ...], lost_from: int
+) -> None:
     """A bare marker may be another's all the same, so its offset counts among those that were lost."""
     found = placed_after_retention(*end)
     assert isinstance(found, Loss) and found.row.from_offset == lost_from
@@ -202,7 +235,7 @@ def test_a_marker_with_nothing_before_it_is_the_links_only_where_that_has_copied
     target: Any = Log(marker(20), start=20, end=21)
     for copied, kind in ((10, TargetDivergedError), (20, Loss)):
         control = replace(CONTROL, copied={P: copied})
-        found = asyncio.run(state.read_append_states(source, target, [P], LINK_ID, control=control))
+        found = asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=control))
         assert isinstance(found[P], kind)
 
 
@@ -210,7 +243,7 @@ def placed_after_retention(*end: bytes) -> Any:
     """What a start makes of a log of the link with another end, whose offsets the source has deleted since."""
     source: Any = Log(batch(30), start=30, end=40)
     target: Any = Log(of_link(0), *end, end=read_header(end[-1]).next_offset)
-    return asyncio.run(state.read_append_states(source, target, [P], LINK_ID, control=CONTROL))[P]
+    return asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=CONTROL))[P]
 
 
 def test_records_of_others_where_the_source_has_none_are_no_proof_of_a_copy() -> None:
@@ -243,7 +276,9 @@ def test_a_copy_that_another_wrote_stays_one_where_the_source_has_cleaned_it_sin
     """It was compared before the link stopped, and nobody has written since."""
     source: Any = WITH_HOLE
     target: Any = Log(of_link(0), batch(10, b"copied", producer_id=99, producer_epoch=0, base_sequence=0), end=20)
-    found = asyncio.run(state.read_append_states(source, target, [P], LINK_ID, control=replace(CONTROL, copied={P: 20})))
+    found = asyncio.run(
+        resume_point.read_append_states(source, target, [P], LINK_ID, control=replace(CONTROL, copied={P: 20}))
+    )
     assert isinstance(found[P], AppendState)
 
 
@@ -261,43 +296,198 @@ def test_a_batch_of_the_link_that_was_meant_for_a_later_offset_is_no_copy_whatev
 ) -> None:
     """The target's topic is made anew between two appends: its broker knows no producer, and takes any sequence."""
     target: Any = Log(MEANT_FOR_280, *end, end=10 + len(end))
-    found = asyncio.run(state.read_append_states(source, target, [P], LINK_ID, control=CONTROL))
+    found = asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=CONTROL))
     assert isinstance(found[P], TargetDivergedError) and "meant for a later offset" in str(found[P])
 
 
-def start_filler(base_offset: int, count: int, mark: bytes = b"50") -> bytes:
-    filler = [Record(0, 1, None, None, ((FILLER, mark),))] * count
-    return encode_batch(filler, base_offset=base_offset, producer_id=LINK_ID, producer_epoch=0, base_sequence=base_offset)
-
-
-@pytest.mark.parametrize("copied", [{}, {P: 50}], ids=["nothing known", "written down"])
-def test_a_log_start_that_a_killed_mirror_left_half_done_is_brought_to_its_end(copied: dict[TopicPartition, int]) -> None:
-    source: Any = Log(batch(50), start=50, end=60)
-    found = asyncio.run(
-        state.read_append_states(
-            source, Log(start_filler(0, 10), start_filler(10, 10), end=20), [P], LINK_ID, control=replace(CONTROL, copied=copied)
-        )
+def start_filler(base_offset: int, count: int) -> bytes:
+    filler = [Record(0, 1, None, None, ((FILLER, None),))] * count
+    return encode_batch(
+        filler, base_offset=base_offset, producer_id=LINK_ID, producer_epoch=0, base_sequence=base_offset
     )
-    assert isinstance(found[P], state.LogStart) and found[P].start == 50
 
 
 @pytest.mark.parametrize(
-    ("first", "copied"), [(of_link(0), {}), (of_link(0), {P: 11}), (start_filler(0, 10), {P: 11})], ids=["data", "both", "copied"]
+    ("end", "source_start"),
+    [(20, 50), (20, 60), (50, 50), (50, 60)],
+    ids=["half", "moved on", "filled", "filled, moved on"],
 )
-def test_a_copied_record_that_looks_like_filler_starts_no_log(first: bytes, copied: dict[TopicPartition, int]) -> None:
-    """Any producer of the source can write one; what the target has before it would be deleted."""
+def test_a_log_start_that_a_killed_mirror_left_half_done_is_brought_to_its_end(
+    monkeypatch: pytest.MonkeyPatch, end: int, source_start: int
+) -> None:
+    """To no other one: what the source had behind it, and has no more, is a loss."""
+    source: Any = Log(batch(source_start), start=source_start, end=source_start + 10)
+    target: Any = Log(*(start_filler(offset, 10) for offset in range(0, end, 10)), end=end)
+    control = replace(CONTROL, log_starts={P: 50})
+    can_delete = True
+
+    async def topic_facts(*_: Any) -> dict[str, Any]:
+        return {P.topic: SimpleNamespace(can_delete_records=can_delete)}
+
+    def found() -> Any:
+        return asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=control))[P]
+
+    monkeypatch.setattr(resume_point, "topic_facts", topic_facts)
+    assert isinstance(found(), resume_point.LogStart) and found().start == 50
+    can_delete = False  # where the topic is compacted only the filler stays
+    kinds = {(50, 50): AppendState, (50, 60): Loss}
+    assert isinstance(found(), kinds.get((end, source_start), resume_point.LogStart))
+
+
+def test_records_of_others_up_to_where_a_log_was_to_begin_are_no_filler() -> None:
+    source: Any = Log(batch(10), start=10, end=20)
+    target: Any = Log(batch(0, producer_id=5, producer_epoch=0, base_sequence=0), end=10)
+    control = replace(CONTROL, log_starts={P: 10})
+    found = asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=control))
+    assert isinstance(found[P], TargetDivergedError)
+
+
+def test_a_log_that_has_its_start_is_filled_from_there() -> None:
+    """It is empty, and no broker may remember who deleted the filler."""
+    source: Any = Log(batch(10), start=10, end=20)
+    target: Any = Log(start=10, end=10)
+    control = replace(CONTROL, log_starts={P: 10})
+    found = asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=control))
+    assert isinstance(found[P], AppendState) and found[P].log_end == 10
+
+
+@pytest.mark.parametrize("copied", [{}, {P: 20}])
+@pytest.mark.parametrize("starts", [{}, {P: 10}])
+def test_copied_records_that_look_like_filler_start_no_log(copied: Positions, starts: Positions) -> None:
+    """The target of another link has some, and any producer can write them: what retention took is a loss as ever."""
     source: Any = Log(batch(50), start=50, end=60)
-    target: Any = Log(first, start_filler(10, 1), end=11)
-    found = asyncio.run(state.read_append_states(source, target, [P], LINK_ID, control=replace(CONTROL, copied=copied)))
-    assert isinstance(found[P], Loss) and (found[P].row.from_offset, found[P].row.until_offset) == (11, 50)
+    target: Any = Log(start_filler(0, 10), start_filler(10, 10), end=20)
+    control = replace(CONTROL, copied=copied, log_starts=starts)
+    found = asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=control))
+    assert isinstance(found[P], Loss) and (found[P].row.from_offset, found[P].row.until_offset) == (20, 50)
+
+
+@pytest.mark.parametrize("is_transactional", [False, True])
+def test_what_others_wrote_before_a_transaction_that_the_source_has_too_is_compared(is_transactional: bool) -> None:
+    """A marker at the end of a log is no gap of the link: only an aborted one, before which it has written last."""
+    records = [Record(0, 1, None, b"x")] * 10
+    committed = [*(in_transaction(offset, *records) for offset in range(20, 300, 10)), marker(300, commits=True)]
+    wrong = batch(10, b"wrong", producer_id=5, producer_epoch=0, base_sequence=0, is_transactional=is_transactional)
+    source: Any = Log(batch(0), batch(10), *committed, end=301)
+    target: Any = Log(of_link(0), wrong, *committed, end=301)
+    for copied in ({P: 10}, {}):
+        control = replace(CONTROL, copied=copied)
+        found = asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=control))
+        assert isinstance(found[P], TargetDivergedError) and "foreign record batch at offset 10" in str(found[P])
+
+
+def test_a_transaction_that_others_have_aborted_on_the_target_alone_is_no_copy() -> None:
+    """An application writes to both clusters: readers of committed records would lack what the source has."""
+    records = [Record(0, 1, None, b"x")] * 10
+    later = [in_transaction(21, *records), marker(31, commits=True)]
+    source: Any = Log(batch(0), in_transaction(10, *records), marker(20, commits=True), *later, end=32)
+    target: Any = Log(of_link(0), in_transaction(10, *records), marker(20), *later, end=32)
+    target.aborted = ((99, 10),)
+    found = asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=CONTROL))
+    assert isinstance(found[P], TargetDivergedError) and "offset 10" in str(found[P])
+
+
+@pytest.mark.parametrize("has_more", [False, True], ids=["alone", "before plain records"])
+def test_what_others_wrote_is_told_once_the_transaction_that_is_open_in_it_is_over(has_more: bool) -> None:
+    """An application writes to both clusters, and dies in its transaction on the target: nobody knows how that ends."""
+    theirs = [in_transaction(10, *[Record(0, 1, None, b"x")] * 10)]
+    if has_more:
+        theirs += [batch(n, producer_id=5, producer_epoch=0, base_sequence=n) for n in range(20, 200, 10)]
+    end = 200 if has_more else 20
+    source: Any = Log(*(batch(n) for n in range(0, end + 50, 10)), end=end + 50)
+
+    def found(control: LinkControl = CONTROL) -> Any:
+        return asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=control))[P]
+
+    target: Any = Log(of_link(0), *theirs, end=end, stable=10)
+    for copied in ({P: 10}, {}):
+        assert found(replace(CONTROL, copied=copied)) == OpenTransaction(99, 10)
+    assert "a transaction of producer 99 is open on the target since offset 10" in str(found())
+    opened = compared(source, target)
+    assert opened == Comparison({}, (), {}, {P: str(OpenTransaction(99, 10))})
+    (reason,) = uncompared_reasons(opened)
+    assert reason.health is Health.UNKNOWN and "orders-0 could not be compared: a transaction of" in reason.text
+    (blocker,) = blockers([], {}, CONTROL, opened)
+    assert "a transaction of producer 99 is open" in blocker.text and not blocker.lasts
+    stopped, (warning,) = asyncio.run(
+        plan_report._differences(source, target, [P], KnownLedger(), CONTROL, MirrorPolicy())
+    )
+    assert not stopped and warning.startswith("orders-0 waits: a transaction of producer 99 is open")
+
+    target = Log(of_link(0), *theirs, marker(end, commits=True), end=end + 1)
+    source.batches = (*(batch(n) for n in range(0, end, 10)), marker(end), batch(end + 1))
+    assert isinstance(found(), AppendState)
+    target = Log(of_link(0), *theirs, marker(end), end=end + 1)
+    target.aborted = ((99, 10),)
+    assert isinstance(found(), TargetDivergedError) and "offset 10" in str(found())
+
+
+def test_a_difference_from_what_others_wrote_waits_for_no_transaction() -> None:
+    source: Any = Log(*(batch(n) for n in range(0, 40, 10)), end=40)
+    wrong = batch(10, b"wrong", producer_id=5, producer_epoch=0, base_sequence=0)
+    target: Any = Log(of_link(0), wrong, in_transaction(20, *[Record(0, 1, None, b"x")] * 10), end=30, stable=20)
+    found = asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=CONTROL))
+    assert isinstance(found[P], TargetDivergedError) and "offset 10" in str(found[P])
+
+
+def test_the_links_own_transaction_that_is_open_in_a_gap_is_in_no_comparisons_way() -> None:
+    source: Any = Log(batch(0), batch(13), end=23)
+    assert compared(source, Log(of_link(0), in_transaction(10, GAP, GAP), end=12, stable=10)) == Comparison({}, ())
+
+
+def test_many_bare_markers_hide_nothing_that_others_wrote_before_them() -> None:
+    markers = [marker(offset) for offset in range(200, 261)]
+    equal = range(20, 200, 10)
+    source: Any = Log(
+        *(batch(n) for n in range(0, 200, 10)),
+        in_transaction(200, *[Record(0, 1, None, b"x")] * 60),
+        marker(260),
+        end=261,
+    )
+    source.aborted = ((99, 200),)
+    theirs = [batch(n, producer_id=5, producer_epoch=0, base_sequence=n) for n in equal]
+    target: Any = Log(
+        of_link(0), batch(10, b"wrong", producer_id=5, producer_epoch=0, base_sequence=10), *theirs, *markers, end=261
+    )
+    found = asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=CONTROL))
+    assert isinstance(found[P], TargetDivergedError) and "offset 10" in str(found[P])
+
+
+@pytest.mark.parametrize("cleaned", [range(0), range(100, 200)], ids=["more markers than steps", "a hole"])
+def test_markers_behind_which_nobody_finds_who_wrote_last_hide_nothing(
+    monkeypatch: pytest.MonkeyPatch, cleaned: range
+) -> None:
+    if not cleaned:
+        monkeypatch.setattr(resume_point, "_STEPS_BACK", 55)
+    source: Any = Log(
+        *(batch(n) for n in range(0, 200, 10)),
+        in_transaction(200, *[Record(0, 1, None, b"x")] * 60),
+        marker(260),
+        end=261,
+    )
+    source.aborted = ((99, 200),)
+    equal = [batch(n, producer_id=5, producer_epoch=0, base_sequence=n) for n in range(20, 200, 10) if n not in cleaned]
+    markers = [marker(offset) for offset in range(200, 261)]
+    for value, kind in ((b"wrong", TargetDivergedError), (b"x", AppendState)):
+        second = batch(10, value, producer_id=5, producer_epoch=0, base_sequence=10)
+        target: Any = Log(of_link(0), second, *equal, *markers, end=261)
+        found = asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=CONTROL))
+        assert isinstance(found[P], kind)
+        assert kind is AppendState or "offset 10" in str(found[P])
 
 
 def test_an_equal_batch_of_others_at_the_end_says_nothing_of_what_they_wrote_before_it() -> None:
     source: Any = Log(batch(0), batch(10), *(batch(offset) for offset in range(20, 300, 10)), end=300)
-    theirs = [batch(offset, producer_id=5, producer_epoch=0, base_sequence=offset - 10) for offset in range(20, 300, 10)]
-    target: Any = Log(of_link(0), batch(10, b"wrong", producer_id=5, producer_epoch=0, base_sequence=0), *theirs, end=300)
+    theirs = [
+        batch(offset, producer_id=5, producer_epoch=0, base_sequence=offset - 10) for offset in range(20, 300, 10)
+    ]
+    target: Any = Log(
+        of_link(0), batch(10, b"wrong", producer_id=5, producer_epoch=0, base_sequence=0), *theirs, end=300
+    )
     for copied in ({P: 10}, {}):  # the mirror was killed before it had written that down
-        found = asyncio.run(state.read_append_states(source, target, [P], LINK_ID, control=replace(CONTROL, copied=copied)))
+        found = asyncio.run(
+            resume_point.read_append_states(source, target, [P], LINK_ID, control=replace(CONTROL, copied=copied))
+        )
         assert isinstance(found[P], TargetDivergedError) and "foreign record batch at offset 10" in str(found[P])
 
 
@@ -306,7 +496,7 @@ def test_a_log_that_was_adopted_may_end_with_any_marker() -> None:
     source: Any = Log(batch(0), batch(12), end=22)
     target: Any = Log(batch(0, producer_id=99, producer_epoch=0, base_sequence=0), marker(10, commits=True), end=11)
     control = replace(CONTROL, begun={}, adopted={P: 11})
-    found = asyncio.run(state.read_append_states(source, target, [P], LINK_ID, control=control))
+    found = asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=control))
     assert isinstance(found[P], AppendState)
 
 
@@ -315,15 +505,16 @@ def test_of_a_log_that_ends_with_a_gap_of_the_link_the_end_alone_is_compared() -
     copies = [of_link(offset) for offset in range(0, 3000, 10)]
     source: Any = Log(*(batch(offset) for offset in range(0, 3000, 10)), batch(3001), end=3011)
     target: Any = Log(*copies, marker(3000), end=3001)
-    found = asyncio.run(state.read_append_states(source, target, [P], LINK_ID, control=CONTROL))
+    found = asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=CONTROL))
     assert isinstance(found[P], AppendState) and min(source.asked) >= 2900
 
 
 def test_a_log_start_is_brought_to_its_end_though_the_cleaner_took_the_filler_that_it_begins_with() -> None:
     source: Any = Log(batch(500), start=500, end=510)
-    for copied, kind in (({P: 500}, state.LogStart), ({}, Loss)):
-        target: Any = Log(start_filler(300, 10, b"500"), end=310)
-        found = asyncio.run(state.read_append_states(source, target, [P], LINK_ID, control=replace(CONTROL, copied=copied)))
+    for starts, kind in (({P: 500}, resume_point.LogStart), ({}, Loss)):
+        target: Any = Log(start_filler(300, 10), end=310)
+        control = replace(CONTROL, log_starts=starts)
+        found = asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=control))
         assert isinstance(found[P], kind)
 
 
@@ -332,19 +523,26 @@ def test_others_plain_copy_of_an_aborted_transaction_is_no_copy() -> None:
     aborted, plain = ([Record(0, 1, None, b"x")] * 10,) * 2
     source: Any = Log(batch(0), in_transaction(10, *aborted), marker(20), batch(21), end=31)
     source.aborted = ((99, 10),)
-    target: Any = Log(of_link(0), encode_batch(plain, base_offset=10, producer_id=5, producer_epoch=0, base_sequence=0), end=20)
-    found = asyncio.run(state.read_append_states(source, target, [P], LINK_ID, control=CONTROL))
+    target: Any = Log(
+        of_link(0), encode_batch(plain, base_offset=10, producer_id=5, producer_epoch=0, base_sequence=0), end=20
+    )
+    found = asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=CONTROL))
     assert isinstance(found[P], TargetDivergedError) and "foreign record batch at offset 10" in str(found[P])
 
 
 def test_what_the_source_could_not_be_read_of_makes_nobody_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def cut(cluster: Any, ranges: Mapping[TopicPartition, tuple[int, int]], *, is_committed: bool) -> dict[TopicPartition, LogSlice]:
-        return {p: LogSlice(start) if cluster is source else LogSlice(end, {10: Record(10, 1, None, b"x")}) for p, (start, end) in ranges.items()}
+    async def cut(
+        cluster: Any, ranges: Mapping[TopicPartition, tuple[int, int]], *, is_committed: bool
+    ) -> dict[TopicPartition, LogSlice]:
+        return {
+            p: LogSlice(start) if cluster is source else LogSlice(end, {10: Record(10, 1, None, b"x")})
+            for p, (start, end) in ranges.items()
+        }
 
     source: Any = Log(batch(0), batch(10, b"y"), end=20)
     target: Any = Log(of_link(0), batch(10, producer_id=99, producer_epoch=0, base_sequence=0), end=20)
-    monkeypatch.setattr(state, "read_slices", cut)
-    assert asyncio.run(state.read_append_states(source, target, [P], LINK_ID, control=CONTROL)) == {}
+    monkeypatch.setattr(resume_point, "read_slices", cut)
+    assert asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=CONTROL)) == {}
 
 
 def planned(target: Any) -> list[str]:
@@ -359,20 +557,59 @@ def test_a_plan_warns_of_what_could_not_be_compared() -> None:
     assert warning.startswith("could not be compared with the source's log") and warning.endswith(": orders-0")
 
 
+def test_a_target_whose_log_we_may_not_read_is_refused_and_does_not_just_fail_this_time() -> None:
+    target = Log(of_link(0), end=10)
+    target.fetch_error = Errors.TopicAuthorizationFailedError.errno
+    found = asyncio.run(
+        lag.compare_ends(cast(Cluster, SOURCE), cast(Cluster, target), [P], KnownLedger(), CONTROL, False)
+    )
+    assert found is not None and not found.unread and "Fetch of orders-0; comparing takes Read" in found.refused[P]
+
+
+class KnownLedger(Ledger):
+    """One that was read before."""
+
+    def __init__(self) -> None:
+        self.link = "default"
+
+    async def rows(self, *, refresh: bool = False) -> Any:
+        return {}
+
+
+def test_a_plan_tells_of_what_may_not_be_read_as_refused_and_of_the_rest_as_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def refuse(*_: Any, **__: Any) -> None:
+        raise Errors.TopicAuthorizationFailedError("Fetch of orders-0")
+
+    monkeypatch.setattr(lag, "read_append_states", refuse)
+    course = plan_report._differences(Any, Any, [P], KnownLedger(), CONTROL, MirrorPolicy())
+    stopped, told = asyncio.run(course)
+    assert stopped[P].startswith("orders-0 could not be compared: Fetch of orders-0; ") and not told
+
+
 def test_topics_that_we_may_not_read_keep_no_other_from_being_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[set[str]] = []
 
-    async def read(source: Any, target: Any, partitions: Iterable[TopicPartition], *_: Any, **__: Any) -> dict[TopicPartition, Any]:
+    async def read(
+        source: Any, target: Any, partitions: Iterable[TopicPartition], *_: Any, **__: Any
+    ) -> dict[TopicPartition, Any]:
         wanted = list(partitions)
         asked.append({p.topic for p in wanted})
         if hidden & asked[-1]:
             raise Errors.TopicAuthorizationFailedError("Fetch: comparing records of the source is not allowed to us")
-        return {p: TargetDivergedError("other records") if p.topic == "differs" else AppendState(1, LINK_ID, 0, 1) for p in wanted}
+        return {
+            p: TargetDivergedError("other records") if p.topic == "differs" else AppendState(1, LINK_ID, 0, 1)
+            for p in wanted
+        }
 
-    monkeypatch.setattr(ends, "read_append_states", read)
+    monkeypatch.setattr(lag, "read_append_states", read)
     partitions = [TopicPartition(name, n) for name in ("audit", "clicks", "differs", "orders", "views") for n in (0, 1)]
     for hidden in (set(), {"clicks"}, {"audit", "views"}, {p.topic for p in partitions}):
-        found = asyncio.run(ends.compare_ends(Any, Any, partitions, Any, CONTROL, False))
-        assert found is not None and {p.topic for p in found.unread} == hidden
+        found = asyncio.run(lag.compare_ends(Any, Any, partitions, KnownLedger(), CONTROL, False))
+        assert found is not None and {p.topic for p in found.refused} == hidden and not found.unread
+        assert all(
+            "of the source is not allowed to us; comparing takes Read and" in why for why in found.refused.values()
+        )
         assert {p.topic for p in found.differing} == {"differs"} - hidden
     assert len(asked) < 30

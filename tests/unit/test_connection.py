@@ -13,17 +13,16 @@ import kafka.errors as Errors
 import kafka.net.connection
 import pytest
 from kafka.net.selector import NetworkSelector
-from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
 from kafka.protocol.broker_version_data import BrokerVersionData
+from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest, MetadataResponse
 from kafka.protocol.producer import ProduceRequest
 from kafka.protocol.sasl import SaslBytesRequest
-from support.fake_broker import FakeBroker, batch, correlation_id_of, set_correlation_id
-from support.messages import answer, asked
-from support.simulated import Clock, SimulatedNet
 
-import tolerant_client.connection
-from tolerant_client.connection import TolerantConnection, harmless_question
+import tolerant_client.stock.connection
+from support.fake_broker import FakeBroker, batch, correlation_id_of, set_correlation_id
+from support.messages import answer, asked, numbers
+from support.simulated import Clock, SimulatedNet
 from tolerant_client.errors import (
     ConnectionLostError,
     CorrelationIdMismatchError,
@@ -31,11 +30,13 @@ from tolerant_client.errors import (
     OutcomeUnknownError,
     RecoveryExhaustedError,
 )
-from tolerant_client.events import Event
-from tolerant_client.framing import FrameAssembler
-from tolerant_client.inflight import InFlightRequests
 from tolerant_client.policy import RecoveryPolicy
-from tolerant_client.transport import TolerantTCPTransport
+from tolerant_client.stock.connection import TolerantConnection, harmless_question
+from tolerant_client.stock.transport import TolerantTCPTransport
+from tolerant_client.tracker.events import Event
+from tolerant_client.tracker.framing import FrameAssembler
+from tolerant_client.tracker.inflight import InFlightRequests
+from tolerant_client.tracker.rules.apis import OtherSubject
 
 
 class MemoryTransport:
@@ -141,7 +142,7 @@ class Bench:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(tolerant_client.connection, "time", clock)
+    monkeypatch.setattr(tolerant_client.stock.connection, "time", clock)
     monkeypatch.setattr(kafka.net.connection, "time", clock)
     return clock
 
@@ -197,6 +198,31 @@ class SpoilOnce:
 
 def drop(frame: bytes) -> list[bytes]:
     return []
+
+
+def test_reauthentication_begins_once_the_last_response_before_it_is_here(bench: Bench) -> None:
+    bench.connection.send_request(list_offsets())
+    renewal = bench.connection._reauth._do_reauth()
+    drained = renewal.send(None)
+    assert not drained.is_done
+    bench.transport.deliver()
+    assert drained.is_done
+    renewal.close()
+
+
+def test_reauthentication_begins_where_no_proof_comes_in_time_that_the_last_response_was_meant(bench: Bench) -> None:
+    def spoil(name: str, frame: bytes) -> list[bytes]:
+        return [] if name == "Metadata" else of_another_topic(name, frame)
+
+    bench.broker.spoil = spoil
+    future = bench.connection.send_request(list_offsets())
+    renewal = bench.connection._reauth._do_reauth()
+    drained = renewal.send(None)
+    bench.transport.deliver()
+    assert not drained.is_done
+    bench.run(3.0)
+    assert future.succeeded() and drained.is_done
+    renewal.close()
 
 
 def test_answers_complete_their_requests_bytewise_as_well_as_whole(bench: Bench) -> None:
@@ -497,7 +523,16 @@ def test_nothing_is_probed_before_it_is_known_what_the_broker_understands(clock:
 
 @pytest.mark.parametrize(
     ("broker", "asked", "version"),
-    [((0, 8, 2), "ListOffsets", 0), ((0, 9), "ListOffsets", 0), ((0, 10, 0), "Metadata", 1), ((4, 2), "Metadata", 13)],
+    [
+        ((0, 8, 2), "ListOffsets", 0),
+        ((0, 9), "ListOffsets", 0),
+        ((0, 10, 0), "ListOffsets", 0),
+        ((0, 10, 1), "Metadata", 1),
+        ((0, 11), "Metadata", 2),
+        ((2, 3), "Metadata", 2),
+        ((2, 4), "Metadata", 8),
+        ((4, 2), "Metadata", 8),
+    ],
 )
 def test_probe_is_a_request_that_the_broker_knows_and_that_asks_for_nothing(
     broker: tuple[int, ...], asked: str, version: int
@@ -506,6 +541,8 @@ def test_probe_is_a_request_that_the_broker_knows_and_that_asks_for_nothing(
     assert question is not None
     assert (question.name, question.API_VERSION) == (asked, version)
     assert question._request.topics == []
+    without_old = harmless_question(BrokerVersionData(api_versions={3: (9, 13)}, broker_version=(9, 0)))
+    assert without_old is not None and without_old.API_VERSION == 10
     assert harmless_question(BrokerVersionData(api_versions={18: (0, 4)}, broker_version=(2, 0))) is None
 
 
@@ -527,7 +564,7 @@ def test_server_that_names_all_its_topics_whatever_it_is_asked_is_kept(store: In
     everything = answer("Metadata", 13, topics=[{"name": "a"}, {"name": "b"}])
     (probe,) = store.response(entry.correlation_id, everything, 0.1)
     sent(store, probe.request, 0.1)
-    (requeued,) = store.response(probe.correlation_id, everything, 0.2)
+    (requeued,) = store.response(probe.correlation_id, answer("Metadata", 8, topics=[{"name": "a"}]), 0.2)
     assert requeued.kind == "requeued"
     sent(store, entry, 0.2)
     (completed,) = store.response(entry.correlation_id, everything, 0.3)
@@ -541,8 +578,74 @@ def test_exchanged_ids_of_a_probe_and_of_metadata_leave_nothing_to_believe(store
     of_a = answer("Metadata", 13, topics=[{"name": "a"}])
     events = store.response(probe.correlation_id, of_a, 2.1)
     assert [event.kind for event in events] == ["orphan", "probe"]
-    events = store.response(entry.correlation_id, answer("Metadata", 13, topics=[]), 2.1)
+    events = store.response(entry.correlation_id, answer("Metadata", 8, topics=[]), 2.1)
     assert [event.kind for event in events] == ["orphan", "retired"]
+
+
+@pytest.mark.parametrize("broker", [(0, 10, 0), (0, 10, 1), (0, 11), (1, 0), (2, 3), (2, 4), (4, 2)])
+def test_the_probes_response_is_that_of_no_metadata_request(broker: tuple[int, ...]) -> None:
+    """A gateway that loses one response and shifts the others brings it under the id of a request: no topics, it says."""
+    versions = BrokerVersionData(broker)
+    question = harmless_question(versions)
+    assert question is not None
+    newest = versions.api_version(MetadataRequest)
+    for node_id, host, names in itertools.product([0, 1, 1 << 24], ["b", "localhost"], [None, [], [{"name": "a"}]]):
+        node = {"node_id": node_id, "host": host, "port": 9092, "rack": None}
+        metadata = {"brokers": [node], "cluster_id": "x" * 22, "controller_id": node_id, "topics": []}
+        body = answer(
+            question.name, question.API_VERSION, **(metadata if question.name == "Metadata" else {"topics": []})
+        )
+        request = asked("Metadata", newest, topics=names)
+        request.frame_buffers(1, "test")
+        assert request.decode_response(answer("Metadata", newest, **metadata | {"topics": names or []})) is not None
+        with pytest.raises((ValueError, IndexError, struct.error)) as refused:
+            request.decode_response(body)
+        assert not isinstance(refused.value, OtherSubject)
+
+
+def nodes(*hosts: str) -> list[dict[str, Any]]:
+    return [{"node_id": n + 1, "host": host, "port": 9092, "rack": None} for n, host in enumerate(hosts)]
+
+
+@pytest.mark.parametrize(
+    ("api", "version", "of_request"),
+    [
+        ("EndTxn", 3, {"transactional_id": "t", "producer_id": 1, "producer_epoch": 0, "committed": True}),
+        ("Heartbeat", 4, {"group_id": "g", "generation_id": 1, "member_id": "m"}),
+    ],
+)
+def test_a_probes_answer_is_nobody_elses_whatever_else_it_decodes_as(
+    store: InFlightRequests, api: str, version: int, of_request: dict[str, Any]
+) -> None:
+    """Three brokers called localhost look like no error, and three tagged fields of which the last runs over the end."""
+    body = answer("Metadata", 8, brokers=nodes(*["localhost"] * 3), cluster_id="x" * 22, controller_id=1, topics=[])
+    request = asked(api, version, **of_request)
+    request.frame_buffers(1, "test")
+    with pytest.raises(ValueError, match="its fields"):
+        request.decode_response(body)
+    entry = sent(store, store.queue(request, 30.0), 0.0)
+    (probe,) = store.expired(2.0)
+    sent(store, probe.request, 2.0)
+    events = store.response(entry.correlation_id, body, 2.1)
+    assert [event.kind for event in events] == ["orphan", "probe"]
+
+
+def test_a_probes_answer_of_an_old_broker_under_the_id_of_a_request_is_not_what_the_server_means() -> None:
+    """It asks for no offsets, and four zero bytes are the answer to many that ask for something."""
+    store = InFlightRequests(RecoveryPolicy(), 1, harmless_question(BrokerVersionData((0, 9))))
+    entry = sent(
+        store,
+        store.queue(asked("OffsetFetch", 1, group_id="g", topics=[numbers("t", 0, inner="partition_indexes")]), 30.0),
+        0.0,
+    )
+    (first,) = store.expired(2.0)
+    sent(store, first.request, 2.0)
+    nothing = answer("ListOffsets", 0, topics=[])
+    (orphan, second) = store.response(entry.correlation_id, nothing, 2.1)
+    sent(store, second.request, 2.1)
+    assert orphan.kind == "orphan"
+    assert [event.kind for event in store.response(first.correlation_id, nothing, 2.2)] == ["orphan"]
+    assert "completed" not in [event.kind for event in store.expired(20.0)]
 
 
 CAUSES = [
@@ -564,7 +667,9 @@ def test_request_whose_connection_ends_gets_a_connection_error_with_the_cause(
         assert isinstance(future.exception, Errors.KafkaConnectionError)
         assert future.exception.retriable
         assert future.exception.__cause__ is cause
-        assert isinstance(future.exception, Errors.RequestTimedOutError) is isinstance(cause, Errors.RequestTimedOutError)
+        assert isinstance(future.exception, Errors.RequestTimedOutError) is isinstance(
+            cause, Errors.RequestTimedOutError
+        )
 
 
 def test_refused_credentials_are_told_as_such(bench: Bench) -> None:

@@ -18,11 +18,12 @@ from kafka.record import MemoryRecords, MemoryRecordsBuilder
 from kafka.serializer import Deserializer
 from kafka.structs import TopicPartition
 
-from tolerant_client import arrow, consumer_records
-from tolerant_client.batch_columns import read_run
-from tolerant_client.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD
-from tolerant_client.consumer_records import PartitionRecords, survey
-from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.records import arrow
+from tolerant_client.records.batch_columns import read_run
+from tolerant_client.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD
+from tolerant_client.records.record_batch import Record, encode_batch
+from tolerant_client.stock import consumer_records
+from tolerant_client.stock.consumer_records import PartitionRecords, survey
 
 TP = TopicPartition("orders", 3)
 T0 = 1_700_000_000_000

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,23 +27,23 @@ from kafka.protocol.consumer import (
 )
 from kafka.protocol.metadata import FindCoordinatorRequest, FindCoordinatorResponse, MetadataResponse
 from kafka.structs import MemberState, TopicPartition
-from support import fake_broker
-from support.fake_broker import FakeBroker, serve
 
 import tolerant_client
-from tolerant_client.coordinator import TolerantCoordinator
-from tolerant_client.coordinator_partition import (
+from support import fake_broker
+from support.fake_broker import FakeBroker, serve
+from tolerant_client.errors import CoordinatorUnavailableError, TolerantClientError
+from tolerant_client.policy import RecoveryPolicy
+from tolerant_client.stock.coordinator import TolerantCoordinator
+from tolerant_client.stock.coordinator_partition import (
     OFFSETS_TOPIC,
     TRANSACTIONS_TOPIC,
     CoordinatorPartition,
     java_hash,
     partition_of,
 )
-from tolerant_client.coordinator_watch import Absence
-from tolerant_client.errors import CoordinatorUnavailableError, TolerantClientError
-from tolerant_client.events import CoordinatorUnavailable, Event, Listener
-from tolerant_client.manager import TolerantConnectionManager, TolerantNetClient
-from tolerant_client.policy import RecoveryPolicy
+from tolerant_client.stock.coordinator_watch import Absence, describe_coordinator
+from tolerant_client.stock.manager import TolerantConnectionManager, TolerantNetClient
+from tolerant_client.tracker.events import CoordinatorUnavailable, Event, Listener
 
 NOT_AVAILABLE, NOT_COORDINATOR, UNKNOWN_MEMBER_ID = 15, 16, 25
 GROUP = "hello"  # belongs to partition 22 of 50
@@ -222,6 +223,49 @@ def test_coordinator_that_was_just_named_gets_its_chance_unless_it_failed_last()
     assert absence.is_due(is_known=True)
 
 
+# -- the look at the metadata ------------------------------------------------
+
+
+class Brokers:
+    """A manager of brokers 1, 2, 3, ... that each respond as told, or break the connection."""
+
+    closed = False
+
+    def __init__(self, *outcomes: Any) -> None:
+        self.outcomes = dict(enumerate(outcomes, 1))
+        self.requests: list[Any] = []
+
+    def best_node(self, but: Collection[int] = ()) -> int | None:
+        return min(self.outcomes.keys() - set(but), default=None)
+
+    async def send(self, request: Any, node_id: int) -> Any:
+        self.requests.append(request)
+        outcome = self.outcomes[node_id]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def wait_for(self, answer: Any, timeout_ms: float) -> Any:
+        return await asyncio.wait_for(answer, timeout_ms / 1000)
+
+
+DEAD = Errors.KafkaConnectionError("refused")
+
+
+def test_the_next_broker_is_asked_where_the_first_ones_are_dead_each_with_a_request_of_its_own() -> None:
+    """Sending gives a request the version of its broker: another one may not know it."""
+    manager = Brokers(DEAD, DEAD, metadata(-1, [2, 3], [2], [1, 3]), DEAD)
+    found = asyncio.run(describe_coordinator(manager, GROUP))
+    assert found is not None and (found.partition, found.leader) == (22, -1)
+    assert len(manager.requests) == len(set(map(id, manager.requests))) == 3
+
+
+def test_each_broker_is_asked_once() -> None:
+    manager = Brokers(DEAD, Errors.IncompatibleBrokerVersion("old"), DEAD)
+    assert asyncio.run(describe_coordinator(manager, GROUP)) is None
+    assert len(manager.requests) == 3
+
+
 # -- on a fake broker --------------------------------------------------------
 
 
@@ -304,8 +348,13 @@ class GroupBroker(FakeBroker):
         if any(topic.name == OFFSETS_TOPIC for topic in request.topics or []):
             partitions = [
                 part_class(
-                    error_code=0, partition_index=n, leader_id=self.offsets_leader, leader_epoch=3,
-                    replica_nodes=[2, 3], isr_nodes=[2], offline_replicas=[],
+                    error_code=0,
+                    partition_index=n,
+                    leader_id=self.offsets_leader,
+                    leader_epoch=3,
+                    replica_nodes=[2, 3],
+                    isr_nodes=[2],
+                    offline_replicas=[],
                 )  # fmt: skip
                 for n in range(50)
             ]
@@ -448,9 +497,7 @@ def test_unavailability_shorter_than_the_policy_allows_is_not_told(
     assert coordinator._absence.failures == 0
 
 
-def test_lookups_come_further_and_further_apart(
-    broker: GroupBroker, make: Callable[..., TolerantCoordinator]
-) -> None:
+def test_lookups_come_further_and_further_apart(broker: GroupBroker, make: Callable[..., TolerantCoordinator]) -> None:
     broker.lookup_error = lambda: NOT_AVAILABLE
     with serve(broker) as address:
         coordinator = make(address, limit_ms=60_000)
@@ -506,7 +553,7 @@ def test_cluster_that_is_away_altogether_is_survived_in_silence(
     began = time.monotonic()
     assert coordinator.poll(timeout_ms=3_000) is False
     assert time.monotonic() - began >= 2.9
-    assert any("no broker has answered" in record.getMessage() for record in caplog.records)
+    assert any("no broker responds to Metadata" in record.getMessage() for record in caplog.records)
 
 
 def test_a_call_without_an_end_says_that_nobody_can_be_connected_to_and_one_with_an_end_waits(

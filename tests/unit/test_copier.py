@@ -11,14 +11,14 @@ import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.fetch import FetchedPartition
-from tolerant_client.mirror.appendable import AppendRules
-from tolerant_client.mirror.gaps import GapFill
-from tolerant_client.mirror.identical import copy as copy_module
-from tolerant_client.mirror.identical.copy import LinkCopier
-from tolerant_client.mirror.identical.partition import AppendState, PartitionCopy, Phase
-from tolerant_client.mirror.link.control import LinkControl, TopicIds
-from tolerant_client.raw import RawCluster
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.mirror.batches.appendable import AppendRules, AppendState
+from tolerant_client.mirror.batches.gaps import GapFill
+from tolerant_client.mirror.engine.identical import copy as copy_module
+from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
+from tolerant_client.mirror.state.control import LinkControl, TopicIds
 
 FIRST, SECOND = (TopicPartition("orders", number) for number in range(2))
 RULES = AppendRules(GapFill.TRANSACTIONS, False, 1 << 20, remembered_ms=3_600_000)
@@ -32,8 +32,8 @@ class Looked(Exception):
 @pytest.fixture
 def copier() -> Iterator[LinkCopier]:
     """A copier that asks nobody; it holds the claims of both partitions, under TERM."""
-    with RawCluster({"bootstrap_servers": "a:9092"}, name="source") as source:
-        target = RawCluster({"bootstrap_servers": "b:9092"}, source.net, name="target")
+    with Cluster({"bootstrap_servers": "a:9092"}, name="source") as source:
+        target = Cluster({"bootstrap_servers": "b:9092"}, source.net, name="target")
         copier = LinkCopier(source, target, 7, clock=lambda: 100.0)
         claims: Any = copier.claims
         claims.term = lambda partition: TERM
@@ -100,7 +100,9 @@ def test_a_topic_that_a_cluster_says_it_does_not_know_is_looked_at_again_before_
     assert copy.phase is not Phase.COPYING and copy.troubles == 1
 
 
-def test_how_far_was_copied_is_written_down_under_the_claim_alone_that_the_place_was_read_under(copier: LinkCopier) -> None:
+def test_how_far_was_copied_is_written_down_under_the_claim_alone_that_the_place_was_read_under(
+    copier: LinkCopier,
+) -> None:
     placed(copier, FIRST, 300)
     placed(copier, SECOND, 300).term = TERM - 1
     assert copier._copied([FIRST, SECOND], 10.0) == {FIRST: 300}
@@ -138,7 +140,9 @@ def test_patience_begins_where_a_partition_that_had_reached_its_end_is_to_go_on(
     assert copy.error is None and copy.phase is Phase.COPYING
 
 
-def test_a_doubt_about_a_partition_that_was_adopted_anew_meanwhile_is_nothing_to_the_new_one(copier: LinkCopier) -> None:
+def test_a_doubt_about_a_partition_that_was_adopted_anew_meanwhile_is_nothing_to_the_new_one(
+    copier: LinkCopier,
+) -> None:
     copies: dict[str, PartitionCopy] = {"old": placed(copier, FIRST, 300), "kept": placed(copier, SECOND, 300)}
     troubled: list[PartitionCopy] = []
 
@@ -153,3 +157,17 @@ def test_a_doubt_about_a_partition_that_was_adopted_anew_meanwhile_is_nothing_to
     fetcher = SimpleNamespace(node_id=1, round=1, seen_at=0.0)
     asyncio.run(puller._look_again(fetcher, SimpleNamespace(partitions=parts)))
     assert troubled == [copies["kept"]] and copies["new"].phase is Phase.COPYING
+
+
+def test_what_a_partition_waits_for_is_named_when_it_is_given_up_and_no_silent_source(copier: LinkCopier) -> None:
+    """It is adopted before it first finds what it waits for: its patience ends a little later than that with silence."""
+    copy = copier._partitions[FIRST] = PartitionCopy(FIRST, 500, 0.0)
+    times = iter([100.0, 220.5, 220.5, 221.5, 221.5])
+    copier.clock = lambda: next(times)
+
+    async def settled() -> None:
+        copy.trouble("a transaction is open", 101.0)
+        await copier._settled([FIRST], 0.0)
+
+    copier.source.run(settled)
+    assert "no progress for 120 s" in str(copy.error) and "a transaction is open" in str(copy.error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tolerant_client.correlation import SPACE, CorrelationIds
+from tolerant_client.tracker.correlation import SPACE, CorrelationIds
 
 MANY = 5_000
 REMEMBERED = 1_024

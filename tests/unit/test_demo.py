@@ -1,8 +1,8 @@
-"""spark_integration/mirroring/demo.py: the faults that its proxies do."""
+"""spark_integration/mirror/demo.py: the faults that its proxies do."""
 
 from __future__ import annotations
 
-from spark_integration.mirroring.demo import _faults
+from spark_integration.mirror.demo import _faults
 from tolerant_client.testing.faults import FaultPlan
 
 

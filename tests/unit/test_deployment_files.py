@@ -15,22 +15,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 import yaml
 
-from spark_integration.cli import app
-from spark_integration.mm2.flows import read_flows
+from support.commands import COMMANDS
+from tolerant_client.ops.mm2.flows import read_flows
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = REPOSITORY / "spark_integration"
 DEPLOYMENT, GUIDES = PACKAGE / "deployment", PACKAGE / "guides"
 UNIT = DEPLOYMENT / "tolerant-kafka-mirror.service"
-COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 MANIFESTS = sorted((DEPLOYMENT / "kubernetes").glob("*.yaml"))
 ROOT = PACKAGE.parent
 PAGES = sorted(GUIDES.glob("*.md"))
-TEXTS = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/*.md"), *ROOT.glob("*/**/*.md")} - {ROOT / "CHANGELOG.md"})
-TEXTS = [path for path in TEXTS if path.parts[len(ROOT.parts)] in ("README.md", "docs", "tests", "tolerant_client", "spark_integration")]
+TEXTS = sorted(
+    {*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/*.md"), *ROOT.glob("*/**/*.md")}
+    - {ROOT / "CHANGELOG.md"}
+)
+TEXTS = [
+    path
+    for path in TEXTS
+    if path.parts[len(ROOT.parts)] in ("README.md", "docs", "tests", "tolerant_client", "spark_integration")
+]
 
 # Fields of SparkApplication, v1beta2, as of the operator's commit 38082f3 (config/crd/bases): unknown ones the API server drops
 # without a word.
@@ -171,7 +176,9 @@ def test_a_manifest_is_yaml_and_its_arguments_are_those_of_the_command(manifest:
         check(container["args"])
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         assert f":{ports['metrics']}" in container["args"][-1]
-        assert {probe["httpGet"]["path"] for probe in (container["livenessProbe"], container["startupProbe"])} == {"/healthz"}
+        assert {probe["httpGet"]["path"] for probe in (container["livenessProbe"], container["startupProbe"])} == {
+            "/healthz"
+        }
         selector = kinds["Service"]["spec"]["selector"].items()
         assert selector <= kinds["Deployment"]["spec"]["template"]["metadata"]["labels"].items()
         assert kinds["Deployment"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > 10
@@ -190,7 +197,7 @@ def test_a_container_file_copies_what_is_there_and_runs_a_command_that_exists(na
     assert "FROM " in text
     for copied in re.findall(r"/src/(spark_integration\S+)", text):
         assert (PACKAGE.parent / copied).exists()
-    for line in re.findall(r'^CMD (\[.*\])$', text, re.MULTILINE):
+    for line in re.findall(r"^CMD (\[.*\])$", text, re.MULTILINE):
         check(yaml.safe_load(line))
 
 
@@ -219,7 +226,9 @@ def test_the_units_user_reads_nothing_but_what_systemd_hands_it() -> None:
     assert not any("/etc/tolerant-kafka" in value for value in read_by_it)
 
 
-def test_files_that_systemd_hands_over_are_named_as_the_guide_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_systemd_hands_over_are_named_as_the_guide_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     monkeypatch.setenv("B_KEY_PASSWORD", "secret")
     (tmp_path / "mirror.pem").write_text("")
@@ -236,7 +245,9 @@ def test_files_that_systemd_hands_over_are_named_as_the_guide_says(tmp_path: Pat
 def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / UNIT.name
     unit.write_text(UNIT.read_text().replace("/opt/tolerant-kafka/bin/tolerant-kafka", sys.executable))
-    done = subprocess.run(["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0 and unit.name not in done.stderr, done.stderr
 
 

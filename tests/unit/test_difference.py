@@ -7,14 +7,14 @@ from typing import cast
 
 import pytest
 from kafka.structs import TopicPartition
-from support.one_log import OneLog
 
-from tolerant_client.mirror.identical import difference
-from tolerant_client.mirror.identical.difference import Case, Logs, explain, recreated
-from tolerant_client.mirror.identical.partition import AppendState
-from tolerant_client.mirror.losses import Loss, LossReason
-from tolerant_client.raw import RawCluster
-from tolerant_client.record_batch import Record, encode_batch
+from support.one_log import OneLog
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.batches.appendable import AppendState
+from tolerant_client.mirror.batches.losses import Loss, LossReason
+from tolerant_client.mirror.engine.identical import difference
+from tolerant_client.mirror.engine.identical.difference import Case, Logs, explain, recreated
+from tolerant_client.records.record_batch import Record, encode_batch
 
 TP = TopicPartition("orders", 0)
 OURS = 7
@@ -35,7 +35,7 @@ def case_of(source: OneLog, target: OneLog, copied: int | None = None) -> Case:
 
 
 def lost(source: OneLog, target: OneLog) -> tuple[int, int] | None:
-    clusters = cast(RawCluster, source), cast(RawCluster, target)
+    clusters = cast(Cluster, source), cast(Cluster, target)
     loss = asyncio.run(recreated(*clusters, case_of(source, target), "dr"))
     if not isinstance(loss, Loss):
         assert loss == AppendState(target.end, OURS, 0, 0)
@@ -78,7 +78,7 @@ def test_all_is_lost_where_nothing_can_be_compared() -> None:
 def test_a_second_cut_before_a_known_row_is_a_loss_of_its_own() -> None:
     source = log_of(b"n" * 100 + b"x" * 150)
     target = log_of(b"n" * 100 + b"o" * 100, producer_id=OURS, producer_epoch=0, base_sequence=3)
-    clusters = cast(RawCluster, source), cast(RawCluster, target)
+    clusters = cast(Cluster, source), cast(Cluster, target)
     case = case_of(source, target, copied=200)
     rows = [case.row("dr", 150, 200, LossReason.TRUNCATION, "")]
     loss = asyncio.run(explain(*clusters, case._replace(cut=100), "dr", rows))
@@ -96,7 +96,7 @@ def test_where_the_link_has_written_down_how_far_it_copied_no_places_are_read(mo
 
     source = log_of(b"n" * 600)
     target = log_of(b"n" * 500 + b"o" * 500, producer_id=OURS, producer_epoch=0, base_sequence=3)
-    clusters = cast(RawCluster, source), cast(RawCluster, target)
+    clusters = cast(Cluster, source), cast(Cluster, target)
     monkeypatch.setattr(difference, "read_places", refuse)
     loss = asyncio.run(explain(*clusters, case_of(source, target, copied=1000), "dr", ()))
     assert isinstance(loss, Loss) and (loss.row.from_offset, loss.row.until_offset) == (500, 1000)

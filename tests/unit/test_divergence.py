@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
+
 from support.legacy_sets import message_set
 from support.one_log import OneLog
-
-from tolerant_client.fetch import FetchedPartition
-from tolerant_client.legacy_records import iter_record_sets
-from tolerant_client.mirror.divergence import (
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.mirror.batches.divergence import (
     LogSlice,
     _take,
     agreement_start,
@@ -25,9 +25,9 @@ from tolerant_client.mirror.divergence import (
     read_slices,
     tail_records,
 )
-from tolerant_client.mirror.gaps import FILLER
-from tolerant_client.raw import RawCluster
-from tolerant_client.record_batch import Record, decode_records, encode_batch, read_header
+from tolerant_client.mirror.batches.gaps import FILLER
+from tolerant_client.records.record_batch import Record, decode_records, encode_batch, read_header
+from tolerant_client.records.record_sets import iter_record_sets
 
 TP = TopicPartition("orders", 0)
 FILL = Record(0, 0, None, None, ((FILLER, None),))
@@ -44,7 +44,13 @@ KINDS = {
     "vacant": LogSlice(1, {}, [range(0, 1)]),
     "hole": LogSlice(1),
 }
-DIFFERENT = {("record", "other record"), ("record", "filler"), ("record", "vacant"), ("vacant", "record"), ("vacant", "other record")}
+DIFFERENT = {
+    ("record", "other record"),
+    ("record", "filler"),
+    ("record", "vacant"),
+    ("vacant", "record"),
+    ("vacant", "other record"),
+}
 # What stands in the source's log, filler of another mirror included, must be there in the target's.
 DIFFERENT |= {("other record", "record"), ("other record", "filler"), ("other record", "vacant")}
 DIFFERENT |= {("filler", "record"), ("filler", "other record"), ("filler", "vacant")}
@@ -96,7 +102,11 @@ def answer(*batches: bytes, aborted: tuple[tuple[int, int], ...] = ()) -> Fetche
 def marker(offset: int, producer_id: int, kind: int) -> bytes:
     key = b"\0\0" + kind.to_bytes(2, "big")
     return encode_batch(
-        [Record(0, 0, key, b"\0\0\0\0\0\0")], base_offset=offset, producer_id=producer_id, is_transactional=True, is_control=True
+        [Record(0, 0, key, b"\0\0\0\0\0\0")],
+        base_offset=offset,
+        producer_id=producer_id,
+        is_transactional=True,
+        is_control=True,
     )
 
 
@@ -138,7 +148,7 @@ def log_of(values: Iterable[bytes], per_batch: int = 7, size: int = 0) -> list[b
 
 
 def slice_of(log: OneLog, start: int, until: int, *, is_committed: bool = True) -> LogSlice:
-    return asyncio.run(read_slices(cast(RawCluster, log), {TP: (start, until)}, is_committed=is_committed))[TP]
+    return asyncio.run(read_slices(cast(Cluster, log), {TP: (start, until)}, is_committed=is_committed))[TP]
 
 
 def test_range_is_read_over_as_many_fetches_as_it_takes_and_ends_where_the_log_does() -> None:
@@ -166,8 +176,10 @@ def test_what_is_not_stable_or_gone_is_left_open() -> None:
 def test_bisection_finds_where_logs_begin_to_differ(length: int, data: st.DataObject) -> None:
     differs_from = data.draw(st.integers(0, length))
     source = OneLog(log_of([b"a"] * length, per_batch=data.draw(st.integers(1, 60))))
-    target = OneLog(log_of([b"a"] * differs_from + [b"b"] * (length - differs_from), per_batch=data.draw(st.integers(1, 60))))
-    found = asyncio.run(first_difference_of_logs(cast(RawCluster, source), cast(RawCluster, target), TP, 0, length))
+    target = OneLog(
+        log_of([b"a"] * differs_from + [b"b"] * (length - differs_from), per_batch=data.draw(st.integers(1, 60)))
+    )
+    found = asyncio.run(first_difference_of_logs(cast(Cluster, source), cast(Cluster, target), TP, 0, length))
     assert found == (differs_from if differs_from < length else None)
 
 
@@ -175,8 +187,10 @@ def test_bisection_finds_where_logs_begin_to_differ(length: int, data: st.DataOb
 def test_bisection_finds_from_where_on_logs_agree(length: int, data: st.DataObject) -> None:
     agrees_from = data.draw(st.integers(0, length))
     source = OneLog(log_of([b"a"] * length, per_batch=data.draw(st.integers(1, 60))))
-    target = OneLog(log_of([b"b"] * agrees_from + [b"a"] * (length - agrees_from), per_batch=data.draw(st.integers(1, 60))))
-    found = asyncio.run(agreement_start(cast(RawCluster, source), cast(RawCluster, target), TP, 0, length))
+    target = OneLog(
+        log_of([b"b"] * agrees_from + [b"a"] * (length - agrees_from), per_batch=data.draw(st.integers(1, 60)))
+    )
+    found = asyncio.run(agreement_start(cast(Cluster, source), cast(Cluster, target), TP, 0, length))
     assert found == agrees_from
 
 
@@ -187,12 +201,12 @@ def test_bisection_finds_a_difference_before_a_long_gap(gap: tuple[int, int]) ->
 
     source = with_gap(log_of([b"a"] * 1000, per_batch=1))
     target = with_gap(log_of([b"a"] * 100 + [b"b"] * 900, per_batch=1))
-    found = asyncio.run(first_difference_of_logs(cast(RawCluster, source), cast(RawCluster, target), TP, 0, 1000))
+    found = asyncio.run(first_difference_of_logs(cast(Cluster, source), cast(Cluster, target), TP, 0, 1000))
     assert found == 100
 
 
 def test_difference_that_is_accepted_is_not_found() -> None:
     source, target = OneLog(log_of([b"a"] * 500)), OneLog(log_of([b"a"] * 200 + [b"b"] * 300))
-    arguments = (cast(RawCluster, source), cast(RawCluster, target), TP, 0, 500)
+    arguments = (cast(Cluster, source), cast(Cluster, target), TP, 0, 500)
     assert asyncio.run(first_difference_of_logs(*arguments, [range(200, 500)])) is None
     assert asyncio.run(first_difference_of_logs(*arguments, [range(200, 450)])) == 450

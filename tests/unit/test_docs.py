@@ -10,11 +10,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import typer.main
 
-from spark_integration.cli import app
-from spark_integration.monitoring.board import Board
-from spark_integration.monitoring.prometheus import LinkCollector
+from support.commands import COMMANDS
+from tolerant_client.ops.monitoring.board import Board
+from tolerant_client.ops.monitoring.prometheus import LinkCollector
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BENCHMARKS = (DOCS / "benchmarks.md").read_text()
@@ -35,11 +34,10 @@ reference, plots = tool("reference"), tool("plots")
 
 def test_the_page_of_commands_has_every_command_and_option() -> None:
     page = reference.command_line()
-    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     parts = re.split(r"^### (.*)$", page, flags=re.MULTILINE)
     told = dict(zip(parts[1::2], parts[2::2], strict=True))
-    assert told.keys() == commands.keys()
-    for name, command in commands.items():
+    assert told.keys() == COMMANDS.keys()
+    for name, command in COMMANDS.items():
         options = {text for param in command.params if param.param_type_name == "option" for text in param.opts}
         assert {text for text in options if f"`{text}`" not in told[name]} == set(), name
 

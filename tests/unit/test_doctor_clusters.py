@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from kafka.structs import TopicPartition
 
-from spark_integration.doctor.access import (
+from tolerant_client.mirror.state.open_transactions import CoordinatorView, OpenTransaction
+from tolerant_client.ops.doctor.access import (
     group_right_findings,
     hidden_findings,
     principal,
@@ -19,18 +20,26 @@ from spark_integration.doctor.access import (
     right_findings,
     transactional_id_findings,
 )
-from spark_integration.doctor.clocks import both_clocks_findings, clock_findings, future_findings
-from spark_integration.doctor.coordinators import coordinator_findings
-from spark_integration.doctor.describe import Quota
-from spark_integration.doctor.durability import durability_findings
-from spark_integration.doctor.elections import Snapshot, election_findings
-from spark_integration.doctor.facts import INTERNAL_TOPICS, OPERATIONS, Broker, Cluster, LogDir, Partition, Quorum, Topic
-from spark_integration.doctor.finding import Finding, Severity
-from spark_integration.doctor.replication import controller_findings, log_dir_findings, partition_findings
-from spark_integration.doctor.rights import CHECKPOINTS, RIGHTS, Asked, Duty, asked, created_names
-from spark_integration.doctor.transactions import still_open, transaction_findings
-from tolerant_client.coordinator_partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, partition_of
-from tolerant_client.mirror.open_transactions import CoordinatorView, OpenTransaction
+from tolerant_client.ops.doctor.clocks import both_clocks_findings, clock_findings, future_findings
+from tolerant_client.ops.doctor.coordinators import coordinator_findings
+from tolerant_client.ops.doctor.describe import Quota
+from tolerant_client.ops.doctor.durability import durability_findings
+from tolerant_client.ops.doctor.elections import Snapshot, election_findings
+from tolerant_client.ops.doctor.facts import (
+    INTERNAL_TOPICS,
+    OPERATIONS,
+    Broker,
+    ClusterFacts,
+    LogDir,
+    Partition,
+    Quorum,
+    Topic,
+)
+from tolerant_client.ops.doctor.finding import Finding, Severity
+from tolerant_client.ops.doctor.replication import controller_findings, log_dir_findings, partition_findings
+from tolerant_client.ops.doctor.rights import CHECKPOINTS, RIGHTS, Asked, Duty, asked, created_names
+from tolerant_client.ops.doctor.transactions import still_open, transaction_findings
+from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, partition_of
 
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 NOW = 1_763_775_000_000
@@ -38,9 +47,9 @@ MINUTE = 60_000
 EVERYTHING = frozenset(OPERATIONS.values())
 
 
-def cluster(*topics: Topic, nodes: Iterable[int] = (1, 2, 3), **more: object) -> Cluster:
+def cluster(*topics: Topic, nodes: Iterable[int] = (1, 2, 3), **more: object) -> ClusterFacts:
     brokers = {node: Broker(node, f"b{node}", 9092) for node in nodes}
-    facts = Cluster("source", "b1:9092", "id", 1, brokers, {topic.name: topic for topic in topics})
+    facts = ClusterFacts("source", "b1:9092", "id", 1, brokers, {topic.name: topic for topic in topics})
     return replace(facts, **more)
 
 
@@ -95,13 +104,21 @@ def test_many_partitions_of_a_topic_are_one_finding_and_brokers_that_are_away_ar
 
 def test_leader_that_does_not_answer_here_is_an_error_though_metadata_is_content() -> None:
     (one,) = partition_findings(cluster(topic("orders", (2, ALL, ALL)), silent=frozenset({2})))
-    assert one.severity is ERROR and "led by a broker that does not answer here" in one.evidence and "b2:9092" in one.remedy
+    assert (
+        one.severity is ERROR
+        and "led by a broker that does not answer here" in one.evidence
+        and "b2:9092" in one.remedy
+    )
 
 
 def test_commands_for_partitions_and_settings_are_whole() -> None:
     facts = cluster(topic("orders", SOUND, (-1, (3,), (3,))), nodes=(1, 2))
-    assert partition_findings(facts).__next__().remedy.endswith(
-        " kafka-leader-election.sh --bootstrap-server b1:9092 --election-type unclean --topic orders --partition 1"
+    assert (
+        partition_findings(facts)
+        .__next__()
+        .remedy.endswith(
+            " kafka-leader-election.sh --bootstrap-server b1:9092 --election-type unclean --topic orders --partition 1"
+        )
     )
     secured = replace(facts, is_secured=True)
     assert secured.tool("kafka-leader-election.sh").endswith(" --admin.config admin.properties")
@@ -147,7 +164,9 @@ def test_names_that_hash_to_a_partition_without_leader_are_told(name: str, kind:
 
 def test_nobody_known_is_hit_is_not_said_as_nobody_is_hit() -> None:
     (one,) = coordinator_findings(cluster(offsets_topic({0}), nodes=(1, 2)), OFFSETS_TOPIC, ["billing"])
-    assert "none of the groups that we know is hit; one whose coordinator is away is listed by no broker" in one.evidence
+    assert (
+        "none of the groups that we know is hit; one whose coordinator is away is listed by no broker" in one.evidence
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,7 +181,9 @@ def test_coordinator_partition_that_cannot_serve(
     part: tuple[int, tuple[int, ...], tuple[int, ...]], silent: set[int], severity: Severity, words: str
 ) -> None:
     facts = cluster(
-        topic(OFFSETS_TOPIC, SOUND, part), silent=frozenset(silent), configs={OFFSETS_TOPIC: {"min.insync.replicas": "2"}}
+        topic(OFFSETS_TOPIC, SOUND, part),
+        silent=frozenset(silent),
+        configs={OFFSETS_TOPIC: {"min.insync.replicas": "2"}},
     )
     (one,) = coordinator_findings(facts, OFFSETS_TOPIC, [])
     assert one.severity is severity and words in one.evidence
@@ -201,7 +222,9 @@ def test_sound_coordinators_are_not_mentioned() -> None:
         ((1, 2, 3), {"min.insync.replicas": "2", "unclean.leader.election.enable": "false"}, None, ""),
     ],
 )
-def test_durability_rules(replicas: tuple[int, ...], configs: dict[str, str], severity: Severity | None, words: str) -> None:
+def test_durability_rules(
+    replicas: tuple[int, ...], configs: dict[str, str], severity: Severity | None, words: str
+) -> None:
     facts = cluster(topic("orders", (1, replicas, replicas)), configs={"orders": configs})
     found = list(durability_findings(facts, ["orders"]))
     assert [f.severity for f in found] == ([] if severity is None else [severity])
@@ -215,7 +238,9 @@ def test_durability_judges_internal_topics_and_no_topics_that_were_not_chosen() 
 
 def test_cluster_of_one_broker_is_told_once_and_not_topic_by_topic() -> None:
     single = (1, (1,), (1,))
-    facts = cluster(topic("a", single), topic("b", single), nodes=(1,), configs={n: {"min.insync.replicas": "1"} for n in "ab"})
+    facts = cluster(
+        topic("a", single), topic("b", single), nodes=(1,), configs={n: {"min.insync.replicas": "1"} for n in "ab"}
+    )
     assert judged(durability_findings(facts, ["a", "b"])) == [(WARNING, "the cluster")]
 
 
@@ -379,7 +404,9 @@ EVERY_DUTY = frozenset(Duty)
 GUIDE = Path(__file__).resolve().parents[2] / "spark_integration" / "guides" / "security.md"
 
 
-def asked_of(role: str, *topics: str, duties: frozenset[Duty] = EVERY_DUTY, version: tuple[int, ...] = (2, 7)) -> list[Asked]:
+def asked_of(
+    role: str, *topics: str, duties: frozenset[Duty] = EVERY_DUTY, version: tuple[int, ...] = (2, 7)
+) -> list[Asked]:
     return list(asked(role, duties, topics, {}, version))
 
 
@@ -405,7 +432,8 @@ def test_each_right_that_is_missing_is_found_and_none_that_is_there(role: str) -
 
 def test_right_to_create_is_asked_of_the_brokers_for_what_is_missing() -> None:
     rights = asked_of("target", "orders")
-    assert created_names(rights) == {"tolerant-mirror-control", "tolerant-mirror-ledger", "heartbeats", CHECKPOINTS}
+    own = {"tolerant-mirror-control", "tolerant-mirror-ledger", "tolerant-mirror-claims"}
+    assert created_names(rights) == own | {"heartbeats", CHECKPOINTS}
     facts = cluster(name="target", operations=EVERYTHING)
     (one,) = right_findings(facts, rights, "User:m", ["heartbeats"])
     assert one.remedy.endswith("--operation Create --topic heartbeats") and "emit.heartbeats.enabled" in one.evidence
@@ -438,9 +466,7 @@ def test_the_guides_table_and_commands_are_the_rights_of_the_code() -> None:
     """A command for each resource, with all operations but those of markers, old brokers and MirrorMaker 2's offsets."""
     text = GUIDE.read_text()
     section = text[text.index("## Least rights") : text.index("## What others may do")]
-    rows = [
-        f"| {r.role} | {r.thing} | {', '.join(r.operations)} | {r.purpose} | {r.severity.value} |" for r in RIGHTS
-    ]
+    rows = [f"| {r.role} | {r.thing} | {', '.join(r.operations)} | {r.purpose} | {r.severity.value} |" for r in RIGHTS]
     assert [line for line in section.splitlines() if line.startswith("|")][2:] == rows
     (block,) = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
     granted = {}
@@ -469,7 +495,9 @@ def test_commands_that_grant_are_whole_and_quoted() -> None:
         "kafka-acls.sh --bootstrap-server b1:9092 --add --allow-principal 'User:CN=mirror, O=x' --operation Read --topic 'a b'"
     )
     (secured,) = right_findings(replace(facts, is_secured=True), rights, "User:m")
-    assert secured.remedy.startswith("kafka-acls.sh --bootstrap-server b1:9092 --command-config admin.properties --add ")
+    assert secured.remedy.startswith(
+        "kafka-acls.sh --bootstrap-server b1:9092 --command-config admin.properties --add "
+    )
     many = [topic(f"t{n:02}", SOUND, operations=EVERYTHING - {"Read"}) for n in range(50)]
     rights = asked_of("source", *(t.name for t in many), duties=frozenset({Duty.COPY}))
     (one,) = right_findings(cluster(*many), rights, "User:m")

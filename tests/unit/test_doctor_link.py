@@ -17,19 +17,25 @@ from typing import Any
 
 import kafka.errors as Errors
 import pytest
-import typer.main
 from kafka.structs import TopicPartition
 from rich.console import Console
-from support.certificate import self_signed
 from typer.testing import CliRunner
 
-import spark_integration.doctor
-from spark_integration.cli import app
-from spark_integration.commands import doctor as doctor_module
-from spark_integration.commands.doctor import flow_subjects, link_options
-from spark_integration.doctor import link_examination
-from spark_integration.doctor.checkup import Checkup, not_made
-from spark_integration.doctor.connectivity import (
+import tolerant_client.ops.doctor
+from spark_integration.cli import doctor as doctor_module
+from spark_integration.cli.app import app
+from spark_integration.cli.doctor import flow_subjects, link_options
+from support.certificate import self_signed
+from support.commands import COMMANDS
+from tolerant_client.errors import ClusterUnreachableError, OptionError
+from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.state.control import LinkControl
+from tolerant_client.mirror.state.ledger import UNREADABLE
+from tolerant_client.mirror.state.plan import TopicSpec
+from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.ops.doctor import link_examination
+from tolerant_client.ops.doctor.checkup import Checkup, not_made
+from tolerant_client.ops.doctor.connectivity import (
     Probe,
     Stage,
     address_findings,
@@ -37,10 +43,10 @@ from spark_integration.doctor.connectivity import (
     same_cluster_findings,
     version_findings,
 )
-from spark_integration.doctor.describe import NotToldError
-from spark_integration.doctor.facts import Broker, Cluster
-from spark_integration.doctor.finding import CHECKS, Finding, Severity, duration, exit_code, size, some
-from spark_integration.doctor.link_checks import (
+from tolerant_client.ops.doctor.describe import NotToldError
+from tolerant_client.ops.doctor.facts import Broker, ClusterFacts
+from tolerant_client.ops.doctor.finding import CHECKS, Finding, Severity, duration, exit_code, size, some
+from tolerant_client.ops.doctor.link_checks import (
     Backlog,
     Retention,
     ahead_findings,
@@ -52,16 +58,10 @@ from spark_integration.doctor.link_checks import (
     size_findings,
     topic_findings,
 )
-from spark_integration.doctor.link_examination import literal_names
-from spark_integration.doctor.probing import parse_address, probe_all
-from spark_integration.doctor.report import as_json, print_report
-from spark_integration.doctor.rights import CHECKPOINTS, Duty
-from tolerant_client.errors import ClusterUnreachableError, OptionError
-from tolerant_client.mirror.ledger import UNREADABLE
-from tolerant_client.mirror.link.control import LinkControl
-from tolerant_client.mirror.losses import LedgerRow
-from tolerant_client.mirror.plan import TopicSpec
-from tolerant_client.mirror.topic_filter import LinkTopics
+from tolerant_client.ops.doctor.link_examination import literal_names
+from tolerant_client.ops.doctor.probing import parse_address, probe_all
+from tolerant_client.ops.doctor.report import as_json, print_report
+from tolerant_client.ops.doctor.rights import CHECKPOINTS, Duty
 
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 NOW = 1_763_775_000_000
@@ -107,9 +107,9 @@ def test_target_topic_against_the_source(
     assert all(words in f.evidence and f.remedy and not f.remedy.startswith(" ") for f in found)
 
 
-def facts(**settings: str) -> Cluster:
+def facts(**settings: str) -> ClusterFacts:
     settings = {name.replace("_", "."): value for name, value in settings.items()}
-    return Cluster("target", "b:9092", "id", 1, {1: Broker(1, "b", 9092)}, {}, broker_configs={1: settings})
+    return ClusterFacts("target", "b:9092", "id", 1, {1: Broker(1, "b", 9092)}, {}, broker_configs={1: settings})
 
 
 def test_record_that_no_request_can_hold() -> None:
@@ -166,7 +166,8 @@ def test_uncopied_records_against_their_retention(one: Backlog, expected: list[S
 
 
 @pytest.mark.parametrize(
-    ("position", "expected"), [(60, []), (50, [WARNING]), (11, [WARNING]), (10, [ERROR])]  # of 100 offsets in 1,000 bytes
+    ("position", "expected"),
+    [(60, []), (50, [WARNING]), (11, [WARNING]), (10, [ERROR])],  # of 100 offsets in 1,000 bytes
 )
 def test_uncopied_bytes_against_the_size_that_is_kept(position: int, expected: list[Severity]) -> None:
     one = backlog(position, 0, 100, source_bytes=1000)
@@ -253,10 +254,9 @@ def test_commands_about_the_link_are_whole(tmp_path: Path) -> None:
         ["tolerant-kafka", name] for name in ("resume", "throttle", "verify")
     ]
     assert "throttle off --target b:1" in remedies[1] and "verify --source a:1 --target b:1" in remedies[2]
-    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     for text in remedies:
         _, name, *words = shlex.split(text, comments=True)
-        known = {option for parameter in commands[name].params for option in parameter.opts}
+        known = {option for parameter in COMMANDS[name].params for option in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= known
 
 
@@ -283,7 +283,12 @@ def test_duties_of_a_flow_are_those_that_its_file_switches_on(tmp_path: Path, sw
 
 def test_ledger_counts_offsets_by_topic_and_reason_of_its_link_only() -> None:
     row = LOSS
-    rows = [row, row._replace(partition=1), row._replace(reason="oversized", until_offset=41), row._replace(link="other")]
+    rows = [
+        row,
+        row._replace(partition=1),
+        row._replace(reason="oversized", until_offset=41),
+        row._replace(link="other"),
+    ]
     found = [f.evidence.partition(",")[0] for f in ledger_findings("l", rows)]
     assert found == ["1 offsets are not on the target (oversized)", "40 offsets are not on the target (retention)"]
     assert severities(ledger_findings("l", [row._replace(link="", reason=UNREADABLE)])) == [WARNING]
@@ -307,11 +312,21 @@ def probe(stage: Stage, error: str = "", **more: Any) -> Probe:
         (probe(Stage.TLS, "CERTIFICATE_VERIFY_FAILED: self-signed"), "SSL", "is not trusted", "truststore"),
         (probe(Stage.TLS, "CERTIFICATE_VERIFY_FAILED: Hostname mismatch"), "SSL", "for another name", "Use the name"),
         (probe(Stage.TLS, "CERTIFICATE_VERIFY_FAILED: certificate has expired"), "SSL", "has expired", "Renew"),
-        (probe(Stage.TLS, "TLSV13_ALERT_CERTIFICATE_REQUIRED: certificate required"), "SSL", "refuses our side", "keystore"),
+        (
+            probe(Stage.TLS, "TLSV13_ALERT_CERTIFICATE_REQUIRED: certificate required"),
+            "SSL",
+            "refuses our side",
+            "keystore",
+        ),
         (probe(Stage.LOGIN, "Authentication failed"), "SASL_SSL", "refuses our login", "user and password"),
         (probe(Stage.LOGIN, "UnsupportedSaslMechanismError"), "SASL_SSL", "does not offer our SASL", "sasl.mechanism"),
         (probe(Stage.ANSWER, "closed", speaks_tls=True), "PLAINTEXT", "speaks TLS", "security.protocol to SSL"),
-        (probe(Stage.ANSWER, "closed", speaks_tls=True), "SASL_PLAINTEXT", "speaks TLS", "security.protocol to SASL_SSL"),
+        (
+            probe(Stage.ANSWER, "closed", speaks_tls=True),
+            "SASL_PLAINTEXT",
+            "speaks TLS",
+            "security.protocol to SASL_SSL",
+        ),
         (probe(Stage.ANSWER, "nothing within 5 s"), "PLAINTEXT", "does not answer", "hangs"),
         (probe(Stage.ANSWER, "timed out"), "PLAINTEXT", "does not answer", "hangs"),
         (probe(Stage.ANSWER, "not answered within its timeout"), "SASL_SSL", "does not answer", "hangs"),
@@ -344,7 +359,10 @@ def test_one_bootstrap_address_of_several_is_a_warning_an_advertised_one_is_an_e
 )
 def test_advertised_loopback_is_wrong_for_who_comes_from_afar(bootstrap: str, advertised: str, is_wrong: bool) -> None:
     # Something else may well listen on our own port 9092: that it can be connected to proves nothing.
-    probes = [probe(Stage.SPOKEN, address=bootstrap), probe(Stage.SPOKEN, address=advertised, is_bootstrap=False, node_id=1)]
+    probes = [
+        probe(Stage.SPOKEN, address=bootstrap),
+        probe(Stage.SPOKEN, address=advertised, is_bootstrap=False, node_id=1),
+    ]
     assert severities(address_findings("source", "PLAINTEXT", probes, 0)) == ([ERROR] if is_wrong else [])
 
 
@@ -427,7 +445,9 @@ def test_probe_says_at_which_stage_it_ended(tmp_path: Path) -> None:
         assert (mistaken.stage, mistaken.speaks_tls) == (Stage.ANSWER, True)
         untrusted = probed(secured, security_protocol="SSL")
         assert untrusted.stage is Stage.TLS and "CERTIFICATE_VERIFY_FAILED" in untrusted.error
-        assert untrusted.certificate_expires is not None and 0 < untrusted.certificate_expires - time.time() < 3 * 86_400
+        assert (
+            untrusted.certificate_expires is not None and 0 < untrusted.certificate_expires - time.time() < 3 * 86_400
+        )
 
 
 def test_silent_address_ends_in_time() -> None:
@@ -468,7 +488,7 @@ def test_check_that_could_not_be_made_is_a_finding(error: Exception, severity: S
 def test_examination_that_blocks_is_cut_off_and_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
     monkeypatch.setattr(link_examination, "_SPEAKING_S", 0.2)
-    monkeypatch.setattr("spark_integration.doctor.cluster_examination.probe_all", lambda *_: released.wait(20) and [])
+    monkeypatch.setattr("tolerant_client.ops.doctor.cluster_examination.probe_all", lambda *_: released.wait(20) and [])
     subject = link_examination.Subject({"cluster": {"bootstrap.servers": "127.0.0.1:1"}}, seconds=0)
     checkup = link_examination.examine(subject, Checkup(check_s=0.1))
     released.set()
@@ -491,7 +511,9 @@ def test_fault_of_the_doctor_is_a_finding_and_no_health(monkeypatch: pytest.Monk
 
 def test_wrong_properties_are_refused_before_anything_is_looked_at() -> None:
     with pytest.raises(OptionError, match="security.protocol"):
-        link_examination.examine(link_examination.Subject({"source": {"bootstrap.servers": "a:1", "security.protocol": "X"}}))
+        link_examination.examine(
+            link_examination.Subject({"source": {"bootstrap.servers": "a:1", "security.protocol": "X"}})
+        )
 
 
 # -- what is printed ----------------------------------------------------------
@@ -549,7 +571,7 @@ def test_report_has_its_schema_and_shows_names_as_they_are() -> None:
 
 
 def test_every_check_is_documented_and_every_finding_is_of_one() -> None:
-    folder = Path(spark_integration.doctor.__file__).parent
+    folder = Path(tolerant_client.ops.doctor.__file__).parent
     documented = (folder / "README.md").read_text(encoding="utf-8")
     code = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py") if path.name != "finding.py")
     for check in CHECKS:
@@ -559,7 +581,8 @@ def test_every_check_is_documented_and_every_finding_is_of_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ms", "text"), [(3_200, "3.2 s"), (25 * 60_000, "25 min"), (4 * HOUR, "4.0 h"), (12 * DAY, "12 days"), (-5_000, "5.0 s")]
+    ("ms", "text"),
+    [(3_200, "3.2 s"), (25 * 60_000, "25 min"), (4 * HOUR, "4.0 h"), (12 * DAY, "12 days"), (-5_000, "5.0 s")],
 )
 def test_durations_are_said_as_people_do(ms: float, text: str) -> None:
     assert duration(ms) == text
@@ -595,7 +618,9 @@ def test_the_doctor_examines_the_link_that_other_commands_mean(
     monkeypatch.setattr(doctor_module, "unnamed_link", name)
     monkeypatch.setattr(doctor_module, "_examine", examine)
     CliRunner().invoke(app, ["doctor", "--source", "a:1", "--target", "b:1", "--json", *given])
-    assert [(subject.link, subject.options.of_target) for subject in examined] == [(link, f"--target b:1 --link {link}")]
+    assert [(subject.link, subject.options.of_target) for subject in examined] == [
+        (link, f"--target b:1 --link {link}")
+    ]
 
 
 def test_the_doctor_does_not_choose_between_links(monkeypatch: pytest.MonkeyPatch) -> None:

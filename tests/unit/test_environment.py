@@ -11,8 +11,8 @@ pytest.importorskip("pyspark")
 
 from typer.testing import CliRunner
 
-from spark_integration.cli import app
-from spark_integration.commands import doctor, link, mirror, take_over
+from spark_integration.cli import doctor, link, mirror, take_over
+from spark_integration.cli.app import app
 from tolerant_client.errors import OptionError
 
 FILE = """
@@ -43,10 +43,14 @@ def nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(config: Any, *_: Any, **__: Any) -> None:
         raise Asked(",".join(map(str, config["bootstrap_servers"])))
 
-    monkeypatch.setattr(link, "RawCluster", ask)
-    monkeypatch.setattr(take_over, "connected", lambda source, *_: ask({"bootstrap_servers": [source["bootstrap.servers"]]}))
+    monkeypatch.setattr(link, "Cluster", ask)
     monkeypatch.setattr(
-        doctor, "_examine", lambda subject: ask({"bootstrap_servers": [c["bootstrap.servers"] for c in subject.clusters.values()]})
+        take_over, "connected", lambda source, *_: ask({"bootstrap_servers": [source["bootstrap.servers"]]})
+    )
+    monkeypatch.setattr(
+        doctor,
+        "_examine",
+        lambda subject: ask({"bootstrap_servers": [c["bootstrap.servers"] for c in subject.clusters.values()]}),
     )
     monkeypatch.setattr(mirror, "mirror_flows", lambda config, *_, **__: ask({"bootstrap_servers": ["a file's"]}))
 
@@ -60,7 +64,17 @@ def run(monkeypatch: pytest.MonkeyPatch, words: list[str], **environment: str) -
 
 
 PAIR = {"SOURCE": HERE, "TARGET": THERE, "LINK": "dr"}
-LINK_COMMANDS = [["mirror"], ["status"], ["verify"], ["plan"], ["promote"], ["failover"], ["pause"], ["resume"], ["throttle", "off"]]
+LINK_COMMANDS = [
+    ["mirror"],
+    ["status"],
+    ["verify"],
+    ["plan"],
+    ["promote"],
+    ["failover"],
+    ["pause"],
+    ["resume"],
+    ["throttle", "off"],
+]
 LINK_COMMANDS += [["repair"], ["failback"], ["doctor"], ["take-over"], ["hand-back"]]
 
 
@@ -81,7 +95,9 @@ def test_every_command_with_a_file_takes_that_of_the_environment(
 
 
 @pytest.mark.parametrize("path", ["FILE", "/there/is/none"])
-@pytest.mark.parametrize("command", [c for c in LINK_COMMANDS if c[0] in ("status", "verify", "plan", "promote", "doctor")])
+@pytest.mark.parametrize(
+    "command", [c for c in LINK_COMMANDS if c[0] in ("status", "verify", "plan", "promote", "doctor")]
+)
 def test_typed_clusters_take_the_place_of_the_file_of_the_environment(
     monkeypatch: pytest.MonkeyPatch, command: list[str], file: str, path: str
 ) -> None:
@@ -125,19 +141,27 @@ def test_a_completion_is_refused_by_no_variable(monkeypatch: pytest.MonkeyPatch,
     done = CliRunner().invoke(
         app,
         prog_name="tolerant-kafka",
-        env={"_TOLERANT_KAFKA_COMPLETE": "complete_bash", "COMP_WORDS": "tolerant-kafka status --li", "COMP_CWORD": "2"},
+        env={
+            "_TOLERANT_KAFKA_COMPLETE": "complete_bash",
+            "COMP_WORDS": "tolerant-kafka status --li",
+            "COMP_CWORD": "2",
+        },
     )
     assert done.exit_code == 0 and "--link" in done.output, done.output
 
 
 @pytest.mark.parametrize("command", [["mirror"], ["status"], ["doctor"]])
-def test_variables_that_contradict_each_other_are_named(monkeypatch: pytest.MonkeyPatch, command: list[str], file: str) -> None:
+def test_variables_that_contradict_each_other_are_named(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], file: str
+) -> None:
     found = run(monkeypatch, command, CONFIG=file, LINK="dr")
     assert isinstance(found, OptionError)
     assert "TOLERANT_KAFKA_CONFIG and TOLERANT_KAFKA_LINK are both set" in str(found)
 
 
 @pytest.mark.parametrize("command", [["mirror", "--topics", "a"], ["status"]])
-def test_what_is_typed_may_still_contradict_itself(monkeypatch: pytest.MonkeyPatch, command: list[str], file: str) -> None:
+def test_what_is_typed_may_still_contradict_itself(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], file: str
+) -> None:
     found = run(monkeypatch, [*command, "--config", file, "--source", HERE])
     assert isinstance(found, OptionError) and "--config " in str(found) and "both set" not in str(found)

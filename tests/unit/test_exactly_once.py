@@ -18,8 +18,8 @@ from spark_integration.writing.exactly_once import (
     Written,
     reserve_ms,
 )
+from tolerant_client.cluster.producer.transaction import CommittedOffset, PreparedTransaction
 from tolerant_client.errors import OptionError, ProducerFencedError, RepeatDiffersError
-from tolerant_client.producer_transaction import CommittedOffset, PreparedTransaction
 
 RUN, LATER_RUN = "0a" * 16, "0b" * 16
 PLACE = SinkBatch("sink", "query-1", RUN, batch=7)
@@ -30,7 +30,9 @@ DECISION = Decision("query-1", RUN, 7, WRITTEN, TRANSACTIONS)
 
 def rows(values: list[Any], keys: list[Any] | None = None, **columns: Any) -> WriteRows:
     given = {"topics": "t", "headers": None, "partitions": None, **columns}
-    return WriteRows(values=pa.array(values, pa.binary()), keys=None if keys is None else pa.array(keys, pa.string()), **given)
+    return WriteRows(
+        values=pa.array(values, pa.binary()), keys=None if keys is None else pa.array(keys, pa.string()), **given
+    )
 
 
 def digest(*batches: WriteRows) -> Written:
@@ -188,7 +190,9 @@ def test_what_a_former_version_committed_task_by_task_is_not_written_again() -> 
         PLACE.check_former("tolerant-sink-sink-0", {"t-0": CommittedOffset(8, "{}")})
 
 
-@pytest.mark.parametrize(("timeout_ms", "reserve"), [(900_000, 60_000), (180_000, 60_000), (60_000, 20_000), (5_000, 1_666)])
+@pytest.mark.parametrize(
+    ("timeout_ms", "reserve"), [(900_000, 60_000), (180_000, 60_000), (60_000, 20_000), (5_000, 1_666)]
+)
 def test_a_minute_is_kept_for_committing_and_less_only_of_short_timeouts(timeout_ms: int, reserve: int) -> None:
     assert reserve_ms(timeout_ms) == reserve
 
@@ -208,7 +212,9 @@ def test_a_transactional_id_names_one_transaction_of_a_micro_batch() -> None:
         names.take(PLACE)
 
 
-@pytest.mark.parametrize("name", ["tolerant-sink-sink/decider", "tolerant-sink-sink-0", "tolerant-sink-sin/0a/b-0", "0a/b-0"])
+@pytest.mark.parametrize(
+    "name", ["tolerant-sink-sink/decider", "tolerant-sink-sink-0", "tolerant-sink-sin/0a/b-0", "0a/b-0"]
+)
 def test_ids_that_are_no_tasks_are_left_alone(name: str) -> None:
     assert PLACE.run_of(name) is None
 

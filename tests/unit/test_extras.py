@@ -40,7 +40,9 @@ producer.close()
 tolerant_client.install()
 tolerant_client.uninstall()
 for module in pkgutil.walk_packages(tolerant_client.__path__, "tolerant_client."):
-    if module.name not in ("tolerant_client.metrics", "tolerant_client.testing.plugin"):  # of Prometheus, of pytest
+    # Of Prometheus, of pytest, of the command line, of stores of keys.
+    others = ("tolerant_client.metrics", "tolerant_client.testing.plugin", "tolerant_client.ops", "tolerant_client.security")
+    if not module.name.startswith(others):
         importlib.import_module(module.name)
 """
 
@@ -73,7 +75,7 @@ def test_clients_and_engine_need_no_package_of_an_extra() -> None:
 
 def test_the_command_line_needs_no_spark_to_start() -> None:
     done = run(
-        blocked(*requirements("spark") - {"tolerant-client"}) + "from spark_integration.entry import main; main()"
+        blocked(*requirements("spark") - {"tolerant-client"}) + "from spark_integration.cli.entry import main; main()"
     )
     assert "Usage: " in done.stdout and "mirror" in done.stdout, done.stderr
 
@@ -82,7 +84,7 @@ def test_the_command_line_needs_no_spark_to_start() -> None:
     "name", sorted(requirements("cli") - {"cryptography"})
 )  # that is imported for stores of keys only
 def test_without_its_extra_the_command_says_in_one_sentence_what_to_install(name: str) -> None:
-    done = run(blocked(name) + "from spark_integration.entry import main; main()")
+    done = run(blocked(name) + "from spark_integration.cli.entry import main; main()")
     assert done.returncode == 2
     assert re.fullmatch(rf"tolerant-kafka: .*{MODULES.get(name, name)}.*pip install '\.\[cli\]'.*\n", done.stderr)
 
@@ -115,3 +117,8 @@ def test_wheel_and_sdist_carry_guides_docs_deployment_files_and_every_module(
     wanted = tracked("spark_integration", "tolerant_client", "pyspark_tolerantkafka.py", "docs")
     assert wanted - wheel == set()
     assert (wanted | {"README.md", "CHANGELOG.md", "LICENSE"}) - sdist == set()
+
+
+def test_importing_the_package_imports_no_client() -> None:
+    done = run("import sys, tolerant_client; print([name for name in sys.modules if name.split('.')[0] == 'kafka'])")
+    assert done.stdout.strip() == "[]", done.stderr

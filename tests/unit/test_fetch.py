@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchRequest, FetchResponse
 from kafka.structs import TopicPartition
 
-from tolerant_client.fetch import MAX_FETCH_VERSION, MIN_FETCH_VERSION, FetchAnswer, RawFetch
-from tolerant_client.fetch_by_id import FETCH_BY_ID_VERSION, RawFetchById
-from tolerant_client.fetch_session import FetchSession
-from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, TopicNames
+from tolerant_client.cluster.fetch import MAX_FETCH_VERSION, MIN_FETCH_VERSION, FetchAnswer, RawFetch
+from tolerant_client.cluster.fetch_by_id import FETCH_BY_ID_VERSION, RawFetchById
+from tolerant_client.cluster.fetch_session import FetchSession
+from tolerant_client.mirror.state.replication_policy import DefaultReplicationPolicy, TopicNames
 
 BY_NAME = range(MIN_FETCH_VERSION, MAX_FETCH_VERSION + 1)
 VERSIONS = [*BY_NAME, FETCH_BY_ID_VERSION]
@@ -28,7 +28,12 @@ def frame(request: RawFetch, correlation_id: int = 7) -> bytes:
 
 
 def fetch(version: int, **options: Any) -> RawFetch:
-    given = {"positions": {A0: 5, B0: 2**40, A1: 0}, "max_wait_ms": 250, "max_bytes": 1 << 24, "partition_max_bytes": 1 << 20}
+    given = {
+        "positions": {A0: 5, B0: 2**40, A1: 0},
+        "max_wait_ms": 250,
+        "max_bytes": 1 << 24,
+        "partition_max_bytes": 1 << 20,
+    }
     if version == FETCH_BY_ID_VERSION:
         return RawFetchById(IDS, **{**given, **options})
     return RawFetch(version, **{**given, **options})
@@ -58,9 +63,12 @@ def theirs(version: int, request: RawFetch) -> bytes:
         isolation_level=request.isolation_level,
         session_id=request.session_id,
         session_epoch=request.session_epoch,
-        topics=[FetchRequest.FetchTopic(topic=name, topic_id=IDS[name], partitions=parts) for name, parts in topics.items()],
+        topics=[
+            FetchRequest.FetchTopic(topic=name, topic_id=IDS[name], partitions=parts) for name, parts in topics.items()
+        ],
         forgotten_topics_data=[
-            FetchRequest.ForgottenTopic(topic=name, topic_id=IDS[name], partitions=parts) for name, parts in forgotten.items()
+            FetchRequest.ForgottenTopic(topic=name, topic_id=IDS[name], partitions=parts)
+            for name, parts in forgotten.items()
         ],
         rack_id="",
     )
@@ -68,7 +76,9 @@ def theirs(version: int, request: RawFetch) -> bytes:
     return bytes(encoded.encode(framed=True, header=True))
 
 
-def answer(version: int, *, error_code: int = 0, session_id: int = 0, partitions: dict[TopicPartition, Any] | None = None) -> bytes:
+def answer(
+    version: int, *, error_code: int = 0, session_id: int = 0, partitions: dict[TopicPartition, Any] | None = None
+) -> bytes:
     """An answer's body, encoded by kafka-python."""
     topics: dict[str, list[Any]] = {}
     for partition, (code, records, aborted) in (partitions or {}).items():
@@ -80,7 +90,9 @@ def answer(version: int, *, error_code: int = 0, session_id: int = 0, partitions
                 last_stable_offset=90,
                 log_start_offset=3,
                 aborted_transactions=[
-                    FetchResponse.FetchableTopicResponse.PartitionData.AbortedTransaction(producer_id=pid, first_offset=first)
+                    FetchResponse.FetchableTopicResponse.PartitionData.AbortedTransaction(
+                        producer_id=pid, first_offset=first
+                    )
                     for pid, first in aborted
                 ],
                 preferred_read_replica=-1,
@@ -143,7 +155,9 @@ def test_broker_is_asked_by_its_own_names_and_answers_by_the_targets(version: in
     sizes = {"max_wait_ms": 250, "max_bytes": 1 << 24, "partition_max_bytes": 1 << 20}
     asked = session.request(**sizes)
     assert frame(asked) == frame(plain.request(**sizes))
-    assert session.answered(asked.decode_response(memoryview(bytearray(answer(version, session_id=5, partitions=SOME)))))
+    assert session.answered(
+        asked.decode_response(memoryview(bytearray(answer(version, session_id=5, partitions=SOME))))
+    )
     session.forget(A0._replace(topic="west.a"))
     body = memoryview(bytearray(answer(version, partitions=SOME)))
     assert [part.partition for part in asked.decode_response(body).partitions] == [
@@ -270,7 +284,9 @@ def test_partition_forgotten_and_sought_again_is_not_in_both_lists(opened: Sessi
 
 
 @pytest.mark.parametrize("error_code", [70, 71])
-def test_session_that_the_broker_does_not_know_is_opened_anew_with_all_partitions(opened: Session, error_code: int) -> None:
+def test_session_that_the_broker_does_not_know_is_opened_anew_with_all_partitions(
+    opened: Session, error_code: int
+) -> None:
     opened.session.seek(A0, 5)
     opened.session.forget(B0)
     opened.request()
@@ -334,7 +350,9 @@ def test_topics_are_asked_for_by_id_where_all_have_one() -> None:
     later = opened.request()
     assert isinstance(later, RawFetchById)
     assert (later.session_epoch, later.positions) == (1, {B0: 2})
-    assert later.topic_ids == {name: IDS[name] for name in ("a", "b-\u00fc")}, "the answer may speak of all of the session"
+    assert later.topic_ids == {name: IDS[name] for name in ("a", "b-\u00fc")}, (
+        "the answer may speak of all of the session"
+    )
     assert request.topic_ids == {"a": IDS["a"]}, "a request that is on its way stays as it is"
 
 
@@ -368,7 +386,11 @@ def test_position_in_a_topic_that_was_made_anew_is_not_taken_for_one_in_the_new_
         assert opened.session.made_anew() == [A0]
         request = opened.request()
         assert isinstance(request, RawFetchById)
-        assert (request.session_epoch, request.positions, request.topic_ids) == (0, {B0: 2}, {"b-\u00fc": IDS["b-\u00fc"]})
+        assert (request.session_epoch, request.positions, request.topic_ids) == (
+            0,
+            {B0: 2},
+            {"b-\u00fc": IDS["b-\u00fc"]},
+        )
         assert opened.session.made_anew() == []
 
 
@@ -424,4 +446,6 @@ def test_topic_that_the_metadata_has_lost_keeps_the_id_it_had_in_the_session() -
 def test_answer_with_a_topic_id_that_was_not_asked_for_is_another_requests() -> None:
     body = answer(FETCH_BY_ID_VERSION, partitions=SOME)
     with pytest.raises(ValueError, match="not of its session"):
-        RawFetchById({"c": IDS["c"]}, {}, max_wait_ms=1, max_bytes=2, partition_max_bytes=3).decode_response(memoryview(body))
+        RawFetchById({"c": IDS["c"]}, {}, max_wait_ms=1, max_bytes=2, partition_max_bytes=3).decode_response(
+            memoryview(body)
+        )

@@ -16,11 +16,11 @@ from kafka.consumer.subscription_state import SubscriptionState
 from kafka.record import MemoryRecordsBuilder
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from tolerant_client.arrow import SCHEMA
-from tolerant_client.events import Event, OffsetOutOfRange, RecoveryCounters
-from tolerant_client.fetcher import TolerantFetcher
-from tolerant_client.out_of_range import Doubts
-from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.records.arrow import SCHEMA
+from tolerant_client.records.record_batch import Record, encode_batch
+from tolerant_client.stock.fetcher import TolerantFetcher
+from tolerant_client.stock.out_of_range import Doubts
+from tolerant_client.tracker.events import Event, OffsetOutOfRange, RecoveryCounters
 
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
 T0 = 1_700_000_000_000
@@ -104,7 +104,9 @@ def asked(fetcher: TolerantFetcher) -> dict[TopicPartition, tuple[int, int, int]
     """{partition: (fetch offset, last fetched epoch, current leader epoch)} of the requests that may leave now."""
     return {
         TopicPartition(topic.topic, part.partition): (
-            part.fetch_offset, part.last_fetched_epoch, part.current_leader_epoch
+            part.fetch_offset,
+            part.last_fetched_epoch,
+            part.current_leader_epoch,
         )  # fmt: skip
         for request, _ in fetcher._create_fetch_requests().values()
         for topic in request.topics
@@ -185,7 +187,9 @@ def test_the_event_loop_is_not_asked_to_fetch_what_is_in_flight_already(fetcher:
     assert len(runs) == 4
 
 
-def test_an_assignment_that_changes_while_a_fetch_is_planned_is_left_to_the_event_loop(fetcher: TolerantFetcher) -> None:
+def test_an_assignment_that_changes_while_a_fetch_is_planned_is_left_to_the_event_loop(
+    fetcher: TolerantFetcher,
+) -> None:
     runs: list[Any] = []
     fetcher._manager.run = lambda work: runs.append(work) or []  # type: ignore[func-returns-value]
     fetcher._fetch_futures.append(SimpleNamespace(is_done=False))

@@ -12,9 +12,9 @@ from kafka.future import Future
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import LinkPromotedError, OptionError
-from tolerant_client.mirror.gaps import Gap, marker_producer
-from tolerant_client.mirror.identical.fill import MarkerFiller, TransactionFiller
-from tolerant_client.txn_markers import WriteTxnMarkers
+from tolerant_client.mirror.batches.gaps import Gap, marker_producer
+from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller
+from tolerant_client.records.txn_markers import WriteTxnMarkers
 
 P = TopicPartition("orders", 0)
 
@@ -41,7 +41,9 @@ class FakeTarget:
         self.log_ends: list[int] = []  # told before the real one
         self.unreplicated = 0  # offsets at the end of the leader's log
         self._told = log_end
-        self.answers: dict[str, Callable[[Any], Any]] = {"FindCoordinator": lambda _: SimpleNamespace(error_code=0, node_id=1)}
+        self.answers: dict[str, Callable[[Any], Any]] = {
+            "FindCoordinator": lambda _: SimpleNamespace(error_code=0, node_id=1)
+        }
         self.markers_api = (0, 1)
         self.updates = 0
         self.looks = 0
@@ -74,7 +76,9 @@ class FakeTarget:
     async def by_leader(self, partitions: Any) -> dict[int, list[TopicPartition]]:
         return {1: list(partitions)}
 
-    async def offsets_at(self, node_id: int, partitions: Any, asked: Any, isolation: int, *, replica_id: int) -> dict[TopicPartition, int]:
+    async def offsets_at(
+        self, node_id: int, partitions: Any, asked: Any, isolation: int, *, replica_id: int
+    ) -> dict[TopicPartition, int]:
         return {P: self._told + self.unreplicated}
 
     async def insist(self, what: str, attempt: Any, patience_ms: int | None = None) -> Any:
@@ -234,7 +238,9 @@ def test_markers_that_are_not_replicated_are_waited_for_and_not_sent_again() -> 
     target.answers["WriteTxnMarkers"] = append
     filler = marking(target)
     for _ in range(2):
-        with pytest.raises(Errors.OffsetNotAvailableError, match="orders-0: replication on the target is behind: .* at 3, .* is 0") as caught:
+        with pytest.raises(
+            Errors.OffsetNotAvailableError, match="orders-0: replication on the target is behind: .* at 3, .* is 0"
+        ) as caught:
             run(filler.fill(P, Gap(0, 3)) if not target.sent else filler._settled(P))
         assert caught.value.retriable and len(target.sent) == 1
     assert target.now > 8
@@ -247,7 +253,9 @@ def test_markers_carry_the_offsets_of_the_gap() -> None:
     target.answers["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), set())
     assert run(marking(target).fill(P, Gap(32_766, 40_000))) == 40_000
     assert all(isinstance(request, WriteTxnMarkers) for request in target.sent) and len(target.sent) > 1
-    assert [m for request in target.sent for m in request.markers] == [marker_producer(n) for n in range(32_766, 40_000)]
+    assert [m for request in target.sent for m in request.markers] == [
+        marker_producer(n) for n in range(32_766, 40_000)
+    ]
 
 
 def test_markers_that_are_there_already_are_passed_over() -> None:

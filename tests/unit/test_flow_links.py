@@ -9,22 +9,22 @@ from typing import Any, cast
 import pytest
 from kafka.structs import TopicPartition
 
-from spark_integration.mirroring import flow_links, flow_watches
-from spark_integration.mirroring.flow_links import duties_of, link_of
-from spark_integration.mirroring.flow_watches import FlowWatches
-from spark_integration.mirroring.link_events import LinkEvent
-from spark_integration.mirroring.link_sample import LinkSample
-from spark_integration.mirroring.link_state import LinkState, Phase, TaskReport
-from spark_integration.mirroring.mirror_settings import MirrorSettings
-from spark_integration.mirroring.supervisor import SupervisedLink
-from spark_integration.mm2.flows import Flow, read_flows
-from spark_integration.monitoring.board import Board
+from spark_integration.mirror import flow_links, flow_watches
+from spark_integration.mirror.flow_links import duties_of, link_of
+from spark_integration.mirror.flow_watches import FlowWatches
+from spark_integration.mirror.supervisor import SupervisedLink
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import TolerantClientError
-from tolerant_client.mirror.link.groups import GroupMove, GroupPosition, GroupsReport
-from tolerant_client.mirror.link.left import Left
-from tolerant_client.mirror.measures import Span
-from tolerant_client.mirror.sync import PreparedLink
-from tolerant_client.raw import RawCluster
+from tolerant_client.mirror.engine.copy_metrics import Span
+from tolerant_client.mirror.engine.prepare import PreparedLink
+from tolerant_client.mirror.follow.groups import GroupMove, GroupPosition, GroupsReport
+from tolerant_client.mirror.follow.skipped import Left
+from tolerant_client.ops.mm2.flows import Flow, read_flows
+from tolerant_client.ops.monitoring.board import Board
+from tolerant_client.ops.monitoring.link_sample import LinkSample
+from tolerant_client.ops.service.link_events import LinkEvent
+from tolerant_client.ops.service.link_state import LinkState, Phase, TaskReport
+from tolerant_client.ops.service.mirror_settings import MirrorSettings
 
 FILE = """
 clusters = A, B
@@ -100,7 +100,7 @@ def test_a_round_of_groups_looks_at_the_control_before_it_reads_and_before_it_co
     monkeypatch.setattr(flow_links.SharedPositions, "read", read)
     monkeypatch.setattr(flow_links, "sync_groups", sync)
     duties = {duty.name: duty for duty in duties_of(flow(tmp_path, "sync.group.offsets.enabled = true"))}
-    clusters = cast(RawCluster, None), cast(RawCluster, None)
+    clusters = cast(Cluster, None), cast(Cluster, None)
     with pytest.raises(StopIteration):
         duties["sync of group offsets"].round(*clusters, frozenset()).__await__().send(None)
     assert done == ["look", "read", "sync", "look"]
@@ -186,7 +186,9 @@ def test_events_go_to_the_watch_of_their_link(watched: tuple[FlowWatches, Board]
     ]
 
 
-def test_what_a_watch_sees_stand_still_is_an_event_of_its_link_also_where_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_watch_sees_stand_still_is_an_event_of_its_link_also_where_nothing_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(flow_watches, "LinkWatch", FakeWatch)
     FakeWatch.made.clear()
     heard: list[LinkEvent] = []
@@ -236,7 +238,9 @@ def test_watches_are_told_what_the_process_died_of(watched: tuple[FlowWatches, B
     assert watch.told[0] == "stopping" and str(watch.told[1]).endswith("Spark died")
 
 
-def test_watches_know_the_intervals_of_duties_and_the_files_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watches_know_the_intervals_of_duties_and_the_files_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     FakeWatch.made.clear()
     said.clear()
     monkeypatch.setattr(flow_watches, "LinkWatch", FakeWatch)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from kafka.protocol.metadata import MetadataResponse
+
 from support.certificate import self_signed
 from support.fake_broker import FakeBroker, serve
 
@@ -193,7 +194,7 @@ consumer.close()
 
 TRIED_AGAIN = """\
 from kafka.net.compat import KafkaNetClient
-from tolerant_client.manager import TolerantNetClient
+from tolerant_client.stock.manager import TolerantNetClient
 parent, failures = os.getpid(), []
 def make_client(*args, **configs):
     if os.getpid() != parent and len(failures) < 2:
@@ -306,7 +307,7 @@ heard = []
 if mode == "installed":
     tolerant_client.install(recovery_listener=heard.append)
     producer = KafkaProducer(enable_idempotence=False, **options)
-    counters = tolerant_client.installation.recovery_counters
+    counters = tolerant_client.stock.installation.recovery_counters
 else:
     producer = KafkaProducer(enable_idempotence=False, recovery_listener=heard.append, **options)
     counters = lambda: producer.recovery_counters

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tolerant_client.framing import FrameAssembler
+from tolerant_client.tracker.framing import FrameAssembler
 
 
 def frame(body: bytes) -> bytes:

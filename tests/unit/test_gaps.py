@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from tolerant_client import codecs
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.gaps import (
+from tolerant_client.mirror.batches.gaps import (
     FILLER,
     Gap,
     GapFill,
     choose_way,
     filler_batches,
-    filler_log_start,
     filler_time,
     is_filler,
     is_filler_marker,
     marker_offset,
     marker_producer,
 )
-from tolerant_client.record_batch import (
+from tolerant_client.records import codecs
+from tolerant_client.records.record_batch import (
     HEADER_SIZE,
     BatchHeader,
     Record,
@@ -71,8 +70,7 @@ def test_filler_batches_lie_side_by_side_and_are_whole_once_stamped(codec: int) 
 
 
 @pytest.mark.parametrize("is_compacted", [False, True])
-@pytest.mark.parametrize("log_start", [None, 9, 2**62])
-def test_no_batch_is_too_large_even_if_the_broker_stores_it_uncompressed(is_compacted: bool, log_start: int | None) -> None:
+def test_no_batch_is_too_large_even_if_the_broker_stores_it_uncompressed(is_compacted: bool) -> None:
     for limit in (300, 301, 1789, 1790, 4000, 300_000, MIB, 50 * MIB):
         batches = list(
             filler_batches(
@@ -80,7 +78,6 @@ def test_no_batch_is_too_large_even_if_the_broker_stores_it_uncompressed(is_comp
                 is_compacted=is_compacted,
                 max_batch_bytes=limit,
                 timestamp_ms=NOW,
-                log_start=log_start,
                 codec=codecs.ZSTD,
             )
         )
@@ -126,14 +123,6 @@ def test_filler_without_a_time_is_refused() -> None:
         fill(Gap(0, 1), timestamp_ms=-1)
 
 
-def test_the_start_of_a_log_is_named_by_its_filler() -> None:
-    ((_, batch),) = fill(Gap(0, 3), log_start=100_000_000)
-    assert [filler_log_start(record) for record in decode_records(batch)] == [100_000_000] * 3
-    assert all(is_filler(record) for record in decode_records(batch))
-    ((_, plain),) = fill(Gap(0, 1))
-    assert [filler_log_start(record) for record in decode_records(plain)] == [None]
-
-
 FILLER_HEADERS = ((FILLER, None),)
 
 
@@ -151,12 +140,6 @@ FILLER_HEADERS = ((FILLER, None),)
 )
 def test_no_other_record_is_taken_for_filler(record: Record) -> None:
     assert not is_filler(record)
-    assert filler_log_start(record) is None
-
-
-@pytest.mark.parametrize("mark", [b"", b"-5", b"1e3", b"\xff", "\u0663".encode(), None])
-def test_filler_with_another_header_value_names_no_start(mark: bytes | None) -> None:
-    assert filler_log_start(Record(0, NOW, None, None, ((FILLER, mark),))) is None
 
 
 @pytest.mark.parametrize("offset", [0, 1, 32_767, 32_768, 65_535, 2**31, 2**40 + 5, 2**60])

@@ -19,23 +19,23 @@ from kafka.errors import CorruptRecordError
 from kafka.record import MemoryRecords
 from kafka.structs import TopicPartition
 
-from tolerant_client import arrow, batch_columns, codecs, record_fields
-from tolerant_client.batch_columns import HEADER, iter_columns
-from tolerant_client.consumer_records import PartitionRecords
+from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.errors import OptionError, RecordBatchError
-from tolerant_client.fetch import FetchedPartition
-from tolerant_client.legacy_records import iter_record_sets
-from tolerant_client.mirror.divergence import LogSlice, _take, tail_records
-from tolerant_client.mirror.ledger import UNREADABLE, decode_row
-from tolerant_client.mirror.link.control import decode_control
-from tolerant_client.mirror.link.mm2_positions import decode_position
-from tolerant_client.mirror.rewrite import rewrite
-from tolerant_client.mirror.topic_filter import LinkTopics
-from tolerant_client.mirror.translated.offset_map import RowKey
+from tolerant_client.mirror.batches.divergence import LogSlice, _take, tail_records
+from tolerant_client.mirror.batches.rewrite import rewrite
+from tolerant_client.mirror.life.mm2_positions import decode_position
+from tolerant_client.mirror.state.control import decode_control
+from tolerant_client.mirror.state.ledger import UNREADABLE, decode_row
+from tolerant_client.mirror.state.offset_map import RowKey
+from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.verify.log_columns import iter_rows, read_batches, unfold_batch
 from tolerant_client.mirror.verify.log_comparison import LogComparison
-from tolerant_client.record_batch import Record, encode_batch, iter_batches, read_header
-from tolerant_client.record_fields import MAX_HEADERS, Doubt
+from tolerant_client.records import arrow, batch_columns, codecs, record_fields
+from tolerant_client.records.batch_columns import HEADER, iter_columns
+from tolerant_client.records.record_batch import Record, encode_batch, iter_batches, read_header
+from tolerant_client.records.record_fields import MAX_HEADERS, Doubt
+from tolerant_client.records.record_sets import iter_record_sets
+from tolerant_client.stock.consumer_records import PartitionRecords
 
 TP = TopicPartition("orders", 0)
 T0 = 1_700_000_000_000
@@ -121,7 +121,9 @@ def crowded(count: int) -> tuple[bytes, list[tuple[str, bytes | None]]]:
         value = chance.choice([None, b"", b"x", b"y" * 70, b"z" * 9000 if chance.random() < 0.01 else b""])
         pairs.append((key.decode(), value))
         length = varint(len(key))
-        data += (length if chance.random() < 0.8 else bytes([length[0] | 0x80, 0x80, 0]) if len(length) == 1 else length) + key
+        data += (
+            length if chance.random() < 0.8 else bytes([length[0] | 0x80, 0x80, 0]) if len(length) == 1 else length
+        ) + key
         data += varint(-1) if value is None else varint(len(value)) + value
     return bytes(data), pairs
 
@@ -145,7 +147,10 @@ def test_very_many_headers_are_read_without_decoding_record_by_record(
 
 def three_records(crowd: int) -> bytes:
     """The second one of them has `crowd` headers."""
-    bodies = [b"\0\0" + varint(n) + b"\1\2" + b"%d" % n + varint(crowd * (n == 1)) + b"\0\1" * crowd * (n == 1) for n in range(3)]
+    bodies = [
+        b"\0\0" + varint(n) + b"\1\2" + b"%d" % n + varint(crowd * (n == 1)) + b"\0\1" * crowd * (n == 1)
+        for n in range(3)
+    ]
     return with_section(b"".join(varint(len(body)) + body for body in bodies), 3)
 
 
@@ -250,9 +255,7 @@ def test_a_batch_that_unfolds_to_much_is_decoded_in_slices(monkeypatch: pytest.M
     data = b"".join(encode_batch(records[a : a + 1000], base_offset=a, codec=codecs.LZ4) for a in (0, 1000, 2000))
     views = list(iter_batches(memoryview(data)))
     unfolded = [codecs.decompress(codecs.LZ4, view[61:]) for _, view in views]
-    sections = batch_columns.join_sections(
-        np.frombuffer(b"".join(view[:61] for _, view in views), HEADER), unfolded
-    )
+    sections = batch_columns.join_sections(np.frombuffer(b"".join(view[:61] for _, view in views), HEADER), unfolded)
     (whole,) = iter_columns(sections, True)
     slices = list(iter_columns(sections, True, slice_bytes=10_000))
     assert len(slices) > 8 and max(len(part.offsets) for part in slices) < 1000
@@ -287,7 +290,9 @@ def test_verify_reads_older_messages_beside_aborted_transactions() -> None:
     old = message(29, 1, codecs.GZIP, gzip.compress(b"".join(message(n, 1, 0, b"v%d" % n) for n in range(30))))
     options: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0, "is_transactional": True}
     aborted = encode_batch([Record(0, T0, None, b"gone")], base_offset=30, base_sequence=0, **options)
-    marker = encode_batch([Record(0, T0, struct.pack(">hh", 0, 0), b"\0" * 6)], base_offset=31, is_control=True, **options)
+    marker = encode_batch(
+        [Record(0, T0, struct.pack(">hh", 0, 0), b"\0" * 6)], base_offset=31, is_control=True, **options
+    )
     batches, end = read_batches(memoryview(old + aborted + marker), 0, [(7, 30)])
     assert end == 32 and batches.headers["base_offset"].tolist() == [0]
     (rows,) = iter_rows(batches, [unfold_batch(row, view) for row, view in zip(batches.headers, batches.views)])
@@ -327,7 +332,9 @@ def filtered(data: bytes) -> object:
 
 
 @pytest.mark.parametrize("data", [NESTED, INFINITE])
-@pytest.mark.parametrize("decode, error", [(decode_control, OptionError), (RowKey.decode, ValueError), (filtered, OptionError)])
+@pytest.mark.parametrize(
+    "decode, error", [(decode_control, OptionError), (RowKey.decode, ValueError), (filtered, OptionError)]
+)
 def test_json_that_no_mirror_writes_is_refused_as_documented(
     decode: Callable[[bytes], object], error: type[Exception], data: bytes
 ) -> None:
@@ -353,7 +360,9 @@ def test_whatever_bytes_come_the_consumer_says_corrupt_or_reads_them() -> None:
         for codec in (codecs.NONE, codecs.GZIP, codecs.SNAPPY, codecs.LZ4, codecs.ZSTD)
     ]
     inner = [b"".join(message(n, magic, 0, b"v%d" % n) for n in range(30)) for magic in (0, 1)]
-    seeds += [message(29, magic, codec, codecs.compress(codec, inner[magic])) for magic in (0, 1) for codec in (1, 2, 3)]
+    seeds += [
+        message(29, magic, codec, codecs.compress(codec, inner[magic])) for magic in (0, 1) for codec in (1, 2, 3)
+    ]
     seeds += inner
     outcomes = {"read": 0, "corrupt": 0}
     for _ in range(1500):

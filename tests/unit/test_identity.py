@@ -7,10 +7,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from support.messages import REQUESTS, answer, asked, numbers, tp
 
-from tolerant_client.apis import OtherSubject
-from tolerant_client.identity import SUBJECTS
+from support.messages import REQUESTS, answer, asked, numbers, tp
+from tolerant_client.tracker.rules.apis import OtherSubject
+from tolerant_client.tracker.rules.identity import SUBJECTS
 
 ID = uuid.UUID(int=7)
 OTHER_ID = uuid.UUID(int=8)
@@ -587,7 +587,12 @@ REPEATED: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
         {"topics": [tp("a", 0, 0)]},
     ),
     ("DescribeUserScramCredentials", 0, {"users": [("u",), ("v",)]}, {"results": [user("u"), user("u")]}),
-    ("DescribeQuorum", 0, {"topics": [tp("a", 0, 1, name="topic_name")]}, {"topics": [tp("a", 0, 0, name="topic_name")]}),
+    (
+        "DescribeQuorum",
+        0,
+        {"topics": [tp("a", 0, 1, name="topic_name")]},
+        {"topics": [tp("a", 0, 0, name="topic_name")]},
+    ),
     (
         "UpdateFeatures",
         1,

@@ -7,13 +7,24 @@ from typing import Any
 
 import pytest
 
-from tolerant_client import apis
-from tolerant_client.correlation import SPACE, CorrelationIds
-from tolerant_client.events import Completed, Event, Failed, Lost, Orphan, Probe, Reordered, Requeued, Retired, Verdict
-from tolerant_client.inflight import InFlightRequests
-from tolerant_client.lifecycle import TRANSITIONS, IllegalTransition, InFlightRequest, Input, State
 from tolerant_client.policy import RecoveryPolicy
-from tolerant_client.roundtrips import RoundTrips
+from tolerant_client.tracker.correlation import SPACE, CorrelationIds
+from tolerant_client.tracker.events import (
+    Completed,
+    Event,
+    Failed,
+    Lost,
+    Orphan,
+    Probe,
+    Reordered,
+    Requeued,
+    Retired,
+    Verdict,
+)
+from tolerant_client.tracker.inflight import InFlightRequests
+from tolerant_client.tracker.lifecycle import TRANSITIONS, IllegalTransition, InFlightRequest, Input, State
+from tolerant_client.tracker.roundtrips import RoundTrips
+from tolerant_client.tracker.rules import apis
 
 OK = memoryview(b"ok")
 HANDED_UP = 999  # an API without a row
@@ -69,7 +80,9 @@ class Question(FakeRequest):
         return bytes(body)
 
 
-def tracker(first_id: int = 1000, question: FakeRequest | None = Question(apis.METADATA), **policy: Any) -> InFlightRequests:
+def tracker(
+    first_id: int = 1000, question: FakeRequest | None = Question(apis.METADATA), **policy: Any
+) -> InFlightRequests:
     return InFlightRequests(RecoveryPolicy(**policy), first_id, question)
 
 
@@ -690,6 +703,74 @@ def test_late_answer_of_a_probe_that_was_replaced_disproves_nothing() -> None:
     assert not store.is_disproved
 
 
+def test_time_that_a_peer_takes_for_probes_counts_for_no_request_that_was_sent_after_them() -> None:
+    """Each response takes 2 s, one after the other: the request and two probes, then a request with 5 s."""
+    store = tracker()
+    slow = send(store, FakeRequest(apis.LIST_OFFSETS), timeout=5.0)
+    probes: list[int] = []
+    for now in (1.1, 2.2):
+        events = store.expired(now)
+        resend(store, events, now)
+        probes += [probe.correlation_id for probe in of(Probe, events)]
+    assert kinds(store.response(slow.correlation_id, OK, 2.3)) == ["completed"]
+    late = send(store, FakeRequest(apis.LIST_OFFSETS), now=2.3, timeout=5.0)
+    store.response(probes[0], PROBE_ANSWER, 4.3)
+    assert late.deadline == pytest.approx(9.3)  # 2.0 s for the first probe
+    store.response(probes[1], PROBE_ANSWER, 6.3)
+    assert late.deadline == pytest.approx(11.3)
+    resend(store, store.expired(7.4), 7.4)
+    assert not store.is_retired  # the peer has its 5 s
+    assert kinds(store.response(late.correlation_id, OK, 8.3)) == ["completed"]
+
+
+def test_deadline_is_kept_where_a_probe_was_sent_later_or_nothing_responds() -> None:
+    store = tracker()
+    entry = send(store, FakeRequest(apis.LIST_OFFSETS), timeout=5.0)
+    events = store.expired(1.1)
+    resend(store, events, 1.1)
+    store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 3.0)
+    assert entry.deadline == 5.0
+    silent = send(store, FakeRequest(apis.LIST_OFFSETS), now=3.0, timeout=3.0)
+    assert silent.deadline == 6.0
+
+
+def test_a_response_of_a_slow_peer_does_not_hasten_the_next_probe() -> None:
+    """The probes of a request that has its response now are on their way: the next one does not add to them."""
+    store = tracker()
+    slow = send(store, FakeRequest(apis.LIST_OFFSETS))
+    for now in (1.1, 2.2):
+        resend(store, store.expired(now), now)
+    assert kinds(store.response(slow.correlation_id, OK, 2.3)) == ["completed"]
+    send(store, FakeRequest(apis.LIST_OFFSETS), now=2.3)
+    assert store.next_wakeup(2.3) == pytest.approx(7.3)  # 5 s: no sooner than this peer may take
+
+
+def test_response_of_a_replaced_probe_is_no_mismatch_of_a_re_authentication() -> None:
+    """All that was in flight is settled, but not our probes: their responses come first."""
+    store = tracker()
+    slow = send(store, FakeRequest(apis.LIST_OFFSETS))
+    probes: list[int] = []
+    for now in (1.1, 2.2):
+        events = store.expired(now)
+        resend(store, events, now)
+        probes += [probe.correlation_id for probe in of(Probe, events)]
+    store.response(slow.correlation_id, OK, 2.3)
+    handshake = send(store, FakeRequest(apis.SASL_HANDSHAKE), now=2.4)
+    for probe in probes:
+        assert of(Retired, store.response(probe, PROBE_ANSWER, 4.3)) == []
+    assert kinds(store.response(handshake.correlation_id, OK, 5.0)) == ["completed"]
+
+
+def test_strange_body_under_the_id_of_a_replaced_probe_ends_an_authentication() -> None:
+    store = tracker()
+    send(store, FakeRequest(apis.LIST_OFFSETS))
+    events = store.expired(1.1)
+    resend(store, events, 1.1)
+    resend(store, store.expired(2.2), 2.2)
+    send(store, FakeRequest(apis.SASL_HANDSHAKE), now=2.4)
+    assert of(Retired, store.response(of(Probe, events)[0].correlation_id, OK, 2.5))
+
+
 def test_repeats_are_waited_for_twice_as_long_each_time() -> None:
     store = warm(0.001)
     entry = send(store, FakeRequest(apis.LIST_OFFSETS), now=1.0)
@@ -909,6 +990,35 @@ def test_odd_response_that_may_not_be_asked_for_again_is_what_the_server_means(k
     events = put_on_trial_by(store, entry, ODD, 1.1)
     assert [(e.request, e.response) for e in of(Completed, events)] == [(entry, b"odd")]
     assert kinds(events) == ["completed"]
+
+
+def test_odd_response_beside_one_that_is_missing_is_not_what_the_server_means() -> None:
+    store = warm()
+    entry = send(store, now=1.0)
+    send(store, now=1.0)
+    events = put_on_trial_by(store, entry, ODD, 1.1)
+    assert kinds(events) == ["lost", "failed", "lost", "failed"]
+
+
+def test_odd_response_beside_one_that_fits_nothing_is_not_what_the_server_means() -> None:
+    store = warm()
+    entry = send(store, now=1.0)
+    (probe,) = of(Probe, events := store.response(entry.correlation_id, ODD, 1.1))
+    resend(store, events, 1.1)
+    assert kinds(store.response(1, OK, 1.101)) == ["orphan"]
+    assert kinds(store.response(probe.correlation_id, PROBE_ANSWER, 1.11)) == ["lost", "failed"]
+
+
+def test_an_answer_that_also_fits_a_later_request_which_has_one_is_believed_for_neither() -> None:
+    """The later one takes more than the older one: under its id came what the older one does not take."""
+    store = warm()
+    older, later = send(store, now=1.0), send(store, FakeRequest(keys=("b",)), now=1.0)
+    assert not of(Completed, store.response(later.correlation_id, memoryview(b"for b"), 1.001))
+    events = store.response(older.correlation_id, OK, 1.002)
+    assert kinds(events) == ["orphan", "probe"]
+    resend(store, events, 1.002)
+    (probe,) = of(Probe, events)
+    assert not of(Completed, store.response(probe.correlation_id, PROBE_ANSWER, 1.01))
 
 
 @pytest.mark.parametrize(("key", "is_safe"), [(apis.LIST_OFFSETS, None), (apis.PRODUCE, True)])
@@ -1151,7 +1261,10 @@ def test_response_that_no_caller_could_act_upon_is_lost() -> None:
 
 def test_odd_answer_beside_a_missing_one_is_not_believed() -> None:
     store = warm()
-    first, second = send(store, FakeRequest(apis.LIST_OFFSETS), now=1.0), send(store, FakeRequest(apis.METADATA), now=1.0)
+    first, second = (
+        send(store, FakeRequest(apis.LIST_OFFSETS), now=1.0),
+        send(store, FakeRequest(apis.METADATA), now=1.0),
+    )
     events = store.response(second.correlation_id, ODD, 1.1)
     resend(store, events, 1.1)
     events = store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.11)
@@ -1251,65 +1364,6 @@ def test_round_trips_follow_rfc_6298() -> None:
 def test_reordered_event_names_the_api() -> None:
     assert Reordered("Fetch", 3).kind == "reordered"
     assert Lost("Fetch", 3, "why").reason == "why"
-
-
-# -- a probe's own answer under the id of a request ---------------------------
-
-
-class Listing(FakeRequest):
-    """Metadata: a probe's answer is one to it, too, which says that there are no topics; of `names` that is odd."""
-
-    def __init__(self, *, names: bool, asks_nothing: bool = False) -> None:
-        super().__init__(apis.METADATA)
-        self.names, self.asks_nothing = names, asks_nothing
-
-    def decode_response(self, body: memoryview) -> bytes:
-        if body == PROBE_ANSWER and self.names:
-            raise apis.OtherSubject("speaks of no topics", b"no topics", b"")
-        return bytes(body)
-
-
-@pytest.mark.parametrize("names", [True, False])
-def test_a_probes_answer_under_the_id_of_a_request_that_it_fits_is_believed_for_nobody(names: bool) -> None:
-    """1. The response is lost.  2. Silence is probed.  3. From there on each response comes under the id before its own."""
-    store = tracker()
-    entry = send(store, Listing(names=names))
-    probe = store.expired(1.0)
-    resend(store, probe, 1.0)
-    assert store.response(entry.correlation_id, PROBE_ANSWER, 1.01) == []
-    events = store.expired(10.0)
-    assert not of(Completed, events) and of(Retired, events)
-
-
-def test_a_server_that_leaves_out_what_it_does_not_know_is_asked_again_once_the_probe_has_its_own_answer() -> None:
-    store = tracker()
-    entry = send(store, Listing(names=True))
-    (probe,) = of(Probe, events := store.expired(1.0))
-    resend(store, events, 1.0)
-    assert store.response(entry.correlation_id, PROBE_ANSWER, 1.3) == []
-    (again,) = events = store.response(probe.correlation_id, PROBE_ANSWER, 1.6)
-    assert again.kind == "requeued"
-    resend(store, events, 1.6)
-    (done,) = of(Completed, store.response(entry.correlation_id, PROBE_ANSWER, 1.9))
-    assert done.request is entry and done.response == b"no topics"
-
-
-def test_that_there_are_no_topics_is_believed_once_the_probe_has_its_own_answer_however_slow_both_are() -> None:
-    store = tracker()
-    entry = send(store, Listing(names=False))
-    (probe,) = of(Probe, events := store.expired(1.0))
-    resend(store, events, 1.0)
-    assert store.response(entry.correlation_id, PROBE_ANSWER, 3.0) == [] and store.expired(4.9) == []
-    (done,) = of(Completed, store.response(probe.correlation_id, PROBE_ANSWER, 4.9))
-    assert done.request is entry and done.response == PROBE_ANSWER
-
-
-def test_a_request_that_asks_what_a_probe_asks_takes_any_of_these_answers() -> None:
-    store = tracker()
-    entry = send(store, Listing(names=False, asks_nothing=True))
-    resend(store, store.expired(1.0), 1.0)
-    (done,) = of(Completed, store.response(entry.correlation_id, PROBE_ANSWER, 1.01))
-    assert done.request is entry
 
 
 def test_a_policy_that_sends_nothing_again_believes_no_odd_response_for_want_of_time() -> None:

@@ -17,13 +17,14 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.net.compat import KafkaNetClient
 from kafka.net.manager import KafkaConnectionManager
-from support.fake_broker import FakeBroker, serve
 
 import tolerant_client
-from tolerant_client import RecoveryPolicy, installation
-from tolerant_client.connection import TolerantConnection
-from tolerant_client.events import Event
-from tolerant_client.manager import TolerantConnectionManager
+from support.fake_broker import FakeBroker, serve
+from tolerant_client import RecoveryPolicy
+from tolerant_client.stock import installation
+from tolerant_client.stock.connection import TolerantConnection
+from tolerant_client.stock.manager import TolerantConnectionManager
+from tolerant_client.tracker.events import Event
 
 REPLACED = [(owner, name) for owner, name, _ in installation._replacements()]
 

@@ -6,11 +6,11 @@ import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.fetch import FetchedPartition
-from tolerant_client.mirror.appendable import AppendRules
-from tolerant_client.mirror.gaps import Gap, GapFill
-from tolerant_client.mirror.translated.intake import DRY_ANSWERS, Intake
-from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.mirror.batches.appendable import AppendRules
+from tolerant_client.mirror.batches.gaps import Gap, GapFill
+from tolerant_client.mirror.engine.translated.fetched_queue import DRY_ANSWERS, Intake
+from tolerant_client.records.record_batch import Record, encode_batch
 
 PARTITION = TopicPartition("orders", 3)
 RULES = AppendRules(GapFill.TRANSACTIONS, False, 1 << 20)

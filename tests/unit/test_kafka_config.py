@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
-import contextlib
 import logging
 import os
 import pickle
@@ -23,13 +23,13 @@ from typing import Any
 
 import pytest
 
-from spark_integration.security import kafka_config, logins
-from spark_integration.security.kafka_config import FORBIDDEN, FORBIDDEN_IN_WRITES, REFUSED, kafka_python_config
-from spark_integration.security.keystores import TlsSettings
-from spark_integration.security.logins import KerberosLogin, MskIamLogin, TokenLogin
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError
-from tolerant_client.mirror.worker import LinkConfig
-from tolerant_client.raw import RawCluster
+from tolerant_client.mirror.engine.process_copier import LinkConfig
+from tolerant_client.security import kafka_config, logins
+from tolerant_client.security.kafka_config import FORBIDDEN, FORBIDDEN_IN_WRITES, REFUSED, kafka_python_config
+from tolerant_client.security.keystores import TlsSettings
+from tolerant_client.security.logins import KerberosLogin, MskIamLogin, TokenLogin
 
 CANARY = "canary-4711"
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule required "
@@ -191,7 +191,7 @@ def test_tls_is_described_not_opened() -> None:
     assert config["security_protocol"] == "SSL" and config["ssl_check_hostname"] is False
     assert CANARY not in repr(config)
     with pytest.raises(OptionError, match="/nowhere/ca.jks"):
-        RawCluster(config)
+        Cluster(config)
 
 
 def test_links_between_clusters_differ_by_what_their_credentials_hold() -> None:
@@ -322,7 +322,7 @@ def test_msk_signs_with_what_botocore_finds(monkeypatch: pytest.MonkeyPatch) -> 
         sasl("AWS_MSK_IAM", MSK.replace(";", ' awsRoleArn="arn";'))
     monkeypatch.setitem(sys.modules, "botocore", None)
     with pytest.raises(OptionError, match=r"pip install '\.\[msk\]'"):
-        RawCluster(config)
+        Cluster(config)
 
 
 class TokenServer(http.server.HTTPServer):
@@ -417,7 +417,7 @@ def test_a_token_that_is_refused_is_named(
 ) -> None:
     tokens.status, tokens.answer = status, answer
     with pytest.raises(kind, match=reason) as caught:
-        RawCluster(oauth(tokens.url))
+        Cluster(oauth(tokens.url))
     assert tokens.url in str(caught.value) and CANARY not in str(caught.value)
     # What may pass is tried again; nobody is asked at the place that one is sent to.
     assert len(tokens.asked) == (3 if status == 503 else 1)

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding
-from support.keystores import PASSWORD, Identity
 
-from spark_integration.security import keystores
-from spark_integration.security.cipher_suites import openssl_name
-from spark_integration.security.java_keystore import KeystoreError, open_private_key, read_java_keystore
-from spark_integration.security.keystores import TlsSettings, tls_settings
+from support.keystores import PASSWORD, Identity
 from tolerant_client.errors import OptionError
+from tolerant_client.security import keystores
+from tolerant_client.security.cipher_suites import openssl_name
+from tolerant_client.security.java_keystore import KeystoreError, open_private_key, read_java_keystore
+from tolerant_client.security.keystores import TlsSettings, tls_settings
 
 WRONG = "wrong-canary-secret"
 KEY_PASSWORD = "key-canary-secret"
@@ -379,7 +379,7 @@ def test_no_private_key_stays_on_the_disk(stores: Stores, tmp_path: Path, monkey
 def test_cryptography_is_imported_only_where_a_store_is_read() -> None:
     """Spark starts many short-lived Python workers, and each imports the options."""
     script = (
-        "import sys; from spark_integration.security.kafka_config import kafka_python_config as make;"
+        "import sys; from tolerant_client.security.kafka_config import kafka_python_config as make;"
         "make({'bootstrap.servers': 'h:1', 'security.protocol': 'SSL', 'ssl.truststore.location': 'x'});"
         "sys.exit('cryptography' in sys.modules)"
     )

@@ -25,7 +25,7 @@ _MODULE = re.compile(r"[\w/]+\.py\b")
 def cited(path: Path) -> set[str]:
     """The numbered laws that a file names, those within "T1 to T8" included."""
     text = path.read_text()
-    found = {number for number in _CITED.findall(text)}
+    found = set(_CITED.findall(text))
     for kind, first, last in _RANGE.findall(text):
         found |= {f"{kind}{number}" for number in range(int(first), int(last) + 1)}
     return found

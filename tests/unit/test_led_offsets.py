@@ -10,8 +10,8 @@ import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror import led_offsets
-from tolerant_client.mirror.led_offsets import LedOffsets, stable_ends
+from tolerant_client.cluster.admin import led_offsets
+from tolerant_client.cluster.admin.led_offsets import LedOffsets, stable_ends
 
 LED, LOST, FAILING, DEAD = (TopicPartition("orders", number) for number in range(4))
 
@@ -51,6 +51,9 @@ class Cluster:
             return 1
         return {LOST: None, DEAD: 2}.get(partition, 1)
 
+    def why_leaderless(self, partition: TopicPartition) -> str:
+        return "it has no leader on the source"
+
     def call_soon_with_future(self, function: Any, *args: Any) -> asyncio.Future[Any]:
         return asyncio.ensure_future(function(*args))
 
@@ -62,7 +65,11 @@ class Cluster:
             raise Errors.KafkaTimeoutError("too long") from None
 
     async def offsets_at(
-        self, node_id: int, partitions: Iterable[TopicPartition], timestamps: Mapping[TopicPartition, int], isolation: int
+        self,
+        node_id: int,
+        partitions: Iterable[TopicPartition],
+        timestamps: Mapping[TopicPartition, int],
+        isolation: int,
     ) -> dict[TopicPartition, Any]:
         assert isolation == 1
         self.asked.append(node_id)

@@ -8,10 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tolerant_client.mirror.ledger import UNREADABLE, decode_row, distinct, encode_row, lost_offsets, of_present_topics, unwritten
-from tolerant_client.mirror.losses import LedgerRow, LossReason
-from tolerant_client.mirror.state_json import LAST_MS
-from tolerant_client.record_batch import Record
+from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
+from tolerant_client.mirror.state.ledger import (
+    UNREADABLE,
+    decode_row,
+    distinct,
+    encode_row,
+    lost_offsets,
+    of_present_topics,
+    unwritten,
+)
+from tolerant_client.records.record_batch import Record
+from tolerant_client.state_json import LAST_MS
 
 ROW = LedgerRow(5, "default", "orders", 3, 30, 40, LossReason.RETENTION, "gone")
 

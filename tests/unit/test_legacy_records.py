@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecords
-from support.legacy_sets import CORPUS, CORPUS_TIME, message, message_set, wrapper
 
-from tolerant_client import codecs, legacy_records
-from tolerant_client.arrow import ALL_COLUMNS, iter_arrow
+from support.legacy_sets import CORPUS, CORPUS_TIME, message, message_set, wrapper
 from tolerant_client.errors import RecordBatchError
-from tolerant_client.legacy_records import decode_messages, iter_record_sets, unfold
-from tolerant_client.record_batch import BatchHeader, Record, decode_records, encode_batch, iter_batches
+from tolerant_client.records import codecs, record_sets
+from tolerant_client.records.arrow import ALL_COLUMNS, iter_arrow
+from tolerant_client.records.record_batch import BatchHeader, Record, decode_records, encode_batch, iter_batches
+from tolerant_client.records.record_sets import decode_messages, iter_record_sets, unfold
 
 T0 = 1_500_000_000_000
 FILES = sorted((Path(__file__).parents[1] / "support" / "corpus").glob("*.bin"))
@@ -316,7 +316,10 @@ V2 = encode_batch([Record(0, T0, None, b"x")], base_offset=9)
         (wrapper(1, codecs.GZIP, INNER + INNER, 5), "out of order in a compressed set"),
         (wrapper(1, codecs.GZIP, message(1, 7, T0, None, b"x"), 5), "ends at offset 7, behind its own"),
         (wrapper(0, codecs.GZIP, message(0, 7, T0, None, b"x"), 5), "ends at offset 7, behind its own"),
-        (wrapper(1, codecs.GZIP, INNER[:-1] + b"y", 5), r"CRC mismatch \([0-9a-f]{8} computed\) in a message in a compressed set"),
+        (
+            wrapper(1, codecs.GZIP, INNER[:-1] + b"y", 5),
+            r"CRC mismatch \([0-9a-f]{8} computed\) in a message in a compressed set",
+        ),
         (message(1, 5, T0, None, None, attributes=1), "compressed set without a value"),
         (message(1, 5, T0, None, b"x", attributes=1), "damaged gzip data"),
         (message(0, 5, T0, None, b"x", attributes=3), "damaged lz4 data"),
@@ -345,7 +348,7 @@ def with_lengths(key: int, value: int) -> bytes:
     data = bytearray(message(1, 5, T0, b"abcd", b"efgh"))
     struct.pack_into(">i", data, 26, key)
     struct.pack_into(">i", data, 34, value)
-    struct.pack_into(">I", data, 12, legacy_records.zlib.crc32(data[16:]))
+    struct.pack_into(">I", data, 12, record_sets.zlib.crc32(data[16:]))
     return bytes(data)
 
 
@@ -394,7 +397,7 @@ def test_the_mirror_s_reader_of_batches_still_refuses_old_sets_by_name() -> None
     ("data", "checksum"), [(b"", 0x02CC5D05), (b"a", 0x550D7456), (b"abc", 0x32D153FF), (b"abcd", 0xA3643705)]
 )
 def test_xxh32_is_the_published_one(data: bytes, checksum: int) -> None:
-    assert legacy_records._xxh32(data) == checksum
+    assert record_sets._xxh32(data) == checksum
 
 
 def test_lz4_frames_that_tell_their_content_size_are_mended_too() -> None:

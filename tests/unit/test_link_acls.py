@@ -7,10 +7,14 @@ from typing import Any
 import kafka.errors as Errors
 import pytest
 
-from tolerant_client.mirror.link import acls
-from tolerant_client.mirror.link.acls import AclsReport, TopicAcl, decide_acls, sync_acls
-from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, IdentityReplicationPolicy, TopicNames
-from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter, topic_filter
+from tolerant_client.mirror.follow import acls
+from tolerant_client.mirror.follow.acls import AclsReport, TopicAcl, decide_acls, sync_acls
+from tolerant_client.mirror.state.replication_policy import (
+    DefaultReplicationPolicy,
+    IdentityReplicationPolicy,
+    TopicNames,
+)
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter, topic_filter
 
 RENAMED = LinkTopics(topic_filter(), TopicNames(DefaultReplicationPolicy(), "A"), "B")
 SAME = LinkTopics(topic_filter(), TopicNames(IdentityReplicationPolicy(), "A"), "B")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tolerant_client.mirror.link import configs
-from tolerant_client.mirror.link.configs import ConfigChange, Setting, decide_changes
-from tolerant_client.mirror.topic_filter import CONFIG_PROPERTIES_EXCLUDE
+from tolerant_client.mirror.follow import configs
+from tolerant_client.mirror.follow.configs import ConfigChange, Setting, decide_changes
+from tolerant_client.mirror.state.topic_filter import CONFIG_PROPERTIES_EXCLUDE
 
 OWN, DYNAMIC_DEFAULT, FILE, DEFAULT = 1, 3, 4, 5
 EXCLUDED = [re.compile(expression) for expression in CONFIG_PROPERTIES_EXCLUDE]
@@ -52,7 +52,9 @@ def test_a_setting(
     changes, left = decide_changes(
         "A.t", {name: source}, {name: target}, 3, exclude=EXCLUDED, use_defaults_from=use_defaults_from
     )
-    assert [(c.topic, c.name, c.before, c.after) for c in changes] == ([] if expected is None else [("A.t", name, *expected)])
+    assert [(c.topic, c.name, c.before, c.after) for c in changes] == (
+        [] if expected is None else [("A.t", name, *expected)]
+    )
     assert not left
 
 
@@ -80,7 +82,9 @@ class Broker:
             self.asked.append(names)
             code = next((self.refused[name] for name in names if name in self.refused), 0)
             message = f"it takes no {names[-1]}" if code else None
-            answers.append(SimpleNamespace(resource_name=resource.resource_name, error_code=code, error_message=message))
+            answers.append(
+                SimpleNamespace(resource_name=resource.resource_name, error_code=code, error_message=message)
+            )
         return SimpleNamespace(responses=answers)
 
 

@@ -15,16 +15,22 @@ from kafka.future import Future
 from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
-from spark_integration.commands.exits import exit_code
+from spark_integration.cli.exits import exit_code
+from tolerant_client.cluster.admin.producers import ProducerEntry
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import LinkPromotedError, OptionError
-from tolerant_client.mirror.identical.begun import copied_so_far
-from tolerant_client.mirror.identical.partition import AppendState
-from tolerant_client.mirror.identical.difference import Logs
-from tolerant_client.mirror.identical.state import next_append
-from tolerant_client.mirror.link import control as control_module
-from tolerant_client.mirror.link import failback
-from tolerant_client.mirror.link.beginning import writes
-from tolerant_client.mirror.link.control import (
+from tolerant_client.mirror.batches.appendable import AppendState
+from tolerant_client.mirror.engine.identical.begun import copied_so_far
+from tolerant_client.mirror.engine.identical.difference import Logs
+from tolerant_client.mirror.engine.identical.resume_point import next_append
+from tolerant_client.mirror.engine.lag import Ends
+from tolerant_client.mirror.life import failback
+from tolerant_client.mirror.life.failback import SharedLog
+from tolerant_client.mirror.life.plan_report import durability
+from tolerant_client.mirror.life.repair import former_of
+from tolerant_client.mirror.life.status import still
+from tolerant_client.mirror.state import control as control_module
+from tolerant_client.mirror.state.control import (
     NO_LIMIT,
     WHOLE_LINK,
     ControlWatch,
@@ -42,21 +48,23 @@ from tolerant_client.mirror.link.control import (
     unfinished,
     update_control,
 )
-from tolerant_client.mirror.link.ends import Ends
-from tolerant_client.mirror.link.failback import SharedLog
-from tolerant_client.mirror.link.plan_report import durability
-from tolerant_client.mirror.link.repair import former_of
-from tolerant_client.mirror.link.status import still
-from tolerant_client.mirror.plan import TopicSpec
-from tolerant_client.mirror.producers import ProducerEntry
-from tolerant_client.mirror.topic_filter import LinkTopics
-from tolerant_client.raw import RawCluster
-from tolerant_client.record_batch import Record
+from tolerant_client.mirror.state.plan import TopicSpec
+from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.records.record_batch import Record
 
 P = TopicPartition("orders", 3)
 ORDERS = LinkTopics.of("orders").to_json()
 FULL = LinkControl(
-    frozenset({"orders", "clicks-3"}), 1000, True, True, 2, "abc", ORDERS, (4000,), {P: 12}, {TopicPartition("clicks", 0): 7}
+    frozenset({"orders", "clicks-3"}),
+    1000,
+    True,
+    True,
+    2,
+    "abc",
+    ORDERS,
+    (4000,),
+    {P: 12},
+    {TopicPartition("clicks", 0): 7},
 )
 
 
@@ -75,13 +83,17 @@ def test_fields_of_other_versions_are_kept() -> None:
     assert json.loads(encode_control(replace(read, is_promoted=False), 2))["colour"] == ["blue"]
 
 
-@pytest.mark.parametrize("value", [b"", b"[]", b"no JSON", b"{}", b'{"version": 1, "adopted": [1]}', b'{"version": "x"}'])
+@pytest.mark.parametrize(
+    "value", [b"", b"[]", b"no JSON", b"{}", b'{"version": 1, "adopted": [1]}', b'{"version": "x"}']
+)
 def test_what_is_no_control_is_refused(value: bytes) -> None:
     with pytest.raises(OptionError, match="tolerant-mirror-control"):
         decode_control(value)
 
 
-@pytest.mark.parametrize("spans", [[[0, 20_000_000]], [[0, 2**31 - 1]], [[0, 150_000]] * 2, [[5, 4]], [[-1, 3]], [[0]], [[0, 10**40]]])
+@pytest.mark.parametrize(
+    "spans", [[[0, 20_000_000]], [[0, 2**31 - 1]], [[0, 150_000]] * 2, [[5, 4]], [[-1, 3]], [[0]], [[0, 10**40]]]
+)
 def test_a_few_bytes_of_ranges_unfold_to_no_more_partitions_than_a_cluster_has(spans: list[list[int]]) -> None:
     value = json.dumps({"version": 1, "begun": {"t": [["a", "b", spans]]}}).encode()
     tracemalloc.start()
@@ -219,13 +231,15 @@ class ControlTopic:
         return len(self.log) - 1
 
     async def change(self, link: str = "dr", **changes: Any) -> LinkControl:
-        return await update_control(cast(RawCluster, self), link, lambda now: replace(now, **changes))
+        return await update_control(cast(Cluster, self), link, lambda now: replace(now, **changes))
 
     async def read(self) -> LinkControl:
-        return await read_control(cast(RawCluster, self), "dr")
+        return await read_control(cast(Cluster, self), "dr")
 
 
-def test_record_of_a_mirror_that_was_killed_before_it_could_look_takes_no_promotion_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_of_a_mirror_that_was_killed_before_it_could_look_takes_no_promotion_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     topic = ControlTopic(monkeypatch)
 
     async def run() -> None:
@@ -261,7 +275,9 @@ def test_two_writers_at_once_both_have_their_way(monkeypatch: pytest.MonkeyPatch
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("changes", [{"bytes_per_s": 2**63}, {"topics": '{"include": ["\udcfc"]}'}, {"paused": frozenset({"\udcfc"})}])
+@pytest.mark.parametrize(
+    "changes", [{"bytes_per_s": 2**63}, {"topics": '{"include": ["\udcfc"]}'}, {"paused": frozenset({"\udcfc"})}]
+)
 def test_what_could_not_be_read_again_is_not_written(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]) -> None:
     topic = ControlTopic(monkeypatch)
 
@@ -300,7 +316,9 @@ def test_record_whose_topics_cannot_be_read_counts_as_none_that_can() -> None:
     assert newest_of("dr", [again], strange) is again and controls_of([live, strange, again]).unreadable == ()
 
 
-def test_record_without_a_value_takes_a_link_away_before_the_topic_is_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_without_a_value_takes_a_link_away_before_the_topic_is_compacted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     former, gone, later = said(3, 0, is_promoted=True), Record(4, 0, b"dr", None), said(5, 0, bytes_per_s=7)
     assert newest_of("dr", [former, gone]) is newest_of("dr", [gone], former) is None
     assert controls_of([former, gone]).links == {}
@@ -310,7 +328,7 @@ def test_record_without_a_value_takes_a_link_away_before_the_topic_is_compacted(
 
     async def run() -> None:
         await topic.change(is_promoted=True)
-        following = ControlWatch(cast(RawCluster, topic), "dr")
+        following = ControlWatch(cast(Cluster, topic), "dr")
         await following.refresh()
         topic.log.append(gone._replace(offset=1))
         assert (await following.refresh()).is_promoted, "what runs goes on under what it has read"
@@ -345,7 +363,7 @@ def test_an_operators_rate_goes_before_that_of_the_file(said: int | None, rate: 
     ],
 )
 def test_the_options_of_a_remedy_are_all_that_its_command_takes(config: dict[str, Any], options: str) -> None:
-    with RawCluster(config, name="target") as target, RawCluster({"bootstrap_servers": "a:1"}, name="source") as source:
+    with Cluster(config, name="target") as target, Cluster({"bootstrap_servers": "a:1"}, name="source") as source:
         assert link_options("d r", target) == f"{options} --link 'd r'"
         assert link_options("dr", target, source) == f"--source a:1 {options} --link dr"
 
@@ -471,7 +489,11 @@ def test_a_look_that_fails_is_told_to_all_who_wait_for_it() -> None:
 def test_only_the_newest_record_of_a_link_counts_so_that_rubbish_is_cleared_by_the_one_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    log = [Record(0, 1, b"dr", encode_control(FULL, 1)), Record(1, 1, b"dr", b"rubbish"), Record(2, 1, b"eu", b"rubbish")]
+    log = [
+        Record(0, 1, b"dr", encode_control(FULL, 1)),
+        Record(1, 1, b"dr", b"rubbish"),
+        Record(2, 1, b"eu", b"rubbish"),
+    ]
 
     async def has_topic(*_: object) -> bool:
         return True
@@ -490,7 +512,10 @@ def test_only_the_newest_record_of_a_link_counts_so_that_rubbish_is_cleared_by_t
             watch._read().send(None)
         return watch.value
 
-    target = cast(RawCluster, SimpleNamespace(bootstrap_servers="b:1", manager=SimpleNamespace(config={"security_protocol": "PLAINTEXT"})))
+    target = cast(
+        Cluster,
+        SimpleNamespace(bootstrap_servers="b:1", manager=SimpleNamespace(config={"security_protocol": "PLAINTEXT"})),
+    )
     watch = ControlWatch(target, "dr")
     with pytest.raises(OptionError, match="none of ours .*run tolerant-kafka repair --target b:1 --link dr$"):
         look(watch)
@@ -502,7 +527,11 @@ def test_only_the_newest_record_of_a_link_counts_so_that_rubbish_is_cleared_by_t
 
 
 def test_what_counts_before_rubbish_is_what_a_repair_writes_once_more() -> None:
-    log = [Record(0, 1, b"dr", encode_control(FULL, 1)), Record(1, 1, b"eu", encode_control(LinkControl(), 1)), Record(2, 1, b"dr", b"x")]
+    log = [
+        Record(0, 1, b"dr", encode_control(FULL, 1)),
+        Record(1, 1, b"eu", encode_control(LinkControl(), 1)),
+        Record(2, 1, b"dr", b"x"),
+    ]
     assert former_of("dr", log) == FULL
     assert former_of("dr", log[2:]) is None and former_of("none", log) is None
     assert former_of("dr", [log[0], Record(1, 1, b"dr", None), log[2]]) is None, "it was taken away"
@@ -528,7 +557,9 @@ def test_a_process_of_a_former_life_may_not_write_in_the_next() -> None:
         (SharedLog("t", 0, 10, 12, 15, 0, (), True, True), True, 1),
     ],
 )
-def test_a_log_with_what_was_never_copied_is_in_the_way_unless_it_is_given_up(log: SharedLog, discards: bool, count: int) -> None:
+def test_a_log_with_what_was_never_copied_is_in_the_way_unless_it_is_given_up(
+    log: SharedLog, discards: bool, count: int
+) -> None:
     assert len(failback.blockers([log], discards=discards)) == count
 
 
@@ -551,16 +582,21 @@ def test_how_far_a_log_was_copied_is_kept_until_another_log_is_begun() -> None:
     first, second = TopicPartition("orders", 0), TopicPartition("orders", 1)
     ids, anew = TopicIds("s", "t"), TopicIds("s", "made anew")
     control = LinkControl(begun={first: ids, second: ids}, copied={first: 100, second: 50})
+    control = replace(control, log_starts={first: 70, second: 20})
     assert decode_control(encode_control(control, 0)) == control
     assert copied_so_far(control, {}, {second: 60}).copied == {first: 100, second: 60}
-    assert copied_so_far(control, {first: anew}, {}) == LinkControl(begun={first: anew, second: ids}, copied={second: 50})
+    assert copied_so_far(control, {first: anew}, {}) == LinkControl(
+        begun={first: anew, second: ids}, copied={second: 50}, log_starts={second: 20}
+    )
 
 
 @pytest.mark.parametrize(
     ("before", "now", "is_same"),
     [("s1", "s1", True), ("s1", "s2", False), ("", "s2", True), ("s1", "", True), ("", "", True)],
 )
-def test_another_topic_of_the_same_name_is_known_by_its_id_where_both_are_told(before: str, now: str, is_same: bool) -> None:
+def test_another_topic_of_the_same_name_is_known_by_its_id_where_both_are_told(
+    before: str, now: str, is_same: bool
+) -> None:
     assert TopicIds(before, "t").is_of_source(TopicIds(now, "u")) is is_same
     assert TopicIds("s", before).is_of_target(TopicIds("r", now)) is is_same
 
@@ -578,9 +614,9 @@ def ends(copied: int, stable: int | None, end: int | None, index: int = 0) -> En
 
 
 def test_what_a_link_writes_it_writes_under_its_names() -> None:
-    assert writes(LinkTopics.of("orders.*"), "orders")
-    assert not writes(LinkTopics.of("orders.*"), "clicks")
-    assert not writes(LinkTopics.of(".*"), "tolerant-mirror-control")
+    assert LinkTopics.of("orders.*").writes("orders")
+    assert not LinkTopics.of("orders.*").writes("clicks")
+    assert not LinkTopics.of(".*").writes("tolerant-mirror-control")
 
 
 def test_what_stands_still_is_told_unless_it_is_paused() -> None:
@@ -591,7 +627,9 @@ def test_what_stands_still_is_told_unless_it_is_paused() -> None:
 
 
 def test_a_promotion_that_died_on_the_way_is_told_with_the_commands_that_end_it() -> None:
-    assert unfinished(LinkControl(), "T", "B") == unfinished(LinkControl(is_promoted=True, is_fenced=True), "T", "B") == []
+    assert (
+        unfinished(LinkControl(), "T", "B") == unfinished(LinkControl(is_promoted=True, is_fenced=True), "T", "B") == []
+    )
     (text,) = unfinished(LinkControl(is_promoted=True), "--target b:1 --link dr", "--source a:1 --target b:1 --link dr")
     assert "promote --source a:1 --target b:1 --link dr" in text and "failover --target b:1 --link dr" in text
     (text,) = unfinished(LinkControl(is_promoted=True, unfenced=frozenset({P})), "--link dr", "B")

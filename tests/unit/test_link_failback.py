@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.divergence import LogSlice
-from tolerant_client.mirror.link import failback
-from tolerant_client.mirror.link.control import LinkControl
-from tolerant_client.mirror.link.failback import SharedLog, blockers, compare_logs, strangers
-from tolerant_client.mirror.topic_filter import LinkTopics
-from tolerant_client.raw import EARLIEST
-from tolerant_client.record_batch import Record
+from tolerant_client.cluster.cluster import EARLIEST
+from tolerant_client.mirror.batches.divergence import LogSlice
+from tolerant_client.mirror.life import failback
+from tolerant_client.mirror.life.failback import SharedLog, blockers, compare_logs, strangers
+from tolerant_client.mirror.state.control import LinkControl
+from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.records.record_batch import Record
 
 PLACE = TopicPartition("orders", 0)
 OURS = 4000  # the forward link's producer id

@@ -16,10 +16,10 @@ from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.structs import TopicPartition
 
 from spark_integration.writing.exactly_once import SinkBatch
-from tolerant_client.coordinator_partition import partition_of
+from tolerant_client.cluster.producer.transaction import CommittedOffset
 from tolerant_client.errors import LinkPromotedError, UnsupportedSourceError
-from tolerant_client.mirror.link import group_requests, groups, promotion
-from tolerant_client.mirror.link.group_requests import (
+from tolerant_client.mirror.follow import group_requests, groups
+from tolerant_client.mirror.follow.group_requests import (
     GroupsHome,
     ListedGroup,
     OffsetsPartition,
@@ -28,7 +28,7 @@ from tolerant_client.mirror.link.group_requests import (
     fetch_offsets,
     group_states,
 )
-from tolerant_client.mirror.link.groups import (
+from tolerant_client.mirror.follow.groups import (
     GroupMove,
     GroupPosition,
     GroupPositions,
@@ -38,9 +38,10 @@ from tolerant_client.mirror.link.groups import (
     position_of,
     read_positions,
 )
-from tolerant_client.mirror.translated.offset_map import MapRow, OffsetMap, RowKey, Run
-from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
-from tolerant_client.producer_transaction import CommittedOffset
+from tolerant_client.mirror.life import promotion
+from tolerant_client.mirror.state.offset_map import MapRow, OffsetMap, RowKey, Run
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
+from tolerant_client.stock.coordinator_partition import partition_of
 
 PLACE = TopicPartition("A.orders", 3)
 
@@ -60,9 +61,13 @@ PLACE = TopicPartition("A.orders", 3)
         (900, TargetLog(0, 30, {900: (45, False)}), 30, False),
     ],
 )
-def test_an_offset_is_kept_within_what_the_target_has(committed: int, log: TargetLog, offset: int, is_behind: bool) -> None:
+def test_an_offset_is_kept_within_what_the_target_has(
+    committed: int, log: TargetLog, offset: int, is_behind: bool
+) -> None:
     position = position_of("g", PLACE, CommittedOffset(committed, "m"), log)
-    assert position == GroupPosition("g", PLACE, committed, offset, "m", is_behind, is_deleted=offset == log.start == 40)
+    assert position == GroupPosition(
+        "g", PLACE, committed, offset, "m", is_behind, is_deleted=offset == log.start == 40
+    )
 
 
 @pytest.mark.parametrize(
@@ -213,7 +218,9 @@ def test_groups_of_consumers_are_told_from_others(protocol_type: str, group_type
 def test_a_group_belongs_to_a_dead_partition_by_its_name() -> None:
     home = GroupsHome(tuple(OffsetsPartition(n, -1 if n == 2 else 1, (n,), ()) for n in range(4)))
     hit = {name: home.dead_home_of(name) for name in (f"group-{n}" for n in range(40))}
-    assert {name for name, found in hit.items() if found} == {name for name in hit if partition_of(name, 4) == 2} != set()
+    assert (
+        {name for name, found in hit.items() if found} == {name for name in hit if partition_of(name, 4) == 2} != set()
+    )
     assert GroupsHome(()).dead_home_of("group-1") is None
 
 
@@ -229,7 +236,9 @@ class Brokers:
         self.highest = {request.API_KEY: highest for request, highest in versions.items()}
         nodes = [SimpleNamespace(node_id=n) for n in (0, 1)]
         self.manager = SimpleNamespace(
-            broker_version_data=SimpleNamespace(api_versions={key: (0, highest) for key, highest in self.highest.items()}),
+            broker_version_data=SimpleNamespace(
+                api_versions={key: (0, highest) for key, highest in self.highest.items()}
+            ),
             cluster=SimpleNamespace(request_update=lambda: None, brokers=lambda: nodes),
         )
 
@@ -373,7 +382,9 @@ def test_a_round_that_began_before_a_promotion_commits_nothing_behind_it(made: l
     assert cluster.count(OffsetCommitRequest) == committed[-1] < 20
 
 
-def test_a_round_passes_on_what_asks_whether_it_may_still_commit(made: list[Brokers], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_passes_on_what_asks_whether_it_may_still_commit(
+    made: list[Brokers], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def answer(name: str, value: Any) -> None:
         async def tell(*_: Any) -> Any:
             return value

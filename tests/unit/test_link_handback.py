@@ -8,15 +8,15 @@ from typing import Any, cast
 import pytest
 from kafka.structs import TopicPartition
 
-from spark_integration.commands.exits import exit_code
+from spark_integration.cli.exits import exit_code
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import ClusterUnreachableError, LinkPromotedError, OptionError, TolerantClientError
-from tolerant_client.mirror.link import handback
-from tolerant_client.mirror.link.control import LinkControl, decode_control, encode_control
-from tolerant_client.mirror.link.failback import begun, is_live
-from tolerant_client.mirror.link.handback import HandedPartition, decide_positions, hand_back, require_ran
-from tolerant_client.mirror.link.mm2_positions import Mm2Position
-from tolerant_client.mirror.topic_filter import LinkTopics
-from tolerant_client.raw import RawCluster
+from tolerant_client.mirror.life import handback
+from tolerant_client.mirror.life.failback import begun, is_live
+from tolerant_client.mirror.life.handback import HandedPartition, decide_positions, hand_back, require_ran
+from tolerant_client.mirror.life.mm2_positions import Mm2Position
+from tolerant_client.mirror.state.control import LinkControl, decode_control, encode_control
+from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 PLACE = TopicPartition("orders", 0)
 TOPICS = LinkTopics.of("orders")
@@ -43,7 +43,7 @@ def test_what_it_has_never_copied_is_in_the_way_unless_it_is_empty() -> None:
     assert decide_positions({PLACE: 0}, {}) == ([], [])
 
 
-class Cluster:
+class FakeCluster:
     """Either side of a link; its log's end is the next of `ends`."""
 
     def __init__(self, *ends: int | Exception) -> None:
@@ -74,7 +74,10 @@ class Cluster:
 
 @pytest.mark.parametrize(
     ("again", "words"),
-    [(160, "still ran: it stops now"), (ClusterUnreachableError("away"), "away; handing back is begun and not finished")],
+    [
+        (160, "still ran: it stops now"),
+        (ClusterUnreachableError("away"), "away; handing back is begun and not finished"),
+    ],
 )
 def test_what_goes_wrong_behind_the_control_is_a_failure_that_the_same_command_mends(
     monkeypatch: pytest.MonkeyPatch, again: int | Exception, words: str
@@ -96,7 +99,7 @@ def test_what_goes_wrong_behind_the_control_is_a_failure_that_the_same_command_m
     answer("whether_mm2_runs", ())
     answer("_identical_until", ({PLACE: 150}, []))
     monkeypatch.setattr(handback, "update_control", update)
-    both = cast(RawCluster, Cluster()), cast(RawCluster, Cluster(again))
+    both = cast(Cluster, FakeCluster()), cast(Cluster, FakeCluster(again))
     with pytest.raises(TolerantClientError, match=words) as caught:
         hand_back(*both, "A-B", TOPICS, "A").send(None)
     assert controls[-1].is_handed_back and exit_code(caught.value) == 1, "2 says that nothing was written"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tolerant_client.mirror.link.left import Left, LeftSoFar
+from tolerant_client.mirror.follow.skipped import Left, LeftSoFar
 
 
 def test_a_failure_is_told_from_what_is_left_by_the_rules() -> None:

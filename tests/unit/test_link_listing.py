@@ -9,13 +9,13 @@ from unittest.mock import AsyncMock, Mock, patch
 
 import pytest
 
-from tolerant_client.mirror.link import listing
-from tolerant_client.mirror.link.claims import Run
-from tolerant_client.mirror.link.control import Controls, LinkControl, Unreadable
-from tolerant_client.mirror.link.listing import listed
-from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
-from tolerant_client.mirror.translated.map_topic import map_topic
-from tolerant_client.raw import RawCluster
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.life import listing
+from tolerant_client.mirror.life.listing import listed
+from tolerant_client.mirror.state.claims import Run
+from tolerant_client.mirror.state.control import Controls, LinkControl, Unreadable
+from tolerant_client.mirror.state.map_topic import map_topic
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 MAPS = {map_topic("dr"), map_topic("tr")}
 DR = LinkControl(source_cluster_id="A-id", topics=LinkTopics.of("orders").to_json(), producer_ids=(7,))
@@ -53,10 +53,16 @@ def test_topics_are_data_in_json() -> None:
 def test_which_offsets_a_link_has_is_what_its_target_has() -> None:
     """As status asks it: beside producer ids a map is what a former link of the name left."""
     controls = Controls({"dr": DR, "tr": replace(DR, producer_ids=()), "back": replace(DR, producer_ids=())})
-    target = Mock(spec=RawCluster, partitions=AsyncMock(side_effect=lambda topics: {t: [0] for t in topics if t in MAPS}))
-    with patch.multiple(listing, look_at_claims=AsyncMock(return_value=None), read_controls=AsyncMock(return_value=controls)):
+    target = Mock(spec=Cluster, partitions=AsyncMock(side_effect=lambda topics: {t: [0] for t in topics if t in MAPS}))
+    with patch.multiple(
+        listing, look_at_claims=AsyncMock(return_value=None), read_controls=AsyncMock(return_value=controls)
+    ):
         found = asyncio.run(listing.list_links(target))
-    assert {link.link: link.offsets_words for link in found} == {"back": "not copied yet", "dr": "identical", "tr": "translated"}
+    assert {link.link: link.offsets_words for link in found} == {
+        "back": "not copied yet",
+        "dr": "identical",
+        "tr": "translated",
+    }
 
 
 @pytest.mark.parametrize(
@@ -76,7 +82,12 @@ def test_whether_a_mirror_runs_is_what_was_seen_of_it(runs: list[Run] | None, sa
 
 
 def test_what_the_operator_has_said_comes_first() -> None:
-    found = states([], a=replace(DR, is_promoted=True), b=replace(DR, is_handed_back=True), c=replace(DR, paused=frozenset({"orders"})))
+    found = states(
+        [],
+        a=replace(DR, is_promoted=True),
+        b=replace(DR, is_handed_back=True),
+        c=replace(DR, paused=frozenset({"orders"})),
+    )
     ending = "; no mirror was seen in the last hour"
     assert found == {"a": f"promoted{ending}", "b": f"handed back{ending}", "c": f"paused: topic orders{ending}"}
 

@@ -9,9 +9,10 @@ import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.divergence import LogSlice
-from tolerant_client.mirror.link import mm2_positions
-from tolerant_client.mirror.link.mm2_positions import (
+from tolerant_client.cluster.cluster import EARLIEST
+from tolerant_client.mirror.batches.divergence import LogSlice
+from tolerant_client.mirror.life import mm2_positions
+from tolerant_client.mirror.life.mm2_positions import (
     Mm2Position,
     decode_position,
     encode_position,
@@ -19,8 +20,7 @@ from tolerant_client.mirror.link.mm2_positions import (
     read_positions_of_mm2,
     whether_mm2_runs,
 )
-from tolerant_client.raw import EARLIEST
-from tolerant_client.record_batch import Record
+from tolerant_client.records.record_batch import Record
 
 # As Kafka Connect 4.2 has written it (JsonConverter without schemas).
 KEY = b'["MirrorSourceConnector",{"cluster":"A","partition":1,"topic":"orders"}]'
@@ -68,7 +68,9 @@ class Target:
     async def partitions(self, topics: list[str]) -> dict[str, list[int]]:
         return {topics[0]: [0]}
 
-    async def list_offsets(self, wanted: dict[TopicPartition, int], *, isolation_level: int = 0) -> dict[TopicPartition, int]:
+    async def list_offsets(
+        self, wanted: dict[TopicPartition, int], *, isolation_level: int = 0
+    ) -> dict[TopicPartition, int]:
         return {p: 0 if at == EARLIEST else self.log.until for p, at in wanted.items()}
 
 

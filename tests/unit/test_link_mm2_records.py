@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.link.checkpoints import KnownCheckpoints, due_checkpoints
-from tolerant_client.mirror.link.groups import GroupPosition
-from tolerant_client.mirror.link.mm2_records import (
+from tolerant_client.mirror.follow.checkpoints import KnownCheckpoints, due_checkpoints
+from tolerant_client.mirror.follow.groups import GroupPosition
+from tolerant_client.mirror.follow.mm2_records import (
     Checkpoint,
     Heartbeat,
     decode_checkpoint,

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tolerant_client.mirror.producers import ProducerEntry, link_entry
+from tolerant_client.cluster.admin.producers import ProducerEntry, link_entry
 
 LINK = 4711
 
 
-def entry(producer_id: int, last_sequence: int = 9, last_timestamp: int = 5, coordinator_epoch: int = -1, transaction_start: int = -1) -> ProducerEntry:
+def entry(
+    producer_id: int,
+    last_sequence: int = 9,
+    last_timestamp: int = 5,
+    coordinator_epoch: int = -1,
+    transaction_start: int = -1,
+) -> ProducerEntry:
     return ProducerEntry(producer_id, 0, last_sequence, last_timestamp, coordinator_epoch, transaction_start)
 
 

@@ -4,27 +4,46 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Coroutine
+from types import SimpleNamespace
 from typing import Any, cast
 
+import kafka.errors as Errors
 import pytest
+from kafka.protocol.metadata import MetadataRequest
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.led_offsets import LedOffsets
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.link import beginning, scope
-from tolerant_client.mirror.link.beginning import (
+from tolerant_client.mirror.engine import preflight, prepare
+from tolerant_client.mirror.engine.preflight import (
     copied_identically,
     grown,
     look_for_others,
     refuse_circle,
     require_same_source,
 )
-from tolerant_client.mirror.link.control import Controls, LinkControl, TopicIds, controls_of, encode_control
-from tolerant_client.mirror.link.naming import chosen_name, default_name
-from tolerant_client.mirror.link.scope import made_anew, only_on_target
-from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, IdentityReplicationPolicy, TopicNames
-from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
-from tolerant_client.raw import RawCluster
-from tolerant_client.record_batch import Record
+from tolerant_client.mirror.life.naming import chosen_name, default_name
+from tolerant_client.mirror.state import link_topics
+from tolerant_client.mirror.state.control import Controls, LinkControl, TopicIds, controls_of, encode_control
+from tolerant_client.mirror.state.link_topics import (
+    LinkView,
+    known_topics,
+    made_anew,
+    only_on_target,
+    partitions_of_link,
+    partitions_on_target,
+    see_topics,
+)
+from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics
+from tolerant_client.mirror.state.replication_policy import (
+    DefaultReplicationPolicy,
+    IdentityReplicationPolicy,
+    TopicNames,
+)
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
+from tolerant_client.mirror.state.topics import DescribedTopics, FittedTopics
+from tolerant_client.records.record_batch import Record
 
 
 def written(topics: LinkTopics | str, source: str | None = "A-id", **changes: object) -> LinkControl:
@@ -78,29 +97,148 @@ def test_topics_that_would_get_other_names_are_refused() -> None:
         grown(written(kept), LinkTopics.of("orders"))
 
 
-class Cluster:
-    """A cluster that has topics of two partitions."""
+class FakeCluster:
+    """A cluster that has topics of two partitions, and lists those alone that it does not hide."""
 
-    def __init__(self, *topics: str) -> None:
-        self.topics = topics
+    def __init__(self, *topics: str, name: str = "source", hidden: Collection[str] = ()) -> None:
+        self.name, self.topics, self.hidden, self.asked = name, topics, hidden, list[str]()
 
-    async def partitions(self) -> dict[str, list[int]]:
-        return {topic: [0, 1] for topic in self.topics}
+    async def partitions(self, topics: Collection[str] | None = None) -> dict[str, list[int]]:
+        if topics is None:
+            return {topic: [0, 1] for topic in self.topics if topic not in self.hidden}
+        self.asked += topics
+        if set(topics) & set(self.hidden):
+            raise Errors.TopicAuthorizationFailedError("topic")
+        return {topic: [0, 1] for topic in self.topics if topic in topics}
+
+    async def send(self, request: MetadataRequest) -> SimpleNamespace:
+        refused = Errors.TopicAuthorizationFailedError.errno
+        told = [
+            SimpleNamespace(name=t.name, error_code=refused if t.name in self.hidden else 0) for t in request.topics
+        ]
+        return SimpleNamespace(topics=told)
+
+    def wire_topic(self, topic: str) -> str:
+        return topic
+
+    topic_of = wire_topic
 
 
-def gone(source: Cluster, target: Cluster, topics: LinkTopics) -> dict[str, list[int]]:
-    course = only_on_target(cast(RawCluster, source), cast(RawCluster, target), topics)
-    with pytest.raises(StopIteration) as done:
-        course.send(None)
-    return cast("dict[str, list[int]]", done.value.value)
+def seen(
+    source: FakeCluster | None, target: FakeCluster, topics: LinkTopics | str, control: LinkControl = LinkControl()
+) -> LinkView:
+    course = see_topics(cast("Cluster | None", source), cast(Cluster, target), LinkTopics.of(topics), control)
+    return cast(LinkView, outcome(course))
 
 
 def test_a_topic_of_the_link_that_the_source_has_deleted_is_still_one_of_the_link() -> None:
-    target = Cluster("orders", "orders.old", "of-the-target", "tolerant-mirror-control")
-    assert gone(Cluster("orders"), target, LinkTopics.of("orders.*")) == {"orders.old": [0, 1]}
-    assert gone(Cluster("orders", "orders.old"), target, LinkTopics.of("orders.*")) == {}
+    target = FakeCluster("orders", "orders.old", "of-the-target", "tolerant-mirror-control")
+    source = FakeCluster("orders")
+    assert seen(source, target, "orders.*").gone == {"orders.old": [0, 1]} and source.asked == ["orders.old"]
+    assert seen(FakeCluster("orders", "orders.old"), target, "orders.*").gone == {}
     named = LinkTopics(TopicFilter((".*",)), TopicNames(DefaultReplicationPolicy(), "A"))
-    assert gone(Cluster("A.orders"), Cluster("A.orders", "A.old", "A.heartbeats", "own"), named) == {"A.old": [0, 1]}
+    view = seen(FakeCluster("A.orders"), FakeCluster("A.orders", "A.old", "A.heartbeats", "own"), named)
+    assert view.gone == {"A.old": [0, 1]} and not view.hidden
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_topic_that_a_cluster_does_not_let_us_describe_is_not_gone_but_unknown(exists: bool) -> None:
+    both, one = FakeCluster("orders", "clicks", name="target"), ("orders", "clicks") if exists else ("orders",)
+    view = seen(FakeCluster(*one, hidden=["clicks"]), both, ".*")
+    assert (view.gone, view.on_source, view.on_target) == ({}, {"orders": [0, 1]}, {"orders": [0, 1]})
+    assert view.hidden == dict.fromkeys(CLICKS, "topic clicks of the source may not be described; grant Describe on it")
+    view = seen(both, FakeCluster(*one, name="target", hidden=["clicks"]), ".*")
+    assert view.hidden == dict.fromkeys(CLICKS, "topic clicks of the target may not be described; grant Describe on it")
+
+
+CLICKS = [TopicPartition("clicks", n) for n in (0, 1)]
+REMEMBERED = {"begun": dict.fromkeys(CLICKS, TopicIds("s", "t"))}, {"copied": {CLICKS[0]: 7}}, {"unfenced": {CLICKS[0]}}
+
+
+CLICKS_MAPPED = MappedTopics(frozenset({"clicks"}))
+
+
+@pytest.mark.parametrize(("changes", "mapped"), [*((changes, NO_MAP) for changes in REMEMBERED), ({}, CLICKS_MAPPED)])
+def test_what_no_cluster_lists_is_known_from_the_links_control_or_map_or_by_its_name(
+    changes: dict[str, Any], mapped: MappedTopics
+) -> None:
+    target = FakeCluster("orders", "clicks", name="target", hidden=["clicks"])
+    control = written(".*", **changes)
+    for course in (
+        partitions_on_target(cast(Cluster, target), LinkTopics.of(".*"), "dr", control, mapped),
+        partitions_on_target(cast(Cluster, target), LinkTopics.of("orders,clicks"), "dr", LinkControl(), NO_MAP),
+        partitions_of_link(*2 * [cast(Cluster, target)], LinkTopics.of(".*"), "dr", control, mapped),
+        only_on_target(*2 * [cast(Cluster, target)], LinkTopics.of(".*"), "dr", control, mapped),
+    ):
+        with pytest.raises(
+            OptionError, match="topic clicks of the .* may not be described; grant Describe on it, then run"
+        ):
+            outcome(course)
+    shown = FakeCluster("orders", "clicks", name="target")
+    assert len(outcome(partitions_on_target(cast(Cluster, shown), LinkTopics.of(".*"), "dr", control, mapped))) == 4
+    gone = FakeCluster("orders", name="target")
+    assert len(outcome(partitions_on_target(cast(Cluster, gone), LinkTopics.of(".*"), "dr", control, mapped))) == 2
+
+
+def test_a_map_that_cannot_be_read_is_in_the_way_of_a_promotion_but_of_no_failover() -> None:
+    cluster, topics = cast(Cluster, FakeCluster("orders")), LinkTopics.of(".*")
+    mapped = MappedTopics(frozenset({"orders"}), {TopicPartition("tolerant-mirror-offsets-dr", 3): "no leader"})
+    for course in (partitions_of_link, only_on_target):
+        with pytest.raises(OptionError, match=r"tolerant-mirror-offsets-dr-3 cannot be read, so whether link dr has"):
+            outcome(course(cluster, cluster, topics, "dr", LinkControl(), mapped))
+    assert len(outcome(partitions_on_target(cluster, topics, "dr", LinkControl(), mapped))) == 2
+
+
+def test_the_names_of_a_map_are_those_on_the_target() -> None:
+    renamed = LinkTopics(TopicFilter((".*",)), TopicNames(DefaultReplicationPolicy(), "A"))
+    target = FakeCluster("A.clicks", name="target", hidden=["A.clicks"])
+    with pytest.raises(OptionError, match="topic A.clicks of the target may not be described"):
+        mapped = MappedTopics(frozenset({"A.clicks"}))
+        outcome(partitions_on_target(cast(Cluster, target), renamed, "dr", LinkControl(), mapped))
+
+
+def test_a_start_is_refused_what_the_source_hides_of_its_link_and_is_told_what_it_has_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Reached(FakeCluster):
+        bootstrap_servers, names, manager = "", None, SimpleNamespace(cluster=SimpleNamespace(brokers=list))
+
+        async def connect(self) -> None:
+            pass
+
+        require_record_batches = connect
+
+        async def cluster_id(self) -> None:
+            pass
+
+    def answer(name: str, value: object) -> None:
+        async def tell(*_: object) -> object:
+            return value
+
+        monkeypatch.setattr(prepare, name, tell)
+
+    answer("describe_each_topic", DescribedTopics({}, {}))
+    answer("fit_each_topic", FittedTopics((), (), {}))
+    answer("stable_ends", LedOffsets({}, {}))
+    source, target = Reached("clicks", hidden=["clicks"]), Reached("clicks", "deleted", "another", name="target")
+    remembered = dict.fromkeys([CLICKS[0], TopicPartition("deleted", 0)], TopicIds("s", "t"))
+    clusters = [cast(Cluster, source), cast(Cluster, target)]
+    mapped = outcome(prepare.plan_link(*clusters, ".*", written(".*"), CLICKS_MAPPED))
+    assert mapped.waiting.keys() == set(CLICKS), "a link with translated offsets"
+    planned = outcome(prepare.plan_link(*clusters, ".*", written(".*", begun=remembered)))
+    assert planned.waiting == dict.fromkeys(CLICKS, planned.topics.refused["clicks"])
+    assert planned.gone == {"deleted": [0, 1]}, "of another one nobody says that the link has copied it"
+    with pytest.raises(OptionError, match="topic clicks of the source may not be described; grant Describe on it"):
+        planned.require_all()
+
+
+def test_an_expression_is_asked_for_as_a_name_where_it_can_be_one_and_matches_nothing_else() -> None:
+    asked = known_topics(LinkTopics.of("a.b,orders,x|y,tolerant-mirror-x,c.d"), LinkControl(), ["a-b"])
+    assert asked == {"orders", "c.d"}
+    strange = written(".*", begun={TopicPartition(name, 0): TopicIds("", "") for name in ("a b", "..", "")})
+    assert known_topics(LinkTopics.of(".*"), strange, []) == set()
+    named = LinkTopics(TopicFilter(("orders",)), TopicNames(DefaultReplicationPolicy(), "A"))
+    assert known_topics(named, LinkControl(), []) == {"A.orders"}
 
 
 def test_a_link_stays_with_its_source() -> None:
@@ -134,7 +272,7 @@ def keepers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def read(cluster: Keeper, begun_of: Collection[str] = ()) -> Controls:
         return controls_of(cluster.records, begun_of)
 
-    for module in (beginning, scope):
+    for module in (preflight, link_topics):
         monkeypatch.setattr(module, "read_controls", read)
 
 
@@ -145,19 +283,20 @@ def outcome(course: Coroutine[Any, Any, Any]) -> Any:
 
 
 def others(keeper: Keeper, *names: str, link: str = "dr") -> tuple[str, ...]:
-    found = outcome(look_for_others(cast(RawCluster, keeper), link, names, is_identical=True))
+    found = outcome(look_for_others(cast(Cluster, keeper), link, names, is_identical=True))
     found.require_none()
     return cast("tuple[str, ...]", found.warnings)
 
 
 def circle(source: Keeper, *names: str) -> tuple[str, ...]:
-    course = refuse_circle(cast(RawCluster, source), cast(RawCluster, Keeper()), names, "dr")
+    course = refuse_circle(cast(Cluster, source), cast(Cluster, Keeper()), names, "dr")
     return cast("tuple[str, ...]", outcome(course))
 
 
 @pytest.mark.usefixtures("keepers")
 @pytest.mark.parametrize(
-    "value", [RUBBISH, b"rubbish", b'{"version":2}', b'{"version":1,"is_promoted":true,"source_cluster_id":"B-id","topics":5}']
+    "value",
+    [RUBBISH, b"rubbish", b'{"version":2}', b'{"version":1,"is_promoted":true,"source_cluster_id":"B-id","topics":5}'],
 )
 def test_a_record_that_says_of_no_link_that_it_copies_stops_nobody_and_is_told(value: bytes) -> None:
     keeper = Keeper((b"some\x1b[2K\none" + b"x" * 5_000, value), (b"\xff", value), (None, value))
@@ -166,7 +305,7 @@ def test_a_record_that_says_of_no_link_that_it_copies_stops_nobody_and_is_told(v
     assert "the record with key 'some\\x1b[2K\\nonex" in warnings[0] and "left out; take away the right" in warnings[0]
     assert circle(keeper, "orders") == ()
     given = LinkTopics.of("orders")
-    assert outcome(scope._refuse_another(cast(RawCluster, keeper), "dr", given, ["orders"])) is None
+    assert outcome(link_topics._refuse_another(cast(Cluster, keeper), "dr", given, ["orders"])) is None
 
 
 @pytest.mark.usefixtures("keepers")
@@ -178,7 +317,7 @@ def test_a_record_that_may_be_of_a_mirror_of_the_same_topics_stops_a_start_and_n
     for look in (
         lambda: others(keeper, "orders", "clicks"),
         lambda: circle(keeper, "orders", "clicks"),
-        lambda: outcome(scope._refuse_another(cast(RawCluster, keeper), "dr", given, ["orders", "clicks"])),
+        lambda: outcome(link_topics._refuse_another(cast(Cluster, keeper), "dr", given, ["orders", "clicks"])),
     ):
         with pytest.raises(OptionError, match=told) as caught:
             look()
@@ -195,7 +334,10 @@ def test_it_stops_nobody_once_it_was_taken_away_or_where_it_is_of_elsewhere_or_o
 @pytest.mark.usefixtures("keepers")
 def test_under_the_key_of_a_link_its_own_record_clears_it() -> None:
     live = encode_control(written("clicks", "A-id", producer_ids=(7,)), 1)
-    keeper, told = Keeper((b"eu", live), (b"eu", OF_A_MIRROR)), "run tolerant-kafka repair with the target as --target and that key as --link$"
+    keeper, told = (
+        Keeper((b"eu", live), (b"eu", OF_A_MIRROR)),
+        "run tolerant-kafka repair with the target as --target and that key as --link$",
+    )
     for look in (lambda: others(keeper, "orders"), lambda: circle(keeper, "orders")):
         with pytest.raises(OptionError, match=told):
             look()
@@ -229,18 +371,23 @@ def test_each_topic_that_another_link_writes_or_may_is_refused_alone_and_says_wh
     """Of `later` nobody has begun to copy anything: of two links that run the first by name has it."""
     ids = TopicIds("s", "t")
     keeper = Keeper(
-        (b"eu", encode_control(written("orders|later", producer_ids=(7,), begun={TopicPartition("orders", 0): ids}), 1)),
+        (
+            b"eu",
+            encode_control(written("orders|later", producer_ids=(7,), begun={TopicPartition("orders", 0): ids}), 1),
+        ),
         (b"tr", encode_control(written("clicks|mine"), 1)),
         (b"old", encode_control(written("audit", producer_ids=(8,), is_promoted=True), 1)),
         (b"dr", encode_control(written(".*", producer_ids=(9,), begun={TopicPartition("mine", 0): ids}), 1)),
     )
     names = ["audit", "orders", "later", "clicks", "mine"]
-    found = outcome(look_for_others(cast(RawCluster, keeper), "dr", names, is_identical=is_identical, is_new=is_new))
+    found = outcome(look_for_others(cast(Cluster, keeper), "dr", names, is_identical=is_identical, is_new=is_new))
     assert found.refused.keys() == refused.keys()
-    after = outcome(look_for_others(cast(RawCluster, keeper), "zz", ["later"], is_identical=True, is_new=True))
+    after = outcome(look_for_others(cast(Cluster, keeper), "zz", ["later"], is_identical=True, is_new=True))
     assert after.refused["later"].startswith("Link eu may copy into topic later") or "dr" in after.refused["later"]
     for name, kind in refused.items():
-        assert f" {'copies' if name == 'orders' else 'may copy'} into topic {name} of this target" in found.refused[name]
+        assert (
+            f" {'copies' if name == 'orders' else 'may copy'} into topic {name} of this target" in found.refused[name]
+        )
         assert (f"with {kind} offsets, and what is written with identical ones" in found.refused[name]) == bool(kind)
 
 
@@ -250,9 +397,9 @@ def test_a_log_that_another_link_has_begun_identically_is_its_own_until_that_is_
     begun = {p: TopicIds("s", "t") for p in (*wanted[:2], TopicPartition("clicks", 0))}
     for changes, refused in (({}, set(wanted[:2])), ({"is_promoted": True}, set()), ({"is_handed_back": True}, set())):
         keeper = Keeper((b"eu", encode_control(written("orders", producer_ids=(7,), begun=begun, **changes), 1)))
-        found = outcome(copied_identically(cast(RawCluster, keeper), "dr", wanted))
+        found = outcome(copied_identically(cast(Cluster, keeper), "dr", wanted))
         assert found.keys() == refused and all("by link eu with identical offsets" in why for why in found.values())
-        assert outcome(copied_identically(cast(RawCluster, keeper), "eu", wanted)) == {}
+        assert outcome(copied_identically(cast(Cluster, keeper), "eu", wanted)) == {}
 
 
 def test_two_sources_never_share_a_link_that_nobody_named() -> None:

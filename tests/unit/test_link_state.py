@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
-from support.link_samples import NOW_MS, state
 
-from spark_integration.mirroring.link_state import OTHERS, LinkState, PartitionState, TaskReport
-from tolerant_client.mirror.link.control import LinkControl
-from tolerant_client.mirror.link.claims import Waiting
-from tolerant_client.mirror.measures import LATENCY_BOUNDS_MS, Copied, Measured, Span
+from support.link_samples import NOW_MS, state
+from tolerant_client.mirror.engine.copy_metrics import LATENCY_BOUNDS_MS, Copied, Measured, Span
+from tolerant_client.mirror.state.claims import Waiting
+from tolerant_client.mirror.state.control import LinkControl
+from tolerant_client.ops.service.link_state import OTHERS, LinkState, PartitionState, TaskReport
 
 FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
 spans = st.lists(st.integers(0, 10**6), max_size=5).map(lambda times: seen(*times))
@@ -69,7 +69,13 @@ def test_only_the_last_micro_batch_says_what_is_paused_and_what_is_latest() -> N
 def test_what_a_process_has_measured_becomes_part_of_its_report() -> None:
     copied = {FIRST: Copied(3, 30), SECOND: Copied(1, 10)}
     report = TaskReport(troubles=1).measured(Measured(copied, (1,) * 15, {"lost": 2}))
-    assert (report.records, report.bytes, report.copied, report.recoveries["lost"], report.troubles) == (4, 40, copied, 2, 1)
+    assert (report.records, report.bytes, report.copied, report.recoveries["lost"], report.troubles) == (
+        4,
+        40,
+        copied,
+        2,
+        1,
+    )
 
 
 def test_spans_know_the_least_the_greatest_and_the_last() -> None:

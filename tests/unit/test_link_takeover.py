@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.divergence import LogSlice
-from tolerant_client.mirror.link import takeover
-from tolerant_client.mirror.link.control import LinkControl
-from tolerant_client.mirror.link.takeover import (
+from tolerant_client.mirror.batches.divergence import LogSlice
+from tolerant_client.mirror.life import takeover
+from tolerant_client.mirror.life.takeover import (
     Bounds,
     TakenPartition,
     blockers,
@@ -21,8 +20,9 @@ from tolerant_client.mirror.link.takeover import (
     last_match,
     to_adopt,
 )
-from tolerant_client.mirror.translated.offset_map import MapRow, RowKey, Run
-from tolerant_client.record_batch import Record
+from tolerant_client.mirror.state.control import LinkControl
+from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run
+from tolerant_client.records.record_batch import Record
 
 
 def records(*values: int, first: int = 0) -> list[Record]:
@@ -92,7 +92,9 @@ def test_a_translated_link_that_has_copied_itself_takes_over_nothing() -> None:
     """Run beside the mirror it would take the mirror's own copies for those of another, which no group can be moved into."""
     taken = LinkControl(adopted={PLACE: 100})
     rows = {PLACE: MapRow(RowKey(PLACE, 0), "orders", ("", ""), 100, 7, (Run(50, 0, 50),))}
-    assert not copies_already(taken, {}) and not copies_already(taken, rows), "what it had copied before MirrorMaker 2 did"
+    assert not copies_already(taken, {}) and not copies_already(taken, rows), (
+        "what it had copied before MirrorMaker 2 did"
+    )
     rows[PLACE] = rows[PLACE]._replace(position=101)
     assert copies_already(taken, rows) and copies_already(LinkControl(), rows)
     for over in ({"is_promoted": True}, {"is_handed_back": True}):
@@ -127,7 +129,9 @@ def slices(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Record]]:
         ((p, (start, until)),) = ranges.items()
         return {p: LogSlice(until, {r.offset: r for r in logs[cluster] if start <= r.offset < until})}
 
-    async def first_difference_of_logs(source: str, target: str, p: TopicPartition, start: int, until: int) -> int | None:
+    async def first_difference_of_logs(
+        source: str, target: str, p: TopicPartition, start: int, until: int
+    ) -> int | None:
         here = {r.offset: r for r in logs[source] if start <= r.offset < until}
         return min((r.offset for r in logs[target] if r.offset in here and here[r.offset] != r), default=None)
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.legacy_sets import message_set
 
+from support.legacy_sets import message_set
 from tolerant_client.errors import RecordBatchError
-from tolerant_client.mirror.gaps import FILLER, is_filler
+from tolerant_client.mirror.batches.gaps import FILLER, is_filler
 from tolerant_client.mirror.verify import log_comparison
 from tolerant_client.mirror.verify.log_columns import NO_BATCHES, read_batches
 from tolerant_client.mirror.verify.log_comparison import LogComparison
 from tolerant_client.mirror.verify.outcome import Difference
-from tolerant_client.record_batch import HEADER_SIZE, BatchHeader, Record, encode_batch, read_header, restamp
+from tolerant_client.records.record_batch import HEADER_SIZE, BatchHeader, Record, encode_batch, read_header, restamp
 
 SOURCE, TARGET = LogComparison.SOURCE, LogComparison.TARGET
 Batch = tuple[BatchHeader, memoryview]
@@ -301,7 +301,9 @@ def test_filler_may_stand_only_where_the_source_has_no_record_and_only_on_the_ta
     assert (comparison.difference, comparison.records, comparison.filler) == (None, 5, 1)
     assert compare(filled, holed).difference == Difference(3, "missing on the target")
     assert compare(filled, filled).difference is None  # a mirror of a mirror copies filler as it copies records
-    assert compare(cut(log(6), set()), filled).difference == Difference(3, "the target has filler in place of the record")
+    assert compare(cut(log(6), set()), filled).difference == Difference(
+        3, "the target has filler in place of the record"
+    )
 
 
 def test_record_that_only_resembles_filler_counts() -> None:
@@ -335,7 +337,9 @@ def test_old_message_formats_are_compared_with_the_new_one(magic: int, codec: in
     pairs = [(None, b"first"), (b"k", None), (b"", b""), (b"key", b"value" * 9)]
     data = message_set(magic, codec, pairs, 0, 1000) + message_set(magic, codec, pairs, 4, 2000)
     records = [
-        Record(4 * part + n, (1000 * (part + 1) + n) if magic else -1, *pair) for part in (0, 1) for n, pair in enumerate(pairs)
+        Record(4 * part + n, (1000 * (part + 1) + n) if magic else -1, *pair)
+        for part in (0, 1)
+        for n, pair in enumerate(pairs)
     ]
     for changed in (None, 5):
         target = list(records)

@@ -10,8 +10,8 @@ import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.log_ends import Unreplicated, replicated_end, replicated_ends, replicated_ends_at
-from tolerant_client.raw import CONSUMER, DEBUGGING_REPLICA
+from tolerant_client.cluster.admin.log_ends import Unreplicated, replicated_end, replicated_ends, replicated_ends_at
+from tolerant_client.cluster.cluster import CONSUMER, DEBUGGING_REPLICA
 
 WHOLE, BEHIND, UNTOLD = (TopicPartition("orders", number) for number in range(3))
 REFUSAL = Errors.NotLeaderForPartitionError("orders-2")
@@ -40,7 +40,13 @@ class Cluster:
         return dict.fromkeys(asked, 10)
 
     async def offsets_at(
-        self, node_id: int, partitions: Iterable[TopicPartition], asked: Any, isolation: int, *, replica_id: int = CONSUMER
+        self,
+        node_id: int,
+        partitions: Iterable[TopicPartition],
+        asked: Any,
+        isolation: int,
+        *,
+        replica_id: int = CONSUMER,
     ) -> dict[TopicPartition, Any]:
         self.asked.append(replica_id)
         is_behind = replica_id == DEBUGGING_REPLICA and self.asked.count(DEBUGGING_REPLICA) <= self._heals_after

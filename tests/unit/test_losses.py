@@ -7,8 +7,8 @@ import pickle
 import pytest
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.gaps import GapFill
-from tolerant_client.mirror.losses import LedgerRow, LossPolicy, LossReason, MirrorPolicy
+from tolerant_client.mirror.batches.gaps import GapFill
+from tolerant_client.mirror.batches.losses import LedgerRow, LossPolicy, LossReason, MirrorPolicy
 
 
 def test_nothing_said_means_to_fail_and_to_choose_the_filling() -> None:
@@ -51,7 +51,9 @@ def test_policy_survives_json_and_pickle() -> None:
     assert pickle.loads(pickle.dumps(policy)) == policy
 
 
-@pytest.mark.parametrize("text", ["", "[]", "1", '{"on_loss": "x"}', '{"speed": "auto"}', '{"overrides": [["a", "b"]]}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "1", '{"on_loss": "x"}', '{"speed": "auto"}', '{"overrides": [["a", "b"]]}']
+)
 def test_json_that_is_no_policy_is_refused(text: str) -> None:
     with pytest.raises(OptionError, match="is not a mirror policy"):
         MirrorPolicy.from_json(text)

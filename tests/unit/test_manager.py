@@ -20,17 +20,17 @@ from kafka.net.inet import KafkaNetSocket
 from kafka.net.selector import NetworkSelector
 from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.structs import TopicPartition
+
 from support.certificate import self_signed
 from support.fake_broker import FakeBroker, batch, correlation_id_of, serve, set_correlation_id
-
 from tolerant_client import KafkaConsumer, KafkaProducer, RecoveryPolicy
-from tolerant_client import manager as manager_module
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.fetch import RawFetch
+from tolerant_client.cluster.produce import RawProduce
 from tolerant_client.errors import ClusterUnreachableError
-from tolerant_client.events import Event
-from tolerant_client.fetch import RawFetch
-from tolerant_client.manager import TolerantConnectionManager
-from tolerant_client.produce import RawProduce
-from tolerant_client.raw import RawCluster
+from tolerant_client.stock import manager as manager_module
+from tolerant_client.stock.manager import TolerantConnectionManager
+from tolerant_client.tracker.events import Event
 
 
 @pytest.fixture
@@ -259,7 +259,9 @@ def silent() -> socket.socket:
     return listener
 
 
-def test_an_address_that_does_not_respond_holds_up_no_other_one(net: NetworkSelector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_that_does_not_respond_holds_up_no_other_one(
+    net: NetworkSelector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with serve(FakeBroker()) as address, silent() as first, silent() as second:
         frozen = [f"127.0.0.1:{each.getsockname()[1]}" for each in (first, second)]
         monkeypatch.setattr(manager_module.random, "choice", lambda found: found[0])  # the frozen ones are tried first
@@ -279,7 +281,9 @@ def test_an_address_that_never_tells_of_the_brokers_holds_up_no_other_one(
     with serve(frozen) as first, serve(FakeBroker()) as second:
         manager = TolerantConnectionManager(net, bootstrap_servers=[first, second])
         ports = {broker.node_id: broker.port for broker in manager.cluster.bootstrap_brokers()}
-        monkeypatch.setattr(manager_module.random, "choice", lambda found: min(found, key=lambda n: ports[n] != frozen.port))
+        monkeypatch.setattr(
+            manager_module.random, "choice", lambda found: min(found, key=lambda n: ports[n] != frozen.port)
+        )
         manager.bootstrap(timeout_ms=4_500)
         assert manager.bootstrapped and "Metadata" in frozen.names()
         manager.close()
@@ -308,7 +312,9 @@ def test_it_is_told_how_many_addresses_failed_and_how_many_did_not_respond(net: 
     with silent() as listener:
         addresses = [f"127.0.0.1:{listener.getsockname()[1]}", "127.0.0.1:1"]
         manager = TolerantConnectionManager(net, bootstrap_servers=addresses)
-        with pytest.raises(Errors.KafkaTimeoutError, match="1 of 2 addresses failed: .*REFUSED; 1 of 2 addresses did not respond"):
+        with pytest.raises(
+            Errors.KafkaTimeoutError, match="1 of 2 addresses failed: .*REFUSED; 1 of 2 addresses did not respond"
+        ):
             manager.bootstrap(timeout_ms=2_500)
         assert not manager.is_misunderstood
         manager.close()
@@ -324,16 +330,23 @@ class Closing(socketserver.BaseRequestHandler):
 def test_a_listener_that_breaks_off_is_told_as_one_that_speaks_another_protocol(certificate: Path) -> None:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate)
-    with serve(FakeBroker(), tls) as address, RawCluster({"bootstrap_servers": address}) as plain:
-        with pytest.raises(ClusterUnreachableError, match="breaks them off: check that security.protocol=PLAINTEXT is what"):
+    with serve(FakeBroker(), tls) as address, Cluster({"bootstrap_servers": address}) as plain:
+        with pytest.raises(
+            ClusterUnreachableError, match="breaks them off: check that security.protocol=PLAINTEXT is what"
+        ):
             plain.run(plain.connect, 1_500)
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Closing) as listener:  # as a broker does to a frame of 350 MB
+    with socketserver.ThreadingTCPServer(
+        ("127.0.0.1", 0), Closing
+    ) as listener:  # as a broker does to a frame of 350 MB
         threading.Thread(target=listener.serve_forever, daemon=True).start()
         address = f"127.0.0.1:{listener.server_address[1]}"
         config = {"bootstrap_servers": address, "security_protocol": "SSL", "ssl_cafile": str(certificate)}
-        with RawCluster(config) as secured, pytest.raises(ClusterUnreachableError, match="check that security.protocol=SSL is what"):
+        with (
+            Cluster(config) as secured,
+            pytest.raises(ClusterUnreachableError, match="check that security.protocol=SSL is what"),
+        ):
             secured.run(secured.connect, 1_500)
         listener.shutdown()
-    with RawCluster({"bootstrap_servers": "127.0.0.1:1"}) as nobody:
+    with Cluster({"bootstrap_servers": "127.0.0.1:1"}) as nobody:
         with pytest.raises(ClusterUnreachableError, match="check that its brokers run and that this address is right"):
             nobody.run(nobody.connect, 500)

@@ -22,11 +22,11 @@ from kafka.protocol.consumer import JoinGroupRequest
 from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 from kafka.protocol.producer import ProduceRequest
 from kafka.structs import OffsetAndMetadata, TopicPartition
-from support.canaries import Listener, listening
-from support.fake_broker import FakeBroker, serve, set_correlation_id
 
 import tolerant_client
-from tolerant_client import masking
+from support.canaries import Listener, listening
+from support.fake_broker import FakeBroker, serve, set_correlation_id
+from tolerant_client.stock import masking
 
 KEY, VALUE, HEADER, SECRET = "canary-key", "canary-value", "canary-header", "canary-password"
 CANARIES = (KEY, VALUE, HEADER, SECRET)
@@ -173,9 +173,15 @@ def test_the_same_traffic_shows_every_canary_without_the_masks(broker: FakeBroke
         (memoryview(b"123"), "<3 bytes>"),
         (ProduceRequest(version=9, acks=1), "<ProduceRequest v9>"),
         (MetadataRequest(topics=[]), "<MetadataRequest>"),
-        (JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=VALUE.encode()), "<JoinGroupRequestProtocol>"),
+        (
+            JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=VALUE.encode()),
+            "<JoinGroupRequestProtocol>",
+        ),
         ([{1: deque([b"123"])}], "[{1: [<3 bytes>]}]"),
-        ({"sasl_plain_password": SECRET, "ssl_password": None}, "{'sasl_plain_password': <hidden>, 'ssl_password': None}"),
+        (
+            {"sasl_plain_password": SECRET, "ssl_password": None},
+            "{'sasl_plain_password': <hidden>, 'ssl_password': None}",
+        ),
         (UnicodeDecodeError("utf-8", VALUE.encode(), 0, 1, "bad"), "<UnicodeDecodeError>"),
         (
             ConsumerRecord("topic", 0, -1, 5, 0, 0, KEY, VALUE, [], None, 1, 1, -1),

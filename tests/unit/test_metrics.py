@@ -9,13 +9,14 @@ import kafka
 import pytest
 from kafka.protocol.consumer import ListOffsetsRequest
 from prometheus_client import CollectorRegistry, generate_latest
-from support.fake_broker import FakeBroker, serve
 
 import tolerant_client
-from tolerant_client import KafkaAdminClient, KafkaConsumer, KafkaProducer, installation
-from tolerant_client.client_metrics import GROUP
-from tolerant_client.events import Orphan, RecoveryCounters, Requeued
+from support.fake_broker import FakeBroker, serve
+from tolerant_client import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from tolerant_client.metrics import RecoveryCollector
+from tolerant_client.stock import installation
+from tolerant_client.stock.client_metrics import GROUP
+from tolerant_client.tracker.events import Orphan, RecoveryCounters, Requeued
 
 METRIC = "tolerant_client_recovery_events_total"
 DROPPED, DOUBLED = 3, 2
@@ -163,4 +164,3 @@ def test_counts_never_fall_between_two_scrapes(broker: FakeBroker) -> None:
     assert set(first) <= set(second)
     assert all(second[labels] >= first[labels] for labels in first)
     consumer.close()
-

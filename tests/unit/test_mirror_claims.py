@@ -14,8 +14,9 @@ import pytest
 from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.link.claimant import Claimant
-from tolerant_client.mirror.link.claims import (
+from tolerant_client.mirror.life.status import untold_reasons
+from tolerant_client.mirror.state.claimant import Claimant
+from tolerant_client.mirror.state.claims import (
     COPIER,
     LEASE_MS,
     MARGIN_MS,
@@ -32,10 +33,9 @@ from tolerant_client.mirror.link.claims import (
     decode_claims,
     encode_claims,
 )
-from tolerant_client.mirror.link.claims_topic import Claims, boot_s, claimed_by
-from tolerant_client.mirror.link.health import utc
-from tolerant_client.mirror.link.status import untold_reasons
-from tolerant_client.mirror.state_json import LAST_MS
+from tolerant_client.mirror.state.claims_topic import Claims, boot_s, claimed_by
+from tolerant_client.mirror.state.health import utc
+from tolerant_client.state_json import LAST_MS
 
 P = [TopicPartition("orders", n) for n in range(4)]
 
@@ -76,7 +76,15 @@ class Log:
 def test_a_record_survives_its_encoding() -> None:
     waiting = {P[3]: Waiting("the target's broker refuses", 5), P[1]: Waiting("it needs a person", 6, is_blocked=True)}
     record = ClaimsRecord(
-        holder("a"), 7, frozenset({P[0], P[1], P[3], TopicPartition("a-b", 2)}), frozenset({P[2]}), waiting, 30, True, 40, 50
+        holder("a"),
+        7,
+        frozenset({P[0], P[1], P[3], TopicPartition("a-b", 2)}),
+        frozenset({P[2]}),
+        waiting,
+        30,
+        True,
+        40,
+        50,
     )
     value = encode_claims(record)
     assert b'"orders":[[0,1],[3,3]]' in value
@@ -89,7 +97,9 @@ def test_a_record_of_a_version_that_does_not_tell_what_is_blocked_is_read() -> N
     assert b"blocked" not in value and decode_claims(b"a", value) == record
 
 
-@pytest.mark.parametrize("value", [None, b"", b"{}", b"[]", b"null", b'{"version": 2}', b'{"version":1,"link":3}', b"\xff"])
+@pytest.mark.parametrize(
+    "value", [None, b"", b"{}", b"[]", b"null", b'{"version": 2}', b'{"version":1,"link":3}', b"\xff"]
+)
 def test_what_no_mirror_has_written_says_nothing(value: bytes | None) -> None:
     assert decode_claims(b"a", value) is None
 
@@ -202,7 +212,7 @@ def test_a_term_lasts_as_long_as_nobody_else_can_have_held_it() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [b"{\"version\": Infinity}", b"[" * 100_000, b"{}", b"null", b"\xff"],
+    [b'{"version": Infinity}', b"[" * 100_000, b"{}", b"null", b"\xff"],
     ids=["infinite", "deep", "empty", "null", "no text"],
 )
 def test_what_others_write_into_the_log_is_passed_over(value: bytes) -> None:
@@ -391,8 +401,14 @@ def test_a_whole_topic_is_claimed_by_mirrors_of_one_kind() -> None:
     (claim,) = second.blocked.values()
     assert claim.holder.id == "a" and not second.holds(claimed_part(whole, "tr"), log.ms / 1000)
     told = str(claimed_by(claimed_part(whole, "tr"), claim))
-    assert "Topic orders of the target is written by a mirror of link dr on m1 (process 812) with identical offsets" in told
-    assert "what is written with identical offsets is written by nobody else. Stop that mirror, or leave the topic out" in told
+    assert (
+        "Topic orders of the target is written by a mirror of link dr on m1 (process 812) with identical offsets"
+        in told
+    )
+    assert (
+        "what is written with identical offsets is written by nobody else. Stop that mirror, or leave the topic out"
+        in told
+    )
 
 
 def test_a_reader_that_comes_later_finds_the_same_once_it_knows_the_last_lease() -> None:
@@ -467,7 +483,11 @@ def test_a_copier_of_a_run_that_has_ended_releases_all_and_takes_nothing_more() 
 @pytest.mark.parametrize("is_mirror_last", [False, True])
 def test_of_two_who_speak_of_a_partition_it_is_believed_who_calls_for_a_person(is_mirror_last: bool) -> None:
     waits, stuck = Waiting("no leader", 5), Waiting("the source has no such topic any more", 9, is_blocked=True)
-    for by_mirror, by_copier, told in ((stuck, waits, stuck), (waits, stuck, stuck), (waits, Waiting("its own", 7), waits)):
+    for by_mirror, by_copier, told in (
+        (stuck, waits, stuck),
+        (waits, stuck, stuck),
+        (waits, Waiting("its own", 7), waits),
+    ):
         log = ClaimsLog()
         records = [
             ClaimsRecord(holder("m", role=MIRROR), 1, waiting={P[0]: by_mirror}, waiting_count=1),
@@ -528,7 +548,9 @@ def test_what_a_holder_said_in_the_past_is_no_sign_of_its_life_in_however_many_p
 def test_a_refusal_names_the_topic_of_the_target_whatever_part_of_it_is_claimed() -> None:
     for name in (claimed_part(P[2], "dr"), P[2]):
         told = str(claimed_by(name, Claim(name, holder("a"), 1_000, 0)))
-        assert "Partition orders-2 of the target is written by a mirror of link dr on m1 (process 812), since 1970" in told
+        assert (
+            "Partition orders-2 of the target is written by a mirror of link dr on m1 (process 812), since 1970" in told
+        )
         assert "and has one writer only. Stop that mirror" in told
     whole = claimed_part(TopicPartition("orders", -1), "dr")
     assert "Topic orders of the target" in str(claimed_by(whole, Claim(whole, holder("a"), 0, 0)))
@@ -570,7 +592,9 @@ def test_no_partition_ever_has_two_writers_and_none_that_dies_keeps_it(seed: int
 
     def start(run: str) -> Simulated:
         who = holder(f"h{next(names)}", run)
-        return Simulated(Claimant(who), chance.uniform(0, 1e6), chance.uniform(0.995, 1.005), says_at=real, reads_at=real)
+        return Simulated(
+            Claimant(who), chance.uniform(0, 1e6), chance.uniform(0.995, 1.005), says_at=real, reads_at=real
+        )
 
     processes.extend(start(run) for run in ("run-1", *kinds))
     while real < 240:

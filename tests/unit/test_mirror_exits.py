@@ -19,12 +19,10 @@ from kafka.errors import TopicAuthorizationFailedError
 from kafka.structs import TopicPartition
 from typer.testing import CliRunner
 
-from spark_integration.cli import app
-from spark_integration.commands import mirror as command
-from spark_integration.commands.exits import exit_code
-from spark_integration.mirroring import mirror_job, mirror_settings, stop_signals
-from spark_integration.mirroring.link_state import TaskReport
-from spark_integration.mirroring.stop_signals import StopSignal
+from spark_integration.cli import mirror as command
+from spark_integration.cli.app import app
+from spark_integration.cli.exits import exit_code
+from spark_integration.mirror import mirror_job
 from tolerant_client.errors import (
     ClusterUnreachableError,
     LinkPromotedError,
@@ -36,9 +34,12 @@ from tolerant_client.errors import (
     UnsupportedSourceError,
     text_of,
 )
-from tolerant_client.mirror.link.ends import Ends
-from tolerant_client.mirror.open_transactions import Held, OpenTransaction
-from tolerant_client.mirror.sync import PreparedLink
+from tolerant_client.mirror.engine.lag import Ends
+from tolerant_client.mirror.engine.prepare import PreparedLink
+from tolerant_client.mirror.state.open_transactions import Held, OpenTransaction
+from tolerant_client.ops.service import mirror_settings, stop_signals
+from tolerant_client.ops.service.link_state import TaskReport
+from tolerant_client.ops.service.stop_signals import StopSignal
 
 FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
 LINK = ["mirror", "--source", "a:1", "--target", "b:1", "--topics", "orders"]
@@ -120,7 +121,9 @@ def run(monkeypatch: pytest.MonkeyPatch, prepared: list[str]) -> Callable[..., A
         monkeypatch.setattr(mirror_settings, "run_claim", lambda settings: contextlib.nullcontext())
         monkeypatch.setattr(command, "unnamed_link", lambda source, target, is_start: "default")
         monkeypatch.setattr(command, "held_at_start", lambda settings, partitions: dict(goals))
-        monkeypatch.setattr(command, "still_held", lambda settings, late: [one for one in held if one.partition in late])
+        monkeypatch.setattr(
+            command, "still_held", lambda settings, late: [one for one in held if one.partition in late]
+        )
         monkeypatch.setattr(command, "look", look)
         return CliRunner().invoke(app, [*LINK, *options])
 
@@ -151,7 +154,9 @@ def test_an_address_for_metrics_that_cannot_be_had_is_told_before_anything_is_wr
     assert run(True, "--metrics", "127.0.0.1:0").exit_code == 0 and prepared == ["prepared"]
 
 
-def test_a_copy_that_is_interrupted_because_its_target_is_away_was_interrupted_all_the_same(run: Callable[..., Any]) -> None:
+def test_a_copy_that_is_interrupted_because_its_target_is_away_was_interrupted_all_the_same(
+    run: Callable[..., Any],
+) -> None:
     done = run(False, "--once", number=signal.SIGTERM, away=ClusterUnreachableError("The target is away"))
     assert done.exit_code == 143
     assert done.stderr.splitlines() == [
@@ -166,7 +171,9 @@ def test_a_mirror_that_follows_is_stopped_by_a_signal_as_it_should_be(run: Calla
 
 
 def test_a_copy_up_to_the_last_stable_offset_says_what_waits_for_whom(run: Callable[..., Any]) -> None:
-    held = Held(SECOND, 4, 6, OpenTransaction(SECOND, 7, 0, 1, 4, 1_763_800_000_000, 6), None, "kafka-transactions.sh abort")
+    held = Held(
+        SECOND, 4, 6, OpenTransaction(SECOND, 7, 0, 1, 4, 1_763_800_000_000, 6), None, "kafka-transactions.sh abort"
+    )
     done = run(True, "--once", "--json", goals={SECOND: 10}, held=[held])
     assert done.exit_code == 3
     assert done.stderr == f"tolerant-kafka: waiting: copied up to the last stable offset; {held}\n"

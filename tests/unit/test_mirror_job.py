@@ -15,12 +15,12 @@ from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from spark_integration.mirroring import mirror_job
-from spark_integration.mirroring.mirror_settings import MirrorSettings
-from spark_integration.mirroring.run_claim import RunClaim
-from spark_integration.mirroring.supervisor import run_links
+from spark_integration.mirror import mirror_job
+from spark_integration.mirror.supervisor import run_links
 from tolerant_client.errors import TolerantClientError
-from tolerant_client.mirror.sync import PreparedLink
+from tolerant_client.mirror.engine.prepare import PreparedLink
+from tolerant_client.ops.service.mirror_settings import MirrorSettings
+from tolerant_client.ops.service.run_claim import RunClaim
 
 GONE = [
     PySparkRuntimeError("[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number.", {}),
@@ -59,7 +59,9 @@ def run(is_stopping: Callable[[], bool], claims: list[str]) -> bool:
 
 @pytest.mark.parametrize("ends_at", ["session", "start", "wait"])
 @pytest.mark.parametrize("error", GONE)
-def test_a_jvm_that_ends_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch, ends_at: str, error: Exception) -> None:
+def test_a_jvm_that_ends_is_told_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, ends_at: str, error: Exception
+) -> None:
     Spark(monkeypatch, ends_at, error)
     claims: list[str] = []
     with pytest.raises(TolerantClientError, match="Spark could not be started, or its JVM has ended") as caught:

@@ -17,17 +17,9 @@ pytest.importorskip("pyspark")
 
 from kafka.structs import TopicPartition
 
-from spark_integration.mirroring import mirror_settings, ranges
-from spark_integration.mirroring.link_state import Phase, TaskReport
-from spark_integration.mirroring.mirror_job import original_error
-from spark_integration.mirroring.mirror_settings import RunReport
-from spark_integration.mirroring.ranges import CopiedRanges, ReportFile
-from spark_integration.mirroring.stream_ranges import RangesMessage, RangesStreamWriter
-from spark_integration.mirroring.standing import FORGOTTEN_MS, Standing, carried
-from spark_integration.mirroring.watch import LinkWatch
-from spark_integration.monitoring.board import Board
-from spark_integration.monitoring.server import StatusServer
-from spark_integration.monitoring.look import SourceEnds
+from spark_integration.mirror.mirror_job import original_error
+from spark_integration.mirror.stream_ranges import RangesMessage, RangesStreamWriter
+from tolerant_client.cluster.admin.led_offsets import LedOffsets
 from tolerant_client.errors import (
     ClusterUnreachableError,
     DataLossError,
@@ -40,11 +32,19 @@ from tolerant_client.errors import (
     TargetDivergedError,
     TolerantClientError,
 )
-from tolerant_client.mirror.led_offsets import LedOffsets
-from tolerant_client.mirror.limits import Progress
-from tolerant_client.mirror.link.claims import Waiting
-from tolerant_client.mirror.link.control import LinkControl
-from tolerant_client.mirror.measures import Copied, Measured
+from tolerant_client.mirror.engine.copy_metrics import Copied, Measured
+from tolerant_client.mirror.engine.limits import Progress
+from tolerant_client.mirror.state.claims import Waiting
+from tolerant_client.mirror.state.control import LinkControl
+from tolerant_client.ops.monitoring.board import Board
+from tolerant_client.ops.monitoring.lag_probe import SourceEnds
+from tolerant_client.ops.monitoring.server import StatusServer
+from tolerant_client.ops.monitoring.watch import LinkWatch
+from tolerant_client.ops.service import mirror_settings, ranges
+from tolerant_client.ops.service.link_state import LeftOut, Phase, TaskReport
+from tolerant_client.ops.service.mirror_settings import RunReport
+from tolerant_client.ops.service.ranges import CopiedRanges, ReportFile
+from tolerant_client.ops.service.standing import FORGOTTEN_MS, Away, Standing, carried
 
 FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
 PROPERTIES = {"bootstrap.servers": "127.0.0.1:1"}
@@ -73,7 +73,9 @@ def write(monkeypatch: pytest.MonkeyPatch, outcome: Any, **options: str) -> Copi
 
     monkeypatch.setattr(ranges, "copy_ranges", copy_ranges)
     monkeypatch.setattr(ranges, "take_measures", lambda link: MEASURED)
-    message = RangesStreamWriter({**WRITE, **options}).write(iter([SimpleNamespace(ranges=[Row("orders", 0, 10), Row("orders", 1, 10)])]))
+    message = RangesStreamWriter({**WRITE, **options}).write(
+        iter([SimpleNamespace(ranges=[Row("orders", 0, 10), Row("orders", 1, 10)])])
+    )
     travelled = pickle.loads(pickle.dumps(message))
     assert isinstance(travelled, RangesMessage)
     return travelled.copied
@@ -187,8 +189,31 @@ def test_a_target_topic_that_was_made_again_is_told_each_time(tmp_path: Path) ->
         found = report.read()
         assert found.made_again == found.plus([], 1).made_again == made
         told = standing.news(found, {}, 10)
-        assert len(told) == lines and all("made again: topic orders, which somebody had deleted" in text for text in told)
+        assert len(told) == lines and all(
+            "made again: topic orders, which somebody had deleted" in text for text in told
+        )
     assert standing.news(TaskReport(), {}, 11) == []
+
+
+def test_a_cluster_that_gets_worse_is_told_anew_and_nothing_is_over_while_nobody_looks() -> None:
+    """1. One partition is dark, which is told.  2. The broker of many freezes.  3. The cluster does.  4. It is well."""
+    away, one, many = Away(), {"source": LeftOut(1, "a-0: no leader")}, {"source": LeftOut(300, "a-0: no leader")}
+    assert away.news({}, one, 0) == []
+    assert away.news({}, one, 6_000) == [
+        "unknown: the source has partitions that nobody can look at: 1 of them, a-0: no leader"
+    ]
+    assert away.news({}, one, 7_000) == []
+    assert away.news({}, many, 8_000) == [
+        "unknown: the source has partitions that nobody can look at: 300 of them, a-0: no leader"
+    ]
+    assert away.news({}, one, 9_000) == []
+    assert len(away.news({}, many, 10_000)) == 1, "the broker has frozen again"
+    assert away.news({"source": "no response"}, {}, 11_000) == [
+        "unknown: the source cluster does not respond: no response"
+    ]
+    assert away.news({"source": "no response"}, {}, 20_000) == []
+    assert away.news({}, {}, 21_000) == ["over: the source cluster does not respond"]
+    assert away.news({}, one, 22_000) == []
 
 
 def test_what_waits_has_waited_since_it_stands_however_many_tasks_have_had_it() -> None:
@@ -207,7 +232,9 @@ def test_a_report_is_read_again_only_when_it_was_replaced(tmp_path: Path) -> Non
     assert file.read() == TaskReport(2)
 
 
-def test_blocked_partitions_reach_the_report_with_their_reasons(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_blocked_partitions_reach_the_report_with_their_reasons(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     report = tmp_path / "paused.json"
     assert ReportFile(report).read().blocked == {}
     message = write(monkeypatch, {FIRST: progress(GONE), SECOND: progress()})

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from spark_integration.mm2.flows import Flow, read_flows
-from spark_integration.mm2.places import is_connection
 from tolerant_client.errors import OptionError
+from tolerant_client.ops.mm2.flows import Flow, read_flows
+from tolerant_client.ops.mm2.places import is_connection
 
 EXAMPLES = Path(__file__).parents[1] / "support" / "mm2_examples"
 

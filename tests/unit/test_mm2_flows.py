@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from spark_integration.mm2.flows import Flow, Flows, read_flows
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.gaps import GapFill
-from tolerant_client.mirror.losses import LossPolicy
-from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, IdentityReplicationPolicy
-from tolerant_client.mirror.topic_filter import CONFIG_PROPERTIES_EXCLUDE, GROUPS_EXCLUDE, TOPICS_EXCLUDE
+from tolerant_client.mirror.batches.gaps import GapFill
+from tolerant_client.mirror.batches.losses import LossPolicy
+from tolerant_client.mirror.state.replication_policy import DefaultReplicationPolicy, IdentityReplicationPolicy
+from tolerant_client.mirror.state.topic_filter import CONFIG_PROPERTIES_EXCLUDE, GROUPS_EXCLUDE, TOPICS_EXCLUDE
+from tolerant_client.ops.mm2.flows import Flow, Flows, read_flows
 
 CANARY = "canary-4711"
 IDENTITY = "replication.policy.class = org.apache.kafka.connect.mirror.IdentityReplicationPolicy\n"
@@ -55,7 +55,11 @@ def test_defaults_are_those_of_mirrormaker_2(path: Path) -> None:
     assert found.refresh_topics_s == 600
     assert (found.sync_topic_configs_s, found.sync_topic_acls_s, found.sync_group_offsets_s) == (600, 600, None)
     assert (found.emit_heartbeats_s, found.emit_checkpoints_s, found.copies_heartbeats) == (1, 60, True)
-    assert (found.replication_factor, found.checkpoints_replication_factor, found.heartbeats_replication_factor) == (2, 3, 3)
+    assert (found.replication_factor, found.checkpoints_replication_factor, found.heartbeats_replication_factor) == (
+        2,
+        3,
+        3,
+    )
     assert (found.tasks, found.offsets, found.throttle_bytes) == (1, "identical", None)
     assert read(path).warnings == ()
 
@@ -68,7 +72,9 @@ def test_a_flow_wins_over_the_top(path: Path) -> None:
 
 
 def test_a_duty_can_be_switched_off_and_have_its_interval(path: Path) -> None:
-    text = "refresh.topics.enabled = FALSE\nA->B.sync.topic.acls.enabled = false \nemit.checkpoints.interval.seconds = 5\n"
+    text = (
+        "refresh.topics.enabled = FALSE\nA->B.sync.topic.acls.enabled = false \nemit.checkpoints.interval.seconds = 5\n"
+    )
     text += "sync.group.offsets.enabled = true\nsync.group.offsets.interval.seconds = 7\n"
     found = flow(path, text)
     assert (found.refresh_topics_s, found.sync_topic_acls_s) == (None, None)
@@ -86,7 +92,9 @@ def test_empty_lists_take_and_leave_out_nothing(path: Path) -> None:
 
 
 def test_old_names_are_used_unless_there_are_new_ones(path: Path) -> None:
-    both = read(path, "topics.blacklist = old\ntopics.exclude = new\ngroups.blacklist = g\nconfig.properties.blacklist = p\n")
+    both = read(
+        path, "topics.blacklist = old\ntopics.exclude = new\ngroups.blacklist = g\nconfig.properties.blacklist = p\n"
+    )
     found = both.flows[0]
     assert (found.topics.exclude, found.groups.exclude) == (("new",), ("g",))
     assert found.config_properties_exclude == ("p",)
@@ -108,7 +116,11 @@ def test_names_without_prefix_from_before_the_identity_policy(path: Path) -> Non
     assert (found.source_alias, found.target_alias, found.link) == ("", "", "A-B")
     assert found.names.to_target("t") == "t"
     assert found.names.policy.checkpoints_topic(found.source_alias) == "checkpointsinternal"
-    assert [found.link_topics.takes(name) for name in ("orders", "heartbeats", "checkpointsinternal")] == [True, False, False]
+    assert [found.link_topics.takes(name) for name in ("orders", "heartbeats", "checkpointsinternal")] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_another_alias_is_in_topics_and_the_clusters_stay_as_they_are(path: Path) -> None:
@@ -142,7 +154,9 @@ def test_clusters_may_be_called_source_and_target_or_have_dots(path: Path) -> No
     text = "clusters = source, target\nsource.bootstrap.servers = a:9092\ntarget.bootstrap.servers = b:9092\n"
     found = flow(path, text + "source->target.enabled = true\nsource.consumer.client.id = me\n", "")
     assert found.source == {"bootstrap.servers": "a:9092", "client.id": "me"}
-    text = "clusters = us.w, us\nus.bootstrap.servers = a:9092\nus.w.bootstrap.servers = b:9092\nus->us.w.enabled = true\n"
+    text = (
+        "clusters = us.w, us\nus.bootstrap.servers = a:9092\nus.w.bootstrap.servers = b:9092\nus->us.w.enabled = true\n"
+    )
     found = flow(path, text, "")
     assert (found.source["bootstrap.servers"], found.target["bootstrap.servers"]) == ("a:9092", "b:9092")
 
@@ -168,7 +182,10 @@ def test_clusters_may_be_called_source_and_target_or_have_dots(path: Path) -> No
 )
 def test_what_a_client_has(path: Path, text: str, source: str | None, target: str | None) -> None:
     found = flow(path, f"security.protocol = SSL\n{text}\n")
-    assert (found.source.get("ssl.truststore.location"), found.target.get("ssl.truststore.location")) == (source, target)
+    assert (found.source.get("ssl.truststore.location"), found.target.get("ssl.truststore.location")) == (
+        source,
+        target,
+    )
 
 
 def test_settings_of_the_whole_cluster_hold_for_all_that_is_asked_of_it(path: Path) -> None:
@@ -181,11 +198,13 @@ def test_client_settings_without_meaning_are_left_out_and_told(path: Path) -> No
     found = read(path, text)
     assert found.flows[0].source.keys() == found.flows[0].target.keys() == {"bootstrap.servers"}
     told = "A.consumer.fetch.min.bytes, B.producer.acks, B.group.id"
-    assert found.warnings == (f"without meaning here (spark_integration/mm2/README.md says why): {told}",)
+    assert found.warnings == (f"without meaning here (tolerant_client/ops/mm2/README.md says why): {told}",)
 
 
 def test_one_warning_names_all_that_has_no_meaning(path: Path) -> None:
-    text = "offset.storage.topic = t\noffset.lag.max = 1\nA->B.offset-syncs.topic.location = target\nB.plugin.path = /x\n"
+    text = (
+        "offset.storage.topic = t\noffset.lag.max = 1\nA->B.offset-syncs.topic.location = target\nB.plugin.path = /x\n"
+    )
     text += "exactly.once.source.support = enabled\nkey.converter.schemas.enable = false\nzookeeper.connect = z\n"
     (warning,) = read(path, text).warnings
     names = [line.split(" = ")[0] for line in text.splitlines()]
@@ -217,11 +236,15 @@ def test_no_secret_is_in_a_repr_or_an_error(path: Path) -> None:
 def test_a_value_from_a_provider_is_not_shown(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MM2_TASKS", CANARY)
     text = "config.providers = e\nconfig.providers.e.class = org.apache.kafka.common.config.provider.EnvVarConfigProvider\n"
-    assert "tasks.max (line 7) is a value that a config provider gave" in refused(path, f"{text}tasks.max = ${{e:MM2_TASKS}}\n")
+    assert "tasks.max (line 7) is a value that a config provider gave" in refused(
+        path, f"{text}tasks.max = ${{e:MM2_TASKS}}\n"
+    )
 
 
 def test_our_own_keys(path: Path) -> None:
-    text = "tolerant.on.loss = fail, clicks.*=continue\nA->B.tolerant.gap.fill = records\ntolerant.on.oversized = pause\n"
+    text = (
+        "tolerant.on.loss = fail, clicks.*=continue\nA->B.tolerant.gap.fill = records\ntolerant.on.oversized = pause\n"
+    )
     found = flow(path, text + "A->B.tolerant.offsets = translated\ntolerant.throttle = 1000\n")
     assert found.policy.for_topic("A.orders").on_loss is LossPolicy.FAIL
     assert found.policy.for_topic("clicks-1").on_loss is LossPolicy.CONTINUE
@@ -236,7 +259,7 @@ def test_our_own_keys(path: Path) -> None:
         ("sync.topic.config.enabled = x", "sync.topic.config.enabled (line 5) is no key of MirrorMaker 2; did you mean sync.topic.configs.enabled?"),
         ("A.consumer.isolation = x", "did you mean A.consumer.isolation.level?"),
         ("tolerant.onloss = fail", "did you mean tolerant.on.loss?"),
-        ("---%<---", "---%<--- (line 5) is no key of MirrorMaker 2; spark_integration/mm2/README.md has all keys"),
+        ("---%<---", "---%<--- (line 5) is no key of MirrorMaker 2; tolerant_client/ops/mm2/README.md has all keys"),
         ("A->C.enabled = true", "A->C.enabled (line 5) is for no flow between two of clusters = A, B"),
         ("A->A.enabled = true", "A->A.enabled (line 5) is for no flow between two of clusters = A, B"),
         ("C.bootstrap.servers = c:9092", "C.bootstrap.servers (line 5) is for none of clusters = A, B; add its alias there"),
@@ -276,7 +299,10 @@ def test_what_is_refused(path: Path, text: str, message: str) -> None:
     ("text", "message"),
     [
         ("A.bootstrap.servers = a:9092\n", "clusters is required"),
-        ("clusters = A, B\nA.bootstrap.servers = a:9092\n", "B.bootstrap.servers is required: clusters (line 1) names 'B'"),
+        (
+            "clusters = A, B\nA.bootstrap.servers = a:9092\n",
+            "B.bootstrap.servers is required: clusters (line 1) names 'B'",
+        ),
         ("clusters = A B\n", "clusters (line 1) has 'A B'; an alias has letters"),
         ("clusters = A, B # two\n", "clusters (line 1) has a # in its value"),
         (AB.replace("true", "false"), "enables no flow; write A->B.enabled = true with two of A, B"),
@@ -288,13 +314,17 @@ def test_files_that_cannot_be(path: Path, text: str, message: str) -> None:
 
 
 def test_servers_at_the_top_are_for_all_clusters_that_have_none(path: Path) -> None:
-    found = flow(path, "clusters = A, B\nbootstrap.servers = x:9092\nB.bootstrap.servers = b:9092\nA->B.enabled = true\n", "")
+    found = flow(
+        path, "clusters = A, B\nbootstrap.servers = x:9092\nB.bootstrap.servers = b:9092\nA->B.enabled = true\n", ""
+    )
     assert (found.source["bootstrap.servers"], found.target["bootstrap.servers"]) == ("x:9092", "b:9092")
 
 
 def test_stock_classes_and_empty_transforms_are_taken(path: Path) -> None:
     text = "topic.filter.class = org.apache.kafka.connect.mirror.DefaultTopicFilter\ntransforms =\nerrors.tolerance = none\n"
-    text += "key.converter = org.apache.kafka.connect.converters.ByteArrayConverter\nA.ssl.trustmanager.algorithm = PKIX\n"
+    text += (
+        "key.converter = org.apache.kafka.connect.converters.ByteArrayConverter\nA.ssl.trustmanager.algorithm = PKIX\n"
+    )
     assert read(path, text).warnings == ()
 
 
@@ -332,5 +362,10 @@ def test_topics_that_the_target_lacks_are_made_as_the_file_says(path: Path) -> N
 
 def test_what_a_flow_takes_of_its_source(path: Path) -> None:
     topics = flow(path, "A->B.topics = orders.*\n").link_topics
-    assert [topics.takes(name) for name in ("orders-1", "B.orders", "clicks", "heartbeats")] == [True, False, False, True]
+    assert [topics.takes(name) for name in ("orders-1", "B.orders", "clicks", "heartbeats")] == [
+        True,
+        False,
+        False,
+        True,
+    ]
     assert not flow(path, "topics = x\nheartbeats.replication.enabled = false\n").link_topics.takes("heartbeats")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_integration.mm2 import keys
-from spark_integration.mm2.keys import CLIENT, FLOW, GLOBAL, OURS, WORKER, Fate
+from tolerant_client.ops.mm2 import keys
+from tolerant_client.ops.mm2.keys import CLIENT, FLOW, GLOBAL, OURS, WORKER, Fate
 
 ALL = (*GLOBAL, *FLOW, *OURS, *WORKER, *CLIENT)
 README = Path(keys.__file__).with_name("README.md")
@@ -51,7 +51,7 @@ def test_every_other_feature_is_in_the_table(name: str) -> None:
 
 
 def test_the_page_has_the_table() -> None:
-    assert keys.table() in README.read_text(), "python -m spark_integration.mm2.keys prints the table for the page"
+    assert keys.table() in README.read_text(), "python -m tolerant_client.ops.mm2.keys prints the table for the page"
 
 
 def test_every_key_that_is_not_used_says_why() -> None:

@@ -7,9 +7,13 @@ from typing import NamedTuple
 
 import pytest
 
-from spark_integration.mm2.loops import Names, find_loop, find_shared_target, names_of
-from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, IdentityReplicationPolicy, TopicNames
-from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
+from tolerant_client.mirror.state.replication_policy import (
+    DefaultReplicationPolicy,
+    IdentityReplicationPolicy,
+    TopicNames,
+)
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
+from tolerant_client.ops.mm2.loops import Names, find_loop, find_shared_target, names_of
 
 
 class Copies(NamedTuple):
@@ -113,7 +117,9 @@ def test_many_clusters_that_all_copy_from_each_other_are_soon_judged() -> None:
 
 
 def test_an_alias_with_a_separator_in_it_is_not_known_again() -> None:
-    assert loop(prefixed("a.b->c.d"), prefixed("c.d->a.b")) != []  # MirrorMaker 2 takes "a" for the source of a.b.orders
+    assert (
+        loop(prefixed("a.b->c.d"), prefixed("c.d->a.b")) != []
+    )  # MirrorMaker 2 takes "a" for the source of a.b.orders
     assert loop(prefixed("a.b->c.d", separator="_"), prefixed("c.d->a.b", separator="_")) == []
 
 
@@ -143,7 +149,22 @@ def test_what_matches_begin_with() -> None:
 def test_what_is_ruled_out_does_not_happen() -> None:
     """Flows made at random, and what becomes of some topics on their way through them."""
     random = Random(7)
-    expressions = ["a", "b", "a.*", ".*", "a\\..*", "a|b.*", "[ab]", "a.b", "A.*", "A\\..*", "(a|b)x?", "a+", "ax?", "^a$"]
+    expressions = [
+        "a",
+        "b",
+        "a.*",
+        ".*",
+        "a\\..*",
+        "a|b.*",
+        "[ab]",
+        "a.b",
+        "A.*",
+        "A\\..*",
+        "(a|b)x?",
+        "a+",
+        "ax?",
+        "^a$",
+    ]
     rounds = 0
     for _ in range(400):
         clusters = "ABC"[: random.choice((2, 3))]

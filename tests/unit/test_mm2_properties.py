@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_integration.mm2.properties import Setting, read_properties
 from tolerant_client.errors import OptionError
+from tolerant_client.ops.mm2.properties import Setting, read_properties
 
 CANARY = "canary-4711"
 PROVIDER = "org.apache.kafka.common.config.provider."
@@ -122,7 +122,9 @@ def test_only_allowed_variables_are_read(tmp_path: Path, monkeypatch: pytest.Mon
 def test_providers_of_java_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"config.providers.v.class \(line 2\): only Kafka's own .* no Java classes"):
         read(tmp_path, "config.providers = v\nconfig.providers.v.class = com.example.VaultConfigProvider\n")
-    with pytest.raises(OptionError, match=r"config.providers.v.class is required: config.providers \(line 1\) names 'v'"):
+    with pytest.raises(
+        OptionError, match=r"config.providers.v.class is required: config.providers \(line 1\) names 'v'"
+    ):
         read(tmp_path, "config.providers = v\n")
 
 

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from http import HTTPStatus
+from types import SimpleNamespace
 from typing import Any
 
+import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
 from prometheus_client import CollectorRegistry
-from support.link_samples import NOW_MS, state, troubled
 
-from spark_integration.mirroring.link_state import DutyState, LeftOut, LinkState, Phase, TaskReport
-from spark_integration.monitoring.board import Board
-from spark_integration.monitoring.health import health_of
-from spark_integration.monitoring.prometheus import LinkCollector
-from spark_integration.monitoring.server import liveness
-from spark_integration.monitoring.status import state_json
-from tolerant_client.mirror.link.claims import Run, Waiting
-from tolerant_client.mirror.link.control import LinkControl
-from tolerant_client.mirror.link.ends import Comparison, Ends, is_comparable
-from tolerant_client.mirror.link.health import Health, Reason, waiting_reasons
-from tolerant_client.mirror.link.status import LinkStatus, mirror_reasons, standing, still, uncompared_reasons
-from tolerant_client.mirror.losses import LedgerRow
-from tolerant_client.mirror.open_transactions import Held, OpenTransaction
+from support.link_samples import NOW_MS, state, troubled
+from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.engine.lag import Comparison, Ends, is_comparable
+from tolerant_client.mirror.life.status import (
+    LinkStatus,
+    mirror_reasons,
+    read_rows,
+    standing,
+    still,
+    uncompared_reasons,
+)
+from tolerant_client.mirror.state.claims import Run, Waiting
+from tolerant_client.mirror.state.control import LinkControl
+from tolerant_client.mirror.state.health import Health, Reason, waiting_reasons
+from tolerant_client.mirror.state.ledger import Ledger
+from tolerant_client.mirror.state.open_transactions import Held, OpenTransaction
+from tolerant_client.ops.monitoring.board import Board
+from tolerant_client.ops.monitoring.health import health_of
+from tolerant_client.ops.monitoring.prometheus import LinkCollector
+from tolerant_client.ops.monitoring.server import liveness
+from tolerant_client.ops.monitoring.status import state_json
+from tolerant_client.ops.service.link_state import DutyState, LeftOut, LinkState, Phase, TaskReport
 
 P = TopicPartition("orders", 0)
 SOME_MINUTES_AGO = NOW_MS - 300_000
@@ -87,10 +98,14 @@ def test_every_row_of_the_table_is_told_alike(health: Health, change: dict[str, 
     status, answer = liveness(board, NOW_MS)
     is_dead = sample.phase is Phase.FAILED or NOW_MS - sample.time_ms > 120_000
     assert (status, answer["dead"]) == ((HTTPStatus.SERVICE_UNAVAILABLE, ["A-B"]) if is_dead else (HTTPStatus.OK, []))
-    assert answer["links"]["A-B"]["health"] == health.value and answer["status"] == ("dead" if is_dead else health.value)
+    assert answer["links"]["A-B"]["health"] == health.value and answer["status"] == (
+        "dead" if is_dead else health.value
+    )
     assert answer["links"]["A-B"]["reasons"] == [reason.text for reason in reasons[:5]]
     is_rest = {"is_promoted": health is Health.PROMOTED, "is_handed_back": health is Health.HANDED_BACK}
-    seen = LinkStatus("A-B", NOW_MS, False, is_rest["is_promoted"], None, 0.0, (), reasons, (), (), is_rest["is_handed_back"])
+    seen = LinkStatus(
+        "A-B", NOW_MS, False, is_rest["is_promoted"], None, 0.0, (), reasons, (), (), is_rest["is_handed_back"]
+    )
     assert (seen.health, seen.exit_code) == (health, 3 if code else 0)
     assert seen.to_json()["health"] == health.value
 
@@ -98,9 +113,9 @@ def test_every_row_of_the_table_is_told_alike(health: Health, change: dict[str, 
 def test_every_health_has_its_row_in_the_docstring_and_in_the_readme() -> None:
     from importlib.resources import files
 
-    from tolerant_client.mirror.link import health as module
+    from tolerant_client.mirror.state import health as module
 
-    readme = files("spark_integration.monitoring").joinpath("README.md").read_text()
+    readme = files("tolerant_client.ops.monitoring").joinpath("README.md").read_text()
     for health in Health:
         assert f"| {health.value} " in (module.__doc__ or "") and f"| {health.value} " in readme
     assert {row[0] for row in ROWS} == set(Health)
@@ -131,11 +146,33 @@ def test_a_mirror_that_nobody_sees_is_not_healthy() -> None:
     assert "unknown" in mirror_reasons("dr", None)[0].text
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            Errors.TopicAuthorizationFailedError("no"),
+            "may not be read: grant us Read and Describe on topic tolerant-mirror-l",
+        ),
+        (Errors.KafkaTimeoutError("late"), "could not be read in time"),
+    ],
+)
+def test_a_ledger_that_cannot_be_read_hides_nothing_else_of_the_status(error: Exception, told: str) -> None:
+    async def waits(future: Any, timeout_ms: float) -> None:
+        raise error
+
+    net = SimpleNamespace(call_soon_with_future=lambda function: None)
+    target: Any = SimpleNamespace(manager=SimpleNamespace(wait_for=waits), net=net)
+    rows, (reason,) = asyncio.run(read_rows(target, Ledger(target, "dr")))
+    assert rows is None and reason.health is Health.UNKNOWN and told in reason.text
+
+
 def test_logs_that_were_not_compared_are_unknown() -> None:
     (reason,) = uncompared_reasons(None)
     assert reason.health is Health.UNKNOWN and "both logs are alike is unknown" in reason.text
     (reason,) = uncompared_reasons(Comparison({}, (P,)))
     assert reason.health is Health.UNKNOWN and reason.text.startswith("orders-0 could not be compared")
+    (reason,) = uncompared_reasons(Comparison({}, refused={P: "Fetch of it is not allowed"}))
+    assert reason == Reason(Health.UNKNOWN, "orders-0 could not be compared: Fetch of it is not allowed")
     assert uncompared_reasons(Comparison({})) == []
 
 
@@ -156,7 +193,9 @@ def test_a_link_has_logs_to_compare_once_it_has_copied_with_identical_offsets(
 
 def test_partitions_of_one_reason_are_told_together_and_many_reasons_not_one_by_one() -> None:
     waits = {TopicPartition("orders", n): Waiting("no replicas", NOW_MS - n) for n in range(3)}
-    assert waiting_reasons(waits) == [Reason(Health.WAITING, "orders-2 and 2 more partitions since 2025-11-22 08:26:39 UTC: no replicas")]
+    assert waiting_reasons(waits) == [
+        Reason(Health.WAITING, "orders-2 and 2 more partitions since 2025-11-22 08:26:39 UTC: no replicas")
+    ]
     many = {TopicPartition("orders", n): Waiting(f"reason {n}", NOW_MS) for n in range(9)}
     assert waiting_reasons(many)[-1].text == "and 4 more like this"
 
@@ -169,9 +208,15 @@ def test_what_needs_a_person_is_told_as_blocked_and_what_cures_itself_as_waiting
 
 
 def test_what_cannot_be_copied_yet_does_not_stand_still() -> None:
-    held, moving, standing = Ends(P, 10, 10, 50), Ends(TopicPartition("orders", 1), 10, 50, 50), Ends(TopicPartition("orders", 2), 10, 50, 50)
+    held, moving, standing = (
+        Ends(P, 10, 10, 50),
+        Ends(TopicPartition("orders", 1), 10, 50, 50),
+        Ends(TopicPartition("orders", 2), 10, 50, 50),
+    )
     (reason,) = still([held, moving, standing], [held, moving._replace(copied=11), standing], LinkControl(), 2.0)
-    assert reason.health is Health.WAITING and reason.text.startswith("orders-2 has not moved for 2 s: it is at offset 10")
+    assert reason.health is Health.WAITING and reason.text.startswith(
+        "orders-2 has not moved for 2 s: it is at offset 10"
+    )
     assert still([standing], [standing], LinkControl(paused_partitions=frozenset({standing.partition})), 2.0) == []
 
 

@@ -1,4 +1,4 @@
-"""measures.py: what a target acknowledges is counted once, with its ages and latencies; no broker."""
+"""copy_metrics.py: what a target acknowledges is counted once, with its ages and latencies; no broker."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 from kafka.future import Future
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.measures import LATENCY_BOUNDS_MS, Copied, MeasuredCluster, Span
-from tolerant_client.produce import ProduceAnswer, ProducedPartition
-from tolerant_client.raw import RawCluster
-from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.produce import ProduceAnswer, ProducedPartition
+from tolerant_client.mirror.engine.copy_metrics import LATENCY_BOUNDS_MS, Copied, MeasuredCluster, Span
+from tolerant_client.records.record_batch import Record, encode_batch
 
 ORDERS, MAP = TopicPartition("orders", 0), TopicPartition("tolerant-mirror-offsets-x", 0)
 T0 = 1_700_000_000_000
@@ -24,11 +24,11 @@ class Broker:
         self.now_s = T0 / 1000
         self.sent: list[tuple[Future, list[TopicPartition]]] = []
 
-        def produce(cluster: RawCluster, node_id: int, batches: Any, *_: Any, **__: Any) -> Future:
+        def produce(cluster: Cluster, node_id: int, batches: Any, *_: Any, **__: Any) -> Future:
             self.sent.append((Future(), list(batches)))
             return self.sent[-1][0]
 
-        monkeypatch.setattr(RawCluster, "produce", produce)
+        monkeypatch.setattr(Cluster, "produce", produce)
         self.cluster = MeasuredCluster({"bootstrap_servers": "127.0.0.1:1"}, wall_clock=lambda: self.now_s, **options)
 
     def produce(self, *times_ms: int, partition: TopicPartition = ORDERS, **options: Any) -> int:
@@ -115,7 +115,7 @@ def test_transactions_are_filler_or_copies_and_the_mirrors_own_topics_neither(
 
 
 def test_recovery_events_of_both_clusters_are_told_as_they_grow(broker: Broker) -> None:
-    source = RawCluster({"bootstrap_servers": "127.0.0.1:1"}, broker.cluster.net, name="source")
+    source = Cluster({"bootstrap_servers": "127.0.0.1:1"}, broker.cluster.net, name="source")
     for cluster, kind, number in ((source, "lost", 2), (broker.cluster, "lost", 1), (source, "completed", 9)):
         cluster.manager.recovery_counters._counts[kind, "Fetch", 1] += number
     assert broker.cluster.take(source).recoveries == {"lost": 3}

@@ -13,15 +13,15 @@ from kafka.structs import TopicPartition
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
+
 from support.link_samples import HOSTILE, NOW_MS, state, troubled
+from tolerant_client.mirror.state.control import LinkControl
+from tolerant_client.mirror.state.open_transactions import Held, OpenTransaction
+from tolerant_client.ops.monitoring.board import Board
+from tolerant_client.ops.monitoring.prometheus import MOST_PARTITIONS, MOST_PAUSED, LinkCollector
+from tolerant_client.ops.service.link_state import DutyState, LinkState, Phase, TaskReport
 
-from spark_integration.mirroring.link_state import DutyState, LinkState, Phase, TaskReport
-from spark_integration.monitoring.board import Board
-from spark_integration.monitoring.prometheus import MOST_PARTITIONS, MOST_PAUSED, LinkCollector
-from tolerant_client.mirror.link.control import LinkControl
-from tolerant_client.mirror.open_transactions import Held, OpenTransaction
-
-PACKAGE = files("spark_integration.monitoring")
+PACKAGE = files("tolerant_client.ops.monitoring")
 DASHBOARD: dict[str, Any] = json.loads(PACKAGE.joinpath("grafana.json").read_text())
 NAME = re.compile(r"\b(?:tolerant_mirror|kafka_connect_mirror)_\w+")
 
@@ -82,7 +82,11 @@ def labels_of(*states: Any) -> dict[str, set[str]]:
 def metrics_of(expression: str) -> dict[str, set[str]]:
     """Every metric that a PromQL expression names, whosever it is, and the labels that it is chosen or summed by."""
     bare = re.sub(r'"[^"]*"|\[[^]]*\]|\$\w+', "", expression)
-    sums = {label for labels in re.findall(r"\b(?:by|without|on|ignoring)\s*\(([^)]*)\)", bare) for label in labels.split(",")}
+    sums = {
+        label
+        for labels in re.findall(r"\b(?:by|without|on|ignoring)\s*\(([^)]*)\)", bare)
+        for label in labels.split(",")
+    }
     bare = re.sub(r"\b(?:by|without|on|ignoring)\s*\([^)]*\)", "", bare)
     chosen = {label for text in re.findall(r"{([^}]*)}", bare) for label in re.findall(r"(\w+)\s*[=!]", text)}
     names = re.findall(r"\b[a-zA-Z_:][\w:]*\b(?!\s*\()", re.sub(r"{[^}]*}", "", bare))
@@ -149,7 +153,9 @@ def test_values_are_those_of_the_sample() -> None:
     assert value(found, "tolerant_mirror_health", **link) == 2
     assert value(found, "tolerant_mirror_uncommitted_offsets", **clicks) == 50
     assert value(found, "tolerant_mirror_open_transaction_seconds", **link) == 60
-    standing = {name: value(found, f"tolerant_mirror_{name}_partitions", **clicks) for name in ("paused", "blocked", "waiting")}
+    standing = {
+        name: value(found, f"tolerant_mirror_{name}_partitions", **clicks) for name in ("paused", "blocked", "waiting")
+    }
     assert standing == {"paused": 0, "blocked": 0, "waiting": 1}
     assert value(found, "tolerant_mirror_paused_partitions", **link, topic="orders") == 4
     assert value(found, "tolerant_mirror_blocked_partitions", **link, topic="audit.log") == 1
@@ -244,5 +250,7 @@ def test_openmetrics_is_spoken_too_and_hostile_texts_stay_in_their_place() -> No
     found = registry(hostile)
     assert value(found, "tolerant_mirror_duty_failing", link="A-B", duty=HOSTILE) == 1
     assert generate_openmetrics(found).endswith(b"# EOF\n")
-    again = {s.labels.get("duty") for f in text_string_to_metric_families(generate_latest(found).decode()) for s in f.samples}
+    again = {
+        s.labels.get("duty") for f in text_string_to_metric_families(generate_latest(found).decode()) for s in f.samples
+    }
     assert HOSTILE in again

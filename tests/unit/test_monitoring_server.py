@@ -17,17 +17,17 @@ from dataclasses import replace
 
 import pytest
 from kafka.structs import TopicPartition
-from support.link_samples import HOSTILE, NOW_MS, hour, state, troubled
 
-from spark_integration.mirroring.link_state import DutyState, LinkState, PartitionState, Phase
-from spark_integration.monitoring.board import MOST_TRACES, Board, Point, Trace, thinned
-from spark_integration.monitoring import server
-from spark_integration.monitoring.server import MOST_CONNECTIONS, StatusServer, content_security_policy, liveness
-from spark_integration.monitoring.status import MOST_ROWS, state_json
+from support.link_samples import HOSTILE, NOW_MS, hour, state, troubled
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.ledger import decode_row
-from tolerant_client.mirror.link.control import LinkControl
-from tolerant_client.record_batch import Record
+from tolerant_client.mirror.state.control import LinkControl
+from tolerant_client.mirror.state.ledger import decode_row
+from tolerant_client.ops.monitoring import server
+from tolerant_client.ops.monitoring.board import MOST_TRACES, Board, Point, Trace, thinned
+from tolerant_client.ops.monitoring.server import MOST_CONNECTIONS, StatusServer, content_security_policy, liveness
+from tolerant_client.ops.monitoring.status import MOST_ROWS, state_json
+from tolerant_client.ops.service.link_state import DutyState, LinkState, PartitionState, Phase
+from tolerant_client.records.record_batch import Record
 
 # -- the past -----------------------------------------------------------------
 
@@ -148,7 +148,9 @@ def test_of_a_wide_topic_the_partitions_that_wait_or_are_behind_most_are_told() 
 
 def test_control_is_told_and_who_has_set_the_limit() -> None:
     board = Board()
-    paused = LinkControl(frozenset(("orders", "clicks-3")), 1_000, paused_partitions=frozenset({TopicPartition("clicks", 3)}))
+    paused = LinkControl(
+        frozenset(("orders", "clicks-3")), 1_000, paused_partitions=frozenset({TopicPartition("clicks", 3)})
+    )
     board.tell(replace(state(), control=paused, own_rate=500))
     link = state_json(board, NOW_MS, focus="clicks")["link"]
     assert link["control"] == {
@@ -213,7 +215,11 @@ def test_page_loads_nothing_and_no_other_page_may_hold_it(served: StatusServer) 
     status, headers, page = ask(served, "/")
     assert status == 200
     policy = dict(part.strip().split(" ", 1) for part in headers["Content-Security-Policy"].split(";"))
-    assert policy["default-src"] == "'none'" and policy["connect-src"] == "'self'" and policy["frame-ancestors"] == "'none'"
+    assert (
+        policy["default-src"] == "'none'"
+        and policy["connect-src"] == "'self'"
+        and policy["frame-ancestors"] == "'none'"
+    )
     assert "unsafe" not in headers["Content-Security-Policy"]
     assert policy["script-src"].count("sha256-") == 1 == page.count(b"<script>")
     assert policy["style-src"].count("sha256-") == 1 == page.count(b"<style>")
@@ -273,7 +279,14 @@ def test_nothing_else_is_served_and_nothing_can_be_sent(served: StatusServer) ->
 
 @pytest.mark.parametrize(
     ("host", "status"),
-    [("localhost", 200), ("localhost:9464", 200), ("127.0.0.1:1", 200), ("[::1]:80", 200), ("evil.example", 403), ("", 403)],
+    [
+        ("localhost", 200),
+        ("localhost:9464", 200),
+        ("127.0.0.1:1", 200),
+        ("[::1]:80", 200),
+        ("evil.example", 403),
+        ("", 403),
+    ],
 )
 def test_local_server_answers_only_to_local_names(served: StatusServer, host: str, status: int) -> None:
     assert ask(served, "/api/state.json", Host=host)[0] == status
@@ -302,7 +315,9 @@ def test_wrong_address_is_named(address: str) -> None:
 
 
 def test_port_that_is_taken_is_named(served: StatusServer) -> None:
-    with pytest.raises(OptionError, match=f"--metrics cannot listen at 127.0.0.1:{served.port} .*; choose another port"):
+    with pytest.raises(
+        OptionError, match=f"--metrics cannot listen at 127.0.0.1:{served.port} .*; choose another port"
+    ):
         StatusServer(Board(), f"127.0.0.1:{served.port}")
 
 
@@ -377,7 +392,9 @@ def test_a_server_without_descriptors_waits_instead_of_asking_again_and_again(
         assert b"200 OK" in connection.recv(100), "it is answered once there are descriptors again"
 
 
-@pytest.mark.parametrize("path, accept", [("http://[", "*/*"), ("/metrics", "application/openmetrics-text; version=x.y")])
+@pytest.mark.parametrize(
+    "path, accept", [("http://[", "*/*"), ("/metrics", "application/openmetrics-text; version=x.y")]
+)
 def test_what_is_no_request_is_answered_without_a_traceback(
     served: StatusServer, path: str, accept: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""watch.py and look.py: what a watch makes of what clusters and tasks tell; no broker."""
+"""watch.py and lag_probe.py: what a watch makes of what clusters and tasks tell; no broker."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ pytest.importorskip("pyspark")
 from kafka.structs import TopicPartition
 from rich.console import Console
 
-from spark_integration.mirroring import watch as module
-from spark_integration.mirroring.link_state import DutyState, GroupState, LeftOut, Phase, TaskReport
-from spark_integration.mirroring.watch import LinkWatch
-from spark_integration.monitoring import look
-from spark_integration.monitoring.bars import Terminal
-from spark_integration.monitoring.board import Board
+from tolerant_client.cluster.admin.led_offsets import LedOffsets
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError
-from tolerant_client.mirror.led_offsets import LedOffsets
-from tolerant_client.mirror.link.claims import Waiting
-from tolerant_client.mirror.link.control import LinkControl
-from tolerant_client.mirror.losses import LedgerRow
-from tolerant_client.mirror.measures import Copied, Span
-from tolerant_client.mirror.open_transactions import Held, OpenTransaction
-from tolerant_client.raw import RawCluster
-from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.engine.copy_metrics import Copied, Span
+from tolerant_client.mirror.state.claims import Waiting
+from tolerant_client.mirror.state.control import LinkControl
+from tolerant_client.mirror.state.open_transactions import Held, OpenTransaction
+from tolerant_client.ops.monitoring import lag_probe
+from tolerant_client.ops.monitoring import watch as module
+from tolerant_client.ops.monitoring.bars import Terminal
+from tolerant_client.ops.monitoring.board import Board
+from tolerant_client.ops.monitoring.watch import LinkWatch
+from tolerant_client.ops.service.link_state import DutyState, GroupState, LeftOut, Phase, TaskReport
+from tolerant_client.records.record_batch import Record, encode_batch
 
 FIRST, SECOND, NEW = TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("new", 0)
 PROPERTIES = {"bootstrap.servers": "127.0.0.1:1"}
@@ -60,9 +60,9 @@ class Clusters:
             raise found
         return dict(found)
 
-    def source_ends(self, partitions: Any) -> look.SourceEnds:
+    def source_ends(self, partitions: Any) -> lag_probe.SourceEnds:
         ends = self._ends("source")
-        return look.SourceEnds(ends, {**ends, **self.stable}, self.without_leader.get("source", {}))
+        return lag_probe.SourceEnds(ends, {**ends, **self.stable}, self.without_leader.get("source", {}))
 
     def target_ends(self, partitions: Any) -> LedOffsets:
         return LedOffsets(self._ends("target"), self.without_leader.get("target", {}))
@@ -182,7 +182,7 @@ def test_so_many_lagging_partitions_are_asked_for_in_turn(monkeypatch: pytest.Mo
     for _ in range(3):
         watch.after(1, source=dict.fromkeys(many, 9), target=dict.fromkeys(many, 0))
     rounds = [set(asked) for name, asked in watch.clusters.asked if name == "written_ms"]
-    assert {len(r) for r in rounds} == {look.MOST_AGES}
+    assert {len(r) for r in rounds} == {lag_probe.MOST_AGES}
     assert set().union(*rounds) >= set(many)
 
 
@@ -196,7 +196,7 @@ def test_what_stands_still_is_known_after_one_turn_however_much_moves(watch: Wat
         watch.after(1, source=dict.fromkeys(many, 1_000), target=target)
     wide = watch.state.topics["wide"]
     assert watch.state.partitions[stuck].oldest_ms == 5
-    assert wide.behind == 300 and 1 <= wide.aged <= look.MOST_AGES + 1
+    assert wide.behind == 300 and 1 <= wide.aged <= lag_probe.MOST_AGES + 1
 
 
 def test_size_of_offsets_is_what_was_copied_or_else_asked_for(watch: Watch) -> None:
@@ -285,7 +285,9 @@ def test_what_the_operator_orders_is_read_at_times_and_kept_while_it_cannot_be(w
     assert watch.after(3).control_problem == ""
 
 
-def test_control_that_cannot_be_read_is_told_on_the_terminal_once(watch: Watch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_that_cannot_be_read_is_told_on_the_terminal_once(
+    watch: Watch, capsys: pytest.CaptureFixture[str]
+) -> None:
     watch.after(0)
     watch.clusters.ordered = OptionError("A record is none of ours")
     for _ in range(3):
@@ -387,7 +389,7 @@ def test_clusters_that_answer_nothing_delay_neither_start_nor_stop_and_what_task
 
 
 def test_real_clusters_that_are_away_delay_neither_start_nor_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RawCluster, "connect", functools.partialmethod(RawCluster.connect, timeout_ms=2_500))
+    monkeypatch.setattr(Cluster, "connect", functools.partialmethod(Cluster.connect, timeout_ms=2_500))
     began = time.monotonic()
     with LinkWatch(PROPERTIES, PROPERTIES, {FIRST: 10}, "A-B", is_once=True, is_shown=False, board=Board()) as watch:
         assert time.monotonic() - began < 2
@@ -428,13 +430,14 @@ def test_what_nobody_thought_of_is_shown_and_the_watch_goes_on(
 
 def test_clients_that_cannot_be_made_are_shown_and_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     board = Board()
-    with living(monkeypatch, ClusterUnreachableError("no token"), board=board) as watch:
+    with living(monkeypatch, ClusterUnreachableError("no token"), board=board):
         until(lambda: board.states() and board.states()[0].blind)
         assert "no token" in board.states()[0].blind
 
 
 @pytest.mark.parametrize(
-    ("error", "phase", "problem"), [(None, Phase.STOPPED, ""), (TolerantClientError("diverged"), Phase.FAILED, "diverged")]
+    ("error", "phase", "problem"),
+    [(None, Phase.STOPPED, ""), (TolerantClientError("diverged"), Phase.FAILED, "diverged")],
 )
 def test_however_a_mirror_ends_the_board_is_told(
     monkeypatch: pytest.MonkeyPatch, error: Exception | None, phase: Phase, problem: str
@@ -474,7 +477,14 @@ def test_terminal_shows_topics_rates_pauses_and_clusters_that_are_away(monkeypat
         watch._bars.progress.refresh()
     watch._bars.stop()
     shown = text.getvalue()
-    for words in ("orders", "18/20", "2 offsets/s", "1 blocked", "no answer from the target", "blocked: orders-0: too large"):
+    for words in (
+        "orders",
+        "18/20",
+        "2 offsets/s",
+        "1 blocked",
+        "no answer from the target",
+        "blocked: orders-0: too large",
+    ):
         assert words in shown, words
 
 
@@ -562,7 +572,7 @@ def test_groups_that_were_moved_before_stay_with_where_they_were_left(watch: Wat
 # -- what is asked of a cluster -----------------------------------------------
 
 
-class Cluster:
+class FakeCluster:
     """A source with two brokers; `led` are the partitions that have a leader."""
 
     def __init__(self, led: Mapping[TopicPartition, int], batches: Mapping[TopicPartition, bytes]) -> None:
@@ -605,16 +615,16 @@ def done(coroutine: Any) -> Any:
 def test_times_are_those_of_the_first_record_and_partitions_without_a_leader_are_left_out() -> None:
     batch = encode_batch([Record(0, 5_000, b"k", b"v"), Record(1, 9_000, b"k", b"v")])
     timeless = encode_batch([Record(0, -1, b"k", b"v")])
-    cluster = Cluster({FIRST: 1, NEW: 2}, {FIRST: batch, NEW: timeless})
-    assert done(look.written_ms(cluster, {FIRST: 4, SECOND: 4, NEW: 4})) == {FIRST: 5_000}  # type: ignore[arg-type]
+    cluster = FakeCluster({FIRST: 1, NEW: 2}, {FIRST: batch, NEW: timeless})
+    assert done(lag_probe.written_ms(cluster, {FIRST: 4, SECOND: 4, NEW: 4})) == {FIRST: 5_000}  # type: ignore[arg-type]
     assert cluster.fetched == [[FIRST], [NEW]] and cluster.refreshed == 1
 
 
 def test_no_more_than_the_limit_is_fetched() -> None:
     many = {TopicPartition("wide", index): 1 for index in range(500)}
-    cluster = Cluster(many, {})
-    assert done(look.written_ms(cluster, many)) == {}  # type: ignore[arg-type]
-    assert [len(asked) for asked in cluster.fetched] == [look.MOST_AGES]
+    cluster = FakeCluster(many, {})
+    assert done(lag_probe.written_ms(cluster, many)) == {}  # type: ignore[arg-type]
+    assert [len(asked) for asked in cluster.fetched] == [lag_probe.MOST_AGES]
 
 
 @pytest.mark.parametrize("name", ["source", "target"])

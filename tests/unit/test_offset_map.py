@@ -13,9 +13,16 @@ from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OffsetMapError, TargetDivergedError
-from tolerant_client.mirror.losses import LossReason
-from tolerant_client.mirror.translated.dense import dense
-from tolerant_client.mirror.translated.offset_map import (
+from tolerant_client.mirror.batches.losses import LossReason
+from tolerant_client.mirror.batches.merge import dense
+from tolerant_client.mirror.engine.translated.target_checks import (
+    check_last_record,
+    check_target,
+    find_loss,
+    overtaken,
+    taken_over,
+)
+from tolerant_client.mirror.state.offset_map import (
     RUNS_PER_ROW,
     CommittedRows,
     MapRow,
@@ -26,8 +33,7 @@ from tolerant_client.mirror.translated.offset_map import (
     extend,
     join_runs,
 )
-from tolerant_client.mirror.translated.place import check_last_record, check_target, find_loss, overtaken, taken_over
-from tolerant_client.record_batch import BatchHeader, Record, decode_records, encode_batch, read_header
+from tolerant_client.records.record_batch import BatchHeader, Record, decode_records, encode_batch, read_header
 
 PARTITION = TopicPartition("orders", 3)
 IDS = ("source-id", "target-id")
@@ -259,7 +265,9 @@ def test_another_record_where_the_last_one_was_copied_says_that_the_target_lost_
     original, copied = Record(99, T0, b"k", b"v"), Record(499, T0, b"k", b"v")
     check_last_record(found, "link", original, copied)
     other = copied._replace(value=b"of an application")
-    with pytest.raises(TargetDivergedError, match="copy-3 has at offset 499 another record than the one of orders-3, offset 99"):
+    with pytest.raises(
+        TargetDivergedError, match="copy-3 has at offset 499 another record than the one of orders-3, offset 99"
+    ):
         check_last_record(found, "link", original, other)
     check_last_record(found, "link", *(record if known else None for record, known in zip((original, other), is_there)))
 
@@ -273,13 +281,19 @@ def row(number: int, partition: TopicPartition = PARTITION) -> MapRow:
 
 def data(producer_id: int, rows: Iterable[MapRow], is_transactional: bool = True) -> bytes:
     records = [Record(0, T0, r.key.encode(), r.encode()) for r in rows]
-    return encode_batch(records, producer_id=producer_id, producer_epoch=0, base_sequence=0, is_transactional=is_transactional)
+    return encode_batch(
+        records, producer_id=producer_id, producer_epoch=0, base_sequence=0, is_transactional=is_transactional
+    )
 
 
 def marker(producer_id: int, is_commit: bool) -> bytes:
     key = b"\0\0\0\1" if is_commit else b"\0\0\0\0"
     return encode_batch(
-        [Record(0, T0, key, bytes(6))], producer_id=producer_id, producer_epoch=0, is_transactional=True, is_control=True
+        [Record(0, T0, key, bytes(6))],
+        producer_id=producer_id,
+        producer_epoch=0,
+        is_transactional=True,
+        is_control=True,
     )
 
 
@@ -324,7 +338,9 @@ def batches_of(offsets: list[list[int]], codec: int) -> list[tuple[BatchHeader, 
 
 @pytest.mark.parametrize("codec", range(5))
 @pytest.mark.parametrize("max_batch_bytes", [1 << 20, 400])
-def test_batches_with_holes_between_become_few_and_say_where_each_record_is_from(codec: int, max_batch_bytes: int) -> None:
+def test_batches_with_holes_between_become_few_and_say_where_each_record_is_from(
+    codec: int, max_batch_bytes: int
+) -> None:
     groups = [[5, 6, 7], [8], [10, 11], [100], [101, 102], [1 << 33]]
     made = dense(batches_of(groups, codec), max_batch_bytes)
     assert (len(made) == 1) == (max_batch_bytes > 400)

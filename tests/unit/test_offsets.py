@@ -29,9 +29,9 @@ from tolerant_client.errors import OptionError
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 
-ranges = st.lists(
-    st.tuples(st.integers(0, 10**9), st.integers(0, 300)), max_size=6
-).map(lambda pairs: [OffsetRange("t", i, start, start + size) for i, (start, size) in enumerate(pairs)])
+ranges = st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 300)), max_size=6).map(
+    lambda pairs: [OffsetRange("t", i, start, start + size) for i, (start, size) in enumerate(pairs)]
+)
 
 
 def test_spark_writes_offsets_like_this() -> None:
@@ -76,9 +76,7 @@ def test_assignments_are_lists_of_partitions() -> None:
     assert parse_assignment('{"b":[0],"a":[1,0,1]}', "assign") == (A0, A1, B0)
 
 
-@pytest.mark.parametrize(
-    "text", ['{"a":0}', '{"a":[]}', '{"a":["0"]}', '{"a":[-1]}', "a"]
-)
+@pytest.mark.parametrize("text", ['{"a":0}', '{"a":[]}', '{"a":["0"]}', '{"a":[-1]}', "a"])
 def test_wrong_assignments_are_refused(text: str) -> None:
     with pytest.raises(OptionError, match="assign"):
         parse_assignment(text, "assign")
@@ -121,9 +119,7 @@ def test_nested_offsets_are_in_order_and_come_back() -> None:
     least=st.none() | st.integers(1, 40),
     most=st.none() | st.integers(1, 100),
 )
-def test_a_plan_covers_every_offset_once(
-    whole: list[OffsetRange], least: int | None, most: int | None
-) -> None:
+def test_a_plan_covers_every_offset_once(whole: list[OffsetRange], least: int | None, most: int | None) -> None:
     plan = plan_ranges(whole, least, most)
     for given_range in whole:
         parts = [r for r in plan if r.partition == given_range.partition]

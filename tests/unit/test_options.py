@@ -16,8 +16,8 @@ from spark_integration.reading.options import (
     TriggerLimits,
     parse_read_options,
 )
-from spark_integration.security.kafka_config import FORBIDDEN
 from tolerant_client.errors import OptionError
+from tolerant_client.security.kafka_config import FORBIDDEN
 
 T0 = TopicPartition("t", 0)
 
@@ -150,7 +150,9 @@ def test_limits_of_a_trigger_are_offsets_and_a_duration() -> None:
         parse(maxOffsetsPerTrigger="10", minOffsetsPerTrigger="11")
 
 
-@pytest.mark.parametrize(("text", "ms"), [("15m", 900_000), ("30 S", 30_000), ("500ms", 500), ("7", 7), ("1d", 86_400_000)])
+@pytest.mark.parametrize(
+    ("text", "ms"), [("15m", 900_000), ("30 S", 30_000), ("500ms", 500), ("7", 7), ("1d", 86_400_000)]
+)
 def test_durations_are_sparks(text: str, ms: int) -> None:
     assert parse(maxTriggerDelay=text).limits.max_delay_ms == ms
 
@@ -227,7 +229,9 @@ def test_isolation_level_may_have_kafkas_prefix() -> None:
 
 
 def test_contradicting_isolation_levels_are_refused() -> None:
-    with pytest.raises(OptionError, match="isolation.level is 'read_uncommitted' and kafka.isolation.level is 'read_committed'"):
+    with pytest.raises(
+        OptionError, match="isolation.level is 'read_uncommitted' and kafka.isolation.level is 'read_committed'"
+    ):
         parse(isolation__level="read_uncommitted", kafka__isolation__level="read_committed")
 
 
@@ -239,7 +243,13 @@ def test_no_limit_may_be_said_by_the_largest_long() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ['{"t":{"0":' + "1" * 30 + "}}", '{"t":{"0":1,"00":2}}', '{"t":{"4294967296":1}}', "[" * 100_000, '{"t":{"0":' + "9" * 5000 + "}}"],
+    [
+        '{"t":{"0":' + "1" * 30 + "}}",
+        '{"t":{"0":1,"00":2}}',
+        '{"t":{"4294967296":1}}',
+        "[" * 100_000,
+        '{"t":{"0":' + "9" * 5000 + "}}",
+    ],
     ids=["beyond a long", "twice", "beyond an int", "nested", "digits"],
 )
 def test_json_beyond_all_bounds_is_refused_by_name(text: str) -> None:

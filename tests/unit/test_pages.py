@@ -15,11 +15,21 @@ pytest.importorskip("pyspark")
 import tolerant_client
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted(path for folder in ("", "docs", "tolerant_client", "spark_integration") for path in (ROOT / folder).glob("**/*.md" if folder else "*.md"))
-BLOCKS = [(page, block) for page in PAGES for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)]
+PAGES = sorted(
+    path
+    for folder in ("", "docs", "tolerant_client", "spark_integration")
+    for path in (ROOT / folder).glob("**/*.md" if folder else "*.md")
+)
+BLOCKS = [
+    (page, block)
+    for page in PAGES
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+]
 
 
-@pytest.mark.parametrize(("page", "block"), BLOCKS, ids=[f"{page.relative_to(ROOT)}-{n}" for n, (page, _) in enumerate(BLOCKS)])
+@pytest.mark.parametrize(
+    ("page", "block"), BLOCKS, ids=[f"{page.relative_to(ROOT)}-{n}" for n, (page, _) in enumerate(BLOCKS)]
+)
 def test_what_a_page_imports_is_there(page: Path, block: str) -> None:
     for node in ast.walk(ast.parse(textwrap.dedent(block))):
         if isinstance(node, ast.ImportFrom):

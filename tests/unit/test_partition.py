@@ -8,19 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.log_ends import Unreplicated
+from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.cluster.produce import add_sequence
 from tolerant_client.errors import (
     RecordBatchError,
     RecoveryExhaustedError,
     TargetDivergedError,
     TolerantClientError,
 )
-from tolerant_client.fetch import FetchedPartition
-from tolerant_client.mirror.appendable import Appendable, AppendRules
-from tolerant_client.mirror.gaps import Gap, GapFill
-from tolerant_client.mirror.identical.partition import BELIEVED_AFTER, AppendState, PartitionCopy, Phase
-from tolerant_client.mirror.log_ends import Unreplicated
-from tolerant_client.produce import add_sequence
-from tolerant_client.record_batch import BatchHeader, Record, encode_batch, iter_batches, read_header
+from tolerant_client.mirror.batches.appendable import Appendable, AppendRules, AppendState
+from tolerant_client.mirror.batches.gaps import Gap, GapFill
+from tolerant_client.mirror.engine.identical.partition import BELIEVED_AFTER, PartitionCopy, Phase
+from tolerant_client.records.record_batch import BatchHeader, Record, encode_batch, iter_batches, read_header
 
 TP = TopicPartition("orders", 3)
 PRODUCER = 4711
@@ -33,7 +33,9 @@ NOW_MS = 1_700_000_000_000
 
 
 def batch(base_offset: int, count: int = 10, timestamp: int = 1, **options: object) -> tuple[BatchHeader, memoryview]:
-    view = memoryview(bytearray(encode_batch([Record(0, timestamp, None, b"x")] * count, base_offset=base_offset, **options)))  # type: ignore[arg-type]
+    view = memoryview(
+        bytearray(encode_batch([Record(0, timestamp, None, b"x")] * count, base_offset=base_offset, **options))
+    )  # type: ignore[arg-type]
     return read_header(view), view
 
 
@@ -57,7 +59,9 @@ def send(copy: PartitionCopy, base_offset: int, count: int = 10, timestamp: int 
     return item[0]
 
 
-def answer(copy: PartitionCopy, header: BatchHeader, error_code: int = 0, base_offset: int | None = None, now: float = 1.0) -> None:
+def answer(
+    copy: PartitionCopy, header: BatchHeader, error_code: int = 0, base_offset: int | None = None, now: float = 1.0
+) -> None:
     copy.in_flight -= 1
     copy.appended(header, error_code, header.base_offset if base_offset is None else base_offset, now)
 
@@ -106,7 +110,9 @@ def test_law_b_batches_are_stamped_with_consecutive_sequences_of_the_links_produ
             copy.enqueue(item)
     stamped = [next(iter_batches(item[1]))[0] for item in copy.queue if not isinstance(item, Gap)]
     assert [(h.producer_id, h.producer_epoch, h.base_sequence) for h in stamped] == [
-        (PRODUCER, 0, 7), (PRODUCER, 0, 17), (PRODUCER, 0, 18)
+        (PRODUCER, 0, 7),
+        (PRODUCER, 0, 17),
+        (PRODUCER, 0, 18),
     ]
 
 
@@ -574,7 +580,9 @@ def test_batch_that_was_appended_below_its_offset_says_that_the_log_became_short
     copy = copying()
     assert copy.misplaced is None
     answer(copy, send(copy, 100), base_offset=0)
-    assert "orders-3 has become shorter" in str(copy.misplaced) and "offset 100 was appended at 0" in str(copy.misplaced)
+    assert "orders-3 has become shorter" in str(copy.misplaced) and "offset 100 was appended at 0" in str(
+        copy.misplaced
+    )
     copy.resume(AppendState(110, PRODUCER, 0, 110), RULES, 1.0)
     assert copy.misplaced is None
     answer(copy, send(copy, 110), base_offset=111)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2 as kafka_python_murmur2
 
-from tolerant_client.partitioner import murmur2, partition_rows, sort_by_partition
+from tolerant_client.records.partitioner import murmur2, partition_rows, sort_by_partition
 
 # org.apache.kafka.common.utils.UtilsTest, testMurmur2
 JAVA = {
@@ -69,9 +69,7 @@ def test_strings_are_hashed_as_utf_8() -> None:
 def test_a_given_partition_wins_then_the_key_then_the_turn(
     keys: list[bytes | None], chosen: st.DataObject, count: int, first: int, run_rows: int
 ) -> None:
-    given_ones = chosen.draw(
-        st.lists(st.none() | st.integers(0, count - 1), min_size=len(keys), max_size=len(keys))
-    )
+    given_ones = chosen.draw(st.lists(st.none() | st.integers(0, count - 1), min_size=len(keys), max_size=len(keys)))
     found = partition_rows(
         pa.array(keys, pa.binary()), pa.array(given_ones, pa.int32()), count, first, run_rows=run_rows
     )

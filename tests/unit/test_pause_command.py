@@ -8,10 +8,10 @@ import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
 
-from spark_integration.commands.link import GivenLink
-from spark_integration.commands.pause import _names, _require_there, parse_rate, require_known, unpaused
+from spark_integration.cli.link import GivenLink
+from spark_integration.cli.pause import _names, _require_there, parse_rate, require_known, unpaused
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.link.control import LinkControl, paused, resumed
+from tolerant_client.mirror.state.control import LinkControl, paused, resumed
 
 
 class Guarded:
@@ -53,7 +53,9 @@ def test_a_partition_that_is_not_there_is_not_paused() -> None:
 
 
 def test_a_wrong_name_is_resumed_no_more_than_it_is_paused() -> None:
-    held = LinkControl(frozenset({"clicks", "ordersnosuch"}), paused_partitions=frozenset({TopicPartition("orders", 3)}))
+    held = LinkControl(
+        frozenset({"clicks", "ordersnosuch"}), paused_partitions=frozenset({TopicPartition("orders", 3)})
+    )
     assert unpaused(["nosuch", "orders", "clicks"], held) == ["nosuch"]
     assert unpaused(["orders"], LinkControl()) == ["orders"]
 

@@ -7,12 +7,12 @@ from typing import cast
 
 import pytest
 from kafka.structs import TopicPartition
-from support.one_log import OneLog
 
-from tolerant_client.mirror.identical import places as places_module
-from tolerant_client.mirror.identical.places import Places, is_in_place, read_places
-from tolerant_client.raw import RawCluster
-from tolerant_client.record_batch import BatchHeader, Record, encode_batch, read_header
+from support.one_log import OneLog
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.engine.identical import places as places_module
+from tolerant_client.mirror.engine.identical.places import Places, is_in_place, read_places
+from tolerant_client.records.record_batch import BatchHeader, Record, encode_batch, read_header
 
 TP = TopicPartition("t", 0)
 OURS = 7
@@ -20,7 +20,9 @@ OURS = 7
 
 def batch(base_offset: int, sequence: int, count: int = 10, producer_id: int = OURS, **options: bool) -> bytes:
     records = [Record(0, 1, None, b"x")] * count
-    return encode_batch(records, base_offset=base_offset, producer_id=producer_id, producer_epoch=0, base_sequence=sequence, **options)
+    return encode_batch(
+        records, base_offset=base_offset, producer_id=producer_id, producer_epoch=0, base_sequence=sequence, **options
+    )
 
 
 def header(base_offset: int, sequence: int, count: int = 10, producer_id: int = OURS) -> BatchHeader:
@@ -51,7 +53,9 @@ def test_sequences_wrap() -> None:
 
 
 @pytest.mark.parametrize("before", [None, header(40, 40, producer_id=3)])
-def test_first_batch_of_a_producer_says_its_place_only_where_its_sequence_is_its_offset(before: BatchHeader | None) -> None:
+def test_first_batch_of_a_producer_says_its_place_only_where_its_sequence_is_its_offset(
+    before: BatchHeader | None,
+) -> None:
     assert is_in_place(header(50, 50), before) is True
     assert is_in_place(header(50, 0), before) is None
 
@@ -59,7 +63,7 @@ def test_first_batch_of_a_producer_says_its_place_only_where_its_sequence_is_its
 def places(*batches: bytes, first: int, bounds: tuple[int, int] | None = None) -> Places:
     log = OneLog(batches)
     start = next(read_header(b) for b in batches if read_header(b).last_offset >= first)
-    return asyncio.run(read_places(cast(RawCluster, log), TP, bounds or (0, log.end), start, {OURS}))
+    return asyncio.run(read_places(cast(Cluster, log), TP, bounds or (0, log.end), start, {OURS}))
 
 
 def test_batch_that_was_appended_twice_is_out_of_place_wherever_the_source_ends() -> None:

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.plan import TopicSpec, fit_config, in_operations, plan_topics, select_topics
-from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, TopicNames
-from tolerant_client.mirror.topic_filter import CONFIG_PROPERTIES_EXCLUDE, LinkTopics, TopicCreation, TopicFilter
+from tolerant_client.mirror.state.plan import TopicSpec, fit_config, in_operations, plan_topics, select_topics
+from tolerant_client.mirror.state.replication_policy import DefaultReplicationPolicy, TopicNames
+from tolerant_client.mirror.state.topic_filter import CONFIG_PROPERTIES_EXCLUDE, LinkTopics, TopicCreation, TopicFilter
 
 AVAILABLE = {"orders": 1, "orders.v2": 1, "payments": 1}
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
@@ -57,7 +57,9 @@ def test_bad_expression_is_named() -> None:
 def test_topics_of_a_link_are_chosen_by_their_source_names_and_told_by_the_targets() -> None:
     names = TopicNames(DefaultReplicationPolicy(), "A")
     link = LinkTopics(TopicFilter(("orders.*", "B.payments")), names, "B")
-    available = dict.fromkeys(("A.orders", "A.orders.v2", "A.B.payments", "A.heartbeats", "A.tolerant-mirror-ledger"), 1)
+    available = dict.fromkeys(
+        ("A.orders", "A.orders.v2", "A.B.payments", "A.heartbeats", "A.tolerant-mirror-ledger"), 1
+    )
     assert select_topics(link, available) == ["A.heartbeats", "A.orders", "A.orders.v2"]
     other = LinkTopics(TopicFilter(("zzz",)), names, "B")
     with pytest.raises(OptionError, match="No topic of the source matches 'zzz'; the source has 1 topics"):
@@ -88,7 +90,13 @@ def test_small_target_gets_fewer_replicas_and_a_minimum_that_it_can_reach() -> N
 
 @pytest.mark.parametrize(
     ("factor", "brokers", "created", "minimum", "is_warned"),
-    [(2, 3, 2, "2", False), (1, 3, 1, "1", False), (2, 1, 1, "1", True), (-1, 3, -1, "2", False), (-1, 1, -1, "1", False)],
+    [
+        (2, 3, 2, "2", False),
+        (1, 3, 1, "1", False),
+        (2, 1, 1, "1", True),
+        (-1, 3, -1, "2", False),
+        (-1, 1, -1, "1", False),
+    ],
 )
 def test_replication_factor_of_the_link_counts_not_the_sources(
     factor: int, brokers: int, created: int, minimum: str, is_warned: bool
@@ -102,7 +110,12 @@ def test_replication_factor_of_the_link_counts_not_the_sources(
 
 def test_excluded_properties_stay_the_targets_own_affair() -> None:
     creation = TopicCreation(config_exclude=CONFIG_PROPERTIES_EXCLUDE + ("max.message.*", "retention.ms"))
-    config = {"min.insync.replicas": "2", "retention.ms": "5", "segment.ms": "7", "message.timestamp.type": "LogAppendTime"}
+    config = {
+        "min.insync.replicas": "2",
+        "retention.ms": "5",
+        "segment.ms": "7",
+        "message.timestamp.type": "LogAppendTime",
+    }
     wanted = TopicSpec("orders", 1, 1, config, {"max.message.bytes": "9"})
     (created,) = plan_topics({"orders": wanted}, {}, 3, creation).create
     limits = {name for name in created.config if name.startswith("message.timestamp")}
@@ -153,8 +166,14 @@ def test_target_topic_that_would_rewrite_timestamps_is_refused_and_no_other(pres
 
 
 def test_created_topic_takes_records_of_any_time() -> None:
-    (created,) = plan_topics({"orders": spec(message_timestamp_before_max_ms="1000", message_timestamp_after_max_ms="1000")}, {}, 1).create
-    assert created.config["message.timestamp.before.max.ms"] == created.config["message.timestamp.after.max.ms"] == str(2**63 - 1)
+    (created,) = plan_topics(
+        {"orders": spec(message_timestamp_before_max_ms="1000", message_timestamp_after_max_ms="1000")}, {}, 1
+    ).create
+    assert (
+        created.config["message.timestamp.before.max.ms"]
+        == created.config["message.timestamp.after.max.ms"]
+        == str(2**63 - 1)
+    )
 
 
 def test_settings_that_4_x_brokers_do_not_know_or_that_belong_to_one_cluster_are_left_out() -> None:
@@ -221,7 +240,9 @@ def test_unknown_names_are_dropped_and_values_below_the_least_are_raised() -> No
     fitted, warning = fit_config(wanted, "Unknown topic config name: acme.speed")
     assert fitted.config == {"segment.bytes": "14"}
     assert "without acme.speed=9" in warning
-    fitted, warning = fit_config(fitted, "Invalid value 14 for configuration segment.bytes: Value must be at least 1048576")
+    fitted, warning = fit_config(
+        fitted, "Invalid value 14 for configuration segment.bytes: Value must be at least 1048576"
+    )
     assert fitted.config == {"segment.bytes": "1048576"}
     assert "with segment.bytes=1048576" in warning and "the source has 14" in warning
 

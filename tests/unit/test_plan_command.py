@@ -12,15 +12,15 @@ pytest.importorskip("pyspark")
 from kafka.structs import TopicPartition
 from typer.testing import CliRunner
 
-from spark_integration.cli import app
-from spark_integration.commands import link
-from spark_integration.commands.plan import besides_of, plan
-from spark_integration.mirroring.flow_links import duties_of
-from spark_integration.mm2.flows import Flow, read_flows
+from spark_integration.cli import link
+from spark_integration.cli.app import app
+from spark_integration.cli.plan import besides_of, plan
+from spark_integration.mirror.flow_links import duties_of
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.link.plan_report import Besides, topic_plans
-from tolerant_client.mirror.plan import TopicSpec, TopicsPlan
-from tolerant_client.mirror.sync import PlannedLink
+from tolerant_client.mirror.engine.prepare import PlannedLink
+from tolerant_client.mirror.life.plan_report import Besides, topic_plans
+from tolerant_client.mirror.state.plan import TopicSpec, TopicsPlan
+from tolerant_client.ops.mm2.flows import Flow, read_flows
 
 FILE = """
 clusters = A, B
@@ -57,7 +57,9 @@ def planned_duties(besides: Besides) -> set[str]:
 
 @pytest.mark.parametrize("switched", [(), *((key,) for key in DUTIES), tuple(DUTIES)])
 @pytest.mark.parametrize("value", ["true", "false"])
-def test_a_flow_is_planned_to_do_its_duties_and_no_others(tmp_path: Path, switched: tuple[str, ...], value: str) -> None:
+def test_a_flow_is_planned_to_do_its_duties_and_no_others(
+    tmp_path: Path, switched: tuple[str, ...], value: str
+) -> None:
     of = flow(tmp_path, *(f"{key}.enabled = {value}" for key in switched))
     assert planned_duties(besides_of(of)) == {duty.name for duty in duties_of(of)} & set(DUTIES.values())
 
@@ -100,13 +102,19 @@ def test_topics_are_planned_for_the_link_that_a_start_with_them_would_take(
 
 def test_topics_are_planned_one_by_one_with_what_waits() -> None:
     wanted = {name: TopicSpec(name, 2, 3) for name in ("new", "grown", "there", "stamped")}
-    present = {"grown": TopicSpec("grown", 1, 1), "there": TopicSpec("there", 2, 2), "stamped": TopicSpec("stamped", 2, 1)}
+    present = {
+        "grown": TopicSpec("grown", 1, 1),
+        "there": TopicSpec("there", 2, 2),
+        "stamped": TopicSpec("stamped", 2, 1),
+    }
     topics = TopicsPlan(
         (TopicSpec("new", 2, 1, {"retention.ms": "1"}),), (wanted["there"],), (wanted["grown"],), (), {"stamped": "why"}
     )
     waiting = {TopicPartition("stamped", n): "why" for n in (0, 1)} | {TopicPartition("there", 1): "no leader"}
     ends = {TopicPartition(name, n): 10 for name in ("new", "grown", "there") for n in (0, 1)}
-    found = list(topic_plans(PlannedLink(topics, ends, waiting, (wanted, present)), {**ends, TopicPartition("there", 0): 3}))
+    found = list(
+        topic_plans(PlannedLink(topics, ends, waiting, (wanted, present)), {**ends, TopicPartition("there", 0): 3})
+    )
     assert [(t.topic, t.action, t.partitions, t.target_partitions, t.replication_factor, t.to_copy) for t in found] == [
         ("grown", "grow", 2, 1, 1, 20),
         ("new", "create", 2, 0, 1, 20),

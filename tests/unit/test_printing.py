@@ -17,16 +17,16 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from spark_integration.cli import app
-from spark_integration.commands import promote
-from spark_integration.doctor.checkup import Checkup
-from spark_integration.doctor.finding import Finding, Severity
-from spark_integration.doctor.report import print_report
-from spark_integration.mirroring.link_events import EventPrinter, LinkEvent
-from spark_integration.monitoring.bars import LinkBars
-from spark_integration.printing import Table, cell, print_table, printable
+from spark_integration.cli import promote
+from spark_integration.cli.app import app
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.link.promotion_report import GroupPlace, PromotedPartition, PromotionReport
+from tolerant_client.mirror.life.promotion_report import GroupPlace, PromotedPartition, PromotionReport
+from tolerant_client.ops.doctor.checkup import Checkup
+from tolerant_client.ops.doctor.finding import Finding, Severity
+from tolerant_client.ops.doctor.report import print_report
+from tolerant_client.ops.monitoring.bars import LinkBars
+from tolerant_client.ops.printing import Table, cell, print_table, printable
+from tolerant_client.ops.service.link_events import EventPrinter, LinkEvent
 
 COMMANDS = Path(promote.__file__).parent
 MARKUP, LINES, ESCAPE = "[/reports]", "x\ntolerant-kafka: dr: promoted", "\x1b[2K\x07"
@@ -77,7 +77,9 @@ def test_a_failover_with_a_group_named_like_markup_reports_all_of_it(capsys: pyt
     out, err = capsys.readouterr()
     assert exit_.value.exit_code == 0
     assert MARKUP in out and "Link dr is promoted" in out
-    assert err == r"tolerant-kafka: warning: group [/reports]x\ntolerant-kafka: dr: promoted\x1b[2K\x07 was there" + "\n"
+    assert (
+        err == r"tolerant-kafka: warning: group [/reports]x\ntolerant-kafka: dr: promoted\x1b[2K\x07 was there" + "\n"
+    )
     assert "\x1b" not in out
 
 
@@ -100,7 +102,9 @@ def test_an_event_of_a_link_is_one_line(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_line_above_the_bars_is_one_line() -> None:
     file = io.StringIO()
-    LinkBars(is_once=False, is_shown=False, console=Console(file=file, width=200)).print(f"tolerant-kafka: paused: {FORGED}")
+    LinkBars(is_once=False, is_shown=False, console=Console(file=file, width=200)).print(
+        f"tolerant-kafka: paused: {FORGED}"
+    )
     assert file.getvalue() == r"tolerant-kafka: paused: [/reports]x\ntolerant-kafka: dr: promoted\x1b[2K\x07" + "\n"
 
 
@@ -118,7 +122,11 @@ def test_commands_print_only_through_printing() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module == "rich.table":
                 wrong.append(f"{path.name} imports rich.table")
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("typer.confirm", "typer.prompt", "typer.secho"):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+                "typer.confirm",
+                "typer.prompt",
+                "typer.secho",
+            ):
                 wrong.append(f"{path.name}: {ast.unparse(node.func)}")
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "typer.echo":
                 printed = ast.unparse(node.args[0])
@@ -149,13 +157,15 @@ def test_a_table_is_wider_than_a_narrow_terminal_rather_than_cut(
 def test_a_command_whose_output_nobody_reads_ends_as_if_by_sigpipe() -> None:
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run([sys.executable, "-m", "spark_integration.cli", "verify", "--help"], stdout=write, stderr=subprocess.PIPE)
+    done = subprocess.run(
+        [sys.executable, "-m", "spark_integration.cli.app", "verify", "--help"], stdout=write, stderr=subprocess.PIPE
+    )
     os.close(write)
     assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_output_that_cannot_be_written_is_one_sentence_and_no_verdict() -> None:
-    command = [sys.executable, "-m", "spark_integration.cli", "verify", "--help"]
+    command = [sys.executable, "-m", "spark_integration.cli.app", "verify", "--help"]
     with open("/dev/full", "wb") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE)
     said = b"tolerant-kafka: standard output cannot be written: No space left on device\n"
@@ -163,7 +173,7 @@ def test_output_that_cannot_be_written_is_one_sentence_and_no_verdict() -> None:
 
 
 def test_a_closed_standard_output_changes_nothing_of_a_command() -> None:
-    command = ["sh", "-c", 'exec "$0" "$@" >&-', sys.executable, "-m", "spark_integration.cli", "verify"]
+    command = ["sh", "-c", 'exec "$0" "$@" >&-', sys.executable, "-m", "spark_integration.cli.app", "verify"]
     done = subprocess.run([*command, "--help"], stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (0, b"")
     wrong = subprocess.run([*command, "--source", "a:1"], stderr=subprocess.PIPE)
@@ -173,6 +183,6 @@ def test_a_closed_standard_output_changes_nothing_of_a_command() -> None:
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_what_the_output_has_no_sign_for_is_printed_as_an_escape(encoding: str) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "60"}
-    command = [sys.executable, "-m", "spark_integration.cli", "mirror", "-h"]
+    command = [sys.executable, "-m", "spark_integration.cli.app", "mirror", "-h"]
     done = subprocess.run(command, env=environment, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"") and b"--topics" in done.stdout

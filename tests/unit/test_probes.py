@@ -7,27 +7,31 @@ from typing import cast
 
 import pytest
 from kafka.structs import TopicPartition
-from support.one_log import OneLog
 
+from support.one_log import OneLog
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import TargetDivergedError
-from tolerant_client.mirror.identical.probes import Rows, probe_logs
-from tolerant_client.mirror.losses import LedgerRow
-from tolerant_client.raw import RawCluster
-from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.engine.identical.probes import Rows, probe_logs
+from tolerant_client.records.record_batch import Record, encode_batch
 
 TP = TopicPartition("orders", 0)
 
 
 def log_of(values: bytes, per_batch: int = 50) -> OneLog:
     records = [Record(0, n, None, b"%c" % value) for n, value in enumerate(values)]
-    return OneLog(encode_batch(records[at : at + per_batch], base_offset=at) for at in range(0, len(records), per_batch))
+    return OneLog(
+        encode_batch(records[at : at + per_batch], base_offset=at) for at in range(0, len(records), per_batch)
+    )
 
 
-def probe(source: OneLog, target: OneLog, adopted: int = 0, rows: Rows = {}) -> dict[TopicPartition, TargetDivergedError]:
+def probe(
+    source: OneLog, target: OneLog, adopted: int = 0, rows: Rows = {}
+) -> dict[TopicPartition, TargetDivergedError]:
     async def read_rows() -> Rows:
         return rows
 
-    clusters = cast(RawCluster, source), cast(RawCluster, target)
+    clusters = cast(Cluster, source), cast(Cluster, target)
     return asyncio.run(probe_logs(*clusters, {TP: target.end}, {TP: adopted}, read_rows))
 
 

@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 from kafka.protocol.producer import ProduceRequest, ProduceResponse
 from kafka.structs import TopicPartition
 
-from tolerant_client.apis import Action, action_for
-from tolerant_client.produce import MAX_PRODUCE_VERSION, MIN_PRODUCE_VERSION, ProducedPartition, RawProduce
-from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.cluster.produce import MAX_PRODUCE_VERSION, MIN_PRODUCE_VERSION, ProducedPartition, RawProduce
+from tolerant_client.records.record_batch import Record, encode_batch
+from tolerant_client.tracker.rules.apis import Action, action_for
 
 VERSIONS = range(MIN_PRODUCE_VERSION, MAX_PRODUCE_VERSION + 1)
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b-\u00fc", 0)
 BATCHES = {
-    partition: encode_batch([Record(0, 5, None, b"value %d" % n)] * (n + 1), producer_id=4, producer_epoch=0, base_sequence=n)
+    partition: encode_batch(
+        [Record(0, 5, None, b"value %d" % n)] * (n + 1), producer_id=4, producer_epoch=0, base_sequence=n
+    )
     for n, partition in enumerate((A0, B0, A1))
 }
 
@@ -48,11 +50,17 @@ def answer(version: int, partitions: dict[TopicPartition, tuple[int, int]]) -> b
     for partition, (code, offset) in partitions.items():
         topics.setdefault(partition.topic, []).append(
             ProduceResponse.TopicProduceResponse.PartitionProduceResponse(
-                index=partition.partition, error_code=code, base_offset=offset, log_append_time_ms=-1, log_start_offset=0
+                index=partition.partition,
+                error_code=code,
+                base_offset=offset,
+                log_append_time_ms=-1,
+                log_start_offset=0,
             )
         )
     response = ProduceResponse[version](
-        responses=[ProduceResponse.TopicProduceResponse(name=name, partition_responses=parts) for name, parts in topics.items()],
+        responses=[
+            ProduceResponse.TopicProduceResponse(name=name, partition_responses=parts) for name, parts in topics.items()
+        ],
         throttle_time_ms=3,
     )
     return bytes(response.encode(header=False))

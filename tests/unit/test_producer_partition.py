@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
-from tolerant_client.producer_partition import (
+from tolerant_client.cluster.producer.partition import (
     BELIEVED_AFTER,
     KNOWN_FOR,
     LOST,
@@ -18,7 +18,7 @@ from tolerant_client.producer_partition import (
     ProducerPartition,
     Verdict,
 )
-from tolerant_client.record_batch import Record, encode_batch, read_header
+from tolerant_client.records.record_batch import Record, encode_batch, read_header
 
 TP = TopicPartition("t", 0)
 PID, EPOCH = 4711, 3
@@ -97,7 +97,11 @@ def test_a_record_that_is_refused_costs_no_pauses() -> None:
 def test_batches_are_stamped_with_one_sequence_after_the_other() -> None:
     state, sent = known(3)
     headers = [read_header(b.data) for b in sent]
-    assert [(h.producer_id, h.producer_epoch, h.base_sequence) for h in headers] == [(PID, EPOCH, 2), (PID, EPOCH, 4), (PID, EPOCH, 6)]
+    assert [(h.producer_id, h.producer_epoch, h.base_sequence) for h in headers] == [
+        (PID, EPOCH, 2),
+        (PID, EPOCH, 4),
+        (PID, EPOCH, 6),
+    ]
 
 
 def test_without_idempotence_no_batch_has_a_sequence_and_none_proves_another() -> None:
@@ -161,7 +165,15 @@ def test_an_offset_that_contradicts_the_proof_is_no_proof() -> None:
     assert state.appended(second, 0, 0.0)[1] is Verdict.DIVERGED
 
 
-@pytest.mark.parametrize(("code", "verdict"), [(NOT_AUTHORIZED, Verdict.FAILED), (TOO_LARGE, Verdict.RECORDS), (INVALID_RECORD, Verdict.RECORDS), (OUT_OF_ORDER, Verdict.FAILED)])
+@pytest.mark.parametrize(
+    ("code", "verdict"),
+    [
+        (NOT_AUTHORIZED, Verdict.FAILED),
+        (TOO_LARGE, Verdict.RECORDS),
+        (INVALID_RECORD, Verdict.RECORDS),
+        (OUT_OF_ORDER, Verdict.FAILED),
+    ],
+)
 def test_what_would_end_it_is_believed_the_third_time(code: int, verdict: Verdict) -> None:
     """Law E; of a batch with one record."""
     state = partition()
@@ -201,6 +213,93 @@ def test_batches_behind_one_that_is_left_out_move_up() -> None:
     assert read_header(sent[1].data).base_sequence == sent[1].sequence == 2
 
 
+@pytest.mark.parametrize("appended", range(1, 6))
+def test_what_a_restarted_broker_has_forgotten_is_proven_by_a_later_batch(appended: int) -> None:
+    """Law F: five were in flight, the first ones were appended, and no response came."""
+    broker, state, now = Broker(), partition(6), 0.0
+    (first,) = send_all(state)
+    state.appended(first, broker.append(bytes(first.data))[1], now)
+    sent = send_all(state)
+    for number, each in enumerate(sent):
+        if number < appended:
+            broker.append(bytes(each.data))
+        state.failed(each, LOST, now)
+    broker.restart()
+    settled: list[ProducerBatch] = []
+    while not state.is_idle:
+        now = max(now, state.retry_at)
+        for each in send_all(state, now):
+            code, offset = broker.append(bytes(each.data))
+            if code:
+                assert state.failed(each, code, now) is Verdict.AGAIN
+            else:
+                proven, verdict = state.appended(each, offset, now)
+                settled += proven
+                assert verdict is Verdict.NOTHING
+    assert settled == sent
+    assert broker.log == [bytes(each.data[61:]) for each in (first, *sent)]
+
+
+def out_of_order(batches: int) -> tuple[ProducerPartition, list[ProducerBatch]]:
+    """A partition whose batches were lost in flight, and the first of them, sent again, was refused as out of order."""
+    state, sent = known(batches)
+    for each in sent:
+        state.failed(each, LOST, 0.0)
+    assert send_all(state) == sent[:1]
+    assert state.failed(sent[0], OUT_OF_ORDER, 0.0) is Verdict.AGAIN
+    return state, sent
+
+
+def test_what_comes_in_no_order_at_all_ends_the_partition_when_all_was_tried_again_and_again() -> None:
+    """Laws E and F: the leader lost what it had acknowledged."""
+    state, sent = out_of_order(3)
+    tried = [sent[0]]
+    verdict = Verdict.AGAIN
+    while verdict is Verdict.AGAIN:
+        (again,) = send_all(state, state.retry_at)
+        tried.append(again)
+        verdict = state.failed(again, OUT_OF_ORDER, state.retry_at)
+    assert (verdict, state.first) == (Verdict.FAILED, sent[0])
+    assert tried == [sent[0], sent[2], sent[1]] * 2 + sent[:1]
+
+
+@pytest.mark.parametrize("code", [LOST, NOT_LEADER, NOT_AUTHORIZED, TOO_LARGE])
+def test_a_later_batch_that_is_refused_for_another_reason_says_nothing_of_the_first(code: int) -> None:
+    """The search of law F starts again with the first one, which is neither split nor given up."""
+    state, sent = out_of_order(3)
+    assert send_all(state, state.retry_at) == sent[2:]
+    assert state.failed(sent[2], code, 1.0) is Verdict.AGAIN
+    assert state.first is sent[0]
+    assert send_all(state, state.retry_at) == sent[:1]
+
+
+def test_a_later_batch_at_an_offset_that_contradicts_the_proof_is_no_proof_after_a_restart() -> None:
+    """The topic was created again meanwhile: it takes any sequence."""
+    state, sent = out_of_order(3)
+    assert send_all(state, state.retry_at) == sent[2:]
+    assert state.appended(sent[2], 0, 1.0)[1] is Verdict.DIVERGED
+
+
+def test_after_a_restart_batches_are_in_flight_together_again() -> None:
+    state, sent = out_of_order(2)
+    for number in range(3):
+        state.add(batch(number))
+    assert send_all(state, state.retry_at) == sent[1:]
+    assert state.appended(sent[1], 4, 1.0)[0] == sent
+    assert len(send_all(state, 1.0)) == 3
+
+
+def test_without_idempotence_no_batch_goes_ahead_of_the_first() -> None:
+    """A spoiled response: without sequences no broker refuses an order."""
+    state = ProducerPartition(TP, -1, -1, 3)
+    for number in range(3):
+        state.add(batch(number))
+    sent = send_all(state)
+    for each in sent:
+        state.failed(each, OUT_OF_ORDER, 0.0)
+    assert send_all(state, state.retry_at) == sent
+
+
 def test_doubts_end_with_progress() -> None:
     state, now = partition(), 0.0
     for number in range(3):
@@ -221,12 +320,15 @@ def test_nothing_is_sent_before_the_partition_is_in_its_transaction() -> None:
 
 
 class Broker:
-    """A log that knows the last five batches of a producer."""
+    """A log that knows the last five batches of a producer, and after a restart the last one."""
 
     def __init__(self) -> None:
         self.log: list[bytes] = []
         self.end = 0
         self._recent: deque[tuple[int, int, int]] = deque(maxlen=5)  # sequence, count, base offset
+
+    def restart(self) -> None:
+        self._recent = deque(list(self._recent)[-1:], maxlen=5)
 
     def append(self, data: bytes) -> tuple[int, int]:
         header = read_header(data)
@@ -243,12 +345,15 @@ class Broker:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 40), st.floats(0, 0.6))
-def test_whatever_is_lost_or_refused_every_batch_is_appended_once_and_in_order(seed: int, count: int, rate: float) -> None:
+def test_whatever_is_lost_or_refused_every_batch_is_appended_once_and_in_order(
+    seed: int, count: int, rate: float
+) -> None:
     dice, broker, state, now = random.Random(seed), Broker(), partition(), 0.0
     batches = [batch(number, dice.randint(1, 3)) for number in range(count)]
     waiting = list(batches)
     wire: list[ProducerBatch] = []  # requests on their way; a broker takes one after the other
     settled: list[ProducerBatch] = []
+    is_going = False
     for _ in range(20_000):
         if waiting and dice.random() < 0.5:
             state.add(waiting.pop(0))
@@ -257,10 +362,18 @@ def test_whatever_is_lost_or_refused_every_batch_is_appended_once_and_in_order(s
         if wire:
             sent = wire.pop(0)
             fault = dice.random() < rate
-            kind = dice.choice(["never arrives", "answer lost", "refused", "false code"])
-            code, offset = (LOST, -1) if fault and kind in ("never arrives", "refused") else broker.append(bytes(sent.data))
+            kind = dice.choice(["never arrives", "answer lost", "refused", "false code", "restart"])
+            code, offset = (
+                (LOST, -1) if fault and kind in ("never arrives", "refused") else broker.append(bytes(sent.data))
+            )
             if fault:
-                code = LOST if kind in ("never arrives", "answer lost") else NOT_LEADER
+                code = NOT_LEADER if kind in ("refused", "false code") else LOST
+            is_going = is_going or (fault and kind == "restart")
+            if is_going:  # what is on its way is appended, and no response comes
+                code = LOST
+                if not wire:
+                    broker.restart()
+                    is_going = False
             if code == 0:
                 proven, verdict = state.appended(sent, offset, now)
                 settled += proven

@@ -24,6 +24,8 @@ def test_lag_is_what_sparks_own_source_reports() -> None:
     }
 
 
-@pytest.mark.parametrize("source", [{}, {"endOffset": None, "latestOffset": {"t": {"0": 1}}}, {"endOffset": {}, "latestOffset": {}}])
+@pytest.mark.parametrize(
+    "source", [{}, {"endOffset": None, "latestOffset": {"t": {"0": 1}}}, {"endOffset": {}, "latestOffset": {}}]
+)
 def test_before_the_first_batch_there_is_no_lag(source: dict[str, Any]) -> None:
     assert offsets_behind_latest(source) == {}

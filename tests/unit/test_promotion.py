@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 from typing import Any, cast
 
 import kafka.errors as Errors
 import pytest
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
-from spark_integration.commands.exits import exit_code
+from spark_integration.cli.exits import exit_code
+from tolerant_client.cluster.admin.led_offsets import LedOffsets
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError, UnsupportedSourceError
-from tolerant_client.mirror.led_offsets import LedOffsets
-from tolerant_client.mirror.link import fence, promotion, scope
-from tolerant_client.mirror.link.carriers import Carried
-from tolerant_client.mirror.link.control import Controls, LinkControl, decode_control, encode_control
-from tolerant_client.mirror.link.ends import Comparison, Ends, has_map, require_no_copies_of_identical
-from tolerant_client.mirror.link.fence import Fenced
-from tolerant_client.mirror.link.groups import GroupsReport
-from tolerant_client.mirror.link.left import Left
-from tolerant_client.mirror.link.promotion import Blocker, blockers, failover, promote
-from tolerant_client.mirror.link.promotion_report import PromotedPartition, PromotionReport, failover_warnings
-from tolerant_client.mirror.link.scope import differing_topics, require_whole
-from tolerant_client.mirror.losses import LedgerRow
-from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, TopicNames
-from tolerant_client.mirror.topic_filter import LinkTopics, TopicFilter
-from tolerant_client.mirror.translated.map_topic import map_partition, map_topic
-from tolerant_client.raw import RawCluster
+from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.engine.lag import Comparison, Ends, require_no_copies_of_identical
+from tolerant_client.mirror.follow.groups import GroupsReport
+from tolerant_client.mirror.follow.skipped import Left
+from tolerant_client.mirror.life import fence, promotion
+from tolerant_client.mirror.life.carriers import Carried
+from tolerant_client.mirror.life.fence import Fenced
+from tolerant_client.mirror.life.half_done import half_done
+from tolerant_client.mirror.life.promotion import Blocker, blockers, failover, promote
+from tolerant_client.mirror.life.promotion_report import PromotedPartition, PromotionReport, failover_warnings
+from tolerant_client.mirror.state import link_topics
+from tolerant_client.mirror.state import map_topic as map_topic_module
+from tolerant_client.mirror.state.control import Controls, LinkControl, decode_control, encode_control
+from tolerant_client.mirror.state.link_topics import differing_topics, require_whole
+from tolerant_client.mirror.state.map_topic import MappedTopics, has_map, map_partition, map_topic, mapped_topics
+from tolerant_client.mirror.state.offset_map import RowKey
+from tolerant_client.mirror.state.replication_policy import DefaultReplicationPolicy, TopicNames
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 P = TopicPartition("orders", 0)
 ORDERS = LinkTopics.of("orders")
@@ -52,7 +60,11 @@ def test_nothing_is_in_the_way_when_all_is_copied_and_stands_still() -> None:
         (ends(8, 10, 10), ends(8, 10, 10), "2 offsets are not copied yet: orders-0 2"),
         (ends(10, 10, 12), ends(10, 10, 12), "transactions are open on the source"),
         (ends(10, 10, 10), ends(9, 9, 9), "producers still write to the source: orders-0"),
-        (ends(12, 10, 10), ends(12, 10, 10), "the target has more than the source: orders-0 ends at 12, on the source at 10"),
+        (
+            ends(12, 10, 10),
+            ends(12, 10, 10),
+            "the target has more than the source: orders-0 ends at 12, on the source at 10",
+        ),
     ],
 )
 def test_what_is_in_the_way_of_a_promotion_is_named(now: Ends, before: Ends, text: str) -> None:
@@ -63,9 +75,13 @@ def test_what_is_in_the_way_of_a_promotion_is_named(now: Ends, before: Ends, tex
 
 def test_what_is_no_copy_is_in_the_way_though_nothing_is_left_to_copy() -> None:
     now = ends(12, 10, 10)
-    assert blockers([now], {P: now}, compared=Comparison({P: "a foreign batch"})) == [Blocker("a foreign batch", lasts=True)]
+    assert blockers([now], {P: now}, compared=Comparison({P: "a foreign batch"})) == [
+        Blocker("a foreign batch", lasts=True)
+    ]
     (found,) = blockers([now], {P: now}, compared=Comparison({}, (P,)))
     assert "could not be compared" in found.text and "orders-0" in found.text and not found.lasts
+    (found,) = blockers([now], {P: now}, compared=Comparison({}, refused={P: "Fetch of orders-0 is not allowed"}))
+    assert found == Blocker("orders-0 could not be compared: Fetch of orders-0 is not allowed", lasts=True)
 
 
 def test_a_log_whose_difference_is_in_the_ledger_is_not_in_the_way() -> None:
@@ -81,7 +97,9 @@ def test_a_difference_is_told_instead_of_its_lag_and_many_are_not_told_one_by_on
 
 def test_what_an_operator_has_paused_is_named_with_the_command_that_resumes_it() -> None:
     now = [ends(8, 10, 10), ends(7, 10, 10, 1)]
-    held, waiting = blockers(now, {}, LinkControl(paused_partitions=frozenset({TopicPartition("orders", 1)})), of_target="--link dr")
+    held, waiting = blockers(
+        now, {}, LinkControl(paused_partitions=frozenset({TopicPartition("orders", 1)})), of_target="--link dr"
+    )
     assert held.text.endswith("paused them: orders-1 3; let them go on: tolerant-kafka resume --link dr")
     assert held.text.startswith("3 ") and held.lasts
     assert "2 offsets are not copied yet" in waiting.text and not waiting.lasts
@@ -131,12 +149,15 @@ class FakeTarget:
     async def partitions(self, topics: Any = None) -> dict[str, list[int]]:
         return {topic: [0] for topic in self.topics if topics is None or topic in topics}
 
+    async def list_offsets(self, wanted: Any) -> dict[TopicPartition, int]:
+        return dict.fromkeys(wanted, 10)
+
     def wire_topic(self, topic: str) -> str:
         return topic
 
 
 def whole(control: LinkControl, given: LinkTopics | None, source: FakeTarget | None, target: FakeTarget) -> LinkTopics:
-    cluster = cast(RawCluster, source), cast(RawCluster, target)
+    cluster = cast(Cluster, source), cast(Cluster, target)
     found: LinkTopics = target.net.run(require_whole, *cluster, control, "dr", given)
     return found
 
@@ -171,7 +192,9 @@ def test_a_link_is_promoted_as_a_whole_or_not_at_all() -> None:
 
 
 def test_who_may_not_read_what_a_link_has_written_down_is_not_told_that_it_has_not() -> None:
-    with pytest.raises(OptionError, match="copies is unknown, since we may not read topic tolerant-mirror-control") as caught:
+    with pytest.raises(
+        OptionError, match="copies is unknown, since we may not read topic tolerant-mirror-control"
+    ) as caught:
         whole(LinkControl(is_hidden=True), None, None, FakeTarget("orders"))
     assert "check --link" not in str(caught.value)
 
@@ -182,7 +205,7 @@ def test_topics_that_are_given_count_where_nothing_was_written_down(monkeypatch:
     async def controls(_: Any) -> Controls:
         return Controls(live, ())
 
-    monkeypatch.setattr(scope, "read_controls", controls)
+    monkeypatch.setattr(link_topics, "read_controls", controls)
     target = FakeTarget("orders", "clicks")
     assert whole(LinkControl(), ORDERS, None, target) == ORDERS
     with pytest.raises(OptionError, match="is --link other meant"):
@@ -207,10 +230,12 @@ class World:
     groups: list[GroupsReport | Exception] = field(default_factory=list)
     may_fence: bool = True
     unlisted: Exception | None = None
-    ledger: Exception | None = None
+    unreadable: frozenset[TopicPartition] = frozenset()
+    ledger: list[Exception | None] = field(default_factory=list)  # what the next looks at it raise
     partitions: tuple[TopicPartition, ...] = (P,)
     leaderless: tuple[TopicPartition, ...] = ()
     is_translated: bool = False
+    mapped: MappedTopics = MappedTopics()
     done: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     carried: Carried = Carried()
@@ -219,7 +244,7 @@ class World:
     later: list[Ends] = field(default_factory=list)  # what the next looks find
 
     def promote(self, **how: Any) -> PromotionReport:
-        cluster, target = cast(RawCluster, FakeTarget("orders")), cast(RawCluster, FakeTarget(*self.on_target))
+        cluster, target = cast(Cluster, FakeTarget("orders")), cast(Cluster, FakeTarget(*self.on_target))
         how.setdefault("groups", TopicFilter())
 
         async def run() -> PromotionReport:
@@ -228,7 +253,7 @@ class World:
         return cast(PromotionReport, cluster.net.run(run))
 
     def failover(self, **how: Any) -> PromotionReport:
-        cluster = cast(RawCluster, FakeTarget("orders"))
+        cluster = cast(Cluster, FakeTarget("orders"))
         return cast(PromotionReport, cluster.net.run(partial(failover, cluster, "dr", ORDERS, **how)))
 
 
@@ -240,7 +265,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
         before, found.control = found.control, change(found.control)
         if found.control == before:
             return before
-        found.done.append("fenced" if found.control.is_fenced else "fenced but some" if found.control.unfenced else "promoted")
+        found.done.append(
+            "fenced" if found.control.is_fenced else "fenced but some" if found.control.unfenced else "promoted"
+        )
         return found.control
 
     async def sync(*_: Any, is_dry_run: bool, **__: Any) -> GroupsReport:
@@ -278,9 +305,13 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
         return {}, {"broker 3": Errors.GroupAuthorizationFailedError("no")}
 
     async def ledger(_: Any) -> list[LedgerRow]:
-        if found.ledger is not None:
-            raise found.ledger
+        if found.ledger and (error := found.ledger.pop(0)) is not None:
+            raise error
         return []
+
+    async def readable(_: Any, partitions: Any) -> None:
+        if found.unreadable & set(partitions):
+            raise Errors.TopicAuthorizationFailedError("Fetch of orders-0 is not allowed to us")
 
     def answer(name: str, value: Any) -> None:
         async def tell(*_: Any, **__: Any) -> Any:
@@ -290,6 +321,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
     answer("read_control", lambda: found.control)
     answer("has_map", lambda: found.is_translated)
+    answer("mapped_topics", lambda: found.mapped)
+    answer("read_slices", lambda: {})
     answer("partitions_of_link", lambda: (list(found.partitions), list(found.lacking)))
     answer("partitions_on_target", lambda: list(found.partitions))
     monkeypatch.setattr(promotion, "look", look)
@@ -298,6 +331,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     answer("find_held", list)
     answer("find_carried", lambda: found.carried)
     answer("read_headers", dict)
+    monkeypatch.setattr(promotion, "require_readable", readable)
     monkeypatch.setattr(promotion, "update_control", update)
     monkeypatch.setattr(promotion, "sync_groups", sync)
     monkeypatch.setattr(promotion, "init_producer_id", use_id)
@@ -314,7 +348,9 @@ def test_groups_are_rehearsed_before_the_fence_and_moved_behind_it(world: World)
     assert world.done == ["rehearsal", "promoted", "fence", "groups", "fenced"]
 
 
-@pytest.mark.parametrize("error", [UnsupportedSourceError("0.10.2"), KeyError(16), Errors.GroupAuthorizationFailedError("no")])
+@pytest.mark.parametrize(
+    "error", [UnsupportedSourceError("0.10.2"), KeyError(16), Errors.GroupAuthorizationFailedError("no")]
+)
 def test_groups_that_cannot_be_moved_at_all_do_not_leave_a_promotion_half_done(world: World, error: Exception) -> None:
     world.groups = [error, error]
     report = world.promote()
@@ -351,7 +387,9 @@ def test_a_promotion_whose_groups_were_cut_short_goes_on(world: World) -> None:
         ({"ends": ends(8, 10, 10), "control": HELD}, "tolerant-kafka resume --target b:9092 --link dr"),
     ],
 )
-def test_what_is_in_the_way_is_found_before_anything_is_written(world: World, changes: dict[str, Any], text: str) -> None:
+def test_what_is_in_the_way_is_found_before_anything_is_written(
+    world: World, changes: dict[str, Any], text: str
+) -> None:
     for name, value in changes.items():
         setattr(world, name, value)
     report = world.promote()
@@ -498,6 +536,58 @@ def test_a_translated_partition_whose_map_has_no_leader_is_not_fenced(world: Wor
     assert world.done == []
 
 
+def test_a_failover_fences_what_has_a_map_that_can_be_read_and_later_the_rest_alone(world: World) -> None:
+    away = map_partition("dr", Q)
+    world.ends, world.partitions, world.is_translated = ends(10, None, None), (P, Q), True
+    world.leaderless, world.mapped = (away,), MappedTopics(frozenset({"orders"}), {away: "it has no leader"})
+    report = world.failover()
+    assert world.done == ["promoted", "fence", "fenced but some"] and report.exit_code == 3
+    assert "orders-1 cannot be fenced" in report.blockers[0] and f"{away.topic}-{away.partition}" in report.blockers[1]
+    assert decode_control(encode_control(world.control, 1)) == world.control
+    world.done.clear()
+    world.leaderless, world.mapped = (), MappedTopics()
+    late = next(p for n in range(100) if map_partition("dr", p := TopicPartition("shown-now", n)) == away)
+    world.partitions = (P, Q, late)
+    assert world.failover().exit_code == 0 and world.done == [f"fence 1,{late.partition}", "fenced"]
+
+
+def test_topics_that_an_unread_part_of_the_map_alone_may_name_are_told_as_unknown(world: World) -> None:
+    world.ends, world.is_translated = ends(10, None, None), True
+    world.mapped = MappedTopics(frozenset({"orders"}), {map_partition("dr", Q): "it has no leader"})
+    assert map_partition("dr", P) != map_partition("dr", Q)
+    report = world.failover()
+    assert (report.is_done, report.exit_code) == (False, 3) and not world.control.is_fenced
+    assert "topics that the clusters hide from us is unknown" in report.blockers[0]
+
+
+def test_what_a_map_names_is_read_where_it_has_a_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    away = TopicPartition(map_topic("dr"), 3)
+
+    async def leaders(_: Any, wanted: Any, *, patience_ms: int = 0) -> LedOffsets:
+        return LedOffsets({p: p.partition for p in wanted if p != away}, {p: "no leader" for p in wanted if p == away})
+
+    async def rows(_: Any, partition: TopicPartition, *__: int) -> Any:
+        assert partition != away
+        if partition.partition == 5:
+            raise ClusterUnreachableError("its leader went away")
+        yield RowKey(TopicPartition(f"topic-{partition.partition}", 0), 0), None if partition.partition == 6 else ""
+
+    monkeypatch.setattr(map_topic_module, "list_led_offsets", leaders)
+    monkeypatch.setattr(map_topic_module, "_rows", rows)
+
+    async def partitions(topics: list[str]) -> dict[str, list[int]]:
+        return {topic: [0] for topic in topics}
+
+    net = NetworkSelector()
+    target = SimpleNamespace(
+        net=net, partitions=partitions, manager=KafkaConnectionManager(net, bootstrap_servers="b:9092")
+    )
+    found = net.run(mapped_topics, target, "dr", LinkControl())
+    net.close()
+    assert found.names == {f"topic-{n}" for n in (0, 1, 2, 4, 7)}
+    assert found.unread == {away: "no leader", away._replace(partition=5): "its leader went away"}
+
+
 def test_a_map_that_a_former_link_of_this_name_has_left_makes_no_link_translated() -> None:
     target = FakeTarget(map_topic("dr"))
     identical, translated = LinkControl(producer_ids=(7,)), LinkControl(topics=ORDERS.to_json())
@@ -522,13 +612,37 @@ def test_a_failover_whose_groups_cannot_be_listed_is_one_all_the_same(world: Wor
 
 
 def test_a_report_that_was_cut_short_is_made_again(world: World) -> None:
-    world.ledger = ClusterUnreachableError("away")
-    for action in (world.promote, world.failover):
+    refused = Errors.TopicAuthorizationFailedError("Fetch of orders-0")
+    for action, error in product((world.promote, world.failover), (ClusterUnreachableError("away"), refused)):
+        world.ledger = [None, error]
         with pytest.raises(TolerantClientError, match="begun and not finished: run this again") as caught:
             action()
-        assert exit_code(caught.value) == 1
-    world.ledger = None
+        assert exit_code(caught.value) == 1 and world.control.is_promoted
     assert not world.control.is_fenced and world.promote().partitions and world.control.is_fenced
+
+
+@pytest.mark.parametrize("is_dry_run", [False, True])
+def test_a_ledger_that_may_not_be_read_is_refused_before_anything_is_written(world: World, is_dry_run: bool) -> None:
+    for action in (world.promote, world.failover):
+        world.ledger = [Errors.TopicAuthorizationFailedError("Fetch of tolerant-mirror-ledger-0")]
+        with pytest.raises(
+            OptionError, match="grant us Read and Describe on topic tolerant-mirror-ledger of the target"
+        ):
+            action(is_dry_run=is_dry_run)
+    assert not world.control.is_promoted and set(world.done) <= {"rehearsal"}
+
+
+def test_who_may_not_read_what_is_to_be_fenced_promotes_nothing_half(world: World) -> None:
+    world.unreadable = frozenset({P})
+    for action in (world.promote, world.failover):
+        with pytest.raises(OptionError, match="Fetch of orders-0 .*; fencing takes Read and Write on the topics"):
+            action()
+    assert not world.control.is_promoted and set(world.done) <= {"rehearsal"}
+
+
+def test_our_own_mistakes_are_not_called_a_cluster_that_refuses() -> None:
+    with pytest.raises(KeyError), half_done("the promotion"):
+        raise KeyError(16)
 
 
 def test_groups_that_are_left_by_the_rules_are_no_failure() -> None:
@@ -556,3 +670,30 @@ def test_a_copy_ends_before_the_marker_of_a_fence_that_was_not_finished(monkeypa
     monkeypatch.setattr(fence, "read_headers", headers)
     target = FakeTarget()
     assert target.net.run(fence._copied_until, target, {P: 11, other: 5}, 7) == {P: 10, other: 5}
+
+
+def test_copiers_of_a_translated_link_are_fenced_by_name_whatever_list_transactions_leaves_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A broker does not list a transactional id that we may not describe, nor one without a coordinator."""
+    fenced: list[str] = []
+
+    class Transaction:
+        def __init__(self, target: object, name: str, timeout_ms: int) -> None:
+            self.name = name
+
+        async def begin(self) -> None:
+            fenced.append(self.name)
+
+    async def none(*_: object) -> set[str]:
+        return set()
+
+    async def run() -> None:
+        net = SimpleNamespace(call_soon_with_future=lambda begin, name: asyncio.ensure_future(begin(name)))
+        target = cast(Cluster, SimpleNamespace(net=net))
+        await fence.fence_translated(target, "l", [TopicPartition("t", n) for n in range(3)])
+
+    monkeypatch.setattr(fence, "ProducerTransaction", Transaction)
+    monkeypatch.setattr(fence, "transactional_ids", none)
+    asyncio.run(run())
+    assert fenced == [f"tolerant-mirror-l-copy-t-{n}" for n in range(3)]

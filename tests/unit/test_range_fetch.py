@@ -20,11 +20,11 @@ from spark_integration.reading import range_fetch
 from spark_integration.reading.offsets import EARLIEST, EARLIEST_LOCAL, LATEST, OffsetRange
 from spark_integration.reading.options import parse_read_options
 from spark_integration.reading.range_fetch import RangeFetch
-from tolerant_client.committed import skip_aborted
+from tolerant_client.cluster.fetch import FetchAnswer, FetchedPartition
+from tolerant_client.cluster.fetch_by_id import RawFetchById
 from tolerant_client.errors import ClusterUnreachableError, DataLossError, RecordBatchError
-from tolerant_client.fetch import FetchAnswer, FetchedPartition
-from tolerant_client.fetch_by_id import RawFetchById
-from tolerant_client.record_batch import Record, encode_batch, iter_batches
+from tolerant_client.records.read_committed import skip_aborted
+from tolerant_client.records.record_batch import Record, encode_batch, iter_batches
 
 TP = TopicPartition("t", 0)
 OUT_OF_RANGE, NOT_LEADER, UNKNOWN_TOPIC_ID = 1, 6, 100
@@ -141,7 +141,9 @@ def test_a_range_is_read_of_the_topic_that_it_was_planned_of_alone(
     assert read(cluster, topic_id=OLD) == [0, 10]
     cluster = ScriptedCluster([answer(batch(0)), answer(batch(10))])
     cluster.has_ids, cluster.topic_ids = has_ids, {"t": NEW}
-    with pytest.raises(DataLossError, match=f"t-0 .* its topic was deleted and created again .its id was {OLD} and is {NEW}"):
+    with pytest.raises(
+        DataLossError, match=f"t-0 .* its topic was deleted and created again .its id was {OLD} and is {NEW}"
+    ):
         read(cluster, topic_id=OLD)
     assert read(cluster, topic_id=OLD, failOnDataLoss="false") == []
     assert "t-0: the offsets from 0 to 20 are left out: its topic was deleted and created again" in caplog.text

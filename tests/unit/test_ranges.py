@@ -17,16 +17,16 @@ pytest.importorskip("pyspark")
 
 from kafka.structs import TopicPartition
 
-from spark_integration.mirroring.link_state import TaskReport
-from spark_integration.mirroring.mirror_job import original_error
-from spark_integration.mirroring.ranges import Range, ReportFile, dealt
-from spark_integration.mirroring.stream_ranges import RangesStreamReader, RangesStreamWriter
-from spark_integration.mirroring.ranges_scope import Scope
+from spark_integration.mirror.mirror_job import original_error
+from spark_integration.mirror.stream_ranges import RangesStreamReader, RangesStreamWriter
+from tolerant_client.cluster.admin.led_offsets import LedOffsets
 from tolerant_client.errors import OptionError, TargetDivergedError, TolerantClientError
-from tolerant_client.mirror.led_offsets import LedOffsets
-from tolerant_client.mirror.plan import TopicsPlan
-from tolerant_client.mirror.sync import PlannedLink
-from tolerant_client.mirror.topic_filter import LinkTopics
+from tolerant_client.mirror.engine.prepare import PlannedLink
+from tolerant_client.mirror.state.plan import TopicsPlan
+from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.ops.service.link_state import TaskReport
+from tolerant_client.ops.service.ranges import Range, ReportFile, dealt
+from tolerant_client.ops.service.ranges_scope import Scope
 
 rows: st.SearchStrategy[dict[Range, int]] = st.dictionaries(
     st.tuples(st.sampled_from("abc"), st.integers(0, 50), st.none()), st.integers(0, 10**9), max_size=60
@@ -42,7 +42,9 @@ WRITE = {"kafka.bootstrap.servers": "b:1", "source.kafka.bootstrap.servers": "a:
 
 
 @given(rows, st.integers(1, 70))
-def test_every_partition_is_dealt_to_one_task_and_no_task_is_idle_beside_two(size: dict[Range, int], tasks: int) -> None:
+def test_every_partition_is_dealt_to_one_task_and_no_task_is_idle_beside_two(
+    size: dict[Range, int], tasks: int
+) -> None:
     found = dealt(size, tasks)
     assert found.keys() == {TopicPartition(*r[:2]) for r in size}
     assert len(set(found.values())) == min(tasks, len(size))
@@ -51,7 +53,9 @@ def test_every_partition_is_dealt_to_one_task_and_no_task_is_idle_beside_two(siz
 @given(rows, st.integers(1, 8))
 def test_no_task_has_more_than_its_share_and_one_largest_partition(size: dict[Range, int], tasks: int) -> None:
     found = dealt(size, tasks)
-    loads = [sum(n + 1 for r, n in size.items() if found[TopicPartition(*r[:2])] == task) for task in set(found.values())]
+    loads = [
+        sum(n + 1 for r, n in size.items() if found[TopicPartition(*r[:2])] == task) for task in set(found.values())
+    ]
     if loads:
         assert max(loads) <= sum(loads) / len(loads) + max(size.values()) + 1
 
@@ -136,9 +140,14 @@ def test_what_a_micro_batch_copies_is_in_no_offset_and_goes_to_its_executors_alo
     assert [len(ranges) for (ranges,) in pickle.loads(travelled).read(task)] == [5_000, 5_000]
 
 
-def test_a_reader_looks_for_leaders_between_two_looks_for_topics(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_reader_looks_for_leaders_between_two_looks_for_topics(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     made = reader(tail="true", refreshIntervalMs="600000", waiting=str(tmp_path / "waiting"))
-    looks: list[LedOffsets] = [LedOffsets({FIRST: 12, NEW: 3}, {SECOND: "it has no leader"}), LedOffsets({SECOND: 1}, {})]
+    looks: list[LedOffsets] = [
+        LedOffsets({FIRST: 12, NEW: 3}, {SECOND: "it has no leader"}),
+        LedOffsets({SECOND: 1}, {}),
+    ]
     monkeypatch.setattr(made, "_connected", lambda: (Asked(lambda: looks.pop(0)), None))
     made._refreshed_at = time.monotonic()
     for waits in ({SECOND: "it has no leader"}, {}):
@@ -209,7 +218,7 @@ def test_task_without_rows_copies_nothing() -> None:
 def test_error_of_a_task_comes_back_as_it_was() -> None:
     text = (
         "Job aborted: org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"
-        '  File "worker.py", line 1, in main\n'
+        '  File "process_copier.py", line 1, in main\n'
         "tolerant_client.errors.TargetDivergedError: TargetDivergedError: The target log of orders-0 has a foreign batch\n"
         "\tat org.apache.spark.Something\n"
     )
@@ -222,5 +231,3 @@ def test_error_that_is_not_ours_is_quoted_by_its_last_line() -> None:
     error = original_error("Traceback\njava.lang.OutOfMemoryError: Java heap space\n\tat x")
     assert type(error) is TolerantClientError
     assert "java.lang.OutOfMemoryError: Java heap space" in str(error)
-
-

@@ -11,17 +11,20 @@ pytest.importorskip("pyspark")
 
 from kafka.structs import TopicPartition
 
-from spark_integration.mirroring.ranges_scope import Scope
-from tolerant_client.mirror.led_offsets import LedOffsets
-from tolerant_client.mirror.plan import TopicSpec, TopicsPlan
-from tolerant_client.mirror.sync import PlannedLink
+from tolerant_client.cluster.admin.led_offsets import LedOffsets
+from tolerant_client.mirror.engine.prepare import PlannedLink
+from tolerant_client.mirror.state.plan import TopicSpec, TopicsPlan
+from tolerant_client.ops.service.ranges_scope import Scope
 
 FIRST, SECOND, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("payments", 0)
 LEADERLESS = "it has no leader on the source"
 
 
 def plan(
-    topics: Iterable[str], ends: Mapping[TopicPartition, int], waiting: Mapping[TopicPartition, str] = {}, **refused: str
+    topics: Iterable[str],
+    ends: Mapping[TopicPartition, int],
+    waiting: Mapping[TopicPartition, str] = {},
+    **refused: str,
 ) -> PlannedLink:
     existing = tuple(TopicSpec(name, 2, 1) for name in topics)
     return PlannedLink(TopicsPlan((), existing, refused=refused), ends, waiting)
@@ -83,6 +86,13 @@ def test_a_topic_that_the_source_has_deleted_is_told_until_its_copy_is_deleted_t
     assert "the source has no such topic any more" in scope.blocked[FIRST]
     assert scope.lacking(left) == {"orders"}
     assert scope.after_plan(left, {}, {}).blocked == {}
+
+
+def test_a_topic_that_the_source_deleted_before_this_start_is_told_as_well() -> None:
+    left = replace(plan(["payments"], {OTHER: 30}), gone={"orders": [0, 1]})
+    assert Scope().lacking(left) == {"orders"}
+    scope = Scope().after_plan(left, {"orders": [0, 1]}, {})
+    assert "the source has no such topic any more" in scope.blocked[FIRST] and list(scope.ends) == [OTHER]
 
 
 def test_a_topic_that_comes_back_is_copied_again() -> None:

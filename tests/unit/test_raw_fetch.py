@@ -1,4 +1,4 @@
-"""Which fetch version a node gets while its cluster is upgraded (RawCluster.session, send_fetch); no broker."""
+"""Which fetch version a node gets while its cluster is upgraded (Cluster.session, send_fetch); no broker."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.fetch import FETCH_API_KEY, RawFetch
-from tolerant_client.fetch_by_id import FETCH_BY_ID_VERSION, RawFetchById
-from tolerant_client.raw import RawCluster
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.fetch import FETCH_API_KEY, RawFetch
+from tolerant_client.cluster.fetch_by_id import FETCH_BY_ID_VERSION, RawFetchById
 
 A0 = TopicPartition("a", 0)
 LIMITS = {"max_wait_ms": 1, "max_bytes": 2, "partition_max_bytes": 3}
@@ -31,9 +31,9 @@ class Connection:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[RawCluster]:
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """A cluster whose first broker knows topic ids; node 1 does not yet."""
-    with RawCluster({"bootstrap_servers": "127.0.0.1:1"}) as made:
+    with Cluster({"bootstrap_servers": "127.0.0.1:1"}) as made:
 
         async def connect() -> None:
             pass
@@ -53,7 +53,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[RawCluster]:
 
 
 def test_a_topic_that_only_the_second_answer_knows_is_found_with_its_id(
-    cluster: RawCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unknown = SimpleNamespace(name="a", error_code=3, partitions=[], topic_id=None, is_internal=False)
     parts = [SimpleNamespace(partition_index=0)]
@@ -68,13 +68,13 @@ def test_a_topic_that_only_the_second_answer_knows_is_found_with_its_id(
     assert cluster.topic_ids == {"a": "AAAAAAAAAAAAAAAAAAAABQ"}
 
 
-def first_request(cluster: RawCluster, node_id: int) -> RawFetch:
+def first_request(cluster: Cluster, node_id: int) -> RawFetch:
     session = cluster.run(lambda: cluster.session(node_id))
     session.seek(A0, 7)
     return session.request(**LIMITS)
 
 
-def test_node_that_an_upgrade_has_not_reached_gets_no_version_it_does_not_know(cluster: RawCluster) -> None:
+def test_node_that_an_upgrade_has_not_reached_gets_no_version_it_does_not_know(cluster: Cluster) -> None:
     request = first_request(cluster, 1)
     assert isinstance(request, RawFetchById)
     with pytest.raises(Errors.UnsupportedVersionError, match="Fetch version 13, of node 1"):
@@ -85,6 +85,6 @@ def test_node_that_an_upgrade_has_not_reached_gets_no_version_it_does_not_know(c
     assert first_request(cluster, 2).API_VERSION == FETCH_BY_ID_VERSION, "the others go on by ids"
 
 
-def test_node_that_knows_ids_is_asked_by_them(cluster: RawCluster) -> None:
+def test_node_that_knows_ids_is_asked_by_them(cluster: Cluster) -> None:
     request = first_request(cluster, 2)
     assert cluster.run(lambda: cluster.send_fetch(2, request)) == "13 to fetch-2"

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
-from tolerant_client import record_batch
 from tolerant_client.errors import RecordBatchError
-from tolerant_client.record_batch import (
+from tolerant_client.records import record_batch
+from tolerant_client.records.record_batch import (
     Record,
     control_type,
     decode_records,
@@ -26,9 +26,7 @@ from tolerant_client.record_batch import (
 
 T0 = 1_700_000_000_000
 
-headers = st.lists(
-    st.tuples(st.text(max_size=8), st.none() | st.binary(max_size=20)), max_size=4
-).map(tuple)
+headers = st.lists(st.tuples(st.text(max_size=8), st.none() | st.binary(max_size=20)), max_size=4).map(tuple)
 records = st.lists(
     st.builds(
         Record,
@@ -70,9 +68,9 @@ def test_records_come_back_as_they_were(given: list[Record], codec: int, base_of
 def test_kafka_python_reads_the_same_records(given: list[Record], codec: int) -> None:
     theirs = DefaultRecordBatch(encode_batch(given, codec=codec))
     assert theirs.validate_crc()
-    assert [
-        (r.offset, r.timestamp, r.key, r.value, tuple(r.headers)) for r in theirs
-    ] == [tuple(r) for r in numbered(given)]
+    assert [(r.offset, r.timestamp, r.key, r.value, tuple(r.headers)) for r in theirs] == [
+        tuple(r) for r in numbered(given)
+    ]
 
 
 @given(given=records)
@@ -201,9 +199,7 @@ def test_the_crc_can_be_left_unchecked() -> None:
 
 @given(given=records, codec=codec_ids)
 def test_a_restamped_batch_differs_in_its_producer_only(given: list[Record], codec: int) -> None:
-    source = encode_batch(
-        given, base_offset=50, codec=codec, producer_id=3, base_sequence=9, is_transactional=True
-    )
+    source = encode_batch(given, base_offset=50, codec=codec, producer_id=3, base_sequence=9, is_transactional=True)
     copy = bytearray(source)
     restamp(memoryview(copy), 77, 0, 123)
     ((header, view),) = iter_batches(memoryview(copy))
@@ -230,9 +226,7 @@ def test_digests_differ_when_records_differ() -> None:
 
 
 @given(position=st.integers(0, 10_000), byte=st.integers(0, 255), codec=codec_ids)
-def test_damaged_records_raise_nothing_but_record_batch_error(
-    position: int, byte: int, codec: int
-) -> None:
+def test_damaged_records_raise_nothing_but_record_batch_error(position: int, byte: int, codec: int) -> None:
     batch = one_batch(codec=codec)
     batch[61 + position % (len(batch) - 61)] = byte
     try:

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.replication_policy import (
+from tolerant_client.mirror.state.replication_policy import (
     DefaultReplicationPolicy,
     IdentityReplicationPolicy,
     TopicNames,
@@ -132,7 +132,9 @@ def test_heartbeats_are_known_however_far_they_came(
         (DefaultReplicationPolicy("_"), "target.topic1", False),
     ],
 )
-def test_topic_that_came_from_the_target_is_a_cycle(policy: DefaultReplicationPolicy, topic: str, is_found: bool) -> None:
+def test_topic_that_came_from_the_target_is_a_cycle(
+    policy: DefaultReplicationPolicy, topic: str, is_found: bool
+) -> None:
     assert is_cycle(policy, topic, "target") is is_found
 
 
@@ -156,7 +158,9 @@ def test_names_go_there_and_back(names: TopicNames, topic: str, on_target: str) 
     assert pickle.loads(pickle.dumps(names)) == names
 
 
-@pytest.mark.parametrize(("names", "topic"), [(TopicNames(DEFAULT, "A"), "orders"), (TopicNames(IDENTITY, "A"), "heartbeats")])
+@pytest.mark.parametrize(
+    ("names", "topic"), [(TopicNames(DEFAULT, "A"), "orders"), (TopicNames(IDENTITY, "A"), "heartbeats")]
+)
 def test_name_that_no_copy_has_is_refused(names: TopicNames, topic: str) -> None:
     with pytest.raises(OptionError, match=f"Topic {topic} of the target is no copy from cluster A"):
         names.to_source(topic)

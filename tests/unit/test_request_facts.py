@@ -6,12 +6,12 @@ import uuid
 from typing import Any
 
 import pytest
-from support.messages import asked, batch, fetch, produce
 
-from tolerant_client import api_rows as rows
-from tolerant_client import apis
-from tolerant_client.api_rows import ApiRow
-from tolerant_client.requests import KafkaRequest, SaslToken
+from support.messages import asked, batch, fetch, produce
+from tolerant_client.tracker.rules import api_rows as rows
+from tolerant_client.tracker.rules import apis
+from tolerant_client.tracker.rules.api_rows import ApiRow
+from tolerant_client.tracker.rules.requests import KafkaRequest, SaslToken
 
 ID = uuid.UUID(int=7)
 RESOURCE = {"resource_type": 2, "resource_name": "a", "configs": []}
@@ -19,9 +19,7 @@ TRANSACTION = ("transaction", "x")
 
 
 def join(version: int, **values: Any) -> KafkaRequest:
-    return asked(
-        "JoinGroup", version, group_id="g", session_timeout_ms=6_000, rebalance_timeout_ms=9_000, **values
-    )
+    return asked("JoinGroup", version, group_id="g", session_timeout_ms=6_000, rebalance_timeout_ms=9_000, **values)
 
 
 def init(version: int, transactional_id: str | None, producer_id: int = -1) -> KafkaRequest:

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 from kafka.protocol.consumer import FetchRequest, OffsetCommitRequest
+
 from support.messages import answer, asked, batch, fetch, produce, tp
-
-from tolerant_client.apis import OtherSubject
-from tolerant_client.requests import with_correlation_id
-
+from tolerant_client.tracker.rules.apis import OtherSubject
+from tolerant_client.tracker.rules.requests import with_correlation_id
 
 ID = uuid.UUID(int=5)
 PARTS = [{"partition_index": 0, "error_code": 0, "aborted_transactions": None}] * 2

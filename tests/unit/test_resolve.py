@@ -29,7 +29,9 @@ class Logs:
     bootstrap_servers = ("nowhere:1",)
     topic_ids: Mapping[str, str] = {}
 
-    def __init__(self, logs: Mapping[TopicPartition, tuple[int, int]], *, lies: Iterable[dict[TopicPartition, int]] = ()) -> None:
+    def __init__(
+        self, logs: Mapping[TopicPartition, tuple[int, int]], *, lies: Iterable[dict[TopicPartition, int]] = ()
+    ) -> None:
         self.logs = dict(logs)
         self.lies = list(lies)  # what the first questions for the latest offsets are answered
         self.asked: list[dict[TopicPartition, int]] = []
@@ -112,7 +114,11 @@ def test_what_an_open_transaction_holds_up_is_told_once_for_each_place(caplog: p
         async def list_offsets(self, asked: Any, isolation_level: int = 0, **_: Any) -> dict[TopicPartition, int]:
             return {p: self.stable if isolation_level else 9 for p in asked}
 
-    cluster, told, stream = Held({A0: (0, 9)}), dict[TopicPartition, int](), options(is_stream=True, isolation__level="read_committed")
+    cluster, told, stream = (
+        Held({A0: (0, 9)}),
+        dict[TopicPartition, int](),
+        options(is_stream=True, isolation__level="read_committed"),
+    )
     for cluster.stable in (3, 3, 3, 4, 4):
         assert run(latest_offsets, cluster, stream, {A0: 7}, told) == {A0: 7}
     assert len([record for record in caplog.records if "nothing is read there" in record.getMessage()]) == 2
@@ -133,14 +139,23 @@ def test_a_partition_that_one_answer_lacks_is_looked_for_again() -> None:
 
 
 def test_a_partition_that_appears_is_read_from_its_beginning() -> None:
-    assert run(micro_batch_ranges, Logs({A0: (0, 9), A1: (0, 4)}), options(True), {A0: 5}, {A0: 9, A1: 4}, {"a": "id"}) == [
+    assert run(
+        micro_batch_ranges, Logs({A0: (0, 9), A1: (0, 4)}), options(True), {A0: 5}, {A0: 9, A1: 4}, {"a": "id"}
+    ) == [
         OffsetRange("a", 0, 5, 9, "id"),
         OffsetRange("a", 1, 0, 4, "id"),
     ]
 
 
 LOSSES = [
-    ({A0: (0, 9), A1: (2, 4)}, {A0: 5}, {A0: 9, A1: 4}, {}, "ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO", [(0, 5, 9), (1, 2, 4)]),
+    (
+        {A0: (0, 9), A1: (2, 4)},
+        {A0: 5},
+        {A0: 9, A1: 4},
+        {},
+        "ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO",
+        [(0, 5, 9), (1, 2, 4)],
+    ),
     ({A0: (0, 9)}, {A0: 5}, {A0: 9, A1: 4}, {}, "INITIAL_OFFSET_NOT_FOUND_FOR_PARTITIONS", [(0, 5, 9)]),
     ({A0: (0, 9)}, {A0: 5, A1: 1}, {A0: 9}, {}, r"PARTITIONS_DELETED\]", [(0, 5, 9)]),
     (
@@ -155,7 +170,9 @@ LOSSES = [
 ]
 
 
-@pytest.mark.parametrize(("logs", "start", "end", "given", "condition", "left"), LOSSES, ids=[loss[4] for loss in LOSSES])
+@pytest.mark.parametrize(
+    ("logs", "start", "end", "given", "condition", "left"), LOSSES, ids=[loss[4] for loss in LOSSES]
+)
 def test_losses_are_errors_or_left_out(
     logs: dict[TopicPartition, tuple[int, int]],
     start: dict[TopicPartition, int],

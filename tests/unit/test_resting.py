@@ -11,10 +11,10 @@ import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.appendable import AppendRules
-from tolerant_client.mirror.gaps import GapFill
-from tolerant_client.mirror.identical.partition import AppendState, PartitionCopy, Phase
-from tolerant_client.mirror.identical.resting import LOOK_S, RestingLogs
+from tolerant_client.mirror.batches.appendable import AppendRules, AppendState
+from tolerant_client.mirror.batches.gaps import GapFill
+from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
+from tolerant_client.mirror.engine.identical.resting import LOOK_S, RestingLogs
 
 RULES = AppendRules(GapFill.TRANSACTIONS, False, 1 << 20, remembered_ms=3_600_000)
 
@@ -53,7 +53,9 @@ class Rig:
         for copy in self.copies:
             copy.resume(AppendState(100, 4711, 0, 100), RULES, 0.0)
         target: Any = self.target
-        self.logs = RestingLogs(target, lambda: self.now, self._spawn, lambda copy: self.troubled.append(copy.partition.partition))
+        self.logs = RestingLogs(
+            target, lambda: self.now, self._spawn, lambda copy: self.troubled.append(copy.partition.partition)
+        )
 
     def _spawn(self, function: Callable[..., Any], *args: Any) -> None:
         asyncio.run(function(*args))
@@ -71,7 +73,9 @@ def test_ten_thousand_logs_that_rest_are_one_request_a_node_every_half_minute() 
     assert sorted(rig.target.asked) == [(1, 5_000), (1, 5_000), (2, 5_000), (2, 5_000)]
 
 
-@pytest.mark.parametrize("end", [0, 99, 101, Errors.UnknownTopicOrPartitionError(), Errors.NotLeaderForPartitionError(), None])
+@pytest.mark.parametrize(
+    "end", [0, 99, 101, Errors.UnknownTopicOrPartitionError(), Errors.NotLeaderForPartitionError(), None]
+)
 def test_a_log_that_ends_elsewhere_or_tells_no_end_is_placed_again(end: Any) -> None:
     rig = Rig()
     rig.target.ends[2] = end

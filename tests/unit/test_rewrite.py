@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch
-from support.legacy_sets import message_set
 
-from tolerant_client import codecs
+from support.legacy_sets import message_set
 from tolerant_client.errors import OversizedRecordError, RecordBatchError
-from tolerant_client.legacy_records import decode_messages, iter_record_sets
-from tolerant_client.mirror.gaps import FILLER, Gap, is_filler
-from tolerant_client.mirror.rewrite import LARGEST_HOLE, SMALL_BATCH_BYTES, coalesce, must_rewrite, rewrite
-from tolerant_client.record_batch import (
+from tolerant_client.mirror.batches.gaps import FILLER, Gap, is_filler
+from tolerant_client.mirror.batches.rewrite import LARGEST_HOLE, SMALL_BATCH_BYTES, coalesce, must_rewrite, rewrite
+from tolerant_client.records import codecs
+from tolerant_client.records.record_batch import (
     BatchHeader,
     Record,
     decode_records,
@@ -26,6 +25,7 @@ from tolerant_client.record_batch import (
     iter_batches,
     restamp,
 )
+from tolerant_client.records.record_sets import decode_messages, iter_record_sets
 
 T0 = 1_700_000_000_000
 MIB = 1 << 20
@@ -170,7 +170,9 @@ def test_small_batches_become_one_of_their_codec(codec: int) -> None:
 
 def test_another_codec_begins_another_batch_unless_one_is_given() -> None:
     record = Record(0, T0, b"k", b"value " * 20)
-    batches = batches_of(*(encode_batch([record], base_offset=i, codec=codec) for i, codec in enumerate([0, 0, 3, 3, 0])))
+    batches = batches_of(
+        *(encode_batch([record], base_offset=i, codec=codec) for i, codec in enumerate([0, 0, 3, 3, 0]))
+    )
     found = [(header.codec, header.record_count) for header, _ in check(batches, 0)]
     assert found == [(0, 2), (3, 2), (0, 1)]
     items = rewrite(batches, 0, fill_holes=True, is_compacted=False, max_batch_bytes=MIB, codec=codecs.ZSTD)
@@ -199,7 +201,9 @@ def test_filler_is_that_of_gaps(is_compacted: bool) -> None:
 
 
 def test_a_log_of_nothing_but_empty_batches_is_a_hole() -> None:
-    batches = batches_of(*(encode_batch([], base_offset=offset, last_offset_delta=delta) for offset, delta in ((3, 4), (8, 0))))
+    batches = batches_of(
+        *(encode_batch([], base_offset=offset, last_offset_delta=delta) for offset, delta in ((3, 4), (8, 0)))
+    )
     assert check(batches, 1)
     assert rewrite(batches, 5, fill_holes=False, is_compacted=True, max_batch_bytes=MIB) == [Gap(5, 9)]
 
@@ -207,19 +211,23 @@ def test_a_log_of_nothing_but_empty_batches_is_a_hole() -> None:
 def test_control_batches_are_holes() -> None:
     marker = encode_batch([Record(0, T0, b"\0\0\0\1", bytes(6))], base_offset=5, is_control=True, is_transactional=True)
     data = encode_batch([Record(0, T0, None, b"x")] * 5, is_transactional=True)
-    assert rewrite(batches_of(data, marker), 0, fill_holes=False, is_compacted=True, max_batch_bytes=MIB)[1] == Gap(5, 6)
+    assert rewrite(batches_of(data, marker), 0, fill_holes=False, is_compacted=True, max_batch_bytes=MIB)[1] == Gap(
+        5, 6
+    )
 
 
 def test_long_holes_are_left_as_gaps() -> None:
     far = LARGEST_HOLE + 1
-    batches = batches_of(encode_batch([Record(0, T0, None, b"x")] * 2, offsets=[0, far + 1], last_offset_delta=2 * far + 10))
+    batches = batches_of(
+        encode_batch([Record(0, T0, None, b"x")] * 2, offsets=[0, far + 1], last_offset_delta=2 * far + 10)
+    )
     items = rewrite(batches, 0, fill_holes=True, is_compacted=True, max_batch_bytes=MIB)
     assert appended(items, 0, 2 * far + 11)[1] == [Gap(1, far + 1), Gap(far + 2, 2 * far + 11)]
 
 
 def test_filler_of_one_call_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     most = 2 * LARGEST_HOLE
-    monkeypatch.setattr("tolerant_client.mirror.rewrite.MOST_FILLER", most)
+    monkeypatch.setattr("tolerant_client.mirror.batches.rewrite.MOST_FILLER", most)
     step, count = LARGEST_HOLE + 1, 5
     batches = batches_of(*(encode_batch([Record(0, T0, None, b"x")], base_offset=i * step) for i in range(count)))
     records, gaps = appended(
@@ -261,11 +269,16 @@ def test_a_record_that_does_not_fit_is_named_and_what_lies_before_it_can_be_had(
         rewrite(batches, 40, **{**arguments, "max_batch_bytes": error.size - 1})
     before = rewrite(batches, 40, until=error.offset, **arguments)
     behind = rewrite(batches, error.offset + 1, **arguments)
-    assert [item[0].base_offset for items in (before, behind) for item in items if not isinstance(item, Gap)] == [40, 42]
+    assert [item[0].base_offset for items in (before, behind) for item in items if not isinstance(item, Gap)] == [
+        40,
+        42,
+    ]
 
 
 def test_what_compression_makes_small_enough_fits() -> None:
-    batches = batches_of(encode_batch([Record(0, T0, None, bytes(3 * MIB)), Record(0, T0, None, b"")], codec=codecs.LZ4))
+    batches = batches_of(
+        encode_batch([Record(0, T0, None, bytes(3 * MIB)), Record(0, T0, None, b"")], codec=codecs.LZ4)
+    )
     assert len(check(batches, 0)) == 2
 
 
@@ -310,7 +323,9 @@ def joined(*encoded: bytes) -> memoryview:
 
 
 @settings(deadline=None, max_examples=30)
-@given(batches=st.lists(one_small, max_size=12), start=st.integers(0, 5), cut=st.integers(0, 200), end=st.integers(0, 50))
+@given(
+    batches=st.lists(one_small, max_size=12), start=st.integers(0, 5), cut=st.integers(0, 200), end=st.integers(0, 50)
+)
 def test_small_batches_at_the_beginning_are_coalesced_as_rewrite_would(
     batches: list[tuple[list[Record], int]], start: int, cut: int, end: int
 ) -> None:
@@ -324,7 +339,9 @@ def test_small_batches_at_the_beginning_are_coalesced_as_rewrite_would(
     log = log[: max(len(log) - cut, 0)]
     for until in (None, start + end):
         there = list(iter_batches(log))
-        there = list(takewhile(lambda b: b[0].size < SMALL_BATCH_BYTES and (until is None or b[0].base_offset < until), there))
+        there = list(
+            takewhile(lambda b: b[0].size < SMALL_BATCH_BYTES and (until is None or b[0].base_offset < until), there)
+        )
         done = coalesce(log, start, until=until, max_batch_bytes=MIB)
         if len(there) < 2:
             assert done is None

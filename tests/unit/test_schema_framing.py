@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 
 from spark_integration.reading.schema_framing import split_framing
 
-payloads = st.none() | st.binary(max_size=12) | st.builds(
-    lambda schema_id, rest: b"\0" + struct.pack(">i", schema_id) + rest, st.integers(-(2**31), 2**31 - 1), st.binary(max_size=9)
+payloads = (
+    st.none()
+    | st.binary(max_size=12)
+    | st.builds(
+        lambda schema_id, rest: b"\0" + struct.pack(">i", schema_id) + rest,
+        st.integers(-(2**31), 2**31 - 1),
+        st.binary(max_size=9),
+    )
 )
 
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tolerant_client.mirror.divergence import is_copy
-from tolerant_client.mirror.identical.partition import AppendState
-from tolerant_client.mirror.identical.state import next_append
-from tolerant_client.mirror.producers import ProducerEntry
-from tolerant_client.record_batch import BatchHeader, Record, encode_batch, read_header, restamp
+from tolerant_client.cluster.admin.producers import ProducerEntry
+from tolerant_client.mirror.batches.appendable import AppendState
+from tolerant_client.mirror.batches.divergence import is_copy
+from tolerant_client.mirror.engine.identical.resume_point import next_append
+from tolerant_client.records.record_batch import BatchHeader, Record, encode_batch, read_header, restamp
 
 PRODUCER = 7
 OWN = {PRODUCER}
@@ -56,26 +56,37 @@ def test_log_without_records_gets_the_sequence_that_every_writer_derives() -> No
 
 @pytest.mark.parametrize("filling", [{"is_control": True}, {"is_transactional": True}])
 def test_batch_that_fills_a_gap_says_no_sequence_but_the_broker_remembers_it(filling: dict[str, bool]) -> None:
-    last = read_header(encode_batch([Record(0, 1, b"\0\0\0\0", b"")], base_offset=49, producer_id=99, producer_epoch=4, **filling))
+    last = read_header(
+        encode_batch([Record(0, 1, b"\0\0\0\0", b"")], base_offset=49, producer_id=99, producer_epoch=4, **filling)
+    )
     entries = [entry(99, 8, 10, coordinator_epoch=0), entry(PRODUCER, 41)]
     assert next_append(50, last, entries, PRODUCER, OWN) == AppendState(50, PRODUCER, 0, 42)
     assert next_append(50, last, entries[:1], PRODUCER, OWN) == AppendState(50, PRODUCER, 0, 50)
 
 
 def test_older_producer_id_of_the_link_is_taken_from_what_the_broker_remembers() -> None:
-    entries = [entry(3, 41, last_timestamp=20), entry(2, 7, last_timestamp=10), entry(99, 8, 30, coordinator_epoch=0), entry(5, -1, 40)]
+    entries = [
+        entry(3, 41, last_timestamp=20),
+        entry(2, 7, last_timestamp=10),
+        entry(99, 8, 30, coordinator_epoch=0),
+        entry(5, -1, 40),
+    ]
     assert next_append(50, None, entries, PRODUCER, {2, 3, *OWN}) == AppendState(50, 3, 0, 42)
     assert next_append(50, None, entries, PRODUCER, OWN) == AppendState(50, PRODUCER, 0, 50), "others wrote"
 
 
 # -- equal records are seen from two headers alone ----------------------------
 
-records = st.lists(st.builds(Record, st.just(0), st.just(5), st.none(), st.binary(max_size=40)), min_size=1, max_size=20)
+records = st.lists(
+    st.builds(Record, st.just(0), st.just(5), st.none(), st.binary(max_size=40)), min_size=1, max_size=20
+)
 stamps = st.tuples(st.integers(0, 2**62), st.integers(0, 2**15 - 1), st.integers(0, 2**31 - 1))
 
 
 @given(records, st.integers(0, 4), stamps, stamps)
-def test_stamped_copy_is_recognised_by_its_header(given: list[Record], codec: int, ours: tuple[int, int, int], first: tuple[int, int, int]) -> None:
+def test_stamped_copy_is_recognised_by_its_header(
+    given: list[Record], codec: int, ours: tuple[int, int, int], first: tuple[int, int, int]
+) -> None:
     original = bytearray(encode_batch(given, base_offset=9, codec=codec))
     restamp(original, *first, base_offset=9)
     copied = bytearray(original)
@@ -84,7 +95,9 @@ def test_stamped_copy_is_recognised_by_its_header(given: list[Record], codec: in
 
 
 @given(records, st.integers(0, 10**6), stamps)
-def test_batch_of_the_same_shape_with_one_other_bit_is_no_copy(given: list[Record], place: int, stamp: tuple[int, int, int]) -> None:
+def test_batch_of_the_same_shape_with_one_other_bit_is_no_copy(
+    given: list[Record], place: int, stamp: tuple[int, int, int]
+) -> None:
     original = bytearray(encode_batch(given, base_offset=9))
     changed = bytearray(original)
     changed[61 + place // 8 % (len(changed) - 61)] ^= 1 << place % 8

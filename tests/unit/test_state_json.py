@@ -13,26 +13,32 @@ from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OffsetMapError, OptionError
-from tolerant_client.mirror.ledger import decode_row, encode_row, lost_offsets
-from tolerant_client.mirror.link.beginning import writes
-from tolerant_client.mirror.link.claims import Claim, ClaimsRecord, Holder, Waiting, decode_claims, encode_claims
-from tolerant_client.mirror.link.claims_topic import claimed_by
-from tolerant_client.mirror.link.control import LinkControl, TopicIds, decode_control, encode_control
-from tolerant_client.mirror.link.health import utc
-from tolerant_client.mirror.link.mm2_positions import decode_position
-from tolerant_client.mirror.link.mm2_records import decode_checkpoint
-from tolerant_client.mirror.losses import LedgerRow
-from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, IdentityReplicationPolicy, TopicNames
-from tolerant_client.mirror.state_json import MOST, MOST_PARTITIONS, named_partition, parsed, text, whole
-from tolerant_client.mirror.topic_filter import LinkTopics, TopicCreation, TopicFilter
-from tolerant_client.mirror.translated.offset_map import CommittedRows, MapRow, OffsetMap, RowKey, Run
-from tolerant_client.record_batch import Record, encode_batch, read_header
+from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.follow.mm2_records import decode_checkpoint
+from tolerant_client.mirror.life.mm2_positions import decode_position
+from tolerant_client.mirror.state.claims import Claim, ClaimsRecord, Holder, Waiting, decode_claims, encode_claims
+from tolerant_client.mirror.state.claims_topic import claimed_by
+from tolerant_client.mirror.state.control import LinkControl, TopicIds, decode_control, encode_control
+from tolerant_client.mirror.state.health import utc
+from tolerant_client.mirror.state.ledger import decode_row, encode_row, lost_offsets
+from tolerant_client.mirror.state.offset_map import CommittedRows, MapRow, OffsetMap, RowKey, Run
+from tolerant_client.mirror.state.replication_policy import (
+    DefaultReplicationPolicy,
+    IdentityReplicationPolicy,
+    TopicNames,
+)
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicCreation, TopicFilter
+from tolerant_client.records.record_batch import Record, encode_batch, read_header
+from tolerant_client.state_json import MOST, MOST_PARTITIONS, named_partition, parsed, text, whole
 
 P = TopicPartition("orders", 3)
 HOLDER = Holder("h", "dr", "run", "m1", 1, 1_700_000_000_000)
 ROW = MapRow(RowKey(P, 0), "copy", ("a", "b"), 20, 1, (Run(0, 0, 5), Run(7, 9, 3)))
 NAMED = LinkTopics(
-    TopicFilter(("orders", "a.*")), TopicNames(IdentityReplicationPolicy(source_alias="A"), "A"), "B", also=(TopicFilter(),)
+    TopicFilter(("orders", "a.*")),
+    TopicNames(IdentityReplicationPolicy(source_alias="A"), "A"),
+    "B",
+    also=(TopicFilter(),),
 )
 SAMPLES: dict[str, bytes] = {
     "row": encode_row(LedgerRow(1, "dr", "orders", 3, 4, 9, "retention", "", "id")).value or b"",
@@ -58,16 +64,22 @@ NASTY = st.one_of(
     st.sampled_from([10**40, -(10**400), 10**4299, 2**63 - 1, 2**63, 2**31 - 1, 2**31, -1, 20_000_000]),
     st.floats(),
     st.text(st.characters(exclude_categories=()), max_size=5),
-    st.sampled_from(["\ud800", "orders-3", "(" * 5_000, "a{99999999999999999999}", "[", "NaN", "", "\x1b[2K", "9" * 5_000, "\u0663"]),
+    st.sampled_from(
+        ["\ud800", "orders-3", "(" * 5_000, "a{99999999999999999999}", "[", "NaN", "", "\x1b[2K", "9" * 5_000, "\u0663"]
+    ),
 )
 JSON = st.recursive(
-    NASTY, lambda deeper: st.lists(deeper, max_size=4) | st.dictionaries(st.text(max_size=3), deeper, max_size=4), max_leaves=12
+    NASTY,
+    lambda deeper: st.lists(deeper, max_size=4) | st.dictionaries(st.text(max_size=3), deeper, max_size=4),
+    max_leaves=12,
 )
 
 
 def places(document: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Where every value of a document is."""
-    children = document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    children = (
+        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    )
     return [at, *(place for name, child in children for place in places(child, (*at, name)))]
 
 
@@ -85,7 +97,11 @@ def documents(draw: st.DrawFn) -> bytes:
     document = json.loads(draw(st.sampled_from(sorted(SAMPLES.values()))))
     for _ in range(draw(st.integers(0, 2))):
         document = with_another(document, draw(st.sampled_from(places(document))), draw(JSON))
-    return draw(st.sampled_from([json.dumps(document).encode(), json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass")]))
+    return draw(
+        st.sampled_from(
+            [json.dumps(document).encode(), json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass")]
+        )
+    )
 
 
 def read_row(data: bytes) -> None:
@@ -122,7 +138,7 @@ def read_topics(data: bytes) -> None:
         assert len(str(error)) < 3_000, "a part of it is told"
         return
     assert LinkTopics.from_json(topics.to_json()) == topics
-    writes(topics, "orders")
+    topics.writes("orders")
 
 
 def read_names(data: bytes) -> None:
@@ -145,20 +161,28 @@ def read_map(data: bytes) -> None:
 
 
 def read_position(data: bytes) -> None:
-    for found in (decode_position(data, b'{"offset": 1}'), decode_position(b'["MirrorSourceConnector", %s]' % data, data)):
+    for found in (
+        decode_position(data, b'{"offset": 1}'),
+        decode_position(b'["MirrorSourceConnector", %s]' % data, data),
+    ):
         assert found is None or 0 < found[2] <= MOST
 
 
 @settings(max_examples=150, deadline=None)
-@pytest.mark.parametrize("read", [read_row, read_control, read_claims, read_topics, read_names, read_map, read_position])
+@pytest.mark.parametrize(
+    "read", [read_row, read_control, read_claims, read_topics, read_names, read_map, read_position]
+)
 @given(data=documents() | st.binary(max_size=40))
 def test_whatever_is_written_ends_as_documented(read: Callable[[bytes], None], data: bytes) -> None:
     read(data)
 
 
-@pytest.mark.parametrize("read", [read_row, read_control, read_claims, read_topics, read_names, read_map, read_position])
 @pytest.mark.parametrize(
-    "data", [b"[" * 200_000, b'{"a":' * 200_000, b"NaN", b"-Infinity", b"1e999", b"9" * 5_000, b'"\\ud800"', b"\xff\xfe", b""]
+    "read", [read_row, read_control, read_claims, read_topics, read_names, read_map, read_position]
+)
+@pytest.mark.parametrize(
+    "data",
+    [b"[" * 200_000, b'{"a":' * 200_000, b"NaN", b"-Infinity", b"1e999", b"9" * 5_000, b'"\\ud800"', b"\xff\xfe", b""],
 )
 def test_what_is_nested_deeply_or_no_number_ends_as_documented(read: Callable[[bytes], None], data: bytes) -> None:
     read(data)

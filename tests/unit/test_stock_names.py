@@ -17,7 +17,7 @@ from typing import Any
 import kafka
 
 ROOT = Path(__file__).parents[2]
-SEAM = "tolerant_client.stock_names"
+SEAM = "tolerant_client.stock.stock_names"
 PUBLIC = ("admin", "errors", "metrics", "partitioner", "protocol", "serializer", "structs")
 OF_NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
 # What is called so in our modules is of this class, or of ours that derives from it.
@@ -177,7 +177,7 @@ def used_through_self(module: str, tree: ast.Module) -> Iterator[tuple[type, str
 def used_of_others(tree: ast.Module) -> Iterator[tuple[Any, str]]:
     """(class of kafka-python, or None where it cannot be told, name): what is used of objects that are not `self`."""
     here = defined(tree)
-    ours = vars(importlib.import_module("tolerant_client.manager").TolerantConnectionManager)
+    ours = vars(importlib.import_module("tolerant_client.stock.manager").TolerantConnectionManager)
     for _, receiver, name in accesses(tree):
         if last_name(receiver) in RECEIVERS:
             owner = getattr(seam(), RECEIVERS[last_name(receiver)])

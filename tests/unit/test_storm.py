@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from kafka.net.selector import NetworkSelector
 
-from tolerant_client.events import Event, Storm, StormOver
-from tolerant_client.leaders import RefreshPace
-from tolerant_client.manager import TolerantConnectionManager
-from tolerant_client.storm import Leader, StormDetector, storm_threshold
+from tolerant_client.stock.leaders import RefreshPace
+from tolerant_client.stock.manager import TolerantConnectionManager
+from tolerant_client.tracker.events import Event, Storm, StormOver
+from tolerant_client.tracker.storm import Leader, StormDetector, storm_threshold
 
 Leaders = dict[tuple[str, int], Leader]
 
@@ -200,7 +200,7 @@ def test_the_manager_tells_a_storm_once_in_the_log_to_the_listener_and_in_the_co
         told.append(event)
         raise RuntimeError("a listener's own fault")
 
-    monkeypatch.setattr("tolerant_client.leaders.StormDetector", partial(StormDetector, 200.0))
+    monkeypatch.setattr("tolerant_client.stock.leaders.StormDetector", partial(StormDetector, 200.0))
     manager = TolerantConnectionManager(net, bootstrap_servers="127.0.0.1:1", recovery_listener=listener)
     manager.bootstrap_async(timeout_ms=0)
     leaders = spread(60)
@@ -216,9 +216,7 @@ def test_the_manager_tells_a_storm_once_in_the_log_to_the_listener_and_in_the_co
     manager.close()
 
 
-def connection(
-    in_flight: int, is_connected: bool = True, is_paused: bool = False, is_doubtful: bool = False
-) -> Any:
+def connection(in_flight: int, is_connected: bool = True, is_paused: bool = False, is_doubtful: bool = False) -> Any:
     return SimpleNamespace(
         in_flight_requests=[0] * in_flight, connected=is_connected, paused=is_paused, is_doubtful=is_doubtful
     )
@@ -266,7 +264,7 @@ def test_dead_broker_whose_pause_is_over_comes_after_an_untried_one(net: Network
 def test_metadata_is_asked_for_again_and_again_while_a_leader_cannot_be_reached(
     net: NetworkSelector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tolerant_client.leaders._MAX_PAUSE_MS", 20.0)
+    monkeypatch.setattr("tolerant_client.stock.leaders._MAX_PAUSE_MS", 20.0)
     manager = TolerantConnectionManager(net, bootstrap_servers="127.0.0.1:1")
     manager.bootstrap_async(timeout_ms=0)
     asked: list[int] = []

@@ -17,25 +17,26 @@ from typing import Any
 import pytest
 from kafka.structs import TopicPartition
 
-from spark_integration.mirroring import ranges, supervisor
-from spark_integration.mirroring.duties import Duty, DutyThread, Timetable, lanes
-from spark_integration.mirroring.link_events import EventPrinter, LinkEvent, Listeners, undone
-from spark_integration.mirroring.link_state import TaskReport
-from spark_integration.mirroring.mirror_settings import MirrorSettings
-from spark_integration.mirroring.stream_ranges import RangesStreamWriter
-from spark_integration.mirroring.restarts import LinkLife, RestartPolicy, Step
-from spark_integration.mirroring.supervisor import LinkThread, SparkLink, StuckError, SupervisedLink
+from spark_integration.mirror import supervisor
+from spark_integration.mirror.stream_ranges import RangesStreamWriter
+from spark_integration.mirror.supervisor import LinkThread, SparkLink, StuckError, SupervisedLink
 from tolerant_client.errors import (
     ClusterUnreachableError,
     LinkPromotedError,
     TargetDivergedError,
     TolerantClientError,
 )
-from tolerant_client.mirror.limits import Progress
-from tolerant_client.mirror.link import control
-from tolerant_client.mirror.link.control import LinkControl
-from tolerant_client.mirror.link.left import Left
-from tolerant_client.mirror.measures import Measured
+from tolerant_client.mirror.engine.copy_metrics import Measured
+from tolerant_client.mirror.engine.limits import Progress
+from tolerant_client.mirror.follow.skipped import Left
+from tolerant_client.mirror.state import control
+from tolerant_client.mirror.state.control import LinkControl
+from tolerant_client.ops.service import ranges
+from tolerant_client.ops.service.duties import Duty, DutyThread, Timetable, lanes
+from tolerant_client.ops.service.link_events import EventPrinter, LinkEvent, Listeners, undone
+from tolerant_client.ops.service.link_state import TaskReport
+from tolerant_client.ops.service.mirror_settings import MirrorSettings
+from tolerant_client.ops.service.restarts import LinkLife, RestartPolicy, Step
 
 POLICY = RestartPolicy(first_s=1, longest_s=60, healthy_s=60, stalled_s=300, promoted_s=45)
 
@@ -305,7 +306,9 @@ def test_nobody_who_is_told_hinders_the_others_or_who_tells(caplog: pytest.LogCa
     for now in (0, 1, 100, 101, 200, 201):
         link.step(now)
     assert [event.kind for event in heard] == ["failed"] * 3
-    assert len([record for record in caplog.records if "Telling of link A-B failed" in record.message]) == 2  # once each
+    assert (
+        len([record for record in caplog.records if "Telling of link A-B failed" in record.message]) == 2
+    )  # once each
 
 
 def test_what_fails_while_a_signal_stops_all_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
@@ -400,7 +403,7 @@ class FakeControl:
 
 @pytest.fixture
 def promoted(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeControl]]:
-    monkeypatch.setattr("spark_integration.mirroring.duties.ControlWatch", FakeControl)
+    monkeypatch.setattr("tolerant_client.ops.service.duties.ControlWatch", FakeControl)
     yield FakeControl
     FakeControl.value = LinkControl()
 
@@ -426,7 +429,9 @@ def test_a_duty_that_fails_is_a_warning_and_no_other_duty_suffers(promoted: type
         made.append((FakeCluster(), FakeCluster()))
         return made[-1]
 
-    duties = DutyThread("A-B", [Duty("bad", 0.01, fails), Duty("good", 0.01, counts)], connect, lambda *all: told.append(all))
+    duties = DutyThread(
+        "A-B", [Duty("bad", 0.01, fails), Duty("good", 0.01, counts)], connect, lambda *all: told.append(all)
+    )
     wait_for(lambda: len(told) >= 6)
     duties.close()
     assert {(name, report, type(error)) for name, report, error in told} == {
@@ -438,7 +443,11 @@ def test_a_duty_that_fails_is_a_warning_and_no_other_duty_suffers(promoted: type
 
 
 def test_duties_that_are_apart_have_a_thread_of_their_own() -> None:
-    beat, groups, acls = Duty("beat", 1, nothing, is_apart=True), Duty("groups", 60, nothing), Duty("acls", 600, nothing)
+    beat, groups, acls = (
+        Duty("beat", 1, nothing, is_apart=True),
+        Duty("groups", 60, nothing),
+        Duty("acls", 600, nothing),
+    )
     assert lanes([groups, beat, acls]) == [[beat], [groups, acls]]
     assert lanes([beat]) == [[beat]] and lanes([]) == []
 
@@ -475,7 +484,9 @@ def test_clients_that_cannot_be_closed_do_not_end_the_duties(promoted: type[Fake
     async def fails(source: Any, target: Any, stopped: Any) -> None:
         raise ClusterUnreachableError("away")
 
-    duties = DutyThread("A-B", [Duty("bad", 0.01, fails)], lambda: (Unclosable(), Unclosable()), lambda *all: told.append(all))
+    duties = DutyThread(
+        "A-B", [Duty("bad", 0.01, fails)], lambda: (Unclosable(), Unclosable()), lambda *all: told.append(all)
+    )
     wait_for(lambda: len(told) >= 3)
     duties.close()
 
@@ -487,7 +498,9 @@ def test_nothing_is_done_for_a_promoted_link(promoted: type[FakeControl]) -> Non
         done.append(1)
 
     promoted.value = LinkControl(is_promoted=True)
-    duties = DutyThread("A-B", [Duty("counts", 0.01, counts)], lambda: (FakeCluster(), FakeCluster()), lambda *all: None)
+    duties = DutyThread(
+        "A-B", [Duty("counts", 0.01, counts)], lambda: (FakeCluster(), FakeCluster()), lambda *all: None
+    )
     time.sleep(0.6)
     assert not done
     promoted.value = control.LinkControl()
@@ -517,7 +530,7 @@ def test_duties_end_while_a_round_hangs() -> None:
 def test_the_first_signal_asks_and_the_second_one_ends(number: signal.Signals) -> None:
     script = """
         import time
-        from spark_integration.mirroring.stop_signals import stop_signals
+        from tolerant_client.ops.service.stop_signals import stop_signals
         stopping = stop_signals()
         print("ready", flush=True)
         while not stopping.wait(0.05):
@@ -526,7 +539,9 @@ def test_the_first_signal_asks_and_the_second_one_ends(number: signal.Signals) -
         while True:
             time.sleep(0.05)
     """
-    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True, env=os.environ)
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True, env=os.environ
+    )
     assert child.stdout is not None
     with child.stdout:
         assert child.stdout.readline() == "ready\n"
@@ -545,7 +560,9 @@ def test_the_first_signal_asks_and_the_second_one_ends(number: signal.Signals) -
 STOPPED = TopicPartition("a-1", 11)
 
 
-def writer(folder: Path, monkeypatch: pytest.MonkeyPatch, error: TolerantClientError, *, goes_on: bool) -> RangesStreamWriter:
+def writer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: TolerantClientError, *, goes_on: bool
+) -> RangesStreamWriter:
     def copy(link: Any, until: Any, **_: Any) -> dict[TopicPartition, Progress]:
         return {p: Progress(5, 0, 0, 0, 0, 0, False, error if p == STOPPED else None) for p in until}
 
@@ -558,7 +575,9 @@ def writer(folder: Path, monkeypatch: pytest.MonkeyPatch, error: TolerantClientE
 ROWS = [SimpleNamespace(topic=topic, partition=index, until_offset=None) for topic in ("a", "a-1") for index in (1, 11)]
 
 
-def test_a_service_reports_the_partition_that_cannot_go_on_and_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_reports_the_partition_that_cannot_go_on_and_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     error = TargetDivergedError("a-1-11: records of producer 5 at offset 7")
     going_on = writer(tmp_path, monkeypatch, error, goes_on=True)
     going_on.commit([going_on.write(iter([SimpleNamespace(ranges=ROWS)]))], 0)
@@ -567,7 +586,8 @@ def test_a_service_reports_the_partition_that_cannot_go_on_and_lives(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("error", "goes_on"), [(TargetDivergedError("a-1: others"), False), (LinkPromotedError("Link A-B was promoted"), True)]
+    ("error", "goes_on"),
+    [(TargetDivergedError("a-1: others"), False), (LinkPromotedError("Link A-B was promoted"), True)],
 )
 def test_the_query_ends_in_a_command_and_where_the_link_is_promoted(
     error: TolerantClientError, goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -587,7 +607,9 @@ def test_duties_leave_partitions_alone_whose_place_nobody_has_read_yet(monkeypat
     class Thread:
         stopped: frozenset[TopicPartition]
 
-        def __init__(self, link: str, lane: object, connect: object, tell: object, stopped: frozenset[TopicPartition]) -> None:
+        def __init__(
+            self, link: str, lane: object, connect: object, tell: object, stopped: frozenset[TopicPartition]
+        ) -> None:
             begun.append(stopped)
 
     monkeypatch.setattr(supervisor, "DutyThread", Thread)

@@ -18,12 +18,13 @@ SENTENCE = (
 CHILD = """
 import contextlib, sys, time
 from kafka.structs import TopicPartition
-from spark_integration import cli
-from spark_integration.commands import mirror as command
-from spark_integration.mirroring import mirror_job, mirror_settings
-from spark_integration.mirroring.link_state import TaskReport
+from spark_integration.cli import app as cli
+from spark_integration.cli import mirror as command
+from spark_integration.mirror import mirror_job
+from tolerant_client.ops.service import mirror_settings
+from tolerant_client.ops.service.link_state import TaskReport
 from tolerant_client.errors import TargetDivergedError
-from tolerant_client.mirror.sync import PreparedLink
+from tolerant_client.mirror.engine.prepare import PreparedLink
 
 sentence = sys.argv.pop()
 ends = {TopicPartition(topic, 0): 10_000 for topic in ("audit", "orders", "payments")}

@@ -9,12 +9,12 @@ from unittest.mock import MagicMock
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.identical.copy import LinkCopier
-from tolerant_client.mirror.link.control import NO_LIMIT, LinkControl
-from tolerant_client.mirror.link.throttle import BURST_S, TokenBucket
-from tolerant_client.mirror.sync import PreparedLink
-from tolerant_client.mirror.translated.copier import TranslatedCopier
-from tolerant_client.raw import RawCluster
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.prepare import PreparedLink
+from tolerant_client.mirror.engine.throttle import BURST_S, TokenBucket
+from tolerant_client.mirror.engine.translated.copier import TranslatedCopier
+from tolerant_client.mirror.state.control import NO_LIMIT, LinkControl
 
 
 def fetched(bucket: TokenBucket, size: int, seconds: float) -> int:
@@ -84,8 +84,8 @@ def test_answers_are_as_small_as_the_rate_and_never_tiny() -> None:
 def test_a_copier_takes_the_rate_it_was_started_with_unless_the_operator_says_another(
     kind: Any, said: int | None, answer: int
 ) -> None:
-    with RawCluster({"bootstrap_servers": "a:9092"}, name="source") as source:
-        target = RawCluster({"bootstrap_servers": "b:9092"}, source.net, name="target")
+    with Cluster({"bootstrap_servers": "a:9092"}, name="source") as source:
+        target = Cluster({"bootstrap_servers": "b:9092"}, source.net, name="target")
         own = (7,) if kind is LinkCopier else ("dr",)
         copier = kind(source, target, *own, bytes_per_s=8_000_000, shares=2)
         copier.control.value = LinkControl(bytes_per_s=said)
@@ -95,11 +95,13 @@ def test_a_copier_takes_the_rate_it_was_started_with_unless_the_operator_says_an
 
 
 @pytest.mark.parametrize(("given", "rate"), [(None, None), (5_000, 5_000)])
-def test_the_rate_of_a_link_goes_through_spark_to_its_tasks(tmp_path: Path, given: int | None, rate: int | None) -> None:
+def test_the_rate_of_a_link_goes_through_spark_to_its_tasks(
+    tmp_path: Path, given: int | None, rate: int | None
+) -> None:
     pytest.importorskip("pyspark")
-    from spark_integration.mirroring.mirror_job import start
-    from spark_integration.mirroring.mirror_settings import MirrorSettings
-    from spark_integration.mirroring.stream_ranges import RangesStreamWriter
+    from spark_integration.mirror.mirror_job import start
+    from spark_integration.mirror.stream_ranges import RangesStreamWriter
+    from tolerant_client.ops.service.mirror_settings import MirrorSettings
 
     query = MagicMock()  # each of its calls makes it again, as a reader's and a writer's do
     for step in ("format", "option", "options", "load", "repartition", "queryName", "trigger"):
@@ -112,8 +114,8 @@ def test_the_rate_of_a_link_goes_through_spark_to_its_tasks(tmp_path: Path, give
 
 
 def test_a_copier_of_translated_offsets_knows_its_rate_before_a_second_has_passed() -> None:
-    with RawCluster({"bootstrap_servers": "a:9092"}, name="source") as source:
-        target = RawCluster({"bootstrap_servers": "b:9092"}, source.net, name="target")
+    with Cluster({"bootstrap_servers": "a:9092"}, name="source") as source:
+        target = Cluster({"bootstrap_servers": "b:9092"}, source.net, name="target")
         copier = TranslatedCopier(source, target, "dr", bytes_per_s=4_000_000)
         copier._partitions[TopicPartition("orders", 0)] = MagicMock(wants_more=False)
 

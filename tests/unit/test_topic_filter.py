@@ -7,8 +7,12 @@ import pickle
 import pytest
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.replication_policy import DefaultReplicationPolicy, IdentityReplicationPolicy, TopicNames
-from tolerant_client.mirror.topic_filter import (
+from tolerant_client.mirror.state.replication_policy import (
+    DefaultReplicationPolicy,
+    IdentityReplicationPolicy,
+    TopicNames,
+)
+from tolerant_client.mirror.state.topic_filter import (
     CONFIG_PROPERTIES_EXCLUDE,
     LinkTopics,
     TopicCreation,
@@ -54,7 +58,13 @@ def test_whole_names_are_matched_and_exclusions_win(include: str, exclude: str, 
 
 @pytest.mark.parametrize(
     ("name", "is_taken"),
-    [("orders", True), ("__consumer_offsets", False), ("mm2-x.internal", False), ("a.replica", False), ("x.internal", True)],
+    [
+        ("orders", True),
+        ("__consumer_offsets", False),
+        ("mm2-x.internal", False),
+        ("a.replica", False),
+        ("x.internal", True),
+    ],
 )
 def test_default_topics_of_mirror_maker(name: str, is_taken: bool) -> None:
     assert topic_filter().matches(name) is is_taken

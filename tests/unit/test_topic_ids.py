@@ -12,10 +12,10 @@ import kafka.errors as Errors
 import pytest
 from kafka.protocol.metadata import MetadataRequest
 
-from tolerant_client.mirror.identical.state import read_ids
-from tolerant_client.mirror.link.control import TopicIds
-from tolerant_client.mirror.topics import present_ids, topic_ids
-from tolerant_client.mirror.translated.shared_reads import SharedReads
+from tolerant_client.mirror.engine.identical.resume_point import read_ids
+from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
+from tolerant_client.mirror.state.control import TopicIds
+from tolerant_client.mirror.state.topics import present_ids, topic_ids
 
 OLD, NEW = uuid.UUID(int=7), uuid.UUID(int=8)
 
@@ -65,11 +65,13 @@ def test_a_cluster_that_tells_no_ids_has_none_of_any_topic() -> None:
     assert asyncio.run(present_ids(upgraded, ["orders"])) == {"orders": None}
 
 
-def test_a_translated_link_waits_for_the_id_of_a_topic_that_is_said_to_be_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_translated_link_waits_for_the_id_of_a_topic_that_is_said_to_be_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def facts(target: Any, topics: Iterable[str]) -> dict[str, Any]:
         return {name: SimpleNamespace(topic_id=NEW, max_message_bytes=1000) for name in topics}
 
-    monkeypatch.setattr("tolerant_client.mirror.translated.shared_reads.topic_facts", facts)
+    monkeypatch.setattr("tolerant_client.mirror.engine.translated.shared_reads.topic_facts", facts)
     source: Any = Cluster({"orders": OLD}, unknown=["orders"])
     reads = SharedReads(source, source, "link", lambda: 0.0)
     with pytest.raises(Errors.UnknownTopicOrPartitionError, match="the source has no topic orders"):

@@ -10,15 +10,15 @@ from typing import Any, cast
 import pytest
 from kafka.protocol.metadata import MetadataRequest
 
-from tolerant_client import topic_lookup
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.producer import topic_lookup
+from tolerant_client.cluster.producer.topic_lookup import TopicLookup
 from tolerant_client.errors import RecordRefusedError
-from tolerant_client.raw import RawCluster
-from tolerant_client.topic_lookup import TopicLookup
 
 UNKNOWN, NO_LEADER, INVALID = 3, 5, 17
 
 
-class Cluster:
+class FakeCluster:
     """Has topics, each from a second of its own clock on; its own manager, network and metadata."""
 
     def __init__(self, topics: dict[str, float]) -> None:
@@ -53,8 +53,8 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    cluster = Cluster({"there": 0.0, "soon": 2.0})
+def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+    cluster = FakeCluster({"there": 0.0, "soon": 2.0})
     monkeypatch.setattr(topic_lookup, "time", SimpleNamespace(monotonic=lambda: cluster.now))
     return cluster
 
@@ -64,8 +64,8 @@ def look(lookup: TopicLookup, topics: Sequence[str]) -> dict[str, Any]:
     return {topic: str(count) if isinstance(count, RecordRefusedError) else count for topic, count in found.items()}
 
 
-def test_missing_topics_are_waited_for_together_and_once(cluster: Cluster) -> None:
-    lookup = TopicLookup(cast(RawCluster, cluster), 60_000)
+def test_missing_topics_are_waited_for_together_and_once(cluster: FakeCluster) -> None:
+    lookup = TopicLookup(cast(Cluster, cluster), 60_000)
     missing = [f"missing-{n}" for n in range(250)]
     found = look(lookup, ["there", "soon", *missing, "no name", "x" * 250])
     assert 10 < cluster.now < 11
@@ -78,8 +78,8 @@ def test_missing_topics_are_waited_for_together_and_once(cluster: Cluster) -> No
     assert cluster.now == waited and cluster.requests == [missing[:3]]
 
 
-def test_a_topic_that_is_created_after_it_was_waited_for_in_vain_is_found(cluster: Cluster) -> None:
-    lookup = TopicLookup(cast(RawCluster, cluster), 500)
+def test_a_topic_that_is_created_after_it_was_waited_for_in_vain_is_found(cluster: FakeCluster) -> None:
+    lookup = TopicLookup(cast(Cluster, cluster), 500)
     assert "within 0.5 s" in look(lookup, ["soon"])["soon"]
     cluster.now = 3.0
     assert look(lookup, ["soon"]) == {"soon": 2}
@@ -90,8 +90,8 @@ def test_a_topic_that_is_created_after_it_was_waited_for_in_vain_is_found(cluste
     assert look(lookup, ["soon"]) == {"soon": 2}, "it is waited for as one that was never missed"
 
 
-def test_a_topic_whose_leaders_are_elected_is_waited_for_whatever_was_missed_before(cluster: Cluster) -> None:
-    lookup = TopicLookup(cast(RawCluster, cluster), 1_000)
+def test_a_topic_whose_leaders_are_elected_is_waited_for_whatever_was_missed_before(cluster: FakeCluster) -> None:
+    lookup = TopicLookup(cast(Cluster, cluster), 1_000)
     assert "within 1 s" in look(lookup, ["later"])["later"]
     cluster.topics["later"], cluster.electing["later"] = cluster.now, cluster.now + 0.5
     assert look(lookup, ["later"]) == {"later": 2}

@@ -29,8 +29,8 @@ from tolerant_client.errors import (
     OutcomeUnknownError,
     TransactionOutcomeUnknownError,
 )
-from tolerant_client.events import RecoveryCounters, Requeued
-from tolerant_client.transactions import TolerantTransactionManager
+from tolerant_client.stock.transactions import TolerantTransactionManager
+from tolerant_client.tracker.events import RecoveryCounters, Requeued
 
 
 def make() -> Any:
@@ -263,6 +263,7 @@ def test_a_transaction_with_a_failed_record_is_aborted_never_committed(error: Ex
 
 # -- when a call ends --------------------------------------------------------------
 
+
 def impatient() -> Any:
     """Calls that may wait 300 ms; `_connections.closed` is what the sender's end sets."""
     transactions = in_transaction(make())
@@ -420,9 +421,7 @@ def test_other_offsets_wait_until_the_earlier_ones_are_done() -> None:
     first = transactions.send_offsets_to_transaction(at(5), "group")
     request = offset_commit(transactions)
     results: list[Any] = []
-    second = threading.Thread(
-        target=lambda: results.append(transactions.send_offsets_to_transaction(at(10), "group"))
-    )
+    second = threading.Thread(target=lambda: results.append(transactions.send_offsets_to_transaction(at(10), "group")))
     second.start()
     second.join(0.3)
     assert second.is_alive()

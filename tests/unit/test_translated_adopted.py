@@ -12,16 +12,16 @@ import pytest
 from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.led_offsets import LedOffsets
+from tolerant_client.cluster.cluster import EARLIEST
 from tolerant_client.errors import DataLossError, TargetDivergedError
-from tolerant_client.mirror.led_offsets import LedOffsets
-from tolerant_client.mirror.link.control import LinkControl
-from tolerant_client.mirror.losses import LossReason, MirrorPolicy
-from tolerant_client.mirror.translated import adopted as module
-from tolerant_client.mirror.translated.adopted import Adopted
-from tolerant_client.mirror.translated.offset_map import MapRow, Run, extend
-from tolerant_client.mirror.translated.partition import TransactionLimits, TranslatedPartition
-from tolerant_client.mirror.translated.place import LostOffsets, TopicPair, find_adopted_loss
-from tolerant_client.raw import EARLIEST
+from tolerant_client.mirror.batches.losses import LossReason, MirrorPolicy
+from tolerant_client.mirror.engine.translated import adopted as module
+from tolerant_client.mirror.engine.translated.adopted import Adopted
+from tolerant_client.mirror.engine.translated.partition import TransactionLimits, TranslatedPartition
+from tolerant_client.mirror.engine.translated.target_checks import LostOffsets, TopicPair, find_adopted_loss
+from tolerant_client.mirror.state.control import LinkControl
+from tolerant_client.mirror.state.offset_map import MapRow, Run, extend
 
 PLACES = [TopicPartition("orders", n) for n in range(4)]
 P = PLACES[0]
@@ -106,7 +106,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     async def cleaned(*_: Any) -> dict[TopicPartition, Any]:
         return {}  # of the last batch nothing is left that could show who wrote it
 
-    monkeypatch.setattr("tolerant_client.mirror.translated.partition.read_headers", cleaned)
+    monkeypatch.setattr("tolerant_client.mirror.engine.translated.partition.read_headers", cleaned)
     yield found
     found.net.close()
 
@@ -119,7 +119,9 @@ def test_a_topic_that_was_made_anew_behind_a_takeover_is_copied_whole_whoever_go
     assert world.goes_on_at() == 300, "not where the log that was deleted had ended"
 
 
-def test_a_source_that_was_made_anew_is_no_election_of_the_target_and_counts_its_epochs_anew(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_was_made_anew_is_no_election_of_the_target_and_counts_its_epochs_anew(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The link's producer id has expired since, so that the last batch of the target is another's."""
     (world.row,) = extend(None, P, "orders", ("former-id", "target-id"), [Run(1_100, 1_100, 300)], 1_400, 7)
     world.target_ends[P] = 1_400
@@ -131,7 +133,7 @@ def test_a_source_that_was_made_anew_is_no_election_of_the_target_and_counts_its
         return {}
 
     monkeypatch.setattr(TranslatedPartition, "_look_for_others", compared)
-    monkeypatch.setattr("tolerant_client.mirror.translated.partition.source_truncations", uncut)
+    monkeypatch.setattr("tolerant_client.mirror.engine.translated.partition.source_truncations", uncut)
     partition = world.partition()
     with pytest.raises(DataLossError, match="deleted and created again"):
         world.goes_on_at(partition)
@@ -186,7 +188,7 @@ def test_a_cut_behind_a_row_is_one_loss_too_while_the_log_grows(world: World, mo
     async def no_cuts(*_: Any) -> dict[TopicPartition, int]:
         return {}
 
-    monkeypatch.setattr("tolerant_client.mirror.translated.partition.source_truncations", no_cuts)
+    monkeypatch.setattr("tolerant_client.mirror.engine.translated.partition.source_truncations", no_cuts)
     world.written = world.value = replace(world.written, adopted={})
     (world.row,) = extend(None, P, "orders", IDS, [Run(0, 0, 1_000)], 1_000, -1)
     world.target_ends[P], world.source_end = 1_000, 400

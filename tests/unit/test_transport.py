@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tolerant_client.transport import heeds_low_water
+from tolerant_client.stock.transport import heeds_low_water
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,51 @@ import struct
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.txn_markers import WriteTxnMarkers
+from tolerant_client.records.txn_markers import WriteTxnMarkers
 
 P = TopicPartition("orders", 3)
 MARKERS = [(1 << 62, 5), (1 << 62, 6), ((1 << 62) + 1, 0)]
 REQUEST = bytes.fromhex(
-    "00000069" "001b0001" "0000002a" "0002" "6d65" "00"  # size, api key and version, correlation id, client id, no tags
+    "00000069"
+    "001b0001"
+    "0000002a"
+    "0002"
+    "6d65"
+    "00"  # size, api key and version, correlation id, client id, no tags
     "04"
-    "4000000000000000" "0005" "00" "02" "07" "6f7264657273" "02" "00000003" "00" "00000000" "00"
-    "4000000000000000" "0006" "00" "02" "07" "6f7264657273" "02" "00000003" "00" "00000000" "00"
-    "4000000000000001" "0000" "00" "02" "07" "6f7264657273" "02" "00000003" "00" "00000000" "00"
+    "4000000000000000"
+    "0005"
+    "00"
+    "02"
+    "07"
+    "6f7264657273"
+    "02"
+    "00000003"
+    "00"
+    "00000000"
+    "00"
+    "4000000000000000"
+    "0006"
+    "00"
+    "02"
+    "07"
+    "6f7264657273"
+    "02"
+    "00000003"
+    "00"
+    "00000000"
+    "00"
+    "4000000000000001"
+    "0000"
+    "00"
+    "02"
+    "07"
+    "6f7264657273"
+    "02"
+    "00000003"
+    "00"
+    "00000000"
+    "00"
     "00"
 )
 

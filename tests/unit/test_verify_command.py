@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import kafka.errors as Errors
 import pytest
 from typer.testing import CliRunner
 
-from spark_integration.cli import app
-from spark_integration.commands import link as module
-from spark_integration.commands.link import GivenLink
+from spark_integration.cli import link as module
+from spark_integration.cli.app import app
+from spark_integration.cli.link import GivenLink
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.topic_filter import LinkTopics
+from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.verify.verification import VerifyReport
 
 CLUSTERS = ["verify", "--source", "a:1", "--target", "b:1"]
@@ -42,3 +43,12 @@ def test_to_compare_given_topics_no_link_is_looked_for(compared: list[LinkTopics
 def test_without_topics_a_link_has_to_say_them(compared: list[LinkTopics]) -> None:
     done = CliRunner().invoke(app, CLUSTERS)
     assert isinstance(done.exception, OptionError) and "2 links" in str(done.exception) and not compared
+
+
+def test_what_may_not_be_read_is_not_called_different(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise Errors.TopicAuthorizationFailedError("Fetch of tolerant-mirror-ledger-0 is not allowed to us")
+
+    monkeypatch.setattr(GivenLink, "run", refuse)
+    done = CliRunner().invoke(app, [*CLUSTERS, "--topics", "orders"])
+    assert done.exit_code == 2 and "Fetch of tolerant-mirror-ledger-0 is not allowed to us" in done.stderr

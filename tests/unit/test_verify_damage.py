@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 
 import pytest
 from kafka.structs import TopicPartition
-from support.legacy_sets import message_set
 
-from tolerant_client.legacy_records import iter_record_sets
-from tolerant_client.mirror.gaps import FILLER
+from support.legacy_sets import message_set
+from tolerant_client.mirror.batches.gaps import FILLER
 from tolerant_client.mirror.verify import log_comparison
 from tolerant_client.mirror.verify.log_columns import NO_BATCHES, read_batches
 from tolerant_client.mirror.verify.outcome import Outcome
 from tolerant_client.mirror.verify.report import LedgerRange, LogBounds, PartitionReport, partition_report
 from tolerant_client.mirror.verify.slices import Running, Slice
-from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.records.record_batch import Record, encode_batch
+from tolerant_client.records.record_sets import iter_record_sets
 
 PARTITION = TopicPartition("t", 0)
 T0 = 1_700_000_000_000
@@ -51,7 +51,9 @@ def records_of(chance: random.Random, count: int, keys: int | None, magic: int) 
         key = b"%d" % chance.randrange(keys) if keys else chance.choice((None, b"", b"k%d" % n))
         is_tombstone = keys is not None and chance.random() < 0.1
         value = None if is_tombstone else b"%d " % n + b"." * chance.randrange(30)
-        headers = () if magic < 2 else tuple((f"h{h}", chance.choice((None, b"%d" % n))) for h in range(chance.randrange(3)))
+        headers = (
+            () if magic < 2 else tuple((f"h{h}", chance.choice((None, b"%d" % n))) for h in range(chance.randrange(3)))
+        )
         time = T0 + (n if magic < 2 else 3 * n - chance.randrange(9))
         made.append(Record(n, -1 if magic == 0 else time, key, value, headers))
     return made
@@ -106,7 +108,9 @@ def encoded(chance: random.Random, log: Log) -> list[bytes]:
         first = offsets[at]
         if first in log.markers:
             control = Record(first, 1, b"\0\0\0\0", b"")
-            batches.append(encode_batch([control], base_offset=first, producer_id=ABORTED, is_transactional=True, is_control=True))
+            batches.append(
+                encode_batch([control], base_offset=first, producer_id=ABORTED, is_transactional=True, is_control=True)
+            )
             at += 1
             continue
         held = log.records if first in log.records else log.aborted
@@ -177,7 +181,9 @@ def compared(chance: random.Random, source: Log, target: Log, ledger: tuple[Ledg
         elif log.is_compared and all(log.position(n) >= side.end for n, side in enumerate((source, target))):
             log.fail_without_proof()
             break
-    return partition_report(PARTITION, bounds, [running.result()] if until > start else [], allow_behind=False, ledger=ledger)
+    return partition_report(
+        PARTITION, bounds, [running.result()] if until > start else [], allow_behind=False, ledger=ledger
+    )
 
 
 def aborted_runs(log: Log) -> list[tuple[int, int]]:
@@ -222,7 +228,8 @@ def put(log: Log, offset: int, record: Record | None) -> None:
 def shift(log: Log, at: int, by: int) -> None:
     """Everything from `at` on lies `by` offsets further."""
     log.records, log.aborted = (
-        {o + by * (o >= at): r._replace(offset=o + by * (o >= at)) for o, r in held.items()} for held in (log.records, log.aborted)
+        {o + by * (o >= at): r._replace(offset=o + by * (o >= at)) for o, r in held.items()}
+        for held in (log.records, log.aborted)
     )
     log.markers = {o + by * (o >= at) for o in log.markers}
     log.end += by
@@ -234,7 +241,11 @@ def lose(chance: random.Random, source: Log, target: Log) -> None:
 
 def lose_the_last_of_a_key(chance: random.Random, source: Log, target: Log) -> None:
     last = {r.key: o for o, r in sorted(source.records.items())}
-    put(target, chance.choice([o for o in last.values() if source.records[o].value is not None] or [source.end - 1]), None)
+    put(
+        target,
+        chance.choice([o for o in last.values() if source.records[o].value is not None] or [source.end - 1]),
+        None,
+    )
 
 
 def double(chance: random.Random, source: Log, target: Log) -> None:
@@ -264,7 +275,7 @@ def shift_by_one(chance: random.Random, source: Log, target: Log) -> None:
 
 
 def swap(chance: random.Random, source: Log, target: Log) -> None:
-    one, other = (chance.sample(sorted(source.records), 2) if len(source.records) > 1 else [0, 0])
+    one, other = chance.sample(sorted(source.records), 2) if len(source.records) > 1 else [0, 0]
     if one != other:
         first, second = target.records[one], target.records[other]
         put(target, one, second)
@@ -292,7 +303,11 @@ def mark(chance: random.Random, source: Log, target: Log) -> None:
 
 def append(chance: random.Random, source: Log, target: Log) -> None:
     target.end += 1
-    put(target, target.end - 1, chance.choice((Record(0, T0, b"x", b"more"), Record(0, T0, None, None, ((FILLER, None),)))))
+    put(
+        target,
+        target.end - 1,
+        chance.choice((Record(0, T0, b"x", b"more"), Record(0, T0, None, None, ((FILLER, None),)))),
+    )
 
 
 def end_early(chance: random.Random, source: Log, target: Log) -> None:
@@ -347,7 +362,9 @@ def logs(seed: str, count: int) -> tuple[random.Random, Log, Log]:
     return chance, source, target
 
 
-SMALL = [(f"{kind} {n}", random.Random(f"{kind} {n} size").choice((1, 2, 7, 60, 200))) for kind in KINDS for n in range(3)]
+SMALL = [
+    (f"{kind} {n}", random.Random(f"{kind} {n} size").choice((1, 2, 7, 60, 200))) for kind in KINDS for n in range(3)
+]
 LARGE = [(f"{kind} large", 10_000) for kind in KINDS]
 
 
@@ -402,4 +419,6 @@ def check(seed: str, count: int, damage: Callable[[random.Random, Log, Log], Non
 def rows_around(chance: random.Random, offset: int | None, count: int) -> tuple[LedgerRange, ...]:
     """Rows that excuse nothing, of every reason, over the damage."""
     at = offset or 0
-    return tuple(LedgerRange(max(0, at - chance.randrange(9)), at + 1 + chance.randrange(9), reason) for reason in REASONS)
+    return tuple(
+        LedgerRange(max(0, at - chance.randrange(9)), at + 1 + chance.randrange(9), reason) for reason in REASONS
+    )

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from kafka.structs import TopicPartition
 
-from spark_integration.commands.verify import verdict
+from spark_integration.cli.verify import verdict
 from tolerant_client.errors import OptionError, OversizedRecordError
-from tolerant_client.mirror.ledger import limit_of
-from tolerant_client.mirror.losses import LedgerRow
-from tolerant_client.mirror.rewrite import rewrite
+from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.batches.rewrite import rewrite
+from tolerant_client.mirror.state.ledger import limit_of
 from tolerant_client.mirror.verify.outcome import Difference, NotCompared, Outcome, covered, judge, worst
 from tolerant_client.mirror.verify.report import (
     LedgerRange,
@@ -26,17 +26,22 @@ from tolerant_client.mirror.verify.report import (
     share,
 )
 from tolerant_client.mirror.verify.slices import Slice, SliceResult
-from tolerant_client.record_batch import Record, encode_batch, read_header
+from tolerant_client.records.record_batch import Record, encode_batch, read_header
 
 PARTITION = TopicPartition("t", 0)
-IDS: dict[str, Any] = {"source": {"cluster": "a", "topics": {"t": "1"}}, "target": {"cluster": "b", "topics": {"t": "2"}}}
+IDS: dict[str, Any] = {
+    "source": {"cluster": "a", "topics": {"t": "1"}},
+    "target": {"cluster": "b", "topics": {"t": "2"}},
+}
 WRONG = Difference(25, "value differs")
 IDENTICAL, EXPLAINED, NOT_COMPARED, DIFFERENT = Outcome
 OPEN = "an open transaction"
 
 
 def done(start: int, until: int, **more: Any) -> SliceResult:
-    return SliceResult(Slice("t", 0, start, until), more.pop("records", until - start), more.pop("compared_until", until), **more)
+    return SliceResult(
+        Slice("t", 0, start, until), more.pop("records", until - start), more.pop("compared_until", until), **more
+    )
 
 
 def logs(*bounds: int | None) -> LogBounds:
@@ -158,7 +163,13 @@ def test_what_is_said_before_a_record_is_compared(
     ],
 )
 def test_outcome_of_a_range(
-    difference: Difference | None, error: str | None, matters: bool | None, held: int, compared: int, explained: int, outcome: Outcome
+    difference: Difference | None,
+    error: str | None,
+    matters: bool | None,
+    held: int,
+    compared: int,
+    explained: int,
+    outcome: Outcome,
 ) -> None:
     gaps = [] if matters is None else [NotCompared(0, 1, "why", matters)]
     assert judge(difference, error, gaps, held=held, compared=compared, explained=explained) is outcome
@@ -243,7 +254,9 @@ def test_report_is_the_state_of_a_later_run() -> None:
     text = json.dumps(whole(report((0, 40, 2, 40), done(2, 40, not_compared=(gone,)))).as_json())
     found, warnings = read_state(json.loads(text), IDS)
     assert warnings == []
-    assert found == {PARTITION: Resumed(2, 40, (NotCompared(0, 2, "the target no longer has them: its log starts at 2"), gone))}
+    assert found == {
+        PARTITION: Resumed(2, 40, (NotCompared(0, 2, "the target no longer has them: its log starts at 2"), gone))
+    }
     told = json.loads(text)
     assert (told["outcome"], told["share"], told["held"], told["compared"]) == ("not compared", 0.9, 40, 36)
     assert (told["partitions"][0]["outcome"], told["partitions"][0]["share"]) == ("not compared", 0.9)

@@ -10,10 +10,10 @@ import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.fetch import FetchedPartition
-from tolerant_client.mirror.identical.witnesses import UNSEEN_S, UNSHOWN_S, Witnesses
-from tolerant_client.raw import RawCluster
-from tolerant_client.record_batch import Record, encode_batch
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.mirror.engine.identical.witnesses import UNSEEN_S, UNSHOWN_S, Witnesses
+from tolerant_client.records.record_batch import Record, encode_batch
 
 FIRST, SECOND = TopicPartition("t", 0), TopicPartition("t", 1)
 A_MOMENT = 0.05
@@ -51,7 +51,7 @@ class Source:
 
 
 def witnesses(source: Source, *seen: tuple[TopicPartition, bytes]) -> Witnesses:
-    known = Witnesses(cast(RawCluster, source))
+    known = Witnesses(cast(Cluster, source))
     for partition, data in seen:
         known.saw(fetched(partition, data))
     return known

@@ -22,9 +22,9 @@ from pyspark.sql.types import (
 )
 
 from spark_integration.writing.columns import WriteColumns, choose_columns
-from tolerant_client.batch_encoding import encode_batches
 from tolerant_client.errors import OptionError
-from tolerant_client.record_batch import decode_records
+from tolerant_client.records.batch_encoding import encode_batches
+from tolerant_client.records.record_batch import decode_records
 
 ARROW_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
@@ -115,9 +115,7 @@ def batch(large: bool = False, **columns: Any) -> Any:
 
 @pytest.mark.parametrize("large", [False, True])
 def test_rows_are_what_the_encoder_takes(large: bool) -> None:
-    schema = frame(
-        topic=StringType(), key=BinaryType(), value=StringType(), headers=headers(), partition=IntegerType()
-    )
+    schema = frame(topic=StringType(), key=BinaryType(), value=StringType(), headers=headers(), partition=IntegerType())
     given = batch(
         large,
         topic=["a", "b"],

@@ -7,9 +7,9 @@ import pickle
 import pytest
 
 from spark_integration.writing.options import MAX_BATCH_BYTES, WriteOptions, parse_write_options
-from tolerant_client import codecs
+from tolerant_client.cluster.producer.settings import ProducerSettings
 from tolerant_client.errors import OptionError
-from tolerant_client.producer_settings import ProducerSettings
+from tolerant_client.records import codecs
 
 
 def parse(**options: str) -> WriteOptions:
@@ -22,13 +22,20 @@ def test_only_the_brokers_are_required() -> None:
     options = parse()
     assert options.kafka["bootstrap_servers"] == ["one:9092", "two:9092"]
     assert options.producer == ProducerSettings()
-    assert (options.topic, options.codec, options.level, options.max_batch_bytes) == (None, codecs.NONE, None, MAX_BATCH_BYTES)
+    assert (options.topic, options.codec, options.level, options.max_batch_bytes) == (
+        None,
+        codecs.NONE,
+        None,
+        MAX_BATCH_BYTES,
+    )
     assert not options.is_exactly_once and options.dead_letter_topic is None
     assert options.transaction_timeout_ms == 900_000
 
 
 def test_names_are_case_insensitive_and_the_topic_is_trimmed() -> None:
-    options = parse(TOPIC=" clicks ", exactlyonce="TRUE", EXACTLYONCEID="sink", deadlettertopic="dead", includeheaders="true")
+    options = parse(
+        TOPIC=" clicks ", exactlyonce="TRUE", EXACTLYONCEID="sink", deadlettertopic="dead", includeheaders="true"
+    )
     assert (options.topic, options.is_exactly_once, options.exactly_once_id) == ("clicks", True, "sink")
     assert options.dead_letter_topic == "dead"
 
@@ -41,7 +48,12 @@ def test_properties_of_javas_producer_mean_what_they_mean_there() -> None:
         kafka__max__in__flight__requests__per__connection="3", kafka__max__block__ms="700", kafka__retries="9",
         kafka__acks="all", kafka__enable__idempotence="true", kafka__partitioner__ignore__keys="true",
     )  # fmt: skip
-    assert (options.codec, options.level, options.max_batch_bytes, options.ignores_keys) == (codecs.ZSTD, 7, 16384, True)
+    assert (options.codec, options.level, options.max_batch_bytes, options.ignores_keys) == (
+        codecs.ZSTD,
+        7,
+        16384,
+        True,
+    )
     assert options.producer == ProducerSettings(
         max_in_flight=3, max_requests=3, max_request_bytes=2_000_000, max_record_bytes=2_000_000,
         max_bytes_in_flight=1_000_000, request_timeout_ms=5_000, delivery_timeout_ms=60_000, max_block_ms=700, retries=9,

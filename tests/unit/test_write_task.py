@@ -13,10 +13,10 @@ from spark_integration.writing.columns import WriteColumns
 from spark_integration.writing.dead_letters import REASON, TRIMMED, dead_letter, trimmed
 from spark_integration.writing.options import parse_write_options
 from spark_integration.writing.task import WriteTask
-from tolerant_client.batch_encoding import EncodedBatch
-from tolerant_client.batch_producer import Refused
+from tolerant_client.cluster.producer.batch_producer import Refused
 from tolerant_client.errors import RecordRefusedError, RecordTooLargeError
-from tolerant_client.record_batch import Record, decode_records
+from tolerant_client.records.batch_encoding import EncodedBatch
+from tolerant_client.records.record_batch import Record, decode_records
 
 DEAD = "dead"
 

@@ -102,7 +102,9 @@ def main() -> int:
         for test in [test for test in differing(stock, ours) if test not in EXPLAINED]:
             often, alone = {**environment, "UPSTREAM_REPEATS": str(REPEATS)}, [test.partition("[")[0]]
             fails_stock = failures(test, outcomes(folder, work_dir / "stock-again.json", often, alone))
-            fails_ours = failures(test, outcomes(folder, work_dir / "installed-again.json", {**often, "UPSTREAM_INSTALL": "1"}, alone))
+            fails_ours = failures(
+                test, outcomes(folder, work_dir / "installed-again.json", {**often, "UPSTREAM_INSTALL": "1"}, alone)
+            )
             print(f"again      {test}: {fails_stock} of {REPEATS} fail stock, {fails_ours} installed")
             if fails_ours <= 2 * fails_stock:
                 ours[test] = "passed"
@@ -182,13 +184,19 @@ def report(stock: dict[str, str], ours: dict[str, str]) -> int:
     wrong = []
     unable = [test for test, ended in stock.items() if ended in ("error", "not collected")]
     if len(unable) > MOST_UNABLE * len(stock):
-        wrong.append(f"{len(unable)} of {len(stock)} tests cannot run stock: too few were compared; use --tests CHECKOUT")
+        wrong.append(
+            f"{len(unable)} of {len(stock)} tests cannot run stock: too few were compared; use --tests CHECKOUT"
+        )
     for test in differing(stock, ours):
         if test in EXPLAINED:
             print(f"explained  {test}: {EXPLAINED[test]}")
         else:
             wrong.append(f"{test}: passed stock, {ours.get(test)} installed")
-    wrong += [f"{test} passes again: take it out of EXPLAINED" for test in EXPLAINED if stock.get(test) == ours.get(test) == "passed"]
+    wrong += [
+        f"{test} passes again: take it out of EXPLAINED"
+        for test in EXPLAINED
+        if stock.get(test) == ours.get(test) == "passed"
+    ]
     for line in wrong:
         print(f"FAILED: {line}")
     return 1 if wrong else 0

@@ -161,7 +161,9 @@ def _require_known(found: Sequence[Path], place: Path, what: str) -> None:
         )
     unknown = [] if sets else [name for name in names if name not in sums]
     if unknown:
-        _log.warning("No SHA-256 sum is known of %s jars of %s: what the repository sent is believed", len(unknown), what)
+        _log.warning(
+            "No SHA-256 sum is known of %s jars of %s: what the repository sent is believed", len(unknown), what
+        )
 
 
 @functools.cache
@@ -241,9 +243,7 @@ def _resolve_into(
     )
 
 
-def _maven_command(
-    folder: Path, mvn: str, wanted: Sequence[tuple[str, str, str]], is_transitive: bool
-) -> list[str]:
+def _maven_command(folder: Path, mvn: str, wanted: Sequence[tuple[str, str, str]], is_transitive: bool) -> list[str]:
     """A folder with a pom that wants these jars; the result is the folder they go to, then the command."""
     folder.mkdir()
     alone = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
@@ -259,7 +259,17 @@ def _maven_command(
     )
     lib = folder / "lib"
     options = [f"-DoutputDirectory={lib}", "-DincludeScope=runtime", "-Dstyle.color=never"]
-    return [str(lib), mvn, "-q", "-B", "--strict-checksums", "-f", str(folder / "pom.xml"), "dependency:copy-dependencies", *options]
+    return [
+        str(lib),
+        mvn,
+        "-q",
+        "-B",
+        "--strict-checksums",
+        "-f",
+        str(folder / "pom.xml"),
+        "dependency:copy-dependencies",
+        *options,
+    ]
 
 
 def _ivy_command(

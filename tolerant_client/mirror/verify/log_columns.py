@@ -19,8 +19,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tolerant_client.arrow import fill, gather
-from tolerant_client.batch_columns import (
+from tolerant_client.errors import RecordBatchError
+from tolerant_client.mirror.batches.gaps import FILLER
+from tolerant_client.records.arrow import fill, gather
+from tolerant_client.records.batch_columns import (
     HEADER,
     SLICE_HEADERS,
     SLICE_ROWS,
@@ -32,12 +34,8 @@ from tolerant_client.batch_columns import (
     read_run,
     spans,
 )
-from tolerant_client.committed import skip_aborted
-from tolerant_client.consumer_records import survey
-from tolerant_client.errors import RecordBatchError
-from tolerant_client.legacy_records import decode_unfolded, iter_record_sets, message_columns, unfold
-from tolerant_client.mirror.gaps import FILLER
-from tolerant_client.record_batch import (
+from tolerant_client.records.read_committed import skip_aborted
+from tolerant_client.records.record_batch import (
     CONTROL_BIT,
     LOG_OVERHEAD,
     BatchHeader,
@@ -46,7 +44,9 @@ from tolerant_client.record_batch import (
     encode_headers,
     records_section,
 )
-from tolerant_client.record_fields import Doubt, Fields, Int64s, read_headers
+from tolerant_client.records.record_fields import Doubt, Fields, Int64s, read_headers
+from tolerant_client.records.record_sets import decode_unfolded, iter_record_sets, message_columns, unfold
+from tolerant_client.stock.consumer_records import survey
 
 _FILLER_KEY: Final = FILLER.encode()
 _FILLER_HEADER: Final = encode_headers([(FILLER, None)])[:-1]  # up to the length of its value
@@ -88,9 +88,7 @@ class Batches(NamedTuple):
 NO_BATCHES: Final = Batches(np.empty(0, HEADER), [])
 
 
-def read_batches(
-    records: memoryview, position: int, aborted: Iterable[tuple[int, int]] = ()
-) -> tuple[Batches, int]:
+def read_batches(records: memoryview, position: int, aborted: Iterable[tuple[int, int]] = ()) -> tuple[Batches, int]:
     """The batches from `position` on that may hold committed records, and the offset behind all whole ones.
 
     `aborted` is what the same answer says: (producer id, first offset) pairs.
@@ -207,7 +205,9 @@ def _plain_columns(records: Sequence[Record]) -> BatchColumns:
     fields = Fields(zeros, zeros, zeros, *columns(keys), *columns(values), counts, np.array(ends, np.int64), None)
     offsets = np.array([record.offset for record in records], np.int64)
     timestamps = np.array([record.timestamp for record in records], np.int64)
-    return BatchColumns(bytes(joined), np.empty(0, HEADER), fields, zeros[:0], offsets, timestamps, zeros.astype(np.int32))
+    return BatchColumns(
+        bytes(joined), np.empty(0, HEADER), fields, zeros[:0], offsets, timestamps, zeros.astype(np.int32)
+    )
 
 
 def key_column(columns: BatchColumns, rows: Int64s) -> pa.Array:
@@ -293,7 +293,8 @@ def _header_columns(columns: BatchColumns, buffer: pa.Buffer, rows: Int64s) -> t
     except Doubt:
         offset = int(columns.offsets[rows[int(fields.header_count.argmax())]])
         raise RecordBatchError(
-            f"the headers of the record at offset {offset} differ as they were written, and are more than are read", offset
+            f"the headers of the record at offset {offset} differ as they were written, and are more than are read",
+            offset,
         ) from None
     assert found is not None  # they were asked for
     everything = np.arange(len(found.record))

@@ -20,7 +20,6 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tolerant_client.batch_columns import BatchColumns
 from tolerant_client.errors import RecordBatchError, TolerantClientError
 from tolerant_client.mirror.verify.log_columns import (
     NO_BATCHES,
@@ -34,8 +33,9 @@ from tolerant_client.mirror.verify.log_columns import (
 )
 from tolerant_client.mirror.verify.outcome import Difference
 from tolerant_client.mirror.verify.superseded import Unproved
-from tolerant_client.record_batch import CODEC_MASK, HEADER_SIZE, TRANSACTIONAL_BIT
-from tolerant_client.record_fields import Int64s
+from tolerant_client.records.batch_columns import BatchColumns
+from tolerant_client.records.record_batch import CODEC_MASK, HEADER_SIZE, TRANSACTIONAL_BIT
+from tolerant_client.records.record_fields import Int64s
 
 DECODED_BYTES: Final = 2 << 20
 MAX_UNPROVED_BYTES: Final = 64 << 20  # of keys, for one partition of a compacted topic
@@ -247,7 +247,10 @@ class LogComparison:
         lacking = extra = _NOTHING
         filler = _NO_ROWS
         if not np.array_equal(source.offsets, target.offsets):
-            is_in_target, is_in_source = np.isin(source.offsets, target.offsets), np.isin(target.offsets, source.offsets)
+            is_in_target, is_in_source = (
+                np.isin(source.offsets, target.offsets),
+                np.isin(target.offsets, source.offsets),
+            )
             lacking, extra = source.chosen(~is_in_target), target.chosen(~is_in_source)
             source, target = source.chosen(is_in_target), target.chosen(is_in_source)
             if extra.columns is not None and len(extra.numbers):

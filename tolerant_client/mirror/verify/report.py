@@ -204,9 +204,13 @@ def read_state(report: Mapping[str, Any], ids: Mapping[str, Any]) -> tuple[dict[
         warnings: dict[str, None] = {}
         for row in report["partitions"]:
             topic = str(row["topic"])
-            new = next((s for s in ("source", "target") if before[s]["topics"].get(topic) != ids[s]["topics"].get(topic)), None)
+            new = next(
+                (s for s in ("source", "target") if before[s]["topics"].get(topic) != ids[s]["topics"].get(topic)), None
+            )
             if new is not None:
-                warnings[f"topic {topic} of the {new} is not the one of the earlier run; it is compared from its start"] = None
+                warnings[
+                    f"topic {topic} of the {new} is not the one of the earlier run; it is compared from its start"
+                ] = None
                 continue
             gone = tuple(NotCompared(**part) for part in row["not_compared"])
             state = Resumed(int(row["from_offset"]), int(row["identical_until"]), gone)

@@ -20,14 +20,14 @@ from typing import Any, Final
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.cluster import EARLIEST, EARLIEST_LOCAL, LATEST, Cluster
+from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.errors import TolerantClientError
-from tolerant_client.fetch import FetchedPartition
 from tolerant_client.mirror.verify.log_columns import NO_BATCHES, is_cut, read_batches
 from tolerant_client.mirror.verify.log_comparison import LogComparison
 from tolerant_client.mirror.verify.outcome import Difference, NotCompared
 from tolerant_client.mirror.verify.slices import Running, Slice, SliceResult
-from tolerant_client.raw import EARLIEST, EARLIEST_LOCAL, LATEST, RawCluster
-from tolerant_client.stock_names import WakeupNotifier
+from tolerant_client.stock.stock_names import WakeupNotifier
 
 SOURCE, TARGET = LogComparison.SOURCE, LogComparison.TARGET
 MAX_BYTES: Final = 128 << 20
@@ -52,8 +52,8 @@ class SlicesComparison:
 
     def __init__(
         self,
-        source: RawCluster,
-        target: RawCluster,
+        source: Cluster,
+        target: Cluster,
         slices: Sequence[Slice],
         *,
         max_bytes: int = MAX_BYTES,
@@ -214,7 +214,9 @@ class SlicesComparison:
                 self._take_part(running, number, position, part, is_alone=len(positions) == 1)
             # Not in the answer: a broker under a quota leaves partitions out.
 
-    def _take_part(self, running: Running, number: int, position: int, part: FetchedPartition, *, is_alone: bool) -> None:
+    def _take_part(
+        self, running: Running, number: int, position: int, part: FetchedPartition, *, is_alone: bool
+    ) -> None:
         side = running.sides[number]
         if part.error_code == _OUT_OF_RANGE:
             self._check(running, self._out_of_range, number, position)

@@ -23,23 +23,25 @@ tasks of a Spark job) is the caller's.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.divergence import read_headers, read_slices
-from tolerant_client.mirror.ledger import limit_of, of_present_topics, read_ledger
-from tolerant_client.mirror.link.control import CONTROL_TOPIC, TopicIds, read_control, read_controls
-from tolerant_client.mirror.link.scope import NOT_ON_SOURCE, made_anew, only_on_target, some
-from tolerant_client.mirror.losses import LedgerRow, LossReason
-from tolerant_client.mirror.open_transactions import find_held
-from tolerant_client.mirror.plan import select_topics
-from tolerant_client.mirror.topic_filter import LinkTopics
-from tolerant_client.mirror.topics import describe_topics, require_names, topic_ids
+from tolerant_client.mirror.batches.divergence import read_headers, read_slices
+from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
+from tolerant_client.mirror.state.control import CONTROL_TOPIC, LinkControl, TopicIds, read_control, read_controls
+from tolerant_client.mirror.state.ledger import limit_of, of_present_topics, read_ledger
+from tolerant_client.mirror.state.link_topics import NOT_ON_SOURCE, link_topics, made_anew, see_topics, some
+from tolerant_client.mirror.state.map_topic import has_map
+from tolerant_client.mirror.state.open_transactions import find_held
+from tolerant_client.mirror.state.plan import select_topics
+from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.mirror.state.topics import describe_topics, require_names, topic_ids
 from tolerant_client.mirror.verify.log_comparison import Range
 from tolerant_client.mirror.verify.outcome import Difference, Outcome
 from tolerant_client.mirror.verify.report import (
@@ -54,8 +56,7 @@ from tolerant_client.mirror.verify.report import (
 )
 from tolerant_client.mirror.verify.slices import Slice, SliceResult
 from tolerant_client.mirror.verify.slices_comparison import MAX_BYTES, SlicesComparison
-from tolerant_client.raw import EARLIEST, LATEST, READ_COMMITTED, RawCluster
-from tolerant_client.record_batch import encode_batch
+from tolerant_client.records.record_batch import encode_batch
 
 __all__ = ["Difference", "Outcome", "PartitionReport", "Verification", "VerifyReport", "compare_here", "verify"]
 
@@ -69,7 +70,7 @@ _NOWHERE: Final = LogBounds(None, None, None, None, None, None)
 class Verification:
     """One comparison of a link's topics, or those that match a regular expression; both clusters share one event loop.
 
-    The source must be a RawCluster with the names of `topics`: everything here is called as on the target.
+    The source must be a Cluster with the names of `topics`: everything here is called as on the target.
 
     `prepare` comes first; `next_slices` until it returns none, each time with the results given to `take`;
     `report` at any time.  With `allow_behind` a target that ends earlier lags, and differs not.
@@ -78,8 +79,8 @@ class Verification:
 
     def __init__(
         self,
-        source: RawCluster,
-        target: RawCluster,
+        source: Cluster,
+        target: Cluster,
         topics: LinkTopics | str,
         *,
         allow_behind: bool = False,
@@ -116,20 +117,22 @@ class Verification:
         """
         source, target = self.source, self.target
         require_names(source, self._topics)
-        gone = await only_on_target(source, target, self._topics)
-        there = await source.partitions()
-        names = select_topics(self._topics, {**gone, **there})
-        chosen = {name: there[name] for name in names if name in there}
-        present = await target.partitions(names)
+        view = await see_topics(source, target, self._topics)
+        chosen = view.on_source
+        present = {name: numbers for name, numbers in view.on_target.items() if name in chosen or name in view.gone}
+        if not (chosen or present or view.hidden):
+            select_topics(self._topics, await source.partitions())  # says what is wrong with them
         self._held_by = (
             {TopicPartition(name, index) for name, indexes in chosen.items() for index in indexes},
-            {TopicPartition(name, index) for name, indexes in present.items() if name in names for index in indexes},
+            {TopicPartition(name, index) for name, indexes in present.items() for index in indexes},
         )
-        if not (self._held_by[0] or gone):
+        self._partitions = sorted({*self._held_by[0], *self._held_by[1], *view.hidden})
+        if not self._partitions:
             raise OptionError(f"The topics matching {self._topics.filter} have no partitions")
-        order = {name: number for number, name in enumerate(names)}
-        self._partitions = sorted(self._held_by[0] | self._held_by[1], key=lambda p: (order[p.topic], p.partition))
-        self._errors = {p: NOT_ON_SOURCE for p in self._partitions if p.topic not in chosen}
+        self._errors = {
+            **dict.fromkeys((p for p in self._held_by[1] if p.topic not in chosen), NOT_ON_SOURCE),
+            **view.hidden,
+        }
         self._pending = set(self._partitions) - self._errors.keys()
         configs = [await describe_topics(cluster, chosen) for cluster in (source, target)]
         for name in chosen:
@@ -159,15 +162,29 @@ class Verification:
                 " target; grant Read and Describe on it"
             ]
         origin = self._ids["source"]["cluster"]
-        promoted = [control for control in links.values() if control.is_promoted and control.source_cluster_id == origin]
-        copying = [c for c in links.values() if c.source_cluster_id == origin and not (c.is_promoted or c.is_handed_back)]
+        promoted = [
+            control for control in links.values() if control.is_promoted and control.source_cluster_id == origin
+        ]
+        copying = [
+            c for c in links.values() if c.source_cluster_id == origin and not (c.is_promoted or c.is_handed_back)
+        ]
+        for link, control in links.items():
+            if control.topics and control.source_cluster_id == origin and await has_map(self.target, link, control):
+                self._leave_out_translated(link, link_topics(control, link, None), _begun(copying, now))
         self._starts = {p: offset for control in copying for p, offset in control.starts.items()}
         self._fenced_ids = {number for control in promoted for number in control.producer_ids}
         return made_anew(links, origin, now)
 
+    def _leave_out_translated(self, link: str, topics: LinkTopics, identical: Collection[TopicPartition]) -> None:
+        why = f"link {link} copies it with translated offsets: there is nothing to compare offset by offset"
+        self._errors |= {p: why for p in self._pending if topics.writes(p.topic) and p not in identical}
+        self._pending -= self._errors.keys()
+
     async def _before_fences(self, found: Mapping[TopicPartition, LogBounds]) -> dict[TopicPartition, LogBounds]:
         """The same, but the target's log ends before the fence of a promoted link that lies at the source's end."""
-        longer = {p: b.source_end for p, b in found.items() if b.source_end is not None and b.source_end < (b.target_end or 0)}
+        longer = {
+            p: b.source_end for p, b in found.items() if b.source_end is not None and b.source_end < (b.target_end or 0)
+        }
         headers = await read_headers(self.target, longer) if longer and self._fenced_ids else {}
         fences = {
             p: header.base_offset
@@ -181,7 +198,9 @@ class Verification:
                 f" offset ({names})"
             )
         return {
-            p: b._replace(target_end=fences[p], target_stable=min(b.target_stable or 0, fences[p])) if p in fences else b
+            p: b._replace(target_end=fences[p], target_stable=min(b.target_stable or 0, fences[p]))
+            if p in fences
+            else b
             for p, b in found.items()
         }
 
@@ -295,7 +314,7 @@ class Verification:
         return {p: LogBounds(*source[p], *target[p]) for p in partitions if p in source and p in target}
 
     async def _list(
-        self, cluster: RawCluster, partitions: Sequence[TopicPartition], which: int, isolation_level: int = 0
+        self, cluster: Cluster, partitions: Sequence[TopicPartition], which: int, isolation_level: int = 0
     ) -> dict[TopicPartition, int]:
         try:
             return await cluster.list_offsets(dict.fromkeys(partitions, which), isolation_level=isolation_level)
@@ -305,7 +324,9 @@ class Verification:
                     self._errors[partition] = str(error)
                 return {}
         # One of them spoils it for all: each is asked for alone, at the same time.
-        asked = [cluster.net.call_soon_with_future(self._list, cluster, [p], which, isolation_level) for p in partitions]
+        asked = [
+            cluster.net.call_soon_with_future(self._list, cluster, [p], which, isolation_level) for p in partitions
+        ]
         return {p: offset for future in asked for p, offset in (await future).items()}
 
     async def _proved(self, row: LedgerRow, bounds: LogBounds) -> list[LedgerRange]:
@@ -350,10 +371,10 @@ class Verification:
             self._waiting[p] = (reasons[0].get(p, Waiting("")), reasons[1].get(p, Waiting("")))
 
     async def _find_topics_made_anew(self) -> None:
-        names = {p.topic for p in self._partitions}
         for side, cluster in (("source", self.source), ("target", self.target)):
-            now = {name: str(topic_id) for name, topic_id in (await topic_ids(cluster, names)).items()}
-            for name, topic_id in self._ids[side]["topics"].items():
+            before = self._ids[side]["topics"]
+            now = {name: str(topic_id) for name, topic_id in (await topic_ids(cluster, before)).items()}
+            for name, topic_id in before.items():
                 if now.get(name) != topic_id:
                     what = "made anew" if name in now else "deleted"
                     self._remade[name] = f"its topic was {what} on the {side} while it was compared; compare again"
@@ -429,9 +450,19 @@ async def compare_here(
     return verification.report()
 
 
-async def verify(source: RawCluster, target: RawCluster, topics: LinkTopics | str, **options: Any) -> VerifyReport:
+async def verify(source: Cluster, target: Cluster, topics: LinkTopics | str, **options: Any) -> VerifyReport:
     """Compares every topic of the source whose name matches; `options` are those of Verification.
 
     Raises OptionError when nothing matches and ClusterUnreachableError.
     """
     return await compare_here(Verification(source, target, topics, **options))
+
+
+def _begun(links: Iterable[LinkControl], now: Mapping[str, TopicIds]) -> set[TopicPartition]:
+    """The logs that a link with identical offsets has begun, of the topics of now."""
+    return {
+        p
+        for control in links
+        for p, ids in control.begun.items()
+        if p.topic in now and ids.target and ids.target == now[p.topic].target
+    }

@@ -1,0 +1,170 @@
+"""The command tolerant-kafka: mirrors of topics, their life, and what is wrong with clusters.
+
+Exit codes: 0 done (verify: identical), 1 failed on the way (verify: different),
+2 could not start (verify: not compared), 3 done, but look at it, 128 and the
+signal's number where a copy was interrupted (130: SIGINT, 143: SIGTERM), or where
+nobody reads what is printed any more (141: SIGPIPE); 74 where it could not be written
+(a full disk), whatever the command has done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import io
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+from kafka.errors import KafkaError
+
+from spark_integration.cli.command import Command
+from spark_integration.cli.demo import demo
+from spark_integration.cli.doctor import doctor
+from spark_integration.cli.exits import exit_code, tell_failure
+from spark_integration.cli.failback import failback
+from spark_integration.cli.list_links import list_links
+from spark_integration.cli.mirror import mirror
+from spark_integration.cli.offsets import offsets
+from spark_integration.cli.pause import pause, resume, throttle
+from spark_integration.cli.plan import plan
+from spark_integration.cli.promote import failover, promote
+from spark_integration.cli.repair import repair
+from spark_integration.cli.status import status
+from spark_integration.cli.take_over import hand_back, take_over
+from spark_integration.cli.translate import translate
+from spark_integration.cli.verify import verify
+from tolerant_client.ops.printing import echo
+
+_LOGGERS = ("kafka", "tolerant_client", "spark_integration")
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help=__doc__,
+    rich_markup_mode="markdown",  # a docstring's lines are joined, however wide the terminal is
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        echo(f"tolerant-kafka {importlib.metadata.version('tolerant-client')}")
+        raise typer.Exit
+
+
+def _log(verbose: int) -> None:
+    if verbose:
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        for name in _LOGGERS:
+            logging.getLogger(name).setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    verbose: Annotated[
+        int,
+        typer.Option(
+            "-v",
+            "--verbose",
+            count=True,
+            callback=_log,
+            help="Log on standard error: -v what happens, -vv each request.",
+        ),
+    ] = 0,
+) -> None:
+    """What holds for every command."""
+
+
+_PANELS = {
+    "Copying": (mirror, verify, demo),
+    "A link's life": (
+        list_links,
+        plan,
+        status,
+        pause,
+        resume,
+        throttle,
+        promote,
+        failover,
+        failback,
+        take_over,
+        hand_back,
+        repair,
+    ),
+    "Clusters and offsets": (doctor, translate, offsets),
+}
+_NAMES: dict[Any, str] = {list_links: "list"}
+for panel, commands in _PANELS.items():
+    for command in commands:
+        app.command(_NAMES.get(command), cls=Command, rich_help_panel=panel)(command)
+
+
+class PipedOut(io.TextIOWrapper):
+    """Standard output whose reader may go: then the command ends as if by SIGPIPE, which no exit code of ours means."""
+
+    def write(self, text: str) -> int:
+        with _ended_by_reader():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with _ended_by_reader():
+            super().flush()
+
+
+@contextlib.contextmanager
+def _ended_by_reader() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        _drop_the_rest()
+        raise SystemExit(128 + signal.SIGPIPE) from None
+    except OSError as error:
+        _drop_the_rest()
+        echo(f"tolerant-kafka: standard output cannot be written: {error.strerror}", err=True)
+        raise SystemExit(os.EX_IOERR) from None
+
+
+def _drop_the_rest() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed at the end
+
+
+def _opened(stream: Any, mode: str) -> Any:
+    """A standard stream; in place of one that was closed nobody's, also for processes that are started."""
+    if stream is None:
+        stream = open(os.devnull, mode)
+        os.set_inheritable(stream.fileno(), True)
+    return stream
+
+
+def main() -> None:
+    """Runs the command; every error is one sentence on standard error."""
+    sys.stdin = _opened(sys.stdin, "r")
+    out = _opened(sys.stdout, "w")
+    sys.stderr = _opened(sys.stderr, "w")
+    errors = "backslashreplace" if out.errors == "strict" else out.errors  # what its encoding has no sign for
+    sys.stdout = PipedOut(out.buffer, out.encoding, errors, line_buffering=bool(out.line_buffering))
+    # kafka-python logs each lost connection as an error; what matters is said by our errors.
+    for name in ("kafka", "tolerant_client"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    # Of a JVM that has ended py4j logs tracebacks, with the root logger.
+    logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except KafkaError as error:
+        tell_failure(error)
+        sys.exit(exit_code(error))
+
+
+if __name__ == "__main__":
+    main()

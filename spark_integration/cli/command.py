@@ -1,0 +1,97 @@
+"""What all commands do with their command line, before they look at it.
+
+Laws:
+- A value of the environment is a default: what is typed and says otherwise takes its place, and nobody complains.
+- Two variables that say otherwise than each other are refused by their names, where nothing typed decides.
+- Properties of the environment have the secrets of the cluster that the environment names: no other cluster gets them.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from typer.core import TyperCommand
+
+from tolerant_client.errors import OptionError
+
+_FILE = frozenset({"config", "flow", "clusters"})
+_CLUSTERS = frozenset({"source", "target", "source_properties", "target_properties"})
+_ONE = frozenset({"cluster", "cluster_properties"})  # of doctor
+# To which typed options a value of the environment gives way.
+_GIVES_WAY = {
+    "config": _CLUSTERS | _ONE | {"topics", "link"},
+    "link": _FILE,
+    **dict.fromkeys(_CLUSTERS, _FILE | _ONE),
+}
+
+
+class Command(TyperCommand):
+    """A command whose typed options win over the environment, and which refuses values that no cluster can have."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Its own, and -v, which every command takes behind its name, too."""
+        verbose = [param for param in ctx.find_root().command.params if param.name == "verbose"]
+        return [*super().get_params(ctx), *verbose]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Raises OptionError for variables that contradict each other, and for values that nothing can have."""
+        if ctx.resilient_parsing:  # of a completion: nothing is run, and nothing refused
+            return super().parse_args(ctx, args)
+        typed, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        told = {param.name: value for param in self.params if (value := param.value_from_envvar(ctx))}
+        others = {f"{name}_properties" for name, value in typed.items() if told.get(name, value) != value}
+        self.params = [
+            _untold(param) if _gives_way(param) & typed.keys() or param.name in others else param
+            for param in self.params
+        ]
+        rest = super().parse_args(ctx, args)
+        ctx.params.pop("verbose", None)  # its callback has seen to it
+        taken = [param for param in self.params if _is_of_environment(ctx, param.name or "")]
+        for param in taken:
+            servers = (param.name or "").removesuffix("_properties")
+            if servers != param.name and ctx.params.get(servers) is None:
+                ctx.params[param.name] = None  # of a cluster that is not meant
+        _require_agreement(param for param in taken if ctx.params[param.name] is not None)
+        for param in self.params:
+            value = ctx.params.get(param.name or "")
+            for one in value if isinstance(value, list) else [value]:
+                _require_possible(param.opts[0], one)
+        return rest
+
+
+def _gives_way(param: Any) -> frozenset[str]:
+    return _GIVES_WAY.get(param.name or "", frozenset())
+
+
+def _untold(param: Any) -> Any:
+    """The same option, about which the environment says nothing."""
+    found = copy.copy(param)
+    found.envvar = None
+    return found
+
+
+def _is_of_environment(ctx: Any, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "ENVIRONMENT"
+
+
+def _require_agreement(told: Iterable[Any]) -> None:
+    by_name = {param.name: param for param in told}
+    file = by_name.get("config")
+    for name in ("source", "target", "link"):
+        if file is not None and name in by_name:
+            other = by_name[name]
+            raise OptionError(
+                f"{file.envvar} and {other.envvar} are both set, and a file names its clusters and links itself:"
+                f" unset one of them, or give {file.opts[0]} or {other.opts[0]}"
+            )
+
+
+def _require_possible(option: str, value: object) -> None:
+    if isinstance(value, str) and value != value.encode(errors="replace").decode():
+        raise OptionError(f"{option} {ascii(value)} is not UTF-8, as the names of Kafka are; write it in UTF-8")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise OptionError(f"{option} is {value}; it must be a number")

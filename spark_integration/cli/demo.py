@@ -1,0 +1,25 @@
+"""The command `tolerant-kafka demo`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from spark_integration.cli.exits import require_spark
+from spark_integration.cli.options import Json
+
+
+def demo(
+    records: Annotated[int, typer.Option("--records", min=1000, help="Records to mirror.")] = 200_000,
+    as_json: Json = False,
+) -> None:
+    """Mirror between two clusters of its own, through proxies that spoil 1 answer in 4."""
+    require_spark()
+    from spark_integration.mirror.demo import run_demo
+
+    result = run_demo(records, is_quiet=as_json)
+    if as_json:
+        typer.echo(json.dumps(result.as_json()))
+    raise typer.Exit(0 if result.is_proved else 1)

@@ -1,0 +1,196 @@
+"""The command `tolerant-kafka doctor`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from kafka.errors import KafkaError
+from rich.console import Console
+
+from spark_integration.cli.link import MaybeLink, MaybeSource, MaybeTarget, unnamed_link
+from spark_integration.cli.options import LONGEST_S, Json, SourceProperties, TargetProperties, client_properties
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.batches.gaps import GapFill
+from tolerant_client.mirror.life.naming import FORMER_DEFAULT
+from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.ops.doctor.checkup import Checkup
+from tolerant_client.ops.doctor.finding import ERRORS, HEALTHY, NOT_EXAMINED, WARNINGS
+from tolerant_client.ops.doctor.link_checks import LinkOptions
+from tolerant_client.ops.doctor.link_examination import Subject, examine
+from tolerant_client.ops.doctor.report import as_json, print_report
+from tolerant_client.ops.doctor.rights import CHECKPOINTS, HEARTBEATS, Duty
+from tolerant_client.ops.mm2.flows import Flow, read_flows
+from tolerant_client.ops.printing import echo
+
+_PATIENCE_MS = 5_000  # with clusters that are asked for their link before they are examined
+_WORST_FIRST = (NOT_EXAMINED, ERRORS, WARNINGS, HEALTHY)
+
+_Cluster = Annotated[
+    str | None, typer.Option("--cluster", metavar="HOST:PORT", help="One cluster alone, whatever it is for.")
+]
+_Topics = Annotated[str, typer.Option("--topics", metavar="REGEX", help="Topics of the mirror, by their whole names.")]
+_Groups = Annotated[
+    list[str], typer.Option("--group", help="A group whose coordinator is looked for; may be given again.")
+]
+_Ids = Annotated[list[str], typer.Option("--transactional-id", help="The same for a transactional id.")]
+
+
+def doctor(
+    source: MaybeSource = None,
+    target: MaybeTarget = None,
+    cluster: _Cluster = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            envvar="TOLERANT_KAFKA_CONFIG",
+            exists=True,
+            dir_okay=False,
+            help="A MirrorMaker 2 file instead: each of its flows.",
+        ),
+    ] = None,
+    topics: _Topics = ".*",
+    link: MaybeLink = None,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0, max=LONGEST_S, help="How long leaders and progress are watched.")
+    ] = 10.0,
+    group: _Groups = [],
+    transactional_id: _Ids = [],
+    brief: Annotated[bool, typer.Option("--brief", help="Print no findings of severity info.")] = False,
+    in_json: Json = False,
+    source_properties: SourceProperties = None,
+    target_properties: TargetProperties = None,
+    cluster_properties: Annotated[
+        Path | None,
+        typer.Option("--cluster-properties", exists=True, dir_okay=False, help="Java client properties for --cluster."),
+    ] = None,
+) -> None:
+    """Look for what is wrong with clusters and the link between them; writes nothing.
+
+    Exit codes: 0 nothing found, 1 errors, 3 warnings, 2 a cluster did not answer (what was found is printed all the same).
+    """
+    given = {
+        "source": (source, source_properties),
+        "target": (target, target_properties),
+        "cluster": (cluster, cluster_properties),
+    }
+    for name, (servers, path) in given.items():
+        if path is not None and servers is None:
+            raise OptionError(f"--{name}-properties was given without --{name}")
+    clusters = {
+        name: client_properties(servers, path) for name, (servers, path) in given.items() if servers is not None
+    }
+    if config is not None:
+        if clusters or topics != ".*" or link is not None:
+            raise OptionError("--config says what the clusters, topics and links are: leave the other options out")
+        subjects = flow_subjects(config)
+    elif not clusters or "cluster" in clusters and len(clusters) > 1:
+        raise OptionError("Give --source, --target or both, or --cluster alone: HOST:PORT[,HOST:PORT...]")
+    else:
+        name = link or _meant(clusters)
+        subjects = [Subject(clusters, LinkTopics.of(topics), name, options=link_options(given, name))]
+
+    codes, reports = set(), []
+    for subject in subjects:
+        subject = replace(subject, seconds=seconds, groups=tuple(group), transactional_ids=tuple(transactional_id))
+        began = time.monotonic()
+        checkup = _examine(subject)
+        took = time.monotonic() - began
+        codes.add(checkup.exit_code)
+        if not in_json:
+            if config is not None:
+                echo(f"link {subject.link}")
+            print_report(checkup, took, Console(), is_brief=brief)
+        reports.append({"link": subject.link, **as_json(checkup, took)})
+    code = next(code for code in _WORST_FIRST if code in codes)
+    if in_json:
+        document: dict[str, Any] = (
+            {"version": 1, "exit_code": code, "links": reports} if config is not None else reports[0]
+        )
+        typer.echo(json.dumps(document))
+    raise typer.Exit(code)
+
+
+def _meant(clusters: Mapping[str, Mapping[str, str]]) -> str:
+    """The link that other commands mean between these clusters; raises OptionError where several may be.
+
+    Where a cluster does not tell, the examination says so itself.
+    """
+    if "source" not in clusters or "target" not in clusters:
+        return FORMER_DEFAULT  # no link is examined
+    try:
+        return unnamed_link(clusters["source"], clusters["target"], patience_ms=_PATIENCE_MS)
+    except OptionError:
+        raise
+    except KafkaError:
+        return FORMER_DEFAULT
+
+
+def link_options(given: Mapping[str, tuple[str | None, Path | None]], link: str) -> LinkOptions:
+    """What other commands take for the link of this command line."""
+
+    def of(*names: str) -> str:
+        words = []
+        for name in names:
+            servers, path = given[name]
+            words += [f"--{name} {shlex.quote(servers or name.upper())}"]
+            words += [f"--{name}-properties {shlex.quote(str(path))}"] if path is not None else []
+        return " ".join([*words, f"--link {shlex.quote(link)}"])
+
+    return LinkOptions(of("target"), of("source", "target"))
+
+
+def _examine(subject: Subject) -> Checkup:
+    if not sys.stderr.isatty():
+        return examine(subject)
+    with Console(stderr=True).status("examining"):
+        return examine(subject)
+
+
+def flow_subjects(path: Path) -> list[Subject]:
+    """What to examine for each flow of a MirrorMaker 2 file; says on standard error what is to be told about the file."""
+    flows = read_flows(path)
+    for warning in flows.warnings:
+        echo(f"tolerant-kafka: warning: {warning}", err=True)
+    if not flows.flows:
+        raise OptionError(f"{path} enables no flow; set A->B.enabled = true")
+    backwards = {(flow.target_cluster, flow.source_cluster) for flow in flows.heartbeats_only}
+    return [
+        Subject(
+            {"source": flow.source, "target": flow.target},
+            flow.link_topics,
+            flow.link,
+            copied_groups=flow.groups,
+            duties=duties_of(flow, beats_back=(flow.source_cluster, flow.target_cluster) in backwards),
+            called={
+                HEARTBEATS: flow.names.policy.heartbeats_topic(),
+                CHECKPOINTS: flow.names.policy.checkpoints_topic(flow.source_alias),
+            },
+            options=LinkOptions(*[f"--config {shlex.quote(str(path))} --flow {shlex.quote(str(flow))}"] * 2),
+        )
+        for flow in flows.flows
+    ]
+
+
+def duties_of(flow: Flow, *, beats_back: bool) -> frozenset[Duty]:
+    """What the flow does; `beats_back`: the file has the way back write its heartbeats, too."""
+    gap_fills = {flow.policy.gap_fill, *(value for setting, _, value in flow.policy.overrides if setting == "gap_fill")}
+    done = {
+        Duty.COPY: True,
+        Duty.GROUPS: flow.sync_group_offsets_s is not None or flow.emit_checkpoints_s is not None,
+        Duty.CONFIGS: flow.sync_topic_configs_s is not None,
+        Duty.ACLS: flow.sync_topic_acls_s is not None,
+        Duty.HEARTBEATS: flow.emit_heartbeats_s is not None,
+        Duty.HEARTBEATS_BACK: beats_back,
+        Duty.CHECKPOINTS: flow.emit_checkpoints_s is not None,
+        Duty.MARKERS: GapFill.MARKERS in gap_fills,
+    }
+    return frozenset(duty for duty, is_done in done.items() if is_done)

@@ -1,0 +1,68 @@
+"""Exit codes of tolerant-kafka, and how it says what went wrong; the table of all of them is in mirror/README.md."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from tolerant_client.errors import ClusterUnreachableError, LinkPromotedError, OptionError, TargetClaimedError, text_of
+from tolerant_client.ops.printing import echo
+from tolerant_client.testing import ClusterStartError
+from tolerant_client.testing.artifacts import java_executable
+
+FAILED: Final = 1
+NOT_STARTED: Final = 2  # wrong options, a link or target that is not ours to write, a cluster away: nothing was written
+LOOK: Final = 3  # done, but an operator has to look
+_NOT_BEGUN: Final = (OptionError, ClusterStartError, ClusterUnreachableError, LinkPromotedError, TargetClaimedError)
+
+
+def exit_code(error: Exception) -> int:
+    """That of a command which ends with this error before it has begun."""
+    return NOT_STARTED if isinstance(error, _NOT_BEGUN) else FAILED
+
+
+def require_spark() -> None:
+    """Raises OptionError where Spark cannot be started here, so that nothing is written before that is known."""
+    if importlib.util.find_spec("pyspark") is None:
+        raise OptionError("Spark is needed, and pyspark is not installed: in a checkout, pip install '.[spark]'")
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return  # started by spark-submit: its JVM runs
+    home = os.environ.get("JAVA_HOME")
+    if home and not Path(home, "bin", "java").exists():
+        raise OptionError(f"JAVA_HOME is {home}, and there is no bin/java in it: Spark needs Java 17 or newer there")
+    try:
+        java_executable("to run Spark")
+    except ClusterStartError as error:
+        raise OptionError(text_of(error)) from error
+
+
+def tell_failure(error: Exception) -> None:
+    """Says an error as one sentence on standard error."""
+    echo(f"tolerant-kafka: {str(error).removeprefix(f'{type(error).__name__}: ')}", err=True)
+
+
+class _Terminated(SystemExit):
+    """SIGTERM, as service managers send it; it ends the command as SIGINT does."""
+
+
+def _terminate(number: int, _: object) -> None:
+    raise _Terminated(128 + number)
+
+
+@contextmanager
+def told_if_interrupted(what: str, is_dry_run: bool) -> Iterator[None]:
+    """Says on standard error what SIGINT or SIGTERM may leave ("if ..."): how far the command was is not known here."""
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    except (KeyboardInterrupt, _Terminated):
+        if not is_dry_run:
+            echo(f"tolerant-kafka: interrupted: if {what}", err=True)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,313 @@
+"""The command `tolerant-kafka mirror`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
+
+import typer
+from kafka.errors import KafkaError
+from kafka.structs import TopicPartition
+
+from spark_integration.cli.exits import FAILED, LOOK, NOT_STARTED, require_spark, tell_failure
+from spark_integration.cli.link import (
+    Config,
+    GivenTopics,
+    MaybeLink,
+    MaybeSource,
+    MaybeTarget,
+    echo_json,
+    time_ms,
+    unnamed_link,
+)
+from spark_integration.cli.mirror_flows import mirror_flows
+from spark_integration.cli.options import (
+    Json,
+    Offsets,
+    OffsetsKind,
+    SourceProperties,
+    TargetProperties,
+    client_properties,
+)
+from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.batches.losses import MirrorPolicy
+from tolerant_client.mirror.engine.lag import look
+from tolerant_client.mirror.state.health import counted
+from tolerant_client.mirror.state.open_transactions import Held, find_held
+from tolerant_client.mirror.state.topic_filter import names_of
+from tolerant_client.ops.monitoring.board import Board
+from tolerant_client.ops.monitoring.server import StatusServer
+from tolerant_client.ops.monitoring.watch import LinkWatch
+from tolerant_client.ops.printing import echo
+from tolerant_client.security.kafka_config import kafka_python_config
+
+if TYPE_CHECKING:  # with Spark, which a look at a file needs not
+    from tolerant_client.mirror.engine.prepare import PreparedLink
+    from tolerant_client.ops.service.mirror_settings import MirrorSettings
+    from tolerant_client.ops.service.run_claim import RunClaim
+
+_T = TypeVar("_T")
+
+_SHOWN: Final = 20  # partitions of an interrupted copy
+_PATIENCE_MS: Final = 5_000  # with a target that is asked how far it is, and may be why the copy was interrupted
+
+GapFill = Annotated[
+    list[str],
+    typer.Option(
+        "--gap-fill",
+        metavar="[REGEX=]auto|transactions|markers|records",
+        help="How offsets without a committed record are taken on the target.",
+    ),
+]
+OnLoss = Annotated[
+    list[str],
+    typer.Option(
+        "--on-loss", metavar="[REGEX=]fail|continue|pause", help="When the source no longer has what should be copied."
+    ),
+]
+OnOversized = Annotated[
+    list[str],
+    typer.Option(
+        "--on-oversized",
+        metavar="[REGEX=]fail|continue|pause",
+        help="When a record is above the target's max.message.bytes.",
+    ),
+]
+_Time = "2026-11-22T05:00:00+00:00, or ms since 1970"
+
+
+def mirror(
+    source: MaybeSource = None,
+    target: MaybeTarget = None,
+    topics: GivenTopics = None,
+    config: Config = None,
+    clusters: Annotated[
+        str | None,
+        typer.Option("--clusters", metavar="ALIAS[,ALIAS]", help="With --config: only the flows into these clusters."),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Stop at the log ends seen at the start.")] = False,
+    is_dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --config: show the flows, and copy nothing.")
+    ] = False,
+    as_json: Json = False,
+    link: MaybeLink = None,
+    tasks: Annotated[
+        int | None,
+        typer.Option(
+            "--tasks",
+            min=0,
+            help="Spark tasks that share the partitions; default 1. 0: in this process, without Spark.",
+        ),
+    ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics", metavar="HOST:PORT", help="Serve a status page at /, Prometheus metrics at /metrics."
+        ),
+    ] = None,
+    offsets: Offsets = None,
+    gap_fill: GapFill = [],
+    on_loss: OnLoss = [],
+    on_oversized: OnOversized = [],
+    from_time: Annotated[
+        str | None, typer.Option("--from", metavar="TIME", help=f"Begin empty target logs there: {_Time}.")
+    ] = None,
+    until_time: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help="With --once: stop before that time.")
+    ] = None,
+    source_properties: SourceProperties = None,
+    target_properties: TargetProperties = None,
+) -> None:
+    """Copy topics to another cluster, every record at the same offset.
+
+    With --config a MirrorMaker 2 file says everything: all its flows run, and are started again after any failure.
+    """
+    if config is not None:
+        own = (
+            source,
+            target,
+            topics,
+            link,
+            tasks,
+            offsets,
+            from_time,
+            until_time,
+            source_properties,
+            target_properties,
+        )
+        if once or gap_fill or on_loss or on_oversized or any(option is not None for option in own):
+            raise OptionError(
+                "--config says what is copied and how: only --clusters, --metrics, --dry-run and --json go with it"
+            )
+        mirror_flows(config, names_of(clusters or ""), metrics, is_dry_run=is_dry_run, as_json=as_json)
+        return
+    if clusters is not None:
+        raise OptionError("--clusters goes with --config")
+    if source is None or target is None or topics is None:
+        raise OptionError("Give --source, --target and --topics, or --config with a MirrorMaker 2 file")
+    if is_dry_run:
+        raise OptionError("--dry-run goes with --config; for one link: tolerant-kafka plan")
+    if until_time is not None and not once:
+        raise OptionError("--until goes with --once")
+    from tolerant_client.ops.service.mirror_settings import MirrorSettings, run_claim
+    from tolerant_client.ops.service.stop_signals import stop_signals
+
+    prepare, run = _here() if tasks == 0 else _with_spark()
+
+    is_identical = offsets is not OffsetsKind.TRANSLATED
+    here, there = client_properties(source, source_properties), client_properties(target, target_properties)
+    settings = MirrorSettings(
+        here,
+        there,
+        topics,
+        link or unnamed_link(here, there, is_start=True),
+        once,
+        1 if tasks is None else tasks,
+        policy=MirrorPolicy.parse(gap_fill=gap_fill, on_loss=on_loss, on_oversized=on_oversized),
+        offsets="identical" if is_identical else "translated",
+        from_ms=None if from_time is None else time_ms("--from", from_time),
+        until_ms=None if until_time is None else time_ms("--until", until_time),
+    )
+    stopping = stop_signals()
+    started = time.monotonic()
+    is_shown = not as_json and sys.stderr.isatty()
+    with contextlib.ExitStack() as open_:
+        board = None if metrics is None else Board()
+        # Before anything is written: an address that cannot be had is a wrong option.
+        server = None if board is None or metrics is None else open_.enter_context(StatusServer(board, metrics))
+        claim = open_.enter_context(run_claim(settings))
+        try:
+            prepared = prepare(settings, claim)
+        except KafkaError as error:  # whatever it is, nothing is copied
+            tell_failure(error)
+            raise typer.Exit(NOT_STARTED) from error
+        for warning in prepared.warnings:
+            echo(f"tolerant-kafka: warning: {warning}", err=True)
+        watch = LinkWatch(
+            settings.source,
+            settings.target,
+            prepared.ends,
+            settings.link,
+            is_once=once,
+            is_shown=is_shown,
+            board=board,
+            url="" if server is None else server.url,
+            offsets=settings.offsets,
+        )
+        try:
+            with watch:
+                goals = held_at_start(settings, prepared.ends) if once else {}
+                is_done = run(settings, prepared, stopping.is_set, watch.tell, claim=claim)
+                late = {p: end for p, end in goals.items() if watch.reached.get(p, 0) < end}
+                held = still_held(settings, late) if is_done else []
+        except KafkaError as error:  # whatever it is, it is no wrong option: copying had begun
+            tell_failure(error)  # after the bars are gone: they would be drawn over it
+            raise typer.Exit(FAILED) from error
+    if once and not is_done:
+        _tell_interruption(settings, prepared.ends)
+        raise typer.Exit(stopping.exit_code)
+    seconds = time.monotonic() - started
+    names = sorted({p.topic for p in prepared.ends})
+    standing = watch.standing
+    stands = standing.paused.keys() | standing.blocked.keys()
+    behind = [p for p in watch.behind if p not in stands] if once and is_identical else []
+    for row in watch.losses:
+        echo(f"tolerant-kafka: loss: {row}", err=True)
+    for partition in behind:
+        text = f"{partition.topic}-{partition.partition} did not reach the end that its source had at the start"
+        echo(f"tolerant-kafka: behind: {text}; start the mirror again", err=True)
+    for one in held:
+        echo(f"tolerant-kafka: waiting: copied up to the last stable offset; {one}", err=True)
+    ended = sorted(late.keys() - {one.partition for one in held} - set(behind) - stands)
+    for partition in ended:
+        text = f"{partition.topic}-{partition.partition} had an open transaction at the start, which has ended since"
+        echo(f"tolerant-kafka: behind: {text}; start the mirror again", err=True)
+    is_to_look = bool(watch.losses or stands or behind or late)
+    if as_json:
+        losses = [row._asdict() for row in watch.losses]
+        paused, blocked = (
+            [{**partition._asdict(), "reason": reason} for partition, reason in sorted(found.items())]
+            for found in (standing.paused, standing.blocked)
+        )
+        code = LOOK if is_to_look else 0
+        sums = {"offsets": watch.copied, "seconds": round(seconds, 3)}  # markers and filler, too, and what others write
+        document = {**sums, "topics": names, "losses": losses, "paused": paused, "blocked": blocked, "exit_code": code}
+        echo_json({**document, "open_transactions": [one.to_json() for one in held]})
+    elif is_identical:
+        echo(f"{counted(watch.copied, 'offset')} of {counted(len(names), 'topic')} copied in {seconds:.1f} s")
+    else:
+        echo(
+            f"{counted(len(names), 'topic')} copied in {seconds:.1f} s; they have gained {watch.copied:,} offsets on the target"
+        )
+    if is_to_look:
+        raise typer.Exit(LOOK)
+
+
+_Prepare = Callable[["MirrorSettings", "RunClaim"], "PreparedLink"]
+
+
+def _with_spark() -> tuple[_Prepare, Callable[..., bool]]:
+    """How a mirror is prepared and run as a Spark job; raises OptionError where Spark cannot be started."""
+    require_spark()
+    from spark_integration.mirror import mirror_job
+
+    return mirror_job.prepare, mirror_job.run
+
+
+def _here() -> tuple[_Prepare, Callable[..., bool]]:
+    """How a mirror is prepared and run in this process."""
+    from tolerant_client.ops.service import local_job, mirror_settings
+
+    return mirror_settings.prepare, local_job.run
+
+
+def held_at_start(settings: MirrorSettings, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    """Of partitions with an open transaction, where the source's logs end now: what is left after the last stable offset."""
+    if settings.until_ms is not None:
+        return {}  # the goals are times
+
+    async def ask(source: Cluster) -> dict[TopicPartition, int]:
+        ends = await source.list_offsets(dict.fromkeys(partitions, LATEST))
+        stable = await source.list_offsets(dict.fromkeys(ends, LATEST), isolation_level=READ_COMMITTED)
+        return {p: end for p, end in ends.items() if stable[p] < end}
+
+    return _of_source(settings, ask)
+
+
+def still_held(settings: MirrorSettings, goals: Mapping[TopicPartition, int]) -> list[Held]:
+    """Of offsets before `goals` that were not copied, those that open transactions still hold back, and whose these are."""
+    if not goals:
+        return []
+
+    async def ask(source: Cluster) -> list[Held]:
+        stable = await source.list_offsets(dict.fromkeys(goals, LATEST), isolation_level=READ_COMMITTED)
+        return await find_held(source, {p: (stable[p], end) for p, end in goals.items()})
+
+    return _of_source(settings, ask)
+
+
+def _of_source(settings: MirrorSettings, ask: Callable[[Cluster], Awaitable[_T]]) -> _T:
+    with Cluster(kafka_python_config(settings.source), name="source", names=settings.names) as source:
+        return source.run(ask, source)
+
+
+def _tell_interruption(settings: MirrorSettings, ends: Mapping[TopicPartition, int]) -> None:
+    """Says on standard error how far the target is, in source offsets."""
+    try:
+        with Cluster(kafka_python_config(settings.target), name="target", patience_ms=_PATIENCE_MS) as target:
+            found = target.run(look, None, target, settings.link, ends, settings.offsets == "translated")
+    except KafkaError as error:
+        tell_failure(error)
+        echo("tolerant-kafka: interrupted: how far the target is it does not tell; start the mirror again", err=True)
+        return
+    left = [(f"{e}", e.copied, ends[e.partition]) for e in found if e.copied < ends[e.partition]]
+    for name, copied, end in left[:_SHOWN]:
+        echo(f"tolerant-kafka: interrupted: {name} is copied up to offset {copied:,} of {end:,}", err=True)
+    if len(left) > _SHOWN:
+        echo(f"tolerant-kafka: interrupted: and {len(left) - _SHOWN:,} more partitions", err=True)
+    offsets = sum(end - copied for _, copied, end in left)
+    echo(f"tolerant-kafka: interrupted: {offsets:,} offsets are not copied; start the mirror again", err=True)

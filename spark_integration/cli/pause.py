@@ -1,0 +1,198 @@
+"""The commands `tolerant-kafka pause`, `resume` and `throttle`: what a running mirror is told through its control topic."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+from kafka.structs import TopicPartition
+
+from spark_integration.cli.link import (
+    Config,
+    DryRun,
+    FlowName,
+    GivenLink,
+    MaybeLink,
+    MaybeTarget,
+    echo_json,
+    given_link,
+)
+from spark_integration.cli.options import Json, TargetProperties
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.state.control import (
+    NO_LIMIT,
+    WHOLE_LINK,
+    LinkControl,
+    paused,
+    read_control,
+    read_controls,
+    resumed,
+    update_control,
+)
+from tolerant_client.mirror.state.link_topics import some
+from tolerant_client.ops.printing import echo
+from tolerant_client.state_json import MOST
+
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+_RATE = re.compile(r"(\d{1,19}(?:\.\d{1,19})?)\s*(k|M|G|Ki|Mi|Gi|)B?")
+
+TopicsToPause = Annotated[
+    list[str],
+    typer.Option("--topic", help="A topic, by its name on the target; may be given again. Default: the whole link."),
+]
+Partitions = Annotated[
+    list[int], typer.Option("--partition", min=0, help="Of the one --topic alone; may be given again.")
+]
+
+
+def pause(
+    target: MaybeTarget = None,
+    link: MaybeLink = None,
+    topic: TopicsToPause = [],
+    partition: Partitions = [],
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    config: Config = None,
+    flow: FlowName = None,
+    target_properties: TargetProperties = None,
+) -> None:
+    """Stop copying a link, topics or partitions for now; a running mirror obeys within 2 seconds."""
+    given = given_link(None, target, None, link, config, flow, target_properties=target_properties)
+    names = _names(topic, partition)
+    _require_there(given, topic, partition)
+    _change(given, lambda now: paused(now, *names), dry_run, as_json)
+
+
+def resume(
+    target: MaybeTarget = None,
+    link: MaybeLink = None,
+    topic: TopicsToPause = [],
+    partition: Partitions = [],
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    config: Config = None,
+    flow: FlowName = None,
+    target_properties: TargetProperties = None,
+) -> None:
+    """Let go on what was paused: all of it, or the topics and partitions that are named."""
+    given = given_link(None, target, None, link, config, flow, target_properties=target_properties)
+    names = _names(topic, partition)
+
+    async def held(there: Cluster) -> list[str]:
+        return unpaused(topic, await read_control(there, given.link))
+
+    if topic and (unknown := given.run_on_target(held)):
+        _require_there(given, unknown, partition)
+    _change(given, lambda now: resumed(now, *names), dry_run, as_json)
+
+
+def throttle(
+    rate: Annotated[
+        str,
+        typer.Argument(
+            metavar="BYTES_PER_SECOND|off|default",
+            help="As 20M, 512Ki or 1000000; off for no limit; default for what the mirror's file says.",
+        ),
+    ],
+    target: MaybeTarget = None,
+    link: MaybeLink = None,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    config: Config = None,
+    flow: FlowName = None,
+    target_properties: TargetProperties = None,
+) -> None:
+    """Limit how many bytes a second a link fetches from its source, all of its tasks together.
+
+    What is said here holds until something else is said, whatever a file says.  Each task has an equal share.  For a moment
+    it may be exceeded by half a second's worth and an answer of each broker.
+    """
+    limit = parse_rate(rate)
+    given = given_link(None, target, None, link, config, flow, target_properties=target_properties)
+    _change(given, lambda now: replace(now, bytes_per_s=limit), dry_run, as_json)
+
+
+def parse_rate(text: str) -> int | None:
+    """Bytes a second, NO_LIMIT for off, None for default.  Raises OptionError."""
+    if text == "default":
+        return None
+    if text == "off":
+        return NO_LIMIT
+    found = _RATE.fullmatch(text)
+    rate = int(float(found[1]) * _UNITS[found[2]]) if found else 0
+    if not 1 <= rate <= MOST:
+        raise OptionError(f"{text!r} is no rate: give bytes a second as 20M, 512Ki or 1000000, or off, or default")
+    return rate
+
+
+def _names(topics: list[str], partitions: list[int]) -> tuple[list[str], list[TopicPartition]]:
+    if partitions and len(topics) != 1:
+        raise OptionError("--partition goes with exactly one --topic")
+    if partitions:
+        return [], [TopicPartition(topics[0], number) for number in partitions]
+    return topics or [WHOLE_LINK], []
+
+
+def unpaused(topics: Iterable[str], control: LinkControl) -> list[str]:
+    """Topics of which nothing is paused: a wrong name is one of them, a topic that was deleted since it was paused is not."""
+    held = control.paused | {partition.topic for partition in control.paused_partitions}
+    return [topic for topic in topics if topic not in held]
+
+
+def _require_there(given: GivenLink, topics: list[str], partitions: list[int]) -> None:
+    """Raises OptionError for what the target does not have."""
+    if not topics:
+        return
+
+    async def ask(target: Cluster) -> dict[str, list[int]]:
+        # Not by the names of all: of a topic that we may not see brokers say so whether it is there or not.
+        return await target.partitions(topics)
+
+    there = given.run_on_target(ask)
+    for topic in topics:
+        if topic not in there:
+            raise OptionError(f"The target has no topic {topic}; topics are called here as on the target")
+    for number in partitions:
+        if number not in there[topics[0]]:
+            raise OptionError(
+                f"Topic {topics[0]} has {len(there[topics[0]])} partitions on the target, none is {number}"
+            )
+
+
+def require_known(link: str, links: Collection[str]) -> None:
+    """Raises OptionError for a link that nobody has written down on the target: no mirror would obey."""
+    if link not in links:
+        raise OptionError(
+            f"The target has no link {link}; its links are {some(sorted(links)) or 'none'}; a link is known once its mirror"
+            " has been started"
+        )
+
+
+def _change(given: GivenLink, change: Callable[[LinkControl], LinkControl], dry_run: bool, as_json: bool) -> None:
+    async def ask(target: Cluster) -> tuple[LinkControl, LinkControl]:
+        before = await read_control(target, given.link)
+        require_known(given.link, (await read_controls(target)).links)
+        before.require_not_promoted(given.link)
+        return before, change(before) if dry_run else await update_control(target, given.link, change)
+
+    before, after = given.run_on_target(ask)
+    if as_json:
+        document = {"link": given.link, "is_dry_run": dry_run, "is_changed": after != before}
+        what = {"paused": sorted(after.paused), "paused_partitions": sorted(after.paused_partitions)}
+        echo_json({**document, **what, "bytes_per_s": after.bytes_per_s})
+        return
+    would = "would be " if dry_run else ""
+    words = ", ".join(after.paused_words) or "nothing"
+    echo(
+        f"Link {given.link}: {would}paused: {words}; rate limit: {_rate(after)}{'' if after != before else ' (as before)'}"
+    )
+
+
+def _rate(control: LinkControl) -> str:
+    if control.bytes_per_s is None:
+        return "that which its mirror was started with, if any"
+    return "none" if control.bytes_per_s == NO_LIMIT else f"{control.bytes_per_s:,} bytes a second"

@@ -1,0 +1,118 @@
+"""The command `tolerant-kafka plan`: what a mirror would do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import typer
+
+from spark_integration.cli.link import (
+    Config,
+    FlowName,
+    MaybeLink,
+    MaybeSource,
+    MaybeTarget,
+    MaybeTopics,
+    echo_json,
+    given_link,
+)
+from spark_integration.cli.options import Json, Offsets, OffsetsKind, SourceProperties, TargetProperties
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.batches.losses import MirrorPolicy
+from tolerant_client.mirror.life.plan_report import Besides, LinkPlan, plan_everything
+from tolerant_client.ops.printing import Table, echo, print_table
+
+if TYPE_CHECKING:
+    from tolerant_client.ops.mm2.flows import Flow
+
+
+def plan(
+    source: MaybeSource = None,
+    target: MaybeTarget = None,
+    topics: MaybeTopics = None,
+    link: MaybeLink = None,
+    offsets: Offsets = None,
+    as_json: Json = False,
+    config: Config = None,
+    flow: FlowName = None,
+    source_properties: SourceProperties = None,
+    target_properties: TargetProperties = None,
+) -> None:
+    """What a mirror would do; writes nothing.  Exit code 3: it would stop, or leave something out.
+
+    With --config that of a flow, with all that its file switches on; else that of `mirror`, which copies topics only.
+    """
+    if config is not None and offsets is not None:
+        raise OptionError("--config says whether offsets are translated: leave --offsets out")
+    options = (source, target, topics, link, config, flow, None, source_properties, target_properties)
+    # A start takes --topics; without them a link is meant that has written its own down.
+    given = given_link(*options, is_start=topics is not None).with_source().known()
+    besides, policy = Besides(), MirrorPolicy()
+    is_translated = None if offsets is None else offsets is OffsetsKind.TRANSLATED
+    if given.flow is not None:
+        besides, policy, is_translated = besides_of(given.flow), given.flow.policy, given.flow.offsets == "translated"
+
+    async def ask(origin: Cluster, there: Cluster) -> LinkPlan:
+        return await plan_everything(
+            origin, there, given.link, given.link_topics, besides, is_translated=is_translated, policy=policy
+        )
+
+    found = given.run(ask)
+    if as_json:
+        echo_json(found.to_json())
+        raise typer.Exit(found.exit_code)
+    title = f"link {found.link}: plan, {found.offsets} offsets"
+    table = Table("topic", "what", "partitions", "replicas", "offsets to copy", "why", title=title)
+    for t in found.topics:
+        width = f"{t.target_partitions} to {t.partitions}" if t.action == "grow" else str(t.partitions)
+        waiting = "" if t.to_copy is None else f"{t.to_copy:,}"
+        table.add_row(t.topic, t.action, width, str(t.replication_factor), waiting, t.why)
+    print_table(table)
+    for line in _lines(found):
+        echo(line)
+    raise typer.Exit(found.exit_code)
+
+
+def besides_of(flow: Flow) -> Besides:
+    """What a flow does besides copying: its duties, which flow_links.duties_of makes of the same settings."""
+    policy = flow.names.policy
+    others = []
+    if flow.emit_heartbeats_s is not None:
+        others.append(f"heartbeats into topic {policy.heartbeats_topic()}, each {flow.emit_heartbeats_s:g} s")
+    if flow.emit_checkpoints_s is not None:
+        topic = policy.checkpoints_topic(flow.source_alias)
+        others.append(f"checkpoints of groups {flow.groups} into topic {topic}, each {flow.emit_checkpoints_s:g} s")
+    if flow.throttle_bytes is not None:
+        others.append(f"at most {flow.throttle_bytes:,} bytes/s, unless the operator says another rate")
+    return Besides(
+        None if flow.sync_group_offsets_s is None else flow.groups,
+        None if flow.sync_topic_configs_s is None else flow.config_properties_exclude,
+        flow.use_defaults_from,
+        flow.sync_topic_acls_s is not None,
+        tuple(others),
+    )
+
+
+def _lines(found: LinkPlan) -> Iterator[str]:
+    yield from (f"refused: {text}" for text in found.refusals)
+    for topic in found.topics:
+        yield from (f"waits: {topic.topic}-{number}: {why}" for number, why in sorted(topic.waiting.items()))
+    yield from (f"waits: {held}" for held in found.held)
+    yield from (f"warning: {text}" for text in found.warnings)
+    yield from (f"durability: {text}" for text in found.durability)
+    if found.configs is not None:
+        for c in found.configs.changed:
+            before = f"{c.before} (a default)" if c.before == c.after else c.before
+            yield f"configuration: {c.topic} {c.name}: {before} to {c.after or 'the default'}"
+        yield from (f"configuration left: {left}" for left in found.configs.left)
+    if found.acls is not None:
+        yield from (f"ACL: {acl}" for acl in found.acls.added)
+        yield from (f"ACL left: {left}" for left in found.acls.left)
+    if found.groups is not None:
+        for m in found.groups.moved:
+            partition = m.position.partition
+            yield f"group: {m.position.group}, {partition.topic}-{partition.partition} to {m.position.offset:,}"
+        yield from (f"group left: {left}" for left in found.groups.left)
+    yield from (f"besides: {text}" for text in found.others)

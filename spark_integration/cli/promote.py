@@ -1,0 +1,151 @@
+"""The commands `tolerant-kafka promote` and `failover`: applications move to the target."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from spark_integration.cli.exits import told_if_interrupted
+from spark_integration.cli.link import (
+    Config,
+    DryRun,
+    FlowName,
+    Groups,
+    MaybeLink,
+    MaybeSource,
+    MaybeTarget,
+    MaybeTopics,
+    Yes,
+    confirm,
+    echo_json,
+    given_link,
+)
+from spark_integration.cli.options import LONGEST_S, Json, SourceProperties, TargetProperties
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.life import promotion
+from tolerant_client.mirror.life.promotion_report import PromotionReport
+from tolerant_client.ops.printing import Table, echo, print_table
+
+_PROMOTION = "the promotion had begun, it is not finished: run this again; tolerant-kafka status says whether it had"
+
+
+def promote(
+    source: MaybeSource = None,
+    target: MaybeTarget = None,
+    link: MaybeLink = None,
+    topics: MaybeTopics = None,
+    groups: Groups = None,
+    wait: Annotated[
+        float,
+        typer.Option("--wait", metavar="SECONDS", min=0, max=LONGEST_S, help="How long to wait until all is copied."),
+    ] = 60.0,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: Json = False,
+    config: Config = None,
+    flow: FlowName = None,
+    source_properties: SourceProperties = None,
+    target_properties: TargetProperties = None,
+) -> None:
+    """Make the target the cluster to write to, once all is copied; stop the source's producers first, keep the mirror running.
+
+    A link is promoted as a whole.  Waits until nothing is left to copy, all that was copied is the source's, no transaction
+    is open and nobody writes; then no process of the link can write any more, the groups are moved a last time, and a report
+    says where every partition stands, and of groups what was moved and what was left.  There is no way back but failback:
+    each partition of the target has gained a marker.  Exit codes: 0 promoted, 3 something is in the way (nothing was written
+    then), or was left.
+    """
+    given = given_link(source, target, topics, link, config, flow, groups, source_properties, target_properties)
+
+    def tell(text: str) -> None:
+        if not as_json:
+            echo(f"tolerant-kafka: {text}", err=True)
+
+    async def ask(origin: Cluster, there: Cluster) -> PromotionReport:
+        return await promotion.promote(
+            origin, there, given.link, given.topics, given.groups, deadline_s=wait, is_dry_run=dry_run, tell=tell
+        )
+
+    whole = given.with_source().whole()
+    confirm(
+        f"Promote link {given.link}: its mirror stops for good, and failback alone leads back", is_sure=yes or dry_run
+    )
+    with told_if_interrupted(_PROMOTION, dry_run):
+        report = whole.run(ask)
+    _show(report, as_json)
+
+
+def failover(
+    target: MaybeTarget = None,
+    link: MaybeLink = None,
+    topics: MaybeTopics = None,
+    groups: Groups = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: Json = False,
+    config: Config = None,
+    flow: FlowName = None,
+    target_properties: TargetProperties = None,
+) -> None:
+    """The source is gone: make the target the cluster to write to, with what was copied.  The source is not asked.
+
+    No process of the link can write any more, wherever it is; the report says how far every partition was copied and
+    where every group stands.  Partitions without a leader hold up no others: they are named, and the same command fences
+    them when they have one.  Exit codes: 0 promoted, 3 all but what is named.
+    """
+    given = given_link(None, target, topics, link, config, flow, groups, target_properties=target_properties)
+
+    async def ask(there: Cluster) -> PromotionReport:
+        return await promotion.failover(there, given.link, given.topics, given.groups, is_dry_run=dry_run)
+
+    confirm(
+        f"Fail link {given.link} over: what is not copied stays behind, and failback alone leads back",
+        is_sure=yes or dry_run,
+    )
+    with told_if_interrupted(_PROMOTION, dry_run):
+        report = given.run_on_target(ask)
+    _show(report, as_json)
+
+
+def _show(report: PromotionReport, as_json: bool) -> None:
+    if as_json:
+        echo_json(report.to_json())
+        raise typer.Exit(report.exit_code)
+    if report.partitions:
+        table = Table("topic", "partition", "copied until", "left behind", title=f"link {report.link}: {report.action}")
+        for p in report.partitions:
+            table.add_row(
+                p.topic, str(p.partition), f"{p.copied_until:,}", "unknown" if p.lag is None else f"{p.lag:,}"
+            )
+        print_table(table)
+    if report.groups is not None:
+        echo(f"groups: {len(report.groups.moved)} offsets moved, {report.groups.unchanged} stood right already")
+        for position in report.groups.behind:
+            echo(f"behind: {position.group} has read more than was copied of {position.partition.topic}")
+        for left in report.groups.left:
+            echo(f"left: {left}")
+    if report.group_places:
+        table = Table("group", "topic", "partition", "offset", "left to read")
+        for place in report.group_places:
+            table.add_row(
+                place.group, place.topic, str(place.partition), f"{place.offset:,}", f"{place.left_to_read:,}"
+            )
+        print_table(table)
+    for row in report.losses:
+        echo(f"tolerant-kafka: loss: {row}", err=True)
+    for text in report.warnings:
+        echo(f"tolerant-kafka: warning: {text}", err=True)
+    for text in report.blockers:
+        echo(f"tolerant-kafka: in the way: {text}", err=True)
+    if report.is_done:
+        echo(f"Link {report.link} is promoted: nothing of it writes to the target any more")
+    elif report.is_begun:
+        echo(
+            f"Link {report.link} is promoted in part: processes of it may still write to what is named; run this again"
+        )
+    elif report.is_dry_run and not report.blockers:
+        echo(f"Link {report.link} could be promoted now; nothing was written")
+    else:
+        echo(f"Link {report.link} was not promoted; nothing was written")
+    raise typer.Exit(report.exit_code)

@@ -1,0 +1,125 @@
+"""The command `tolerant-kafka translate`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from kafka.structs import TopicPartition
+
+from spark_integration.cli.link import Config, FlowName, GivenLink, MaybeLink, MaybeTarget, given_link
+from spark_integration.cli.options import Json, SourceProperties, TargetProperties
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.state.control import read_control
+from tolerant_client.mirror.state.replication_policy import TopicNames
+from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.ops.printing import Table, print_table
+from tolerant_client.security.kafka_config import kafka_python_config
+
+
+def translate(
+    target: MaybeTarget = None,
+    link: MaybeLink = None,
+    topic: Annotated[str | None, typer.Option("--topic", help="Topic of the source.")] = None,
+    partition: Annotated[int, typer.Option("--partition", min=0)] = 0,
+    offset: Annotated[int | None, typer.Option("--offset", min=0, help="Offset of the source.")] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", help="Consumer group of the source: all that it has committed.")
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option("--source", metavar="HOST:PORT", help="Where --group has committed.")
+    ] = None,
+    commit: Annotated[
+        bool, typer.Option("--commit", help="Commit for the same group on the target; it must be idle there.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="With --commit: also backwards.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --commit: only say what would be committed.")
+    ] = False,
+    back: Annotated[
+        bool, typer.Option("--back", help="--topic and --offset are the target's: translate to the source's.")
+    ] = False,
+    as_json: Json = False,
+    config: Config = None,
+    flow: FlowName = None,
+    source_properties: SourceProperties = None,
+    target_properties: TargetProperties = None,
+) -> None:
+    """Translate offsets of a link that was mirrored with translated offsets, exactly.
+
+    A consumer that goes on at a translated offset reads each record once.  Exit code 1: an offset is not on the target
+    (not copied yet, deleted there, or its partition is not mirrored), or nobody knows where (another mirror has copied it,
+    before-takeover); then its place says so, and --commit leaves such a partition as it is.
+    """
+    from tolerant_client.mirror.follow import translate as translation
+
+    is_group = group is not None
+    if is_group == (topic is not None and offset is not None) or config is None and is_group != (source is not None):
+        raise OptionError("Give either --topic and --offset, or --group and --source")
+    if commit and not is_group or back and is_group or (force or dry_run) and not commit:
+        raise OptionError(
+            "--commit goes with --group, --force and --dry-run with --commit, --back with --topic and --offset"
+        )
+    given = given_link(source, target, None, link, config, flow, None, source_properties, target_properties)
+    committed: list[translation.GroupCommit] = []
+    with Cluster(kafka_python_config(given.target), name="target") as there:
+        names = there.run(_names, there, given)
+        if group is not None:
+            origin = Cluster(kafka_python_config(given.known_source), there.net, name="source", names=names)
+            try:
+                found = there.run(translation.translate_group, origin, there, given.link, group)
+            finally:
+                origin.close()
+        else:
+            assert topic is not None and offset is not None
+            way = translation.translate_back if back else translation.translate
+            name = topic if names is None or back else names.to_target(topic)
+            found = there.run(way, there, given.link, {TopicPartition(name, partition): offset})
+        if commit and group is not None:
+            # As a closure: run() passes no keyword arguments on.
+            async def move() -> list[translation.GroupCommit]:
+                return await translation.commit_group(there, group, found.values(), is_forced=force, is_dry_run=dry_run)
+
+            committed = there.run(move)
+    _print_translations(found, committed, as_json, names, back, "would commit" if dry_run else "committed")
+    raise typer.Exit(0 if all(one.is_exact for one in found.values()) else 1)
+
+
+async def _names(target: Cluster, given: GivenLink) -> TopicNames | None:
+    """What the link's topics are called on the target: as the file says, or as the link has written down."""
+    if given.topics is not None:
+        return given.topics.names
+    written = (await read_control(target, given.link)).topics
+    return None if written is None else LinkTopics.from_json(written).names
+
+
+def _print_translations(
+    found: Any, committed: Any, as_json: bool, names: TopicNames | None, back: bool, done: str
+) -> None:
+    def told(topic: str, is_source: bool) -> str:
+        return names.to_source(topic) if names is not None and is_source else topic
+
+    by_target = {one.target: one for one in committed}
+    rows = []
+    for one in sorted(found.values(), key=lambda one: one.partition):
+        topic = told(one.partition.topic, not back)
+        row = {"topic": topic, "partition": one.partition.partition, "offset": one.offset, "place": "not-mirrored"}
+        if one.found is not None:
+            row |= {"target_topic": told(one.target.topic, back), "place": one.found.place.value}
+            row["position"] = one.found.position
+            if one.is_known:
+                row["target_offset"] = one.found.translated
+        if one.target in by_target:
+            row |= {done.replace(" ", "_"): by_target[one.target].is_written, "before": by_target[one.target].before}
+        rows.append(row)
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    columns = ["topic", "partition", "offset", "target_topic", "target_offset", "place", "position"]
+    columns += [done.replace(" ", "_"), "before"] if committed else []
+    table = Table(*(name.replace("_", " ") for name in columns))
+    for row in rows:
+        table.add_row(*(str(row.get(name, "")) for name in columns))
+    print_table(table)

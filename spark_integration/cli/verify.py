@@ -1,0 +1,184 @@
+"""The command `tolerant-kafka verify`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from kafka.errors import KafkaError
+
+from spark_integration.cli.exits import require_spark, tell_failure
+from spark_integration.cli.link import Config, FlowName, MaybeLink, MaybeSource, MaybeTarget, MaybeTopics, given_link
+from spark_integration.cli.options import Json, SourceProperties, TargetProperties
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.verify.outcome import Difference, Outcome
+from tolerant_client.mirror.verify.verification import PartitionReport, Verification, VerifyReport, compare_here
+from tolerant_client.ops.printing import Table, echo, print_table
+
+_LONGEST_CELL = 80  # characters
+
+
+def verify(
+    source: MaybeSource = None,
+    target: MaybeTarget = None,
+    topics: MaybeTopics = None,
+    as_json: Json = False,
+    while_running: Annotated[
+        bool,
+        typer.Option("--while-running", "--allow-behind", help="A target that ends earlier lags, and does not differ."),
+    ] = False,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume",
+            metavar="FILE",
+            dir_okay=False,
+            help="Go on from the report in FILE, if it is there, and keep it up to date.",
+        ),
+    ] = None,
+    tasks: Annotated[
+        int, typer.Option("--tasks", min=0, help="Compare in a Spark job with so many tasks; 0: in this process.")
+    ] = 0,
+    link: MaybeLink = None,
+    config: Config = None,
+    flow: FlowName = None,
+    source_properties: SourceProperties = None,
+    target_properties: TargetProperties = None,
+) -> None:
+    """Compare two clusters offset by offset."""
+    options = (source, target, topics, link, config, flow, None, source_properties, target_properties)
+    given = given_link(*options, needs_link=topics is None).known()  # to compare given topics takes two clusters alone
+    before = None if resume is None else _read_report(resume)
+
+    def progress(report: VerifyReport) -> None:
+        if resume is not None:
+            _write_report(resume, report)
+
+    async def compare(first: Cluster, second: Cluster) -> tuple[VerifyReport, list[str]]:
+        verification = Verification(first, second, given.link_topics, allow_behind=while_running, resume=before)
+        return await compare_here(verification, progress), verification.warnings
+
+    if tasks:
+        require_spark()
+    try:
+        if tasks:
+            from spark_integration.mirror import verify_job
+
+            link_settings = given.known_source, given.target, given.link_topics
+            report, warnings = verify_job.run(
+                verify_job.VerifySettings(*link_settings, while_running, tasks), before, progress
+            )
+        else:
+            report, warnings = given.run(compare)
+    except KafkaError as error:  # 1 would say that they differ
+        tell_failure(error)
+        raise typer.Exit(Outcome.NOT_COMPARED.exit_code) from error
+    progress(report)
+    for warning in warnings:
+        echo(f"tolerant-kafka: warning: {warning}", err=True)
+    if as_json:
+        echo(json.dumps(report.as_json()))
+    else:
+        print_report(report)
+    raise typer.Exit(report.outcome.exit_code)
+
+
+def _read_report(path: Path) -> dict[str, Any] | None:
+    """The report that an earlier verify has left; None where there is none yet."""
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise OptionError(f"--resume {path} cannot be read ({error}); give another file, or remove it") from error
+    if not isinstance(found, dict):
+        raise OptionError(f"--resume {path} holds no report of verify; give another file, or remove it")
+    return found
+
+
+def _write_report(path: Path, report: VerifyReport) -> None:
+    """Written beside and moved, so that there is always a whole one."""
+    beside = path.with_name(f"{path.name}.new")
+    try:
+        beside.write_text(json.dumps(report.as_json()))
+        beside.replace(path)
+    except OSError as error:
+        raise OptionError(f"--resume {path} cannot be written ({error}); give another file") from error
+
+
+def print_report(report: VerifyReport) -> None:
+    """A row for each topic, one for each partition of which more is to say, and a sentence."""
+    table = Table("topic", "partitions", "compared", "identical until", "first difference")
+    below: list[str] = []
+    by_topic: dict[str, list[PartitionReport]] = {}
+    for part in report.partitions:
+        by_topic.setdefault(part.topic, []).append(part)
+    for topic, parts in by_topic.items():
+        same = [p for p in parts if p.first_difference is None and p.error is None]
+        if same:
+            offsets = _of(sum(p.compared for p in same), sum(p.held for p in same))
+            compared = f"{offsets}, {sum(p.records for p in same):,} records"
+            lag = sum(p.lag for p in same)
+            table.add_row(topic, str(len(same)), compared, f"{lag:,} before the end" if lag else "the end", "none")
+        for p in parts:
+            for *cells, said in _rows(p):
+                is_long = len(said) > _LONGEST_CELL
+                table.add_row(*cells, "see below" if is_long else said)
+                if is_long:  # it may have a command to copy
+                    below.append(f"{cells[0]}: {said}")
+    print_table(table)
+    for line in below:
+        echo(line)
+    echo(verdict(report))
+
+
+def _rows(p: PartitionReport) -> Iterator[tuple[str, ...]]:
+    name, bounds = f"{p.topic}-{p.partition}", f"{p.from_offset:,} to {p.until_offset:,}"
+    if p.first_difference is not None:
+        yield name, "1", _of(p.compared, p.held), f"{p.identical_until:,}", _said(p.first_difference)
+        if p.untold_difference not in (None, p.first_difference):
+            yield name, "", "", "", f"where the ledger tells of no loss: {_said(p.untold_difference)}"
+    elif p.error is not None:
+        yield name, "1", _of(p.compared, p.held), f"{p.identical_until:,}", f"not compared: {p.error}"
+    for gap in p.not_compared:
+        yield name, "", f"{gap.from_offset:,} to {gap.until_offset:,}", "", f"not compared: {gap.reason}"
+    for row in p.ledger:
+        told = "the source shows it" if row.is_proved else "compared with what the source has there now"
+        yield name, "", f"{row.from_offset:,} to {row.until_offset:,}", "", f"the ledger says {row.reason}: {told}"
+    if p.told_records:
+        yield name, "", "", "", f"{p.told_records:,} records differ where the ledger tells of a loss"
+    if p.compacted:
+        yield name, "", bounds, "", f"{p.compacted:,} superseded records are on one side only"
+    if p.source_start is not None and p.target_start is not None and p.target_start < p.source_start:
+        gone = f"{p.target_start:,} to {p.source_start:,}"
+        yield name, "", gone, "", "the source no longer has what the target has there"
+
+
+def _said(difference: Difference | None) -> str:
+    return "" if difference is None else f"offset {difference.offset:,}: {difference.reason}"
+
+
+def _of(compared: int, held: int) -> str:
+    return f"{compared:,} of {held:,} offsets"
+
+
+def verdict(report: VerifyReport) -> str:
+    """What the comparison says, as one sentence."""
+    compared = f"{_of(report.compared, report.held)} of the source compared"
+    if report.held:
+        compared += f" ({math.floor(1000 * report.compared / report.held) / 10:g} %)"
+    words = {
+        Outcome.IDENTICAL: "identical",
+        Outcome.EXPLAINED: f"identical except {report.explained:,} offsets that the ledger explains",
+        Outcome.NOT_COMPARED: "NOT COMPARED to the end" if report.compared else "NOTHING COMPARED",
+        Outcome.DIFFERENT: "DIFFERENT",
+    }
+    if report.outcome is not Outcome.EXPLAINED and report.explained:
+        compared += f", {report.explained:,} offsets are explained by the ledger"
+    behind = f", the target is {report.lag:,} offsets behind" if report.lag else ""
+    return f"{words[report.outcome]}: {compared}, {report.records:,} records, in {report.seconds:.1f} s{behind}"

@@ -1,0 +1,200 @@
+"""The mirror as a Spark streaming query of ranges.
+
+Spark plans, schedules, retries and shows; the records go from source to target
+inside the Python workers.  The target's log is the only state, so the
+checkpoint is a temporary one and a start is always a clean start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from py4j.protocol import Py4JError
+from pyspark.conf import SparkConf
+from pyspark.core.context import SparkContext
+from pyspark.errors import PySparkRuntimeError, StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_integration.mirror.spark_traffic import SETTINGS, holds_secret, traffic_settings
+from spark_integration.source import TolerantKafkaDataSource
+from tolerant_client import errors
+from tolerant_client.errors import TolerantClientError
+from tolerant_client.mirror.engine.prepare import PreparedLink
+from tolerant_client.ops.printing import echo
+from tolerant_client.ops.service.link_state import TaskReport
+from tolerant_client.ops.service.mirror_settings import MirrorSettings, RunReport, copy_options, plan_options
+from tolerant_client.ops.service.mirror_settings import prepare as prepare_settings
+from tolerant_client.ops.service.run_claim import RunClaim
+
+# A failed task is cheap to repeat: it goes on from the target's log.
+_TASK_ATTEMPTS = 8
+# The JVM only plans here: starting soon is worth more to it than peak speed.
+_SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError"
+# What a session raises whose JVM has ended, or does not start.
+SPARK_GONE = (Py4JError, PySparkRuntimeError, ConnectionError)
+_LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+
+
+def prepare(settings: MirrorSettings, claim: RunClaim) -> PreparedLink:
+    """As mirror_settings.prepare, before Spark is started; raises OptionError where Spark would lay passwords open."""
+    if _is_submitted():
+        submitted_traffic([settings.source, settings.target])
+    return prepare_settings(settings, claim)
+
+
+def spark_session(tasks: int, *properties: Mapping[str, str]) -> SparkSession:
+    """The session of spark-submit, or else a local one with a thread for each task; it will hold these client properties.
+
+    Raises OptionError where they would lie open there.
+    """
+    builder = SparkSession.builder.appName("tolerant-kafka mirror")
+    if _is_submitted():
+        settings, warning = submitted_traffic(properties)
+        builder = builder.config(map={**settings})
+        if warning is not None:
+            echo(f"tolerant-kafka: warning: {warning}", err=True)
+    else:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        builder = (
+            builder.master(f"local[{tasks},{_TASK_ATTEMPTS}]")
+            .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
+            .config("spark.driver.extraJavaOptions", f"{_SHORT_LIVED} -Dlog4j2.configurationFile={_LOG_SETTINGS}")
+            .config("spark.driver.bindAddress", "127.0.0.1")
+            .config("spark.driver.host", "127.0.0.1")
+            .config("spark.driver.memory", "512m")
+            .config(map={**SETTINGS})
+        )
+    with ThreadPoolExecutor(
+        1, "spark-start"
+    ) as starting:  # in the main thread pyspark takes SIGINT for itself, and raises wherever we are
+        session: SparkSession = starting.submit(builder.getOrCreate).result()
+    return session
+
+
+def _is_submitted() -> bool:
+    return "PYSPARK_GATEWAY_PORT" in os.environ  # set by spark-submit, with the session's own settings
+
+
+def submitted_traffic(properties: Iterable[Mapping[str, str]]) -> tuple[dict[str, str], str | None]:
+    """What to set for the session of spark-submit before it begins, and what to warn of; raises OptionError."""
+    SparkContext._ensure_initialized()  # the settings of spark-submit are its JVM's; a session would use them already
+    return traffic_settings(dict(SparkConf().getAll()), has_secret=any(map(holds_secret, properties)))
+
+
+def start(settings: MirrorSettings, link: PreparedLink, session: SparkSession, checkpoint: Path) -> StreamingQuery:
+    """Starts the streaming query of a prepared link; its checkpoint is for RunReport, too."""
+    session.dataSource.register(TolerantKafkaDataSource)
+    session.createDataFrame([], "nothing INT")  # makes it this thread's session: Spark looks its data sources up there
+    ranges = (
+        session.readStream.format("tolerantkafka")
+        .option("payload", "ranges")
+        .options(**plan_options(settings, checkpoint))
+        .load()
+    )
+    # Within one stage Spark has a Python worker read the rows and another one write them, and changes their parts with each
+    # micro-batch: then both would have a copier of every partition.  A row is what one task copies.
+    ranges = ranges.repartition(settings.tasks)
+    writer = (
+        ranges.writeStream.format("tolerantkafka")
+        .option("payload", "ranges")
+        .option("checkpointLocation", f"file://{checkpoint}")  # not where a cluster keeps its files
+        .options(**copy_options(settings, link, checkpoint))
+        .queryName(f"tolerant-mirror-{settings.link}")
+    )
+    writer = writer.trigger(availableNow=True) if settings.once else writer.trigger(processingTime="0 seconds")
+    query: StreamingQuery = writer.start()
+    return query
+
+
+def run(
+    settings: MirrorSettings,
+    link: PreparedLink,
+    is_stopping: Callable[[], bool] = lambda: False,
+    tell: Callable[[TaskReport], None] = lambda report: None,
+    *,
+    claim: RunClaim,
+) -> bool:
+    """Runs the mirror until it is done (`once`) or `is_stopping`; whether it has ended by itself.
+
+    `tell` gets once a second, and at the end, what the tasks have done and what is paused.
+    Raises the error that stopped a partition, as the executor raised it, and TolerantClientError where Spark cannot be
+    started or its JVM ends.
+    """
+    if is_stopping():
+        return False
+    try:
+        session = spark_session(settings.tasks, settings.source, settings.target)
+        if is_stopping():
+            session.stop()
+            return False
+        return _run(settings, link, session, is_stopping, tell, claim)
+    except SPARK_GONE as error:
+        if is_stopping():
+            return False  # a signal to the process group has ended the JVM, too
+        raise spark_gone(error) from error
+
+
+def spark_gone(error: Exception) -> TolerantClientError:
+    """What one of SPARK_GONE means, in one sentence."""
+    return TolerantClientError(
+        f"Spark could not be started, or its JVM has ended ({type(error).__name__}: {_first_line(error)}); what it said is above;"
+        " start the mirror again"
+    )
+
+
+def _run(
+    settings: MirrorSettings,
+    link: PreparedLink,
+    session: SparkSession,
+    is_stopping: Callable[[], bool],
+    tell: Callable[[TaskReport], None],
+    claim: RunClaim,
+) -> bool:
+    is_stopped = False
+    try:
+        with tempfile.TemporaryDirectory(prefix="tolerant-mirror-", ignore_cleanup_errors=True) as folder:
+            query = start(settings, link, session, Path(folder))
+            report = RunReport(Path(folder))
+            try:
+                while not query.awaitTermination(1):
+                    tell(now := report.read())
+                    claim.tell(now)
+                    claim.require_held()
+                    if is_stopping():
+                        is_stopped = True
+                        claim.end()  # before Spark kills the Python workers, which have claims to release
+                        query.stop()
+            except StreamingQueryException as error:
+                raise original_error(str(error)) from error
+            finally:
+                tell(report.read())
+    finally:
+        claim.end()  # before Spark takes its seconds
+        with contextlib.suppress(*SPARK_GONE):  # there is nothing left to stop, and why that is was raised
+            session.stop()
+    return not is_stopped
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "").rstrip(".")
+
+
+def original_error(text: str) -> TolerantClientError:
+    """The error of ours that a Spark failure tells of; its stack traces are left out."""
+    for kind, message in re.findall(r"tolerant_client\.errors\.(\w+): (?:\w+: )?([^\n]+)", text):
+        cls = getattr(errors, kind, None)
+        if isinstance(cls, type) and issubclass(cls, TolerantClientError):
+            error: TolerantClientError = cls(message)
+            return error
+    last_lines = [line.strip() for line in text.splitlines() if re.match(r"\s*[\w.]+(Error|Exception)\b", line)]
+    return TolerantClientError(f"The Spark job failed: {last_lines[-1] if last_lines else text[:300]}")

@@ -1,0 +1,98 @@
+"""payload=ranges: rows say which partitions to copy, and the sink copies them on the executor.
+
+The records never cross the JVM.  Read side: a stream with one row for each task, whose one column `ranges` has
+(topic, partition, until_offset), exclusive; until_offset null means "and whatever arrives while the micro-batch lasts".
+All rows are read in one Spark partition: repartitioned to as many partitions as there are tasks, each gets one.  Write
+side: each task hands its ranges to the copier of its Python worker process (tolerant_client.mirror.engine.process_copier).
+
+Options of the read side: kafka.* (source), target.kafka.*, linkTopics (JSON of
+mirror.topic_filter.LinkTopics) or subscribePattern (a regular expression), tasks
+(default 1), tail (default false: Trigger.AvailableNow copies up to the ends of its start), refreshIntervalMs (default
+30000), untilMs (with Trigger.AvailableNow: no record from the first one of that time on; default none), waiting (a file
+on the driver that gets, when that changes, what cannot be copied now and why, as the `paused` of a
+link_state.TaskReport; default none).
+Options of the write side: kafka.* (target), source.kafka.*, link (default
+"default"), offsets (identical, the default, or translated), producerId (for
+identical offsets), linkTopics (where topics have other names on the target),
+policy (JSON of mirror.losses.MirrorPolicy, default its defaults), run (the same for all tasks of one
+mirror), bytesPerSecond (of the link, unless its operator
+says another rate; default none), tasks (that share the link's rate, default 1), holdMs (default 0), leaseMs (default 0),
+report (a file on the driver that gets, after each micro-batch, link_state.TaskReport as JSON; default none), goesOn
+(default false).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from kafka.structs import TopicPartition
+from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, InputPartition, WriterCommitMessage
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+
+from tolerant_client.ops.service.ranges import CopiedRanges, Range, RangesCopier, RangesPlanner
+
+
+@dataclass
+class RangesTask(InputPartition):
+    """The ranges of every task."""
+
+    rows: tuple[tuple[Range, ...], ...]
+
+    def __init__(self, rows: tuple[tuple[Range, ...], ...]) -> None:
+        super().__init__(rows)
+        self.rows = rows
+
+
+@dataclass
+class RangesMessage(WriterCommitMessage):
+    """What one task did, on its way to the driver."""
+
+    copied: CopiedRanges
+
+
+class RangesStreamReader(RangesPlanner, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """An offset is {"trigger": n}, the number of the micro-batch.
+
+    What each one copies is known here alone: a query of ranges is never started from a checkpoint, and thousands of offsets
+    need not be written down for each micro-batch.  In tail mode n moves on each time, so that tasks always run, else once.
+    """
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # executors get the reader for `read` alone, once for each micro-batch
+
+    def initialOffset(self) -> dict[str, Any]:
+        self.begin()  # unless Trigger.AvailableNow has, whose ends are final
+        return {"trigger": 0}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self.begin(is_final=True)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        if not self.is_tail:
+            return {"trigger": 1}
+        self.look()
+        return {"trigger": start["trigger"] + 1}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        rows = self.tasks()
+        return [RangesTask(rows)] if rows else []
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[list[Range]]]:
+        assert isinstance(partition, RangesTask)
+        return ((list(ranges),) for ranges in partition.rows)
+
+
+class RangesStreamWriter(RangesCopier, DataSourceStreamWriter):
+    """Copies the ranges of its rows; Spark settles a micro-batch on the driver, in a process of its own."""
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        until = {TopicPartition(r.topic, r.partition): r.until_offset for row in iterator for r in row.ranges}
+        return RangesMessage(self.copy(until))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self.settle([message.copied for message in messages if isinstance(message, RangesMessage)])
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing is left to undo: a repeated task goes on from the target's log."""

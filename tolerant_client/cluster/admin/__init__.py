@@ -1,0 +1,1 @@
+"""What a cluster tells and does, by Kafka's nouns."""

@@ -1,0 +1,221 @@
+"""Fetch as whole record batches: requests by topic name, and answers as views.
+
+Wire facts: FetchRequest.json and FetchResponse.json of Apache Kafka, versions
+0 to 11 (Kafka 0.8 to 4.x; 0 to 3 as Kafka 3.9 has them, the last release that
+answers them).  Version 13 is in fetch_by_id.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, Protocol
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.records.primitives import encode_string, read_topic
+
+FETCH_API_KEY = 1
+MIN_FETCH_VERSION = 0
+MAX_FETCH_VERSION = 11
+FIRST_BATCH_FETCH_VERSION = 4  # answers to older ones hold message sets of v0 and v1
+
+FINAL_EPOCH = -1  # a request with this session epoch neither uses nor opens a session
+_PARTITION_V11 = struct.Struct(">iiqqi")
+_PARTITION_V5 = struct.Struct(">iqqi")
+_PARTITION_V4 = struct.Struct(">iqi")
+_ANSWER_V5 = struct.Struct(">ihqqqi")
+_ANSWER_V4 = struct.Struct(">ihqqi")
+_ANSWER_V0 = struct.Struct(">ihq")
+
+
+class TopicNames(Protocol):
+    """What the caller calls topics, beside the brokers' own names: source and target as a link calls them."""
+
+    def to_source(self, topic: str) -> str:
+        """What the brokers call it; raises OptionError for a name that no topic of theirs has here."""
+
+    def to_target(self, topic: str) -> str:
+        """What the brokers' topic is called here."""
+
+
+class FetchedPartition(NamedTuple):
+    """One partition of a Fetch answer.
+
+    `records` is a view of whole and, at its end, perhaps one cut record batch;
+    it keeps the received frame alive and belongs to the receiver.  Offsets are
+    -1 where the broker does not know them; brokers before 0.11 know nothing of
+    transactions, so their last stable offset is the high watermark.
+    """
+
+    partition: TopicPartition
+    error_code: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    aborted: tuple[tuple[int, int], ...]  # (producer_id, first_offset)
+    records: memoryview
+
+
+class FetchAnswer(NamedTuple):
+    """A decoded Fetch answer; `session_id` 0 means that there is no session."""
+
+    error_code: int
+    session_id: int
+    throttle_time_ms: int
+    partitions: list[FetchedPartition]
+
+
+class RawFetch:
+    """A Fetch request whose answer is handed over as views, never copied.
+
+    `positions` maps partitions to the offset to fetch from; with a session only
+    those that changed since the session's last request.  With `names` partitions
+    are called here and in the answer as the link's target calls them.
+    """
+
+    API_KEY = FETCH_API_KEY
+    name = "Fetch"
+    order_keys = ()
+
+    __slots__ = (
+        "API_VERSION",
+        "expected_ms",
+        "forgotten",
+        "isolation_level",
+        "max_bytes",
+        "max_wait_ms",
+        "names",
+        "partition_max_bytes",
+        "positions",
+        "resend_safe",
+        "session_epoch",
+        "session_id",
+    )
+
+    def __init__(
+        self,
+        version: int,
+        positions: Mapping[TopicPartition, int],
+        *,
+        max_wait_ms: int,
+        max_bytes: int,
+        partition_max_bytes: int,
+        isolation_level: int = 0,
+        session_id: int = 0,
+        session_epoch: int = FINAL_EPOCH,
+        forgotten: Iterable[TopicPartition] = (),
+        names: TopicNames | None = None,
+    ) -> None:
+        self.API_VERSION = version
+        self.positions = positions
+        self.max_wait_ms = max_wait_ms
+        self.max_bytes = max_bytes
+        self.partition_max_bytes = partition_max_bytes
+        self.isolation_level = isolation_level
+        self.session_id = session_id
+        self.session_epoch = session_epoch
+        self.forgotten = tuple(forgotten)
+        self.names = names
+        self.expected_ms = float(max_wait_ms)
+        # A repeat of an epoch that the broker has seen is refused (71), so
+        # only a request outside any session may be sent again as it stands.
+        self.resend_safe = session_epoch == FINAL_EPOCH
+
+    def expect_response(self) -> bool:
+        return True
+
+    def frame_buffers(self, correlation_id: int, client_id: str) -> list[bytes | bytearray | memoryview]:
+        """The whole frame, length prefix included."""
+        client = client_id.encode()
+        version = self.API_VERSION
+        body = bytearray(struct.pack(">iii", -1, self.max_wait_ms, 1))
+        if version >= 3:
+            body += struct.pack(">i", self.max_bytes)
+        if version >= 4:
+            body += struct.pack(">b", self.isolation_level)
+        if version >= 7:
+            body += struct.pack(">ii", self.session_id, self.session_epoch)
+        by_topic: dict[str, list[TopicPartition]] = {}
+        for partition in self.positions:
+            by_topic.setdefault(partition.topic, []).append(partition)
+        body += struct.pack(">i", len(by_topic))
+        for topic, partitions in by_topic.items():
+            body += self._encode_topic(topic) + struct.pack(">i", len(partitions))
+            for partition in partitions:
+                offset = self.positions[partition]
+                if version >= 9:
+                    body += _PARTITION_V11.pack(partition.partition, -1, offset, -1, self.partition_max_bytes)
+                elif version >= 5:
+                    body += _PARTITION_V5.pack(partition.partition, offset, -1, self.partition_max_bytes)
+                else:
+                    body += _PARTITION_V4.pack(partition.partition, offset, self.partition_max_bytes)
+        if version >= 7:
+            forgotten: dict[str, list[int]] = {}
+            for partition in self.forgotten:
+                forgotten.setdefault(partition.topic, []).append(partition.partition)
+            body += struct.pack(">i", len(forgotten))
+            for topic, numbers in forgotten.items():
+                body += self._encode_topic(topic) + struct.pack(f">i{len(numbers)}i", len(numbers), *numbers)
+        if version >= 11:
+            body += b"\0\0"  # rack_id
+        head = struct.pack(">hhih", FETCH_API_KEY, version, correlation_id, len(client)) + client
+        return [struct.pack(">i", len(head) + len(body)) + head, body]
+
+    def _encode_topic(self, topic: str) -> bytes:
+        return encode_string(topic if self.names is None else self.names.to_source(topic))
+
+    def decode_response(self, body: memoryview) -> FetchAnswer:
+        """Decodes an answer to this request's version.
+
+        Raises ValueError or struct.error when the body is cut, has bytes left over,
+        or names a partition twice (another one's, under its name).  Partitions that
+        were not asked for are the caller's to ignore.
+        """
+        version = self.API_VERSION
+        at, throttle_time_ms, error_code, session_id = 0, 0, 0, 0
+        if version >= 1:
+            (throttle_time_ms,) = struct.unpack_from(">i", body)
+            at = 4
+        if version >= 7:
+            error_code, session_id = struct.unpack_from(">hi", body, at)
+            at += 6
+        (topics,) = struct.unpack_from(">i", body, at)
+        at += 4
+        fetched: list[FetchedPartition] = []
+        for _ in range(topics):
+            topic, count, at = read_topic(body, at)
+            if self.names is not None:
+                topic = self.names.to_target(topic)
+            for _ in range(count):
+                log_start, n_aborted = -1, 0
+                if version >= 5:
+                    index, error, high, stable, log_start, n_aborted = _ANSWER_V5.unpack_from(body, at)
+                    at += _ANSWER_V5.size
+                elif version == 4:
+                    index, error, high, stable, n_aborted = _ANSWER_V4.unpack_from(body, at)
+                    at += _ANSWER_V4.size
+                else:
+                    index, error, high = _ANSWER_V0.unpack_from(body, at)
+                    stable = high
+                    at += _ANSWER_V0.size
+                aborted: tuple[tuple[int, int], ...] = ()
+                if n_aborted > 0:
+                    flat = struct.unpack_from(f">{2 * n_aborted}q", body, at)
+                    aborted = tuple(zip(flat[::2], flat[1::2]))
+                    at += 16 * n_aborted
+                if version >= 11:
+                    at += 4  # preferred_read_replica
+                (size,) = struct.unpack_from(">i", body, at)
+                at += 4
+                size = max(size, 0)
+                records = body[at : at + size]
+                at += size
+                fetched.append(
+                    FetchedPartition(TopicPartition(topic, index), error, high, stable, log_start, aborted, records)
+                )
+        if at != len(body):
+            raise ValueError(f"Fetch answer has {len(body)} bytes, its fields {at}")
+        if len({part.partition for part in fetched}) < len(fetched):
+            raise ValueError("Fetch answer names a partition twice")
+        return FetchAnswer(error_code, session_id, throttle_time_ms, fetched)

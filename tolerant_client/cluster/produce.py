@@ -1,0 +1,144 @@
+"""Produce of whole record batches, as slices of the buffer that they were received into.
+
+Wire facts: ProduceRequest.json and ProduceResponse.json of Apache Kafka,
+versions 3 to 7 (Kafka 0.11 to 4.x); zstd needs 7 (KIP-110).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.records.primitives import encode_string, read_topic
+from tolerant_client.records.record_batch import read_header
+
+PRODUCE_API_KEY = 0
+MIN_PRODUCE_VERSION = 3
+MAX_PRODUCE_VERSION = 7
+NO_APPEND_TIME = -1
+
+_ANSWER_V5 = struct.Struct(">ihqqq")
+_ANSWER_V3 = struct.Struct(">ihqq")
+
+
+_SEQUENCE_MODULUS = 1 << 31
+
+
+def add_sequence(sequence: int, delta: int) -> int:
+    """Sequence numbers wrap from 2**31 - 1 to 0 (DefaultRecordBatch.incrementSequence)."""
+    return (sequence + delta) % _SEQUENCE_MODULUS
+
+
+class ProducedPartition(NamedTuple):
+    """One partition of a Produce answer; `base_offset` is -1 where the broker did not say it.
+
+    `log_append_time` is the one that the broker gave the records, in ms; with CreateTime NO_APPEND_TIME, or, of a batch
+    that it had already, the batch's max timestamp.
+    """
+
+    partition: TopicPartition
+    error_code: int
+    base_offset: int
+    log_append_time: int = NO_APPEND_TIME
+
+
+class ProduceAnswer(list[ProducedPartition]):
+    """The partitions of one answer; `throttle_time_ms` is how long the broker asks to be left alone (KIP-219)."""
+
+    __slots__ = ("throttle_time_ms",)
+
+    def __init__(self, partitions: Iterable[ProducedPartition], throttle_time_ms: int) -> None:
+        super().__init__(partitions)
+        self.throttle_time_ms = throttle_time_ms
+
+
+class RawProduce:
+    """A Produce request of one record batch for each partition.
+
+    The batches are sent from where they are and must not be changed until the
+    request is settled.  `acks` is -1 (all), 1, or 0: then there is no answer.
+    A lost answer is handed up: the batches belong to an idempotent producer, so
+    the answer to a later batch of the partition proves that this one was
+    appended, and whoever made them knows what to do about the rest.  So silence
+    and a probe's response settle it; not where a batch has no producer id.
+    """
+
+    API_KEY = PRODUCE_API_KEY
+    name = "Produce"
+    expected_ms = 0.0
+    order_keys = ()
+    resend_safe = False
+
+    __slots__ = ("API_VERSION", "acks", "batches", "timeout_ms", "transactional_id")
+
+    def __init__(
+        self,
+        version: int,
+        batches: Mapping[TopicPartition, memoryview],
+        timeout_ms: int,
+        *,
+        acks: int = -1,
+        transactional_id: str | None = None,
+    ) -> None:
+        self.API_VERSION = version
+        self.batches = batches
+        self.timeout_ms = timeout_ms
+        self.acks = acks
+        self.transactional_id = transactional_id
+
+    @property
+    def is_repeated_above(self) -> bool:
+        """Whether a broker knows each batch by its sequence, so that its owner may send it again at any time."""
+        return all(read_header(batch).producer_id >= 0 for batch in self.batches.values())
+
+    def expect_response(self) -> bool:
+        return self.acks != 0
+
+    def frame_buffers(self, correlation_id: int, client_id: str) -> list[bytes | bytearray | memoryview]:
+        """The whole frame, length prefix included; batches appear as the views given."""
+        client = client_id.encode()
+        by_topic: dict[str, list[tuple[int, memoryview]]] = {}
+        for partition, batch in self.batches.items():
+            by_topic.setdefault(partition.topic, []).append((partition.partition, batch))
+        head = bytearray(4)
+        head += struct.pack(">hhih", PRODUCE_API_KEY, self.API_VERSION, correlation_id, len(client)) + client
+        head += struct.pack(">h", -1) if self.transactional_id is None else encode_string(self.transactional_id)
+        head += struct.pack(">hii", self.acks, self.timeout_ms, len(by_topic))
+        buffers: list[bytes | bytearray | memoryview] = []
+        size = 0
+        for topic, batches in by_topic.items():
+            head += encode_string(topic) + struct.pack(">i", len(batches))
+            for index, batch in batches:
+                head += struct.pack(">ii", index, len(batch))
+                buffers += (head, batch)
+                size += len(head) + len(batch)
+                head = bytearray()
+        struct.pack_into(">i", buffers[0], 0, size - 4)
+        return buffers
+
+    def decode_response(self, body: memoryview) -> ProduceAnswer:
+        """Decodes an answer to this request's version.
+
+        Raises ValueError or struct.error when the body is cut, has bytes left
+        over, or does not speak of exactly the partitions of the request.
+        """
+        (topics,) = struct.unpack_from(">i", body)
+        at = 4
+        produced: list[ProducedPartition] = []
+        layout = _ANSWER_V5 if self.API_VERSION >= 5 else _ANSWER_V3
+        for _ in range(topics):
+            topic, count, at = read_topic(body, at)
+            for _ in range(count):
+                index, error, base_offset, append_time = layout.unpack_from(body, at)[:4]
+                at += layout.size
+                produced.append(ProducedPartition(TopicPartition(topic, index), error, base_offset, append_time))
+        (throttle_time_ms,) = struct.unpack_from(">i", body, at)
+        at += 4
+        if at != len(body):
+            raise ValueError(f"Produce answer has {len(body)} bytes, its fields {at}")
+        if {p.partition for p in produced} != self.batches.keys():
+            raise ValueError("Produce answer speaks of other partitions than its request")
+        return ProduceAnswer(produced, throttle_time_ms)

@@ -1,0 +1,243 @@
+"""One partition that is being produced to: what is sent next, and what an answer means.  No I/O and no clock.
+
+Laws:
+A. A broker that knows a producer appends its batches in the order of their
+   sequences and no other, so a batch that was appended proves all before it:
+   a lost answer costs nothing when a later one comes.
+B. Where it does not know the producer yet, or does not know it any more
+   (producer.id.expiration.ms, KIP-854), it accepts any sequence
+   (ProducerAppendInfo.java), so until the first answer, after any trouble, and
+   where the last answer is a minute old, one batch at a time is in flight.
+C. After a refusal nothing is sent until all in flight is settled; then the
+   batches go again from the first one that is not proven, the same bytes under
+   the same sequences.
+D. A batch gets another sequence only when one before it is known to be in no
+   log, and so it is in none itself.
+E. What would end the partition, or give a record up, is believed when it was
+   answered three times in a row; a base offset that contradicts A ends it at
+   once.  That a batch of several records should be split is believed at once.
+F. A broker that starts again remembers only the last batch of a producer, so it
+   refuses the first one that is not proven as out of order where later ones
+   were appended, too.  After that refusal the others that were sent go alone,
+   from the last one to the first: the one that the broker has as its last, or
+   that follows it, is taken and proves all before it (A).  Whoever refuses a
+   sequence knows the producer and takes no other one (B), and the base offset is
+   compared as ever (E).  Nothing of another transaction can vouch for a batch:
+   each has an epoch of its own, in which no sequence comes twice.
+
+Wire facts: ProducerStateManager.java, writeSnapshot (one batch of each producer),
+and ProducerAppendInfo.java, checkSequence; F was seen on Kafka 4.2 after kill -9
+and after a clean stop.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Sequence
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.produce import add_sequence
+from tolerant_client.records.record_batch import restamp
+
+LOST = -2  # no answer: a code that no broker has
+
+BELIEVED_AFTER = 3
+KNOWN_FOR = 60.0  # seconds after an answer: brokers forget producers one partition at a time
+_OUT_OF_ORDER = Errors.OutOfOrderSequenceNumberError.errno
+_BACKOFF = 0.02
+_MAX_BACKOFF = 1.0
+
+_TOO_LARGE = {Errors.MessageSizeTooLargeError.errno, Errors.RecordListTooLargeError.errno}
+# Refused because of what is in it; of a batch with several records nothing says which.
+_FOR_ITS_RECORDS = _TOO_LARGE | {Errors.InvalidRecordError.errno, Errors.InvalidTimestampError.errno}
+_TRANSIENT = {
+    LOST,
+    Errors.UnknownError.errno,
+    Errors.CorruptRecordError.errno,
+    Errors.BrokerNotAvailableError.errno,
+    Errors.ReplicaNotAvailableError.errno,
+}
+
+
+def may_heal(code: int) -> bool:
+    """True where the same batch may be accepted later."""
+    return code in _TRANSIENT or issubclass(Errors.for_code(code), Errors.RetriableError)
+
+
+def is_too_large(code: int) -> bool:
+    """True where a smaller batch may be accepted."""
+    return code in _TOO_LARGE
+
+
+class ProducerBatch:
+    """A record batch on its way; `rows` are the caller's numbers of its records, `deadline` monotonic seconds."""
+
+    __slots__ = ("code", "data", "deadline", "is_appended", "record_count", "rows", "sends", "sequence")
+
+    def __init__(self, data: memoryview, record_count: int, rows: Sequence[int], deadline: float) -> None:
+        self.data = data
+        self.record_count = record_count
+        self.rows = rows
+        self.deadline = deadline
+        self.sequence = -1
+        self.sends = 0
+        self.code = 0  # of the last answer
+        self.is_appended = False
+
+
+class Verdict(enum.Enum):
+    """What the caller has to do once everything in flight is settled."""
+
+    NOTHING = "goes on, or waits for what is in flight"
+    AGAIN = "is sent again, at `retry_at`"
+    RECORDS = "the first batch was refused for its records: split or give up"
+    FAILED = "the first batch cannot be written"
+    DIVERGED = "the log does not hold what was acknowledged"
+
+
+class ProducerPartition:
+    """State of one partition; a producer id and epoch of -1 are those of a producer without idempotence."""
+
+    def __init__(self, partition: TopicPartition, producer_id: int, producer_epoch: int, max_in_flight: int) -> None:
+        self.partition = partition
+        self.in_flight = 0  # requests
+        self.retry_at = 0.0
+        self.is_enrolled = True  # False: not in its transaction yet
+        self.last_code = 0  # of the first batch that was not appended, when it was last settled
+        self._producer = (producer_id, producer_epoch)
+        self._max_in_flight = max_in_flight
+        self._waiting: deque[ProducerBatch] = deque()
+        self._window: deque[ProducerBatch] = deque()  # sent and not proven
+        self._passed_over = 0  # of those that were sent, the ones that the next one goes ahead of (law F)
+        self._next_sequence = 0
+        self._known_until = float("-inf")  # to the leader, as this producer
+        self._is_draining = False
+        self._doubts = 0
+        self._end = -1  # after the last record whose offset was told
+
+    @property
+    def is_idle(self) -> bool:
+        """True when every batch was appended or taken out."""
+        return not self._waiting and not self._window
+
+    @property
+    def first(self) -> ProducerBatch | None:
+        """The oldest batch that is not appended."""
+        return self._window[0] if self._window else self._waiting[0] if self._waiting else None
+
+    def forget(self) -> None:
+        """Expects nothing of the log from here on: what was appended is settled, and the topic may be another."""
+        self._end, self._known_until = -1, float("-inf")
+
+    def add(self, batch: ProducerBatch) -> None:
+        """Queues a batch behind the others."""
+        self._waiting.append(batch)
+
+    def may_send(self, now: float) -> bool:
+        """Whether a batch may be sent now."""
+        if not self._waiting or self._is_draining or not self.is_enrolled or now < self.retry_at:
+            return False
+        is_one_by_one = now >= self._known_until and self._producer[0] >= 0
+        return len(self._window) < (1 if is_one_by_one else self._max_in_flight)
+
+    def send(self, is_transactional: bool = False) -> ProducerBatch:
+        """The next batch, stamped with its sequence; it is in flight from now on."""
+        while len(self._window) < self._passed_over:
+            self._window.append(self._waiting.popleft())
+        batch = self._waiting.popleft()
+        if batch.sequence < 0:
+            batch.sequence = self._next_sequence
+            self._next_sequence = add_sequence(self._next_sequence, batch.record_count)
+            sequence = batch.sequence if self._producer[0] >= 0 else -1
+            restamp(batch.data, *self._producer, sequence, is_transactional=is_transactional)
+        batch.sends += 1
+        self._window.append(batch)
+        self.in_flight += 1
+        return batch
+
+    def appended(self, batch: ProducerBatch, base_offset: int, now: float) -> tuple[list[ProducerBatch], Verdict]:
+        """Takes the answer that `batch` was appended (or had been before); the batches that are now proven."""
+        self.in_flight -= 1
+        proven: list[ProducerBatch] = []
+        if not batch.is_appended:
+            if self._producer[0] < 0:
+                self._window.remove(batch)
+                proven.append(batch)
+            else:
+                while proven[-1:] != [batch]:
+                    proven.append(self._window.popleft())
+            least = self._end + sum(b.record_count for b in proven[:-1])
+            if base_offset >= 0:
+                if self._producer[0] >= 0 and base_offset < least:
+                    return proven, Verdict.DIVERGED
+                self._end = base_offset + batch.record_count
+            for each in proven:
+                each.is_appended = True
+            self._doubts = self._passed_over = 0
+            if not self._is_draining:
+                self._known_until = now + KNOWN_FOR
+        return proven, self._settle(now)
+
+    def failed(self, batch: ProducerBatch, code: int, now: float) -> Verdict:
+        """Takes an error code, or LOST where no answer came."""
+        self.in_flight -= 1
+        if not batch.is_appended:
+            batch.code = code
+            self._is_draining = self._is_draining or code != LOST or self._producer[0] < 0
+        return self._settle(now)
+
+    def no_leader(self, now: float) -> None:
+        """Notes that nobody leads the partition: it is tried again after a pause."""
+        self._doubts += 1
+        self.retry_at = now + self._pause()
+
+    def _settle(self, now: float) -> Verdict:
+        """Laws C, E and F, once nothing is in flight any more."""
+        if self.in_flight or not self._window:
+            if not self.in_flight:
+                self._is_draining = False
+            return Verdict.NOTHING
+        has_passed = self._passed_over > 0
+        code = self._window[self._passed_over].code
+        self._waiting.extendleft(reversed(self._window))
+        self._window.clear()
+        self._is_draining, self._known_until = False, float("-inf")
+        self._passed_over = self._next_passed_over(code)
+        if not has_passed or code != _OUT_OF_ORDER:  # else only the search of law F goes on
+            self._doubts = self._doubts + 1 if code == self.last_code else 1
+        self.last_code = code
+        is_for_its_records = code in _FOR_ITS_RECORDS and not has_passed  # of the first batch
+        may_split = is_for_its_records and self._waiting[0].record_count > 1
+        # A batch that is refused for its records burdens nobody, and hundreds may follow one another.
+        is_at_once = is_for_its_records or (code == LOST and self._doubts == 1) or self._passed_over > 0
+        self.retry_at = now if is_at_once else now + self._pause()
+        if has_passed or (not may_split and (may_heal(code) or self._doubts < BELIEVED_AFTER)):
+            return Verdict.AGAIN
+        return Verdict.RECORDS if is_for_its_records else Verdict.FAILED
+
+    def _next_passed_over(self, code: int) -> int:
+        """Law F: from the first batch to the last one that was sent, and back one by one; anything else ends it."""
+        if code != _OUT_OF_ORDER or self._producer[0] < 0:
+            return 0
+        return (self._passed_over - 1) % sum(batch.sequence >= 0 for batch in self._waiting)
+
+    def _pause(self) -> float:
+        return min(_BACKOFF * 2.0 ** min(self._doubts - 1, 16), _MAX_BACKOFF)
+
+    def replace_first(self, parts: Sequence[ProducerBatch], deadline: float) -> None:
+        """Puts batches, perhaps none, in the place of the first one, which is in no log (law D).
+
+        All that wait get the new deadline: they waited for this one, and not for the broker.
+        """
+        assert not self._window
+        first = self._waiting.popleft()
+        self._next_sequence = first.sequence
+        for later in self._waiting:
+            later.sequence = -1
+        self._waiting.extendleft(reversed(parts))
+        for each in self._waiting:
+            each.deadline = deadline
+        self._doubts = 0

@@ -1,0 +1,394 @@
+"""One transaction of a batch producer, and the offsets that were committed in such ones.
+
+Laws:
+- A transaction has an epoch of its own: `begin` bumps it, which ends or fences
+  whoever had the transactional.id before.  So every request here may be sent
+  again, EndTxn too: there is no next transaction of its epoch that a repeat
+  could end (KAFKA-17754).
+- After `commit` returned, the transaction is committed; where it
+  raises, it may be, and only the committed offsets tell (KIP-98, KIP-447).
+- A transaction that was prepared (everything produced in it is acknowledged,
+  and it is open) is committed by whoever holds its three numbers; a repeat of
+  that is harmless until the id begins another one.
+- An aborted transaction is ended with a marker of the next epoch, never by
+  EndTxn with its own: brokers without transactions v2 append a Produce that
+  comes behind such a marker, and the next transaction's commit takes it for
+  its own (KIP-890).
+
+Versions before transactions v2 (KIP-890) are used throughout: with them an
+epoch lasts for the whole transaction, on brokers since 2.5.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import kafka.errors as Errors
+from kafka.protocol.admin import ListGroupsRequest, ListTransactionsRequest
+from kafka.protocol.consumer import OffsetFetchRequest
+from kafka.protocol.metadata import FindCoordinatorRequest
+from kafka.protocol.producer import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    TxnOffsetCommitRequest,
+)
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import OptionError, ProducerFencedError
+
+DECISION_GROUPS = "tolerant-sink-"  # groups of the Spark sink with exactlyOnce: their offsets number micro-batches
+GROUP, TRANSACTION = 0, 1  # key types of FindCoordinator
+_EPOCH_COMPARED = 3  # InitProducerId that looks at the epoch (KIP-360, Kafka 2.5)
+_STABLE_OFFSETS = 7  # OffsetFetch that waits for pending transactions (KIP-447, Kafka 2.5)
+_MOVED = (Errors.NotCoordinatorError.errno, Errors.CoordinatorNotAvailableError.errno)
+_AWAY = (Errors.KafkaConnectionError, Errors.NodeNotReadyError)
+_FENCED = (Errors.InvalidProducerEpochError.errno, Errors.ProducerFencedError.errno)
+
+_T = TypeVar("_T")
+
+
+class CommittedOffset(NamedTuple):
+    """An offset and what was written beside it."""
+
+    offset: int
+    metadata: str
+
+
+class PreparedTransaction(NamedTuple):
+    """A transaction that is open with all its records acknowledged: what it takes to end it elsewhere."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+
+
+class Coordinators:
+    """Finds the coordinator of groups and transactional ids, and asks it until it answers."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._nodes: dict[tuple[int, str], int] = {}
+
+    async def ask(
+        self,
+        kind: int,
+        key: str,
+        what: str,
+        request: Callable[[], Any],
+        read: Callable[[Any], _T],
+        patience_ms: int | None = None,
+    ) -> _T:
+        """Sends `request()` to the coordinator until `read(answer)`, which raises for error codes, succeeds.
+
+        `patience_ms` is Cluster.insist's.
+        """
+        return await self._cluster.insist(what, lambda: self.ask_once(kind, key, request, read), patience_ms)
+
+    def known(self, kind: int, key: str) -> int | None:
+        """The broker that is asked now; None where it has not been found."""
+        return self._nodes.get((kind, key))
+
+    async def ask_once(self, kind: int, key: str, request: Callable[[], Any], read: Callable[[Any], _T]) -> _T:
+        """Sends `request()` to the coordinator, if there is one, and returns `read(answer)`."""
+        node_id = self._nodes.get((kind, key))
+        if node_id is None:
+            found = await self._cluster.send(FindCoordinatorRequest(key=key, key_type=kind, max_version=3))
+            raise_for_code(found.error_code, f"finding the coordinator of {key!r}")
+            node_id = self._nodes[kind, key] = found.node_id
+        try:
+            return read(await self._cluster.send(request(), node_id))
+        except Errors.UnknownBrokerIdError as error:  # a broker that is away; insist would believe it
+            self._nodes.pop((kind, key), None)
+            self._cluster.manager.cluster.request_update()
+            raise Errors.CoordinatorNotAvailableError(f"coordinator {node_id} of {key!r}") from error
+        except Errors.KafkaError as error:
+            if getattr(error, "errno", None) in _MOVED or isinstance(error, _AWAY):
+                self._nodes.pop((kind, key), None)
+            raise
+
+
+def raise_for_code(code: int, what: str) -> None:
+    """Raises Kafka's error of a code, if it is one."""
+    if code in _FENCED:
+        raise ProducerFencedError(
+            f"{what}: another producer with the same transactional.id has taken over, or the transaction took longer"
+            " than transaction.timeout.ms"
+        )
+    if code:
+        raise Errors.for_code(code)(what)
+
+
+class ProducerTransaction:
+    """A transaction of `transactional_id`, which a broker ends by itself after `timeout_ms`.
+
+    With `prepared` it was begun elsewhere: `commit` commits it, and `begin` aborts it.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        transactional_id: str,
+        timeout_ms: int,
+        coordinators: Coordinators | None = None,
+        prepared: PreparedTransaction | None = None,
+    ) -> None:
+        self.transactional_id = transactional_id
+        self.producer_id = prepared.producer_id if prepared else -1
+        self.producer_epoch = prepared.producer_epoch if prepared else -1
+        self.partition: TopicPartition | None = None  # the first one that was added
+        self.opened_at: float | None = None  # by this machine's clock, in s: the coordinator counts from later on
+        self._timeout_ms = timeout_ms
+        self._coordinators = coordinators or Coordinators(cluster)
+
+    @property
+    def prepared(self) -> PreparedTransaction:
+        """What it takes to end it elsewhere, once everything produced is acknowledged."""
+        return PreparedTransaction(self.transactional_id, self.producer_id, self.producer_epoch)
+
+    async def begin(self) -> None:
+        """Gets a producer id and a new epoch; a transaction that was open is aborted, one that was ending is ended.
+
+        Raises OptionError where the brokers allow no transaction as long as `timeout_ms`.
+        """
+        self.producer_id, self.producer_epoch = await self._next_epoch("beginning a transaction")
+
+    async def begin_next(self) -> None:
+        """Begins another one, with a new epoch, unless another producer has had the transactional.id since `begin`.
+
+        Raises ProducerFencedError then: the coordinator compares the epoch (KIP-360, Kafka 2.5).
+        """
+        mine = self.producer_id, self.producer_epoch
+        self.producer_id, self.producer_epoch = await self._next_epoch("beginning the next transaction", *mine)
+
+    async def _next_epoch(self, what: str, producer_id: int = -1, producer_epoch: int = -1) -> tuple[int, int]:
+        def read(answer: Any) -> tuple[int, int]:
+            if answer.error_code == Errors.InvalidTransactionTimeoutError.errno:
+                raise OptionError(
+                    f"kafka.transaction.timeout.ms is {self._timeout_ms},"
+                    " more than the brokers' transaction.max.timeout.ms"
+                )
+            raise_for_code(answer.error_code, f"InitProducerId of {self.transactional_id!r}")
+            return answer.producer_id, answer.producer_epoch
+
+        return await self._ask(
+            what,
+            lambda: InitProducerIdRequest(
+                transactional_id=self.transactional_id,
+                transaction_timeout_ms=self._timeout_ms,
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                min_version=0 if producer_id < 0 else _EPOCH_COMPARED,
+                max_version=4,
+            ),
+            read,
+        )
+
+    async def add_partitions(self, partitions: Sequence[TopicPartition]) -> None:
+        """Adds partitions: the transaction is open from the first one on.
+
+        For partitions that it has, the coordinator does no more than compare the epoch.  Raises ProducerFencedError.
+        """
+        by_topic: dict[str, list[int]] = {}
+        for partition in partitions:
+            by_topic.setdefault(partition.topic, []).append(partition.partition)
+        self.opened_at = self.opened_at or time.time()
+        topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
+
+        def read(answer: Any) -> None:
+            topics = answer.results_by_topic_v3_and_below
+            codes = [part.partition_error_code for topic in topics for part in topic.results_by_partition]
+            # One that is not allowed has the others refused as OPERATION_NOT_ATTEMPTED.
+            codes.sort(key=lambda code: code == Errors.OperationNotAttemptedError.errno)
+            raise_for_code(next(filter(None, codes), 0), f"adding {', '.join(by_topic)} to {self.transactional_id!r}")
+
+        await self._ask(
+            "adding partitions to a transaction",
+            lambda: AddPartitionsToTxnRequest(
+                v3_and_below_transactional_id=self.transactional_id,
+                v3_and_below_producer_id=self.producer_id,
+                v3_and_below_producer_epoch=self.producer_epoch,
+                v3_and_below_topics=[topic(name=name, partitions=numbers) for name, numbers in by_topic.items()],
+                max_version=3,
+            ),
+            read,
+        )
+        self.partition = self.partition or partitions[0]
+
+    async def commit_offset(self, group: str, partitions: Iterable[TopicPartition], committed: CommittedOffset) -> None:
+        """Makes an offset of a group, of each partition, part of the transaction: committed with it, or not at all."""
+        await self._add_offsets(group)
+        topic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+        topics = [
+            topic(
+                name=partition.topic,
+                partitions=[
+                    topic.TxnOffsetCommitRequestPartition(
+                        partition_index=partition.partition,
+                        committed_offset=committed.offset,
+                        committed_leader_epoch=-1,
+                        committed_metadata=committed.metadata,
+                    )
+                ],
+            )
+            for partition in partitions
+        ]
+
+        def read(answer: Any) -> None:
+            for answered in answer.topics:
+                for part in answered.partitions:
+                    raise_for_code(part.error_code, f"committing an offset of {answered.name} for group {group!r}")
+
+        await self._coordinators.ask(
+            GROUP,
+            group,
+            "committing offsets in a transaction",
+            lambda: TxnOffsetCommitRequest(
+                transactional_id=self.transactional_id,
+                group_id=group,
+                producer_id=self.producer_id,
+                producer_epoch=self.producer_epoch,
+                generation_id=-1,
+                member_id="",
+                group_instance_id=None,
+                topics=topics,
+                max_version=3,
+            ),
+            read,
+        )
+
+    async def commit(self, patience_ms: int | None = None) -> None:
+        """Commits; everything produced must have been acknowledged before.  `patience_ms` is Cluster.insist's."""
+        await self._ask(
+            "committing a transaction",
+            lambda: EndTxnRequest(
+                transactional_id=self.transactional_id,
+                producer_id=self.producer_id,
+                producer_epoch=self.producer_epoch,
+                committed=True,
+                max_version=3,
+            ),
+            lambda answer: raise_for_code(answer.error_code, f"ending a transaction of {self.transactional_id!r}"),
+            patience_ms,
+        )
+
+    async def abort(self) -> None:
+        """Aborts; nobody with read_committed ever sees what was produced, even what is still on its way.
+
+        This object keeps its epoch, which is fenced from then on.  Raises
+        ProducerFencedError, and leaves the transaction of the other producer
+        alone, where one has taken over.
+        """
+        # InitProducerId would abort anybody's transaction: it looks at no epoch (TransactionCoordinator.scala).  This
+        # one does; after a commit that was done it begins an empty transaction, which is aborted at once.
+        await self._add_offsets(self.transactional_id)
+        await self._next_epoch("aborting a transaction")
+
+    async def _add_offsets(self, group: str) -> None:
+        await self._ask(
+            "adding offsets to a transaction",
+            lambda: AddOffsetsToTxnRequest(
+                transactional_id=self.transactional_id,
+                producer_id=self.producer_id,
+                producer_epoch=self.producer_epoch,
+                group_id=group,
+                max_version=3,
+            ),
+            lambda answer: raise_for_code(answer.error_code, f"adding group {group!r} to {self.transactional_id!r}"),
+        )
+
+    async def committed(
+        self, group: str, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, CommittedOffset]:
+        """What a group has committed, for these partitions or any; waits for transactions that are being ended.
+
+        It is asked for all, too, for what was committed beside a topic that is
+        written to no more.  That alone would not do: a broker that is asked for
+        all passes over those of which nothing but a pending commit is there.
+        Raises OptionError on brokers before Kafka 2.5, which cannot wait.
+        """
+        wanted: dict[str, list[int]] = {}
+        for partition in partitions:
+            wanted.setdefault(partition.topic, []).append(partition.partition)
+        topic_type = OffsetFetchRequest.OffsetFetchRequestTopic
+
+        def read(answer: Any) -> dict[TopicPartition, CommittedOffset]:
+            raise_for_code(answer.error_code, f"reading the offsets of group {group!r}")
+            found: dict[TopicPartition, CommittedOffset] = {}
+            for topic in answer.topics:
+                for part in topic.partitions:
+                    if part.error_code == Errors.UnknownTopicOrPartitionError.errno:
+                        continue  # nothing can be committed for it
+                    raise_for_code(part.error_code, f"reading the offset of {topic.name} for group {group!r}")
+                    if part.committed_offset >= 0:
+                        found[TopicPartition(topic.name, part.partition_index)] = CommittedOffset(
+                            part.committed_offset, part.metadata or ""
+                        )
+            return found
+
+        async def ask(topics: list[Any] | None) -> dict[TopicPartition, CommittedOffset]:
+            return await self._coordinators.ask(
+                GROUP,
+                group,
+                "reading committed offsets",
+                lambda: OffsetFetchRequest(
+                    group_id=group,
+                    topics=topics,
+                    require_stable=True,
+                    min_version=_STABLE_OFFSETS,
+                    max_version=_STABLE_OFFSETS,
+                ),
+                read,
+            )
+
+        try:
+            named = [topic_type(name=name, partition_indexes=numbers) for name, numbers in wanted.items()]
+            return {**await ask(None), **await ask(named)}
+        except Errors.UnsupportedVersionError as error:
+            raise OptionError("exactlyOnce needs brokers of Kafka 2.5 or newer (KIP-447)") from error
+
+    def _ask(
+        self, what: str, request: Callable[[], Any], read: Callable[[Any], _T], patience_ms: int | None = None
+    ) -> Awaitable[_T]:
+        return self._coordinators.ask(TRANSACTION, self.transactional_id, what, request, read, patience_ms)
+
+
+async def groups_named(cluster: Cluster, prefix: str) -> list[str]:
+    """The groups whose names begin so, as far as this client may see them."""
+
+    async def ask() -> list[str]:
+        await cluster.refresh()
+        found: list[str] = []
+        for broker in cluster.manager.cluster.brokers():
+            answer = await cluster.send(ListGroupsRequest(max_version=3), broker.node_id)
+            raise_for_code(answer.error_code, f"listing the groups of node {broker.node_id}")
+            found += [group.group_id for group in answer.groups if group.group_id.startswith(prefix)]
+        return found
+
+    return await cluster.insist("listing groups", ask)
+
+
+async def transactional_ids(cluster: Cluster, prefix: str, states: Sequence[str] = ()) -> set[str] | None:
+    """Those in one of the states, or in any, that the coordinators know (KIP-664, Kafka 3.0).
+
+    None where the brokers do not tell.
+    """
+    await cluster.connect()
+    if ListTransactionsRequest.API_KEY not in cluster.manager.broker_version_data.api_versions:
+        return None
+
+    async def ask() -> set[str]:
+        await cluster.refresh()
+        found: set[str] = set()
+        for broker in cluster.manager.cluster.brokers():
+            request = ListTransactionsRequest(state_filters=list(states), producer_id_filters=[], max_version=0)
+            answer = await cluster.send(request, broker.node_id)
+            raise_for_code(answer.error_code, f"listing the transactions of node {broker.node_id}")
+            found |= {state.transactional_id for state in answer.transaction_states}
+        return {name for name in found if name.startswith(prefix)}
+
+    return await cluster.insist("listing transactions", ask)

@@ -1,0 +1,1 @@
+"""What a response of the source means for the target: pure."""

@@ -1,0 +1,304 @@
+"""What one fetched partition means for the target: batches to append, and gaps.
+
+Laws:
+A. Items follow each other without a hole from `position` on; nothing of the source is left out but
+   what a gap says.
+B. A batch passes through untouched wherever it can (M1); only what the target would refuse, or what
+   is too small to be sent alone, is rewritten.
+C. A gap is made of offsets without a committed record: control batches, aborted transactions, holes.
+D. What no checksum proves must have been shown by the answer before, too (Claim): that a batch lies
+   elsewhere than where the one before it ends (base offsets lie outside every CRC), or that a
+   transaction, whose marker the answer does not show, is aborted or not (so does the list of these).
+E. A transaction's marker and the list of aborted transactions agree, or the answer is damaged.
+
+Not covered: damage that moves a batch across a hole to exactly where the one before it ends.
+
+Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.errors import OversizedRecordError, RecordBatchError, TolerantClientError
+from tolerant_client.mirror.batches.gaps import Gap, GapFill, filler_batches, filler_time
+from tolerant_client.mirror.batches.rewrite import LARGEST_HOLE, SMALL_BATCH_BYTES, coalesce, must_rewrite, rewrite
+from tolerant_client.records.read_committed import ABORT
+from tolerant_client.records.record_batch import BatchHeader, control_type
+from tolerant_client.records.record_sets import iter_record_sets
+
+Batch: TypeAlias = tuple[BatchHeader, memoryview]
+Appendable: TypeAlias = "Batch | Gap"
+
+FILLED_AT_ONCE: Final = 5_000_000  # offsets that become filler records, 10 MB of them
+
+NO_PRODUCER: Final = -1
+_REWRITTEN_AT_ONCE: Final = 4 << 20  # bytes; the event loop waits for it
+
+
+class AppendRules(NamedTuple):
+    """What the target's topic takes: `way` fills its gaps (never AUTO), sizes in bytes.
+
+    `remembered_ms` is how long, from the timestamps of what it appended last, its brokers surely remember a producer.
+    """
+
+    way: GapFill
+    is_compacted: bool
+    max_batch_bytes: int
+    left_out: Collection[int] = ()  # offsets of records that the user's policy gave up
+    remembered_ms: int = 0
+
+
+class AppendState(NamedTuple):
+    """Where and as whom the next batch is appended, read from the target's log.
+
+    `producer_id` is NO_PRODUCER where nothing tells which sequence comes next: then whoever appends needs a fresh one.
+    """
+
+    log_end: int
+    producer_id: int
+    producer_epoch: int
+    next_sequence: int
+
+
+class Claim(NamedTuple):
+    """What one answer alone says of a batch: that it lies where its header says, and is aborted or not (Law D)."""
+
+    header: BatchHeader
+    is_aborted: bool
+
+
+class Course(NamedTuple):
+    """`items` lead to `position`; `shown` are the claims about what lies behind it, for the next answer to confirm.
+
+    `leader_epoch` is the source's, of the last batch before `position`, a marker's or an aborted one's, too: an election
+    while a transaction is open gives its marker an epoch of its own.  -1 without a batch.
+    """
+
+    items: list[Appendable]
+    position: int
+    shown: frozenset[Claim]
+    leader_epoch: int
+
+
+def appendable(
+    part: FetchedPartition,
+    position: int,
+    until: int | None,
+    rules: AppendRules,
+    believed: Collection[Claim],
+    now_ms: int,
+) -> Course:
+    """What to append of an answer to a fetch at `position`; batches from `until` on are left for later.
+
+    `believed` is what the answer before has shown, `now_ms` is the time of filler without neighbours.
+
+    Raises RecordBatchError for an answer that cannot be trusted, and
+    OversizedRecordError for a record at `position` that no batch of the target can hold.
+    """
+    most = rules.max_batch_bytes
+    if rules.left_out or (joined := coalesce(part.records, position, until=until, max_batch_bytes=most)) is None:
+        return _course(part, position, until, rules, believed, now_ms)
+    part = part._replace(records=part.records[joined.size :])
+    at, leader_epoch = joined.last.next_offset, joined.last.partition_leader_epoch
+    try:
+        course = _course(part, at, until, rules, believed, now_ms)
+    except TolerantClientError:
+        course = Course([], at, frozenset(), -1)  # found again once what lies before it is appended
+    return course._replace(items=[*joined.items, *course.items], leader_epoch=max(course.leader_epoch, leader_epoch))
+
+
+def _course(
+    part: FetchedPartition,
+    position: int,
+    until: int | None,
+    rules: AppendRules,
+    believed: Collection[Claim],
+    now_ms: int,
+) -> Course:
+    pieces: list[Appendable] = []
+    claims: list[Claim] = []
+    at, is_held = position, False
+    epochs: list[tuple[int, int]] = []  # of the batches taken: base offset, leader epoch
+    for piece, claim, header in _pieces(part, position):
+        if claim is not None:
+            claims.append(claim)
+            is_held = is_held or claim not in believed
+        if is_held:
+            continue
+        if until is not None and (piece.from_offset if isinstance(piece, Gap) else piece[0].base_offset) >= until:
+            break
+        pieces.append(piece)
+        at = piece.until_offset if isinstance(piece, Gap) else piece[0].next_offset
+        if at > header.base_offset:
+            epochs.append((header.base_offset, header.partition_leader_epoch))
+    items: list[Appendable] = []
+    try:
+        items.extend(_items(pieces, position, rules))
+    except OversizedRecordError as error:
+        if not items:
+            raise
+        at = error.offset  # what lies before it is appended first
+    if rules.way is GapFill.RECORDS:
+        items, at = _filled(items, at, rules, now_ms)
+    if pieces or claims:
+        believed = [claim for claim in claims if claim.header.next_offset > at]
+    return Course(items, at, frozenset(believed), next((epoch for base, epoch in reversed(epochs) if base < at), -1))
+
+
+def _pieces(part: FetchedPartition, position: int) -> Iterator[tuple[Appendable, Claim | None, BatchHeader]]:
+    """Committed batches and gaps in their order, each with what no checksum proves of it, and the batch that it is or precedes."""
+    sets = list(iter_record_sets(part.records, from_offset=position))
+    waiting = sorted(part.aborted, key=lambda pair: pair[1], reverse=True)
+    aborting: set[int] = set()
+    at = position
+    for (header, batch), marker in zip(sets, _markers(sets)):
+        if header.next_offset <= at:
+            raise RecordBatchError(f"batch that ends before offset {at} was asked for", header.base_offset)
+        while waiting and waiting[-1][1] <= header.last_offset:
+            aborting.add(waiting.pop()[0])
+        is_in_transaction = header.is_transactional and not header.is_control and header.record_count > 0
+        is_aborted = is_in_transaction and header.producer_id in aborting
+        if is_in_transaction and marker is not None and is_aborted != (marker == ABORT):
+            outcome, listed = ("commits", "aborted") if is_aborted else ("aborts", "committed")
+            raise RecordBatchError(
+                f"marker that {outcome} a transaction which the answer lists as {listed}", header.base_offset
+            )
+        claim = None
+        if header.base_offset != at or (is_in_transaction and marker is None) or _has_loose_offsets(header):
+            claim = Claim(header if header.magic > 1 else header._replace(crc=zlib.crc32(batch)), is_aborted)
+        if header.base_offset > at:
+            yield Gap(at, header.base_offset), claim, header
+            at = header.base_offset
+        if header.is_control or is_aborted or not header.record_count:
+            yield Gap(at, header.next_offset), claim, header
+        else:
+            yield (header, batch), claim, header
+        if header.is_control:
+            aborting.discard(header.producer_id)
+        at = header.next_offset
+
+
+def _markers(sets: Sequence[Batch]) -> list[int | None]:
+    """The type of the marker that ends the transaction which a set may be in; None where the answer shows none."""
+    following: dict[int, int] = {}  # by producer
+    found: list[int | None] = []
+    for header, batch in reversed(sets):
+        if header.is_control and header.record_count:
+            following[header.producer_id] = control_type(batch)
+        elif header.is_control:
+            following.pop(header.producer_id, None)  # the cleaner has emptied it
+        found.append(following.get(header.producer_id))
+    return found[::-1]
+
+
+def _has_loose_offsets(header: BatchHeader) -> bool:
+    """True for a run of messages v0 or v1 with holes: the offset of each lies outside its CRC."""
+    return header.magic < 2 and not header.codec and header.record_count != header.last_offset_delta + 1
+
+
+def _items(pieces: list[Appendable], position: int, rules: AppendRules) -> Iterator[Appendable]:
+    """Pieces as they are appended: runs rewritten where that is needed, gaps joined."""
+    run: list[Batch] = []  # to be rewritten together, from `start` on
+    start, size, at = position, 0, position
+    gap: Gap | None = None  # that no item covers yet; lies behind the run
+    for piece in pieces:
+        if isinstance(piece, Gap):
+            gap = piece if gap is None else Gap(gap.from_offset, piece.until_offset)
+            at = piece.until_offset
+            continue
+        header, _ = piece
+        is_rewritten = _is_rewritten(header, at, rules)
+        is_passed = not is_rewritten and header.size >= SMALL_BATCH_BYTES
+        is_split = gap is not None and not (
+            rules.way is GapFill.RECORDS and gap.until_offset - gap.from_offset <= LARGEST_HOLE
+        )
+        if run and (is_passed or is_split or size >= _REWRITTEN_AT_ONCE):
+            yield from _run(run, start, rules)
+            run, size = [], 0
+        if not run:
+            start = at
+            if gap is not None and is_rewritten and not is_split:
+                start = gap.from_offset
+            elif gap is not None:
+                yield gap
+        if is_passed:
+            yield piece
+        else:
+            run.append(piece)
+            size += header.size
+        gap = None
+        at = header.next_offset
+    if run:
+        yield from _run(run, start, rules)
+    if gap is not None:
+        yield gap
+
+
+def _is_rewritten(header: BatchHeader, at: int, rules: AppendRules) -> bool:
+    return must_rewrite(header, start=at, max_batch_bytes=rules.max_batch_bytes) or any(
+        header.base_offset <= offset < header.next_offset for offset in rules.left_out
+    )
+
+
+def _run(run: list[Batch], start: int, rules: AppendRules) -> Iterator[Appendable]:
+    """A run from `start` on, rewritten where that is needed; before an OversizedRecordError comes all before its offset."""
+    if len(run) == 1 and start >= run[0][0].base_offset and not _is_rewritten(run[0][0], start, rules):
+        yield run[0]  # small, and alone
+        return
+    until = run[-1][0].next_offset
+    for offset in sorted(o for o in rules.left_out if start <= o < until):
+        yield from _rewritten(run, start, offset, rules)
+        yield Gap(offset, offset + 1)
+        start = offset + 1
+    yield from _rewritten(run, start, until, rules)
+
+
+def _rewritten(run: list[Batch], start: int, until: int, rules: AppendRules) -> Iterator[Appendable]:
+    if start >= until:
+        return
+    try:
+        yield from rewrite(
+            run,
+            start,
+            until=until,
+            fill_holes=rules.way is GapFill.RECORDS,
+            is_compacted=rules.is_compacted,
+            max_batch_bytes=rules.max_batch_bytes,
+        )
+    except OversizedRecordError as error:
+        yield from _rewritten(run, start, error.offset, rules)
+        raise
+
+
+def _filled(items: Sequence[Appendable], end: int, rules: AppendRules, now_ms: int) -> tuple[list[Appendable], int]:
+    """Items with records in place of their gaps, and where they end: at `end`, or where there was enough filler."""
+    found: list[Appendable] = []
+    room = FILLED_AT_ONCE
+    for number, item in enumerate(items):
+        if not isinstance(item, Gap):
+            found.append(item)
+            continue
+        behind, before = items[number + 1 : number + 2], items[max(number - 1, 0) : number]
+        times = [b[0].base_timestamp for b in behind if not isinstance(b, Gap)]
+        times += [b[0].max_timestamp for b in before if not isinstance(b, Gap)]
+        batches, at = cover(item, rules, filler_time(times, now_ms), room)
+        found += batches
+        room -= at - item.from_offset
+        if at < item.until_offset:
+            return found, at
+    return found, end
+
+
+def cover(gap: Gap, rules: AppendRules, timestamp_ms: int, most: int = FILLED_AT_ONCE) -> tuple[list[Appendable], int]:
+    """A gap as it is appended, and where that ends: itself, or filler records for its first `most` offsets."""
+    if rules.way is not GapFill.RECORDS:
+        return [gap], gap.until_offset
+    gap = Gap(gap.from_offset, min(gap.until_offset, gap.from_offset + most))
+    batches = filler_batches(
+        gap, is_compacted=rules.is_compacted, max_batch_bytes=rules.max_batch_bytes, timestamp_ms=max(timestamp_ms, 0)
+    )
+    return list(batches), gap.until_offset

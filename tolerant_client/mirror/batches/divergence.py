@@ -1,0 +1,370 @@
+"""Is the target's log the source's?  Headers where they prove it, records where they do not.
+
+What is compared is what counts: committed records of the source, and everything
+that a consumer of either isolation level may see on the target.  Law: a
+difference needs evidence on both sides.
+
+    source          target record   target filler   target marker   target hole
+    record          must be equal   differs         differs         cleaned: fine
+    marker, abort   differs         fine            fine            fine
+    hole (cleaned)  fine            fine            fine            fine
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import itertools
+import struct
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import crc32c
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import READ_COMMITTED, READ_UNCOMMITTED, Cluster
+from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.errors import RecordBatchError
+from tolerant_client.mirror.batches.gaps import is_filler
+from tolerant_client.records.record_batch import (
+    CODEC_MASK,
+    HEADER_SIZE,
+    BatchHeader,
+    Record,
+    decode_records,
+    read_header,
+    records_section,
+)
+from tolerant_client.records.record_sets import decode_messages, iter_record_sets
+
+COMPARED_OFFSETS = 100  # at the end of a log, and at each step of a bisection
+
+_HEADER_READS = ((500, 16 << 10), (200, 128 << 10), (30, 1 << 20), (1, 1 << 20))  # partitions, bytes of each
+_PARTITIONS_PER_READ = 50
+_FIRST_READ = 1 << 20  # bytes a partition
+_LARGEST_READ = 128 << 20
+_ANSWERS_IN_VAIN = 4
+_PROBES_IN_THE_DARK = 64  # of a bisection: stretches without a record on both sides
+_CHECKED_FIELDS = struct.Struct(">hiqqqhii")  # of a batch header, from its attributes on: what the CRC covers
+_ATTRIBUTES = struct.Struct(">h")
+_COUNT = struct.Struct(">i")
+
+Range = tuple[int, int]
+
+
+@dataclass
+class LogSlice:
+    """What a log has in a range of offsets; what is in neither `records` nor `vacant` was cleaned away.
+
+    `vacant` are the offsets of markers and of aborted data, as ranges in order: a header of 61 bytes may claim 2^31 of
+    them.  `until` is how far the log could be read.
+    """
+
+    until: int
+    records: dict[int, Record] = field(default_factory=dict)
+    vacant: list[range] = field(default_factory=list)
+
+    def is_vacant(self, offset: int) -> bool:
+        """Whether a marker or aborted data takes this offset."""
+        place = bisect.bisect_right(self.vacant, offset, key=lambda span: span.start)
+        return place > 0 and offset in self.vacant[place - 1]
+
+
+def first_difference(source: LogSlice, target: LogSlice, accepted: Collection[range] = ()) -> int | None:
+    """The lowest offset where the target's slice shows what the source's contradicts."""
+    until = min(source.until, target.until)
+    offsets = sorted({*source.records, *target.records})
+    for offset in offsets:
+        if offset < until and not any(offset in span for span in accepted) and _differs(source, target, offset):
+            return offset
+    return None
+
+
+def _differs(source: LogSlice, target: LogSlice, offset: int) -> bool:
+    original, copied = source.records.get(offset), target.records.get(offset)
+    if original is not None:
+        return target.is_vacant(offset) or copied is not None and copied != original
+    return copied is not None and source.is_vacant(offset) and not is_filler(copied)
+
+
+async def read_headers(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, BatchHeader]:
+    """The header of the batch that contains each offset; partitions that failed, or have older formats, are absent.
+
+    An answer leaves out every batch above the limit but the very first (ReplicaManager.scala, firstEntryIncomplete), so
+    what is left is asked for with larger limits, and at last one by one.
+    """
+    headers: dict[TopicPartition, BatchHeader] = {}
+
+    async def ask(node: int, chunk: Sequence[TopicPartition], limit: int) -> None:
+        positions = {p: offsets[p] for p in chunk if p not in headers}
+        fetched = await cluster.fetch(node, positions, max_wait_ms=0, partition_max_bytes=limit)
+        for part in fetched:
+            if part.error_code == 0 and len(part.records) >= HEADER_SIZE:
+                header = read_header(part.records)
+                if header.magic == 2 and header.base_offset <= positions.get(part.partition, -1) <= header.last_offset:
+                    headers[part.partition] = header
+        if any(part.error_code for part in fetched):
+            await cluster.refresh()
+
+    for node, members in (await cluster.by_leader(offsets)).items():
+        for size, limit in _HEADER_READS:
+            for chunk in _chunks([p for p in members if p not in headers], size):
+                await cluster.insist("reading the last batches", functools.partial(ask, node, chunk, limit))
+    return headers
+
+
+async def require_readable(cluster: Cluster, partitions: Collection[TopicPartition]) -> None:
+    """Raises TopicAuthorizationFailedError for what we may not read: read_headers leaves it out, as what fails for now.
+
+    What has no leader is not asked about.
+    """
+
+    async def ask(node: int, members: Sequence[TopicPartition]) -> None:
+        for part in await cluster.fetch(node, dict.fromkeys(members, 0), max_wait_ms=0, partition_max_bytes=1):
+            if part.error_code == Errors.TopicAuthorizationFailedError.errno:
+                raise Errors.TopicAuthorizationFailedError(
+                    f"Fetch of {part.partition.topic}-{part.partition.partition}"
+                )
+
+    if partitions:
+        await cluster.track({p.topic for p in partitions})
+    by_node: dict[int, list[TopicPartition]] = {}
+    for partition in partitions:
+        if (node := cluster.known_leader(partition)) is not None:
+            by_node.setdefault(node, []).append(partition)
+    for node, members in by_node.items():
+        for chunk in _chunks(members, _PARTITIONS_PER_READ):
+            await cluster.insist("reading the logs", functools.partial(ask, node, chunk))
+
+
+async def has_nothing_at(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> set[TopicPartition]:
+    """The partitions where the cleaner has left no batch at an offset or behind it."""
+    found: set[TopicPartition] = set()
+    for partition, offset in offsets.items():
+
+        async def ask(partition: TopicPartition = partition, offset: int = offset) -> None:
+            node = await cluster.leader(partition)
+            # Alone in its request a partition's first batch always comes.
+            answers = [await cluster.fetch(node, {partition: offset}, max_wait_ms=0) for _ in range(_ANSWERS_IN_VAIN)]
+            if all(part.error_code == 0 and not len(part.records) for answer in answers for part in answer):
+                found.add(partition)
+
+        await cluster.insist("reading the ends of logs", ask)
+    return found
+
+
+async def read_slices(
+    cluster: Cluster, ranges: Mapping[TopicPartition, Range], *, is_committed: bool
+) -> dict[TopicPartition, LogSlice]:
+    """What each log has in its range; with `is_committed` up to the last stable offset, without aborted records.
+
+    One request a broker and chunk of partitions, and as many as the batches need.
+    """
+    slices = {p: LogSlice(from_offset) for p, (from_offset, _) in ranges.items()}
+    for chunk in _chunks(list(ranges), _PARTITIONS_PER_READ):
+        unread = {p: ranges[p] for p in chunk if ranges[p][0] < ranges[p][1]}
+        limit, in_vain = _FIRST_READ, 0
+        while unread and in_vain < _ANSWERS_IN_VAIN:
+            before = {p: slices[p].until for p in unread}
+            at_end = await _read_once(cluster, slices, unread, limit, is_committed)
+            unread = {p: r for p, r in unread.items() if slices[p].until < r[1] and p not in at_end}
+            if unread and all(slices[p].until == before[p] for p in unread):
+                in_vain += 1
+                limit = min(limit * 8, _LARGEST_READ)  # brokers before 0.10.1 cut a batch that is larger
+    return slices
+
+
+async def _read_once(
+    cluster: Cluster,
+    slices: Mapping[TopicPartition, LogSlice],
+    unread: Mapping[TopicPartition, Range],
+    limit: int,
+    is_committed: bool,
+) -> set[TopicPartition]:
+    """Moves each slice on by one fetch; the partitions that have no more to read now."""
+    at_end: set[TopicPartition] = set()
+
+    async def ask() -> None:
+        remaining = [p for p in unread if slices[p].until < unread[p][1] and p not in at_end]
+        for node, members in (await cluster.by_leader(remaining)).items():
+            fetched = await cluster.fetch(
+                node,
+                {p: slices[p].until for p in members},
+                max_wait_ms=0,
+                partition_max_bytes=limit,
+                isolation_level=READ_COMMITTED if is_committed else READ_UNCOMMITTED,
+            )
+            for part in fetched:
+                if part.error_code == Errors.OffsetOutOfRangeError.errno:
+                    at_end.add(part.partition)  # retention has just taken it, or an election: nothing to compare
+                elif part.error_code:
+                    raise Errors.for_code(part.error_code)(
+                        f"Fetch of {part.partition.topic}-{part.partition.partition}"
+                    )
+                elif part.partition in unread:
+                    found = slices[part.partition]
+                    _take(found, part, unread[part.partition][1])
+                    if found.until >= (part.last_stable_offset if is_committed else part.high_watermark):
+                        at_end.add(part.partition)
+
+    await cluster.insist("comparing records", ask)
+    return at_end
+
+
+def _take(found: LogSlice, part: FetchedPartition, until: int) -> None:
+    """Moves a slice over the whole batches of an answer."""
+    waiting = sorted(part.aborted, key=lambda pair: pair[1], reverse=True)
+    aborted: set[int] = set()
+    start = found.until
+    for header, view in iter_record_sets(part.records, from_offset=start):
+        while waiting and waiting[-1][1] <= header.last_offset:
+            aborted.add(waiting.pop()[0])
+        if header.base_offset >= until:
+            found.until = until
+            return
+        if header.next_offset <= start:
+            continue
+        span = range(max(header.base_offset, start), min(header.next_offset, until))
+        if header.is_control:
+            aborted.discard(header.producer_id)
+            if header.record_count:
+                found.vacant.append(span)
+        elif header.is_transactional and header.producer_id in aborted:
+            found.vacant.append(span)
+        else:
+            found.records.update((r.offset, r) for r in tail_records(header, view, start) if r.offset in span)
+        found.until = min(header.next_offset, until)
+
+
+def tail_records(header: BatchHeader, view: memoryview, from_offset: int) -> Iterator[Record]:
+    """The records of a batch or legacy set, those before `from_offset` left out where that saves work."""
+    if header.magic < 2:
+        yield from (record for record, _ in decode_messages(header, view))
+        return
+    skipped = from_offset - header.base_offset
+    if skipped <= 0 or header.record_count != header.last_offset_delta + 1:
+        yield from decode_records(view)
+        return
+    # Without holes the records are counted by their offsets: only their lengths have to be read.
+    section = records_section(header, view)
+    try:
+        position = _after_records(section, skipped)
+    except IndexError:
+        raise RecordBatchError("record length beyond the end of the batch", header.base_offset) from None
+    rest = bytearray(view[:HEADER_SIZE])
+    _ATTRIBUTES.pack_into(rest, 21, header.attributes & ~CODEC_MASK)
+    _COUNT.pack_into(rest, 57, header.record_count - skipped)
+    yield from decode_records(memoryview(rest + section[position:]))
+
+
+def _after_records(section: memoryview, count: int) -> int:
+    """Where the first `count` records end; raises IndexError beyond the end."""
+    position = 0
+    for _ in range(count):
+        length = shift = 0
+        while True:
+            byte = section[position]
+            position += 1
+            length |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+        position += length >> 1
+    return position
+
+
+async def first_difference_of_logs(
+    source: Cluster,
+    target: Cluster,
+    partition: TopicPartition,
+    from_offset: int,
+    until_offset: int,
+    accepted: Collection[range] = (),
+) -> int | None:
+    """The lowest offset in [from_offset, until_offset) where the logs differ, if they do at all at the end.
+
+    By bisection: a foreign batch shifts all behind it, and a truncated source has other records from there on.  Where
+    there is nothing to compare, as in a gap, both sides are searched.
+    """
+    in_the_dark = _PROBES_IN_THE_DARK
+
+    async def probe(start: int) -> tuple[int | None, bool]:
+        """What differs in the stretch from `start` on, and whether there was anything to compare."""
+        spans = {partition: (start, min(start + COMPARED_OFFSETS, until_offset))}
+        original = (await read_slices(source, spans, is_committed=True))[partition]
+        copied = (await read_slices(target, spans, is_committed=False))[partition]
+        return first_difference(original, copied, accepted), bool(original.records.keys() & copied.records.keys())
+
+    async def search(low: int, high: int) -> int | None:
+        nonlocal in_the_dark
+        if low >= high:
+            return None
+        start = (low + high) // 2
+        differing, is_seen = await probe(start)
+        if differing is None and not is_seen:
+            in_the_dark -= 1
+        if differing is not None or not is_seen and in_the_dark >= 0:
+            before = await search(low, start)
+            if before is not None or differing is not None:
+                return differing if before is None else before
+        return await search(start + COMPARED_OFFSETS, high)
+
+    last = max(from_offset, until_offset - COMPARED_OFFSETS)
+    if from_offset >= until_offset or (found := (await probe(last))[0]) is None:
+        return None
+    before = await search(from_offset, last)
+    return found if before is None else before
+
+
+async def agreement_start(
+    source: Cluster, target: Cluster, partition: TopicPartition, from_offset: int, until_offset: int
+) -> int:
+    """The offset in [from_offset, until_offset] from which on the logs agree, where they differ before it.
+
+    By bisection: a topic that was made anew has other records up to where its copying went on.  A stretch without a
+    record on both sides counts as differing.
+    """
+    low, high = from_offset, until_offset
+    while low < high:
+        start = max(low, (low + high - COMPARED_OFFSETS) // 2)
+        spans = {partition: (start, min(start + COMPARED_OFFSETS, high))}
+        original = (await read_slices(source, spans, is_committed=True))[partition]
+        copied = (await read_slices(target, spans, is_committed=False))[partition]
+        differing = [offset for offset in {*original.records, *copied.records} if _differs(original, copied, offset)]
+        if differing:
+            low = max(differing) + 1
+        elif original.records.keys() & copied.records.keys():
+            high = start
+        else:
+            low = spans[partition][1]
+    return high
+
+
+def is_copy(copied: BatchHeader, original: BatchHeader) -> bool:
+    """True when the headers prove that two batches have the same offsets and the same records.
+
+    CRC-32C is linear: where the records are equal, the two checksums differ by
+    exactly what the headers' difference makes.
+    """
+    if _shape(copied) != _shape(original) or copied.codec != original.codec or copied.size != original.size:
+        return False
+    ours, theirs = (_CHECKED_FIELDS.pack(h.attributes, *h[6:]) for h in (copied, original))
+    difference = bytes(a ^ b for a, b in zip(ours, theirs)) + bytes(copied.size - HEADER_SIZE)
+    return bool(copied.crc ^ original.crc == crc32c.crc32c(difference) ^ crc32c.crc32c(bytes(len(difference))))
+
+
+def _shape(header: BatchHeader) -> tuple[int, ...]:
+    return (
+        header.base_offset,
+        header.last_offset_delta,
+        header.base_timestamp,
+        header.max_timestamp,
+        header.record_count,
+    )
+
+
+def _chunks(members: list[TopicPartition], size: int) -> Iterator[list[TopicPartition]]:
+    remaining = iter(members)
+    while chunk := list(itertools.islice(remaining, size)):
+        yield chunk

@@ -1,0 +1,159 @@
+"""What a mirror does when the source no longer has, or cannot give, what should be copied (M7).
+
+Laws:
+- A loss is never silent: its ledger row is written before the mirror goes on.
+- A row says all that is needed to find the place again: link, topic, partition,
+  offsets (half-open), reason, time.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tolerant_client.errors import OptionError, TolerantClientError
+from tolerant_client.mirror.batches.gaps import GapFill
+
+if TYPE_CHECKING:
+    from tolerant_client.mirror.batches.appendable import AppendState
+
+
+class LossPolicy(str, enum.Enum):
+    """FAIL ends the mirror, CONTINUE goes on behind the loss, PAUSE leaves the partition and copies the others."""
+
+    FAIL = "fail"
+    CONTINUE = "continue"
+    PAUSE = "pause"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class LossReason(str, enum.Enum):
+    """Why offsets of the source are not on the target, or other records are."""
+
+    RETENTION = "retention"  # deleted on the source before they were copied
+    TRUNCATION = (
+        "truncation"  # the source lost them after they were copied (unclean election): the target keeps its own
+    )
+    RECREATION = "recreation"  # the source topic was deleted and created again: the target keeps the old one's
+    OVERSIZED = "oversized"  # a record above the target's max.message.bytes
+    REFUSED = "refused"  # a record that the target's brokers do not take
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class LedgerRow(NamedTuple):
+    """One loss: offsets [from_offset, until_offset) of a partition; `time_ms` is when it was found.
+
+    `topic_id` is the target topic's (KIP-516): a topic that is made anew under the same name has not lost what its
+    predecessor had.  Empty where the brokers, or a former version of the mirror, did not tell it.
+    """
+
+    time_ms: int
+    link: str
+    topic: str
+    partition: int
+    from_offset: int
+    until_offset: int
+    reason: str
+    detail: str
+    topic_id: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition} offsets {self.from_offset} to {self.until_offset}: {self.reason} ({self.detail})"
+
+
+class Loss(NamedTuple):
+    """A loss that policy decides about.
+
+    `error` is what FAIL raises.  With CONTINUE, once `row` is in the ledger, the
+    partition goes on from `state`: offsets [state.log_end, resume_at) become a
+    gap, and what the target has below stays as it is.
+    """
+
+    row: LedgerRow
+    error: TolerantClientError
+    state: AppendState
+    resume_at: int
+
+
+@dataclass(frozen=True)
+class MirrorPolicy:
+    """What a link may do by itself; `overrides` are (setting, expression over whole topic names, value), the last one wins."""
+
+    gap_fill: GapFill = GapFill.AUTO
+    on_loss: LossPolicy = LossPolicy.FAIL
+    on_oversized: LossPolicy = LossPolicy.FAIL
+    overrides: tuple[tuple[str, str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, **settings: Iterable[str]) -> MirrorPolicy:
+        """A policy from texts such as on_loss=["fail", "clicks.*=continue"].
+
+        A text without "=" is for all topics, one with it for those whose whole
+        name matches the regular expression before the last "=".
+        Raises OptionError.
+        """
+        policy = cls()
+        for setting, texts in settings.items():
+            option = f"--{setting.replace('_', '-')}"
+            for text in texts:
+                expression, equals, value = text.rpartition("=")
+                chosen = _value(setting, value, option, text)
+                if not equals:
+                    general: dict[str, Any] = {setting: chosen}
+                    policy = replace(policy, **general)
+                    continue
+                try:
+                    re.compile(expression)
+                except re.error as error:
+                    raise OptionError(
+                        f"{option} {text!r}: {expression!r} is not a regular expression ({error})"
+                    ) from error
+                policy = replace(policy, overrides=(*policy.overrides, (setting, expression, chosen.value)))
+        return policy
+
+    def for_topic(self, topic: str) -> MirrorPolicy:
+        """The policy of one topic, without overrides."""
+        chosen: dict[str, Any] = {
+            setting: _VALUES[setting](value)
+            for setting, expression, value in self.overrides
+            if re.fullmatch(expression, topic)
+        }
+        return replace(self, overrides=(), **chosen)
+
+    def to_json(self) -> str:
+        """The policy as an option of a Spark job carries it."""
+        return json.dumps({f.name: getattr(self, f.name) for f in fields(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> MirrorPolicy:
+        """The policy that to_json wrote; raises OptionError."""
+        try:
+            found: dict[str, Any] = json.loads(text)
+            overrides = tuple((str(s), str(e), _VALUES[s](v).value) for s, e, v in found.pop("overrides", ()))
+            settings: dict[str, Any] = {name: _VALUES[name](value) for name, value in found.items()}
+            return cls(overrides=overrides, **settings)
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+            raise OptionError(f"{text!r} is not a mirror policy ({error})") from error
+
+
+_VALUES: Mapping[str, type[GapFill] | type[LossPolicy]] = {
+    "gap_fill": GapFill,
+    "on_loss": LossPolicy,
+    "on_oversized": LossPolicy,
+}
+
+
+def _value(setting: str, value: str, option: str, text: str) -> GapFill | LossPolicy:
+    try:
+        return _VALUES[setting](value)
+    except ValueError:
+        known = ", ".join(member.value for member in _VALUES[setting])
+        raise OptionError(f"{option} {text!r}: {value!r} is none of {known}") from None

@@ -1,0 +1,61 @@
+"""Batches with holes between them made into fewer without: where offsets are translated, holes need not be kept.
+
+Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tolerant_client.mirror.batches.gaps import Gap
+from tolerant_client.mirror.batches.rewrite import rewrite
+from tolerant_client.records.record_batch import BatchHeader
+
+_INT64 = struct.Struct(">q")
+
+
+class DenseBatch(NamedTuple):
+    """A batch to append, and the (source offset, count) of the runs that its records come from, in their order."""
+
+    header: BatchHeader
+    batch: memoryview
+    spans: tuple[tuple[int, int], ...]
+
+
+def dense(batches: Sequence[tuple[BatchHeader, memoryview]], max_batch_bytes: int) -> list[DenseBatch]:
+    """The records of batches that are without holes inside, in as few batches as that takes.
+
+    One batch alone passes untouched.  The views must be writable.
+    Raises OversizedRecordError and RecordBatchError.
+    """
+    if len(batches) == 1:
+        ((header, batch),) = batches
+        return [DenseBatch(header, batch, ((header.base_offset, header.record_count),))]
+    starts, renumbered, at = [], [], 0
+    for header, batch in batches:
+        _INT64.pack_into(batch, 0, at)  # outside the CRC
+        renumbered.append((header._replace(base_offset=at), batch))
+        starts.append(at)
+        at += header.record_count
+    found = []
+    number = 0  # of the source batch that the next record comes from
+    for item in rewrite(renumbered, 0, fill_holes=False, is_compacted=False, max_batch_bytes=max_batch_bytes):
+        assert not isinstance(item, Gap)
+        header, batch = item
+        spans: list[tuple[int, int]] = []
+        first = header.base_offset
+        while first < header.next_offset:
+            original = batches[number][0]
+            count = min(header.next_offset, starts[number] + original.record_count) - first
+            source = original.base_offset + first - starts[number]
+            if spans and sum(spans[-1]) == source:
+                spans[-1] = (spans[-1][0], spans[-1][1] + count)
+            else:
+                spans.append((source, count))
+            first += count
+            if first == starts[number] + original.record_count:
+                number += 1
+        found.append(DenseBatch(header, batch, tuple(spans)))
+    return found

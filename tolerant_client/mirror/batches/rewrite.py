@@ -1,0 +1,437 @@
+"""Batches that cannot be appended as they are, made into ones that can (M8): same records, same offsets, other batches.
+
+Laws:
+- Every record comes out once, at its offset, with its timestamp, key, value and headers, byte for byte.
+- What comes out is contiguous and covers [start, until): each offset that holds no record is taken by filler
+  or by a Gap, so a batch's sequence still follows from its offset (law B of identical/partition.py).
+- Two writers may cut batches differently; the broker's sequence check takes whichever comes first and refuses
+  what overlaps, so nothing is appended twice.
+- No batch is larger than the target takes, as it is sent (what max.message.bytes is checked against), and none
+  holds more than batch_encoding.MAX_BATCH_BYTES of records, unless it holds one record alone.
+
+A broker accepts only batches whose offset deltas are 0, 1, 2... without holes (LogValidator.java), and would
+give log append time anew.  So the timestamps of a batch with log append time, which are all its max timestamp,
+become the create time of each record.  Messages of v0 have no timestamp: their records get -1 (NO_TIMESTAMP),
+which every broker takes.
+
+No I/O and no clock here.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
+
+import crc32c
+import numpy as np
+import pyarrow as pa
+
+from tolerant_client.errors import OversizedRecordError, RecordBatchError
+from tolerant_client.mirror.batches.gaps import FILLER, Gap
+from tolerant_client.records.arrow import fill, gather
+from tolerant_client.records.batch_columns import (
+    HEADER,
+    BatchColumns,
+    Headers,
+    Sections,
+    batch_header,
+    iter_columns,
+    join_sections,
+)
+from tolerant_client.records.batch_encoding import MAX_BATCH_BYTES, encode_groups
+from tolerant_client.records.record_batch import (
+    ATTRIBUTES_OFFSET,
+    CODEC_MASK,
+    CONTROL_BIT,
+    HEADER_SIZE,
+    LOG_OVERHEAD,
+    BatchHeader,
+    Record,
+    decode_section,
+    encode_headers,
+    read_header,
+    records_section,
+)
+from tolerant_client.records.record_fields import Doubt, Int64s
+from tolerant_client.records.record_sets import decode_messages, message_columns, unfold
+
+SMALL_BATCH_BYTES: Final = 16 * 1024  # two neighbours below it are worth one batch
+LARGEST_HOLE: Final = 4096  # offsets; longer holes are left as gaps, which are filled without holding them in memory
+MOST_FILLER: Final = 1 << 18  # records of one call
+
+_LENGTH_AND_MAGIC: Final = struct.Struct(">8xi4xB")
+_DELETE_HORIZON_BIT: Final = 0x40  # KIP-534: the base timestamp says when tombstones may go, on the source
+_WINDOW_BYTES: Final = 4 << 20  # of decompressed records decoded at once: numpy's cost is per call
+_SMALL_SECTION: Final = 4096  # bytes
+_RECORDS_AT_ONCE: Final = 1 << 14  # as Python objects
+_RECORD_BYTES_AT_ONCE: Final = 1 << 20
+_NO_HEADERS: Final = encode_headers(())
+_FILLER_HEADERS: Final = encode_headers([(FILLER, None)])
+
+Batch = tuple[BatchHeader, memoryview]
+
+
+class _Rows(NamedTuple):
+    """Records as columns; headers stay the bytes that they are, their count first, however many there are."""
+
+    offsets: Int64s
+    timestamps: Int64s
+    keys: Any
+    values: Any
+    headers: Any | None
+
+
+_NO_BYTES: Final = pa.array([], pa.binary())
+_NO_ROWS: Final = _Rows(np.empty(0, np.int64), np.empty(0, np.int64), _NO_BYTES, _NO_BYTES, None)
+
+
+class Coalesced(NamedTuple):
+    """`size` bytes of records, up to and with batch `last`, as `items`."""
+
+    items: list[Batch]
+    last: BatchHeader
+    size: int
+
+
+class _Window(NamedTuple):
+    """Neighbours of one magic and codec."""
+
+    headers: Sequence[BatchHeader]
+    views: Sequence[memoryview]
+    sizes: Int64s  # of the views, bytes
+
+
+class _Run(NamedTuple):
+    """Where v2 batches of one codec lie in `records`."""
+
+    records: bytes | memoryview
+    headers: Headers
+    starts: Int64s
+    ends: Int64s
+
+
+def must_rewrite(header: BatchHeader, *, start: int, max_batch_bytes: int) -> bool:
+    """True for a batch (or legacy set) that cannot be appended at `start` as it is."""
+    return (
+        header.record_count != header.last_offset_delta + 1
+        or header.base_offset < start
+        or header.magic < 2
+        or header.size > max_batch_bytes
+        or header.has_log_append_time
+        or bool(header.attributes & _DELETE_HORIZON_BIT)
+    )
+
+
+def rewrite(
+    batches: Sequence[Batch],
+    start: int,
+    *,
+    until: int | None = None,
+    fill_holes: bool,
+    is_compacted: bool,
+    max_batch_bytes: int,
+    codec: int | None = None,
+) -> list[Batch | Gap]:
+    """The committed records of one partition in [start, until) as batches with contiguous offsets.
+
+    `batches` are those of record_batch.iter_batches or legacy_records.iter_record_sets, in log order; `until` is the
+    end of the last one unless given.  Batches come back with their absolute base offset in the header, and writable,
+    for record_batch.restamp; they keep the codec of those they are made of unless `codec` is given.  Holes become
+    filler records where `fill_holes` says so, except long ones (LARGEST_HOLE, MOST_FILLER), and gaps otherwise.
+    Raises OversizedRecordError, with the offset, for a record that does not fit; RecordBatchError for damage.
+    """
+    end = batches[-1][0].next_offset if until is None else until
+    items: list[Batch | Gap] = []
+    position, filler_left = start, MOST_FILLER if fill_holes else 0
+    time: int | None = None
+    for rows, found_codec in _windows(batches, start, end):
+        stop = int(rows.offsets[-1]) + 1 if len(rows.offsets) else end
+        if time is None:
+            time = int(rows.timestamps[0]) if len(rows.offsets) else batches[-1][0].max_timestamp
+        rows, gaps, used = _fill(rows, position, stop, time, filler_left, is_compacted)
+        items += _encode(rows, gaps, found_codec if codec is None else codec, max_batch_bytes)
+        position, filler_left = stop, filler_left - used
+        time = max(time, int(rows.timestamps.max(initial=time)))
+    return items
+
+
+def coalesce(records: memoryview, start: int, *, until: int | None = None, max_batch_bytes: int) -> Coalesced | None:
+    """The small batches that `records`, a fetch at `start`, begins with, as few larger ones; None where none or one is there.
+
+    As iter_batches, must_rewrite and rewrite together do it, without an object for each batch.  It ends before the
+    first batch that is large, cut, damaged, of another format, transactional, or would have to be rewritten for other
+    reasons, and before the first from `until` on: what is left is for the others to judge.
+    """
+    starts, stop = _small_batches(records)
+    if len(starts) < 2 or max_batch_bytes < 2 * SMALL_BATCH_BYTES:
+        return None
+    begins = np.array(starts, np.int64)
+    headers = _headers_at(records, begins)
+    offsets, counts = headers["base_offset"].astype(np.int64), headers["record_count"].astype(np.int64)
+    is_plain = (headers["attributes"] & ~CODEC_MASK == 0) & (counts == headers["last_offset_delta"] + 1) & (counts > 0)
+    is_plain &= offsets == start + np.cumsum(counts) - counts
+    if until is not None:
+        is_plain &= offsets < until
+    count = len(starts) if is_plain.all() else int(is_plain.argmin())
+    checksum, ends = crc32c.crc32c, [*starts[1:], stop]
+    crcs = [checksum(records[a + ATTRIBUTES_OFFSET : b]) for a, b in zip(starts[:count], ends)]
+    if crcs != headers["crc"][:count].tolist():
+        count = int((np.array(crcs) == headers["crc"][:count]).argmin())
+    if count < 2:
+        return None
+    run = _Run(records, headers[:count], begins[:count], np.array(ends[:count], np.int64))
+    items: list[Batch] = []
+    for a, b in _spans(headers["attributes"].astype(np.int64), 0, count):
+        for c, d in _spans((run.ends - run.starts[a] - 1) // _WINDOW_BYTES, a, b):
+            part = _Run(records, run.headers[c:d], run.starts[c:d], run.ends[c:d])
+            codec = int(headers["attributes"][a])
+            for rows in _read_run(part, codec):
+                items += (item for item in _encode(rows, (), codec, max_batch_bytes) if not isinstance(item, Gap))
+    return Coalesced(items, read_header(records, starts[count - 1]), ends[count - 1])
+
+
+def _small_batches(records: memoryview) -> tuple[list[int], int]:
+    """Where the small v2 batches begin that `records` begins with, and where the last one ends."""
+    unpack_from, end, position = _LENGTH_AND_MAGIC.unpack_from, len(records), 0
+    starts: list[int] = []
+    while end - position >= HEADER_SIZE:
+        length, magic = unpack_from(records, position)
+        following = position + length + LOG_OVERHEAD
+        if magic != 2 or not HEADER_SIZE <= length + LOG_OVERHEAD < SMALL_BATCH_BYTES or following > end:
+            break
+        starts.append(position)
+        position = following
+    return starts, position
+
+
+def _windows(batches: Sequence[Batch], start: int, until: int) -> Iterator[tuple[_Rows, int]]:
+    """The records in [start, until), in pieces of bounded size, each with the codec they had; the last one is empty."""
+    headers, views = [header for header, _ in batches], [view for _, view in batches]
+    count = len(views)
+    begins, deltas, magics, attributes = (
+        np.fromiter(map(itemgetter(BatchHeader._fields.index(name)), headers), np.int64, count)
+        for name in ("base_offset", "last_offset_delta", "magic", "attributes")
+    )
+    sizes = np.fromiter(map(len, views), np.int64, count)
+    ends = begins + deltas + 1
+    is_early = begins[1:] < ends[:-1]
+    if is_early.any():
+        raise RecordBatchError("record batch that begins before the last one ended", int(begins[1:][is_early.argmax()]))
+    kinds = (magics << 3) + (attributes & CODEC_MASK)
+    first, last = int(ends.searchsorted(start, "right")), int(begins.searchsorted(until))
+    for a, b in _spans(kinds, first, last):
+        codec, magic = headers[a].codec, headers[a].magic
+        for c, d in _spans((np.cumsum(sizes[a:b]) - 1) // _WINDOW_BYTES, 0, b - a):
+            window = _Window(headers[a + c : a + d], views[a + c : a + d], sizes[a + c : a + d])
+            for rows in _read_v2(window, codec) if magic == 2 else _read_legacy(window):
+                if len((rows := _within(rows, start, until)).offsets):
+                    yield rows, codec
+    yield _NO_ROWS, headers[-1].codec
+
+
+def _spans(numbers: Int64s, first: int, last: int) -> list[tuple[int, int]]:
+    """Where neighbours in [first, last) have the same number, as half-open ranges."""
+    edges = [first, *(np.flatnonzero(np.diff(numbers[first:last])) + first + 1).tolist(), last]
+    return [(a, b) for a, b in zip(edges, edges[1:]) if a < b]
+
+
+def _read_v2(window: _Window, codec: int) -> Iterator[_Rows]:
+    joined = b"".join(window.views)
+    ends = np.cumsum(window.sizes)
+    starts = ends - window.sizes
+    run = _Run(joined, _headers_at(joined, starts), starts, ends)
+    is_chosen = (run.headers["record_count"] > 0) & (run.headers["attributes"] & CONTROL_BIT == 0)
+    if not is_chosen.all():
+        run = _Run(joined, run.headers[is_chosen], starts[is_chosen], ends[is_chosen])
+    yield from _read_run(run, codec)
+
+
+def _headers_at(records: bytes | memoryview, starts: Int64s) -> Headers:
+    return np.ndarray((len(records) - HEADER_SIZE + 1,), f"V{HEADER_SIZE}", records, 0, (1,))[starts].view(HEADER)
+
+
+def _read_run(run: _Run, codec: int) -> Iterator[_Rows]:
+    """The records of batches with one codec, all of which have some."""
+    count, first = len(run.headers), 0
+    views = [memoryview(run.records)[a:b] for a, b in zip(run.starts.tolist(), run.ends.tolist())] if codec else []
+    pieces = _bounded(records_section(read_header(view), view) for view in views) if codec else [None] if count else []
+    for sections in pieces:
+        last = count if sections is None else first + len(sections)
+        part = _Run(run.records, run.headers[first:last], run.starts[first:last], run.ends[first:last])
+        if sections is None:
+            yield from _read(Sections(part.headers, part.records, part.starts + HEADER_SIZE, part.ends))
+        else:
+            yield from _read(join_sections(part.headers, sections))
+        first = last
+
+
+def _bounded(sections: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+    """Neighbours that are decoded together."""
+    found: list[memoryview] = []
+    size = 0
+    for section in sections:
+        # What a small batch unfolds to lies in a large buffer of its own.
+        found.append(section if len(section) > _SMALL_SECTION else memoryview(bytes(section)))
+        size += len(section)
+        if size > _WINDOW_BYTES:
+            yield found
+            found, size = [], 0
+    if found:
+        yield found
+
+
+def _read(sections: Sections) -> Iterator[_Rows]:
+    given = -1
+    try:
+        for columns in iter_columns(sections, False, slice_bytes=_WINDOW_BYTES):
+            yield _rows(columns)
+            given = int(columns.offsets[-1])
+    except Doubt:
+        # decode_section reads what the fast path leaves, and where it raises, that is the error to raise.
+        view, bounds = memoryview(sections.joined), zip(sections.starts.tolist(), sections.ends.tolist())
+        records = (
+            record
+            for row, (a, b) in zip(sections.headers, bounds)
+            for record in decode_section(batch_header(row), view[a:b], given + 1)
+            if record[0].offset > given
+        )
+        is_more = True
+        while is_more:
+            some: list[tuple[Record, int]] = []
+            is_more = fill(some, records, _RECORDS_AT_ONCE, _RECORD_BYTES_AT_ONCE, itemgetter(1))
+            if some:
+                yield _rows_of([record for record, _ in some])
+
+
+def _read_legacy(window: _Window) -> Iterator[_Rows]:
+    first = 0
+    for sections in _bounded(map(unfold, window.headers, window.views)):
+        last = first + len(sections)
+        try:
+            yield _rows(message_columns(list(zip(window.headers[first:last], sections))))
+        except Doubt:
+            pairs = zip(window.headers[first:last], window.views[first:last])
+            yield _rows_of([record for pair in pairs for record, _ in decode_messages(*pair)])
+        first = last
+
+
+def _rows_of(records: Sequence[Record]) -> _Rows:
+    return _Rows(
+        np.array([record.offset for record in records], np.int64),
+        np.array([record.timestamp for record in records], np.int64),
+        pa.array([record.key for record in records], pa.binary()),
+        pa.array([record.value for record in records], pa.binary()),
+        pa.array([encode_headers(record.headers) for record in records], pa.binary()),
+    )
+
+
+def _rows(columns: BatchColumns) -> _Rows:
+    fields, buffer = columns.fields, pa.py_buffer(columns.joined)
+    everything = np.arange(len(columns.offsets))
+    headers = None
+    if fields.header_count.any():
+        start = fields.header_start()
+        headers = gather(buffer, start, fields.end - start, everything)
+    return _Rows(
+        columns.offsets,
+        columns.timestamps,
+        gather(buffer, fields.key_start, fields.key_length, everything),
+        gather(buffer, fields.value_start, fields.value_length, everything),
+        headers,
+    )
+
+
+def _within(rows: _Rows, start: int, until: int) -> _Rows:
+    first, last = np.searchsorted(rows.offsets, [start, until]).tolist()
+    if first == 0 and last == len(rows.offsets):
+        return rows
+    return _Rows(
+        rows.offsets[first:last],
+        rows.timestamps[first:last],
+        rows.keys[first:last],
+        rows.values[first:last],
+        None if rows.headers is None else rows.headers[first:last],
+    )
+
+
+def _fill(
+    rows: _Rows, start: int, until: int, time: int, most: int, is_compacted: bool
+) -> tuple[_Rows, list[Gap], int]:
+    """The rows with filler between them, the gaps that are left, and the number of filler records.
+
+    Filler has the greatest timestamp before it, `time` or that of a row: a search by time never ends at it, and
+    retention keeps it as long as what lies beside it.
+    """
+    count = len(rows.offsets)
+    edges = np.concatenate(([start - 1], rows.offsets, [until]))
+    holes = np.diff(edges) - 1  # offsets that are missing before each row, and behind the last
+    if not holes.any():
+        return rows, [], 0
+    filled = np.where(holes <= LARGEST_HOLE, holes, 0)
+    filled[np.cumsum(filled) > most] = 0
+    gaps = [Gap(int(edges[n]) + 1, int(edges[n + 1])) for n in np.flatnonzero(holes - filled).tolist()]
+    used = int(filled.sum())
+    if not used:
+        return rows, gaps, 0
+    places = np.cumsum(filled[:-1]) + np.arange(count)  # where the rows go
+    take = np.full(count + used, count)  # the row that goes there, or `count` for filler
+    take[places] = np.arange(count)
+    runs = filled + 1  # each hole with the row behind it, which the last one lacks
+    runs[-1] -= 1
+    offsets = np.arange(count + used) + np.repeat(np.append(rows.offsets - places, until - count - used), runs)
+    times = np.repeat(np.maximum.accumulate(np.append(time, rows.timestamps)), runs)
+    times[places] = rows.timestamps
+    headers = pa.array([_NO_HEADERS] * count, pa.binary()) if rows.headers is None else rows.headers
+    filler = (FILLER.encode() if is_compacted else None, None, _FILLER_HEADERS)
+    columns = [
+        pa.concat_arrays([column, pa.array([value], column.type)]).take(pa.array(take))
+        for column, value in zip((rows.keys, rows.values, headers), filler)
+    ]
+    return _Rows(offsets, times, *columns), gaps, used
+
+
+def _encode(rows: _Rows, gaps: Sequence[Gap], codec: int, max_batch_bytes: int) -> Iterator[Batch | Gap]:
+    """The rows as batches, none of them across a gap, and the gaps between them."""
+    waiting = list(reversed(gaps))
+    if len(rows.offsets):
+        cuts = _cuts(rows)
+        encoded = encode_groups(
+            rows.keys,
+            rows.values,
+            rows.headers,
+            rows.timestamps,
+            np.diff(cuts),
+            codec=codec,
+            max_batch_bytes=min(max_batch_bytes, MAX_BATCH_BYTES),
+        )
+        for _, (data, _record_count, first_row, _) in encoded:
+            base_offset = int(rows.offsets[first_row])
+            while waiting and waiting[-1].from_offset < base_offset:
+                yield waiting.pop()
+            if len(data) > max_batch_bytes:
+                raise OversizedRecordError(
+                    f"the record at offset {base_offset} takes a batch of {len(data)} bytes, the target's"
+                    f" max.message.bytes is {max_batch_bytes}; raise it, or let the mirror leave such records out",
+                    base_offset,
+                    len(data),
+                    max_batch_bytes,
+                )
+            yield read_header(data)._replace(base_offset=base_offset), data
+    yield from reversed(waiting)
+
+
+def _cuts(rows: _Rows) -> Int64s:
+    """Where batches must end: at gaps, and where the times of a batch would be more than 63 bits apart."""
+    count = len(rows.offsets)
+    cuts = [0, *(np.flatnonzero(np.diff(rows.offsets) != 1) + 1).tolist(), count]
+    if int(rows.timestamps.max()) - int(rows.timestamps.min()) >= 2**63:
+        least = most = int(rows.timestamps[0])
+        for row, timestamp in enumerate(rows.timestamps.tolist()):
+            least, most = min(least, timestamp), max(most, timestamp)
+            if most - least >= 2**63:
+                cuts.append(row)
+                least = most = timestamp
+        cuts = sorted(set(cuts))
+    return np.array(cuts, np.int64)

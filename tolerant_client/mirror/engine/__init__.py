@@ -1,0 +1,1 @@
+"""Copies the partitions of a link."""

@@ -1,0 +1,157 @@
+"""What a mirror's process knows and the clusters do not: records, bytes and times of the copies, and what recovery did.
+
+Laws:
+- Counted is what the target has acknowledged, at the one place where batches leave: Cluster.produce.
+- A batch's age and latency are those of its newest record, in ms of this machine's clock; records without a time
+  have none.  Records of translated offsets are visible a little later, when their transaction commits.
+- The mirror's own topics count for nothing, nor do transactions of a link that fills gaps with them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.produce import ProducedPartition
+from tolerant_client.mirror.state.topic_filter import OWN_TOPICS
+from tolerant_client.records.record_batch import read_header
+from tolerant_client.tracker.events import RecoveryCounters
+
+# Upper bounds of the latency histogram in ms; what is above the last one counts behind it.
+LATENCY_BOUNDS_MS = (5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000)
+
+
+class Span(NamedTuple):
+    """Times in ms that were seen: how many, their sum, the least, the greatest and the last one."""
+
+    number: int = 0
+    total: int = 0
+    least: int = 0
+    greatest: int = 0
+    last: int = 0
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.number if self.number else 0.0
+
+    def seen(self, ms: int) -> Span:
+        """This span and one time more."""
+        return self.plus(Span(1, ms, ms, ms, ms))
+
+    def plus(self, later: Span) -> Span:
+        """This span and a later one."""
+        if not (self.number and later.number):
+            return later if later.number else self
+        return Span(
+            self.number + later.number,
+            self.total + later.total,
+            min(self.least, later.least),
+            max(self.greatest, later.greatest),
+            later.last,
+        )
+
+
+class Copied(NamedTuple):
+    """What one partition's target has acknowledged: records, bytes as they are stored, ages at the append, latencies."""
+
+    records: int = 0
+    bytes: int = 0
+    age: Span = Span()
+    latency: Span = Span()
+
+    def plus(self, later: Copied) -> Copied:
+        """This and what was copied later."""
+        return Copied(
+            self.records + later.records,
+            self.bytes + later.bytes,
+            self.age.plus(later.age),
+            self.latency.plus(later.latency),
+        )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What happened since the last look: copies by partition, a histogram of latencies, recovery events by kind."""
+
+    copied: Mapping[TopicPartition, Copied]
+    latencies: tuple[int, ...]
+    recoveries: Mapping[str, int]
+
+
+class MeasuredCluster(Cluster):
+    """A target that counts what it acknowledges; of what belongs to a transaction, only with `has_transactional_copies`.
+
+    `wall_clock` returns seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        has_transactional_copies: bool = False,
+        wall_clock: Callable[[], float] = time.time,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._has_transactional_copies = has_transactional_copies
+        self._wall_clock = wall_clock
+        self._copied: dict[TopicPartition, Copied] = {}
+        self._latencies = [0] * (len(LATENCY_BOUNDS_MS) + 1)
+        self._recovered: Counter[str] = Counter()
+
+    def produce(
+        self,
+        node_id: int,
+        batches: Mapping[TopicPartition, memoryview],
+        timeout_ms: int = 30_000,
+        *,
+        acks: int = -1,
+        transactional_id: str | None = None,
+    ) -> Any:
+        """Cluster.produce, measured."""
+        future = super().produce(node_id, batches, timeout_ms, acks=acks, transactional_id=transactional_id)
+        if transactional_id is None or self._has_transactional_copies:
+            sent = {p: _facts(batch) for p, batch in batches.items() if not p.topic.startswith(OWN_TOPICS)}
+            future.add_callback(self._acknowledged, sent, int(self._wall_clock() * 1000))
+        return future
+
+    def take(self, *clusters: Cluster) -> Measured:
+        """What was measured since the last call; recovery events are those of this cluster and of `clusters`."""
+        total = RecoveryCounters()
+        for cluster in (self, *clusters):
+            total.merge(cluster.manager.recovery_counters)
+        events: Counter[str] = Counter()
+        for (kind, _, _), count in total.as_dict().items():
+            if kind != "completed":
+                events[kind] += count
+        taken = Measured(self._copied, tuple(self._latencies), dict(events - self._recovered))
+        self._copied, self._latencies, self._recovered = {}, [0] * (len(LATENCY_BOUNDS_MS) + 1), events
+        return taken
+
+    def _acknowledged(self, sent: Mapping[TopicPartition, tuple[int, int, int]], sent_ms: int, answer: Any) -> None:
+        now_ms = int(self._wall_clock() * 1000)
+        part: ProducedPartition
+        for part in answer or ():
+            facts = sent.get(part.partition)
+            if facts is None or part.error_code:
+                continue
+            records, size, time_ms = facts
+            age = latency = Span()
+            if time_ms >= 0:
+                # A producer's clock may be ahead of ours: no time is less than nothing.
+                age, latency = age.seen(max(0, sent_ms - time_ms)), latency.seen(max(0, now_ms - time_ms))
+                self._latencies[bisect.bisect_left(LATENCY_BOUNDS_MS, latency.last)] += 1
+            done = Copied(records, size, age, latency)
+            known = self._copied.get(part.partition)
+            self._copied[part.partition] = done if known is None else known.plus(done)
+
+
+def _facts(batch: memoryview) -> tuple[int, int, int]:
+    header = read_header(batch)
+    return header.record_count, header.size, header.max_timestamp

@@ -1,0 +1,243 @@
+"""The target side of a copier: stamped batches go out as slices, many requests in flight.
+
+A request takes the next batch of every partition that has one (brokers accept
+one batch a partition and request).  A gap is filled once nothing of its
+partition is in flight, while the other partitions go on; a batch, too, where a
+partition may have one in flight only (law G of identical/partition.py), and the look at the
+log of one that was idle (law H).  Bytes count from
+queueing to the answer, and `room` holds the source side back while there are too many.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from kafka.errors import KafkaError
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.log_ends import Unreplicated, replicated_ends_at
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.produce import ProducedPartition
+from tolerant_client.mirror.batches.appendable import Appendable
+from tolerant_client.mirror.batches.gaps import Gap, GapFill
+from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
+from tolerant_client.mirror.engine.limits import CopyLimits
+from tolerant_client.records.record_batch import BatchHeader
+from tolerant_client.stock.stock_names import Future
+
+NO_CLAIM = "the claim on the target's partition is over"
+
+
+class GapFiller(Protocol):
+    """One way to fill gaps (identical/fill.py)."""
+
+    async def fill(self, partition: TopicPartition, gap: Gap, *, max_batch_bytes: int) -> int:
+        """Fills a gap that begins at the log end; returns the log end that it saw at last."""
+        ...
+
+
+class _Sender:
+    """The pipeline to one target node; `ready` holds partitions with queued batches, in turn."""
+
+    def __init__(self, node_id: int) -> None:
+        self.node_id = node_id
+        self.in_flight = 0
+        self.window = 1  # requests that may be in flight
+        self.ready: dict[TopicPartition, PartitionCopy] = {}
+        self.is_waiting = False  # for the end of a throttle
+
+
+class Appender:
+    """Appends to the leaders of the target.
+
+    `holds` says at the last moment whether a partition may be appended to.
+    `on_answer` gets the partitions of every request that was settled, `on_no_leader`
+    one that cannot be sent to anybody.  `spawn` runs a coroutine beside the caller.
+    """
+
+    def __init__(
+        self,
+        target: Cluster,
+        limits: CopyLimits,
+        clock: Callable[[], float],
+        fillers: Mapping[GapFill, GapFiller],
+        holds: Callable[[PartitionCopy], bool],
+        spawn: Callable[..., None],
+        on_answer: Callable[[list[PartitionCopy]], None],
+        on_no_leader: Callable[[PartitionCopy], None],
+    ) -> None:
+        self.bytes_in_flight = 0
+        self.settled_at = clock()  # when a request was last settled
+        self._target = target
+        self._limits = limits
+        self._clock = clock
+        self._fillers = fillers
+        self._holds = holds
+        self._spawn = spawn
+        self._on_answer = on_answer
+        self._on_no_leader = on_no_leader
+        self._senders: dict[int, _Sender] = {}
+        self._room: Future | None = None  # resolved when bytes in flight fall
+
+    async def room(self, size: int) -> None:
+        """Waits until `size` bytes more may come; with nothing in flight there is always room."""
+        while self.bytes_in_flight and self.bytes_in_flight + size > self._limits.max_bytes_in_flight:
+            self._room = self._room or Future()
+            await self._room
+
+    def enqueue(self, accepted: list[tuple[PartitionCopy, Appendable]]) -> None:
+        """Stamps and sends what was taken; that of a partition in trouble is dropped."""
+        senders: set[_Sender] = set()
+        for copy, item in accepted:
+            if copy.phase is not Phase.COPYING:
+                continue
+            node_id = self._target.manager.cluster.leader_for_partition(copy.partition)
+            if node_id is None or node_id == -1:
+                self._on_no_leader(copy)
+                continue
+            self.bytes_in_flight += copy.enqueue(item)
+            sender = self._senders.get(node_id)
+            if sender is None:
+                sender = self._senders[node_id] = _Sender(node_id)
+            sender.ready[copy.partition] = copy
+            senders.add(sender)
+        for sender in senders:
+            self._flush(sender)
+
+    def drop(self, copy: PartitionCopy) -> None:
+        """Forgets what is queued for a partition; what is in flight is settled as ever."""
+        for sender in self._senders.values():
+            sender.ready.pop(copy.partition, None)
+        self._less(copy.drop_queue())
+
+    def _flush(self, sender: _Sender) -> None:
+        limits, now_ms = self._limits, time.time() * 1000
+        while sender.ready and sender.in_flight < sender.window:
+            if (wait_s := self._target.throttled_s(sender.node_id)) > 0:
+                if not sender.is_waiting:
+                    sender.is_waiting = True
+                    self._spawn(self._flush_later, sender, wait_s)
+                return
+            idle: list[PartitionCopy] = []
+            batches: dict[TopicPartition, memoryview] = {}
+            sent: list[tuple[PartitionCopy, BatchHeader]] = []
+            size = 0
+            for partition, copy in list(sender.ready.items()):
+                del sender.ready[partition]
+                if not copy.queue:
+                    continue
+                if not self._holds(copy):
+                    copy.trouble(NO_CLAIM, self._clock())
+                    self._on_answer([copy])
+                    continue
+                if copy.is_looked_at:
+                    continue  # back in `ready` when that is settled
+                if copy.is_idle(self._clock()):
+                    copy.is_looked_at = True
+                    copy.in_flight += 1
+                    idle.append(copy)
+                    continue
+                item = copy.queue[0]
+                if isinstance(item, Gap):
+                    # It stays at the head until it is filled, so that nothing behind it goes out.
+                    if copy.in_flight:
+                        continue  # back in `ready` when that is settled
+                    if copy.acked == item.from_offset:
+                        copy.in_flight += 1
+                        self._spawn(self._fill, sender, copy, item)
+                    else:
+                        copy.trouble(f"what lies before offset {item.from_offset} is not acknowledged", self._clock())
+                        self._on_answer([copy])
+                    continue
+                if not copy.may_send(now_ms):
+                    continue  # as above
+                copy.dequeue()
+                header, batch = item
+                batches[partition] = batch
+                sent.append((copy, header))
+                copy.sent(header)
+                size += header.size
+                if copy.queue:
+                    sender.ready[partition] = copy  # at the end: every partition has its turn
+                if size >= limits.produce_max_bytes:
+                    break
+            if idle:
+                self._spawn(self._look, sender, idle)
+            if not batches:
+                continue
+            sender.in_flight += 1
+            future = self._target.produce(sender.node_id, batches)
+            future.add_callback(self._produced, sender, sent, size)
+            future.add_errback(self._failed, sender, sent, size)
+
+    async def _flush_later(self, sender: _Sender, wait_s: float) -> None:
+        """A quota is no trouble: what is queued goes out when the broker wants more (KIP-219)."""
+        await self._target.net.sleep(wait_s)
+        sender.is_waiting = False
+        self._flush(sender)
+
+    def _produced(self, sender: _Sender, sent: list[tuple[PartitionCopy, BatchHeader]], size: int, answer: Any) -> None:
+        produced: dict[TopicPartition, ProducedPartition] = {part.partition: part for part in answer}
+        now = self._clock()
+        # A broker throttles each request that it has not read yet anew: many of them would outlast their timeouts.
+        sender.window = 1 if answer.throttle_time_ms else min(2 * sender.window, self._limits.produce_max_requests)
+        for copy, header in sent:
+            part = produced[copy.partition]
+            copy.in_flight -= 1
+            copy.appended(header, part.error_code, part.base_offset, now, part.log_append_time)
+        sender.in_flight -= 1
+        self._settle(sender, [copy for copy, _ in sent], size)
+
+    def _failed(self, sender: _Sender, sent: list[tuple[PartitionCopy, BatchHeader]], size: int, error: Any) -> None:
+        now = self._clock()
+        for copy, header in sent:
+            copy.in_flight -= 1
+            copy.lost(header, f"append failed: {type(error).__name__}", now)
+        sender.in_flight -= 1
+        self._settle(sender, [copy for copy, _ in sent], size)
+
+    async def _look(self, sender: _Sender, copies: list[PartitionCopy]) -> None:
+        """Asks once where the logs of idle partitions end; the leader itself, since metadata may be old."""
+        wanted = [copy.partition for copy in copies]
+        ends: dict[TopicPartition, int | Unreplicated | Exception]
+        try:
+            ends = await replicated_ends_at(self._target, sender.node_id, wanted)
+        except KafkaError as error:
+            ends = dict.fromkeys(wanted, error)
+        for copy in copies:
+            copy.in_flight -= 1
+            copy.looked_at(ends.get(copy.partition), self._clock())
+        self._settle(sender, copies, 0)
+
+    async def _fill(self, sender: _Sender, copy: PartitionCopy, gap: Gap) -> None:
+        try:
+            log_end = await self._fillers[copy.way].fill(copy.partition, gap, max_batch_bytes=copy.max_batch_bytes)
+        except KafkaError as error:
+            copy.not_filled(gap, error, self._clock())
+        else:
+            copy.gap_filled(gap, log_end, self._clock())
+        copy.in_flight -= 1
+        if copy.queue and copy.queue[0] is gap:
+            copy.dequeue()
+        self._settle(sender, [copy], 0)
+
+    def _settle(self, sender: _Sender, copies: list[PartitionCopy], size: int) -> None:
+        self.settled_at = self._clock()
+        self._on_answer(copies)
+        sender.ready.update((copy.partition, copy) for copy in copies if copy.queue)
+        self._flush(sender)
+        self._less(size)
+
+    def _less(self, size: int) -> None:
+        self.bytes_in_flight -= size
+        if self._room is not None and size:
+            room, self._room = self._room, None
+            resolve(room)
+
+
+def resolve(future: Future) -> None:
+    """Wakes who waits for a future; one that is done is left alone."""
+    if not future.is_done:
+        future.success(None)

@@ -1,0 +1,105 @@
+"""What the control must know of a link before its engine appends: which logs it begins, how far it has copied them, and every
+producer id that it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.producers import fresh_producer_id
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.batches.appendable import AppendState
+from tolerant_client.mirror.engine.partition_locks import Turns
+from tolerant_client.mirror.state.control import (
+    CONTROL_TOPIC,
+    ControlWatch,
+    LinkControl,
+    Positions,
+    TopicIds,
+    update_control,
+)
+
+_CONTROL = (TopicPartition(CONTROL_TOPIC, 0),)
+
+
+class Begun:
+    """Writes to the control of `control.link`; on the event loop of `target`."""
+
+    def __init__(self, target: Cluster, control: ControlWatch) -> None:
+        self._target = target
+        self._control = control
+        self._unwritten: dict[TopicPartition, TopicIds] = {}
+        self._uncopied: dict[TopicPartition, int] = {}
+        self._unstarted: dict[TopicPartition, int] = {}
+        self._turns = Turns()
+
+    async def write(
+        self,
+        partitions: Mapping[TopicPartition, TopicIds],
+        copied: Positions = MappingProxyType({}),
+        log_starts: Positions = MappingProxyType({}),
+    ) -> None:
+        """Returns once the control says that the link has begun these logs, of these topics, and copied them up to there.
+
+        Those of `log_starts` are to be filled up to there.
+        Without the right to write there nothing is remembered: a start has warned of it, and a log that is emptied is not
+        believed later.  Raises KafkaError.
+        """
+        known = self._control.value
+        self._unwritten |= {p: ids for p, ids in partitions.items() if known.begun.get(p) != ids}
+        self._uncopied |= {p: offset for p, offset in copied.items() if known.copied.get(p) != offset}
+        self._unstarted |= {p: start for p, start in log_starts.items() if known.log_starts.get(p) != start}
+        if not (self._unwritten or self._uncopied or self._unstarted):
+            return
+        await self._turns.take(_CONTROL)  # what is begun at the same time is one record
+        new, self._unwritten = self._unwritten, {}
+        ends, self._uncopied = self._uncopied, {}
+        starts, self._unstarted = self._unstarted, {}
+        try:
+            if new or ends or starts:
+                await update_control(
+                    self._target, self._control.link, lambda now: copied_so_far(now, new, ends, starts)
+                )
+        except (Errors.TopicAuthorizationFailedError, Errors.ClusterAuthorizationFailedError, OptionError):
+            pass
+        except Errors.KafkaError:
+            self._unwritten = {**new, **self._unwritten}
+            self._uncopied = {**ends, **self._uncopied}
+            self._unstarted = {**starts, **self._unstarted}
+            raise
+        finally:
+            self._turns.leave(_CONTROL)
+
+    async def identified(self, state: AppendState) -> AppendState:
+        """A state with a producer id that the target does not know yet; from now on one of the link's.  Raises KafkaError."""
+        fresh = await fresh_producer_id(self._target)
+        await update_control(
+            self._target, self._control.link, lambda now: replace(now, producer_ids=(fresh, *now.producer_ids))
+        )
+        return state._replace(producer_id=fresh)
+
+
+def copied_so_far(
+    now: LinkControl,
+    begun: Mapping[TopicPartition, TopicIds],
+    copied: Positions,
+    log_starts: Positions = MappingProxyType({}),
+) -> LinkControl:
+    """With these logs begun and copied; how far another log was copied says nothing of the one that is begun.  Pure."""
+    is_same = {p: now.begun.get(p) == ids for p, ids in begun.items()}
+
+    def kept(positions: Positions) -> Positions:
+        return {p: offset for p, offset in positions.items() if is_same.get(p, True)}
+
+    return replace(
+        now,
+        begun={**now.begun, **begun},
+        copied={**kept(now.copied), **copied},
+        log_starts={**kept(now.log_starts), **log_starts},
+    )

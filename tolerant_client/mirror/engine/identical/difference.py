@@ -1,0 +1,418 @@
+"""What it means that a partition's logs differ, or that nothing shows that they agree: a loss of the source, or a divergence.
+
+Laws:
+- A loss of the source is claimed on the source's evidence only: another topic id, an epoch that ended before what was
+  copied of it, or a log that is shorter, or has a newer epoch, from the first difference on.
+- A shorter log, or a newer epoch, is evidence only of a target that has nothing more than what was copied: a batch that was
+  doubled makes the target longer, too.  So the link had acknowledged or written down that it copied up to the target's end,
+  or all its batches from the difference on, 256 MB of them at most, lie where they belong, as their sequences say (places.py),
+  and the source has the first of their records nowhere near.
+- Everything else is a divergence of the target, under every policy: going on would leave out records that the source has.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import NamedTuple
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import (
+    DataLossError,
+    SourceTruncatedError,
+    TargetDivergedError,
+    TolerantClientError,
+    UnsupportedSourceError,
+)
+from tolerant_client.mirror.batches.appendable import AppendState
+from tolerant_client.mirror.batches.divergence import (
+    COMPARED_OFFSETS,
+    LogSlice,
+    agreement_start,
+    first_difference,
+    first_difference_of_logs,
+    read_headers,
+    read_slices,
+)
+from tolerant_client.mirror.batches.epochs import source_truncations
+from tolerant_client.mirror.batches.gaps import is_filler, is_filler_marker
+from tolerant_client.mirror.batches.losses import LedgerRow, Loss, LossReason
+from tolerant_client.mirror.engine.identical.partition import times_rewritten
+from tolerant_client.mirror.engine.identical.places import read_places
+from tolerant_client.records.record_batch import BatchHeader, Record
+
+_BATCHES_OF_A_DIFFERENCE = 50  # that are looked through for records of the link
+_STRETCHES = 50  # that are compared of a log whose topic was made anew on the source: all of 5,000 offsets
+_NEARBY = 1000  # offsets of the source that are looked through for a record that lies elsewhere on the target
+_KEPT_ON_TARGET = (LossReason.TRUNCATION.value, LossReason.RECREATION.value)
+
+
+class AheadOfSource(NamedTuple):
+    """The source was truncated, which the ledger says: its log, up to `source_end`, is shorter than the target's."""
+
+    state: AppendState
+    source_end: int
+
+
+class OpenTransaction(NamedTuple):
+    """Others wrote last, and a transaction is open on the target: whether what they wrote is a copy is told once it is over."""
+
+    producer_id: int  # -1 where it was not told
+    offset: int
+
+    def __str__(self) -> str:
+        whose = f" of producer {self.producer_id}" if self.producer_id >= 0 else ""
+        return (
+            f"a transaction{whose} is open on the target since offset {self.offset}; what others wrote there is compared, and"
+            " copying goes on, once it is over: commit or abort it"
+        )
+
+
+Meaning = AppendState | AheadOfSource | Loss | TolerantClientError
+
+
+class Logs(NamedTuple):
+    """Bounds of both logs of a partition; the source's end is the last stable offset.
+
+    The target's log up to `adopted` was found to be the source's before the link began, whoever wrote it.
+    """
+
+    source_start: int
+    source_end: int
+    target_start: int
+    target_end: int
+    adopted: int = 0
+
+    @property
+    def common(self) -> tuple[int, int]:
+        """What can be compared: behind `adopted` only the link has written."""
+        return max(self.source_start, self.target_start, self.adopted), min(self.source_end, self.target_end)
+
+    @property
+    def is_written(self) -> bool:
+        return self.target_end > self.target_start
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """The end of what can be compared."""
+        start, end = self.common
+        return max(start, end - COMPARED_OFFSETS), end
+
+
+class Case(NamedTuple):
+    """A partition whose logs do not agree; `cut` is where an election of the source has cut its log.
+
+    `copied` is how far the link knows that it has copied it, None where it does not.
+    """
+
+    partition: TopicPartition
+    logs: Logs
+    last: BatchHeader | None
+    state: AppendState
+    cut: int | None
+    producer_id: int
+    own: Collection[int]  # every producer id that the link has had
+    is_strange: bool = False  # the target's last batch is nobody's that we know, and not the source's
+    is_same_topic: bool = False  # on the source, as its ids tell
+    copied: int | None = None
+    differs_at: int | None = None  # where others have written after the link
+
+    def __str__(self) -> str:
+        return f"{self.partition.topic}-{self.partition.partition}"
+
+    def row(self, link: str, from_offset: int, until_offset: int, reason: LossReason, detail: str) -> LedgerRow:
+        now_ms = int(time.time() * 1000)
+        topic, partition = self.partition.topic, self.partition.partition
+        return LedgerRow(now_ms, link, topic, partition, from_offset, until_offset, reason.value, detail)
+
+
+def is_all_filler(copied: LogSlice | None) -> bool:
+    return copied is not None and bool(copied.records) and all(map(is_filler, copied.records.values()))
+
+
+def is_found(copied: LogSlice, visible: LogSlice, original: LogSlice, until: int) -> bool | None:
+    """Whether a batch that is not the link's has a record that the source has there, too: then another one has copied it (M2).
+
+    `copied` is what the target has of the batch, `visible` what readers of committed records see of it; filler is the
+    link's.  None where the source could not be read up to `until`, so that nothing is known.
+    """
+    if all(map(is_filler, copied.records.values())):
+        return True
+    if any(
+        original.records.get(offset) == record for offset, record in visible.records.items() if not is_filler(record)
+    ):
+        return True
+    return False if original.until >= until else None
+
+
+def share_records(original: LogSlice, copied: LogSlice) -> bool:
+    return not original.records.keys().isdisjoint(copied.records)
+
+
+def has_times_rewritten(case: Case) -> bool:
+    """Whether the target's broker gave the log's last batch, one of the link, a time of its own."""
+    header = case.last
+    return header is not None and header.next_offset > case.logs.adopted and _is_rewritten(header, case)
+
+
+def _is_rewritten(header: BatchHeader, case: Case) -> bool:
+    return header.producer_id in case.own and not header.is_control and header.has_log_append_time
+
+
+async def explain(
+    source: Cluster, target: Cluster, case: Case, link: str, rows: Collection[LedgerRow]
+) -> Meaning | None:
+    """What a difference means; None when it is gone."""
+    partition, logs = case.partition, case.logs
+    accepted = [range(row.from_offset, row.until_offset) for row in rows]
+    kept = [range(row.from_offset, row.until_offset) for row in rows if row.reason in _KEPT_ON_TARGET]
+    is_kept = any(logs.target_end - 1 in span for span in kept)
+    if has_times_rewritten(case) and not is_kept:
+        return times_rewritten(str(case), await _first_rewritten(target, case), logs.target_end)
+    first = await first_difference_of_logs(source, target, partition, *logs.common, accepted)
+    if first is None and case.differs_at is not None:
+        until = min(case.differs_at + 1, logs.common[1])
+        first = await first_difference_of_logs(source, target, partition, logs.common[0], until, accepted)
+        if first is None:  # or others have aborted there what the source has committed
+            span = {partition: (case.differs_at, until)}
+            original, copy = [
+                (await read_slices(each, span, is_committed=True))[partition] for each in (source, target)
+            ]
+            first = first_difference(original, copy, accepted)
+    if is_kept and first is None:  # what differs outside of the rows is another loss
+        return AheadOfSource(case.state, logs.source_end) if logs.target_end > logs.source_end else case.state
+    if case.cut is not None and (first is None or case.cut <= first):
+        return _truncated(case, link, case.cut)
+    if first is None and logs.target_end > logs.source_end:
+        first = max(logs.source_end, logs.target_start)
+    if first is None:
+        if case.last is not None and case.is_strange:
+            return _diverged(case, case.last, case.last.base_offset)
+        return case.state if accepted else None
+    return await _explain_difference(source, target, case, link, first)
+
+
+async def _explain_difference(source: Cluster, target: Cluster, case: Case, link: str, first: int) -> Meaning | None:
+    """What it means that the target has from `first` on what the source does not have there; None when it is gone."""
+    at, marker = first, None
+    for _ in range(_BATCHES_OF_A_DIFFERENCE):
+        header = (await read_headers(target, {case.partition: at})).get(case.partition)
+        if header is None:
+            break
+        span = (at, min(header.next_offset, at + COMPARED_OFFSETS))
+        there = (await read_slices(target, {case.partition: span}, is_committed=False))[case.partition]
+        if header.is_control:
+            marker = marker or (None if is_filler_marker(header) else header)
+        elif not is_all_filler(there):
+            if header.is_transactional or header.producer_id not in case.own:
+                return _diverged(case, header, first)
+            return await _explain_own(source, target, case, link, first, header, there)
+        at = header.next_offset
+        if at >= case.logs.target_end:
+            break
+    if at == first and marker is None:
+        return None
+    # What fills a gap has no records that could show what the source had there.
+    return _only_gaps(case, first, marker)
+
+
+async def _explain_own(
+    source: Cluster, target: Cluster, case: Case, link: str, first: int, header: BatchHeader, there: LogSlice
+) -> Meaning | None:
+    if not there.records:
+        return None
+    offset, record = min(there.records.items())
+    if (elsewhere := await _source_offset(source, case, record)) is not None:
+        return TargetDivergedError(
+            f"The target log of {case} has at offset {offset} (producer id {header.producer_id}, one of the mirror's own) the"
+            f" record that the source has at offset {elsewhere}: what the mirror appended from offset {first} on does not lie"
+            " where it belongs. Delete the target topic: the next start fills it again"
+        )
+    logs = case.logs
+    is_taken_back = logs.target_end > logs.source_end or await _has_newer_epoch(source, case.partition, first)
+    if is_taken_back and case.copied == logs.target_end:
+        return _truncated(case, link, first)
+    written = max(logs.target_start, logs.adopted), logs.target_end
+    places = await read_places(target, case.partition, written, header, case.own)
+    if (wrong := places.wrong) is not None:
+        return TargetDivergedError(
+            f"The target log of {case} has at offset {wrong.base_offset} a batch of the mirror (producer id {wrong.producer_id})"
+            f" with sequence {wrong.base_sequence}, which does not follow on what is before it: it was appended twice, or in"
+            " the place of another one. Delete the target topic: the next start fills it again"
+        )
+    if is_taken_back and places.is_proved:
+        return _truncated(case, link, first)
+    return TargetDivergedError(
+        f"The target log of {case} has at offset {offset} (producer id {header.producer_id}, one of the mirror's own) another"
+        " record than the source, and nothing shows that the source was truncated or made anew. Delete the target topic:"
+        " the next start fills it again"
+    )
+
+
+async def _source_offset(source: Cluster, case: Case, record: Record) -> int | None:
+    """Another offset where the source has a record that the target has; looked for nearby, and where its time is."""
+    logs, partition = case.logs, case.partition
+    starts = [record.offset - _NEARBY, record.offset]
+    if record.timestamp >= 0:
+        try:
+            starts.append((await source.list_offsets({partition: record.timestamp}))[partition])
+        except UnsupportedSourceError:
+            pass  # brokers before 0.10.1 find nothing by time
+    for start in starts:
+        span = (max(start, logs.source_start), min(start + _NEARBY, logs.source_end))
+        if start + _NEARBY > logs.source_start and span[0] < span[1]:
+            there = (await read_slices(source, {partition: span}, is_committed=True))[partition]
+            for offset, found in there.records.items():
+                if offset != record.offset and found._replace(offset=record.offset) == record:
+                    return offset
+    return None
+
+
+async def _has_newer_epoch(source: Cluster, partition: TopicPartition, first: int) -> bool:
+    """Whether the source's epoch of the last batch before `first` ended there: what follows is an election's."""
+    before = (await read_headers(source, {partition: first - 1})).get(partition) if first else None
+    return before is not None and partition in await source_truncations(
+        source, {partition: (before.partition_leader_epoch, first + 1)}
+    )
+
+
+async def _first_rewritten(target: Cluster, case: Case) -> int:
+    """Where the batches at the end of a log begin whose times the broker gave."""
+    assert case.last is not None
+    low, high = max(case.logs.target_start, case.logs.adopted), case.last.base_offset
+    while low < high:
+        middle = (low + high) // 2
+        header = (await read_headers(target, {case.partition: middle})).get(case.partition)
+        if header is not None and _is_rewritten(header, case):
+            high = max(low, header.base_offset)
+        else:
+            low = middle + 1 if header is None else header.next_offset
+    return high
+
+
+def _diverged(case: Case, foreign: BatchHeader, offset: int) -> TargetDivergedError:
+    return TargetDivergedError(
+        f"The target log of {case} has a foreign record batch at offset {max(offset, foreign.base_offset)} (producer id"
+        f" {foreign.producer_id}, the mirror's is {case.producer_id}) that is not the source's; stop that writer and mirror"
+        " into a topic of its own"
+    )
+
+
+def _only_gaps(case: Case, first: int, marker: BatchHeader | None) -> TargetDivergedError:
+    what = "filler" if marker is None else "the marker of a transaction"
+    whose = "" if marker is None else f" (producer id {marker.producer_id}, the mirror's is {case.producer_id})"
+    at = first if marker is None else max(first, marker.base_offset)
+    return TargetDivergedError(
+        f"The target log of {case} has {what} at offset {at}{whose} that the source does not have there: another producer"
+        " wrote it, or the source lost what the mirror had filled. Stop that producer and delete the target topic: the next"
+        " start fills it again"
+    )
+
+
+def misplaced(case: Case) -> TargetDivergedError:
+    """The link counts every offset once, and gaps not (M2): a sequence ahead of its offset was meant for a later one."""
+    return TargetDivergedError(
+        f"The target log of {case} ends at offset {case.logs.target_end}, and the mirror's last batch there was meant for a later"
+        f" offset: its next sequence is {case.state.next_sequence}. The topic was deleted and made anew on the target, or emptied,"
+        " while the mirror wrote it. Delete the target topic: the next start creates it and fills it again"
+    )
+
+
+def nothing_proves(case: Case) -> TargetDivergedError:
+    logs = case.logs
+    has = f"has only offsets {logs.target_start} to {logs.target_end}" if logs.is_written else "is empty"
+    return TargetDivergedError(
+        f"The target log of {case} ends at offset {logs.target_end}, but {has}: nothing shows that what was there was the"
+        " source's: the link has not written down that it had copied up to there. Delete the target topic: the next start"
+        " creates it and fills it from where the source's begins"
+    )
+
+
+def overtaken(case: Case, link: str) -> Loss:
+    start, until = case.logs.target_end, case.logs.source_start
+    if case.last is not None and case.last.is_control and not is_filler_marker(case.last):
+        start = case.last.base_offset  # nothing tells a marker of the link from another's where the source has nothing
+    row = case.row(link, start, until, LossReason.RETENTION, "deleted on the source before they were copied")
+    error = DataLossError(
+        f"The source of {case} no longer has offsets {start} to {until}: retention overtook the mirror;"
+        " go on behind them with --on-loss continue, or delete the target topic to copy what is left"
+    )
+    return Loss(row, error, case.state, until)
+
+
+async def recreated(source: Cluster, target: Cluster, case: Case, link: str) -> Loss | AppendState:
+    """What it means that the source's topic has another id; the row begins and ends where records differ.
+
+    No loss, but where to go on, where all of a log of up to 5,000 offsets agrees and the source has as much.
+    """
+    logs, (start, end) = case.logs, case.logs.common
+    first, until = min(logs.source_start, logs.target_start), logs.target_end
+    if start < end:
+        last = end
+        difference = await first_difference_of_logs(source, target, case.partition, start, end)
+        if difference is None:
+            is_small = end - start <= _STRETCHES * COMPARED_OFFSETS  # then all of it is compared
+            if is_small and until <= end and await _agree(source, target, case.partition, start, end):
+                return case.state
+            last = await agreement_start(source, target, case.partition, start, end)
+            difference = await first_difference_of_logs(source, target, case.partition, start, last)
+        elif difference > start and not await _agree(source, target, case.partition, start, difference):
+            difference = start
+        if logs.source_start == logs.target_start and (difference is not None or until > end):
+            first = end if difference is None else difference
+        if difference is not None and until <= end:
+            until = last
+    row = case.row(
+        link,
+        first,
+        until,
+        LossReason.RECREATION,
+        "the source's topic was deleted and created again, and has other records here; the target keeps what it has",
+    )
+    error = SourceTruncatedError(
+        f"The source topic of {case} was deleted and created again, as its id shows, and its log spans offsets"
+        f" {logs.source_start} to {logs.source_end} now (the target's ends at {logs.target_end}); go on behind that offset with"
+        " --on-loss continue, or delete the target topic to copy it anew"
+    )
+    return Loss(row, error, case.state, logs.target_end)
+
+
+async def _agree(source: Cluster, target: Cluster, partition: TopicPartition, start: int, end: int) -> bool:
+    """Whether both logs agree in all of a few stretches, and both have records in the first and the last of them."""
+    last = max(start, end - COMPARED_OFFSETS)
+    step = max(COMPARED_OFFSETS, (last - start) // _STRETCHES)
+    for at in (last, *range(start, last, step)):
+        span = (at, min(at + COMPARED_OFFSETS, end))
+        original = (await read_slices(source, {partition: span}, is_committed=True))[partition]
+        copied = (await read_slices(target, {partition: span}, is_committed=False))[partition]
+        if (
+            first_difference(original, copied) is not None
+            or at in (start, last)
+            and not share_records(original, copied)
+        ):
+            return False
+    return True
+
+
+def _truncated(case: Case, link: str, first: int) -> Loss:
+    logs = case.logs
+    start, end = logs.common
+    # A log that is made anew begins at 0.
+    if not case.is_same_topic and (start >= end or first <= start and logs.source_start == 0):
+        reason, what = (
+            LossReason.RECREATION,
+            f"other records from offset {first} on: its topic was deleted and created again",
+        )
+    else:
+        reason, what = (
+            LossReason.TRUNCATION,
+            f"other records from offset {first} on than those that were copied: it was truncated",
+        )
+    row = case.row(link, first, logs.target_end, reason, f"the source has {what}; the target keeps what it has")
+    error = SourceTruncatedError(
+        f"The source of {case}, offsets {logs.source_start} to {logs.source_end}, has {what} (the target's log ends at"
+        f" {logs.target_end}); go on behind that offset with --on-loss continue, or delete the target topic to copy it anew"
+    )
+    return Loss(row, error, case.state, logs.target_end)

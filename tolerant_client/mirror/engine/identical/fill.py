@@ -1,0 +1,236 @@
+"""Fills gaps (M5) with offsets that no consumer sees: aborted transactions, or transaction markers alone.
+
+Laws of the transactions:
+A. A transactional.id belongs to one partition of one link.  Its epoch is the lock: whoever initialises it ends what
+   was open and fences who was there before.
+B. A partition is added to a transaction only while the log ends inside a gap, so wherever a broker puts the marker
+   that ends it (in time, after transaction.timeout.ms, at a takeover), it takes an offset of that gap.
+C. A writer that was not fenced is the only one that filled since it initialised.  So after a request was answered it
+   may go on; after one that was not, it initialises anew: the late request then carries an old epoch (KAFKA-17754).
+D. Whoever is fenced waits until the other one is done or stands still, before it fences back.
+E. A gap is filled when the coordinator says that the transaction is over, not when its marker is in the log: until
+   then a coordinator that fails over, or that lost the leader's answer, writes the marker again
+   (TransactionMarkerRequestCompletionHandler.scala), and no broker refuses that.  Such a marker takes one offset more.
+   The log end is read again before every transaction that counts on it, and some of a gap is left behind each, so
+   only a repeat of a gap's last marker reaches beyond the gap; that is returned as the log end.  What a transaction wrote
+   is replicated when it is over, so only whoever takes over asks the leader whether it has more (log_ends.py).
+F. Whoever was fenced by a promotion would fence back, too, so `may_write` is asked between taking over and the first
+   request that writes, after all that is waited for there: a claim may lapse meanwhile.  The control is written before
+   anything is fenced (fence.py): who takes over behind the fence finds it there, and who took over before is fenced.
+
+Laws of the markers:
+G. One request in flight a partition, and one writer a partition: nothing but their order is checked.  So the end that a
+   request begins at is one of which all is replicated (log_ends.py): the leader may have more of ours than clients see.
+H. What a gap has become is read from the log end; error codes are merged by producer id (KafkaApis.scala,
+   handleWriteTxnMarkersRequest), so they do not tell of a single marker.
+I. Nothing fences them, so `may_write` is asked before each request; fence.py says what may come late nevertheless.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Awaitable, Callable
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.log_ends import replicated_end
+from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.cluster.producer.transaction import Coordinators
+from tolerant_client.errors import OptionError, ProducerFencedError
+from tolerant_client.mirror.batches.gaps import Gap, marker_producer
+from tolerant_client.mirror.engine.identical.gap_producer import GapProducer, gap_transactional_id
+from tolerant_client.mirror.engine.partition_locks import Turns
+from tolerant_client.records.txn_markers import WriteTxnMarkers
+
+# Offsets.  An empty transaction leaves nothing for anybody to see, but each takes some ms; longer gaps get one with
+# filler records, which only read_uncommitted consumers see.
+EMPTY_TRANSACTIONS = 10
+
+_LEFT_BEHIND = 2  # offsets
+_OFFSETS_PER_TRANSACTION = 2_000_000  # written long before the transaction times out
+_FILLER_BATCH_BYTES = 16 << 10  # fits whatever max.message.bytes anybody sets
+_MARKERS_PER_REQUEST = 2_000
+_CONTENTIONS = 8  # takeovers in one call
+_QUIET_S = (0.05, 1.0)  # how long the log stands still before we fence back: at first, at most
+_SETTLED_S = 5.0
+
+# Raises once the partition may not be written any more: LinkPromotedError, or what is retriable where it is not claimed.
+MayWrite = Callable[[TopicPartition], Awaitable[None]]
+
+
+class TransactionFiller:
+    """Fills gaps with aborted transactions (laws A to F); on the loop of `target`."""
+
+    def __init__(
+        self,
+        target: Cluster,
+        link: str,
+        may_write: MayWrite,
+        *,
+        empty_transactions: int = EMPTY_TRANSACTIONS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._target = target
+        self._link = link
+        self._may_write = may_write
+        self._empty_transactions = max(empty_transactions, 1)
+        self._clock = clock
+        self._coordinators = Coordinators(target)
+        self._producers: dict[TopicPartition, GapProducer] = {}
+        self._turns = Turns()
+
+    async def fill(self, partition: TopicPartition, gap: Gap, *, max_batch_bytes: int = _FILLER_BATCH_BYTES) -> int:
+        """Fills what of the gap the log does not have yet; returns the log end that it saw last.
+
+        The caller has seen the log end at the gap's start.  `gap.until_offset` comes back when all is well; any other
+        one means that the log is not what the caller took it for.  A second call for the partition waits for the first.
+        Raises LinkPromotedError, OptionError and KafkaError, retriable or not; then the log has a part of the gap or all
+        of it.
+        """
+        has_waited = await self._turns.take([partition])  # two fills of one process would not fence each other
+        try:
+            # Law C: while nobody has fenced us, the log still ends where the caller saw it.
+            is_known = partition in self._producers and not has_waited
+            end = gap.from_offset if is_known else await replicated_end(self._target, partition)
+            if has_waited and partition in self._producers:
+                await self._may_write(partition)
+            return await self._fill(partition, gap, end, max_batch_bytes)
+        finally:
+            self._turns.leave([partition])
+
+    async def _fill(self, partition: TopicPartition, gap: Gap, end: int, max_batch_bytes: int) -> int:
+        contentions = 0
+        while gap.from_offset <= end < gap.until_offset:
+            producer = self._producers.get(partition)
+            try:
+                if producer is None:
+                    transactional_id = gap_transactional_id(self._link, partition)
+                    producer = GapProducer(self._target, self._coordinators, transactional_id, partition, self._clock)
+                    await producer.begin()
+                    end = await replicated_end(self._target, partition)  # law A: now nobody else moves it inside a gap
+                    await self._may_write(partition)
+                    self._producers[partition] = producer
+                    continue
+                goal = await self._extend(producer, Gap(end, gap.until_offset), max_batch_bytes)
+                end = await self._log_end(partition)
+                if end < goal:
+                    raise _behind(self._target, partition, end, goal)
+            except ProducerFencedError as error:
+                self._producers.pop(partition, None)
+                contentions += 1
+                if contentions > _CONTENTIONS:
+                    raise Errors.ConcurrentTransactionsError(
+                        f"other writers of link {self._link} fill {partition.topic}-{partition.partition}, too"
+                    ) from error
+                end = await self._left_alone(partition, end, gap.until_offset, contentions)
+            except BaseException as error:
+                self._producers.pop(partition, None)  # law C
+                if getattr(error, "invalid_metadata", False):
+                    self._target.manager.cluster.request_update()  # the leader that we know may lead no longer
+                raise
+        return end
+
+    async def _log_end(self, partition: TopicPartition) -> int:
+        return (await self._target.list_offsets({partition: LATEST}))[partition]
+
+    async def _extend(self, producer: GapProducer, gap: Gap, max_batch_bytes: int) -> int:
+        """Fills a part of a gap, from its start on; returns the offset that it has filled it to."""
+        remaining = gap.until_offset - gap.from_offset
+        if remaining <= self._empty_transactions:
+            count = (remaining + 1) // 2
+            for _ in range(count):
+                await producer.add()
+                await producer.abort()
+        else:
+            # A few offsets are left to empty transactions: a marker that is repeated has room among them.
+            count = max(min(remaining - _LEFT_BEHIND, _OFFSETS_PER_TRANSACTION), 2)
+            await producer.add()
+            await producer.produce(Gap(gap.from_offset, gap.from_offset + count - 1), max_batch_bytes)
+            await producer.abort()
+        await producer.ended()
+        return gap.from_offset + count
+
+    async def _left_alone(self, partition: TopicPartition, end: int, until: int, contentions: int) -> int:
+        """Waits until the log reaches `until` or stands still for a time; returns its end (law D)."""
+        quiet = random.uniform(0.5, 1.5) * min(_QUIET_S[0] * 2 ** (contentions - 1), _QUIET_S[1])
+        deadline = self._clock() + quiet
+        while end < until and self._clock() < deadline:
+            await self._target.net.sleep(quiet / 5)
+            now = await self._log_end(partition)
+            if now > end:
+                end, deadline = now, self._clock() + quiet
+        return end
+
+
+class MarkerFiller:
+    """Fills gaps with bare abort markers (laws G to I); on the loop of `target`."""
+
+    def __init__(self, target: Cluster, may_write: MayWrite, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._target = target
+        self._may_write = may_write
+        self._clock = clock
+        self._unanswered: dict[TopicPartition, float] = {}  # when
+        self._turns = Turns()
+
+    async def fill(self, partition: TopicPartition, gap: Gap, *, max_batch_bytes: int = 0) -> int:
+        """As TransactionFiller.fill, without batches; an end beyond the gap means repeated markers, or those of others."""
+        await self._target.connect()
+        _, newest = self._target.manager.broker_version_data.api_versions.get(WriteTxnMarkers.API_KEY, (0, 0))
+        if newest < WriteTxnMarkers.API_VERSION:
+            raise OptionError("gap.fill=markers needs target brokers of Kafka 2.8 or newer; set gap.fill=transactions")
+        has_waited = await self._turns.take([partition])
+        try:
+            is_known = partition not in self._unanswered and not has_waited
+            return await self._fill(partition, gap, gap.from_offset if is_known else await self._settled(partition))
+        finally:
+            self._turns.leave([partition])
+
+    async def _fill(self, partition: TopicPartition, gap: Gap, end: int) -> int:
+        while gap.from_offset <= end < gap.until_offset:
+            offsets = range(end, min(end + _MARKERS_PER_REQUEST, gap.until_offset))
+            request = WriteTxnMarkers(partition, [marker_producer(offset) for offset in offsets])
+            node = await self._target.leader(partition)
+            await self._may_write(partition)
+            self._unanswered[partition] = self._clock()
+            codes = await self._target.send(request, node)
+            del self._unanswered[partition]
+            self._raise_for(codes - {Errors.InvalidProducerEpochError.errno}, partition)
+            # Some are refused where they are there already; then there must be more than before.
+            goal = offsets.start + 1 if codes else offsets.stop
+            end = await replicated_end(self._target, partition)
+            if end < goal:
+                raise _behind(self._target, partition, end, goal)
+        return end
+
+    def _raise_for(self, codes: set[int], partition: TopicPartition) -> None:
+        if not codes:
+            return
+        if Errors.ClusterAuthorizationFailedError.errno in codes:
+            raise OptionError(
+                "gap.fill=markers needs the permission ClusterAction on the target cluster;"
+                " grant it to the mirror's user, or set gap.fill=transactions"
+            )
+        error = Errors.for_code(max(codes))(f"WriteTxnMarkers for {partition.topic}-{partition.partition}")
+        if getattr(error, "invalid_metadata", False):
+            self._target.manager.cluster.request_update()  # the leader that we know may lead no longer
+        raise error
+
+    async def _settled(self, partition: TopicPartition) -> int:
+        """The log end, once a request that was not answered has had its time to arrive."""
+        while (since := self._unanswered.get(partition)) is not None:
+            if self._clock() - since > _SETTLED_S:
+                del self._unanswered[partition]
+            else:
+                await self._target.net.sleep(_SETTLED_S / 10)
+        return await replicated_end(self._target, partition)
+
+
+def _behind(target: Cluster, partition: TopicPartition, end: int, goal: int) -> Exception:
+    """For a log end that a leader told which leads no more, or which has lost what was replicated."""
+    target.manager.cluster.request_update()
+    error: Exception = Errors.OffsetNotAvailableError(
+        f"the log of {partition.topic}-{partition.partition} ends at {end}, but it was written up to {goal}"
+    )
+    return error

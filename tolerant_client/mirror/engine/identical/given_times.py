@@ -1,0 +1,54 @@
+"""Whether the target's brokers gave records times of their own: the log says so, not a response.
+
+Law: a Produce response with a log append time only raises the question.  To a batch that it has already a broker responds
+with the time that it has of it, also where the topic keeps the times of its records (UnifiedLog.java, append); and what
+fills gaps gets a time at each sending.  The answer is the attribute of the batch in the log (KIP-32).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.records.record_batch import HEADER_SIZE, BatchHeader, read_header
+
+_READ_BYTES = 1 << 10  # the first batch comes whole, whatever its size
+
+
+async def rewritten_offsets(
+    target: Cluster, partition: TopicPartition, spans: Iterable[tuple[int, int]]
+) -> tuple[int, int] | None:
+    """The first and last of these batches, as one half-open range, whose times a broker has given; None without any.
+
+    Raises KafkaError where one could not be read.
+    """
+    found: list[tuple[int, int]] = []
+    for first, until in spans:
+        header = await _batch_at(target, partition, first)
+        if header is not None and header.has_log_append_time:
+            found.append((first, until))
+    return (min(first for first, _ in found), max(until for _, until in found)) if found else None
+
+
+async def _batch_at(target: Cluster, partition: TopicPartition, offset: int) -> BatchHeader | None:
+    """The batch that begins before the log's end; None where retention or the cleaner took it."""
+
+    async def ask() -> BatchHeader | None:
+        node = await target.leader(partition)
+        (part,) = await target.fetch(node, {partition: offset}, max_wait_ms=0, partition_max_bytes=_READ_BYTES)
+        if part.error_code == Errors.OffsetOutOfRangeError.errno:
+            return None
+        if part.error_code:
+            raise Errors.for_code(part.error_code)(f"Fetch of {partition.topic}-{partition.partition}")
+        if len(part.records) < HEADER_SIZE:
+            raise Errors.OffsetNotAvailableError(
+                f"the batch at offset {offset} of {partition.topic}-{partition.partition}"
+            )
+        header = read_header(part.records)
+        return header if header.base_offset <= offset else None
+
+    found: BatchHeader | None = await target.insist("reading a batch that was appended", ask)
+    return found

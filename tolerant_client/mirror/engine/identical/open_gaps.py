@@ -1,0 +1,159 @@
+"""Gap transactions that an earlier writer left open: found, and ended before anything else is appended.
+
+The coordinator of such a transaction aborts it after its timeout, and the marker takes an offset wherever the log ends by
+then: inside the gap nobody is hurt (law B of fill.py), behind it the offset belongs to a record of the source.  Until then
+it holds back who reads committed.  A partition's log does not show a transaction that has written nothing yet, so the
+coordinators are asked (KIP-664, Kafka 3.0); where they do not tell, every partition's is taken over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from typing import Any
+
+import kafka.errors as Errors
+from kafka.protocol.admin import DescribeTransactionsRequest
+from kafka.protocol.metadata import FindCoordinatorRequest
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.producer.transaction import TRANSACTION, Coordinators
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.engine.identical.gap_producer import GapProducer, gap_transactional_id
+from tolerant_client.stock.stock_names import Future
+
+_OPEN = {"Ongoing", "PrepareAbort", "PrepareCommit", "PrepareEpochFence"}  # TransactionState.java
+_NEVER_USED = {  # by us: who has no right now had none then
+    Errors.TransactionalIdNotFoundError.errno,
+    Errors.TransactionalIdAuthorizationFailedError.errno,
+}
+_ANSWERED_IN_S = 5.0  # by a coordinator; one that hangs holds up its own partitions alone
+_AT_ONCE = 200
+
+
+class OpenGaps:
+    """Those of one link; on the loop of `target`.
+
+    `may_write` raises LinkPromotedError where the link may write no more, and KafkaError where the partition is not claimed;
+    it is asked only if there is something to end.
+    """
+
+    def __init__(
+        self,
+        target: Cluster,
+        link: str,
+        may_write: Callable[[TopicPartition], Awaitable[None]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._target = target
+        self._link = link
+        self._may_write = may_write
+        self._clock = clock
+        self._coordinators = Coordinators(target)
+        self._ending: dict[
+            str, Future
+        ] = {}  # what a coordinator that hangs has not ended yet: the next look waits for the same
+
+    async def end(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, str]:
+        """Ends the open transactions in these partitions; says of which, and why, nobody knows whether there is one.
+
+        Raises what `may_write` does, and KafkaError.
+        """
+        target = self._target
+        names = {gap_transactional_id(self._link, partition): partition for partition in partitions}
+        if not names:
+            return {}
+        await target.connect()
+        if DescribeTransactionsRequest.API_KEY in target.manager.broker_version_data.api_versions:
+            found, unknown = await _described(target, names)
+        else:
+            found, unknown = list(names), {}
+        for name in names.keys() - found:
+            self._ending.pop(name, None)
+        ending = {
+            name: self._ending.pop(name, None) or target.net.call_soon_with_future(self._end, name, names[name])
+            for name in found[:_AT_ONCE]
+        }
+        deadline = time.monotonic() + _ANSWERED_IN_S
+        for name, future in ending.items():
+            if not await _is_done(target, future, deadline):
+                self._ending[name] = future
+                unknown[name] = _silent(name, self._coordinators.known(TRANSACTION, name))
+        for future in [future for future in ending.values() if future.is_done]:
+            await future
+        # What is left is looked for again at the next look.
+        return {
+            names[name]: why
+            for name, why in {**unknown, **dict.fromkeys(found[_AT_ONCE:], "gaps are being ended")}.items()
+        }
+
+    async def _end(self, name: str, partition: TopicPartition) -> None:
+        await self._may_write(partition)
+        try:
+            await GapProducer(self._target, self._coordinators, name, partition, self._clock).begin()
+        except OptionError as error:
+            if not isinstance(error.__cause__, Errors.TransactionalIdAuthorizationFailedError):
+                raise
+
+
+async def _described(target: Cluster, names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
+    """The transactional ids with an open transaction, and why it is not known of others."""
+    unknown: dict[str, str] = {}
+    by_node: dict[int, list[str]] = {}
+    answer = await target.send(
+        FindCoordinatorRequest(key_type=TRANSACTION, coordinator_keys=list(names), min_version=4)
+    )
+    for told in answer.coordinators:
+        if told.error_code in _NEVER_USED:
+            continue
+        if told.error_code:
+            unknown[told.key] = (
+                f"the coordinator of {told.key} was not found: {Errors.for_code(told.error_code).__name__}"
+            )
+        else:
+            by_node.setdefault(told.node_id, []).append(told.key)
+
+    async def ask(node_id: int, keys: list[str]) -> Any:
+        return await target.send(DescribeTransactionsRequest(transactional_ids=keys), node_id)
+
+    asked = {node_id: target.net.call_soon_with_future(ask, node_id, keys) for node_id, keys in by_node.items()}
+    found: list[str] = []
+    deadline = time.monotonic() + _ANSWERED_IN_S
+    for node_id, future in asked.items():
+        if not await _is_done(target, future, deadline):
+            unknown.update({key: _silent(key, node_id) for key in by_node[node_id]})
+            continue
+        try:
+            states = (await future).transaction_states
+        except Errors.KafkaError as error:
+            why = f"the coordinator of its gap transactions does not answer: {type(error).__name__}: {error}"
+            unknown.update(dict.fromkeys(by_node[node_id], why))
+            continue
+        for state in states:
+            if state.error_code and state.error_code not in _NEVER_USED:
+                name = Errors.for_code(state.error_code).__name__
+                unknown[state.transactional_id] = f"the coordinator of its gap transactions answers {name}"
+            elif not state.error_code and state.transaction_state in _OPEN:
+                found.append(state.transactional_id)
+    return found, unknown
+
+
+async def _is_done(target: Cluster, future: Future, deadline: float) -> bool:
+    """Whether a future is done by then (monotonic); what it brings is not read."""
+    done = Future()
+
+    def finish(*_: object) -> None:
+        if not done.is_done:
+            done.success(None)
+
+    timer = target.net.call_later(max(0.0, deadline - time.monotonic()), finish)
+    future.add_both(finish)
+    await done
+    target.net.cancel(timer)
+    return bool(future.is_done)
+
+
+def _silent(transactional_id: str, node_id: int | None) -> str:
+    where = "" if node_id is None else f" at broker {node_id}"
+    return f"the coordinator of transactional id {transactional_id}{where} does not respond"

@@ -1,0 +1,499 @@
+"""One partition being copied: what is appended next, and what an answer means.
+
+Laws (DESIGN.md of the package, M1-M4):
+A. What is queued starts exactly at `position`: batches, and the gaps between them.
+B. The sequence of a batch follows from the target's log alone, so every writer
+   gives the same batch the same sequence.
+C. After anything that is not the expected answer the partition drains what is
+   in flight, and its place is read again from the target's log.
+D. Sequences have no gaps, so a batch that was appended proves all before it.
+E. What would stop the partition is believed only when it was found three times
+   without an acknowledged append in between.
+F. A gap is filled when all before it is acknowledged, and nothing goes out
+   behind it before it is filled: what fills it has no sequence in common with
+   the batches.
+G. A broker that does not know a producer takes any sequence: a batch in flight
+   after one that is refused would then lie in its place.  So batches are in
+   flight together only while the broker surely remembers the producer: after
+   `resume` one goes alone, and so does each one after records that are so old
+   that the broker may forget the producer at any moment (it counts from their
+   timestamps; AppendRules.remembered_ms).
+H. The log of a topic that was made anew while nothing was appended takes the next batch at its start.  So what was idle
+   is appended to only when the log was seen to end at `acked` just before, with all of it replicated; steady appending shows
+   that by itself.
+
+No I/O and no clock here: the copier does the one and passes the other.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.log_ends import Unreplicated
+from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.cluster.produce import NO_APPEND_TIME, add_sequence
+from tolerant_client.errors import (
+    OversizedRecordError,
+    RecordBatchError,
+    RecoveryExhaustedError,
+    TargetDivergedError,
+    TolerantClientError,
+)
+from tolerant_client.mirror.batches.appendable import Appendable, AppendRules, AppendState, Claim, appendable, cover
+from tolerant_client.mirror.batches.gaps import Gap, GapFill
+from tolerant_client.records.record_batch import BatchHeader, restamp
+
+BELIEVED_AFTER = 3
+_BEHIND_A_GAP = 1 << 20  # bytes that may wait for a gap to be filled, beside what came in the same answer
+_IDLE_S = 2.0  # without an acknowledged append
+_FORGOTTEN = float("-inf")
+_ABSENT_S = 3.0  # a broker hears of a new topic a little later than the others
+
+# Refusals that only say "this is not the next batch": somebody else appended it
+# (45, 46), or the broker's state of the producer is not what we read (47, 59).
+_NOT_NEXT = {
+    Errors.OutOfOrderSequenceNumberError.errno,
+    Errors.DuplicateSequenceNumberError.errno,
+    Errors.InvalidProducerEpochError.errno,
+    Errors.UnknownProducerIdError.errno,
+    Errors.OffsetOutOfRangeError.errno,
+}
+
+
+def times_rewritten(partition: str, first: int, until: int) -> TargetDivergedError:
+    """What it means that the target's brokers gave records times of their own."""
+    return TargetDivergedError(
+        f"The target log of {partition} has offsets {first} to {until} with times that its brokers gave them, not the"
+        " source's: message.timestamp.type of the topic is LogAppendTime, or was while they were written. Set it to CreateTime"
+        " and delete the topic on the target: the next start fills it again"
+    )
+
+
+class Phase(enum.Enum):
+    SYNCING = "syncing"
+    COPYING = "copying"
+    DRAINING = "draining"
+    PAUSED = "paused"  # left alone until `not_before`: by policy, with an error, or until the source catches up
+    STOPPED = "stopped"
+
+
+class PartitionCopy:
+    """State of one partition; `until` is the offset to reach at least, or None."""
+
+    def __init__(self, partition: TopicPartition, until: int | None, now: float) -> None:
+        self.partition = partition
+        self.until = until
+        self.phase = Phase.SYNCING
+        self.position = -1  # next source offset to queue
+        self.acked = -1  # every offset before it is on the target
+        self.last_stable_offset = -1  # of the source
+        self.leader_epoch = -1  # of the source, of the last batch that was taken
+        self.former_epoch = -1  # the one before a new one showed up, until both logs were compared
+        self.term: int | None = None  # of the claim under which its place was read (claims.py, law H)
+        self.in_flight = 0
+        self.queue: deque[Appendable] = deque()
+        self.queued_bytes = 0
+        self.queued_gaps = 0
+        self.was_held_back = False  # what waits for a gap was enough; to be fetched again when it is gone
+        self.hold_until = now  # copies for its owner until then, and after it while nobody else writes
+        self.lease_until = now
+        self.adopted_at = now
+        self.not_before = now
+        self.first_round = 0  # earlier fetch rounds asked for another position
+        self.bytes = 0
+        self.filled = 0  # offsets in gaps
+        self.losses = 0  # ledger rows
+        self.troubles = 0
+        self.error: TolerantClientError | None = None
+        self._state = AppendState(-1, -1, -1, 0)
+        self._rules: AppendRules | None = None
+        self._shown: frozenset[Claim] = frozenset()  # what the last answer said and no checksum proves
+        self._first_log_end: int | None = None
+        self._absent_since: float | None = None
+        self.is_looked_at = False  # where its log ends is being asked
+        self._misplaced = ""  # what says that the target's log has become shorter than what was acknowledged
+        self._checked_at = now
+        self._remembered_until_ms: float = (
+            _FORGOTTEN  # until then the broker knows the producer, whatever it appends of ours
+        )
+        self.has_doubtful_facts = False  # the target refused what its topic's configuration, as we read it, takes
+        self.retimed: list[tuple[int, int]] = []  # offsets of batches whose response told another time than theirs
+        self._troubled_since: float | None = None
+        self._ahead_since: float | None = None  # the target keeps more than the source has
+        self.log_start = 0  # where the log is to begin that this process fills up to there
+        self.left_out: set[int] = set()  # offsets of records that the user's policy gave up
+        self.too_large: OversizedRecordError | None = None  # a record that no batch of the target can hold
+        self.dry_since: float | None = None  # the source has something stable, and answers nothing
+        self._reasons: deque[str] = deque(maxlen=5)
+        self._doubts = 0
+        self._damage = ""
+
+    def __str__(self) -> str:
+        return f"{self.partition.topic}-{self.partition.partition}"
+
+    @property
+    def is_behind(self) -> bool:
+        return self.position < self.last_stable_offset
+
+    @property
+    def has_reached(self) -> bool:
+        return self.until is None or self.acked >= self.until
+
+    @property
+    def records(self) -> int:
+        """Offsets that the target's log has gained, by whichever writer of the link."""
+        return 0 if self._first_log_end is None else self.acked - self._first_log_end
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether the target's log was read, and is a copy so far."""
+        return self._first_log_end is not None
+
+    def rests(self, after_s: float, now: float) -> bool:
+        """Whether it has nothing to append, and the last append was acknowledged that long ago."""
+        is_idle = not self.in_flight and not self.queue and self.is_placed
+        return is_idle and self.phase in (Phase.COPYING, Phase.PAUSED) and now - self._checked_at >= after_s
+
+    @property
+    def is_drained(self) -> bool:
+        return self.phase is Phase.DRAINING and self.in_flight == 0
+
+    @property
+    def way(self) -> GapFill:
+        """How its gaps are filled."""
+        assert self._rules is not None
+        return self._rules.way
+
+    @property
+    def max_batch_bytes(self) -> int:
+        assert self._rules is not None
+        return self._rules.max_batch_bytes
+
+    def resume(self, state: AppendState, rules: AppendRules, now: float) -> None:
+        """Goes on from what the target's log says."""
+        if state.log_end > self.acked:
+            self._moved()
+        self._state = state
+        self._rules = rules
+        self._reached(state.log_end)
+        self._ahead_since = None
+        self.was_held_back = False
+        self._absent_since = None
+        self._misplaced = ""
+        self.phase = Phase.COPYING
+        self.error = None
+        self.former_epoch = -1
+        self._checked_at = now
+        self._remembered_until_ms = _FORGOTTEN
+
+    def take(self, part: FetchedPartition, until: int | None, now_ms: int) -> list[Appendable]:
+        """What is appended next of an answer to a fetch at `position`; moves the position over it.
+
+        Raises what appendable() does.
+        """
+        assert self._rules is not None
+        course = appendable(part, self.position, until, self._rules, self._shown, now_ms)
+        self._shown = course.shown
+        self.position = course.position
+        self.left_out.difference_update([offset for offset in self.left_out if offset < self.position])
+        self.leader_epoch = max(self.leader_epoch, course.leader_epoch)
+        return course.items
+
+    def leave_out(self, until_offset: int, now_ms: int) -> list[Appendable]:
+        """Offsets from the position on that are given up, as what is appended next; not all of them where they are many.
+
+        Always as records: another writer may still have what was lost, and only their sequence makes the broker choose.
+        """
+        assert self._rules is not None
+        self._troubled_since = None
+        rules = self._rules._replace(way=GapFill.RECORDS)
+        items, self.position = cover(Gap(self.position, until_offset), rules, now_ms)
+        return items
+
+    def enqueue(self, item: Appendable) -> int:
+        """Queues what is next and returns its bytes; a batch is stamped, in place, with our producer."""
+        self.queue.append(item)
+        if isinstance(item, Gap):
+            self.queued_gaps += 1
+            return 0
+        header, batch = item
+        state = self._state
+        restamp(batch, state.producer_id, state.producer_epoch, state.next_sequence)
+        self._state = state._replace(next_sequence=add_sequence(state.next_sequence, header.last_offset_delta + 1))
+        self.queued_bytes += header.size
+        return header.size
+
+    def dequeue(self) -> Appendable:
+        """Takes what is next out of the queue."""
+        item = self.queue.popleft()
+        if isinstance(item, Gap):
+            self.queued_gaps -= 1
+        else:
+            self.queued_bytes -= item[0].size
+        return item
+
+    def is_idle(self, now: float) -> bool:
+        """Whether the end of the log is to be looked at before the next append (Law H)."""
+        return not self.in_flight and now - self._checked_at > _IDLE_S
+
+    def looked_at(self, log_end: int | Unreplicated | Exception | None, now: float) -> None:
+        """Takes what the target's leader said of the end of the log (Law H)."""
+        self.is_looked_at = False
+        if log_end == self.acked:
+            self._checked_at = now
+        elif isinstance(log_end, int):
+            self.trouble(f"the target's log was left ending at {self.acked}, and ends at {log_end} now", now)
+        elif isinstance(log_end, Unreplicated):
+            self.trouble(str(log_end), now)
+        else:
+            self.trouble(f"the end of the target's log could not be read: {type(log_end).__name__}", now)
+
+    def rested(self) -> None:
+        """Takes it that its log is as it was left: former trouble is over where nothing waits to be copied."""
+        has_all = 0 <= self.last_stable_offset <= self.acked or self.until is not None and self.has_reached
+        if has_all and self.phase is Phase.COPYING:
+            self._moved()
+
+    def may_send(self, now_ms: float) -> bool:
+        """Whether the next batch may go out now (Law G); `now_ms` is the time of day."""
+        return not self.in_flight or now_ms < self._remembered_until_ms
+
+    def sent(self, header: BatchHeader) -> None:
+        """Takes it that a batch is in flight."""
+        assert self._rules is not None
+        self.in_flight += 1
+        self._remembered_until_ms = min(self._remembered_until_ms, header.max_timestamp + self._rules.remembered_ms)
+
+    @property
+    def is_held_back(self) -> bool:
+        """True while so much waits for a gap to be filled that no more should be fetched."""
+        return self.queued_gaps > 0 and self.queued_bytes > _BEHIND_A_GAP
+
+    def is_lease_over(self, now: float, append_lease_s: float) -> bool:
+        """M4: a broker forgets an idle producer, so an old view of the log must not be appended to."""
+        return now - self._checked_at > append_lease_s
+
+    def appended(
+        self, header: BatchHeader, error_code: int, base_offset: int, now: float, log_append_time: int = NO_APPEND_TIME
+    ) -> None:
+        """Takes the answer for one batch that was in flight."""
+        if error_code == 0 and log_append_time not in (NO_APPEND_TIME, header.max_timestamp):
+            # Either a time that the broker has given, or that of the same batch, sent before: the log will tell.
+            self.retimed.append((base_offset, base_offset + header.last_offset_delta + 1))
+            self.has_doubtful_facts = True
+            self.trouble(f"the response for offset {base_offset} tells another time than that of its records", now)
+        elif error_code == 0 and base_offset == header.base_offset:
+            if self.phase is Phase.COPYING:
+                assert self._rules is not None
+                self.acked = max(self.acked, header.next_offset)
+                self._checked_at = now
+                if not self.in_flight:
+                    self._remembered_until_ms = header.max_timestamp + self._rules.remembered_ms
+            self.bytes += header.size
+            self._progress()
+        elif self.acked >= header.next_offset:
+            pass  # Law D: a later batch was appended, so this one was
+        elif error_code == 0:
+            # M3: either the answer is wrong or somebody else writes; the log will tell.
+            finding = f"offset {header.base_offset} was appended at {base_offset}"
+            if base_offset < header.base_offset:
+                self._misplaced = finding
+            self.trouble(finding, now)
+        else:
+            self.refused("append", error_code, now)
+
+    def gap_filled(self, gap: Gap, log_end: int, now: float) -> None:
+        """Takes the log end that was seen once a gap was filled."""
+        if log_end == gap.until_offset:
+            if self.phase is Phase.COPYING:
+                self.acked = max(self.acked, log_end)
+                self._checked_at = now
+            self.filled += gap.until_offset - gap.from_offset
+            self._progress()
+        else:
+            self.trouble(f"the log ends at {log_end} behind the gap {gap.from_offset} to {gap.until_offset}", now)
+
+    def not_filled(self, gap: Gap, error: Errors.KafkaError, now: float) -> None:
+        """Takes it that a gap could not be filled, or that nobody knows."""
+        finding = f"the gap {gap.from_offset} to {gap.until_offset} was not filled: {type(error).__name__}: {error}"
+        if getattr(error, "retriable", False):
+            self.trouble(finding, now)
+        elif isinstance(error, TolerantClientError):
+            self.doubt(error, now)
+        else:
+            self.doubt(TolerantClientError(f"{self}: {finding}; check the mirror's ACLs, or set gap.fill=records"), now)
+
+    def lost(self, header: BatchHeader, reason: str, now: float) -> None:
+        """Takes it that the answer for a batch in flight will not come."""
+        if self.acked < header.next_offset:
+            self.trouble(reason, now)
+
+    def refused(self, doing: str, error_code: int, now: float) -> None:
+        """Takes an error code of a fetch or an append."""
+        error = Errors.for_code(error_code)
+        reason = f"{doing} answered {error.__name__}"
+        if error_code in _NOT_NEXT or getattr(error, "retriable", False):
+            self.trouble(reason, now)
+        else:
+            self.has_doubtful_facts = True
+            self.doubt(
+                TolerantClientError(
+                    f"{self}: {doing} at offset {self.acked} was refused with {error.__name__}"
+                    f" (error {error_code}: {getattr(error, 'description', '')}); check the topic's configuration and ACLs"
+                ),
+                now,
+            )
+
+    def doubt(self, error: TolerantClientError, now: float) -> None:
+        """Takes a finding that stops the partition, if it is found again (Law E).
+
+        Damage that differs from one response to the next was done on the way: only the same is found again.
+        """
+        if isinstance(error, RecordBatchError) and str(error) != self._damage:
+            self._damage, self._doubts = str(error), 0
+        if self.is_believed(str(error), now):
+            self.stop(error)
+
+    def absent(self, now: float) -> None:
+        """Takes it that the target does not have the partition; believed when that lasts."""
+        if self._absent_since is None:
+            self._absent_since = now
+        if now - self._absent_since > _ABSENT_S:
+            self.stop(
+                TolerantClientError(
+                    f"{self}: the target no longer has this partition, its topic was deleted there;"
+                    " the next start creates the topic and fills it again"
+                )
+            )
+        else:
+            self.trouble("the target topic is not there", now)
+
+    def is_too_large(self, log_end: int, max_batch_bytes: int) -> bool:
+        """True while the record that was found too large is still the next one, and still too large."""
+        if self.too_large is not None and (log_end > self.too_large.offset or max_batch_bytes > self.too_large.limit):
+            self.too_large = None
+        return self.too_large is not None
+
+    @property
+    def misplaced(self) -> TargetDivergedError | None:
+        """What it means that the target's log differs from the source's, if a batch of ours went to a lower offset.
+
+        A broker that knows nothing of a producer takes any sequence, so a log that was made anew, empty, between two
+        batches takes the second one at its start.
+        """
+        if not self._misplaced:
+            return None
+        return TargetDivergedError(
+            f"The target log of {self} has become shorter while the mirror wrote it: {self._misplaced}; its topic was deleted"
+            " and created again there, or an election took records back. Delete the target topic: the next start creates it"
+            " and fills it again"
+        )
+
+    def is_believed(self, finding: str, now: float) -> bool:
+        """True for what was found often enough; trouble before that (Law E).
+
+        What several batches in flight are refused for is found once.
+        """
+        if self.phase in (Phase.STOPPED, Phase.DRAINING):
+            return False
+        self._doubts += 1
+        if self._doubts >= BELIEVED_AFTER:
+            return True
+        self.trouble(finding, now)
+        return False
+
+    def trouble(self, reason: str, now: float) -> None:
+        """Starts to drain: the place is read from the target's log once all in flight is settled."""
+        if self.phase in (Phase.STOPPED, Phase.DRAINING):
+            return
+        self.phase = Phase.DRAINING
+        self._shown = frozenset()
+        self.troubles += 1
+        if self._troubled_since is None:
+            self._troubled_since = now
+        elif len(self._reasons) > 1:
+            self.not_before = now + min(0.01 * 2 ** min(self._doubts + len(self._reasons), 7), 1.0)
+        self._reasons.append(reason)
+
+    def give_up_after(self, patience_s: float, now: float) -> None:
+        """Stops a partition that had nothing but trouble for `patience_s`."""
+        if (
+            self._troubled_since is not None
+            and now - self._troubled_since > patience_s
+            and self.phase is not Phase.STOPPED
+        ):
+            self.stop(
+                RecoveryExhaustedError(
+                    f"{self}: no progress for {patience_s:.0f} s at offset {self.acked}; check the brokers that lead it",
+                    tuple(self._reasons),
+                )
+            )
+
+    @property
+    def is_troubled(self) -> bool:
+        """Whether it had nothing but trouble since it last moved: give_up_after says what that was."""
+        return self._troubled_since is not None
+
+    def waits(self, after_s: float, now: float) -> tuple[float, str] | None:
+        """Since when nothing moves though there is something to copy, if that is longer than `after_s`, and the last reason."""
+        if self._ahead_since is not None:
+            since, reason = (
+                self._ahead_since,
+                f"the source has not come to offset {self.acked} again, which the target keeps",
+            )
+        elif self._troubled_since is not None and (
+            self.phase is not Phase.COPYING or self.acked < self.last_stable_offset
+        ):
+            since, reason = self._troubled_since, self._reasons[-1]
+        else:
+            return None
+        is_over = self.phase is Phase.STOPPED or self.error is not None
+        return None if is_over or now - since < after_s else (since, reason)
+
+    def drop_queue(self) -> int:
+        """Forgets what is queued and returns its bytes; the copier does so after every trouble."""
+        dropped = self.queued_bytes
+        self.queue.clear()
+        self.queued_bytes = self.queued_gaps = 0
+        return dropped
+
+    def pause(self, error: TolerantClientError, until: float) -> None:
+        """Leaves the partition alone for a time: the user's policy."""
+        self.phase = Phase.PAUSED
+        self.error = error
+        self.not_before = until
+        self._troubled_since = None
+
+    def wait(self, log_end: int, now: float, until: float) -> None:
+        """Takes the target's log end as reached, and leaves the partition alone for a time."""
+        if self._ahead_since is None:
+            self._ahead_since = now
+        self._reached(log_end)
+        self.phase = Phase.PAUSED
+        self.error = None
+        self.not_before = until
+        self._troubled_since = None
+
+    def stop(self, error: TolerantClientError) -> None:
+        self.phase = Phase.STOPPED
+        self.error = error
+
+    def _reached(self, log_end: int) -> None:
+        if self._first_log_end is None:
+            self._first_log_end = log_end
+        elif log_end < self.acked:
+            self._first_log_end -= self.acked - log_end  # what an election or a deletion took back is copied again
+        self.position = self.acked = log_end
+
+    def _progress(self) -> None:
+        self._moved()
+        self._doubts = 0
+
+    def _moved(self) -> None:
+        """Takes it that the log has grown, or is whole; whether what was refused stays refused only an answer shows."""
+        self._troubled_since = None
+        self._reasons.clear()

@@ -1,0 +1,159 @@
+"""Do batches of the link lie where it wanted them?  Their sequences say so (M2): each counts what the link wrote before it.
+
+Laws:
+- A batch follows on the one before it of the same producer id: its sequence is the next.  Where offsets are missing between
+  the two it may be ahead by as many (the cleaner took batches), or be its own offset (the broker had forgotten the producer).
+- The first batch of a producer id says its place only where its sequence is its offset.
+- A gap has batches without sequences.  Those of a transaction are the link's only where they were aborted, and are filler.
+- A batch that repeats a sequence was appended twice, one that is ahead follows on a batch that was refused: either lies where
+  the source has something else, which is no loss of the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.produce import add_sequence
+from tolerant_client.mirror.batches.divergence import read_headers, read_slices
+from tolerant_client.mirror.batches.gaps import is_filler, is_filler_marker
+from tolerant_client.records.read_committed import ABORT
+from tolerant_client.records.record_batch import BatchHeader, control_type, iter_batches
+
+_STEPS_BACK = 50  # batches that are looked at for one of the link
+_HALF = 1 << 30  # of all sequences
+_READ_BYTES = 4 << 20  # at once
+_MOST_BYTES = 256 << 20  # of a log that are read for the headers of its batches
+
+
+class Places(NamedTuple):
+    """What the sequences of a stretch say: `wrong` is the first batch out of place; unproved is what nothing contradicts."""
+
+    is_proved: bool
+    wrong: BatchHeader | None = None
+
+
+def is_in_place(header: BatchHeader, before: BatchHeader | None) -> bool | None:
+    """Whether a batch of the link lies where it belongs; `before` is the link's last one before it.  None: nothing says so."""
+    is_at_its_offset = header.base_sequence == add_sequence(header.base_offset, 0)
+    if before is None or before.producer_id != header.producer_id:
+        return is_at_its_offset or None
+    ahead = add_sequence(header.base_sequence, -add_sequence(before.base_sequence, before.last_offset_delta + 1))
+    missing = header.base_offset - before.next_offset
+    return ahead == 0 or missing > 0 and (ahead <= missing or is_at_its_offset and ahead < _HALF)
+
+
+async def read_places(
+    target: Cluster, partition: TopicPartition, bounds: tuple[int, int], first: BatchHeader, own: Collection[int]
+) -> Places:
+    """Whether all batches from `first`, one of the link, up to the end of `bounds` lie where they belong.
+
+    `bounds` are those of what the link has written; what fills gaps in transactions has no place that could be wrong.
+    Unproved, too, where that is more than is read: the batches of 256 MB.
+    """
+    before = await _before(target, partition, bounds[0], first, own)
+    at, is_proved, read = first.base_offset, True, 0
+    while at < bounds[1] and (batches := await _batches(target, partition, at)):
+        headers = [header for header, _ in batches]
+        for header in headers:
+            if fills_gap(header):
+                continue
+            says = is_in_place(header, before) if header.producer_id in own else False
+            if says is False:
+                return Places(False, header)
+            is_proved = is_proved and says is True
+            before = header
+        at = headers[-1].next_offset
+        read += sum(header.size for header in headers)
+        if read >= _MOST_BYTES and at < bounds[1]:
+            return Places(False)
+    return Places(is_proved)
+
+
+async def _before(
+    target: Cluster, partition: TopicPartition, start: int, first: BatchHeader, own: Collection[int]
+) -> BatchHeader | None:
+    passed = await step_back(target, {partition: first}, {partition: start}, lambda h: h is first or fills_gap(h))
+    found = passed[partition]
+    return found if found is not first and not fills_gap(found) and found.producer_id in own else None
+
+
+def fills_gap(header: BatchHeader) -> bool:
+    """Whether a batch is of the kinds that take the place of offsets without records: no plain data."""
+    return header.is_control or header.is_transactional
+
+
+async def step_back(
+    target: Cluster,
+    last: Mapping[TopicPartition, BatchHeader],
+    least: Mapping[TopicPartition, int],
+    passes: Callable[[BatchHeader], bool],
+    steps: int = _STEPS_BACK,
+) -> dict[TopicPartition, BatchHeader]:
+    """The last batch of each partition that `passes` is not true for; the first that was reached where there is none.
+
+    None below the offset `least` is looked at, and so many of a partition at most; one request a broker and step.
+    """
+    found = dict(last)
+    for _ in range(steps):
+        back = {p: h.base_offset - 1 for p, h in found.items() if passes(h) and h.base_offset > least[p]}
+        before = await read_headers(target, back) if back else {}
+        if not before:
+            break
+        found |= before
+    return found
+
+
+async def ends_in_gap(
+    target: Cluster, partition: TopicPartition, last: BatchHeader, own: Collection[int], adopted: int, copied: int
+) -> bool:
+    """Whether a log ends with what the link writes into gaps: a filler marker, aborted filler, or bare abort markers.
+
+    Bare markers have the id of a transaction; what is before them tells whose they are: a batch of the link, what it
+    `adopted`, or nothing that was there ever, or not since the link had `copied` as far.  What was adopted may end with
+    any: a failback begins with the log of its target, which was the source.
+    """
+    if last.next_offset <= adopted:
+        return True
+    header = last
+    for _ in range(_STEPS_BACK):
+        if is_filler_marker(header):
+            return True
+        if not header.is_control:
+            break
+        batches = await _batches(target, partition, header.base_offset, max_bytes=1)
+        if not batches or control_type(batches[0][1]) != ABORT:
+            return False
+        if header.base_offset <= max(adopted, copied):
+            return True
+        before = (await read_headers(target, {partition: header.base_offset - 1})).get(partition)
+        if before is None:
+            return False
+        header = before
+    if not header.is_transactional or header.is_control:
+        return header.is_control or header.producer_id in own
+    span = (header.base_offset, header.next_offset)
+    records = (await read_slices(target, {partition: span}, is_committed=False))[partition].records
+    return bool(records) and all(map(is_filler, records.values()))
+
+
+async def _batches(
+    target: Cluster, partition: TopicPartition, at: int, max_bytes: int | None = None
+) -> Sequence[tuple[BatchHeader, memoryview]]:
+    """A stretch of batches, from the one on that has an offset; that one alone where `max_bytes` has room for no more."""
+    batches: list[tuple[BatchHeader, memoryview]] = []
+
+    async def ask() -> None:
+        (part,) = await target.fetch(
+            await target.leader(partition), {partition: at}, max_wait_ms=0, partition_max_bytes=max_bytes or _READ_BYTES
+        )
+        if part.error_code:
+            raise Errors.for_code(part.error_code)(f"Fetch of {partition.topic}-{partition.partition}")
+        batches[:] = [(header, batch) for header, batch in iter_batches(part.records) if header.next_offset > at]
+
+    await target.insist("reading where batches lie", ask)
+    return batches

@@ -1,0 +1,72 @@
+"""A few looks at whole logs, at a start, where the source's brokers tell no topic ids (before Kafka 2.8).
+
+A log whose end is the source's may have the records of a former topic of that name before: one that was made anew while a
+mirror, of another version or for a moment, did not see it.  Such records lie where the log begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import EARLIEST, Cluster
+from tolerant_client.errors import TargetDivergedError
+from tolerant_client.mirror.batches.divergence import (
+    COMPARED_OFFSETS,
+    first_difference,
+    is_copy,
+    read_headers,
+    read_slices,
+)
+from tolerant_client.mirror.batches.losses import LedgerRow
+
+_PROBES = 3  # of each log: where it begins, and at its thirds
+
+Rows = Mapping[TopicPartition, Collection[LedgerRow]]
+
+
+async def probe_logs(
+    source: Cluster,
+    target: Cluster,
+    ends: Mapping[TopicPartition, int],
+    adopted: Mapping[TopicPartition, int],
+    read_rows: Callable[[], Awaitable[Rows]],
+) -> dict[TopicPartition, TargetDivergedError]:
+    """Partitions of which the target has, before `ends`, other records than the source, and what that means.
+
+    What was adopted is passed over, and what the ledger's rows tell; they are read where logs differ.  Raises KafkaError.
+    """
+    starts = await source.list_offsets(dict.fromkeys(ends, EARLIEST)) if ends else {}
+    copied = await target.list_offsets(dict.fromkeys(ends, EARLIEST)) if ends else {}
+    spans = {p: (max(starts[p], copied[p], adopted.get(p, 0)), end) for p, end in ends.items()}
+    found: dict[TopicPartition, TargetDivergedError] = {}
+    for n in range(_PROBES):
+        at = {
+            p: start + (end - start) * n // _PROBES
+            for p, (start, end) in spans.items()
+            if start < end and p not in found
+        }
+        ours, theirs = await read_headers(target, at), await read_headers(source, at)
+        unproved = {
+            p: (offset, min(offset + COMPARED_OFFSETS, ends[p]))
+            for p, offset in at.items()
+            if p not in ours or p not in theirs or not is_copy(ours[p], theirs[p])
+        }
+        originals = await read_slices(source, unproved, is_committed=True)
+        copies = await read_slices(target, unproved, is_committed=False)
+        differing = {p for p in unproved if first_difference(originals[p], copies[p]) is not None}
+        rows = await read_rows() if differing else {}
+        for p in differing:
+            accepted = [range(row.from_offset, row.until_offset) for row in rows.get(p, ())]
+            if (offset := first_difference(originals[p], copies[p], accepted)) is not None:
+                found[p] = _diverged(p, offset)
+    return found
+
+
+def _diverged(partition: TopicPartition, offset: int) -> TargetDivergedError:
+    return TargetDivergedError(
+        f"The target log of {partition.topic}-{partition.partition} has at offset {offset} another record than the source,"
+        " though both end alike: the source's topic was deleted and created again while it was copied, or somebody else wrote"
+        " there first. Delete the target topic: the next start fills it again"
+    )

@@ -1,0 +1,88 @@
+"""Looks at the target's logs of partitions that have nothing to append: what became of them shows by no response.
+
+Laws:
+- Each log that rests is looked at every LOOK_S.  One that does not end where the copy does, or does not tell its end, is
+  trouble: its place is read again, and what both logs show then decides (resume_point.py).
+- One that ends where the copy does, which has all of the source, ends the trouble before: who rests does not wait.
+- A look is one ListOffsets a node, however many partitions it leads.
+- A node that does not respond says nothing of its logs: they are looked at again, by then at whoever leads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
+
+LOOK_S = 30.0
+_RESTS_S = 2.0  # since the last append that was acknowledged
+
+
+class RestingLogs:
+    """Looks at the logs of a target; on its loop.
+
+    `spawn` runs a coroutine beside the caller; `on_trouble` gets each partition whose log is not what it was.
+    """
+
+    def __init__(
+        self,
+        target: Cluster,
+        clock: Callable[[], float],
+        spawn: Callable[..., None],
+        on_trouble: Callable[[PartitionCopy], None],
+    ) -> None:
+        self._target = target
+        self._clock = clock
+        self._spawn = spawn
+        self._on_trouble = on_trouble
+        self._next_look = clock() + LOOK_S
+        self._asked: set[int] = set()  # nodes that have not responded yet
+
+    def look(self, copies: Iterable[PartitionCopy]) -> None:
+        """Begins a look at those of these partitions that rest, if it is time for one."""
+        now = self._clock()
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_S
+        by_node: dict[int | None, list[PartitionCopy]] = {}
+        for copy in copies:
+            if _rests(copy, _RESTS_S, now):
+                by_node.setdefault(self._target.known_leader(copy.partition), []).append(copy)
+        for copy in by_node.pop(None, ()):
+            self._told(copy, Errors.LeaderNotAvailableError())
+        for node_id, resting in by_node.items():
+            if node_id is not None and node_id not in self._asked:
+                self._asked.add(node_id)
+                self._spawn(self._look_at, node_id, resting)
+
+    async def _look_at(self, node_id: int, copies: list[PartitionCopy]) -> None:
+        acked = {copy.partition: copy.acked for copy in copies}
+        wanted: dict[TopicPartition, int] = dict.fromkeys(acked, LATEST)
+        try:
+            ends = await self._target.offsets_at(node_id, wanted, wanted, 0)
+        except Errors.KafkaError:
+            self._target.manager.cluster.request_update()
+            return
+        finally:
+            self._asked.discard(node_id)
+        now = self._clock()
+        for copy in copies:
+            if copy.acked == acked[copy.partition] and _rests(
+                copy, 0.0, now
+            ):  # what was appended since shows it itself
+                self._told(copy, ends.get(copy.partition))
+
+    def _told(self, copy: PartitionCopy, log_end: int | Exception | None) -> None:
+        if log_end == copy.acked:
+            copy.rested()
+        else:
+            copy.looked_at(log_end, self._clock())
+            self._on_trouble(copy)
+
+
+def _rests(copy: PartitionCopy, after_s: float, now: float) -> bool:
+    return copy.phase is Phase.COPYING and copy.rests(after_s, now)

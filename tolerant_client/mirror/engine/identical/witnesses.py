@@ -1,0 +1,104 @@
+"""Is the topic that a name stands for on the source still the one that was copied?
+
+Brokers before Kafka 3.1 are asked by names: of a topic that was deleted and made anew between two fetches they answer what
+the new one has at the position.  Laws:
+A. What a name stood for is known for the moment when a fetch was sent that was answered without an error.  Records that come
+   within UNSEEN_S of it are believed: so fast no topic is deleted, made anew and filled beyond a copier's position.
+B. Later ones are believed when the source, after they came, still has a batch that it had of the topic before, its *witness*:
+   the same header with the same checksum.  Topics do not come back.
+C. A partition's first witness is read before both logs are compared at its start, so that this proves it; later ones come
+   with records that were believed.  What comes first after a comparison is doubted in any case.
+D. Where the source does not show the witness (another topic, or the cleaner or retention took it) both logs are compared
+   anew.  Where none can be had (formats v0 and v1, nothing left) that happens for records that come later than UNSHOWN_S,
+   and what comes first after the comparison is believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.mirror.batches.divergence import read_headers
+from tolerant_client.records.record_batch import HEADER_SIZE, BatchHeader, read_header
+
+UNSEEN_S = 0.2
+UNSHOWN_S = 1.0
+
+_PARTITIONS = 200  # of a request
+_BYTES = 16 << 10  # of each; a batch that is larger is read alone
+
+
+class Witnesses:
+    """The witness of each partition that is fetched by its name; on the event loop of `source`."""
+
+    def __init__(self, source: Cluster) -> None:
+        self._source = source
+        self._known: dict[TopicPartition, BatchHeader] = {}
+
+    def saw(self, part: FetchedPartition) -> None:
+        """Takes the first batch of an answer that was believed; before the batch is stamped."""
+        if (header := _first(part)) is not None:
+            self._known[part.partition] = header
+
+    def doubt(self, partition: TopicPartition, unseen_s: float, *, is_compared: bool) -> bool:
+        """Whether records are to be looked at again (`missing`) that came `unseen_s` after their topic was seen last.
+
+        `is_compared`: they are the first ones since both logs were compared.
+        """
+        if partition in self._known:
+            return is_compared or unseen_s > UNSEEN_S
+        return not is_compared and unseen_s > UNSHOWN_S
+
+    async def look(self, target: Cluster, partitions: Iterable[TopicPartition]) -> None:
+        """Reads the witnesses of partitions that have none, at the end of what was copied; raises KafkaError."""
+        await self._source.connect()
+        unknown = [] if self._source.fetches_by_id else [p for p in partitions if p not in self._known]
+        if not unknown:
+            return
+        copied = await target.list_offsets(dict.fromkeys(unknown, LATEST))
+        there = await self._source.list_offsets(dict.fromkeys(unknown, LATEST))
+        self._known |= await read_headers(
+            self._source, {p: end - 1 for p in unknown if (end := min(copied[p], there[p])) > 0}
+        )
+
+    async def missing(self, node_id: int, partitions: Collection[TopicPartition]) -> set[TopicPartition]:
+        """Those whose witness the node, their leader, does not show now; they have none any more."""
+        unseen = {p for p in partitions if p in self._known}
+        missing = set(partitions) - unseen
+        try:
+            for chunk in (*_chunks(sorted(unseen)), *([p] for p in sorted(unseen))):
+                if not (asked := {p: self._known[p].base_offset for p in chunk if p in unseen}):
+                    continue
+                for part in await self._source.fetch(node_id, asked, max_wait_ms=0, partition_max_bytes=_BYTES):
+                    if (
+                        part.error_code
+                        or (header := _first(part)) is not None
+                        and header != self._known[part.partition]
+                    ):
+                        missing.add(part.partition)
+                        unseen.discard(part.partition)
+                    elif header is not None:
+                        unseen.discard(part.partition)
+        except Errors.KafkaError:
+            pass  # what was not seen is not there
+        missing |= unseen
+        for partition in missing:
+            self._known.pop(partition, None)
+        return missing
+
+
+def _first(part: FetchedPartition) -> BatchHeader | None:
+    """The header of the first batch; None without one, and for message sets."""
+    if len(part.records) < HEADER_SIZE:
+        return None
+    header = read_header(part.records)
+    return header if header.magic == 2 else None
+
+
+def _chunks(partitions: Sequence[TopicPartition]) -> Iterator[Sequence[TopicPartition]]:
+    for start in range(0, len(partitions), _PARTITIONS):
+        yield partitions[start : start + _PARTITIONS]

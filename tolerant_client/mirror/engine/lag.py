@@ -1,0 +1,207 @@
+"""How far the two clusters of a link are, and whether what the target has is a copy of what the source has.
+
+Offsets are the source's, half-open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.led_offsets import list_led_offsets, stable_ends
+from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
+from tolerant_client.errors import OptionError, TolerantClientError, text_of
+from tolerant_client.mirror.batches.divergence import require_readable
+from tolerant_client.mirror.batches.losses import Loss
+from tolerant_client.mirror.engine.identical.difference import OpenTransaction
+from tolerant_client.mirror.engine.identical.resume_point import Found, read_append_states, read_ids
+from tolerant_client.mirror.engine.translated.target_checks import check_target, find_loss
+from tolerant_client.mirror.state.control import LinkControl
+from tolerant_client.mirror.state.ledger import Ledger
+from tolerant_client.mirror.state.map_topic import copied_until, last_rows, map_partition
+
+
+class Ends(NamedTuple):
+    """A partition of a link: offsets before `copied` are on the target.
+
+    The source's committed part ends at `stable` (the last stable offset), its log at `end` (the high watermark); both None
+    where the source is not asked.
+    """
+
+    partition: TopicPartition
+    copied: int
+    stable: int | None
+    end: int | None
+
+    @property
+    def lag(self) -> int:
+        """What of the source's log is not on the target, offsets after an open transaction included."""
+        return 0 if self.stable is None else max(0, max(self.stable, self.end or 0) - self.copied)
+
+    @property
+    def copyable(self) -> int:
+        """Of the lag what a mirror can copy now: that before the last stable offset."""
+        return 0 if self.stable is None else max(0, self.stable - self.copied)
+
+    @property
+    def ahead(self) -> int:
+        """What the target has and the source's log has no room for: it is no copy, or the source has lost it."""
+        return 0 if self.end is None else max(0, self.copied - self.end)
+
+    @property
+    def open_offsets(self) -> int:
+        """What lies after the first record of a transaction that is open: no mirror copies it before that has ended."""
+        return 0 if self.stable is None or self.end is None else max(0, self.end - self.stable)
+
+    def __str__(self) -> str:
+        return f"{self.partition.topic}-{self.partition.partition}"
+
+
+def require_no_copies_of_identical(control: LinkControl, link: str) -> None:
+    """Raises OptionError where a link that is to have translated offsets has copied with identical ones.  Pure."""
+    if control.producer_ids:
+        raise OptionError(
+            f"Link {link} has copied into this target with identical offsets: give the one with translated offsets a name of"
+            " its own with --link"
+        )
+
+
+async def look(
+    source: Cluster | None, target: Cluster, link: str, partitions: Iterable[TopicPartition], is_translated: bool
+) -> list[Ends]:
+    """How far both sides are.  The target is asked before the source, so a lag is never told too small; the source's high
+    watermark before its last stable offset, so that what is appended between does not look like an open transaction.
+    """
+    wanted = list(partitions)
+    if is_translated:
+        copied = await copied_until(target, link, wanted)
+    else:
+        copied = await target.list_offsets(dict.fromkeys(wanted, LATEST))
+    if source is None:
+        return [Ends(p, copied[p], None, None) for p in wanted]
+    end = await source.list_offsets(dict.fromkeys(wanted, LATEST))
+    stable = await source.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
+    return [Ends(p, copied[p], stable[p], end[p]) for p in wanted]
+
+
+async def look_led(
+    source: Cluster, target: Cluster, link: str, partitions: Iterable[TopicPartition], is_translated: bool
+) -> tuple[list[Ends], dict[TopicPartition, str]]:
+    """As look, but no partition waits for a broker of another one: also why each of the others could not be looked at."""
+    wanted = list(partitions)
+    left_out: dict[TopicPartition, str] = {}
+    if is_translated:
+        maps = {p: map_partition(link, p) for p in wanted}
+        away = (await list_led_offsets(target, dict.fromkeys(maps.values(), LATEST))).left_out
+        left_out = {p: away[at] for p, at in maps.items() if at in away}
+        copied = await copied_until(target, link, [p for p in wanted if p not in left_out])
+    else:
+        copied, left_out = await list_led_offsets(target, dict.fromkeys(wanted, LATEST))
+    end, without_end = await list_led_offsets(source, dict.fromkeys(copied, LATEST))
+    stable, without_stable = await stable_ends(source, end)
+    left_out = {**left_out, **without_end, **without_stable}
+    return [Ends(p, copied[p], stable[p], end[p]) for p in wanted if p in stable], left_out
+
+
+class Comparison(NamedTuple):
+    """Partitions whose logs differ, and how; those that could not be compared this time; and why others may not be.
+
+    What the ledger says already is no difference.  `opened` says which transaction the comparison of others waits for.
+    """
+
+    differing: Mapping[TopicPartition, str]
+    unread: tuple[TopicPartition, ...] = ()
+    refused: Mapping[TopicPartition, str] = MappingProxyType({})
+    opened: Mapping[TopicPartition, str] = MappingProxyType({})
+
+
+def is_comparable(control: LinkControl, is_translated: bool) -> bool:
+    """Whether a link has logs to compare: not with translated offsets, before anybody has copied, or once promoted."""
+    return not is_translated and not control.is_promoted and bool(control.producer_ids)
+
+
+async def compare_ends(
+    source: Cluster,
+    target: Cluster,
+    partitions: Collection[TopicPartition],
+    ledger: Ledger,
+    control: LinkControl,
+    is_translated: bool,
+) -> Comparison | None:
+    """What stops partitions of a link, as its mirror would find it; None where nothing is comparable (is_comparable).
+
+    Of a link with translated offsets: where its map speaks of other topics than those of now, or of more than is there.
+    The target's logs are read up to their high watermarks: a mirror that appends meanwhile is in nobody's way.  Topics
+    that we may not read are not compared, and the others are; raises what read_both does.
+    """
+    if is_translated and not control.is_promoted:
+        return Comparison(await contradicted(source, target, ledger.link, partitions))
+    if not is_comparable(control, is_translated):
+        return None
+
+    states, refused = await read_both(source, target, partitions, control.producer_ids[-1], ledger, control)
+    errors = {p: state.error if isinstance(state, Loss) else state for p, state in states.items()}
+    differing = {p: text_of(error) for p, error in errors.items() if isinstance(error, TolerantClientError)}
+    opened = {p: str(state) for p, state in states.items() if isinstance(state, OpenTransaction)}
+    return Comparison(differing, tuple(p for p in partitions if p not in states and p not in refused), refused, opened)
+
+
+async def contradicted(
+    source: Cluster, target: Cluster, link: str, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, str]:
+    """Partitions of a link with translated offsets whose map does not hold any more, and why: a topic was made anew, or a log
+    is shorter than what was copied.
+    """
+    rows = await last_rows(target, link, partitions)
+    ids = await read_ids(source, target, {p.topic for p in rows})
+    rows = {p: row for p, row in rows.items() if p.topic in ids}
+    ends = (await list_led_offsets(target, dict.fromkeys(rows, LATEST))).offsets
+    source_ends = (await list_led_offsets(source, dict.fromkeys(rows, LATEST))).offsets
+    found: dict[TopicPartition, str] = {}
+    for p, row in rows.items():
+        try:
+            check_target(row, link, p, ids[p.topic], ends.get(p, row.target_until))
+            if loss := find_loss(row, ids[p.topic], 0, source_ends.get(p, row.position), None):
+                raise loss[1]
+        except TolerantClientError as error:
+            found[p] = text_of(error)
+    return found
+
+
+async def read_both(
+    source: Cluster,
+    target: Cluster,
+    partitions: Collection[TopicPartition],
+    producer_id: int,
+    ledger: Ledger,
+    control: LinkControl,
+) -> tuple[dict[TopicPartition, Found], dict[TopicPartition, str]]:
+    """As read_append_states, up to the high watermarks; a topic that we may not read hides no other: also why it may not be.
+
+    Raises TopicAuthorizationFailedError where the ledger may not be read.
+    """
+    try:
+        states = await read_append_states(
+            source, target, partitions, producer_id, ledger, control=control, at_high_watermark=True
+        )
+        for cluster in (target, source):
+            await require_readable(cluster, [p for p in partitions if p not in states])
+        return states, {}
+    except Errors.TopicAuthorizationFailedError as error:  # which of them, its text alone says
+        await ledger.rows()
+        topics = sorted({p.topic for p in partitions})
+        if len(topics) == 1:
+            why = f"{error.args[0]}; comparing takes Read and Describe on the topic on both clusters"
+            return {}, dict.fromkeys(partitions, why)
+    states = {}
+    refused: dict[TopicPartition, str] = {}
+    for half in topics[: len(topics) // 2], topics[len(topics) // 2 :]:
+        members = [p for p in partitions if p.topic in half]
+        more, without = await read_both(source, target, members, producer_id, ledger, control)
+        states.update(more)
+        refused.update(without)
+    return states, refused

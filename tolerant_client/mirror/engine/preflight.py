@@ -1,0 +1,279 @@
+"""What a link looks at, and writes down, before it copies anything: may it, does it run in a circle, where does it begin.
+
+Two links that copy the same topics in opposite directions between two clusters would each take the other's copies for
+foreign writes, or copy them round and round.  Each link writes down in the control topic of its target which cluster it
+copies from and what it takes; so a link finds in the control topic of its *source* those that write there.
+
+A record there that cannot be read, and says that a link copies, may be of a mirror that writes the same topics: nothing
+starts beside it, and the error says how it is cleared (repair.py).  One that does not say so is of no mirror, and stops nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
+from tolerant_client.errors import OptionError, text_of
+from tolerant_client.mirror.state.control import (
+    CONTROL_TOPIC,
+    Controls,
+    LinkControl,
+    read_controls,
+    update_control,
+)
+from tolerant_client.mirror.state.link_topics import hindrance, require_no_unreadable
+from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.mirror.state.topics import topic_ids
+
+_OTHER_KIND = ", with {} offsets, and what is written with identical ones is written by nobody else"
+_MAY_NOT = (
+    Errors.TopicAuthorizationFailedError,
+    Errors.ClusterAuthorizationFailedError,
+    Errors.GroupAuthorizationFailedError,
+)
+
+
+async def refuse_circle(source: Cluster, target: Cluster, topics: Collection[str], link: str) -> tuple[str, ...]:
+    """Raises OptionError where a live link copies some of these topics (the source's names) from our target to our source.
+
+    A link lives until it is promoted.  Returns a warning where that cannot be seen.
+    """
+    there = await target.cluster_id()
+    if there is None:
+        return ()
+    try:
+        controls = await read_controls(source)
+    except _MAY_NOT:
+        return (
+            f"whether link {link} runs in a circle cannot be seen: we may not read {CONTROL_TOPIC} of the source; grant the"
+            " mirror Read and Describe on it, also where it does not exist yet",
+        )
+    may_copy = [record for record in controls.unreadable if record.copies_from == there]
+    if may_copy and topics:
+        why = hindrance(may_copy[0], min(topics), source)
+        raise OptionError(f"Whether link {link} runs in a circle cannot be told: {why}")
+    for other, control in controls.links.items():
+        if control.is_promoted or control.source_cluster_id != there or not control.topics:
+            continue
+        if both := _in_both(control.topics, topics):
+            raise OptionError(
+                f"Link {link} would run in a circle: link {other} copies topic {both} from this target to this source."
+                f" Promote link {other} first, or leave its topics out"
+            )
+    return ()
+
+
+def _in_both(taken: str, names: Collection[str]) -> str:
+    """Which of `names` a link has on its target that takes `taken`, in words; empty where it has none."""
+    topics = LinkTopics.from_json(taken)
+    both = sorted(name for name in names if topics.writes(name))
+    return f"{both[0]} and {len(both) - 1} more" if len(both) > 1 else "".join(both)
+
+
+def grown(control: LinkControl, topics: LinkTopics) -> LinkTopics:
+    """All that a link takes from now on: what it took before, and these.  Raises OptionError."""
+    return topics if control.topics is None else topics.joined(LinkTopics.from_json(control.topics))
+
+
+def require_same_source(control: LinkControl, link: str, cluster_id: str | None) -> None:
+    """Raises OptionError where the link has copied from another cluster: its target's logs are no copies of this one."""
+    if (
+        control.topics is not None
+        and None not in (control.source_cluster_id, cluster_id)
+        and (control.source_cluster_id != cluster_id)
+    ):
+        raise OptionError(
+            f"Link {link} copies from cluster {control.source_cluster_id}, and this source is cluster {cluster_id}: give"
+            f" another --link for it, or promote link {link} first"
+        )
+
+
+class Others(NamedTuple):
+    """By topic why a link may not copy into it beside other links, and warnings of records that were left out."""
+
+    refused: Mapping[str, str] = {}
+    warnings: tuple[str, ...] = ()
+
+    def require_none(self) -> None:
+        """Raises OptionError for the first topic that is refused."""
+        for why in self.refused.values():
+            raise OptionError(why)
+
+
+async def look_for_others(
+    target: Cluster, link: str, names: Collection[str], *, is_identical: bool, is_new: bool = False
+) -> Others:
+    """Which of these topics of the target another link writes, or may, or has made what was promoted since.
+
+    Links with translated offsets may share a topic; one with identical offsets, which has a producer id, has it alone.  Who
+    has begun to copy a topic has it; before that any link whose topics it is among may, and one with translated offsets
+    goes first.  `is_new`: the topics were found while the link runs; of two links that find one the first by name copies it.
+    """
+    try:
+        controls = await read_controls(target, frozenset(names))
+    except _MAY_NOT:
+        return Others()  # write_down warns of it
+    try:
+        require_no_unreadable(controls, link, names, target)
+    except OptionError as error:
+        return Others(dict.fromkeys(names, text_of(error)))
+    refused: dict[str, str] = {}
+    own = controls.links.get(link, LinkControl())
+    ours = {p.topic for p in own.begun}
+    for other, control in controls.links.items():
+        if (
+            is_identical
+            and control.is_promoted
+            and control.producer_ids
+            and other != link
+            and not control.is_handed_back
+        ):
+            refused |= await _promoted_copies(target, other, control, own)
+    for other, control in _others_that_live(controls, link):
+        if not control.topics or not (is_identical or control.producer_ids):
+            continue
+        is_same_kind = is_identical and control.producer_ids
+        kind = "" if is_same_kind else _OTHER_KIND.format("translated" if is_identical else "identical")
+        taken = LinkTopics.from_json(control.topics)
+        begun = {p.topic for p in control.begun}
+        may_begin = is_identical and not (is_new and is_same_kind and link < other)
+        refused |= {
+            name: f"Link {other} {'copies' if name in begun else 'may copy'} into topic {name} of this target{kind}: start its"
+            f" mirror with --link {other}, promote link {other}, or leave its topics out"
+            for name in sorted(names)
+            if name in begun or may_begin and name not in ours and taken.writes(name)
+        }
+    return Others(
+        refused,
+        tuple(
+            f"{record}, and says of no link that it copies: left out; take away the right to write there from whoever wrote"
+            " it"
+            for record in controls.unreadable
+        ),
+    )
+
+
+async def _promoted_copies(target: Cluster, other: str, promoted: LinkControl, own: LinkControl) -> dict[str, str]:
+    """The topics that are still the promoted copy of another link, as their ids tell, and that our own neither began nor
+    adopted (failback): what their producers have written since is nowhere else.
+    """
+    if not promoted.begun:
+        return {}
+    begun = promoted.begun
+    ids = await topic_ids(target, {p.topic for p in begun})
+    ours = {p.topic for p in (*own.begun, *own.adopted)}
+    copies = {p.topic for p, of in begun.items() if of.target and of.target == str(ids.get(p.topic))} - ours
+    return {
+        name: f"Topic {name} of this target is the copy of link {other}, which was promoted: it belongs to its own"
+        " producers, and what they have written there is nowhere else. To copy it back, run tolerant-kafka failback with"
+        " source and target exchanged; or leave the topic out. Where nothing of it is needed any more, delete it on the"
+        " target: it is copied anew"
+        for name in sorted(copies)
+    }
+
+
+async def copied_identically(
+    target: Cluster, link: str, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, str]:
+    """Which of these logs of the target another link has begun with identical offsets, and why nobody else may write there.
+
+    To be asked once they are claimed: such a link says so before it appends, under a claim of its own.
+    """
+    try:
+        controls = await read_controls(target, {p.topic for p in partitions})
+    except _MAY_NOT:
+        return {}
+    return {
+        p: f"{p.topic}-{p.partition} of the target was copied by link {other} with identical offsets, and what is written with"
+        f" identical offsets is written by nobody else: promote link {other}, or leave the topic out of one of the two"
+        for other, control in _others_that_live(controls, link)
+        for p in control.begun.keys() & set(partitions)
+    }
+
+
+def _others_that_live(controls: Controls, link: str) -> list[tuple[str, LinkControl]]:
+    return [
+        (other, control)
+        for other, control in controls.links.items()
+        if other != link and not control.is_promoted and not control.is_handed_back
+    ]
+
+
+async def write_down(
+    source: Cluster,
+    target: Cluster,
+    link: str,
+    topics: LinkTopics,
+    producer_id: int | None,
+    starts: Mapping[TopicPartition, int],
+) -> str | None:
+    """Has the control topic know the link; a warning where the mirror may not write there.  Nothing is written twice."""
+    cluster_id = await source.cluster_id()
+
+    def change(control: LinkControl) -> LinkControl:
+        ids = control.producer_ids
+        if producer_id is not None and producer_id not in ids:
+            ids = (*ids, producer_id)
+        return replace(
+            control,
+            source_cluster_id=cluster_id,
+            topics=grown(control, topics).to_json(),
+            producer_ids=ids,
+            starts={**control.starts, **starts},
+        )
+
+    try:
+        await update_control(target, link, change)
+    except (*_MAY_NOT, OptionError) as error:
+        if starts:
+            raise
+        text = text_of(error)
+        return (
+            f"link {link} cannot be written down in {CONTROL_TOPIC} of the target ({text}): pausing, throttling and promotion do"
+            " not reach it, and circles are not found; grant the mirror Create, Read and Write on that topic"
+        )
+    return None
+
+
+# -- a range of time ----------------------------------------------------------
+
+
+async def starts_at(
+    source: Cluster, target: Cluster, partitions: Iterable[TopicPartition], time_ms: int, control: LinkControl
+) -> dict[TopicPartition, int]:
+    """Where the target's empty logs are to begin, so that no record is copied that is older than `time_ms`.
+
+    With identical offsets only an empty log can begin at an offset.  Those that were begun so before stay as they are.
+    Raises OptionError for a log that is not empty.
+    """
+    wanted = list(partitions)
+    there = await target.partitions({p.topic for p in wanted})
+    present = [p for p in wanted if p.partition in there.get(p.topic, ())]
+    ends = await target.list_offsets(dict.fromkeys(present, LATEST))
+    if full := [p for p in present if ends[p] and p not in control.starts]:
+        raise OptionError(
+            f"{full[0].topic}-{full[0].partition} of the target ends at offset {ends[full[0]]}: only an empty log can begin at a"
+            f" time ({len(full)} of {len(wanted)} partitions are not empty); leave --from out, or delete the topic there"
+        )
+    new = [p for p in wanted if p not in control.starts]
+    return await offsets_at(source, new, time_ms)
+
+
+async def ends_at(source: Cluster, ends: Mapping[TopicPartition, int], time_ms: int) -> dict[TopicPartition, int]:
+    """The ends of what is older than `time_ms`: no offset from the first record of that time on."""
+    found = await offsets_at(source, ends, time_ms)
+    return {p: min(end, found[p]) for p, end in ends.items()}
+
+
+async def offsets_at(source: Cluster, partitions: Iterable[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
+    """The first offset at or after a time; the end of what is stable where there is none."""
+    wanted = list(partitions)
+    found = await source.list_offsets(dict.fromkeys(wanted, time_ms))
+    ends = await source.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
+    first = await source.list_offsets(dict.fromkeys(wanted, EARLIEST))
+    return {p: max(first[p], min(found[p], ends[p]) if found[p] >= 0 else ends[p]) for p in wanted}

@@ -1,0 +1,306 @@
+"""Says what a link would do and makes it ready to start.
+
+Everything that can be wrong is found here, before the first write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.led_offsets import list_led_offsets, stable_ends
+from tolerant_client.cluster.admin.producers import init_producer_id
+from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError, text_of
+from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
+from tolerant_client.mirror.engine.identical.resume_point import read_append_states
+from tolerant_client.mirror.engine.preflight import (
+    ends_at,
+    grown,
+    look_for_others,
+    refuse_circle,
+    require_same_source,
+    starts_at,
+    write_down,
+)
+from tolerant_client.mirror.state.control import LinkControl, read_control
+from tolerant_client.mirror.state.ledger import Ledger
+from tolerant_client.mirror.state.link_topics import known_topics, see_topics
+from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics
+from tolerant_client.mirror.state.plan import TopicSpec, TopicsPlan, plan_topics, select_topics
+from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.mirror.state.topics import (
+    add_partitions,
+    create_each_topic,
+    describe_each_topic,
+    fit_each_topic,
+    require_names,
+)
+
+ELECTION_MS = 10_000  # how long a start waits for leaders: an election takes less, a dead broker any time
+
+
+@dataclass(frozen=True)
+class PlannedLink:
+    """Topics of a link, and where the committed part of the source's logs ends (last stable offsets).
+
+    `waiting` says why partitions have no end: they have no leader, or their topic is refused.  `described` are the chosen
+    topics as the source and the target have them now.  `gone` are topics that the link knows and the target has, and the source
+    does not (any more), with their partitions there.
+    """
+
+    topics: TopicsPlan
+    ends: Mapping[TopicPartition, int]
+    waiting: Mapping[TopicPartition, str] = field(default_factory=dict)
+    described: tuple[Mapping[str, TopicSpec], Mapping[str, TopicSpec]] = ({}, {})
+    gone: Mapping[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What may hurt, one sentence each."""
+        return self.topics.warnings
+
+    def require_all(self) -> None:
+        """Raises OptionError where a topic is refused."""
+        for why in self.topics.refused.values():
+            raise OptionError(why)
+
+
+@dataclass(frozen=True)
+class PreparedLink:
+    """A link that can start: its producer id and the partitions with their source's last stable offsets.
+
+    `waiting` says of others why they cannot be copied now.
+    """
+
+    producer_id: int
+    created: tuple[str, ...]
+    ends: Mapping[TopicPartition, int]
+    warnings: tuple[str, ...] = ()
+    waiting: Mapping[TopicPartition, str] = field(default_factory=dict)
+
+
+async def plan_link(
+    source: Cluster,
+    target: Cluster,
+    topics: LinkTopics | str,
+    control: LinkControl = LinkControl(),
+    mapped: MappedTopics = NO_MAP,
+    *,
+    patience_ms: int = 0,
+) -> PlannedLink:
+    """What a link over these topics (or those that match a regular expression) would do; writes nothing.
+
+    Of what the `control` remembers, is `mapped`, or the topics name, and the source hides from us, is told that it is refused.
+    Names are the target's; the source must be a Cluster with the names of `topics`.
+    It may be any Kafka from 0.8.2 on, the target must know record batches.  What is wrong with one topic or partition is
+    told of it alone; partitions without a leader are waited for `patience_ms` at most.
+    Raises OptionError, UnsupportedSourceError or ClusterUnreachableError.
+    """
+    topics = LinkTopics.of(topics)
+    require_names(source, topics)
+    await source.connect()
+    await target.require_record_batches()
+    if await source.cluster_id() == await target.cluster_id() is not None:
+        raise OptionError(
+            f"Source {source.bootstrap_servers} and target {target.bootstrap_servers} are the same cluster"
+            f" ({await source.cluster_id()}); give two clusters"
+        )
+    view = await see_topics(source, target, topics, control, mapped)
+    hidden = {p.topic: why for p, why in view.hidden.items()}
+    chosen = sorted(view.on_source)
+    if not (chosen or hidden):
+        chosen = select_topics(topics, await source.partitions())  # says what is wrong with them
+    wanted = await describe_each_topic(source, chosen)
+    present = await describe_each_topic(target, wanted.topics)
+    visible = {name: topic for name, topic in wanted.topics.items() if name not in present.refused}
+    plan = plan_topics(visible, present.topics, len(target.manager.cluster.brokers()), topics.creation)
+    fitted = await fit_each_topic(target, plan.create)
+    unsaid = {name: text_of(error) for name, error in {**wanted.refused, **present.refused, **fitted.refused}.items()}
+    unsaid.update(hidden)
+    plan = replace(
+        plan, create=fitted.topics, warnings=plan.warnings + fitted.warnings, refused={**plan.refused, **unsaid}
+    )
+    ends, leaderless = await stable_ends(source, list(partitions_of(plan.copied)), patience_ms)
+    refused = {TopicPartition(name, n): why for name, why in plan.refused.items() for n in view.on_source.get(name, ())}
+    known = known_topics(topics, control, view.on_source)
+    gone = {name: numbers for name, numbers in view.gone.items() if name in known}
+    waiting = {**leaderless, **refused, **view.hidden}
+    return PlannedLink(plan, ends, waiting, (wanted.topics, present.topics), gone)
+
+
+async def make_topics(target: Cluster, planned: PlannedLink) -> PlannedLink:
+    """Creates the topics and partitions that the target lacks; repeatable.
+
+    Returns what can be copied then: what the brokers refuse to make is waiting, too.
+    """
+    plan = planned.topics
+    errors = {**await create_each_topic(target, plan.create), **await add_partitions(target, plan.grow)}
+    if not errors:
+        return planned
+    refused = {name: text_of(error) for name, error in errors.items()}
+    there = await target.partitions(refused)
+    unmade = [p for p in planned.ends if p.topic in refused and p.partition not in there.get(p.topic, ())]
+    lacking = {p: refused[p.topic] for p in unmade}
+    return replace(
+        planned,
+        topics=replace(
+            plan,
+            create=tuple(topic for topic in plan.create if topic.name not in refused),
+            refused={**plan.refused, **refused},
+        ),
+        ends={p: end for p, end in planned.ends.items() if p not in lacking},
+        waiting={**planned.waiting, **lacking},
+    )
+
+
+async def grow_link(
+    source: Cluster,
+    target: Cluster,
+    topics: LinkTopics | str,
+    link: str,
+    known: Collection[str],
+    control: LinkControl = LinkControl(),
+    *,
+    is_identical: bool,
+) -> PlannedLink:
+    """What a link that runs copies from now on; makes what the target lacks of it.  `control` is that of its start.
+
+    Of topics that are not `known` those are refused that other links write (look_for_others), as at a start.
+    Raises what plan_link does, and KafkaError.
+    """
+    planned = await plan_link(source, target, topics, control)
+    if found := {topic.name for topic in planned.topics.copied} - set(known):
+        others = await look_for_others(target, link, found, is_identical=is_identical, is_new=True)
+        planned = without_topics(planned, others.refused)
+    return await make_topics(target, planned)
+
+
+def without_topics(planned: PlannedLink, refused: Mapping[str, str]) -> PlannedLink:
+    """A plan in which these topics are refused altogether.  Pure."""
+    plan = planned.topics
+    kept = ([topic for topic in part if topic.name not in refused] for part in (plan.create, plan.existing, plan.grow))
+    lacking = {p: refused[p.topic] for p in (*planned.ends, *planned.waiting) if p.topic in refused}
+    create, existing, grow = map(tuple, kept)
+    return replace(
+        planned,
+        topics=replace(plan, create=create, existing=existing, grow=grow, refused={**plan.refused, **refused}),
+        ends={p: end for p, end in planned.ends.items() if p not in lacking},
+        waiting={**planned.waiting, **lacking},
+    )
+
+
+async def prepare_link(
+    source: Cluster,
+    target: Cluster,
+    topics: LinkTopics | str,
+    link: str,
+    policy: MirrorPolicy = MirrorPolicy(),
+    *,
+    from_ms: int | None = None,
+    until_ms: int | None = None,
+    goes_on: bool = False,
+    claim: Callable[[Collection[str]], None] = lambda topics: None,
+) -> PreparedLink:
+    """Checks both clusters and every topic, then creates the missing topics.
+
+    A link that `goes_on` leaves topics out that are refused, and target logs that differ to the engine, which stops
+    those partitions alone.  `from_ms` and `until_ms` bound what is copied by time: the empty logs of the target begin at
+    the first record of that time, and `ends` are where the second one begins.  `claim` gets the topics before anything is
+    written.
+    Raises what plan_link does, OptionError for a topic that is refused, LinkPromotedError, TargetDivergedError, and
+    DataLossError where the policy is to fail; unless a cluster went away on the way, nothing was written then.
+    """
+    planned, control = await check_link(source, target, topics, link, goes_on=goes_on, has_start=from_ms is not None)
+    starts = {} if from_ms is None else await starts_at(source, target, planned.ends, from_ms, control)
+    control = replace(control, starts={**control.starts, **starts})
+    claim([topic.name for topic in planned.topics.copied])
+    producer_id = await init_producer_id(target, control.producer_name(link))
+    if not goes_on:
+        await _refuse_differences(source, target, planned, producer_id, Ledger(target, link), policy, control)
+    warning = await write_down(source, target, link, LinkTopics.of(topics), producer_id, starts)
+    made = await make_topics(target, planned)
+    if not goes_on:
+        made.require_all()
+    ends = made.ends if until_ms is None else await ends_at(source, made.ends, until_ms)
+    warnings = made.warnings if warning is None else (*made.warnings, warning)
+    return PreparedLink(producer_id, tuple(t.name for t in made.topics.create), ends, warnings, made.waiting)
+
+
+async def check_link(
+    source: Cluster,
+    target: Cluster,
+    topics: LinkTopics | str,
+    link: str,
+    *,
+    goes_on: bool,
+    has_start: bool,
+    is_identical: bool = True,
+) -> tuple[PlannedLink, LinkControl]:
+    """The plan of a link that may start, and what the operator says of it; writes nothing.
+
+    `has_start`: it begins at a time, for which every partition must tell its offset now.
+    Raises what plan_link does, OptionError for a topic that is refused unless the link `goes_on`, LinkPromotedError.
+    """
+    control = await read_control(target, link)
+    planned = await plan_link(source, target, topics, control, patience_ms=ELECTION_MS)
+    if not goes_on:
+        planned.require_all()
+    control.require_not_promoted(link)
+    grown(control, LinkTopics.of(topics))
+    require_same_source(control, link, await source.cluster_id())
+    names = [topic.name for topic in planned.topics.copied]
+    others = await look_for_others(target, link, names, is_identical=is_identical)
+    if not goes_on:
+        others.require_none()
+    planned = without_topics(planned, others.refused)
+    copied = [source.wire_topic(topic.name) for topic in planned.topics.copied]
+    unseen = await refuse_circle(source, target, copied, link)
+    if has_start and planned.waiting:
+        partition, why = min(planned.waiting.items())
+        raise ClusterUnreachableError(
+            f"{partition.topic}-{partition.partition} cannot tell where the time of --from begins: {why}; start the mirror when"
+            " all partitions can, or leave the topic out"
+        )
+    return replace(
+        planned, topics=replace(planned.topics, warnings=(*planned.warnings, *others.warnings, *unseen))
+    ), control
+
+
+async def _refuse_differences(
+    source: Cluster,
+    target: Cluster,
+    planned: PlannedLink,
+    producer_id: int,
+    ledger: Ledger,
+    policy: MirrorPolicy,
+    control: LinkControl,
+) -> None:
+    topics = (*planned.topics.existing, *planned.topics.grow)
+    there = await target.partitions(topic.name for topic in topics)
+    both = [p for p in partitions_of(topics) if p in planned.ends and p.partition in there.get(p.topic, ())]
+    # What has no leader is compared by the engine, when it has one.
+    led = await list_led_offsets(target, dict.fromkeys(both, LATEST), patience_ms=ELECTION_MS)
+    partitions = list(led.offsets)
+    if not partitions:
+        return
+
+    async def check() -> None:
+        states = await read_append_states(
+            source, target, partitions, producer_id, ledger, control=control, at_high_watermark=True
+        )
+        for partition in partitions:
+            state = states.get(partition)
+            if isinstance(state, TolerantClientError):
+                raise state
+            if isinstance(state, Loss) and policy.for_topic(partition.topic).on_loss is LossPolicy.FAIL:
+                raise state.error
+
+    await target.insist("comparing the ends of both logs", check)
+
+
+def partitions_of(topics: Iterable[TopicSpec]) -> Iterable[TopicPartition]:
+    """Every partition of these topics."""
+    return (TopicPartition(topic.name, index) for topic in topics for index in range(topic.partitions))

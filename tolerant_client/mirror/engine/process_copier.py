@@ -1,0 +1,183 @@
+"""One copier a process and link, on its own event-loop thread, shared by all tasks of the process.
+
+A Spark worker process outlives its tasks.  The copier stays in it, so that a
+task finds warm connections, and copying goes on between two micro-batches for
+as long as the lease lasts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.batches.losses import MirrorPolicy
+from tolerant_client.mirror.engine.copy_metrics import Measured, MeasuredCluster
+from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.limits import CopyLimits, Progress
+from tolerant_client.mirror.engine.translated.copier import TranslatedCopier
+from tolerant_client.mirror.state.replication_policy import TopicNames
+from tolerant_client.stock.stock_names import NetworkSelector
+
+
+@dataclass(frozen=True)
+class LinkConfig:
+    """A link as a task gets it; both configurations are Cluster's, and can be pickled."""
+
+    source: Mapping[str, Any] = field(repr=False)
+    target: Mapping[str, Any] = field(repr=False)
+    producer_id: int
+    limits: CopyLimits = CopyLimits()
+    link: str = "default"
+    policy: MirrorPolicy = MirrorPolicy()
+    is_translated: bool = False  # offsets=translated: `producer_id` is not used
+    names: TopicNames | None = None  # partitions are called as on the target
+    bytes_per_s: int | None = None  # of the link, unless its operator says another rate
+    run: str = ""  # the same for all processes of one mirror: they hand partitions over to each other
+    shares: int = 1  # how many processes may copy at once: each gets its share of the link's rate
+
+    def key(self) -> str:
+        """The same for equal links; `credentials` count by what they hold.  A digest, since passwords are among it."""
+        names = self.names and self.names.to_json()
+        how = [
+            self.producer_id,
+            vars(self.limits),
+            self.link,
+            self.policy,
+            self.is_translated,
+            names,
+            self.bytes_per_s,
+            self.shares,
+            self.run,
+        ]
+        parts = [dict(self.source), dict(self.target), *how]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=vars).encode()).hexdigest()
+
+
+class _Worker:
+    def __init__(self, link: LinkConfig) -> None:
+        self.process_id = os.getpid()
+        self._net = NetworkSelector(client_id="tolerant-mirror")
+        self._source = Cluster(link.source, self._net, name="source", names=link.names)
+        self._target = MeasuredCluster(
+            link.target, self._net, name="target", has_transactional_copies=link.is_translated
+        )
+        self._troubles: dict[TopicPartition, int] = {}
+        self.copier: LinkCopier | TranslatedCopier
+        if link.is_translated:
+            self.copier = TranslatedCopier(
+                self._source,
+                self._target,
+                link.link,
+                limits=link.limits,
+                policy=link.policy,
+                bytes_per_s=link.bytes_per_s,
+                shares=link.shares,
+                run=link.run,
+            )
+        else:
+            self.copier = LinkCopier(
+                self._source,
+                self._target,
+                link.producer_id,
+                link.limits,
+                link=link.link,
+                policy=link.policy,
+                bytes_per_s=link.bytes_per_s,
+                shares=link.shares,
+                run=link.run,
+            )
+        self._net.start()
+
+    @property
+    def is_usable(self) -> bool:
+        """False in a forked child, which must not touch its parent's sockets, and after a failed loop."""
+        return self.process_id == os.getpid() and self.copier.failure is None
+
+    def copy(
+        self, until: Mapping[TopicPartition, int | None], hold_ms: int, lease_ms: int
+    ) -> dict[TopicPartition, Progress]:
+        async def copy() -> dict[TopicPartition, Progress]:
+            return await self.copier.copy_each(until, hold_ms=hold_ms, lease_ms=lease_ms)
+
+        progress: dict[TopicPartition, Progress] = self._net.run(copy)
+        for partition, done in progress.items():  # a copier counts troubles since it has the partition
+            before = self._troubles.get(partition, 0)
+            self._troubles[partition] = done.troubles
+            progress[partition] = done._replace(troubles=done.troubles - (before if done.troubles >= before else 0))
+        return progress
+
+    def take(self) -> Measured:
+        async def take() -> Measured:
+            return self._target.take(self._source)
+
+        measured: Measured = self._net.run(take)
+        return measured
+
+    def close(self) -> None:
+        async def close_clusters() -> None:  # on the loop's own thread
+            self._source.close()
+            self._target.close()
+
+        self._net.run(close_clusters)
+        self._net.stop(timeout_ms=2000)
+        self._net.close()
+
+
+_workers: dict[str, _Worker] = {}
+_lock = threading.Lock()
+
+
+def copy_ranges(
+    link: LinkConfig, until: Mapping[TopicPartition, int | None], *, hold_ms: int = 0, lease_ms: int = 0
+) -> dict[TopicPartition, Progress]:
+    """Copies partitions of a link at least up to the given offsets; see LinkCopier.copy_each.
+
+    Blocks the calling thread; several threads may call at once.
+    """
+    worker = _worker(link)
+    try:
+        return worker.copy(until, hold_ms, lease_ms)
+    except BaseException:
+        if not worker.is_usable:
+            _discard(link, worker)
+        raise
+
+
+def take_measures(link: LinkConfig) -> Measured:
+    """What this process has measured of a link since the last call, in whichever task."""
+    return _worker(link).take()
+
+
+def close_workers() -> None:
+    """Closes every copier of this process; its partitions are left where they are."""
+    with _lock:
+        workers = list(_workers.values())
+        _workers.clear()
+    for worker in workers:
+        if worker.process_id == os.getpid():
+            worker.close()
+
+
+def _worker(link: LinkConfig) -> _Worker:
+    key = link.key()
+    with _lock:
+        worker = _workers.get(key)
+        if worker is None or not worker.is_usable:
+            worker = _workers[key] = _Worker(link)
+        return worker
+
+
+def _discard(link: LinkConfig, worker: _Worker) -> None:
+    with _lock:
+        if _workers.get(link.key()) is worker:
+            del _workers[link.key()]
+    if worker.process_id == os.getpid():
+        worker.close()

@@ -1,0 +1,58 @@
+"""Up to where the target had a source partition when the link took it over from another mirror.
+
+Law: a log that is empty was made anew since.  What was in it is forgotten for good, before anything is copied there: once
+it has records nothing tells it any more from the log that was taken over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.led_offsets import list_led_offsets
+from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.mirror.engine.partition_locks import Turns
+from tolerant_client.mirror.state.control import CONTROL_TOPIC, ControlWatch, LinkControl, update_control
+
+_CONTROL = (TopicPartition(CONTROL_TOPIC, 0),)
+
+
+class Adopted:
+    """What the link's control says of it; on the event loop of `target`."""
+
+    def __init__(self, target: Cluster, control: ControlWatch) -> None:
+        self._target = target
+        self._control = control
+        self._turns = Turns()
+
+    async def until(self, partition: TopicPartition, end: int) -> int:
+        """The source offset before which a target log that ends at `end` has all; 0 where nobody had copied there.
+
+        Raises OptionError and KafkaError where an empty log's cannot be forgotten.
+        """
+        if end:
+            return self._control.value.adopted.get(partition, 0)
+        if partition in self._control.value.adopted:
+            await self._turns.take(_CONTROL)
+            try:
+                if partition in self._control.value.adopted:  # nobody has written it while we waited
+                    await self._forget(partition)
+            finally:
+                self._turns.leave(_CONTROL)
+        return 0
+
+    async def _forget(self, partition: TopicPartition) -> None:
+        """Forgets it, and whatever else of its topic is empty: one record, where a topic was made anew."""
+        known = self._control.value
+        others = [p for p in known.adopted if p.topic == partition.topic and p != partition]
+        ends = (await list_led_offsets(self._target, dict.fromkeys(others, LATEST))).offsets if others else {}
+        gone = {partition, *(p for p, end in ends.items() if end == 0)}
+
+        def change(now: LinkControl) -> LinkControl:
+            if now.generation != known.generation:
+                return now  # another life of the link has taken over what is there now
+            return replace(now, adopted={p: offset for p, offset in now.adopted.items() if p not in gone})
+
+        await update_control(self._target, self._control.link, change)
+        await self._control.refresh()

@@ -1,0 +1,540 @@
+"""One source partition copied by transactions into a target partition that others write to as well.
+
+Laws:
+A. Records and the map rows that say where they are belong to one transaction; the newest committed row is the position.
+   So wherever a copier dies, whoever comes next goes on behind the last record that counts (read_committed).
+B. The position is read after all other writers are fenced, and none is appended to without that (copy_transaction.py).
+C. After anything that is not the expected answer, what was not committed is forgotten and B begins anew.
+D. A copier that was fenced only watches: it takes over again where records wait and the position stands still.  So two
+   copiers that race do not end each other's transactions for ever.
+E. Nothing is written without the claim under which the position was read (mirror/state/claims.py): an identical copy, which would be
+   no copy any more, is fenced by no transaction.  What another link has begun to copy so is not written to at all.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
+from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.errors import (
+    DataLossError,
+    LinkPausedError,
+    LinkPromotedError,
+    OversizedRecordError,
+    RecordBatchError,
+    RecoveryExhaustedError,
+    TargetClaimedError,
+    TolerantClientError,
+)
+from tolerant_client.mirror.batches.appendable import AppendRules
+from tolerant_client.mirror.batches.divergence import read_headers, read_slices
+from tolerant_client.mirror.batches.epochs import source_truncations
+from tolerant_client.mirror.batches.gaps import GapFill
+from tolerant_client.mirror.batches.losses import LedgerRow, LossPolicy, LossReason, MirrorPolicy
+from tolerant_client.mirror.batches.merge import dense
+from tolerant_client.mirror.engine.emptiness import has_no_records
+from tolerant_client.mirror.engine.identical.append import NO_CLAIM
+from tolerant_client.mirror.engine.limits import CopyLimits
+from tolerant_client.mirror.engine.throttle import TokenBucket
+from tolerant_client.mirror.engine.translated.adopted import Adopted
+from tolerant_client.mirror.engine.translated.copy_transaction import CopyTransaction, is_fenced
+from tolerant_client.mirror.engine.translated.fetched_queue import Intake
+from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
+from tolerant_client.mirror.engine.translated.target_checks import (
+    LostOffsets,
+    check_last_record,
+    check_target,
+    find_adopted_loss,
+    find_loss,
+    is_another,
+    taken_over,
+)
+from tolerant_client.mirror.state.control import ControlWatch, LinkControl, link_options
+from tolerant_client.mirror.state.ledger import Ledger
+from tolerant_client.mirror.state.map_topic import map_partition
+from tolerant_client.mirror.state.offset_map import MapRow, extend
+from tolerant_client.stock.stock_names import WakeupNotifier
+
+BELIEVED_AFTER = 3
+_MAX_PAUSE_S = 1.0
+_IDLE_S = 0.5
+_PAUSE_S = 30.0  # between two looks at a partition that policy has paused
+
+
+@dataclass(frozen=True)
+class TransactionLimits:
+    """How long a transaction may be; ms, bytes and requests.
+
+    One is committed `linger_ms` after it began when all is copied, and in any
+    case after `commit_ms` or `commit_bytes`.  Brokers abort it after
+    `timeout_ms`.  A fenced copier takes over again after `takeover_ms` without
+    progress of the other one.
+    """
+
+    linger_ms: int = 50
+    commit_ms: int = 400
+    commit_bytes: int = 32 << 20
+    max_requests: int = 16
+    timeout_ms: int = 60_000
+    takeover_ms: int = 3_000
+
+
+@dataclass(frozen=True)
+class TranslatedLink:
+    """What the partitions of a link share."""
+
+    source: Cluster
+    target: Cluster
+    name: str
+    limits: CopyLimits
+    transactions: TransactionLimits
+    policy: MirrorPolicy
+    ledger: Ledger
+    clock: Callable[[], float]
+    reads: SharedReads
+    control: ControlWatch
+    adopted: Adopted
+    bucket: TokenBucket
+    term: Callable[[TopicPartition], int | None]  # of the link's claim; None where it has none
+    on_taken_over: Callable[[], None]
+    on_end: Callable[[], None]  # a partition has reached its offset, or is done
+    on_settled: Callable[[int], None]  # bytes that are no longer in memory
+
+
+class TranslatedPartition:
+    """The copy of one partition: `run` is its course, `deliver` gives it what was fetched from `fetch_position` on."""
+
+    def __init__(self, link: TranslatedLink, partition: TopicPartition) -> None:
+        self.partition = partition
+        self.until: int | None = None
+        self.hold_until = self.lease_until = self.adopted_at = link.clock()
+        self.acked = -1  # all committed records before it are on the target
+        self.records = self.bytes = self.troubles = 0
+        self.losses = 0
+        self.error: TolerantClientError | None = None
+        self.paused: TolerantClientError | None = (
+            None  # what policy waits for an operator for, or that he has paused it
+        )
+        self.is_released = False
+        self.is_done = False
+        self.intake = Intake()
+        self._link = link
+        self._net: Any = link.source.net
+        self._wake = WakeupNotifier(self._net)
+        self._producer = CopyTransaction(
+            link.target,
+            f"tolerant-mirror-{link.name}-copy-{partition.topic}-{partition.partition}",
+            self.partition,
+            map_partition(link.name, partition),
+            link.transactions.timeout_ms,
+        )
+        self._row: MapRow | None = None
+        self._adopted = 0  # the source offset before which another mirror had copied all
+        self._ids = ("", "")
+        self._rules = AppendRules(GapFill.TRANSACTIONS, False, 0)
+        self._fetch_error: Exception | None = None
+        self._policy = link.policy.for_topic(partition.topic)
+        self._loss: LostOffsets | None = None  # what the last error means
+        self._accepted: set[LostOffsets] = set()
+        self._doubts = 0
+        self._damage = ""
+        self._progressed_at = link.clock()
+        self._reasons: deque[str] = deque(maxlen=5)
+        self._stands_since: float | None = None  # there is something to copy, or trouble
+        self._is_taken_over = False
+        self._term: int | None = None  # of the claim under which the position was read
+
+    def __str__(self) -> str:
+        return f"{self.partition.topic}-{self.partition.partition}"
+
+    # -- what the copier asks and tells ---------------------------------------
+
+    @property
+    def has_reached(self) -> bool:
+        return self.until is None or self.acked >= self.until
+
+    @property
+    def is_over(self) -> bool:
+        now = self._link.clock()
+        is_idle = self.has_reached or self.paused is not None
+        return self.is_released or self.error is not None or is_idle and now >= max(self.hold_until, self.lease_until)
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether the next fetch is to ask for this partition."""
+        return (
+            self.intake.fetch_position >= 0
+            and not isinstance(self.paused, LinkPausedError)
+            and self._fetch_error is None
+            and self.intake.queued_bytes < 2 * self._link.limits.partition_max_bytes
+            and (self._is_held or self.until is None or self.intake.fetch_position < self.until)
+        )
+
+    @property
+    def _is_held(self) -> bool:
+        return self._link.clock() < max(self.hold_until, self.lease_until)
+
+    def wake(self) -> None:
+        self._wake.notify()
+
+    def obey(self, control: LinkControl) -> None:
+        """Takes what the operator says: nothing is fetched while it is paused, what was fetched is copied.
+
+        Raises LinkPromotedError.
+        """
+        control.require_not_promoted(self._link.name)
+        is_held = isinstance(self.paused, LinkPausedError)
+        if control.pauses(self.partition) and self.paused is None:
+            resume = f"tolerant-kafka resume {link_options(self._link.name, self._link.target)}"
+            self.paused = LinkPausedError(f"{self} is paused by an operator; {resume} lets it go on")
+            self.wake()
+        elif is_held and not control.pauses(self.partition):
+            self.paused = None
+            self._progressed_at = self._link.clock()
+            self.wake()
+
+    def release(self) -> None:
+        """Ends the copy once the transaction that is open is committed."""
+        self.is_released = True
+        self.wake()
+
+    @property
+    def source_id(self) -> uuid.UUID | None:
+        """The id of the topic that it copies, None where the source tells none (before 2.8)."""
+        return uuid.UUID(self._ids[0]) if self._ids[0] else None
+
+    def deliver(self, part: FetchedPartition, position: int) -> None:
+        """Takes the answer to a fetch from `position`."""
+        try:
+            until = None if self._is_held else self.until
+            self.intake.deliver(part, position, until, self._rules, int(time.time() * 1000))
+        except Errors.KafkaError as error:
+            if isinstance(error, OversizedRecordError):
+                self._loss = LostOffsets(LossReason.OVERSIZED, error.offset, error.offset + 1)
+                error = error.at(str(self))
+            self._fetch_error = error
+        if self.intake or self._fetch_error is not None or self.intake.dry_gap is not None:
+            self.wake()
+
+    # -- the course -----------------------------------------------------------
+
+    async def run(self) -> None:
+        """Copies until the call, or the lease, that wanted it is over; `error` says what stopped it."""
+        try:
+            while not self.is_over:
+                try:
+                    await self._take_over()
+                    while not self.is_over:
+                        await self._copy_one_transaction()
+                    if not isinstance(self.error, LinkPromotedError):
+                        await self._record_position()
+                except Errors.KafkaError as error:
+                    self._forget()
+                    if is_fenced(error):
+                        await self._watch()
+                    else:
+                        await self._trouble(error)
+        finally:
+            self._forget()
+            self.is_done = True
+            self._link.on_end()
+
+    async def _take_over(self) -> None:
+        if self._stands_since is None:
+            self._stands_since = self._link.clock()
+        self._term = self._link.term(self.partition)
+        self._require_claim()
+        if why := await self._link.reads.copied_identically(self.partition):
+            self.error = TargetClaimedError(why)
+            return
+        await self._producer.take_over()
+        try:
+            # Promotion is written down before the copiers are fenced: whoever takes over behind that finds it here.
+            self.obey(await self._link.control.refresh())
+        except LinkPromotedError as error:
+            self.error = error
+            return
+        self._row = await self._link.reads.last_row(self.partition)
+        await self._look_at_target()
+        position = await self._look_at_source()
+        self._advance(position)
+        self.intake.begin(position)
+        self._is_taken_over = True
+        if not self._reasons:
+            self._stands_since = None
+        self._link.on_taken_over()
+
+    def _require_claim(self) -> None:
+        """To be asked at the last moment before anything is written."""
+        if self._term is None or self._link.term(self.partition) != self._term:
+            raise Errors.NotLeaderForPartitionError(NO_CLAIM)
+
+    async def _look_at_target(self) -> None:
+        pair = await self._link.reads.topics(self.partition.topic)
+        self._ids = pair.ids
+        self._rules = self._rules._replace(max_batch_bytes=pair.max_message_bytes)
+        end = (await self._link.target.list_offsets({self.partition: LATEST}))[self.partition]
+        if self._row is not None:
+            check_target(self._row, self._link.name, self.partition, self._ids, end)
+            if not is_another(self._row.ids[0], self._ids[0]):  # a topic made anew has other records by right
+                await self._look_for_others(self._row)
+        self._adopted = await self._link.adopted.until(self.partition, end)
+        if self._row is not None:
+            self._row = taken_over(self._row, self._adopted)
+
+    async def _look_for_others(self, row: MapRow) -> None:
+        """Raises TargetDivergedError where others wrote what lies at the end of the map's newest run (an election's loss)."""
+        offsets = row.runs[-1].source_until - 1, row.runs[-1].target_until - 1
+        header = (await read_headers(self._link.target, {self.partition: offsets[1]})).get(self.partition)
+        if header is None or header.producer_id == self._producer.producer_id:
+            return  # the cleaner or retention took it, or it is ours: then only the source may have lost it
+        original, copied = [
+            (await read_slices(side, {self.partition: (at, at + 1)}, is_committed=False))[self.partition].records.get(
+                at
+            )
+            for side, at in zip((self._link.source, self._link.target), offsets)
+        ]
+        check_last_record(row, self._link.name, original, copied)
+
+    async def _look_at_source(self) -> int:
+        """Where to go on; raises DataLossError where the source no longer has it, unless policy has accepted that."""
+        source, row = self._link.source, self._row
+        start = (await source.list_offsets({self.partition: EARLIEST}))[self.partition]
+        if row is None and not self._adopted:
+            return max(start, self._link.control.value.starts.get(self.partition, 0))
+        end = (await source.list_offsets({self.partition: LATEST}))[self.partition]
+        if row is None:
+            position = self._adopted
+            found = find_adopted_loss(self.partition, position, start, end)
+        else:
+            position = row.position
+            # A topic that was made anew counts its leader epochs from 0.
+            self.intake.epoch = -1 if is_another(row.ids[0], self._ids[0]) else max(self.intake.epoch, row.epoch)
+            cuts = await source_truncations(source, {self.partition: (row.epoch, position)})
+            found = find_loss(row, self._ids, start, end, cuts.get(self.partition))
+        if found is not None and not any(found[0].is_part_of(loss) for loss in self._accepted):
+            self._loss, error = found
+            raise error
+        if position > end:
+            self._advance(position)
+            raise Errors.OffsetNotAvailableError(f"{self}: the source has not come to offset {position} again")
+        return max(start, position)
+
+    async def _copy_one_transaction(self) -> None:
+        """From the first record that waits to the commit."""
+        position = self.intake.skip_gaps()
+        if position is not None:
+            self._advance(position)
+        while not self.intake:
+            self._check_fetches()
+            if self.is_over:
+                return
+            await self._wake(_IDLE_S)
+            await self._end_dry_gap()
+            if (position := self.intake.skip_gaps()) is not None:
+                self._advance(position)
+            elif not self.intake:
+                await self._record_position()
+        began = self._link.clock()
+        if self._stands_since is None:
+            self._stands_since = began
+        self._require_claim()
+        await self._producer.open()
+        copied, size = self.acked, 0
+        while True:
+            self._check_fetches()
+            while self.intake and size < self._link.transactions.commit_bytes:
+                batches, copied = self.intake.next_batches(copied)
+                size += (held_bytes := sum(header.size for header, _ in batches))
+                for item in dense(batches, self._rules.max_batch_bytes) if batches else ():
+                    node = await self._link.target.leader(self.partition)
+                    self._require_claim()
+                    self._producer.send(node, item, held_bytes)
+                    held_bytes = 0
+                    await self._settle(self._link.transactions.max_requests)
+            await self._settle(self._link.transactions.max_requests)
+            pause = self._time_to_commit(began, size, copied)
+            if pause <= 0:
+                break
+            await self._wake(pause)
+        await self._settle(0)
+        await self._commit(copied, size)
+
+    async def _end_dry_gap(self) -> None:
+        """Lets the intake go over offsets of which the source has no records."""
+        if (gap := self.intake.dry_gap) is not None:
+            self.intake.settle_dry_gap(await has_no_records(self._link.source, self.partition, *gap))
+
+    async def _record_position(self) -> None:
+        """Has the map say that what came after the last record was looked at, too: markers, aborted records, holes."""
+        if self._row is not None and self.acked > self._row.position:
+            await self._producer.open(with_records=False)
+            await self._commit(self.acked, 0)
+
+    def _time_to_commit(self, began: float, size: int, copied: int) -> float:
+        """Seconds until the transaction is to be committed, if nothing arrives before."""
+        limits, now = self._link.transactions, self._link.clock()
+        if self.is_released or size >= limits.commit_bytes:
+            return 0.0
+        if self.until is not None and copied >= self.until and not self._is_held:
+            return 0.0
+        is_drained = not self.intake and not self.intake.is_behind
+        return began + (limits.linger_ms if is_drained else limits.commit_ms) / 1000 - now
+
+    async def _commit(self, copied: int, size: int) -> None:
+        runs = self._producer.runs
+        pair = await self._link.reads.topics(self.partition.topic)
+        if pair.ids != self._ids:
+            raise Errors.UnknownTopicOrPartitionError(f"{self}: a topic was created anew")  # looked into by _take_over
+        rows = extend(self._row, self.partition, self.partition.topic, self._ids, runs, copied, self.intake.epoch)
+        self._require_claim()
+        await self._producer.write_rows(rows, int(time.time() * 1000))
+        self._require_claim()
+        await self._producer.commit()
+        self._row = rows[-1]
+        self.records += sum(run.length for run in runs)
+        self.bytes += size
+        self._advance(copied)
+        await self._producer.renew()
+
+    async def _settle(self, most: int) -> None:
+        self._freed(await self._producer.settle(most))
+
+    def _check_fetches(self) -> None:
+        if self._fetch_error is not None:
+            error, self._fetch_error = self._fetch_error, None
+            raise error
+        patience_s = self._link.limits.patience_ms / 1000
+        heard_at = max(self._progressed_at, self.adopted_at, self._link.bucket.free_at)
+        if not self.has_reached and self.paused is None and self._link.clock() - heard_at > patience_s:
+            self.error = RecoveryExhaustedError(
+                f"{self}: the source sent nothing for {patience_s:.0f} s at offset {self.acked}; check its brokers, and"
+                " whether a transaction hangs there"
+            )
+
+    # -- when something is wrong ----------------------------------------------
+
+    def waits(self, after_s: float, now: float) -> tuple[float, str] | None:
+        """Since when nothing moves though there is something to copy, if that is longer than `after_s`, and the last reason."""
+        since = self._stands_since
+        if since is None or now - since < after_s or self.error is not None or self.paused is not None:
+            return None
+        has_work = not self._is_taken_over or bool(self.intake) or self.intake.is_behind
+        reason = self._reasons[-1] if self._reasons else "the target's brokers have not finished what was asked of them"
+        return (since, reason) if has_work else None
+
+    async def _trouble(self, error: Exception) -> None:
+        """Pauses, or stops: for good reasons found three times without progress between, or after the patience."""
+        link, now = self._link, self._link.clock()
+        loss, self._loss = self._loss, None
+        cause = error.__cause__ if isinstance(error.__cause__, Errors.KafkaError) else error
+        self.troubles += 1
+        self._is_taken_over = False
+        if self._stands_since is None:
+            self._stands_since = now
+        self._reasons.append(f"{type(cause).__name__}: {cause}")
+        if isinstance(error, RecordBatchError) and str(error) != self._damage:
+            self._damage, self._doubts = str(error), 0  # what differs from one response to the next was done on the way
+        self._doubts += not getattr(cause, "retriable", False)
+        is_believed = self._doubts >= BELIEVED_AFTER
+        patience_s = link.limits.patience_ms / 1000
+        if is_believed and isinstance(error, TolerantClientError) and not getattr(error, "retriable", False):
+            await self._decide(error, loss if isinstance(error, (DataLossError, OversizedRecordError)) else None)
+        elif is_believed and not isinstance(cause, (Errors.OffsetOutOfRangeError, RecordBatchError)):
+            self.error = TolerantClientError(
+                f"{self} at offset {self.acked}: {error}; check the topics' configuration and ACLs"
+            )
+        elif not self.has_reached and now - max(self._progressed_at, self.adopted_at) > patience_s:
+            self.error = RecoveryExhaustedError(
+                f"{self}: no progress for {patience_s:.0f} s at offset {self.acked}; check the brokers that lead it",
+                tuple(self._reasons),
+            )
+        else:
+            link.reads.forget(self.partition.topic)
+            for cluster in (link.source, link.target):
+                cluster.manager.cluster.request_update()
+            await self._net.sleep(min(0.02 * 2 ** min(len(self._reasons), 6), _MAX_PAUSE_S) * random.uniform(0.5, 1.0))
+
+    async def _decide(self, error: TolerantClientError, loss: LostOffsets | None) -> None:
+        """Stops, or does what policy says of a loss (M7); its ledger row is written before anything goes on."""
+        reason = loss.reason if loss is not None else None
+        policy = self._policy.on_oversized if reason is LossReason.OVERSIZED else self._policy.on_loss
+        if loss is None or policy is LossPolicy.FAIL:
+            self.error = error
+        elif policy is LossPolicy.PAUSE:
+            self.paused = error
+            if self._row is not None:
+                self._advance(self._row.position)
+            self._link.on_end()
+            until = self._link.clock() + _PAUSE_S
+            while not self.is_over and (left := until - self._link.clock()) > 0:
+                await self._wake(min(left, _IDLE_S))
+            if not self.is_over:
+                self.paused = None
+        else:
+            now_ms = int(time.time() * 1000)
+            topic, index = self.partition
+            row = LedgerRow(
+                now_ms, self._link.name, topic, index, loss.from_offset, loss.until_offset, loss.reason, str(error)
+            )
+            try:
+                await self._link.ledger.write([row])
+            except Errors.KafkaError as failure:
+                self.error = TolerantClientError(
+                    f"{self}: a loss could not be written to the ledger ({failure}): {error}"
+                )
+                return
+            self.losses += 1
+            self._accepted.add(loss)
+            if loss.reason is LossReason.OVERSIZED:
+                self._rules = self._rules._replace(left_out={*self._rules.left_out, loss.from_offset})
+
+    async def _watch(self) -> None:
+        """Another writer has taken over: lets it, as long as it makes progress (Law D)."""
+        link = self._link
+        if self.has_reached and link.clock() > self.hold_until:
+            self.is_released = True  # only the lease was left
+        still_since = link.clock()
+        patience_s = link.transactions.takeover_ms / 1000 * random.uniform(0.7, 1.3)
+        while not self.is_over:
+            await self._wake(patience_s / 4)
+            row = await link.reads.last_row(self.partition)
+            end = await link.source.list_offsets({self.partition: LATEST}, isolation_level=READ_COMMITTED)
+            if row is not None and row.position > self.acked:
+                self._advance(row.position)
+                still_since = link.clock()
+            elif self.acked >= end[self.partition]:
+                still_since = link.clock()
+            if link.clock() - still_since > patience_s:
+                return
+
+    def _advance(self, position: int) -> None:
+        if position > self.acked:
+            self._progressed_at = self._link.clock()
+            self._doubts = 0
+            self._stands_since = None
+            self._reasons.clear()
+        had_reached = self.has_reached
+        self.acked = max(self.acked, position)
+        if self.has_reached and not had_reached:
+            self._link.on_end()
+
+    def _forget(self) -> None:
+        """Lets go of what is not committed."""
+        self._fetch_error = None
+        self._freed(self.intake.queued_bytes)
+        self.intake.forget()
+
+    def _freed(self, size: int) -> None:
+        self.intake.queued_bytes -= size
+        self._link.on_settled(size)

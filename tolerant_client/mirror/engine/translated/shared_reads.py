@@ -1,0 +1,109 @@
+"""What many partitions of a link ask at the same time, asked once.
+
+Law: an answer is never older than the question; a partition that has fenced
+the others reads what is there after that.  (Facts of topics may be some seconds old.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Generic, TypeVar
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.engine.preflight import copied_identically
+from tolerant_client.mirror.engine.translated.target_checks import TopicPair
+from tolerant_client.mirror.state.map_topic import read_last_rows
+from tolerant_client.mirror.state.offset_map import MapRow
+from tolerant_client.mirror.state.topics import present_ids, topic_facts
+from tolerant_client.stock.stock_names import Future
+
+_FACTS_LAST_S = 5.0
+
+
+_Found = TypeVar("_Found")
+
+
+class _Asked(Generic[_Found]):
+    """One question about many partitions, asked of the target for all that wait for it."""
+
+    def __init__(
+        self,
+        target: Cluster,
+        link: str,
+        ask: Callable[[Cluster, str, Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, _Found]]],
+    ) -> None:
+        self._target = target
+        self._link = link
+        self._ask = ask
+        self._wanted: dict[TopicPartition, list[Future]] = {}
+        self._is_reading = False
+
+    async def of(self, partition: TopicPartition) -> _Found | None:
+        future = Future()
+        self._wanted.setdefault(partition, []).append(future)
+        if not self._is_reading:
+            self._is_reading = True
+            self._target.net.call_soon(self._read)
+        found: _Found | None = await future
+        return found
+
+    async def _read(self) -> None:
+        while self._wanted:
+            wanted, self._wanted = self._wanted, {}
+            try:
+                found = await self._ask(self._target, self._link, wanted)
+            except Exception as error:  # to whoever asked
+                for future in (future for futures in wanted.values() for future in futures):
+                    future.failure(error)
+            else:
+                for partition, futures in wanted.items():
+                    for future in futures:
+                        future.success(found.get(partition))
+        self._is_reading = False
+
+
+class SharedReads:
+    """Reads of a link's map and of its topics; on the event loop that both clusters share."""
+
+    def __init__(self, source: Cluster, target: Cluster, link: str, clock: Callable[[], float]) -> None:
+        self._source = source
+        self._target = target
+        self._link = link
+        self._clock = clock
+        self._facts: dict[str, tuple[float, Future]] = {}
+        self._rows = _Asked(target, link, read_last_rows)
+        self._copied = _Asked(target, link, copied_identically)
+
+    async def last_row(self, partition: TopicPartition) -> MapRow | None:
+        """The newest committed row of a source partition."""
+        return await self._rows.of(partition)
+
+    async def copied_identically(self, partition: TopicPartition) -> str | None:
+        """Why nobody else may write to a log of the target that another link has begun with identical offsets."""
+        return await self._copied.of(partition)
+
+    async def topics(self, topic: str) -> TopicPair:
+        """Facts of a topic on both clusters, at most a few seconds old."""
+        now = self._clock()
+        known = self._facts.get(topic)
+        if known is None or known[0] < now or known[1].failed():
+            asked = self._target.net.call_soon_with_future(self._ask, topic)
+            known = self._facts[topic] = (now + _FACTS_LAST_S, asked)
+        pair: TopicPair = await known[1]
+        return pair
+
+    def forget(self, topic: str) -> None:
+        """Has the next question about this topic asked anew."""
+        self._facts.pop(topic, None)
+
+    async def _ask(self, topic: str) -> TopicPair:
+        facts = (await topic_facts(self._target, [topic])).get(topic)
+        if facts is None:
+            raise Errors.UnknownTopicOrPartitionError(f"the target has no topic {topic}")
+        ids = await present_ids(self._source, [topic])
+        if topic not in ids:  # without its id it might be another topic by now
+            raise Errors.UnknownTopicOrPartitionError(f"the source has no topic {topic}")
+        return TopicPair((str(ids[topic] or ""), str(facts.topic_id or "")), facts.max_message_bytes)

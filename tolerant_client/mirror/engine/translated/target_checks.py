@@ -1,0 +1,128 @@
+"""Where a partition with translated offsets goes on, and what keeps it from that.  Pure: no I/O, no clock.
+
+The newest committed row of the offset map is the position; both logs must still be those that it speaks of.  Where the
+link took over from another mirror behind that row, the position is where it took over.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.errors import DataLossError, TargetDivergedError, TolerantClientError
+from tolerant_client.mirror.batches.losses import LossReason
+from tolerant_client.mirror.state.offset_map import MapRow
+from tolerant_client.records.record_batch import Record
+
+_GO_ON = "let policy go on behind the loss (--on-loss), or mirror it under another link name to copy what is left"
+
+
+class TopicPair(NamedTuple):
+    """The topic ids of source and target ("" where unknown), and the target's max.message.bytes."""
+
+    ids: tuple[str, str]
+    max_message_bytes: int
+
+
+class LostOffsets(NamedTuple):
+    """Source offsets [from_offset, until_offset) that cannot be copied as they were."""
+
+    reason: LossReason
+    from_offset: int
+    until_offset: int
+
+    def is_part_of(self, other: LostOffsets) -> bool:
+        """Whether it is `other`, or what is left of it: a log that was cut grows again."""
+        is_within = other.from_offset <= self.from_offset and self.until_offset <= other.until_offset
+        return self.reason is other.reason and is_within
+
+
+def check_target(row: MapRow, link: str, target: TopicPartition, ids: tuple[str, str], log_end: int) -> None:
+    """Raises TargetDivergedError where the target's log cannot hold what the map says."""
+    copied = f"{row.key.partition.topic}-{row.key.partition.partition}"
+    remedy = "mirror it under another link name to copy it anew"
+    if row.target_topic != target.topic:
+        raise TargetDivergedError(
+            f"{copied} of link {link} was copied to topic {row.target_topic}, not to {target.topic}; {remedy}"
+        )
+    if is_another(row.ids[1], ids[1]):
+        raise TargetDivergedError(
+            f"Target topic {target.topic} was deleted and created again after {copied} was copied; {remedy}"
+        )
+    if log_end < row.target_until:
+        raise TargetDivergedError(
+            f"The target log of {target.topic}-{target.partition} ends at offset {log_end}, but records were copied up to"
+            f" {row.target_until}: it has lost them (unclean election); {remedy}"
+        )
+
+
+def check_last_record(row: MapRow, link: str, original: Record | None, copied: Record | None) -> None:
+    """Raises TargetDivergedError where the target has another record at the end of the map's newest run than the source.
+
+    So an election is seen that took records back, though others have made the log longer since.  Records that one side no
+    longer has, None, show nothing.
+    """
+    if original is not None and copied is not None and copied != original._replace(offset=copied.offset):
+        name = f"{row.key.partition.topic}-{row.key.partition.partition}"
+        raise TargetDivergedError(
+            f"The target log of {row.target_topic}-{row.key.partition.partition} has at offset {copied.offset} another record than"
+            f" the one of {name}, offset {original.offset}, that link {link} copied there: it has lost what was copied (unclean"
+            " election), and others wrote in its place; mirror it under another link name to copy it anew"
+        )
+
+
+def find_loss(
+    row: MapRow, ids: tuple[str, str], start: int, end: int, cut_at: int | None
+) -> tuple[LostOffsets, TolerantClientError] | None:
+    """What the source, whose log spans [start, end), no longer has of what was, or was to be, copied.
+
+    `cut_at` is where the log was cut since the row was written (epochs.source_truncations).
+    """
+    name, position = f"{row.key.partition.topic}-{row.key.partition.partition}", row.position
+    if is_another(row.ids[0], ids[0]):
+        return LostOffsets(LossReason.RECREATION, min(start, position), position), DataLossError(
+            f"The source topic of {name} was deleted and created again after it was copied up to {position}; {_GO_ON}"
+        )
+    if position > end or cut_at is not None:
+        cut = end if cut_at is None else cut_at
+        return LostOffsets(LossReason.TRUNCATION, cut, position), DataLossError(
+            f"The source log of {name} was cut at offset {cut}, but it was copied up to {position}: it has lost records"
+            f" (unclean election); {_GO_ON}"
+        )
+    return overtaken(row.key.partition, position, start)
+
+
+def find_adopted_loss(
+    partition: TopicPartition, adopted: int, start: int, end: int
+) -> tuple[LostOffsets, TolerantClientError] | None:
+    """As find_loss, where the link has copied nothing itself: before `adopted` another mirror has copied all."""
+    if adopted > end:
+        return LostOffsets(LossReason.TRUNCATION, end, adopted), DataLossError(
+            f"The source log of {partition.topic}-{partition.partition} ends at offset {end}, but up to {adopted} it was"
+            f" copied when the link took over: it has lost records (unclean election), or was made anew; {_GO_ON}"
+        )
+    return overtaken(partition, adopted, start)
+
+
+def overtaken(partition: TopicPartition, position: int, start: int) -> tuple[LostOffsets, TolerantClientError] | None:
+    """What retention took of a source, whose log starts at `start` now, before it was copied."""
+    if position >= start:
+        return None
+    return LostOffsets(LossReason.RETENTION, position, start), DataLossError(
+        f"The source of {partition.topic}-{partition.partition} no longer has offsets {position} to {start}: retention"
+        f" overtook the mirror; {_GO_ON}"
+    )
+
+
+def taken_over(row: MapRow, position: int) -> MapRow:
+    """The newest row of a partition of which another mirror has copied more since, up to `position`.
+
+    In which leader epoch that lies is not known; the row's own may end before it without a loss.
+    """
+    return row if position <= row.position else row._replace(position=position, epoch=-1)
+
+
+def is_another(before: str, now: str) -> bool:
+    """Whether two topic ids are known and differ (KIP-516)."""
+    return bool(before and now and before != now)

@@ -1,0 +1,1 @@
+"""What follows the records: groups, configurations, ACLs, heartbeats, checkpoints."""

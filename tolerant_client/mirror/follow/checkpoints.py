@@ -1,0 +1,139 @@
+"""Checkpoints as MirrorMaker 2 emits them: where each group of the source goes on in the target's topics.
+
+RemoteClusterUtils.translateOffsets and MirrorClient.remoteConsumerOffsets read them.  MirrorMaker 2 guesses a
+downstream offset from offset syncs, and writes one only where it grows; ours are exact, so every change is written,
+also of a group that was set back on the source.  Its topic of offset syncs (`mm2-offset-syncs.B.internal`) is read by
+nothing but its own MirrorCheckpointTask: it is not written.
+Laws:
+- The last checkpoint of a key counts: two processes may write the same ones, and a round may be killed anywhere.
+- Nothing is taken away: a group that is gone from the source keeps its last checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.batches.divergence import read_slices
+from tolerant_client.mirror.follow.groups import GroupPosition, GroupPositions, read_positions
+from tolerant_client.mirror.follow.internal_topics import write_records
+from tolerant_client.mirror.follow.mm2_records import Checkpoint, decode_checkpoint, encode_checkpoint
+from tolerant_client.mirror.follow.skipped import Left
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
+
+_READ_AT_ONCE = 50_000  # offsets
+
+Key = tuple[str, TopicPartition]
+
+
+@dataclass(frozen=True)
+class CheckpointsReport:
+    """A round: checkpoints written (or that would be), those that stood already, and what was left; reasons of groups.py."""
+
+    emitted: tuple[Checkpoint, ...]
+    unchanged: int
+    left: tuple[Left, ...]
+
+
+class KnownCheckpoints:
+    """The last checkpoint of each group and partition in a topic, read on from where it was read last."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.last: dict[Key, Checkpoint] = {}
+        self._position = -1
+
+    async def refresh(self, target: Cluster) -> None:
+        """Reads what was written since; all of it where the topic was made anew.
+
+        Records that are no checkpoints are passed over, as MirrorMaker 2 does.  Raises OptionError where the topic may
+        not be read, ClusterUnreachableError.
+        """
+        try:
+            await self._read_on(target)
+        except Errors.TopicAuthorizationFailedError as error:
+            raise OptionError(
+                f"Topic {self.topic} of the {target.name} cannot be read ({error}); grant Create, Describe, Read and Write on"
+                " it, or set emit.checkpoints.enabled=false"
+            ) from error
+
+    async def _read_on(self, target: Cluster) -> None:
+        partition = TopicPartition(self.topic, 0)
+        if self.topic not in await target.partitions([self.topic]):
+            self.last, self._position = {}, -1
+            return
+        start = (await target.list_offsets({partition: EARLIEST}))[partition]
+        end = (await target.list_offsets({partition: LATEST}))[partition]
+        if not start <= self._position <= end:
+            self.last, self._position = {}, start
+        while self._position < end:
+            until = min(self._position + _READ_AT_ONCE, end)
+            found = (await read_slices(target, {partition: (self._position, until)}, is_committed=False))[partition]
+            for _, record in sorted(found.records.items()):
+                self._take(record.key, record.value)
+            if found.until <= self._position:
+                raise Errors.OffsetNotAvailableError(f"{self.topic} could be read up to {found.until} of {end} only")
+            self._position = min(found.until, end)
+
+    def _take(self, key: bytes | None, value: bytes | None) -> None:
+        try:
+            checkpoint = decode_checkpoint(key or b"", value or b"")
+        except ValueError:
+            return
+        self.last[checkpoint.group, checkpoint.partition] = checkpoint
+
+
+def due_checkpoints(positions: Iterable[GroupPosition], last: Mapping[Key, Checkpoint]) -> tuple[list[Checkpoint], int]:
+    """The checkpoints to write, and how many stand already.  Pure."""
+    due: list[Checkpoint] = []
+    unchanged = 0
+    for p in positions:
+        checkpoint = Checkpoint(p.group, p.partition, p.upstream, p.offset, p.metadata)
+        if last.get((p.group, p.partition)) == checkpoint:
+            unchanged += 1
+        else:
+            due.append(checkpoint)
+    return due, unchanged
+
+
+async def emit_checkpoints(
+    source: Cluster,
+    target: Cluster,
+    topics: LinkTopics,
+    groups: TopicFilter,
+    known: KnownCheckpoints,
+    now_ms: int,
+    *,
+    link: str | None = None,
+    replication_factor: int = 3,
+    is_dry_run: bool = False,
+    positions: GroupPositions | None = None,
+    leave_out: Collection[TopicPartition] = (),
+) -> CheckpointsReport:
+    """One round; `known` is kept from round to round, so that each reads only what is new.
+
+    `positions` spares reading those of the source again.  The topic is made even where there is nothing to write: tools
+    find the upstream cluster by its name.
+    Raises what read_positions does, and OptionError where the topic may not be made or written.
+    """
+    found = positions
+    if found is None:
+        found = await read_positions(source, target, topics, groups, link=link, leave_out=leave_out)
+    await known.refresh(target)
+    due, unchanged = due_checkpoints(found.positions, known.last)
+    left = list(found.left)
+    records: list[tuple[bytes, bytes]] = []
+    for checkpoint in list(due):
+        try:
+            records.append(encode_checkpoint(checkpoint))
+        except ValueError as error:
+            due.remove(checkpoint)
+            left.append(Left(f"group {checkpoint.group[:40]}", "error", f"no checkpoint can say it: {error}"))
+    if not is_dry_run:
+        await write_records(target, known.topic, records, now_ms, replication_factor=replication_factor)
+    return CheckpointsReport(tuple(due), unchanged, tuple(left))

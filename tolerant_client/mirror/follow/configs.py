@@ -1,0 +1,316 @@
+"""Settings of the source's topics, carried over to the target's while the link runs.
+
+As MirrorSourceConnector.syncTopicConfigs: what was set for a topic (or for its brokers, dynamically) is set on the
+target; what is the default on the source is cleared on the target (`use_defaults_from` "target") or set to the
+source's default ("source"); what the brokers' files say is left alone; `exclude` has regular expressions over names.
+Laws:
+- Only differences are written, and all of them are in the report; a value that the target refuses holds up no other.
+- What the mirror needs is kept whatever the source has (`_KEPT`): CreateTime and no limits for timestamps, a
+  max.message.bytes that takes the largest batch there ever was, min.insync.replicas that the replicas can meet.
+- cleanup.policy is the source's in force, wherever it comes from: another one would delete other records.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import kafka.errors as Errors
+from kafka.protocol.admin import DescribeConfigsRequest, IncrementalAlterConfigsRequest
+from kafka.protocol.metadata import MetadataRequest
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.follow.skipped import Left
+from tolerant_client.mirror.state.plan import (
+    CLEANUP_POLICY,
+    DEFAULT_MAX_MESSAGE_BYTES,
+    MAX_MESSAGE_BYTES,
+    NOT_COPIED,
+    TIMESTAMP_AFTER,
+    TIMESTAMP_BEFORE,
+    TIMESTAMP_TYPE,
+)
+from tolerant_client.mirror.state.topic_filter import CONFIG_PROPERTIES_EXCLUDE, LinkTopics
+
+MIN_INSYNC = "min.insync.replicas"
+
+_TOPIC = 2  # ConfigResource.Type
+_SET, _DELETE = 0, 1  # AlterConfigOp.OpType
+_OF_TOPIC, _OF_BROKERS_FILE, _DEFAULT = 1, 4, 5  # DescribeConfigsResponse.ConfigSource
+_UNTOLD = -1  # by version 0 (Kafka 0.11), which has is_default instead
+_TOPICS_OF_A_REQUEST = 200
+
+_KEPT = NOT_COPIED | {TIMESTAMP_TYPE, TIMESTAMP_BEFORE, TIMESTAMP_AFTER}
+
+
+class Setting(NamedTuple):
+    """A setting of a topic as brokers describe it; `origin` is DescribeConfigs' config_source."""
+
+    value: str
+    origin: int
+    is_sensitive: bool = False
+    is_read_only: bool = False
+
+
+class ConfigChange(NamedTuple):
+    """A setting of a topic of the target: `after` is None where it is cleared, back to the brokers' default."""
+
+    topic: str
+    name: str
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True)
+class ConfigsReport:
+    """A round: what was changed (or would be), and what was left.
+
+    `left` reasons: "unknown" (to the brokers of one side), "kept" (the mirror needs the target's value), "refused".
+    """
+
+    changed: tuple[ConfigChange, ...]
+    left: tuple[Left, ...]
+
+
+def decide_changes(
+    topic: str,
+    source: Mapping[str, Setting],
+    target: Mapping[str, Setting],
+    replicas: int,
+    *,
+    exclude: Collection[re.Pattern[str]] = (),
+    use_defaults_from: str = "target",
+) -> tuple[list[ConfigChange], list[Left]]:
+    """What to change of a topic (the target's name) that has `replicas` replicas there.  Pure."""
+    changes: list[ConfigChange] = []
+    left: list[Left] = []
+    for name, setting in sorted(source.items()):
+        if name in _KEPT or setting.is_sensitive or setting.is_read_only or any(e.fullmatch(name) for e in exclude):
+            continue
+        present = target.get(name)
+        if present is None:
+            if setting.origin == _OF_TOPIC:
+                why = f"the target's brokers do not know it; the source has {setting.value}"
+                left.append(Left(f"{topic} {name}", "unknown", why))
+            continue
+        wanted, why = _wanted(name, setting, present, replicas, use_defaults_from)
+        if why:
+            left.append(Left(f"{topic} {name}", "kept", why))
+        elif wanted is None:
+            if present.origin == _OF_TOPIC:
+                changes.append(ConfigChange(topic, name, present.value, None))
+        elif present.value != wanted or (present.origin != _OF_TOPIC and setting.origin == _OF_TOPIC):
+            changes.append(ConfigChange(topic, name, present.value, wanted))
+    return changes, left
+
+
+def _wanted(
+    name: str, setting: Setting, present: Setting, replicas: int, use_defaults_from: str
+) -> tuple[str | None, str]:
+    """The value to set (None: to clear), or why the target's is kept."""
+    if name == CLEANUP_POLICY:
+        return setting.value, ""
+    if name == MAX_MESSAGE_BYTES:
+        limit = int(setting.value)
+        if setting.origin != _OF_TOPIC:
+            limit = max(limit, DEFAULT_MAX_MESSAGE_BYTES)
+        if limit < int(present.value):
+            is_telling = setting.origin == _OF_TOPIC
+            why = f"the source takes {limit} now, but may have larger batches from before: {present.value} stays"
+            return present.value, why if is_telling else ""
+        return str(limit), ""
+    if setting.origin == _OF_BROKERS_FILE:
+        return present.value, ""
+    if setting.origin == _DEFAULT and use_defaults_from != "source":
+        return None, ""
+    if name == MIN_INSYNC:
+        return str(min(int(setting.value), replicas)), ""
+    return setting.value, ""
+
+
+async def sync_configs(
+    source: Cluster,
+    target: Cluster,
+    topics: LinkTopics,
+    *,
+    exclude: Iterable[str] = CONFIG_PROPERTIES_EXCLUDE,
+    use_defaults_from: str = "target",
+    is_dry_run: bool = False,
+    leave_out: Collection[str] = (),
+) -> ConfigsReport:
+    """One round over the topics that both clusters have, but those of the target to `leave_out`.
+
+    With `is_dry_run` the target's brokers only check it.
+
+    Raises OptionError for a wrong `exclude` or `use_defaults_from`, ClusterUnreachableError.
+    """
+    if use_defaults_from not in ("source", "target"):
+        raise OptionError(f"use.defaults.from is {use_defaults_from!r}: give source or target")
+    patterns = _compiled(exclude)
+    await source.connect()
+    if DescribeConfigsRequest.API_KEY not in source.manager.broker_version_data.api_versions:
+        why = "its brokers tell no settings of topics; Kafka 0.11 or newer do"
+        return ConfigsReport((), (Left(source.name, "unknown", why),))
+    of_source = [source.wire_topic(name) for name in await source.partitions()]
+    names = {name: topics.to_target(name) for name in of_source if topics.takes(name)}
+    replicas = await _replicas(target)
+    names = {name: copied for name, copied in names.items() if copied in replicas and copied not in leave_out}
+    left: list[Left] = []
+    originals = await _describe(source, list(names), left)
+    copies = await _describe(target, list(names.values()), left)
+    changes: list[ConfigChange] = []
+    for name, copied in names.items():
+        if name in originals and copied in copies:
+            more, stay = decide_changes(
+                copied,
+                originals[name],
+                copies[copied],
+                replicas[copied],
+                exclude=patterns,
+                use_defaults_from=use_defaults_from,
+            )
+            changes += more
+            left += stay
+    if changes and IncrementalAlterConfigsRequest.API_KEY not in target.manager.broker_version_data.api_versions:
+        why = f"{len(changes)} settings differ, but the target's brokers cannot change single ones; Kafka 2.3 or newer can"
+        return ConfigsReport((), (*left, Left("topic settings", "refused", why)))
+    changed, refused = await _alter(target, changes, is_dry_run)
+    return ConfigsReport(tuple(changed), (*left, *refused))
+
+
+async def _replicas(cluster: Cluster) -> dict[str, int]:
+    """Replication factors of the topics that this client may see."""
+
+    async def ask() -> dict[str, int]:
+        answer = await cluster.send(MetadataRequest(topics=MetadataRequest.ALL_TOPICS, allow_auto_topic_creation=False))
+        return {topic.name: max((len(p.replica_nodes) for p in topic.partitions), default=1) for topic in answer.topics}
+
+    return await cluster.insist("reading the topics", ask)
+
+
+async def _describe(cluster: Cluster, topics: list[str], left: list[Left]) -> dict[str, dict[str, Setting]]:
+    """The settings of topics; those that are gone are absent, and those that are not ours to see, which go to `left`."""
+    resource = DescribeConfigsRequest.DescribeConfigsResource
+    found: dict[str, dict[str, Setting]] = {}
+
+    async def ask(names: list[str]) -> None:
+        wanted = [resource(resource_type=_TOPIC, resource_name=name, configuration_keys=None) for name in names]
+        answer = await cluster.send(
+            DescribeConfigsRequest(resources=wanted, include_synonyms=False, include_documentation=False)
+        )
+        for result in answer.results:
+            error = Errors.for_code(result.error_code)
+            if result.error_code and getattr(error, "retriable", False) and not issubclass(error, _GONE):
+                raise error(f"DescribeConfigs of {result.resource_name}")
+            if result.error_code and error is not _GONE:
+                why = f"the {cluster.name} does not tell its settings ({error.__name__}); grant DescribeConfigs on it"
+                left.append(Left(result.resource_name, "refused", why))
+            if not result.error_code:
+                told = [c for c in result.configs if c.value is not None]
+                found[result.resource_name] = {
+                    c.name: Setting(c.value, _origin(c), c.is_sensitive, c.read_only) for c in told
+                }
+
+    for start in range(0, len(topics), _TOPICS_OF_A_REQUEST):
+        chunk = topics[start : start + _TOPICS_OF_A_REQUEST]
+        await cluster.insist("describing topic configurations", partial(ask, chunk))
+    return found
+
+
+def _origin(config: Any) -> int:
+    if config.config_source != _UNTOLD:
+        origin: int = config.config_source
+        return origin
+    return _DEFAULT if config.is_default else _OF_TOPIC
+
+
+class _Refusal(NamedTuple):
+    """Why the target refuses changes of a topic; `is_whole`: whatever they are."""
+
+    why: str
+    is_whole: bool
+
+
+async def _alter(
+    target: Cluster, changes: Iterable[ConfigChange], is_dry_run: bool
+) -> tuple[list[ConfigChange], list[Left]]:
+    """What was changed, and what the target refuses.
+
+    Brokers change a topic as a whole, or not at all: where they refuse that, each change is asked for alone.
+    """
+    by_topic: dict[str, list[ConfigChange]] = {}
+    for change in changes:
+        by_topic.setdefault(change.topic, []).append(change)
+    changed: list[ConfigChange] = []
+    left: list[Left] = []
+    topics = list(by_topic)
+    for start in range(0, len(topics), _TOPICS_OF_A_REQUEST):
+        chunk = {topic: by_topic[topic] for topic in topics[start : start + _TOPICS_OF_A_REQUEST]}
+        refused = await _ask(target, chunk, is_dry_run)
+        for topic, wanted in chunk.items():
+            refusal = refused.get(topic)
+            if refusal is None:
+                changed += wanted
+            elif refusal.is_whole:
+                left.append(Left(topic, "refused", refusal.why))
+            else:
+                for change in wanted:
+                    alone = (
+                        (await _ask(target, {topic: [change]}, is_dry_run)).get(topic) if len(wanted) > 1 else refusal
+                    )
+                    if alone is None:
+                        changed.append(change)
+                    else:
+                        left.append(Left(f"{topic} {change.name}", "refused", alone.why))
+    return changed, left
+
+
+async def _ask(
+    target: Cluster, changes: Mapping[str, Collection[ConfigChange]], is_dry_run: bool
+) -> dict[str, _Refusal]:
+    """Why the target refuses changes, by topic."""
+    resource = IncrementalAlterConfigsRequest.AlterConfigsResource
+    refused: dict[str, _Refusal] = {}
+
+    def operation(change: ConfigChange) -> Any:
+        how = _DELETE if change.after is None else _SET
+        return resource.AlterableConfig(name=change.name, config_operation=how, value=change.after)
+
+    async def ask() -> None:
+        wanted = [
+            resource(resource_type=_TOPIC, resource_name=topic, configs=[operation(change) for change in of_topic])
+            for topic, of_topic in changes.items()
+        ]
+        answer = await target.send(IncrementalAlterConfigsRequest(resources=wanted, validate_only=is_dry_run))
+        for result in answer.responses:
+            error = Errors.for_code(result.error_code)
+            if result.error_code and getattr(error, "retriable", False) and not issubclass(error, _GONE):
+                raise error(f"changing settings of {result.resource_name}")
+            if result.error_code:
+                is_ours = issubclass(error, Errors.AuthorizationError)
+                words = "grant AlterConfigs on it" if is_ours else result.error_message or error.__name__
+                why = f"the target refuses to change it: {words}"
+                refused[result.resource_name] = _Refusal(why, is_ours or issubclass(error, _GONE))
+
+    await target.insist("changing topic settings", ask)
+    return refused
+
+
+_GONE = Errors.UnknownTopicOrPartitionError
+
+
+def _compiled(expressions: Iterable[str]) -> list[re.Pattern[str]]:
+    patterns = []
+    for expression in expressions:
+        try:
+            patterns.append(re.compile(expression))
+        except re.error as error:
+            what = (
+                f"{expression!r} of config.properties.exclude is no regular expression ({error}); escape special signs"
+            )
+            raise OptionError(what) from error
+    return patterns

@@ -1,0 +1,373 @@
+"""Consumer groups of one cluster, many at a time: which there are, what they have committed, committing for them.
+
+Laws:
+- What fails for a group fails for that group alone: a partition of __consumer_offsets without a leader holds up no
+  group of another one.
+- One request tells of many groups where the brokers can (FindCoordinator 4: KIP-699, OffsetFetch 8: KIP-709), and
+  requests for different groups are under way together.
+- A commit is repeated for a few seconds at most: what was decided about a group soon gets too old to be written.
+- A running mirror looks right before commits go out, each time, whether its link was promoted: what it decided a moment
+  before would set back a group that promotion has moved.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import kafka.errors as Errors
+from kafka.protocol.admin import DescribeGroupsRequest, ListGroupsRequest
+from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
+from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.producer.transaction import DECISION_GROUPS, GROUP, CommittedOffset, raise_for_code
+from tolerant_client.errors import ClusterUnreachableError, UnsupportedSourceError
+from tolerant_client.mirror.state.topic_filter import OWN_TOPICS
+from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC, partition_of
+
+EMPTY_STATES = ("Empty", "Dead")
+# What a broker answers to a commit for a group that has members.
+IN_USE = (Errors.UnknownMemberIdError.errno, Errors.IllegalGenerationError.errno, Errors.RebalanceInProgressError.errno)
+OWN_GROUPS = (OWN_TOPICS, DECISION_GROUPS)  # what these begin with stands nowhere in a log: a link leaves it alone
+CONSUMER_TYPES = ("classic", "consumer")  # KIP-848; "share" (KIP-932) and "streams" (KIP-1071) are others
+
+_LIST_STATES = 4  # KIP-518, Kafka 2.6
+_LIST_TYPES = 5  # KIP-848
+_LAST_DESCRIBE = 5  # version 6 has an error for groups that are not classic
+_FIND_MANY = 4
+_LAST_FIND = 5
+_FETCH_ALL_TOPICS = 2  # KIP-88, Kafka 0.10.2
+_FETCH_MANY = 8
+_LAST_FETCH = 9  # version 10 speaks of topics by their ids
+_LAST_COMMIT = 9
+_GROUPS_OF_A_REQUEST = 200
+_UNDER_WAY = 16
+_BELIEVED_AFTER = 3
+_READ_PATIENCE_MS = 15_000  # a cluster without groups makes __consumer_offsets first
+_COMMIT_PATIENCE_MS = 5_000
+
+# What a coordinator answers to a whole commit, for each of its partitions.
+_OF_THE_COORDINATOR = frozenset(
+    {
+        Errors.RequestTimedOutError.errno,
+        Errors.CoordinatorLoadInProgressError.errno,
+        Errors.CoordinatorNotAvailableError.errno,
+        Errors.NotCoordinatorError.errno,
+    }
+)
+
+_T = TypeVar("_T")
+Failures = dict[str, Exception]
+
+
+class ListedGroup(NamedTuple):
+    """A group as the brokers list it; `state` is "" where they do not say, `protocol_type` "" without a member ever."""
+
+    name: str
+    protocol_type: str
+    state: str
+    group_type: str
+
+    @property
+    def is_of_consumers(self) -> bool:
+        """Whether it is what MirrorMaker 2 calls a consumer group (KafkaAdminClient.listConsumerGroups)."""
+        return self.group_type in CONSUMER_TYPES and self.protocol_type in ("", "consumer")
+
+
+class OffsetsPartition(NamedTuple):
+    """A partition of __consumer_offsets; `leader` is -1 where it has none."""
+
+    number: int
+    leader: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+
+class GroupsHome(NamedTuple):
+    """Where a cluster keeps its groups: its partitions of __consumer_offsets, none where there is no such topic."""
+
+    partitions: tuple[OffsetsPartition, ...]
+
+    @property
+    def dead(self) -> tuple[OffsetsPartition, ...]:
+        return tuple(p for p in self.partitions if p.leader < 0)
+
+    def dead_home_of(self, group: str) -> OffsetsPartition | None:
+        """The partition of a group, if that has no leader."""
+        if not self.partitions:
+            return None
+        number = partition_of(group, len(self.partitions))
+        return next((p for p in self.dead if p.number == number), None)
+
+
+async def groups_home(cluster: Cluster) -> GroupsHome:
+    """The partitions of __consumer_offsets as the brokers' metadata has them now."""
+
+    async def ask() -> GroupsHome:
+        wanted = MetadataRequest.MetadataRequestTopic(name=OFFSETS_TOPIC)
+        (topic,) = (await cluster.send(MetadataRequest(topics=[wanted], allow_auto_topic_creation=False))).topics
+        if topic.error_code in (Errors.UnknownTopicOrPartitionError.errno, Errors.TopicAuthorizationFailedError.errno):
+            return GroupsHome(())
+        parts = topic.partitions
+        found = [
+            OffsetsPartition(p.partition_index, p.leader_id, tuple(p.replica_nodes), tuple(p.isr_nodes)) for p in parts
+        ]
+        return GroupsHome(tuple(sorted(found)))
+
+    return await cluster.insist("looking at the partitions of groups", ask)
+
+
+async def list_groups(cluster: Cluster) -> tuple[dict[str, ListedGroup], Failures]:
+    """The groups that this client may see, and what failed for which broker ("broker 3").
+
+    Groups whose partition of __consumer_offsets has no leader are not among them: nobody lists them.  A group that
+    the brokers do not tell the type of is classic.
+    """
+    found: dict[str, ListedGroup] = {}
+    failures: Failures = {}
+    await cluster.refresh()
+    version = _highest(cluster, ListGroupsRequest)
+
+    async def ask(node_id: int) -> None:
+        answer = await cluster.send(ListGroupsRequest(max_version=_LIST_TYPES), node_id)
+        raise_for_code(answer.error_code, f"listing the groups of broker {node_id} of the {cluster.name}")
+        for group in answer.groups:
+            state = group.group_state if version >= _LIST_STATES else ""
+            group_type = (group.group_type if version >= _LIST_TYPES else "") or "classic"
+            found[group.group_id] = ListedGroup(group.group_id, group.protocol_type or "", state, group_type.lower())
+
+    for node_id in sorted(broker.node_id for broker in cluster.manager.cluster.brokers()):
+        try:
+            await cluster.insist("listing groups", partial(ask, node_id), _READ_PATIENCE_MS)
+        except (ClusterUnreachableError, Errors.KafkaError) as error:
+            failures[f"broker {node_id}"] = error
+    return found, failures
+
+
+async def group_states(cluster: Cluster, groups: Iterable[str]) -> tuple[dict[str, str], Failures]:
+    """The states of groups, "Dead" for those that are not there or are not for us to see, and what failed for which."""
+    wanted = list(groups)
+    await cluster.connect()
+    if _highest(cluster, ListGroupsRequest) >= _LIST_STATES:
+        listed, unlisted = await list_groups(cluster)
+        states = {name: listed[name].state if name in listed else "Dead" for name in wanted}
+        if not unlisted:
+            return states, {}
+        error = next(iter(unlisted.values()))  # what a broker did not list may be in use there
+        return {n: s for n, s in states.items() if n in listed}, {n: error for n in wanted if n not in listed}
+    return await described_states(cluster, wanted)
+
+
+async def described_states(cluster: Cluster, groups: Iterable[str]) -> tuple[dict[str, str], Failures]:
+    """As group_states, asked of each group's coordinator: a group that we may not describe is a failure, and not "Dead"."""
+
+    def read(answer: Any) -> Iterator[tuple[str, int, str]]:
+        for group in answer.groups:
+            yield group.group_id, group.error_code, group.group_state or "Dead"
+
+    def request(names: Sequence[str]) -> Any:
+        return DescribeGroupsRequest(groups=list(names), max_version=_LAST_DESCRIBE)
+
+    return await _Asking(cluster, _READ_PATIENCE_MS).all(list(groups), request, read, _GROUPS_OF_A_REQUEST)
+
+
+async def fetch_offsets(
+    cluster: Cluster, groups: Iterable[str]
+) -> tuple[dict[str, dict[TopicPartition, CommittedOffset]], Failures]:
+    """All that each group has committed, and what failed for which group.
+
+    Raises UnsupportedSourceError for brokers before Kafka 0.10.2, which do not tell all offsets of a group (KIP-88).
+    """
+    await cluster.connect()
+    highest = _highest(cluster, OffsetFetchRequest)
+    if highest < _FETCH_ALL_TOPICS:
+        raise UnsupportedSourceError(
+            f"The brokers of the {cluster.name} do not tell all offsets of a group; Kafka 0.10.2 or newer is needed,"
+            " or switch sync.group.offsets.enabled and emit.checkpoints.enabled off"
+        )
+    has_many = highest >= _FETCH_MANY
+
+    def request(names: Sequence[str]) -> Any:
+        if has_many:
+            wanted = [OffsetFetchRequest.OffsetFetchRequestGroup(group_id=name, topics=None) for name in names]
+            return OffsetFetchRequest(groups=wanted, require_stable=False, max_version=_LAST_FETCH)
+        return OffsetFetchRequest(
+            group_id=names[0], topics=None, min_version=_FETCH_ALL_TOPICS, max_version=_FETCH_MANY - 1
+        )
+
+    def read(answer: Any) -> Iterator[tuple[str, int, dict[TopicPartition, CommittedOffset]]]:
+        answered = answer.groups if has_many else [answer]
+        for group in answered:
+            name = group.group_id if has_many else ""
+            code = group.error_code
+            offsets: dict[TopicPartition, CommittedOffset] = {}
+            for topic in group.topics:
+                for part in topic.partitions:
+                    code = code or part.error_code
+                    if part.committed_offset >= 0:
+                        place = TopicPartition(topic.name, part.partition_index)
+                        offsets[place] = CommittedOffset(part.committed_offset, part.metadata or "")
+            yield name, code, offsets
+
+    many = _GROUPS_OF_A_REQUEST if has_many else 1
+    return await _Asking(cluster, _READ_PATIENCE_MS).all(list(groups), request, read, many)
+
+
+async def commit_offsets(
+    cluster: Cluster,
+    wanted: Mapping[str, Mapping[TopicPartition, CommittedOffset]],
+    may_write: Callable[[], Awaitable[None]] | None = None,
+) -> tuple[dict[str, dict[TopicPartition, int]], Failures]:
+    """Commits for groups without members; the error code of each partition (0: written), and what failed for which group.
+
+    `may_write` is asked right before requests go out, each time; what it raises ends the call.
+    A broker refuses a group that has members (UNKNOWN_MEMBER_ID).  The offsets carry no leader epoch: those of
+    another cluster mean nothing here (KIP-320).  What may have been written, and failed, is in the failures.
+    """
+    topic_type = OffsetCommitRequest.OffsetCommitRequestTopic
+
+    def request(names: Sequence[str]) -> Any:
+        topics: dict[str, list[Any]] = {}
+        for partition, committed in wanted[names[0]].items():
+            topics.setdefault(partition.topic, []).append(
+                topic_type.OffsetCommitRequestPartition(
+                    partition_index=partition.partition,
+                    committed_offset=committed.offset,
+                    committed_leader_epoch=-1,
+                    committed_metadata=committed.metadata,
+                )
+            )
+        return OffsetCommitRequest(
+            group_id=names[0],
+            generation_id_or_member_epoch=-1,
+            member_id="",
+            group_instance_id=None,
+            retention_time_ms=-1,
+            topics=[topic_type(name=name, partitions=parts) for name, parts in topics.items()],
+            max_version=_LAST_COMMIT,
+        )
+
+    def read(answer: Any) -> Iterator[tuple[str, int, dict[TopicPartition, int]]]:
+        codes = {TopicPartition(t.name, p.partition_index): p.error_code for t in answer.topics for p in t.partitions}
+        yield "", next((code for code in codes.values() if code in _OF_THE_COORDINATOR), 0), codes
+
+    return await _Asking(cluster, _COMMIT_PATIENCE_MS, may_write).all(list(wanted), request, read, 1)
+
+
+class _Asking:
+    """Asks the coordinators of many groups, and again those whose answer may heal."""
+
+    def __init__(
+        self, cluster: Cluster, patience_ms: int, may_send: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        self._cluster = cluster
+        self._patience_ms = patience_ms
+        self._may_send = may_send
+        self._nodes: dict[str, int] = {}
+        self._failures: Failures = {}
+        self._repeats: dict[str, int] = {}
+
+    async def all(
+        self,
+        groups: Sequence[str],
+        request: Callable[[Sequence[str]], Any],
+        read: Callable[[Any], Iterable[tuple[str, int, _T]]],
+        many: int,
+    ) -> tuple[dict[str, _T], Failures]:
+        """Answers of groups, and the errors of those without; `many` is how many one request may name.
+
+        `read` gives (group, error code, answer) of each; the name "" stands for the only group of its request.
+        """
+        await self._cluster.connect()
+        found: dict[str, _T] = {}
+        pending = list(groups)
+        deadline = time.monotonic() + self._patience_ms / 1000
+        backoff = 0.02
+        while pending:
+            by_node = await self._by_coordinator(pending)
+            chunks = [
+                (node, names[i : i + many]) for node, names in by_node.items() for i in range(0, len(names), many)
+            ]
+            for start in range(0, len(chunks), _UNDER_WAY):
+                if self._may_send is not None:
+                    await self._may_send()
+                asked = [
+                    (names, self._send(node, request(names))) for node, names in chunks[start : start + _UNDER_WAY]
+                ]
+                for names, future in asked:
+                    try:
+                        for name, code, answer in read(await future):
+                            name = name or names[0]
+                            if code:
+                                self._failed(name, Errors.for_code(code)(f"group {name!r} of the {self._cluster.name}"))
+                            else:
+                                found[name] = answer
+                                self._failures.pop(name, None)
+                    except ClusterUnreachableError:
+                        raise
+                    except (Errors.KafkaError, ValueError) as error:
+                        self._cluster.manager.cluster.request_update()
+                        for name in names:
+                            self._failed(name, error)
+            pending = [name for name in pending if name not in found and self._repeats.get(name, 0) < _BELIEVED_AFTER]
+            if pending and time.monotonic() > deadline:
+                break
+            if pending:
+                await self._cluster.net.sleep(backoff)
+                backoff = min(backoff * 2, 1.0)
+        for name in set(pending) - found.keys() - self._failures.keys():
+            self._failures[name] = Errors.CoordinatorNotAvailableError(
+                f"the {self._cluster.name} tells nothing of {name!r}"
+            )
+        return found, self._failures
+
+    def _send(self, node_id: int, request: Any) -> Any:
+        return self._cluster.net.call_soon_with_future(self._cluster.send, request, node_id)
+
+    def _failed(self, group: str, error: Exception) -> None:
+        """An error that cannot heal is believed when it comes three times; another coordinator is looked for in any case."""
+        self._nodes.pop(group, None)
+        is_believed = not getattr(error, "retriable", False)
+        self._repeats[group] = self._repeats.get(group, 0) + 1 if is_believed else 0
+        self._failures[group] = error
+
+    async def _by_coordinator(self, groups: Sequence[str]) -> dict[int, list[str]]:
+        missing = [name for name in groups if name not in self._nodes]
+        highest = _highest(self._cluster, FindCoordinatorRequest)
+        many = _GROUPS_OF_A_REQUEST if highest >= _FIND_MANY else 1
+        for start in range(0, len(missing), many):
+            names = missing[start : start + many]
+            try:
+                answer = await self._cluster.send(self._find(names, highest))
+            except ClusterUnreachableError:
+                raise
+            except (Errors.KafkaError, ValueError) as error:
+                for name in names:
+                    self._failed(name, error)
+                continue
+            for found in answer.coordinators if highest >= _FIND_MANY else [answer]:
+                name = found.key if highest >= _FIND_MANY else names[0]
+                if found.error_code:
+                    self._failed(name, Errors.for_code(found.error_code)(f"coordinator of group {name!r}"))
+                else:
+                    self._nodes[name] = found.node_id
+        by_node: dict[int, list[str]] = {}
+        for name in groups:
+            if name in self._nodes:
+                by_node.setdefault(self._nodes[name], []).append(name)
+        return by_node
+
+    @staticmethod
+    def _find(names: Sequence[str], highest: int) -> Any:
+        if highest >= _FIND_MANY:
+            return FindCoordinatorRequest(key_type=GROUP, coordinator_keys=list(names), max_version=_LAST_FIND)
+        return FindCoordinatorRequest(key=names[0], key_type=GROUP, max_version=_FIND_MANY - 1)
+
+
+def _highest(cluster: Cluster, request: Any) -> int:
+    highest: int = cluster.manager.broker_version_data.api_versions[request.API_KEY][1]
+    return highest

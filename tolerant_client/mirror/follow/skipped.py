@@ -1,0 +1,41 @@
+"""What a duty left undone, and why: the same words for all duties.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+_FAILURES = frozenset(("error", "refused", "leaderless"))
+
+
+class Left(NamedTuple):
+    """`name` (a group, a partition of a group, a setting of a topic, an ACL) was left as it is.
+
+    `reason` is one word for programs, `why` a sentence for people.
+    """
+
+    name: str
+    reason: str
+    why: str
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the duty could not do it, and an operator should look; not what it leaves by its rules."""
+        return self.reason in _FAILURES
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.why}"
+
+
+class LeftSoFar:
+    """What the rounds of each duty have left, so that each is told once, and once more when it comes back."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, set[tuple[str, str]]] = {}
+
+    def news(self, duty: str, left: Iterable[Left]) -> list[Left]:
+        """Of a round of `duty`, what the round before had not left for the same reason."""
+        now = {(each.name, each.reason): each for each in left}
+        before = self._known.get(duty, set())
+        self._known[duty] = set(now)
+        return [each for key, each in now.items() if key not in before]

@@ -1,0 +1,167 @@
+"""Translates offsets of a link with translated offsets, and moves a consumer group to the target without replays.
+
+A consumer that stood at an offset of the source and goes on at its translation reads every copied record once
+(OffsetMap).  What is not on the target yet cannot be translated: the translation then is the end of what is, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from kafka.protocol.consumer import OffsetFetchRequest
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.producer.transaction import GROUP, CommittedOffset, Coordinators, raise_for_code
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.follow.group_requests import EMPTY_STATES, IN_USE, commit_offsets, group_states
+from tolerant_client.mirror.state.map_topic import read_maps, require_map_topic
+from tolerant_client.mirror.state.offset_map import OffsetMap, Place, Translation
+
+_ALL_TOPICS = 2  # OffsetFetch that tells all offsets of a group
+_LAST_OFFSET_FETCH = 7
+
+
+class TranslatedOffset(NamedTuple):
+    """An offset of `partition` and where that is in `target`; both None where nothing of the partition is in the map."""
+
+    partition: TopicPartition
+    offset: int
+    target: TopicPartition | None
+    found: Translation | None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is an offset on the target for it."""
+        return self.found is not None and self.found.place is not Place.BEFORE_TAKEOVER
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a consumer that goes on there reads each record once."""
+        return self.found is not None and self.found.place in (Place.RECORD, Place.NEXT, Place.END)
+
+
+class GroupCommit(NamedTuple):
+    """An offset of a group on the target: `before` is what it had, -1 for none; `is_written` whether it has `offset` now
+    (or would have).
+    """
+
+    target: TopicPartition
+    offset: int
+    before: int
+    is_written: bool
+
+
+async def translate(
+    target: Cluster, link: str, offsets: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, TranslatedOffset]:
+    """Target offsets for offsets of the source.  Raises OptionError where the link has no map."""
+    await require_map_topic(target, link)
+    maps = await read_maps(target, link, offsets)
+    return {partition: _translated(partition, offset, maps.get(partition)) for partition, offset in offsets.items()}
+
+
+async def translate_back(
+    target: Cluster, link: str, offsets: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, TranslatedOffset]:
+    """Source offsets for offsets of the target, for the way back; `partition` is the target's here, `target` the source's."""
+    await require_map_topic(target, link)
+    by_target = {found.target: found for found in (await read_maps(target, link)).values()}
+    back: dict[TopicPartition, TranslatedOffset] = {}
+    for partition, offset in offsets.items():
+        known = by_target.get(partition)
+        back[partition] = (
+            TranslatedOffset(partition, offset, None, None)
+            if known is None
+            else TranslatedOffset(partition, offset, known.partition, known.source_of(offset))
+        )
+    return back
+
+
+async def translate_group(
+    source: Cluster, target: Cluster, link: str, group: str
+) -> dict[TopicPartition, TranslatedOffset]:
+    """Target offsets for what a group has committed on the source.
+
+    Raises OptionError where the link has no map, or the group has committed nothing.
+    """
+    committed = await group_offsets(source, group)
+    if not committed:
+        raise OptionError(f"Group {group!r} has committed no offset on the source; check --group and --source")
+    return await translate(target, link, committed)
+
+
+def _translated(partition: TopicPartition, offset: int, known: OffsetMap | None) -> TranslatedOffset:
+    if known is None:
+        return TranslatedOffset(partition, offset, None, None)
+    return TranslatedOffset(partition, offset, known.target, known.translate(offset))
+
+
+async def group_offsets(cluster: Cluster, group: str) -> dict[TopicPartition, int]:
+    """What a group has committed (KIP-88: brokers since 0.10.2)."""
+
+    def read(answer: Any) -> dict[TopicPartition, int]:
+        raise_for_code(answer.error_code, f"reading the offsets of group {group!r}")
+        found = {}
+        for topic in answer.topics:
+            for part in topic.partitions:
+                raise_for_code(part.error_code, f"reading the offset of {topic.name} for group {group!r}")
+                if part.committed_offset >= 0:
+                    found[TopicPartition(cluster.topic_of(topic.name), part.partition_index)] = part.committed_offset
+        return found
+
+    return await Coordinators(cluster).ask(
+        GROUP,
+        group,
+        "reading committed offsets",
+        lambda: OffsetFetchRequest(
+            group_id=group, topics=None, min_version=_ALL_TOPICS, max_version=_LAST_OFFSET_FETCH
+        ),
+        read,
+    )
+
+
+async def commit_group(
+    target: Cluster,
+    group: str,
+    offsets: Iterable[TranslatedOffset],
+    *,
+    is_forced: bool = False,
+    is_dry_run: bool = False,
+) -> list[GroupCommit]:
+    """Commits translated offsets for a group that is idle on the target; backwards only if `is_forced`.
+
+    Offsets that nobody can translate are left out.  Raises OptionError, before
+    anything is written, where the group has members; brokers refuse such a commit, too.
+    """
+    known = [o for o in offsets if o.is_known]
+    wanted = {o.target: o.found.translated for o in known if o.target is not None and o.found is not None}
+    states, failures = await group_states(target, [group])
+    for error in failures.values():
+        raise error
+    if states[group] not in EMPTY_STATES:
+        raise _busy(group, f"state {states[group]}")
+    before = await group_offsets(target, group)
+    written = {p: offset for p, offset in wanted.items() if is_forced or offset > before.get(p, -1)}
+    if written and not is_dry_run:
+        await _commit(target, group, written)
+    return [GroupCommit(p, offset, before.get(p, -1), p in written) for p, offset in wanted.items()]
+
+
+async def _commit(target: Cluster, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    wanted = {partition: CommittedOffset(offset, "") for partition, offset in offsets.items()}
+    codes, failures = await commit_offsets(target, {group: wanted})
+    for error in failures.values():
+        raise error
+    for partition, code in codes[group].items():
+        if code in IN_USE:
+            raise _busy(group, "it has members")
+        raise_for_code(code, f"committing {partition.topic}-{partition.partition} for group {group!r}")
+
+
+def _busy(group: str, why: str) -> OptionError:
+    return OptionError(
+        f"Group {group!r} is in use on the target ({why}): its offsets may be moved only while nobody consumes;"
+        " stop its consumers first"
+    )

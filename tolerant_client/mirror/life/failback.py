@@ -1,0 +1,357 @@
+"""The way back: a link onto a cluster that was the source once copies only what it lacks.
+
+Both logs of a partition are the same up to a point.  Where the old source's log ends there, a link in the other direction
+adopts what is there: it goes on at that offset, with a producer id of its own, as if it had copied all before.  Where the
+old source has more (what it took and nobody copied before it went), its log cannot hold the new source's records at their
+offsets, and no broker cuts a log: the operator keeps it, or gives those records up and has the topic made anew.
+
+Roles here are those of the link to come: `source` has the newer data, `target` is the old source.
+Laws:
+- What is adopted is proved: records that both logs still have are equal, or the source still has the batch before the
+  target's end and the forward link wrote it there.  Where retention has taken what could prove it, the end of a log proves
+  nothing, and nothing is adopted: an end that is wrong by one record is a record lost, and nobody would ever see it.
+- Nothing is deleted that a forward link did not take from this very target: an equal name is no proof.
+- One record of the control is all that is written.  Killed before it, nothing was done but topics deleted, which are copied
+  anew; run again, it finds the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import kafka.errors as Errors
+from kafka.protocol.admin import DeleteTopicsRequest
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.batches.divergence import (
+    COMPARED_OFFSETS,
+    first_difference_of_logs,
+    read_headers,
+    read_slices,
+)
+from tolerant_client.mirror.batches.gaps import is_filler
+from tolerant_client.mirror.engine.preflight import refuse_circle
+from tolerant_client.mirror.life.half_done import half_done
+from tolerant_client.mirror.state.control import LinkControl, Positions, read_control, read_controls, update_control
+from tolerant_client.mirror.state.link_topics import see_topics
+from tolerant_client.mirror.state.map_topic import map_topic
+from tolerant_client.mirror.state.plan import select_topics
+from tolerant_client.mirror.state.topic_filter import LinkTopics
+
+_LISTED = 1_000  # offsets of lost records that are told one by one
+_COUNTED = 1_000_000  # offsets that are looked through for records
+_PIECE = 10_000  # offsets whose records are in memory at once
+_DELETE_TIMEOUT_MS = 30_000
+
+
+@dataclass(frozen=True)
+class SharedLog:
+    """A partition that both clusters have: its logs are the same up to `shared_until`.
+
+    What the target has from there on to `target_end` was never copied: `lost_records` committed records, whose offsets
+    are in `lost_offsets` as half-open runs; at least so many unless `is_counted`.  `to_copy` are the offsets that the link
+    will copy.
+    """
+
+    topic: str
+    partition: int
+    shared_until: int
+    target_end: int
+    source_end: int
+    lost_records: int = 0
+    lost_offsets: tuple[tuple[int, int], ...] = ()
+    is_proved: bool = True  # False: nothing shows up to where the logs are the same
+    is_open: bool = False  # transactions are open on the target: its log will still grow
+    is_counted: bool = True
+
+    @property
+    def is_diverged(self) -> bool:
+        return self.target_end > self.shared_until
+
+    @property
+    def to_copy(self) -> int:
+        return max(0, self.source_end - self.shared_until)
+
+
+@dataclass(frozen=True)
+class FailbackReport:
+    """What a link back finds, and what was done for it: `is_done` once it can be started."""
+
+    link: str
+    is_dry_run: bool
+    is_done: bool
+    partitions: tuple[SharedLog, ...]
+    deleted_topics: tuple[str, ...] = ()
+    blockers: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        return 3 if self.blockers else 0
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [{**asdict(p), "is_diverged": p.is_diverged, "to_copy": p.to_copy} for p in self.partitions]
+        return {**asdict(self), "partitions": rows, "exit_code": self.exit_code}
+
+
+def blockers(partitions: Collection[SharedLog], *, discards: bool) -> tuple[str, ...]:
+    """Why a link back cannot begin; pure."""
+    found = []
+    if opened := [p for p in partitions if p.is_open]:
+        found.append(
+            f"transactions are open on the target, {opened[0].topic}-{opened[0].partition} ({len(opened)} partitions): wait"
+            " until its coordinator has ended them, then look again"
+        )
+    if discards:
+        return tuple(found)
+    if diverged := [p for p in partitions if p.is_diverged]:
+        first = diverged[0]
+        unseen = sum(not p.is_proved for p in diverged)
+        doubt = f" (of {unseen} of them the source has deleted all that could show whether it was)" if unseen else ""
+        found.append(
+            f"{len(diverged)} partitions of the target have what was never copied{doubt}, {lost_records(diverged)} committed"
+            f" records in all: {first.topic}-{first.partition} from offset {first.shared_until} to {first.target_end}. Read"
+            " what you need from there, then give it up with --discard-diverged: these topics are deleted on the target and"
+            " copied anew"
+        )
+    if unproved := [p for p in partitions if not p.is_proved and not p.is_diverged]:
+        first = unproved[0]
+        found.append(
+            f"{len(unproved)} partitions of the target have no records left at their ends, or none that the source still has,"
+            f" too, so nothing shows whether their logs were copied to their ends: {first.topic}-{first.partition} ends at"
+            f" offset {first.target_end}, and the source has records before that. With --discard-diverged these topics are"
+            " deleted on the target and copied anew; what the source does not have of them is lost by that"
+        )
+    return tuple(found)
+
+
+def lost_records(partitions: Iterable[SharedLog]) -> str:
+    """How many records only the target has, in words."""
+    every = list(partitions)
+    return f"{'' if all(p.is_counted for p in every) else 'at least '}{sum(p.lost_records for p in every):,}"
+
+
+def strangers(doomed: Iterable[str], forward: Iterable[LinkControl]) -> tuple[str, ...]:
+    """Why topics (the forward links' targets' names) must not be deleted: none of these links has taken them.  Pure."""
+    taken = [LinkTopics.from_json(control.topics) for control in forward if control.topics]
+    foreign = [name for name in doomed if not any(topics.writes(name) for topics in taken)]
+    if not foreign:
+        return ()
+    return (
+        f"topic {foreign[0]} would be deleted on the target ({len(foreign)} topics), but no link has written down on the"
+        " source that it copied it from there: it may be another topic of the same name. Leave it out of --topics, or delete"
+        " it yourself",
+    )
+
+
+def begun(now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, adopted: Positions) -> LinkControl:
+    """The control of a link that begins behind what is on its target; another life, if it had one.  Pure."""
+    had_one = bool(now.producer_ids) or now.is_promoted or now.is_handed_back
+    return replace(
+        now,
+        is_promoted=False,
+        is_fenced=False,
+        unfenced=frozenset(),
+        is_handed_back=False,
+        generation=now.generation + had_one,
+        producer_ids=(),
+        adopted=adopted,
+        starts={},
+        begun={},
+        copied={},
+        source_cluster_id=source_cluster_id,
+        topics=topics.to_json(),
+    )
+
+
+def is_live(control: LinkControl) -> bool:
+    """Whether a link copies with identical offsets: it must not be given another beginning.  Pure."""
+    return bool(control.producer_ids) and not control.is_promoted and not control.is_handed_back
+
+
+async def failback(
+    source: Cluster,
+    target: Cluster,
+    link: str,
+    topics: LinkTopics | str,
+    *,
+    discards: bool = False,
+    is_dry_run: bool = False,
+) -> FailbackReport:
+    """Prepares a link back: compares the logs, and writes down up to where the target's are adopted.
+
+    With `discards` topics of the target that diverged are deleted, to be copied anew.  The mirror is started afterwards
+    as any other.  Where something is in the way nothing is written.  Raises OptionError where the link to be is live,
+    where it would run in a circle (the forward link was not promoted), and for translated offsets; KafkaError.
+    """
+    chosen = LinkTopics.of(topics)
+    if chosen.to_target("orders") != "orders":
+        raise OptionError(
+            f"Link {link} renames topics (orders to {chosen.to_target('orders')}): what it copies back would be other topics."
+            " Failing back needs the same names on both clusters (IdentityReplicationPolicy)"
+        )
+    await source.connect()
+    await target.require_record_batches()
+    await refuse_one_cluster(source, target)
+    view = await see_topics(source, target, chosen)
+    view.require_seen(link)
+    names = sorted(view.on_source) or select_topics(chosen, await source.partitions())
+    for unseen in await refuse_circle(source, target, [source.wire_topic(name) for name in names], link):
+        raise OptionError(unseen)  # the forward link must be known to be promoted
+    forward = await _forward_links(source, target)
+    await _refuse_translated(source, names, forward)
+    if is_live(await read_control(target, link)):
+        raise OptionError(
+            f"Link {link} copies into this target already and was not promoted: its mirror needs no failback to go on;"
+            " for another link give --link"
+        )
+    copied_by = {producer_id for control in forward.values() for producer_id in control.producer_ids}
+    logs = []
+    for partition in await shared_partitions(source, target, names):
+        logs.append(await _with_losses(target, await compare_logs(source, target, partition, copied_by)))
+    found = blockers(logs, discards=discards)
+    doomed: tuple[str, ...] = ()
+    if discards:
+        doomed = tuple(sorted({p.topic for p in logs if p.is_diverged or not p.is_proved}))
+        found = (*found, *strangers([source.wire_topic(name) for name in doomed], forward.values()))
+    if found or is_dry_run:
+        return FailbackReport(link, is_dry_run, False, tuple(logs), (), found)
+    adopted = {
+        TopicPartition(p.topic, p.partition): p.shared_until for p in logs if p.topic not in doomed and p.shared_until
+    }
+    cluster_id = await source.cluster_id()
+    with half_done("failing back"):
+        if doomed:
+            await delete_topics(target, doomed)
+        await update_control(target, link, lambda now: begun(now, cluster_id, chosen, adopted))
+    return FailbackReport(link, False, True, tuple(logs), doomed)
+
+
+async def refuse_one_cluster(source: Cluster, target: Cluster) -> None:
+    """Raises OptionError where source and target are the same cluster."""
+    if await source.cluster_id() == await target.cluster_id() is not None:
+        raise OptionError(f"Source and target are the same cluster ({await source.cluster_id()}); give two clusters")
+
+
+async def _forward_links(source: Cluster, target: Cluster) -> dict[str, LinkControl]:
+    """The links that have copied from our target to our source."""
+    there = await target.cluster_id()
+    if there is None:
+        return {}
+    found = (await read_controls(source)).links
+    return {name: control for name, control in found.items() if control.source_cluster_id == there and control.topics}
+
+
+async def _refuse_translated(source: Cluster, names: Iterable[str], forward: Mapping[str, LinkControl]) -> None:
+    """What was copied with translated offsets is at other places on the two clusters."""
+    wanted = list(names)
+    for other, control in forward.items():
+        assert control.topics is not None
+        both = sorted(name for name in wanted if LinkTopics.from_json(control.topics).writes(source.wire_topic(name)))
+        offset_map = source.topic_of(map_topic(other))
+        if both and not control.producer_ids and offset_map in await source.partitions([offset_map]):
+            raise OptionError(
+                f"Link {other} copied topic {both[0]} with translated offsets: its records are at other offsets on the two"
+                " clusters, and failback compares logs that are alike; leave such topics out"
+            )
+
+
+async def shared_partitions(source: Cluster, target: Cluster, names: Iterable[str]) -> list[TopicPartition]:
+    """The partitions of topics that both clusters have."""
+    here, there = await source.partitions(names), await target.partitions(names)
+    return sorted(
+        TopicPartition(topic, n) for topic, numbers in here.items() for n in numbers if n in there.get(topic, ())
+    )
+
+
+async def compare_logs(
+    source: Cluster, target: Cluster, partition: TopicPartition, copied_by: Collection[int] = ()
+) -> SharedLog:
+    """Up to where the two logs of a partition are the same; what the target has beyond is not counted.
+
+    The target was the original: only its committed records count, and what the source has besides must be what a mirror
+    fills gaps with.  `copied_by` are the producer ids of links that copied from the target to the source.
+    """
+    wanted = {partition: LATEST}
+    end = (await target.list_offsets(wanted))[partition]
+    stable = (await target.list_offsets(wanted, isolation_level=READ_COMMITTED))[partition]
+    start = (await target.list_offsets({partition: EARLIEST}))[partition]
+    source_end = (await source.list_offsets(wanted))[partition]
+    source_start = (await source.list_offsets({partition: EARLIEST}))[partition]
+    common = max(start, source_start), min(end, source_end)
+    is_proved = True
+    if common[0] < common[1]:
+        difference = await first_difference_of_logs(target, source, partition, *common)
+        first = common[1] if difference is None else difference
+        if difference is None and not await _is_shown(source, target, partition, *common):
+            is_proved = await _was_copied(source, partition, first - 1, copied_by)
+    elif end == 0 or source_end <= start:
+        first = min(end, source_end)
+    elif start == end:
+        first = min(end, source_end)
+        # Where the source has nothing before that end either, nothing of it can be missing on the target.
+        is_proved = source_start >= end or first == end and await _was_copied(source, partition, end - 1, copied_by)
+    else:
+        first, is_proved = start, False  # the source has deleted all that the target has
+    topic, index = partition
+    return SharedLog(topic, index, first, end, source_end, is_proved=is_proved, is_open=stable < end)
+
+
+async def _is_shown(
+    source: Cluster, target: Cluster, partition: TopicPartition, from_offset: int, until_offset: int
+) -> bool:
+    """Whether logs that nothing contradicts show at their common end that one is a copy: a record of both, or filler."""
+    span = {partition: (max(from_offset, until_offset - COMPARED_OFFSETS), until_offset)}
+    original = (await read_slices(target, span, is_committed=True))[partition]
+    copied = (await read_slices(source, span, is_committed=True))[partition]
+    return any(offset in original.records or original.is_vacant(offset) for offset in copied.records)
+
+
+async def _was_copied(source: Cluster, partition: TopicPartition, offset: int, copied_by: Collection[int]) -> bool:
+    """Whether one of these producers wrote the records at an offset; a control batch may be the fence of a promotion."""
+    header = (await read_headers(source, {partition: offset})).get(partition)
+    return header is not None and not header.is_control and header.producer_id in copied_by
+
+
+async def _with_losses(target: Cluster, log: SharedLog) -> SharedLog:
+    """With the committed records that only the target has counted, and where they are, as far as that is listed."""
+    partition = TopicPartition(log.topic, log.partition)
+    if not log.is_diverged:
+        return log
+    start = max(log.shared_until, (await target.list_offsets({partition: EARLIEST}))[partition])
+    at, until = start, min(log.target_end, start + _COUNTED)
+    number, runs = 0, list[tuple[int, int]]()
+    while at < until:
+        piece = (await read_slices(target, {partition: (at, min(at + _PIECE, until))}, is_committed=True))[partition]
+        for offset in sorted(offset for offset, record in piece.records.items() if not is_filler(record)):
+            number += 1
+            if runs and runs[-1][1] == offset:
+                runs[-1] = (runs[-1][0], offset + 1)
+            elif len(runs) < _LISTED:
+                runs.append((offset, offset + 1))
+        if piece.until <= at:
+            break  # nothing can be read there now
+        at = piece.until
+    return replace(log, lost_records=number, lost_offsets=tuple(runs), is_counted=at >= log.target_end)
+
+
+async def delete_topics(target: Cluster, names: Collection[str]) -> None:
+    """Deletes topics and waits until no broker knows them; raises KafkaError."""
+
+    async def delete() -> None:
+        controller = target.manager.cluster.controller
+        request = DeleteTopicsRequest(topic_names=list(names), timeout_ms=_DELETE_TIMEOUT_MS, max_version=5)
+        answer = await target.send(request, None if controller is None else controller.node_id)
+        for result in answer.responses:
+            if result.error_code not in (0, Errors.UnknownTopicOrPartitionError.errno):
+                raise Errors.for_code(result.error_code)(f"deleting topic {result.name}")
+
+    async def gone() -> None:
+        if left := await target.partitions(names):
+            raise Errors.OffsetNotAvailableError(f"topic {min(left)} is still there")
+
+    await target.insist("deleting topics", delete)
+    await target.insist("waiting until deleted topics are gone", gone)

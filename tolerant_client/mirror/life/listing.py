@@ -1,0 +1,135 @@
+"""The links that have written their control on a target: which there are, and whether a mirror of each was seen at work."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.life.status import look_at_claims, mirror_json
+from tolerant_client.mirror.state.claims import RENEW_MS, Run
+from tolerant_client.mirror.state.control import Controls, LinkControl, read_controls
+from tolerant_client.mirror.state.health import utc
+from tolerant_client.mirror.state.map_topic import has_map
+from tolerant_client.mirror.state.topic_filter import LinkTopics
+
+_LOOK_S = (RENEW_MS + 1_500) / 1000  # within which a mirror that runs has said so once more
+
+
+class ListedLink(NamedTuple):
+    """A link of a target; `control` is None where its record cannot be read, `is_seen` False where nobody tells who runs.
+
+    `has_map`: the target has an offset map of it.
+    """
+
+    link: str
+    control: LinkControl | None
+    mirror: Run | None
+    is_seen: bool
+    has_map: bool
+
+    @property
+    def offsets(self) -> str | None:
+        """Which offsets its copies have: identical or translated; None where nothing says it: it has not copied yet."""
+        if self.control is not None and self.control.producer_ids:
+            return "identical"
+        return "translated" if self.has_map else None
+
+    @property
+    def offsets_words(self) -> str:
+        """Its offsets, for people."""
+        return self.offsets or ("unknown" if self.control is None else "not copied yet")
+
+    @property
+    def topics(self) -> str:
+        """The topics as its mirror was given them, for people."""
+        if self.control is None:
+            return "unknown"
+        given = self._given_topics
+        return "none" if given is None else str(given)
+
+    @property
+    def _given_topics(self) -> LinkTopics | None:
+        written = None if self.control is None else self.control.topics
+        return None if written is None else LinkTopics.from_json(written)
+
+    @property
+    def state(self) -> str:
+        """What its operator has said of it, and whether a mirror of it runs, for people."""
+        control = self.control
+        if control is None:
+            return "unreadable: run tolerant-kafka repair"
+        said = [
+            word
+            for word, holds in (
+                ("promoted", control.is_promoted),
+                ("handed back", control.is_handed_back),
+                (f"paused: {', '.join(control.paused_words)}", bool(control.paused_words)),
+            )
+            if holds
+        ]
+        return "; ".join([*said, self._mirror_words])
+
+    @property
+    def _mirror_words(self) -> str:
+        run = self.mirror
+        if not self.is_seen:
+            return "whether a mirror runs is unknown"
+        if run is None:
+            return "no mirror was seen in the last hour"
+        where = f"on {run.host}, process {run.pid}"
+        if run.is_alive:
+            return f"runs {where}, since {utc(run.since_ms)}"
+        return f"{'ended' if run.is_ended else 'last seen'} {where}, at {utc(run.seen_ms)}"
+
+    def to_json(self) -> dict[str, Any]:
+        control = self.control
+        given = self._given_topics
+        filters = None if given is None else [asdict(one) for one in (given.filter, *given.also)]
+        return {
+            "link": self.link,
+            "is_readable": control is not None,
+            "offsets": self.offsets,
+            "source_cluster_id": None if control is None else control.source_cluster_id,
+            "topics": filters,  # a topic that one of them takes: regular expressions over its whole name on the source
+            "is_promoted": None if control is None else control.is_promoted,
+            "is_handed_back": None if control is None else control.is_handed_back,
+            "paused": None if control is None else control.paused_words,
+            "mirror": None if self.mirror is None else mirror_json(self.mirror),
+            "is_mirror_known": self.is_seen,
+        }
+
+
+def listed(controls: Controls, runs: Iterable[Run] | None, mapped: Collection[str]) -> list[ListedLink]:
+    """The links in the order of their names; `runs` in the order of the log, None where they are not known.  Pure.
+
+    `mapped` are the links that have an offset map on the target.
+    """
+    newest: dict[str, Run] = {}
+    for run in runs or ():
+        if run.link not in newest or run.is_alive or not newest[run.link].is_alive:
+            newest[run.link] = run
+    unreadable = {record.key for record in controls.unreadable}
+    return [
+        ListedLink(
+            link,
+            None if link in unreadable else controls.links.get(link),
+            newest.get(link),
+            is_seen=runs is not None,
+            has_map=link in mapped,
+        )
+        for link in sorted({*controls.links, *unreadable})
+    ]
+
+
+async def list_links(target: Cluster) -> list[ListedLink]:
+    """The links of a target; takes some seconds, in which each mirror that runs says so.  Raises KafkaError."""
+    before = await look_at_claims(target)
+    controls = await read_controls(target)
+    mapped = [link for link, control in controls.links.items() if await has_map(target, link, control)]
+    if before is None:
+        return listed(controls, None, mapped)
+    await target.net.sleep(_LOOK_S)
+    now = await look_at_claims(target)
+    return listed(controls, None if now is None else now.runs(before), mapped)

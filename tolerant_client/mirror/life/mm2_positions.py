@@ -1,0 +1,118 @@
+"""Where MirrorMaker 2 is in each partition, as it has noted it, and whether it runs.
+
+It keeps its positions in `mm2-offsets.ALIAS.internal` of the target, Kafka Connect's topic of source offsets (KIP-382;
+MirrorUtils.wrapPartition and wrapOffset, KafkaOffsetBackingStore.java): the key is ["MirrorSourceConnector", {"cluster":
+alias, "partition": 0, "topic": "orders"}], the value {"offset": n}, n the last source offset that was copied.
+Its workers are members of group `ALIAS-mm2` of the target (MirrorMakerConfig.workerConfig).
+Not seen are its connectors in a Connect cluster of somebody's own: it has another group, and another topic.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import NamedTuple
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.producers import raise_for
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
+from tolerant_client.mirror.batches.divergence import read_slices
+from tolerant_client.mirror.follow.group_requests import EMPTY_STATES, described_states
+from tolerant_client.records.record_batch import Record, encode_batch
+from tolerant_client.state_json import MOST, document, elements, members, parsed, partition_number, text, whole
+
+_CONNECTOR = "MirrorSourceConnector"
+
+
+class Mm2Position(NamedTuple):
+    """Where MirrorMaker 2 would go on, and the record that says so: its key and partition, which it goes by."""
+
+    offset: int
+    key: bytes
+    partition: int
+
+
+def offsets_topic(source_alias: str) -> str:
+    """Where MirrorMaker 2's own worker keeps positions, unless its file says offset.storage.topic."""
+    return f"mm2-offsets.{source_alias}.internal"
+
+
+def decode_position(key: bytes | None, value: bytes | None) -> tuple[str, TopicPartition, int] | None:
+    """The source's alias, the partition by the source's name, and the next offset; None for another connector's record."""
+    try:
+        connector, place = elements(parsed(key), 2)
+        if connector != _CONNECTOR or value is None:
+            return None
+        partition = TopicPartition(text(members(place)["topic"]), partition_number(place["partition"]))
+        return text(place["cluster"]), partition, whole(document(value)["offset"], most=MOST - 1) + 1
+    except (ValueError, KeyError):
+        return None
+
+
+def encode_position(next_offset: int) -> bytes:
+    """The value that makes MirrorMaker 2 go on at `next_offset`."""
+    return json.dumps({"offset": next_offset - 1}, separators=(",", ":")).encode()
+
+
+async def read_positions_of_mm2(target: Cluster, source_alias: str) -> dict[TopicPartition, Mm2Position]:
+    """Where MirrorMaker 2 goes on, by partition (the source's names); empty where it has never run.
+
+    What it has not committed (exactly.once.source.support), and what somebody has reset, is no position.
+    """
+    topic = offsets_topic(source_alias)
+    numbers = (await target.partitions([topic])).get(topic, [])
+    newest: dict[bytes, tuple[int, bytes | None]] = {}
+    for number in numbers:
+        partition = TopicPartition(topic, number)
+        start = (await target.list_offsets({partition: EARLIEST}))[partition]
+        end = (await target.list_offsets({partition: LATEST}, isolation_level=READ_COMMITTED))[partition]
+        if start == end:
+            continue
+        log = (await read_slices(target, {partition: (start, end)}, is_committed=True))[partition]
+        for _, record in sorted(log.records.items()):
+            newest[record.key or b""] = number, record.value
+    found: dict[TopicPartition, Mm2Position] = {}
+    for key, (number, value) in newest.items():
+        told = decode_position(key, value)
+        if told is not None and told[0] == source_alias:
+            found[told[1]] = Mm2Position(told[2], key, number)
+    return found
+
+
+async def whether_mm2_runs(target: Cluster, source_alias: str) -> tuple[str, ...]:
+    """Why nothing may be changed now: its workers are members of their group, or nobody tells; empty where they are not."""
+    group = f"{source_alias}-mm2"
+    states, failures = await described_states(target, [group])
+    if group in failures:
+        error = failures[group]
+        is_hidden = isinstance(error, Errors.GroupAuthorizationFailedError)
+        remedy = f"grant us Describe on group {group} of the target" if is_hidden else "run this again when it answers"
+        return (
+            f"whether MirrorMaker 2 runs cannot be seen: the target does not tell of its group {group}"
+            f" ({type(error).__name__}); {remedy}",
+        )
+    state = states[group]
+    if state in EMPTY_STATES:
+        return ()
+    return (
+        f"MirrorMaker 2 runs: its group {group} on the target has members (state {state}). Stop it, and wait until its process"
+        " has ended; one that was killed is a member for some ten seconds more",
+    )
+
+
+async def write_position(target: Cluster, source_alias: str, known: Mm2Position, offset: int) -> None:
+    """Has MirrorMaker 2, which must not run, go on at `offset` of a partition where it was at `known`.
+
+    Written twice, if an answer is lost, it says the same.  Raises KafkaError.
+    """
+    place = TopicPartition(offsets_topic(source_alias), known.partition)
+
+    async def write() -> None:
+        batch = encode_batch([Record(0, int(time.time() * 1000), known.key, encode_position(offset))])
+        node = await target.leader(place)
+        (produced,) = await target.produce_and_wait(node, {place: memoryview(bytearray(batch))})
+        raise_for(produced.error_code, f"appending to {place.topic}")
+
+    await target.insist("writing MirrorMaker 2's position", write)

@@ -1,0 +1,62 @@
+"""What a link is called that nobody has named, and which link of a target is meant.
+
+A name belongs to one pair of clusters: it is made of the source's cluster id, so that two sources of one target never
+share a link.  What runs under the name `default` since older versions keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import kafka.errors as Errors
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.state.control import LinkControl, link_options, read_controls
+
+FORMER_DEFAULT = "default"
+_ID_CHARS = 8
+
+
+def default_name(cluster_id: str | None, controls: Mapping[str, LinkControl]) -> str:
+    """The name of a link from this source, where none is given.  Pure.
+
+    Brokers before 0.10.1 have no cluster id: their links are called `default`, and a second one needs --link.
+    """
+    former = controls.get(FORMER_DEFAULT)
+    if cluster_id is None or former is not None and former.source_cluster_id == cluster_id:
+        return FORMER_DEFAULT
+    return f"mirror-{cluster_id[:_ID_CHARS]}"
+
+
+def chosen_name(controls: Mapping[str, LinkControl], cluster_id: str | None, target: str) -> str | None:
+    """The one link that is meant where none is named: of this source, or of the target; None where there is none.  Pure.
+
+    Those that are not promoted come first, and of those the one that nobody has named.  Raises OptionError where there are several; `target` is what options name it.
+    """
+    known = {name: c for name, c in controls.items() if c.topics is not None}
+    if cluster_id is not None:
+        known = {name: c for name, c in known.items() if c.source_cluster_id == cluster_id}
+    live = [name for name, c in known.items() if not c.is_promoted and not c.is_handed_back]
+    names = sorted(live or known)
+    if (own := default_name(cluster_id, controls)) in names:
+        return own
+    if len(names) > 1:
+        told = "; ".join(f"{name} (from cluster {known[name].source_cluster_id})" for name in names)
+        raise OptionError(f"The target has {len(names)} links: {told}. Say which is meant: {target} --link {names[0]}")
+    return names[0] if names else None
+
+
+async def name_link(source: Cluster | None, target: Cluster, *, is_start: bool = False) -> str:
+    """The link between two clusters, or of a target, where none is named; raises OptionError where several may be meant.
+
+    A mirror that starts is never one that was given a name: it would add its topics to that one.
+    """
+    cluster_id = None if source is None else await source.cluster_id()
+    try:
+        controls = (await read_controls(target)).links
+    except Errors.TopicAuthorizationFailedError:
+        controls = {}
+    given = link_options("", target, source).removesuffix(" --link ''")
+    own = default_name(cluster_id, controls)
+    return own if is_start else chosen_name(controls, cluster_id, given) or own

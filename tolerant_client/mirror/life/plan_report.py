@@ -1,0 +1,304 @@
+"""What a link would really do, all of it, before anything is written: topics, and what its flow does besides copying."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.led_offsets import list_led_offsets, stable_ends
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
+from tolerant_client.errors import LinkPromotedError, OptionError, TolerantClientError, text_of
+from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
+from tolerant_client.mirror.engine.identical.difference import OpenTransaction
+from tolerant_client.mirror.engine.lag import contradicted, read_both, require_no_copies_of_identical
+from tolerant_client.mirror.engine.preflight import grown, look_for_others, refuse_circle, require_same_source
+from tolerant_client.mirror.engine.prepare import PlannedLink, plan_link
+from tolerant_client.mirror.follow.acls import AclsReport, sync_acls
+from tolerant_client.mirror.follow.configs import ConfigsReport, sync_configs
+from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
+from tolerant_client.mirror.life.promotion_report import groups_json
+from tolerant_client.mirror.state.control import HIDDEN, UNKNOWN_ORDERS, LinkControl, read_control
+from tolerant_client.mirror.state.ledger import Ledger
+from tolerant_client.mirror.state.link_topics import NOT_ON_SOURCE, see_topics, some, unread_map
+from tolerant_client.mirror.state.map_topic import has_map, map_partition, mapped_topics, read_maps
+from tolerant_client.mirror.state.open_transactions import Held, find_held, is_held_long
+from tolerant_client.mirror.state.plan import TopicSpec
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
+
+_MAP_S = 10.0  # how long an offset map is read: a large one, or a broker that hangs, holds up no plan
+_MIN_INSYNC = "min.insync.replicas"
+_UNCLEAN = "unclean.leader.election.enable"
+
+
+@dataclass(frozen=True)
+class Besides:
+    """What a link does besides copying; what is None or False it does not do.  A mirror without a file does nothing.
+
+    `groups` are those whose offsets are moved, `config_exclude` the properties that are not carried over (without it none
+    are).  `others` are sentences about what changes nothing that is there: heartbeats, checkpoints.
+    """
+
+    groups: TopicFilter | None = None
+    config_exclude: tuple[str, ...] | None = None
+    use_defaults_from: str = "target"
+    has_acls: bool = False
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TopicPlan:
+    """A topic by its name on the target; `action` is create, grow, copy or refuse, `why` says so of the last one.
+
+    `to_copy` are the offsets that wait on the source, None where the topic is refused.  `waiting` says by partition why it
+    cannot be copied now.
+    """
+
+    topic: str
+    action: str
+    partitions: int
+    target_partitions: int
+    replication_factor: int
+    to_copy: int | None
+    config: dict[str, str]
+    why: str = ""
+    waiting: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LinkPlan:
+    """Everything that a link would do; `refusals` are what it would stop at, before or while copying."""
+
+    link: str
+    offsets: str
+    topics: tuple[TopicPlan, ...]
+    refusals: tuple[str, ...]
+    warnings: tuple[str, ...]
+    durability: tuple[str, ...]
+    configs: ConfigsReport | None
+    acls: AclsReport | None
+    groups: GroupsReport | None
+    others: tuple[str, ...]
+    open_transactions: tuple[Held, ...] = ()
+
+    @property
+    def held(self) -> tuple[Held, ...]:
+        """Transactions that have been open for so long that what comes after them is left out."""
+        return tuple(one for one in self.open_transactions if is_held_long(one, int(time.time() * 1000)))
+
+    @property
+    def exit_code(self) -> int:
+        is_left_out = bool(self.held) or any(t.action == "refuse" or t.waiting for t in self.topics)
+        return 3 if self.refusals or is_left_out else 0
+
+    def to_json(self) -> dict[str, Any]:
+        found = {**asdict(self), "open_transactions": [held.to_json() for held in self.open_transactions]}
+        if self.configs is not None:
+            found["configs"] = {
+                "changed": [change._asdict() for change in self.configs.changed],
+                "left": [left._asdict() for left in self.configs.left],
+            }
+        if self.acls is not None:
+            found["acls"] = {
+                "added": [acl._asdict() for acl in self.acls.added],
+                "unchanged": self.acls.unchanged,
+                "left": [left._asdict() for left in self.acls.left],
+            }
+        if self.groups is not None:
+            found["groups"] = groups_json(self.groups)
+        return {**found, "exit_code": self.exit_code}
+
+
+async def plan_everything(
+    source: Cluster,
+    target: Cluster,
+    link: str,
+    topics: LinkTopics | str,
+    besides: Besides = Besides(),
+    *,
+    is_translated: bool | None = None,
+    policy: MirrorPolicy = MirrorPolicy(),
+) -> LinkPlan:
+    """The plan of a link; writes nothing.  Whether its offsets are translated is asked of the target where it is not said.
+
+    Raises OptionError where nothing matches or both are one cluster, ClusterUnreachableError, UnsupportedSourceError.
+    """
+    chosen = LinkTopics.of(topics)
+    control = await read_control(target, link)
+    mapped = await mapped_topics(target, link, control, within_s=_MAP_S)
+    planned = await plan_link(source, target, chosen, control, mapped)
+    unread = {p: mapped.unread[at] for p in planned.ends if (at := map_partition(link, p)) in mapped.unread}
+    ends = {p: end for p, end in planned.ends.items() if p not in unread}
+    planned = replace(planned, ends=ends, waiting={**planned.waiting, **unread})
+    was_begun = await has_map(target, link, control)
+    refusals = [f"{UNKNOWN_ORDERS}: {HIDDEN}"] if control.is_hidden else []
+    refusals += [unread_map(mapped.unread, link)] if mapped.unread else []
+    view = await see_topics(source, target, chosen, control, mapped)
+    refusals += [f"{NOT_ON_SOURCE}, and the link has copied it: {name}" for name in sorted(planned.gone)]
+    warnings = [*planned.warnings, *gone_warnings(view.gone.keys() - planned.gone.keys())]
+    try:
+        control.require_not_promoted(link)
+        if is_translated:
+            require_no_copies_of_identical(control, link)
+        copied = [source.wire_topic(topic.name) for topic in planned.topics.copied]
+        grown(control, chosen)
+        require_same_source(control, link, await source.cluster_id())
+        names = [topic.name for topic in planned.topics.copied]
+        is_identical = not (was_begun if is_translated is None else is_translated)
+        (await look_for_others(target, link, names, is_identical=is_identical)).require_none()
+        warnings += await refuse_circle(source, target, copied, link)
+    except (OptionError, LinkPromotedError) as error:
+        refusals.append(text_of(error))
+    is_translated = was_begun if is_translated is None else is_translated
+    if is_translated and not was_begun:
+        besides = replace(besides, groups=None)  # no map says yet where their offsets are on the target
+    there = await target.partitions({p.topic for p in planned.ends})
+    present = {p for p in planned.ends if p.partition in there.get(p.topic, ())}
+    reached: Mapping[TopicPartition, int]
+    stopped: dict[TopicPartition, str] = {}
+    if is_translated:
+        maps = await read_maps(target, link, planned.ends) if was_begun else {}
+        reached = {p: found.position for p, found in maps.items()}
+        stopped = await contradicted(source, target, link, list(reached))
+        refusals += stopped.values()
+    else:
+        reached = (await list_led_offsets(target, dict.fromkeys(present, LATEST))).offsets
+        stopped, told = await _differences(source, target, list(reached), Ledger(target, link), control, policy)
+        refusals += stopped.values()
+        warnings += told
+    starts = (await list_led_offsets(source, dict.fromkeys(planned.ends, EARLIEST))).offsets
+    high = (await list_led_offsets(source, dict.fromkeys(planned.ends, LATEST))).offsets
+    stable = (await stable_ends(source, high)).offsets
+    held = await find_held(source, {p: (stable[p], end) for p, end in high.items() if p in stable})
+    to_copy = {p: max(0, end - max(reached.get(p, 0), starts.get(p, 0))) for p, end in planned.ends.items()}
+    return LinkPlan(
+        link,
+        "translated" if is_translated else "identical",
+        tuple(topic_plans(planned, to_copy)),
+        tuple(refusals),
+        tuple(warnings),
+        tuple(durability(planned.described[0].values(), planned.described[1])),
+        *await _besides(source, target, link if is_translated else None, chosen, besides, {*stopped, *planned.waiting}),
+        besides.others,
+        tuple(held),
+    )
+
+
+def gone_warnings(gone: Iterable[str]) -> list[str]:
+    """Of topics that the target has of the link, and the source has not; pure."""
+    return [
+        f"{NOT_ON_SOURCE}, and the link writes it on the target: {name}; nothing is copied into it" for name in gone
+    ]
+
+
+def topic_plans(planned: PlannedLink, to_copy: Mapping[TopicPartition, int]) -> Iterable[TopicPlan]:
+    """Topic by topic, by name; pure."""
+    wanted, present = planned.described
+    made = {topic.name: topic for topic in planned.topics.create}
+    grown = {topic.name for topic in planned.topics.grow}
+    waiting: dict[str, dict[int, str]] = {}
+    for (topic, number), why in planned.waiting.items():
+        waiting.setdefault(topic, {})[number] = why
+    for name in sorted({topic.name for topic in planned.topics.copied} | planned.topics.refused.keys()):
+        width = present[name].partitions if name in present else 0
+        if name in planned.topics.refused:
+            factor = wanted[name].replication_factor if name in wanted else 0
+            yield TopicPlan(name, "refuse", len(waiting[name]), width, factor, None, {}, planned.topics.refused[name])
+            continue
+        factor = made[name].replication_factor if name in made else present[name].replication_factor
+        yield TopicPlan(
+            name,
+            "create" if name in made else "grow" if name in grown else "copy",
+            wanted[name].partitions,
+            width,
+            factor,
+            sum(to_copy.get(TopicPartition(name, n), 0) for n in range(wanted[name].partitions)),
+            dict(made[name].config) if name in made else {},
+            waiting=waiting.get(name, {}),
+        )
+
+
+async def _differences(
+    source: Cluster,
+    target: Cluster,
+    partitions: list[TopicPartition],
+    ledger: Ledger,
+    control: LinkControl,
+    policy: MirrorPolicy,
+) -> tuple[dict[TopicPartition, str], list[str]]:
+    """What the two logs already show that would stop partitions; what to warn of: losses, and what was not compared."""
+    producer_id = control.producer_ids[-1] if control.producer_ids else -1
+    states, refused = await read_both(source, target, partitions, producer_id, ledger, control)
+    stopped = {p: f"{p.topic}-{p.partition} could not be compared: {why}" for p, why in refused.items()}
+    told: list[str] = []
+    for partition, state in states.items():
+        if isinstance(state, Loss) and policy.for_topic(partition.topic).on_loss is LossPolicy.CONTINUE:
+            told.append(f"goes into the ledger as lost: {text_of(state.error)}")
+        elif isinstance(state, Loss):
+            stopped[partition] = text_of(state.error)
+        elif isinstance(state, TolerantClientError):
+            stopped[partition] = text_of(state)
+        elif isinstance(state, OpenTransaction):
+            told.append(f"{partition.topic}-{partition.partition} waits: {state}")
+    if unread := [f"{p.topic}-{p.partition}" for p in sorted(partitions) if p not in states and p not in refused]:
+        text = "could not be compared with the source's log this time (the mirror does so when it starts)"
+        told.append(f"{text}: {some(unread)}")
+    return stopped, told
+
+
+async def _besides(
+    source: Cluster,
+    target: Cluster,
+    map_of: str | None,
+    topics: LinkTopics,
+    besides: Besides,
+    stopped: Collection[TopicPartition],
+) -> tuple[ConfigsReport | None, AclsReport | None, GroupsReport | None]:
+    """What would be changed besides the logs; what is stopped, or waits, is left alone.
+
+    `map_of` is the link whose map says where the groups' offsets are on the target; None: they are the same.
+    """
+    configs = None
+    if besides.config_exclude is not None:
+        configs = await sync_configs(
+            source,
+            target,
+            topics,
+            exclude=besides.config_exclude,
+            use_defaults_from=besides.use_defaults_from,
+            is_dry_run=True,
+            leave_out={partition.topic for partition in stopped},
+        )
+    acls = await sync_acls(source, target, topics, is_dry_run=True) if besides.has_acls else None
+    groups = None
+    if besides.groups is not None:
+        groups = await sync_groups(
+            source, target, topics, besides.groups, link=map_of, is_dry_run=True, leave_out=stopped
+        )
+    return configs, acls, groups
+
+
+def durability(source: Iterable[TopicSpec], target: Mapping[str, TopicSpec]) -> list[str]:
+    """Where the target keeps less than the source promises; pure."""
+    found = []
+    for wanted in source:
+        present = target.get(wanted.name)
+        if present is None:
+            continue
+        if present.replication_factor < wanted.replication_factor:
+            found.append(
+                f"topic {wanted.name} has {present.replication_factor} replicas on the target and {wanted.replication_factor} on"
+                " the source: reassign its partitions to more brokers"
+            )
+        ours, theirs = (int(spec.value(_MIN_INSYNC, "1")) for spec in (present, wanted))
+        if ours < min(theirs, present.replication_factor):
+            found.append(
+                f"topic {wanted.name} takes records that {ours} replicas have on the target, and {theirs} on the source: set"
+                f" {_MIN_INSYNC}={min(theirs, present.replication_factor)} on the target"
+            )
+        if present.value(_UNCLEAN, "false") == "true":
+            found.append(f"topic {wanted.name} may lose acknowledged records on the target: set {_UNCLEAN}=false there")
+    return found

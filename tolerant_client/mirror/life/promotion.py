@@ -1,0 +1,501 @@
+"""Promotion: the target of a link becomes a cluster that applications write to; and failover, the same without the source.
+
+The course: look until all of the source is copied and nothing differs (failover: not at all), write down that the link is
+promoted, fence whatever process of it there is (fence.py), see how far the copy came, move the groups a last time, write
+down that it is fenced.
+Laws:
+- What is promoted is all that the link's mirror has written down that it copies, also what the source has deleted, and besides
+  what carries its records, as the target's logs say: a process of it could still write there.
+- Until the link is written down as promoted nothing is written, and whatever can be found to be in the way is found by then;
+  the groups are rehearsed, too.
+- From then on there is no way back: whatever dies or is refused on the way says so, and the same command again goes on.
+  Groups that cannot be moved are left, and told.  That it is fenced is written down when the report is complete; after that
+  it is not fenced again.
+- Where the source is gone applications wait for every partition that can be had: failover fences those that have a leader,
+  writes down which have none, and the same command again fences these alone.  A partition of the map that cannot be read is
+  written down with them: topics that it alone names are unknown until then.
+- A promotion writes its control down, fences, and only then commits for groups; a running mirror looks at the control right
+  before each request that commits for a group (group_requests.py).  So only a request that is on its way for as long as
+  all the fencing takes could put a group back.
+
+What is decided is pure (blockers); offsets are half-open, those of the source.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.led_offsets import list_led_offsets
+from tolerant_client.cluster.admin.producers import init_producer_id
+from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.errors import ClusterUnreachableError, OptionError, text_of
+from tolerant_client.mirror.batches.divergence import read_headers, read_slices, require_readable
+from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.engine.identical.difference import is_all_filler
+from tolerant_client.mirror.engine.lag import Comparison, Ends, compare_ends, look
+from tolerant_client.mirror.follow.group_requests import OWN_GROUPS, fetch_offsets, list_groups
+from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
+from tolerant_client.mirror.follow.skipped import Left
+from tolerant_client.mirror.life.carriers import Carried, find_carried
+from tolerant_client.mirror.life.fence import Fenced, fence_identical, fence_translated
+from tolerant_client.mirror.life.half_done import half_done
+from tolerant_client.mirror.life.promotion_report import (
+    GroupPlace,
+    PromotedPartition,
+    PromotionReport,
+    carried_warnings,
+    failover_warnings,
+    gone_warnings,
+    promoted_before,
+)
+from tolerant_client.mirror.state.control import LinkControl, link_options, read_control, update_control
+from tolerant_client.mirror.state.health import by_reason
+from tolerant_client.mirror.state.health import names as names_of
+from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, Ledger, read_ledger
+from tolerant_client.mirror.state.link_topics import (
+    is_heartbeats,
+    only_on_target,
+    partitions_of_link,
+    partitions_on_target,
+    require_whole,
+    some,
+    unread_map,
+)
+from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics, has_map, map_partition, mapped_topics
+from tolerant_client.mirror.state.open_transactions import Held, find_held
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
+from tolerant_client.mirror.state.topics import visible_topics
+
+_LEADERS_MS = 10_000  # how long leaders are waited for: an election under way ends by then
+_LOOK_S = 1.0  # between two looks: what stands still for that long, stands
+_SENTENCES = 5  # differences that are told one by one
+
+
+@dataclass(frozen=True)
+class _Link:
+    """What is promoted."""
+
+    name: str
+    target: Cluster
+    topics: LinkTopics
+    is_translated: bool
+    carried: Carried = Carried()  # besides its topics
+    mapped: MappedTopics = NO_MAP
+
+
+class Blocker(NamedTuple):
+    """Why a link cannot be promoted now; one that `lasts` no waiting cures."""
+
+    text: str
+    lasts: bool = False
+
+
+def blockers(
+    ends: Iterable[Ends],
+    before: Mapping[TopicPartition, Ends],
+    control: LinkControl = LinkControl(),
+    compared: Comparison | None = None,
+    held: Iterable[Held] = (),
+    of_target: str = "--target TARGET",
+    of_both: str = "--source SOURCE --target TARGET",
+) -> list[Blocker]:
+    """Why a link cannot be promoted now; pure.
+
+    `before` is an earlier look, `compared` what the logs themselves say, and None where they were not compared, `held` whose
+    transactions are open.  `of_target` and `of_both` are what commands take to mean the link (link_options).
+    """
+    known = list(ends)
+    differing, unread, refused, open_there = compared or Comparison({})
+    found = [Blocker(text, lasts=True) for text in list(differing.values())[:_SENTENCES]]
+    if len(differing) > _SENTENCES:
+        more = f"{len(differing) - _SENTENCES} more partitions differ; all of them: tolerant-kafka status {of_both}"
+        found.append(Blocker(more, lasts=True))
+    for why, members in list(by_reason(refused).items())[:_SENTENCES]:
+        found.append(Blocker(f"{names_of(members)} could not be compared: {why}", lasts=True))
+    for why, members in list(by_reason(open_there).items())[:_SENTENCES]:
+        found.append(Blocker(f"{names_of(members)} could not be compared: {why}"))
+    if unread:
+        text = f"partitions could not be compared with the source's this time: {some(map(_name, unread))}; try again"
+        found.append(Blocker(text))
+    if compared is None and (beyond := [e for e in known if e.ahead]):
+        what = some(f"{e} ends at {e.copied}, on the source at {e.end}" for e in beyond)
+        text = f"the target has more than the source: {what}; which records differ: tolerant-kafka verify {of_both}"
+        found.append(Blocker(text, lasts=True))
+    lagging = [e for e in known if e.copyable and e.partition not in differing]
+    if paused := [e for e in lagging if control.pauses(e.partition)]:
+        what = some(f"{e} {e.copyable:,}" for e in paused)
+        count = sum(e.copyable for e in paused)
+        resume = f"tolerant-kafka resume {of_target}"
+        text = f"{count:,} offsets are not copied, since an operator has paused them: {what}; let them go on: {resume}"
+        found.append(Blocker(text, lasts=True))
+    if waiting := [e for e in lagging if not control.pauses(e.partition)]:
+        what = some(f"{e} {e.copyable:,}" for e in waiting)
+        found.append(Blocker(f"{sum(e.copyable for e in waiting):,} offsets are not copied yet: {what}"))
+    if opened := [e for e in known if e.open_offsets]:
+        what = some(map(str, held), "; ") or some(f"{e} from offset {e.stable} on" for e in opened)
+        text = f"transactions are open on the source, nothing after their first records is copied: {what}"
+        found.append(Blocker(text))
+    if grown := [e for e in known if e.partition in before and e.end != before[e.partition].end]:
+        found.append(Blocker(f"producers still write to the source: {some(map(str, grown))}; stop them"))
+    return found
+
+
+async def promote(
+    source: Cluster,
+    target: Cluster,
+    link: str,
+    topics: LinkTopics | None = None,
+    groups: TopicFilter | None = None,
+    *,
+    deadline_s: float = 60.0,
+    is_dry_run: bool = False,
+    tell: Callable[[str], None] = lambda text: None,
+) -> PromotionReport:
+    """Promotes a link whose source is there, once all of it is copied; `groups` are moved a last time.
+
+    The producers on the source must have been stopped; the mirror still runs.  All that the link copies is promoted, as it
+    has written down; `topics` count where it has not.  `tell` gets what is waited for.  Where something is in the way
+    after `deadline_s`, nothing has been written.  Raises OptionError, for `topics` too that are not those of the link, and for
+    partitions of the target without a leader; TolerantClientError where a cluster goes away behind that; KafkaError.
+    """
+    control = await _control(target, link)
+    if control.is_fenced:
+        return promoted_before("promote", link, is_dry_run)
+    chosen = await require_whole(source, target, control, link, topics)
+    mapped = await mapped_topics(target, link, control, patience_ms=_LEADERS_MS)
+    partitions, lacking = await partitions_of_link(source, target, chosen, link, control, mapped)
+    carried = await find_carried(target, control.producer_ids, partitions)
+    of = _Link(link, target, chosen, await has_map(target, link, control), carried, mapped)
+    on_source = await _of_source(of, source, carried.partitions)
+    # What the source has deleted is promoted, too, and nobody knows how much of it was left to copy.
+    gone = await only_on_target(source, target, chosen, link, control, mapped)
+    on_target = sorted({*gone, *(carried.partitions - set(on_source))})
+    partitions = _to_fence(control, sorted({*partitions, *carried.partitions, *gone}))
+    if leaderless := (await _without_leader(of, partitions)):
+        raise OptionError(_not_to_be_fenced(leaderless))
+    if groups is not None and not is_dry_run:
+        for left in (await _move_groups(of, source, groups, is_dry_run=True)).left:
+            if left.is_failure:
+                tell(f"left will be {left}")
+    if control.is_promoted:  # what was begun before has no way back
+        found: list[str] = []
+        warnings = [f"{some(map(_name, lacking))}: on the source alone, and so not promoted"] if lacking else []
+        ends = await look(source, target, link, [p for p in partitions if p not in on_target], of.is_translated)
+    else:
+        ends, found = await _wait(of, source, on_source, 0.0 if is_dry_run else deadline_s, tell)
+        warnings = []
+    ends = [*ends, *await look(None, target, link, _to_fence(control, on_target), of.is_translated)]
+    warnings += [*carried_warnings(carried, gone), *gone_warnings(gone)]
+    await _losses(target, link)  # what may not be read is refused before anything is written
+    fences: dict[TopicPartition, Fenced] = {}
+    will_do = not is_dry_run and not found
+    if will_do:
+        await _require_readable(of, [e.partition for e in ends])
+        await _require_rights(of)
+    with half_done("the promotion") if will_do else nullcontext():
+        if will_do:
+            fences = await _fence(of, [e.partition for e in ends])
+            ends = _as_fenced(await _look_again(of, source, ends), fences)
+        moved = None if groups is None else await _move_groups(of, source, groups, is_dry_run=not will_do)
+        report = PromotionReport(
+            "promote",
+            link,
+            is_dry_run,
+            will_do,
+            await _partitions(of, ends, fences),
+            tuple(found),
+            (*warnings, *map(str, await find_held(source, _open_spans(ends)))),
+            moved,
+            losses=await _losses(target, link),
+        )
+        if will_do:
+            await update_control(target, link, lambda now: replace(now, is_fenced=True, unfenced=frozenset()))
+    return report
+
+
+async def failover(
+    target: Cluster,
+    link: str,
+    topics: LinkTopics | None = None,
+    groups: TopicFilter | None = None,
+    *,
+    is_dry_run: bool = False,
+) -> PromotionReport:
+    """Promotes a link whose source is gone, with what the target has; the mirror may run or not.
+
+    Partitions without a leader hold up no others: they are left, and the report is not done.  `topics` are promote's.
+    Raises OptionError, TolerantClientError where the target goes away on the way, and KafkaError.
+    """
+    control = await _control(target, link)
+    if control.is_fenced:
+        return promoted_before("failover", link, is_dry_run)
+    chosen = await require_whole(None, target, control, link, topics)
+    mapped = await mapped_topics(target, link, control, patience_ms=_LEADERS_MS)
+    partitions = await partitions_on_target(target, chosen, link, control, mapped)
+    carried = await find_carried(target, control.producer_ids, partitions)
+    of = _Link(link, target, chosen, await has_map(target, link, control), carried, mapped)
+    partitions = sorted({*partitions, *carried.partitions})
+    if not partitions and not control.unfenced:
+        raise OptionError(f"The target has no topic of link {link}; check --target and --link")
+    partitions = [p for p in partitions if {p, map_partition(link, p)} & control.unfenced or not control.unfenced]
+    leaderless = await _without_leader(of, partitions)
+    led = [p for p in partitions if p not in leaderless]
+    blocked = [_not_to_be_fenced(leaderless)] if leaderless else []
+    blocked += [unread_map(mapped.unread, link)] if mapped.unread else []
+    if blocked and not led:
+        raise OptionError("; ".join(blocked))
+
+    async def seen(fences: Mapping[TopicPartition, Fenced]) -> PromotionReport:
+        ends = _as_fenced(await look(None, target, link, led, of.is_translated), fences)
+        shown = await _partitions(of, ends, fences)
+        places, unread = await _group_places(of, groups or TopicFilter(), {e.partition: e.copied for e in ends})
+        return PromotionReport(
+            "failover",
+            link,
+            is_dry_run,
+            not is_dry_run and not blocked,
+            shown,
+            tuple(blocked),
+            (*carried_warnings(carried), *failover_warnings(shown), *unread),
+            group_places=places,
+            losses=await _losses(target, link),
+            is_begun=not is_dry_run and bool(blocked),
+        )
+
+    await _require_readable(of, led)
+    if not is_dry_run:
+        await _require_rights(of)
+    report = await seen({})  # what may not be read is refused before anything is written
+    if is_dry_run:
+        return report
+    with half_done("the promotion"):
+        report = await seen(await _fence(of, led) if led else {})
+        left = frozenset({*leaderless, *mapped.unread})
+        await update_control(target, link, lambda now: replace(now, is_fenced=not left, unfenced=left))
+    return report
+
+
+# -- steps --------------------------------------------------------------------
+
+
+async def _control(target: Cluster, link: str) -> LinkControl:
+    control = await read_control(target, link)
+    if control.is_handed_back:
+        raise OptionError(
+            f"Link {link} was handed back to MirrorMaker 2 and writes nothing: stop MirrorMaker 2, and the target is yours"
+        )
+    return control
+
+
+async def _of_source(of: _Link, source: Cluster, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
+    """Those that the source has.  Raises OptionError where it does not let us describe one."""
+    names = {p.topic for p in partitions if of.topics.has_source(p.topic)}
+    there, refused = await visible_topics(source, sorted(names))
+    for error in refused.values():
+        raise OptionError(f"{error.args[0]}, since the target has records of link {of.name} in it") from error
+    return sorted(p for p in partitions if p.partition in there.get(p.topic, ()))
+
+
+async def _wait(
+    of: _Link, source: Cluster, besides: list[TopicPartition], deadline_s: float, tell: Callable[[str], None]
+) -> tuple[list[Ends], list[str]]:
+    """Looks at least twice, until nothing is in the way, something is that no waiting cures, or the deadline: how far both
+    sides are then, and what is in the way.
+
+    `besides` its topics, these partitions are looked at.  What is waited for is told when it changes.  Raises OptionError where the source has nothing of the link.
+    """
+    told = ""
+    deadline = time.monotonic() + deadline_s
+    options = link_options(of.name, of.target), link_options(of.name, of.target, source)
+    before: dict[TopicPartition, Ends] | None = None  # no look yet; one that finds no partition is one, too
+    while True:
+        control = await read_control(of.target, of.name)
+        partitions, lacking = await partitions_of_link(source, of.target, of.topics, of.name, control, of.mapped)
+        ends = await look(source, of.target, of.name, sorted({*partitions, *besides}), of.is_translated)
+        # Heartbeats never end; they say nothing that is to be kept.
+        kept = [e for e in ends if not is_heartbeats(of.topics, e.partition.topic)]
+        there, ledger = [e.partition for e in kept], Ledger(of.target, of.name)
+        compared = await compare_ends(source, of.target, there, ledger, control, of.is_translated)
+        found = blockers(kept, before or {}, control, compared, await find_held(source, _open_spans(kept)), *options)
+        if lacking:
+            text = (
+                f"{some(map(_name, lacking))}: not on the target yet; let the mirror run until it has made them there"
+            )
+            found.insert(0, Blocker(text))
+        if before is not None and (
+            not found or any(blocker.lasts for blocker in found) or time.monotonic() >= deadline
+        ):
+            return ends, [blocker.text for blocker in found]
+        text = f"waiting: {'; '.join(blocker.text for blocker in found)}"
+        if found and deadline_s and text != told:
+            told = text
+            tell(text)
+        before = {e.partition: e for e in ends}
+        await source.net.sleep(_LOOK_S)
+
+
+async def _look_again(of: _Link, source: Cluster, ends: Iterable[Ends]) -> list[Ends]:
+    """The same partitions; those that the source does not have on the target alone."""
+    known = list(ends)
+    there = [e.partition for e in known if e.stable is not None]
+    gone = [e.partition for e in known if e.stable is None]
+    found = await look(source, of.target, of.name, there, of.is_translated)
+    return found + await look(None, of.target, of.name, gone, of.is_translated)
+
+
+def _name(partition: TopicPartition) -> str:
+    return f"{partition.topic}-{partition.partition}"
+
+
+async def _move_groups(of: _Link, source: Cluster, groups: TopicFilter, *, is_dry_run: bool) -> GroupsReport:
+    """A round of group offsets.  What no repeat cures is left: a link that is fenced is promoted, whatever its groups do."""
+    name = of.name if of.is_translated else None
+    try:
+        return await sync_groups(source, of.target, of.topics, groups, link=name, is_dry_run=is_dry_run)
+    except ClusterUnreachableError:
+        raise
+    except Exception as error:
+        text = text_of(error)
+        why = (
+            f"none can be moved ({type(error).__name__}: {text}); set them on the target to where they stand on the source"
+            " with kafka-consumer-groups.sh --reset-offsets"
+        )
+        return GroupsReport((), 0, (), (Left("all groups", "error", why),))
+
+
+def _open_spans(ends: Iterable[Ends]) -> dict[TopicPartition, tuple[int, int]]:
+    """What open transactions hold back, by last stable offset and high watermark."""
+    return {
+        e.partition: (e.stable, e.end) for e in ends if e.open_offsets and e.stable is not None and e.end is not None
+    }
+
+
+def _to_fence(control: LinkControl, partitions: list[TopicPartition]) -> list[TopicPartition]:
+    """What is not fenced yet: of the others a failover has told where their copies end, and applications write there."""
+    return [p for p in partitions if p in control.unfenced] if control.unfenced else partitions
+
+
+async def _without_leader(of: _Link, partitions: Collection[TopicPartition]) -> dict[TopicPartition, str]:
+    """Partitions of the target that nothing can be written to now, and why; those whose map cannot, or is unread, too."""
+    maps = {p: map_partition(of.name, p) for p in partitions} if of.is_translated else {}
+    asked = dict.fromkeys([*partitions, *maps.values()], LATEST)
+    if not asked:
+        return {}
+    left_out = {**of.mapped.unread, **(await list_led_offsets(of.target, asked, patience_ms=_LEADERS_MS)).left_out}
+    return {p: left_out.get(p) or left_out[maps[p]] for p in partitions if p in left_out or maps.get(p) in left_out}
+
+
+def _not_to_be_fenced(leaderless: Mapping[TopicPartition, str]) -> str:
+    partition, why = next(iter(leaderless.items()))
+    return (
+        f"{some(map(_name, leaderless))} cannot be fenced, so a process of the link may still write there ({_name(partition)}:"
+        f" {why}); start a broker that has it, or delete the topic, then run this again"
+    )
+
+
+async def _require_rights(of: _Link) -> None:
+    """Raises OptionError where we may not fence: found out behind the control, it would leave half a promotion."""
+    name = (await read_control(of.target, of.name)).producer_name(of.name)
+    try:
+        await init_producer_id(of.target, name)  # as each start of the mirror does: it leaves no trace in any log
+    except Errors.TransactionalIdAuthorizationFailedError as error:
+        raise OptionError(
+            f"We may not use the transactional.id tolerant-mirror-{name} on the target, which fencing takes; grant us Write on"
+            " the prefix tolerant-mirror- of transactional ids, and on the topics of the link"
+        ) from error
+
+
+async def _require_readable(of: _Link, partitions: Collection[TopicPartition]) -> None:
+    """Raises OptionError where we may not read what is to be fenced: the markers are looked for behind the control."""
+    try:
+        await require_readable(of.target, () if of.is_translated else partitions)
+    except Errors.TopicAuthorizationFailedError as error:
+        raise OptionError(
+            f"{error.args[0]}; fencing takes Read and Write on the topics of the link on the target"
+        ) from error
+
+
+async def _fence(of: _Link, partitions: list[TopicPartition]) -> dict[TopicPartition, Fenced]:
+    control = await update_control(of.target, of.name, lambda now: replace(now, is_promoted=True))
+    if of.is_translated:
+        await fence_translated(of.target, of.name, partitions)
+        return {}
+    return await fence_identical(of.target, of.name, control, partitions)
+
+
+def _as_fenced(ends: Iterable[Ends], fences: Mapping[TopicPartition, Fenced]) -> list[Ends]:
+    return [e._replace(copied=fences[e.partition].copied_until) if e.partition in fences else e for e in ends]
+
+
+async def _group_places(
+    of: _Link, groups: TopicFilter, copied: Mapping[TopicPartition, int]
+) -> tuple[tuple[GroupPlace, ...], tuple[str, ...]]:
+    """Where the groups stand on the target, and a sentence for each that cannot be said of."""
+    try:
+        listed, failures = await list_groups(of.target)
+        consumers = [g.name for g in listed.values() if g.is_of_consumers and not g.name.startswith(OWN_GROUPS)]
+        names = [name for name in consumers if groups.matches(name)]
+        committed, unread = await fetch_offsets(of.target, names) if names else ({}, {})
+    except ClusterUnreachableError:
+        raise
+    except Exception as error:  # a link that is fenced is promoted, whatever its groups do
+        return (), (f"where groups stand on the target is not known: {type(error).__name__}: {error}",)
+    ends = await of.target.list_offsets(dict.fromkeys(copied, LATEST)) if of.is_translated else copied
+    places = [
+        GroupPlace(name, place.topic, place.partition, offset.offset, max(0, ends[place] - offset.offset))
+        for name, by_partition in sorted(committed.items())
+        for place, offset in sorted(by_partition.items())
+        if place in copied
+    ]
+    missing = {**{f"groups of {name}": error for name, error in failures.items()}, **unread}
+    return tuple(places), tuple(
+        f"where {name} stands on the target is not known: {error}" for name, error in missing.items()
+    )
+
+
+async def _partitions(
+    of: _Link, ends: Iterable[Ends], fences: Mapping[TopicPartition, Fenced]
+) -> tuple[PromotedPartition, ...]:
+    known = list(ends)
+    last = (
+        {}
+        if of.is_translated
+        else await read_headers(of.target, {e.partition: e.copied - 1 for e in known if e.copied})
+    )
+    lasts = {e.partition: (e.copied - 1, e.copied) for e in known if e.partition in last}
+    ends_with = await read_slices(of.target, lasts, is_committed=False)
+    partitions = []
+    for e in known:
+        header, fence = last.get(e.partition), fences.get(e.partition)
+        is_data = header is not None and not header.is_control and not is_all_filler(ends_with.get(e.partition))
+        time_ms = header.max_timestamp if header is not None and is_data and header.max_timestamp >= 0 else None
+        partitions.append(
+            PromotedPartition(
+                e.partition.topic,
+                e.partition.partition,
+                e.copied,
+                None if e.stable is None else e.lag,
+                time_ms,
+                None if fence is None else fence.marker,
+                () if fence is None else fence.records,
+                is_heartbeats(of.topics, e.partition.topic),
+            )
+        )
+    return tuple(partitions)
+
+
+async def _losses(target: Cluster, link: str) -> tuple[LedgerRow, ...]:
+    try:
+        rows = await read_ledger(target)
+    except Errors.TopicAuthorizationFailedError as error:
+        raise OptionError(
+            f"What link {link} has lost may not be read: grant us Read and Describe on topic {LEDGER_TOPIC} of the target"
+        ) from error
+    return tuple(row for row in rows if row.link == link)

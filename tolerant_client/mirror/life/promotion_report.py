@@ -1,0 +1,146 @@
+"""What promotion and failover report: values for programs, sentences for people.  Pure.
+
+Times are ms since 1970, offsets half-open, those of the source.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.follow.groups import GroupsReport
+from tolerant_client.mirror.life.carriers import Carried
+from tolerant_client.mirror.state.health import by_reason, few, names
+
+
+@dataclass(frozen=True)
+class PromotedPartition:
+    """Where the copy of a partition ends; `lag` are the source's committed offsets that are not on the target."""
+
+    topic: str
+    partition: int
+    copied_until: int
+    lag: int | None
+    last_copied_ms: int | None  # timestamp of the last record that was copied
+    fence_marker: int | None = None
+    fence_records: tuple[int, ...] = ()
+    is_heartbeats: bool = False
+
+
+@dataclass(frozen=True)
+class GroupPlace:
+    """Where a group stands on the target; `left_to_read` offsets of the copy lie before it."""
+
+    group: str
+    topic: str
+    partition: int
+    offset: int
+    left_to_read: int
+
+
+@dataclass(frozen=True)
+class PromotionReport:
+    """What promotion or failover has done, or would do; `is_done` once nothing of the link can write any more.
+
+    `is_begun`: nothing of it can write to `partitions` any more, but to those that the blockers name.
+    """
+
+    action: str
+    link: str
+    is_dry_run: bool
+    is_done: bool
+    partitions: tuple[PromotedPartition, ...]
+    blockers: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    groups: GroupsReport | None = None
+    group_places: tuple[GroupPlace, ...] = ()
+    losses: tuple[LedgerRow, ...] = ()
+    is_begun: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """0 where all is well, 3 where an operator has to look."""
+        are_groups_left = self.groups is not None and (
+            bool(self.groups.behind) or any(left.is_failure for left in self.groups.left)
+        )
+        lags = any(p.lag for p in self.partitions if not p.is_heartbeats)
+        return 3 if self.blockers or are_groups_left or lags else 0
+
+    def to_json(self) -> dict[str, Any]:
+        found = asdict(self)
+        found["losses"] = [row._asdict() for row in self.losses]
+        if self.groups is not None:
+            found["groups"] = groups_json(self.groups)
+        return {**found, "exit_code": self.exit_code}
+
+
+def promoted_before(action: str, link: str, is_dry_run: bool) -> PromotionReport:
+    """Of a link that is fenced: nothing is left to do."""
+    return PromotionReport(
+        action, link, is_dry_run, True, (), warnings=(f"link {link} was promoted before; nothing was done",)
+    )
+
+
+def groups_json(report: GroupsReport) -> dict[str, Any]:
+    """A round of group offsets, without the metadata that groups keep beside theirs."""
+
+    def place(position: Any) -> dict[str, Any]:
+        return {
+            "group": position.group,
+            **position.partition._asdict(),
+            "source": position.upstream,
+            "target": position.offset,
+        }
+
+    return {
+        "moved": [{**place(m.position), "before": m.before} for m in report.moved],
+        "unchanged": report.unchanged,
+        "behind": [place(p) for p in report.behind],
+        "left": [left._asdict() for left in report.left],
+    }
+
+
+def gone_warnings(gone: Iterable[TopicPartition]) -> list[str]:
+    """Partitions of the link whose topic the source does not have."""
+    if not (known := sorted(gone)):
+        return []
+    return [
+        f"the source has no such topic (any more): {names(known)}; the link writes it, so what the target has is promoted and"
+        " fenced, too, and how much of it was not copied is unknown"
+    ]
+
+
+def carried_warnings(carried: Carried, gone: Collection[TopicPartition] = ()) -> list[str]:
+    """What of the link was found in the logs, and was not written down; and of what that is not known.
+
+    `gone` are partitions that were written down, and the source does not have.
+    """
+    found = []
+    if unwritten := sorted(carried.partitions - frozenset(gone)):
+        found.append(
+            f"{names(unwritten)} carry records of the link, though they are not among the topics that its mirror"
+            " has written down last: they belong to what is promoted and fenced, too"
+        )
+    return found + few(
+        f"unknown is whether {names(members)} carry records of the link, and they are not fenced: {why}"
+        for why, members in by_reason(carried.unknown).items()
+    )
+
+
+def failover_warnings(partitions: Iterable[PromotedPartition]) -> tuple[str, ...]:
+    """What cannot be known while the source is gone."""
+    times = [p.last_copied_ms for p in partitions if p.last_copied_ms is not None]
+    newest = f"; the newest record that was copied is of {_text_of(max(times))}" if times else ""
+    return (
+        f"what the source had beyond the offsets above is not known{newest}: when it comes back, failback names what is there only",
+        "transactions that were open on the source when it went are not on the target, none of their records",
+    )
+
+
+def _text_of(time_ms: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time_ms / 1000)) + f".{time_ms % 1000:03d} UTC"

@@ -1,0 +1,111 @@
+"""A link's control that cannot be read, since something else has written under its key: made readable again.
+
+Laws:
+- The record before it is written once more where it is still there; nothing is forgotten then.  Where it is gone (the topic
+  was compacted since), or a newer version wrote the one that we cannot read, something is forgotten, and only when asked.
+- Nothing is written while a mirror of the link runs, or may: it goes on under what it has read.
+- Records of other links are not touched.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.life.status import look_at_claims, seen_mirrors
+from tolerant_client.mirror.state.control import (
+    CONTROL_TOPIC,
+    LinkControl,
+    decode_control,
+    encode_control,
+    is_newer,
+    link_options,
+    newest_of,
+    read_control,
+    read_records,
+    why_unreadable,
+)
+from tolerant_client.mirror.state.own_topic import append_own
+from tolerant_client.records.record_batch import Record
+
+_EVERYTHING = (
+    "whether the link was promoted or handed back, what was paused and at which rate it copied; which source and topics it"
+    " has, and their ids; its producer ids; which logs it began, adopted or copied, and how far. Its next start is that of a"
+    " new link, which takes logs of the target for its own only where they are alike the source's. If it may have been"
+    " promoted, start it no more: tolerant-kafka failback copies back"
+)
+_OF_A_NEWER = (
+    "what a newer tolerant-client has written down of the link since the record before it, a promotion among it; install that"
+    " version instead, if there is one"
+)
+
+
+@dataclass(frozen=True)
+class RepairReport:
+    """What was found under a link's key: `unreadable` says why its record cannot be read, None where it can.
+
+    `is_restored`: the record before it counts again; else nothing is known of the link.  `forgotten` is what is lost by that,
+    "" for nothing.  `is_done`: it is so now, or was before.
+    """
+
+    link: str
+    unreadable: str | None
+    is_restored: bool
+    forgotten: str
+    is_dry_run: bool
+    is_done: bool
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.is_done or (self.is_dry_run and not self.forgotten) else 3
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "exit_code": self.exit_code}
+
+
+def former_of(link: str, records: Iterable[Record]) -> LinkControl | None:
+    """What the newest record of a link said that can be read; None where there is none.  Pure."""
+    found = newest_of(link, [record for record in records if record.value is None or why_unreadable(record) is None])
+    return None if found is None else decode_control(found.value or b"")
+
+
+async def repair(target: Cluster, link: str, *, forgets: bool = False, is_dry_run: bool = False) -> RepairReport:
+    """Makes the control of a link readable again; what that forgets only if it `forgets`.
+
+    Raises OptionError where nothing was ever written down of the link, and where a mirror of it runs or that is unknown;
+    KafkaError.
+    """
+    records = await read_records(target)
+    newest = newest_of(link, records)
+    if newest is None:
+        raise OptionError(f"{CONTROL_TOPIC} of the target says nothing of link {link}: there is nothing to repair")
+    if (why := why_unreadable(newest)) is None:
+        return RepairReport(link, None, True, "", is_dry_run, True)
+    former = former_of(link, records)
+    forgotten = _OF_A_NEWER if is_newer(newest.value or b"") else "" if former is not None else _EVERYTHING
+    if is_dry_run or (forgotten and not forgets):
+        return RepairReport(link, why, former is not None, forgotten, is_dry_run, False)
+    await _require_no_mirror(target, link)
+    value = None if former is None else encode_control(former, int(time.time() * 1000), newest.offset + 1)
+    await target.insist("writing the link's control", lambda: append_own(target, CONTROL_TOPIC, link, value))
+    await read_control(target, link)  # whoever wrote before may have written again: then it says so
+    return RepairReport(link, why, former is not None, forgotten, False, True)
+
+
+async def _require_no_mirror(target: Cluster, link: str) -> None:
+    claims, looked = await look_at_claims(target), time.monotonic()
+    mirrors = await seen_mirrors(target, link, claims, looked)
+    if mirrors is None:
+        raise OptionError(
+            f"Whether a mirror of link {link} runs is unknown, since its claims could not be read: nothing was written"
+        )
+    for run in mirrors:
+        if run.is_alive:
+            raise OptionError(
+                f"A mirror of link {link} runs on {run.host} (process {run.pid}): stop it, then run again tolerant-kafka repair"
+                f" {link_options(link, target)}"
+            )

@@ -1,0 +1,302 @@
+"""Taking a link over from MirrorMaker 2: it goes on where MirrorMaker 2 has stopped, on the same target topics.
+
+MirrorMaker 2 notes its positions now and then (mm2_positions.py), so the exact position is looked for in the logs: where the
+target's last records are on the source.
+Laws:
+- Nothing is written while MirrorMaker 2 runs.
+- Nothing is guessed: a position that the logs do not show is said to be unknown.  Logs are identical where records show it,
+  or where MirrorMaker 2 has noted the very offset at which the target's log ends; an equal number alone shows nothing.
+- Of several positions that the logs allow the lowest one counts: rather a record twice than one lost.
+- What is written is one record, the control's: killed before it, nothing was done; run again, the same is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.batches.divergence import first_difference_of_logs, read_slices
+from tolerant_client.mirror.engine.preflight import refuse_circle
+from tolerant_client.mirror.life.failback import begun, is_live, refuse_one_cluster, shared_partitions
+from tolerant_client.mirror.life.mm2_positions import read_positions_of_mm2, whether_mm2_runs
+from tolerant_client.mirror.state.control import LinkControl, read_control, update_control
+from tolerant_client.mirror.state.map_topic import last_rows
+from tolerant_client.mirror.state.offset_map import MapRow
+from tolerant_client.mirror.state.plan import select_topics
+from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.records.record_batch import Record
+
+_TAILS = (
+    64,
+    8,
+    1,
+)  # records of the target's end that are looked for in one piece; fewer where MirrorMaker 2 repeated some
+_PIECE = 20_000  # source offsets that are looked through at once
+_MOST = 2_000_000  # source offsets that are looked through in all
+_COPIES_ALREADY = (
+    "copies into this target already; nothing is to be taken over. Where MirrorMaker 2 has copied since, run tolerant-kafka"
+    " hand-back before"
+)
+
+
+class Bounds(NamedTuple):
+    """The two logs of a partition; `target_stable` and `source_stable` are where their committed parts end."""
+
+    source_start: int
+    source_end: int
+    target_start: int
+    target_stable: int
+    target_end: int
+    source_stable: int
+
+
+@dataclass(frozen=True)
+class TakenPartition:
+    """A partition as MirrorMaker 2 has left it; offsets are the source's where nothing else is said.
+
+    `committed` is where MirrorMaker 2 has written down that it goes on (-1: nowhere), `position` what the logs show
+    (-1: they do not), `target_end` the end of the target's log.  `is_identical`: the target's log is the beginning of
+    the source's, offset by offset; `is_open`: transactions are open there; `is_undecided`: what was copied of the source
+    belongs to one that is open.
+    """
+
+    topic: str
+    partition: int
+    is_identical: bool
+    committed: int
+    position: int
+    target_end: int
+    is_open: bool = False
+    is_undecided: bool = False
+
+
+@dataclass(frozen=True)
+class TakeoverReport:
+    """What was found, and whether the link can go on so (`is_done`: it is prepared for that)."""
+
+    link: str
+    offsets: str
+    is_dry_run: bool
+    is_done: bool
+    partitions: tuple[TakenPartition, ...]
+    blockers: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        return 3 if self.blockers else 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "exit_code": self.exit_code}
+
+
+def last_match(source: Sequence[Record], tail: Sequence[Record]) -> int | None:
+    """The offset behind the place where `tail`, the target's last records, lies in `source` in one piece.
+
+    Both ascend.  The lowest one where there are several; None where there is none.  Pure.
+    """
+    wanted = [record[1:] for record in tail]
+    found = [record[1:] for record in source]
+    for index in range(len(wanted) - 1, len(found)):
+        if found[index] == wanted[-1] and found[index - len(wanted) + 1 : index + 1] == wanted:
+            return source[index].offset + 1
+    return None
+
+
+async def read_bounds(
+    source: Cluster, target: Cluster, partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, Bounds]:
+    """Where both logs of each partition start and end."""
+    wanted = list(partitions)
+    # The target first: what it has by then, the source had before.
+    target_start = await target.list_offsets(dict.fromkeys(wanted, EARLIEST))
+    target_stable = await target.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
+    target_end = await target.list_offsets(dict.fromkeys(wanted, LATEST))
+    source_start = await source.list_offsets(dict.fromkeys(wanted, EARLIEST))
+    source_stable = await source.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
+    source_end = await source.list_offsets(dict.fromkeys(wanted, LATEST))
+    return {
+        p: Bounds(source_start[p], source_end[p], target_start[p], target_stable[p], target_end[p], source_stable[p])
+        for p in wanted
+    }
+
+
+async def is_contradicted(source: Cluster, target: Cluster, partition: TopicPartition, bounds: Bounds) -> bool:
+    """Whether something shows that the target's log is not the beginning of the source's."""
+    if bounds.target_end > bounds.source_end:
+        return True
+    common = max(bounds.source_start, bounds.target_start), bounds.target_end
+    return await first_difference_of_logs(source, target, partition, *common) is not None
+
+
+async def is_identical(
+    source: Cluster, target: Cluster, partition: TopicPartition, bounds: Bounds, committed: int
+) -> bool:
+    """Whether the target's log is the beginning of the source's: something must show it, not only nothing contradict it."""
+    if bounds.target_end == 0:
+        return True
+    if await is_contradicted(source, target, partition, bounds):
+        return False
+    if committed == bounds.target_end:
+        return True  # the last record that was copied has the same offset on both sides
+    tail = await _last_records(target, partition, bounds)
+    if not tail:
+        return False
+    span = {partition: (tail[-1].offset, tail[-1].offset + 1)}
+    return tail[-1] == (await read_slices(source, span, is_committed=True))[partition].records.get(tail[-1].offset)
+
+
+async def find_position(
+    source: Cluster, target: Cluster, partition: TopicPartition, bounds: Bounds, committed: int
+) -> int:
+    """The source offset behind the last record that the target has; -1 where the logs do not show it.
+
+    `committed` (-1: unknown) is at most that much.  Where the target has no records any more it is all that is known;
+    where it never had one, copying begins at the source's first.
+    """
+    if bounds.target_end == 0:
+        return bounds.source_start
+    tail = await _last_records(target, partition, bounds)
+    if not tail:
+        return max(committed, bounds.source_start) if committed >= 0 else -1
+    for length in _TAILS:
+        found = await _find(source, partition, bounds.source_start, tail[-length:], committed)
+        if found is not None:
+            return max(found, committed)
+    return -1
+
+
+async def _last_records(target: Cluster, partition: TopicPartition, bounds: Bounds) -> list[Record]:
+    """The last committed records of the target's log; offsets between them may be markers."""
+    start, end, tail = bounds.target_start, bounds.target_stable, list[Record]()
+    wanted, span = _TAILS[0], _TAILS[0]
+    while start < end:
+        log = (await read_slices(target, {partition: (max(start, end - span), end)}, is_committed=True))[partition]
+        tail = [record for _, record in sorted(log.records.items())][-wanted:]
+        if len(tail) == wanted or end - span <= start:
+            break
+        span *= 16
+    return tail
+
+
+async def _find(
+    source: Cluster, partition: TopicPartition, source_start: int, tail: Sequence[Record], committed: int
+) -> int | None:
+    until = (await source.list_offsets({partition: LATEST}, isolation_level=READ_COMMITTED))[partition]
+    # The broker names the first offset with this time or a later one: no record of this time lies before.
+    at = (await source.list_offsets({partition: min(record.timestamp for record in tail)}))[partition]
+    at = max(at, source_start) if at >= 0 else source_start
+    last = min(until, max(at, committed) + _MOST)
+    before: list[Record] = []
+    while at < last:
+        piece = (await read_slices(source, {partition: (at, min(at + _PIECE, last))}, is_committed=True))[partition]
+        before = [*before, *(record for _, record in sorted(piece.records.items()))]
+        if (found := last_match(before, tail)) is not None:
+            return found
+        before, at = before[-len(tail) :], max(piece.until, at + 1)
+    return None
+
+
+def copies_already(control: LinkControl, rows: Mapping[TopicPartition, MapRow]) -> bool:
+    """Whether a link with translated offsets has copied behind where it began: it would take its copies for another's.
+
+    `rows` are the newest of its map.  Pure.
+    """
+    is_over = control.is_promoted or control.is_handed_back
+    return not is_over and any(row.position > control.adopted.get(p, 0) for p, row in rows.items())
+
+
+def to_adopt(partitions: Iterable[TakenPartition]) -> dict[TopicPartition, int]:
+    """What is written down of logs that have something; empty ones are copied as those of any other link.  Pure."""
+    return {TopicPartition(p.topic, p.partition): p.position for p in partitions if p.position and p.target_end}
+
+
+def blockers(partitions: Sequence[TakenPartition], offsets: str) -> tuple[str, ...]:
+    """Why the link cannot go on behind MirrorMaker 2; pure."""
+    if offsets == "identical":
+        found = []
+        if others := [p for p in partitions if not p.is_identical]:
+            names = sorted({p.topic for p in others})
+            found.append(
+                f"{len(others)} partitions of {len(names)} topics do not have the source's offsets on the target, or have"
+                f" nothing left that shows it ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''}): set"
+                " tolerant.offsets = translated for the flow, leave these topics to a flow of their own that has it, or delete"
+                " them on the target to have them copied anew"
+            )
+        if opened := [p for p in partitions if p.is_open]:
+            found.append(
+                f"transactions are open on the target, {opened[0].topic}-{opened[0].partition} ({len(opened)} partitions):"
+                " wait until its coordinator has ended them, then look again"
+            )
+        if undecided := [p for p in partitions if p.is_undecided]:
+            found.append(
+                f"MirrorMaker 2 has copied records of transactions that are open on the source, {undecided[0].topic}-"
+                f"{undecided[0].partition} ({len(undecided)} partitions): whether they are committed nobody knows yet; wait until"
+                " they have ended, then look again"
+            )
+        return tuple(found)
+    unknown = [p for p in partitions if p.position < 0]
+    if unknown:
+        first = unknown[0]
+        return (
+            f"the last records of {first.topic}-{first.partition} ({len(unknown)} partitions) are not found on the source:"
+            " somebody else has written there, or one side has deleted them; leave these topics out, or delete them on the"
+            " target to have them copied anew",
+        )
+    return ()
+
+
+async def take_over(
+    source: Cluster,
+    target: Cluster,
+    link: str,
+    topics: LinkTopics,
+    source_alias: str,
+    *,
+    offsets: str = "identical",
+    is_dry_run: bool = False,
+) -> TakeoverReport:
+    """Prepares a link to go on where MirrorMaker 2, which must have been stopped, has left its target topics.
+
+    With identical offsets what is there is adopted; with translated ones copying begins at the exact position, also where
+    the link had copied before, and was handed back.  Where something is in the way nothing is written.
+    Raises OptionError for a link that copies already, or would run in a circle, and KafkaError.
+    """
+    await source.connect()
+    await target.require_record_batches()
+    await refuse_one_cluster(source, target)
+    names = select_topics(topics, await source.partitions())
+    await refuse_circle(source, target, [source.wire_topic(name) for name in names], link)
+    control = await read_control(target, link)
+    if is_live(control):
+        raise OptionError(f"Link {link} {_COPIES_ALREADY}")
+    partitions = await shared_partitions(source, target, names)
+    running = await whether_mm2_runs(target, source_alias)
+    known = await read_positions_of_mm2(target, source_alias)
+    rows = await last_rows(target, link, partitions) if offsets == "translated" else {}
+    if copies_already(control, rows):
+        raise OptionError(f"Link {link} {_COPIES_ALREADY}")
+    found = []
+    for p, bounds in (await read_bounds(source, target, partitions)).items():
+        told = known.get(TopicPartition(source.wire_topic(p.topic), p.partition))
+        committed = -1 if told is None else told.offset
+        is_same = await is_identical(source, target, p, bounds, committed)
+        # What our own link had copied before is there, too.
+        least = max(committed, rows[p].position if p in rows else -1)
+        position = bounds.target_end if is_same else await find_position(source, target, p, bounds, least)
+        is_open = bounds.target_stable < bounds.target_end
+        is_undecided = is_same and bounds.source_stable < bounds.target_end
+        found.append(
+            TakenPartition(p.topic, p.partition, is_same, committed, position, bounds.target_end, is_open, is_undecided)
+        )
+    wrong = (*running, *blockers(found, offsets))
+    is_done = not wrong and not is_dry_run
+    if is_done:
+        adopted = to_adopt(found)
+        cluster_id = await source.cluster_id()
+        await update_control(target, link, lambda now: begun(now, cluster_id, topics, adopted))
+    return TakeoverReport(link, offsets, is_dry_run, is_done, tuple(found), wrong)

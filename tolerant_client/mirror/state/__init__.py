@@ -1,0 +1,1 @@
+"""What a link remembers on its target."""

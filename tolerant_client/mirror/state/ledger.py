@@ -1,0 +1,194 @@
+"""The ledger of losses: a topic on the target that says what is not there, and why.
+
+Topic `tolerant-mirror-ledger`, one partition, never deleted from
+(cleanup.policy=delete without limits).  A record's key is "link/topic/partition",
+its timestamp the time of the finding, its value JSON:
+
+    {"version": 1, "time_ms": 1763775000000, "link": "default", "topic": "orders", "partition": 3,
+     "from_offset": 100, "until_offset": 140, "reason": "retention", "detail": "..."}
+
+Offsets are half-open; reasons are those of losses.LossReason.  Laws:
+- A row is acknowledged by all in-sync replicas before the mirror goes on.
+- A record that no mirror can have written is a row all the same, with the reason UNREADABLE: nothing is passed over.
+- Racing writers, and answers that were lost, may write a row twice: equal
+  rows are one, whatever their time and detail.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+
+import kafka.errors as Errors
+from kafka.protocol.producer import InitProducerIdRequest
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.producers import raise_for
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.state.own_topic import create_own_topic, end_of, has_topic, read_own
+from tolerant_client.mirror.state.topics import topic_ids
+from tolerant_client.records.record_batch import Record, encode_batch
+from tolerant_client.state_json import LAST_MS, document, moment, partition_number, text, whole
+from tolerant_client.stock.stock_names import Future
+
+LEDGER_TOPIC = "tolerant-mirror-ledger"
+UNREADABLE = "unreadable"  # the reason of a row that stands for a record which is none
+
+_PARTITION = TopicPartition(LEDGER_TOPIC, 0)
+_LIMIT_TOLD = re.compile(r"max\.message\.bytes is (\d+)")  # as OversizedRecordError says it
+_VERSION = 1
+_FRESH_PRODUCER = {  # what the broker knew of our producer id is gone: a new one may write the row again
+    Errors.OutOfOrderSequenceNumberError.errno,
+    Errors.InvalidProducerEpochError.errno,
+    Errors.UnknownProducerIdError.errno,
+}
+
+
+def encode_row(row: LedgerRow) -> Record:
+    """A row as a record of the ledger topic."""
+    value = json.dumps({"version": _VERSION, **row._asdict(), "reason": str(row.reason)})
+    return Record(0, row.time_ms, f"{row.link}/{row.topic}/{row.partition}".encode(), value.encode())
+
+
+def decode_row(record: Record) -> LedgerRow:
+    """The row in a record; one with the reason UNREADABLE for a record that is no row."""
+    try:
+        found = document(record.value)
+        link, topic, reason, detail = (text(found[name]) for name in ("link", "topic", "reason", "detail"))
+        topic_id = text(found.get("topic_id", ""))
+        time_ms, partition = moment(found["time_ms"]), partition_number(found["partition"])
+        start = whole(found["from_offset"])
+        end = whole(found["until_offset"], least=start)
+    except (ValueError, KeyError):
+        seen_ms = min(max(0, record.timestamp), LAST_MS)  # its writer says that, too
+        return LedgerRow(seen_ms, "", "", -1, 0, 0, UNREADABLE, f"record at offset {record.offset} is no ledger row")
+    return LedgerRow(time_ms, link, topic, partition, start, end, reason, detail, topic_id)
+
+
+def limit_of(row: LedgerRow) -> int | None:
+    """The target's max.message.bytes that a record was too large for; None where the row does not tell it."""
+    told = _LIMIT_TOLD.search(row.detail)
+    return None if told is None else int(told[1])
+
+
+def distinct(rows: Iterable[LedgerRow]) -> list[LedgerRow]:
+    """Rows in their order, each loss once."""
+    found: dict[tuple[object, ...], LedgerRow] = {}
+    for row in rows:
+        found.setdefault((*row[1:7], row.topic_id, row.detail if row.reason == UNREADABLE else None), row)
+    return list(found.values())
+
+
+def of_present_topics(rows: Iterable[LedgerRow], ids: Mapping[str, object]) -> list[LedgerRow]:
+    """Rows of target topics that are still the same ones; `ids` are those of now."""
+    return [row for row in rows if not row.topic_id or row.topic not in ids or row.topic_id == str(ids[row.topic])]
+
+
+def unwritten(row: LedgerRow, rows: Iterable[LedgerRow]) -> LedgerRow | None:
+    """What of a row the ledger lacks: a loss that is found again, and has grown, is written from where it grew."""
+    start = row.from_offset
+    same = [r for r in rows if r[1:4] == row[1:4] and r.reason == row.reason and r.topic_id in ("", row.topic_id)]
+    for known in sorted(same, key=lambda r: r.from_offset):
+        if known.from_offset <= start:
+            start = max(start, known.until_offset)
+    if same and start >= row.until_offset:
+        return None
+    return row._replace(from_offset=start)
+
+
+def lost_offsets(rows: Iterable[LedgerRow]) -> Counter[tuple[str, str]]:
+    """How many offsets are lost by (topic, reason); for metrics."""
+    lost: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        lost[row.topic, str(row.reason)] += row.until_offset - row.from_offset
+    return lost
+
+
+async def read_ledger(cluster: Cluster) -> list[LedgerRow]:
+    """Every loss that the ledger of a target cluster tells of, oldest first; empty where there is no ledger."""
+    if not await has_topic(cluster, LEDGER_TOPIC):
+        return []
+    records = await read_own(cluster, LEDGER_TOPIC, 0, await end_of(cluster, LEDGER_TOPIC), "the ledger")
+    return distinct(map(decode_row, records))
+
+
+class Ledger:
+    """The ledger of one link; reads the topic when it is first needed, and makes it when something is to be written."""
+
+    def __init__(self, target: Cluster, link: str) -> None:
+        self._target = target
+        self.link = link
+        self._rows: list[LedgerRow] | None = None
+        self._producer_id = -1
+        self._sequence = 0
+        self._writing: Future | None = None
+
+    async def rows(self, *, refresh: bool = False) -> Mapping[TopicPartition, list[LedgerRow]]:
+        """The link's rows by partition; `refresh` looks for those that other processes have written since."""
+        if self._rows is None or refresh:
+            rows = [row for row in await read_ledger(self._target) if row.link == self.link]
+            ids = await topic_ids(self._target, {row.topic for row in rows}) if rows else {}
+            self._rows = of_present_topics(rows, ids)
+        by_partition: dict[TopicPartition, list[LedgerRow]] = {}
+        for row in self._rows:
+            by_partition.setdefault(TopicPartition(row.topic, row.partition), []).append(row)
+        return by_partition
+
+    async def write(self, rows: Collection[LedgerRow]) -> None:
+        """Appends rows that the ledger lacks, and returns once all in-sync replicas have them.
+
+        Raises ClusterUnreachableError when that takes longer than the target's patience, OptionError when the topic
+        cannot be made.
+        """
+        while self._writing is not None:
+            await self._writing  # one at a time: a row's sequence follows from the rows before
+        writing = self._writing = Future()
+        try:
+            await self._write(rows)
+        except BaseException:
+            self._producer_id = -1  # nobody knows which sequence comes next
+            raise
+        finally:
+            self._writing = None
+            writing.success(None)
+
+    async def _write(self, rows: Collection[LedgerRow]) -> None:
+        await self.rows(refresh=True)
+        known = self._rows = self._rows or []
+        ids = await topic_ids(self._target, {row.topic for row in rows})
+        named = [row._replace(topic_id=str(ids.get(row.topic, ""))) for row in rows]
+        new = [rest for row in named if (rest := unwritten(row, known)) is not None]
+        if not new:
+            return
+        if not await has_topic(self._target, LEDGER_TOPIC):
+            await create_ledger(self._target)
+        await self._target.insist("writing the ledger", lambda: self._append([encode_row(row) for row in new]))
+        self._sequence += len(new)
+        known += new
+
+    async def _append(self, records: list[Record]) -> None:
+        if self._producer_id < 0:
+            answer = await self._target.send(
+                InitProducerIdRequest(
+                    transactional_id=None, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
+                )
+            )
+            raise_for(answer.error_code, "InitProducerId")
+            self._producer_id, self._sequence = answer.producer_id, 0
+        batch = encode_batch(records, producer_id=self._producer_id, producer_epoch=0, base_sequence=self._sequence)
+        node = await self._target.leader(_PARTITION)
+        (produced,) = await self._target.produce_and_wait(node, {_PARTITION: memoryview(bytearray(batch))})
+        if produced.error_code in _FRESH_PRODUCER:
+            self._producer_id = -1
+            raise Errors.RequestTimedOutError(f"{LEDGER_TOPIC} has forgotten our producer id")
+        if produced.error_code != Errors.DuplicateSequenceNumberError.errno:
+            raise_for(produced.error_code, f"appending to {LEDGER_TOPIC}")
+
+
+async def create_ledger(target: Cluster) -> None:
+    """Makes the ledger topic, as durable as the target can; one that is there stays as it is."""
+    config = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+    await create_own_topic(target, LEDGER_TOPIC, config, insync_of_two=2)

@@ -1,0 +1,267 @@
+"""What belongs to a link: its topics and its partitions.
+
+A link's topics only grow until it is promoted: what an earlier start has copied belongs to it, too.  A control holds for a
+whole link, so promotion takes what the link's mirror has written down that it copies, never a part
+of it: what was left out would be promoted, too, and neither looked at nor fenced.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.state.control import HIDDEN, Controls, LinkControl, TopicIds, Unreadable, read_controls
+from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
+from tolerant_client.mirror.state.topics import visible_topics
+
+NOT_ON_SOURCE = "the source has no such topic"
+_SHOWN = 5
+_TOPIC_NAME = re.compile(r"(?!\.\.?$)[a-zA-Z0-9._-]{1,249}")  # Topic.java
+
+
+def hindrance(record: Unreadable, topic: str, cluster: Cluster) -> str:
+    """Why nothing may start beside a record that may be of a mirror of this topic, and how it is cleared."""
+    clear = f"run tolerant-kafka repair with the {cluster.name} as --target and that key as --link"
+    if not record.key or "\\x" in record.key:  # no option can say it
+        clear = "write a record with that key and no value there"
+    return (
+        f"{record}, and says that a link copies from cluster {(record.copies_from or '')[:60]!r} to this {cluster.name};"
+        f" it may take topic {topic}. Install here the version of the mirror that wrote it; if none did, take away the right"
+        f" to write there from whoever wrote it, and {clear}"
+    )
+
+
+def require_no_unreadable(controls: Controls, link: str, names: Collection[str], target: Cluster) -> None:
+    """Raises OptionError where a record that cannot be read may be of another link that copies these topics."""
+    if may_copy := [record for record in controls.unreadable if record.key != link and record.copies_from and names]:
+        why = hindrance(may_copy[0], min(names), target)
+        raise OptionError(f"Whether another link than {link} copies the same topics cannot be told: {why}")
+
+
+def made_anew(
+    controls: Mapping[str, LinkControl], source_cluster_id: str | None, now: Mapping[str, TopicIds]
+) -> list[str]:
+    """Of topics with these ids, by their names on the target, those that a link began to copy with others, in words.  Pure."""
+    found: set[str] = set()
+    for link, control in controls.items():
+        if control.is_promoted or control.is_handed_back or control.source_cluster_id != source_cluster_id:
+            continue
+        for (topic, _), ids in control.begun.items():
+            if (other := now.get(topic)) is None:
+                continue
+            for side, is_same in (("source", ids.is_of_source(other)), ("target", ids.is_of_target(other))):
+                if not is_same:
+                    found.add(
+                        f"topic {topic} was deleted and made anew on the {side} since link {link} began to copy it: what is"
+                        " compared is the new one"
+                    )
+    return sorted(found)
+
+
+def link_topics(control: LinkControl, link: str, given: LinkTopics | None) -> LinkTopics:
+    """What of a link is meant: `given`, or all that it copies; raises OptionError where nobody says so."""
+    return written_topics(control, link, None) if given is None else given
+
+
+def written_topics(control: LinkControl, link: str, given: LinkTopics | None) -> LinkTopics:
+    """All that a link copies, as it has written down; `given` where it has not.  Raises OptionError without either."""
+    if control.topics is not None:
+        return LinkTopics.from_json(control.topics)
+    if given is None and control.is_hidden:
+        raise OptionError(f"What link {link} copies is unknown, since {HIDDEN}, or give --topics")
+    if given is None:
+        raise OptionError(f"No mirror of link {link} has written down what it copies; check --link, or give --topics")
+    return given
+
+
+def differing_topics(
+    written: LinkTopics, given: LinkTopics, on_source: Iterable[str] = (), on_target: Iterable[str] = ()
+) -> list[str]:
+    """Topics, by their names there, that only one of two takes, or that both call otherwise on the target.  Pure."""
+
+    def takes(topics: LinkTopics, name: str) -> str | None:
+        return topics.to_target(name) if topics.takes(name) else None
+
+    found = {name for name in on_source if takes(written, name) != takes(given, name)}
+    return sorted(found | {name for name in on_target if written.writes(name) != given.writes(name)})
+
+
+async def require_whole(
+    source: Cluster | None, target: Cluster, control: LinkControl, link: str, given: LinkTopics | None
+) -> LinkTopics:
+    """All that a link copies; raises OptionError where `given` takes something else, or another live link the same."""
+    written = written_topics(control, link, given)
+    if given is None:
+        return written
+    on_target = list(await target.partitions())
+    if control.topics is None:
+        await _refuse_another(target, link, given, on_target)
+        return written
+    on_source = [] if source is None else [source.wire_topic(name) for name in await source.partitions()]
+    if found := differing_topics(written, given, on_source, on_target):
+        raise OptionError(
+            f"Link {link} copies {written}, as its mirror has written down, and that is not what is asked for: they"
+            f" differ in {some(found)}. A link is promoted as a whole: leave --topics out; where a file says what is copied,"
+            " start its mirror with it first, or give --source, --target and --link instead of --config"
+        )
+    return written
+
+
+async def _refuse_another(target: Cluster, link: str, given: LinkTopics, on_target: Iterable[str]) -> None:
+    """A wrong --link would leave the right one alive."""
+    names = [name for name in on_target if given.writes(name)]
+    controls = await read_controls(target)
+    require_no_unreadable(controls, link, names, target)
+    for other, control in controls.links.items():
+        if other == link or control.is_promoted or control.topics is None:
+            continue
+        if both := [name for name in names if LinkTopics.from_json(control.topics).writes(name)]:
+            raise OptionError(
+                f"No mirror of link {link} has written down what it copies, and link {other} copies topic {both[0]}: is --link"
+                f" {other} meant?"
+            )
+
+
+class LinkView(NamedTuple):
+    """The topics of a link, by their names on the target, with their partitions on either cluster.
+
+    `gone` are those that the target has and the source does not (any more): it was asked for each by name.  `hidden` says of
+    others, which are in none of these, why that is unknown: a cluster does not let us describe them.  It has their
+    partitions as the other cluster or the link's control knows them, or the first one, which every topic has.
+    `unread` are partitions of the link's map that tell no topics now, and why.
+    """
+
+    on_source: Mapping[str, list[int]]
+    on_target: Mapping[str, list[int]]
+    gone: Mapping[str, list[int]]
+    hidden: Mapping[TopicPartition, str]
+    unread: Mapping[TopicPartition, str] = NO_MAP.unread
+
+    def require_seen(self, link: str) -> None:
+        """Raises OptionError where a topic of the link may be there, and we may not describe it, or cannot know of it."""
+        if self.hidden:
+            raise OptionError(
+                f"{some(dict.fromkeys(self.hidden.values()), '; ')}, then run this again: link {link} copies it, as far as we"
+                " know, and what we may not describe can be neither compared nor fenced"
+            )
+        if self.unread:
+            raise OptionError(unread_map(self.unread, link))
+
+
+def unread_map(unread: Mapping[TopicPartition, str], link: str) -> str:
+    """What is unknown where partitions of a link's map cannot be read.  Pure."""
+    (topic, number), why = next(iter(unread.items()))
+    return (
+        f"{some(f'{p.topic}-{p.partition}' for p in unread)} cannot be read, so whether link {link} has copied topics that the"
+        f" clusters hide from us is unknown ({topic}-{number}: {why}); start a broker that has it, then run this again"
+    )
+
+
+async def see_topics(
+    source: Cluster | None,
+    target: Cluster,
+    topics: LinkTopics,
+    control: LinkControl = LinkControl(),
+    mapped: MappedTopics = NO_MAP,
+) -> LinkView:
+    """What both clusters have of a link, or the target alone; the link writes down in its control what else it has had.
+
+    The control of a link with translated offsets has no topics: what is `mapped` says which it has copied.
+
+    A Metadata of all topics leaves out what we may not describe: what one of the clusters, the control, the map or the link's
+    own expressions name, and a cluster does not list, that cluster is asked for by name.  The target lists its topics before the
+    source does: what is made meanwhile the source has by then.
+    """
+    on_target = {name: numbers for name, numbers in (await target.partitions()).items() if topics.writes(name)}
+    listed = {} if source is None else await source.partitions()
+    on_source = {name: numbers for name, numbers in listed.items() if topics.writes(name)}
+    known = known_topics(topics, control, {*on_source, *on_target}) | mapped.names
+    more, refused = await visible_topics(target, sorted((known | on_source.keys()) - on_target.keys()))
+    on_target.update(more)
+    if source is not None:
+        unlisted = (known | on_target.keys()) - on_source.keys()
+        wanted = sorted(name for name in unlisted if not is_heartbeats(topics, name))
+        more, refused_there = await visible_topics(source, wanted)
+        on_source.update(more)
+        refused = {**refused, **refused_there}
+    hidden: dict[TopicPartition, str] = {}
+    for name, error in sorted(refused.items()):
+        remembered = sorted(p.partition for p in control.begun if p.topic == name)
+        numbers = on_source.pop(name, None) or on_target.pop(name, None) or remembered or [0]
+        hidden.update(dict.fromkeys((TopicPartition(name, n) for n in numbers), str(error.args[0])))
+    unknown = [name for name in sorted(on_target.keys() - on_source.keys()) if not is_heartbeats(topics, name)]
+    return LinkView(on_source, on_target, {name: on_target[name] for name in unknown}, hidden, mapped.unread)
+
+
+def known_topics(topics: LinkTopics, control: LinkControl, seen: Collection[str]) -> set[str]:
+    """Names on the target of topics that a link says it has, whether any cluster shows them or not.  Pure.
+
+    An expression that could be a topic's name is one, unless it matches another topic that was `seen`: "a.b" may mean "a-b".
+    """
+    partitions = (*control.begun, *control.copied, *control.unfenced)
+    names = {p.topic for p in partitions if topics.writes(p.topic)}
+    originals = [topics.to_source(name) for name in seen]
+    for expression in {each for filter in (topics.filter, *topics.also) for each in filter.include}:
+        if not any(TopicFilter((expression,)).matches(name) for name in originals) and topics.takes(expression):
+            names.add(topics.to_target(expression))
+    return {name for name in names if _TOPIC_NAME.fullmatch(name)}
+
+
+async def partitions_of_link(
+    source: Cluster, target: Cluster, topics: LinkTopics, link: str, control: LinkControl, mapped: MappedTopics
+) -> tuple[list[TopicPartition], list[TopicPartition]]:
+    """Every partition of the link that the source has: those that are on the target, too, and those that are not yet.
+
+    Raises OptionError where the source has none, and where a topic may be there that we may not describe.
+    """
+    view = await see_topics(source, target, topics, control, mapped)
+    view.require_seen(link)
+    wanted, there = _partitions(view.on_source), _partitions(view.on_target)
+    if not wanted:
+        raise OptionError("The source has no topic of this link; check --source and --link")
+    return sorted(there & wanted), sorted(wanted - there)
+
+
+async def partitions_on_target(
+    target: Cluster, topics: LinkTopics, link: str, control: LinkControl, mapped: MappedTopics
+) -> list[TopicPartition]:
+    """Every partition that the target has of what the link copies, as far as its map could be read.
+
+    Raises OptionError where a topic may be there that we may not describe.
+    """
+    view = await see_topics(None, target, topics, control, MappedTopics(mapped.names))
+    view.require_seen(link)
+    return sorted(_partitions(view.on_target))
+
+
+async def only_on_target(
+    source: Cluster, target: Cluster, topics: LinkTopics, link: str, control: LinkControl, mapped: MappedTopics
+) -> list[TopicPartition]:
+    """Partitions of the target whose topics the link writes and the source does not have (any more).
+
+    Raises OptionError where a topic may be there that we may not describe.
+    """
+    view = await see_topics(source, target, topics, control, mapped)
+    view.require_seen(link)
+    return sorted(_partitions(view.gone))
+
+
+def _partitions(topics: Mapping[str, list[int]]) -> set[TopicPartition]:
+    return {TopicPartition(topic, n) for topic, numbers in topics.items() for n in numbers}
+
+
+def is_heartbeats(topics: LinkTopics, name: str) -> bool:
+    """Whether a topic of the target has the heartbeats that MirrorMaker 2's tools read."""
+    return topics.names is not None and topics.names.policy.is_heartbeats(topics.to_source(name))
+
+
+def some(texts: Iterable[str], between: str = ", ") -> str:
+    """The first of several, and how many more there are."""
+    known = list(texts)
+    return between.join(known[:_SHOWN]) + (f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else "")

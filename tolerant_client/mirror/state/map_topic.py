@@ -1,0 +1,275 @@
+"""The compacted topic on the target that holds a link's offset map: reading it, making it, clearing it.
+
+Laws:
+- A source partition's rows lie in one partition of it, which its name alone decides (`map_partition`), so MAP_PARTITIONS
+  never changes.
+- What a writer reads after InitProducerId has fenced all others is final: no older transaction of its transactional.id
+  can end any more, and the markers of those that did are below the high watermark.
+- Taking rows away needs no transaction: only final rows are (Law C of offset_map.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+import crc32c
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.led_offsets import list_led_offsets
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
+from tolerant_client.errors import OptionError, text_of
+from tolerant_client.mirror.state.control import LinkControl, read_control
+from tolerant_client.mirror.state.offset_map import CommittedRows, MapRow, OffsetMap, RowKey
+from tolerant_client.mirror.state.plan import (
+    CLEANUP_POLICY,
+    TIMESTAMP_AFTER,
+    TIMESTAMP_BEFORE,
+    TIMESTAMP_TYPE,
+    TopicSpec,
+)
+from tolerant_client.mirror.state.topics import create_topics, describe_topics, fit_topics
+from tolerant_client.records.record_batch import BatchHeader, Record, encode_batch, iter_batches
+
+MAP_PARTITIONS: Final = 8
+_REPLICAS: Final = 3
+_LONG_MAX: Final = 2**63 - 1
+_FIRST_LOOK: Final = 2_000  # offsets before the end, where the newest rows are looked for first
+_FETCH_BYTES: Final = 4 << 20
+_TOMBSTONES: Final = 1_000  # of one batch
+_BELIEVED_AFTER: Final = 3
+
+
+def map_topic(link: str) -> str:
+    """The name of a link's map topic."""
+    return f"tolerant-mirror-offsets-{link}"
+
+
+def map_partition(link: str, partition: TopicPartition) -> TopicPartition:
+    """Where the rows of a source partition are."""
+    number = crc32c.crc32c(f"{partition.topic}-{partition.partition}".encode()) % MAP_PARTITIONS
+    return TopicPartition(map_topic(link), number)
+
+
+async def ensure_map_topic(target: Cluster, link: str) -> None:
+    """Creates the topic where it is missing; raises OptionError for one that would lose rows or cannot hold them."""
+    name = map_topic(link)
+    if name not in await describe_topics(target, [name]):
+        await target.refresh()
+        replicas = min(_REPLICAS, len(target.manager.cluster.brokers()))
+        config = {
+            CLEANUP_POLICY: "compact",
+            "min.insync.replicas": "2" if replicas > 2 else "1",  # the place of the link: as durable as its control
+            TIMESTAMP_TYPE: "CreateTime",
+            TIMESTAMP_BEFORE: str(_LONG_MAX),
+            TIMESTAMP_AFTER: str(_LONG_MAX),
+        }
+        topics, _ = await fit_topics(target, [TopicSpec(name, MAP_PARTITIONS, replicas, config)])
+        await create_topics(target, topics)
+    await require_map_topic(target, link)
+
+
+async def require_map_topic(target: Cluster, link: str) -> None:
+    """Raises OptionError unless the link has a map on the target that can be trusted."""
+    name = map_topic(link)
+    found = (await describe_topics(target, [name])).get(name)
+    if found is None:
+        raise OptionError(
+            f"The target has no topic {name}: link {link!r} has not been mirrored to it with translated offsets;"
+            " check --link and --target"
+        )
+    policy = found.config.get(CLEANUP_POLICY, found.effective.get(CLEANUP_POLICY, "delete"))
+    if policy != "compact" or found.partitions < MAP_PARTITIONS:
+        raise OptionError(
+            f"Topic {name} of the target has {found.partitions} partitions and {CLEANUP_POLICY}={policy}; the offset map"
+            f" needs {MAP_PARTITIONS} and compact: nothing else may delete its rows"
+        )
+
+
+async def read_last_rows(
+    target: Cluster, link: str, partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, MapRow]:
+    """The newest committed row of each source partition that has one; looks from the end backwards."""
+    found: dict[TopicPartition, MapRow] = {}
+    for there, wanted in _by_map_partition(link, partitions).items():
+        start, end = await _bounds(target, there)
+        size, from_offset = _FIRST_LOOK, end
+        missing = wanted
+        while missing and from_offset > start:
+            from_offset = max(start, end - size)
+            newest: dict[TopicPartition, MapRow] = {}
+            async for key, row in _rows(target, there, from_offset, end):
+                if row is not None and key.partition in missing:
+                    newest[key.partition] = row  # rows are written in the order of their numbers
+            found.update(newest)
+            missing = missing - newest.keys()
+            size *= 8
+    return found
+
+
+async def has_map(target: Cluster, link: str, control: LinkControl) -> bool:
+    """Whether the link has translated offsets.
+
+    Only a link with identical ones writes producer ids down: beside them a map is what a former link of this name left.
+    """
+    return not control.producer_ids and map_topic(link) in await target.partitions([map_topic(link)])
+
+
+async def last_rows(target: Cluster, link: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, MapRow]:
+    """As read_last_rows, also of a link that may have no map: then there are none."""
+    has_map = map_topic(link) in await target.partitions([map_topic(link)])
+    return await read_last_rows(target, link, partitions) if has_map else {}
+
+
+async def copied_until(target: Cluster, link: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    """The source offset before which all of each partition is on the target: copied, or there when the link took over."""
+    wanted = list(partitions)
+    rows = await last_rows(target, link, wanted)
+    adopted = (await read_control(target, link)).adopted
+    return {p: max(rows[p].position if p in rows else 0, adopted.get(p, 0)) for p in wanted}
+
+
+async def read_maps(
+    target: Cluster, link: str, partitions: Iterable[TopicPartition] | None = None
+) -> dict[TopicPartition, OffsetMap]:
+    """The whole maps of these source partitions, or of all; those of which nothing was copied are absent."""
+    rows: dict[TopicPartition, dict[int, MapRow]] = {}
+    chosen = None if partitions is None else set(partitions)
+    everywhere = [TopicPartition(map_topic(link), number) for number in range(MAP_PARTITIONS)]
+    for there in everywhere if chosen is None else _by_map_partition(link, chosen):
+        async for key, row in _rows(target, there, *await _bounds(target, there)):
+            if chosen is not None and key.partition not in chosen:
+                continue
+            of = rows.setdefault(key.partition, {})
+            if row is None:
+                of.pop(key.number, None)
+            else:
+                of[key.number] = row
+    adopted = (await read_control(target, link)).adopted
+    return {partition: OffsetMap(of.values(), adopted.get(partition, 0)) for partition, of in rows.items() if of}
+
+
+class MappedTopics(NamedTuple):
+    """Topics, by their names on the target, of which a map has rows; and why partitions of the map tell none."""
+
+    names: frozenset[str] = frozenset()
+    unread: Mapping[TopicPartition, str] = MappingProxyType({})
+
+
+NO_MAP: Final = MappedTopics()
+
+
+async def mapped_topics(
+    target: Cluster, link: str, control: LinkControl, *, patience_ms: int = 0, within_s: float | None = None
+) -> MappedTopics:
+    """What the map of a link names, if it has one; no partition of it waits for the leader of another one.
+
+    Leaders that are missing are waited for `patience_ms`, and what is not read `within_s` seconds is left, where that is given.
+    """
+    if not await has_map(target, link, control):
+        return NO_MAP
+    everywhere = [TopicPartition(map_topic(link), number) for number in range(MAP_PARTITIONS)]
+    ends, unread = await list_led_offsets(target, dict.fromkeys(everywhere, LATEST), patience_ms=patience_ms)
+    starts, more = await list_led_offsets(target, dict.fromkeys(ends, EARLIEST))
+    unread = {**unread, **more}
+    until = None if within_s is None else time.monotonic() + within_s
+    reads = {p: target.net.call_soon_with_future(_topics_of, target, p, start, ends[p]) for p, start in starts.items()}
+    names: set[str] = set()
+    for partition, read in reads.items():
+        try:
+            left_ms = None if until is None else max(0.0, 1000 * (until - time.monotonic()))
+            names |= await target.manager.wait_for(read, left_ms)
+        except Errors.KafkaError as error:
+            unread[partition] = text_of(error)
+    return MappedTopics(frozenset(names), unread)
+
+
+async def _topics_of(target: Cluster, partition: TopicPartition, start: int, end: int) -> set[str]:
+    return {key.partition.topic async for key, row in _rows(target, partition, start, end) if row is not None}
+
+
+async def clear_deleted(target: Cluster, link: str, partitions: Iterable[TopicPartition]) -> int:
+    """Takes away rows whose records the target's retention has deleted, never a partition's newest; returns how many."""
+    doomed: dict[TopicPartition, list[RowKey]] = {}
+    for there, wanted in _by_map_partition(link, partitions).items():
+        rows: dict[RowKey, MapRow | None] = {}
+        async for key, row in _rows(target, there, *await _bounds(target, there)):
+            if key.partition in wanted:
+                rows[key] = row
+        known = [row for row in rows.values() if row is not None]
+        newest: dict[TopicPartition, int] = {}
+        for row in known:
+            newest[row.key.partition] = max(row.key.number, newest.get(row.key.partition, 0))
+        places = {row.key: TopicPartition(row.target_topic, row.key.partition.partition) for row in known}
+        present = await target.partitions({place.topic for place in places.values()})
+        log_starts = await target.list_offsets(
+            {place: EARLIEST for place in set(places.values()) if place.partition in present.get(place.topic, ())}
+        )
+        for row in known:
+            is_final = row.key.number < newest[row.key.partition]
+            if is_final and row.target_until <= log_starts.get(places[row.key], 0):
+                doomed.setdefault(there, []).append(row.key)
+    for there, keys in doomed.items():
+        for first in range(0, len(keys), _TOMBSTONES):
+            now_ms = int(time.time() * 1000)
+            records = [Record(0, now_ms, key.encode(), None) for key in keys[first : first + _TOMBSTONES]]
+            await _append(target, there, encode_batch(records))
+    return sum(map(len, doomed.values()))
+
+
+async def _append(target: Cluster, partition: TopicPartition, batch: bytes) -> None:
+    async def append() -> None:
+        (answer,) = await target.produce_and_wait(await target.leader(partition), {partition: memoryview(batch)})
+        if answer.error_code:
+            raise Errors.for_code(answer.error_code)(f"append to {partition.topic}-{partition.partition}")
+
+    await target.insist("clearing the offset map", append)
+
+
+def _by_map_partition(link: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, set[TopicPartition]]:
+    places: dict[TopicPartition, set[TopicPartition]] = {}
+    for partition in partitions:
+        places.setdefault(map_partition(link, partition), set()).add(partition)
+    return places
+
+
+async def _bounds(target: Cluster, partition: TopicPartition) -> tuple[int, int]:
+    start = await target.list_offsets({partition: EARLIEST})
+    return start[partition], (await target.list_offsets({partition: LATEST}))[partition]
+
+
+async def _rows(
+    target: Cluster, partition: TopicPartition, start: int, end: int
+) -> AsyncIterator[tuple[RowKey, MapRow | None]]:
+    """What the log between two offsets shows to be committed, in its order."""
+    committed = CommittedRows(f"{partition.topic}-{partition.partition}")
+    position = start
+    while position < end:
+        batches = await _fetch(target, partition, position)
+        if not batches:
+            return  # the cleaner has taken all that was there
+        for header, batch in batches:
+            if header.base_offset < end:
+                for found in committed.feed(header, batch):
+                    yield found
+            position = header.next_offset
+
+
+async def _fetch(target: Cluster, partition: TopicPartition, position: int) -> list[tuple[BatchHeader, memoryview]]:
+    """The batches from an offset on; none where the broker says so three times."""
+
+    async def ask() -> list[tuple[BatchHeader, memoryview]]:
+        node = await target.leader(partition)
+        for part in await target.fetch(node, {partition: position}, max_wait_ms=0, partition_max_bytes=_FETCH_BYTES):
+            if part.error_code:
+                raise Errors.for_code(part.error_code)(f"Fetch of {partition.topic}-{partition.partition}")
+            return [pair for pair in iter_batches(part.records) if pair[0].next_offset > position]
+        raise Errors.UnknownTopicOrPartitionError(f"{partition.topic}-{partition.partition}: an answer without it")
+
+    for _ in range(_BELIEVED_AFTER):
+        if batches := await target.insist("reading the offset map", ask):
+            return batches
+    return []

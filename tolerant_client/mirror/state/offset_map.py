@@ -1,0 +1,286 @@
+"""Which offset a source record has on the target, exactly, where other writers share the target topic.
+
+Laws:
+A. A row is committed in the transaction that copied its records, so what a committed row says is on the target.
+B. Runs ascend on both sides: order is kept, and between two runs lies nothing that was copied.
+C. Only the newest row of a partition is ever written again; one that has RUNS_PER_ROW runs is final.
+
+A record of the map topic, in JSON so that any consumer can read it:
+
+    key    ["topic", partition, number]           of the source; rows of a partition are numbered from 0
+    value  {"version": 1, "target": "topic", "ids": ["source's topic id", "target's"], "position": 1200,
+            "epoch": 3, "runs": [1000, 5000, 100, 0, 1, 90, ...]}
+
+`position` is the next source offset to copy when the row was written; `ids` tell a topic that was deleted and created
+again (KIP-516; "" where brokers before 2.8 tell none), `epoch` is the newest leader epoch that was seen in the source's
+log (-1: none), by which a log is known that was cut since (KIP-101).  A run is three numbers: source offset, target
+offset, count; from the second run on the first two are the distances from the end of the run before.  (A transaction
+ends with a marker, which takes one offset of the target: that is the 1.)  A null value takes a row away whose records
+the target no longer has.
+
+Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+import bisect
+import enum
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.errors import OffsetMapError
+from tolerant_client.records.read_committed import ABORT
+from tolerant_client.records.record_batch import BatchHeader, Record, control_type, decode_records
+from tolerant_client.state_json import document, elements, parsed, partition_number, text, whole
+
+RUNS_PER_ROW: Final = 64
+_VERSION: Final = 1
+
+
+class Run(NamedTuple):
+    """`length` records that lie at consecutive offsets on both sides."""
+
+    source: int
+    target: int
+    length: int
+
+    @property
+    def source_until(self) -> int:
+        return self.source + self.length
+
+    @property
+    def target_until(self) -> int:
+        return self.target + self.length
+
+
+class RowKey(NamedTuple):
+    """A partition of the source, and which of its rows."""
+
+    partition: TopicPartition
+    number: int
+
+    def encode(self) -> bytes:
+        return json.dumps([self.partition.topic, self.partition.partition, self.number], separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, data: bytes | None) -> RowKey:
+        """Raises ValueError for what is no key of a row."""
+        topic, partition, number = elements(parsed(data), 3)
+        return cls(TopicPartition(text(topic), partition_number(partition)), whole(number))
+
+
+class MapRow(NamedTuple):
+    """Up to RUNS_PER_ROW runs; `ids` are the topic ids of source and target as text, "" where brokers tell none."""
+
+    key: RowKey
+    target_topic: str
+    ids: tuple[str, str]
+    position: int
+    epoch: int
+    runs: tuple[Run, ...]
+
+    def encode(self) -> bytes:
+        flat: list[int] = []
+        at = (0, 0)
+        for run in self.runs:
+            flat += (run.source - at[0], run.target - at[1], run.length)
+            at = (run.source_until, run.target_until)
+        value = {
+            "version": _VERSION,
+            "target": self.target_topic,
+            "ids": self.ids,
+            "position": self.position,
+            "epoch": self.epoch,
+            "runs": flat,
+        }
+        return json.dumps(value, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, key: RowKey, data: bytes) -> MapRow:
+        """Raises ValueError for what is no row, or one of a later version."""
+        value = document(data)
+        if value.get("version") != _VERSION:
+            raise ValueError("not a row of version 1")
+        flat = [whole(number) for number in elements(value.get("runs"))]
+        if not flat or len(flat) % 3:
+            raise ValueError("runs that are none")
+        runs: list[Run] = []
+        source, target = 0, 0
+        for source_step, target_step, count in zip(flat[::3], flat[1::3], flat[2::3]):
+            runs.append(Run(source + source_step, target + target_step, count))
+            source, target = runs[-1].source_until, runs[-1].target_until
+        whole(target)
+        position = whole(value.get("position"), least=source)
+        epoch = whole(value.get("epoch"), least=-1)
+        source_id, target_id = map(text, elements(value.get("ids"), 2))
+        return cls(key, text(value.get("target")), (source_id, target_id), position, epoch, tuple(runs))
+
+    @property
+    def target_until(self) -> int:
+        return self.runs[-1].target_until
+
+
+def join_runs(runs: Iterable[Run]) -> list[Run]:
+    """The same runs, neighbours on both sides made one."""
+    joined: list[Run] = []
+    for run in runs:
+        if joined and (joined[-1].source_until, joined[-1].target_until) == (run.source, run.target):
+            joined[-1] = joined[-1]._replace(length=joined[-1].length + run.length)
+        else:
+            joined.append(run)
+    return joined
+
+
+def extend(
+    last: MapRow | None,
+    partition: TopicPartition,
+    target_topic: str,
+    ids: tuple[str, str],
+    runs: Sequence[Run],
+    position: int,
+    epoch: int,
+) -> list[MapRow]:
+    """The rows to write when `runs` were copied: the newest one, filled up, and new ones.  Empty if nothing ever was.
+
+    Raises OffsetMapError where they would not ascend: they are not what was copied, then.
+    """
+    kept = list(last.runs) if last is not None else []
+    number = last.key.number if last is not None else 0
+    if kept and runs and (runs[0].source < kept[-1].source_until or runs[0].target < kept[-1].target_until):
+        raise OffsetMapError(
+            f"{partition.topic}-{partition.partition}: offset {runs[0].source} was appended at {runs[0].target}, but the"
+            f" map ends at {kept[-1].source_until} and {kept[-1].target_until}; the answer or the target's log is wrong"
+        )
+    kept = join_runs([*kept, *runs])
+    rows: list[MapRow] = []
+    for first in range(0, len(kept), RUNS_PER_ROW):
+        part = tuple(kept[first : first + RUNS_PER_ROW])
+        key = RowKey(partition, number + first // RUNS_PER_ROW)
+        rows.append(MapRow(key, target_topic, ids, part[-1].source_until, epoch, part))
+    if rows:
+        rows[-1] = rows[-1]._replace(position=position)
+    is_untouched = last is not None and len(rows) > 1 and rows[0].runs == last.runs
+    return rows[1:] if is_untouched else rows
+
+
+class CommittedRows:
+    """Gives out the rows of a map partition's log once the log itself shows that they were committed.
+
+    It reads to the high watermark with isolation level 0: the last stable offset
+    would wait for the open transactions of other partitions.  Each transaction
+    is of one producer id, ended by one marker (KIP-98).
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._open: dict[int, list[tuple[RowKey, MapRow | None]]] = {}
+
+    def feed(self, header: BatchHeader, batch: memoryview) -> Iterator[tuple[RowKey, MapRow | None]]:
+        """Takes the next batch; yields what is committed by it.  None takes a row away.
+
+        Raises OffsetMapError for what no mirror has written, RecordBatchError for damage.
+        """
+        if header.is_control:
+            ended = self._open.pop(header.producer_id, [])
+            if ended and header.record_count and control_type(batch) != ABORT:
+                yield from ended
+        elif header.is_transactional:
+            self._open.setdefault(header.producer_id, []).extend(map(self._read, decode_records(batch)))
+        else:
+            yield from map(self._read, decode_records(batch))
+
+    def _read(self, record: Record) -> tuple[RowKey, MapRow | None]:
+        try:
+            key = RowKey.decode(record.key)
+            return key, None if record.value is None else MapRow.decode(key, record.value)
+        except ValueError as error:
+            raise OffsetMapError(
+                f"{self._where} offset {record.offset} holds no row of an offset map ({type(error).__name__}): somebody"
+                " else writes to that topic, or a later version of this mirror has; its offsets cannot be trusted"
+            ) from error
+
+
+class Place(str, enum.Enum):
+    """What an offset was translated to."""
+
+    RECORD = "record"  # where this very record is
+    NEXT = "next"  # there is no such record: where the next one is
+    END = "end"  # all before it is copied, nothing behind it: where its next record can be at the earliest
+    NOT_COPIED = "not-copied"  # records before it are not on the target yet: the end of what is
+    DELETED = "deleted"  # the target's retention has deleted it: where the oldest one is that the map knows
+    BEFORE_TAKEOVER = "before-takeover"  # another mirror has copied what is there: nobody knows where
+
+
+class Translation(NamedTuple):
+    """`offset` on the one side is `translated` on the other (-1: nobody knows); see Place.
+
+    `position`: source offsets before it are copied.
+    """
+
+    offset: int
+    translated: int
+    place: Place
+    position: int
+
+
+class OffsetMap:
+    """The map of one source partition, made of all its rows.
+
+    A consumer that stood at a source offset and goes on at its translation reads
+    each record once: no copied record that it has read lies behind it there,
+    and none that it has not read before it.
+
+    What lies before source offset `taken_over` another mirror may have copied, where the map has no run: such an offset
+    has no translation, for the run next to it may be far behind its record.
+    """
+
+    def __init__(self, rows: Iterable[MapRow], taken_over: int = 0) -> None:
+        ordered = sorted(rows, key=lambda row: row.key.number)
+        if not ordered:
+            raise ValueError("an offset map without rows")
+        self.partition = ordered[-1].key.partition
+        self.target = TopicPartition(ordered[-1].target_topic, self.partition.partition)
+        self.position = max(ordered[-1].position, taken_over)
+        self._taken_over = taken_over
+        self.runs = [run for row in ordered for run in row.runs]
+        self._is_cut = ordered[0].key.number > 0  # older rows have been taken away
+        for before, after in zip(self.runs, self.runs[1:]):
+            if after.source < before.source_until or after.target < before.target_until:
+                raise OffsetMapError(
+                    f"The offset map of {self.partition.topic}-{self.partition.partition} does not ascend at source offset"
+                    f" {after.source}: its topic has been changed by somebody else; its offsets cannot be trusted"
+                )
+        self._sources = [run.source for run in self.runs]
+        self._targets = [run.target for run in self.runs]
+
+    def translate(self, offset: int) -> Translation:
+        """The target offset for a source offset, that is: of its record or of the next one behind it."""
+        at = bisect.bisect_right(self._sources, offset) - 1
+        if at >= 0 and offset < self.runs[at].source_until:
+            return Translation(
+                offset, self.runs[at].target + offset - self.runs[at].source, Place.RECORD, self.position
+            )
+        if offset < self._taken_over or self.runs[-1].source < self._taken_over:
+            return Translation(offset, -1, Place.BEFORE_TAKEOVER, self.position)
+        if at + 1 < len(self.runs):
+            place = Place.DELETED if at < 0 and self._is_cut else Place.NEXT
+            return Translation(offset, self.runs[at + 1].target, place, self.position)
+        place = Place.END if offset <= self.position else Place.NOT_COPIED
+        return Translation(offset, self.runs[-1].target_until, place, self.position)
+
+    def source_of(self, offset: int) -> Translation:
+        """The source offset for a target offset: of the copied record there, or of the next one behind it."""
+        at = bisect.bisect_right(self._targets, offset) - 1
+        if at >= 0 and offset < self.runs[at].target_until:
+            return Translation(
+                offset, self.runs[at].source + offset - self.runs[at].target, Place.RECORD, self.position
+            )
+        if self._taken_over and (at < 0 or self.runs[at].source < self._taken_over):
+            return Translation(offset, -1, Place.BEFORE_TAKEOVER, self.position)
+        if at + 1 < len(self.runs):
+            place = Place.DELETED if at < 0 and self._is_cut else Place.NEXT
+            return Translation(offset, self.runs[at + 1].source, place, self.position)
+        return Translation(offset, self.runs[-1].source_until, Place.END, self.position)

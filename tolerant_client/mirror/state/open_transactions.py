@@ -1,0 +1,227 @@
+"""Open transactions that hold back a partition's last stable offset: which they are, since when, and what ends them (KIP-664).
+
+A mirror copies up to the last stable offset, and so does whoever reads committed: an open transaction holds up everything
+after its first record, committed or not.  A coordinator aborts it after its timeout; one that *hangs*, because its
+coordinator does not know that it has this partition, nobody ends but an operator.
+
+What is not told (brokers before 2.8, rights that we lack) is said to be unknown; nothing is raised for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import kafka.errors as Errors
+from kafka.protocol.admin import DescribeTransactionsRequest, ListTransactionsRequest
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.producers import can_describe_producers, describe_producers, raise_for
+from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
+from tolerant_client.errors import text_of
+from tolerant_client.mirror.state.health import WAITS_AFTER_S
+
+_PATIENCE_MS = 5_000  # with each broker that is asked who has a transaction open: the answer only names it
+
+
+@dataclass(frozen=True)
+class OpenTransaction:
+    """A producer with an open transaction in a partition, as the partition's leader knows it."""
+
+    partition: TopicPartition
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    start_offset: int
+    last_timestamp: int
+    held_back: int  # offsets from the last stable offset to the high watermark
+
+
+@dataclass(frozen=True)
+class CoordinatorView:
+    """What the coordinator says of a producer id; times in ms, `partitions` those that will get a marker."""
+
+    transactional_id: str
+    state: str
+    timeout_ms: int
+    started_ms: int
+    partitions: frozenset[TopicPartition]
+
+
+class Held(NamedTuple):
+    """Offsets of a partition, from its last stable offset to its high watermark, that wait for an open transaction.
+
+    `transaction` and `view` are None where they are not told, and `unknown` says why.  `command` aborts the transaction.
+    """
+
+    partition: TopicPartition
+    from_offset: int
+    offsets: int
+    transaction: OpenTransaction | None = None
+    view: CoordinatorView | None = None
+    command: str = ""
+    unknown: str = ""
+
+    @property
+    def since_ms(self) -> int | None:
+        """When it was begun; where its coordinator does not tell, the time of its last record."""
+        if self.view is not None and self.view.started_ms >= 0:
+            return self.view.started_ms
+        if self.transaction is not None and self.transaction.last_timestamp >= 0:
+            return self.transaction.last_timestamp
+        return None
+
+    def __str__(self) -> str:
+        topic, index = self.partition
+        waiting = f"{topic}-{index}: {self.offsets:,} offsets from {self.from_offset:,} on wait for"
+        if self.transaction is None:
+            return f"{waiting} an open transaction; whose it is is unknown: {self.unknown}; end its producer"
+        who = f"producer id {self.transaction.producer_id}"
+        who += (
+            f", transactional.id {self.view.transactional_id}"
+            if self.view is not None
+            else ", transactional.id unknown"
+        )
+        since = self.since_ms
+        if since is None:
+            age = f"since offset {self.transaction.start_offset:,}"
+        else:
+            at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since / 1000))
+            what = "since" if self.view is not None else "with its last record of"
+            age = f"{what} {at}, from offset {self.transaction.start_offset:,} on"
+        return f"{waiting} an open transaction ({who}; {age}); let its producer end it, or abort it: {self.command}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Names and numbers; null is what is not known."""
+        one, view = self.transaction, self.view
+        return {
+            **self.partition._asdict(),
+            "from_offset": self.from_offset,
+            "offsets": self.offsets,
+            "producer_id": None if one is None else one.producer_id,
+            "transactional_id": None if view is None else view.transactional_id,
+            "since_ms": self.since_ms,
+            "command": self.command,
+            "unknown": self.unknown,
+        }
+
+
+def is_held_long(one: Held, now_ms: int) -> bool:
+    """Whether it is more than a transaction under way; one whose age is not known is."""
+    return one.since_ms is None or now_ms - one.since_ms >= 1000 * WAITS_AFTER_S
+
+
+async def find_held(cluster: Cluster, spans: Mapping[TopicPartition, tuple[int, int]]) -> list[Held]:
+    """Whose transactions hold back these partitions, by their last stable offset and their high watermark.
+
+    Several producers may hold one partition back, then it is there once for each, the first one first; spans without offsets
+    are left out.  Read the high watermark *before* the last stable offset, else what was appended between seems to be held.
+    """
+    held = {p: (stable, end) for p, (stable, end) in spans.items() if end > stable}
+    if not held:
+        return []
+    try:
+        found, unknown = await _described(cluster, held)
+    except (Errors.KafkaError, ValueError) as error:
+        found, unknown = {}, text_of(error)
+    views = await views_of(cluster, {one.producer_id for known in found.values() for one in known})
+    told: list[Held] = []
+    for partition, (stable, end) in sorted(held.items()):
+        span = (partition, stable, end - stable)
+        for one in sorted(found.get(partition, ()), key=lambda one: one.start_offset):
+            told.append(Held(*span, one, views.get(one.producer_id), abort_command(cluster, one)))
+        if not found.get(partition):
+            told.append(Held(*span, unknown=unknown or "its leader knows of none any more, it may have ended just now"))
+    return told
+
+
+def abort_command(cluster: Cluster, one: OpenTransaction) -> str:
+    """What ends the transaction in its partition, whatever its coordinator says."""
+    servers = cluster.bootstrap_servers
+    at = servers if isinstance(servers, str) else ",".join(servers)
+    properties = "" if cluster.manager.config["security_protocol"] == "PLAINTEXT" else " --command-config FILE"
+    topic, index = one.partition
+    return (
+        f"kafka-transactions.sh --bootstrap-server {at}{properties} abort --topic {cluster.wire_topic(topic)}"
+        f" --partition {index} --start-offset {one.start_offset}"
+    )
+
+
+async def open_transactions(cluster: Cluster, partitions: Collection[TopicPartition]) -> list[OpenTransaction]:
+    """Of partitions whose last stable offset lies before their end; none where brokers do not tell.  Needs Read on the topics."""
+    await cluster.connect()
+    if not partitions or not can_describe_producers(cluster):
+        return []
+    ends = await cluster.list_offsets(dict.fromkeys(partitions, LATEST))
+    stable = await cluster.list_offsets(dict.fromkeys(partitions, LATEST), isolation_level=READ_COMMITTED)
+    described, _ = await _described(cluster, {p: (stable[p], ends[p]) for p in partitions if stable[p] < ends[p]})
+    return [one for found in described.values() for one in found]
+
+
+async def _described(
+    cluster: Cluster, held: Mapping[TopicPartition, tuple[int, int]]
+) -> tuple[dict[TopicPartition, list[OpenTransaction]], str]:
+    """By partition who has a transaction open there, and why that is not known."""
+    await cluster.connect()
+    if not can_describe_producers(cluster):
+        return {}, f"the brokers of the {cluster.name} are older than 2.8 and do not tell"
+    entries = await describe_producers(cluster, held)
+    return {
+        partition: [
+            OpenTransaction(
+                partition,
+                entry.producer_id,
+                entry.producer_epoch,
+                entry.coordinator_epoch,
+                entry.transaction_start,
+                entry.last_timestamp,
+                held[partition][1] - held[partition][0],
+            )
+            for entry in found
+            if entry.transaction_start >= 0
+        ]
+        for partition, found in entries.items()
+    }, ""
+
+
+async def views_of(cluster: Cluster, producer_ids: Collection[int]) -> dict[int, CoordinatorView]:
+    """What all coordinators that answer say of these producer ids (Kafka 3.0); of others nothing is known."""
+    found: dict[int, CoordinatorView] = {}
+    if not producer_ids or ListTransactionsRequest.API_KEY not in cluster.manager.broker_version_data.api_versions:
+        return found
+    for broker in cluster.manager.cluster.brokers():
+        try:
+            found.update(await coordinator_views(cluster, [broker.node_id], producer_ids, _PATIENCE_MS))
+        except (Errors.KafkaError, ValueError):
+            continue
+    return found
+
+
+async def coordinator_views(
+    cluster: Cluster, nodes: Iterable[int], producer_ids: Collection[int], patience_ms: int | None = None
+) -> dict[int, CoordinatorView]:
+    """What coordinators say of these producer ids; those of transactional ids that we may not describe are absent."""
+    found: dict[int, CoordinatorView] = {}
+    wanted = sorted(producer_ids)
+    for node in nodes:
+
+        async def ask(node: int = node) -> Any:
+            listed = await cluster.send(ListTransactionsRequest(state_filters=[], producer_id_filters=wanted), node)
+            raise_for(listed.error_code, f"ListTransactions of broker {node}")
+            ids = [state.transactional_id for state in listed.transaction_states]
+            return await cluster.send(DescribeTransactionsRequest(transactional_ids=ids), node) if ids else None
+
+        described = await cluster.insist("asking who has a transaction open", ask, patience_ms)
+        for state in described.transaction_states if described is not None else ():
+            if not state.error_code:
+                partitions = frozenset(TopicPartition(t.topic, index) for t in state.topics for index in t.partitions)
+                found[state.producer_id] = CoordinatorView(
+                    state.transactional_id,
+                    state.transaction_state,
+                    state.transaction_timeout_ms,
+                    state.transaction_start_time_ms,
+                    partitions,
+                )
+    return found

@@ -1,0 +1,243 @@
+"""Which topics, groups and settings a link takes: lists of regular expressions, as MirrorMaker 2 has them.
+
+Facts: DefaultTopicFilter.java, DefaultGroupFilter.java, DefaultConfigPropertyFilter.java and
+MirrorSourceConnector.shouldReplicateTopic of connect/mirror.  Pure.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.state.replication_policy import TopicNames, is_cycle
+from tolerant_client.state_json import checked, document, elements, flag, members, text, whole
+
+# Ledgers, offset maps and controls say what is on their own cluster: two links in opposite directions do not mix them.
+OWN_TOPICS = "tolerant-mirror-"
+
+ALL = (".*",)
+TOPICS_EXCLUDE = (r"mm2.*\.internal", r".*\.replica", "__.*")  # Kafka 4.2; older ones have .*[\-\.]internal
+GROUPS_EXCLUDE = ("console-consumer-.*", "connect-.*", "__.*")
+CONFIG_PROPERTIES_EXCLUDE = (
+    r"follower\.replication\.throttled\.replicas",
+    r"leader\.replication\.throttled\.replicas",
+    r"message\.timestamp\.difference\.max\.ms",
+    r"message\.timestamp\.type",
+    r"unclean\.leader\.election\.enable",
+    r"min\.insync\.replicas",
+)
+
+_COMMA = re.compile(r"\s*,\s*")
+_COMMA_BETWEEN = re.compile(r"\s*,\s*(?![^{\[]*[}\]])")  # no bracket closes behind it that was opened before it
+# What java.util.regex reads otherwise than re, or re not at all.
+_JAVA_ONLY = re.compile(r"\\[pPRhHvVXGzkN]|(?<!\\)\[(?:[^\]\[\\]|\\.)*?(?:&&|\[)|(?<!^)\(\?[a-zA-Z]*(?:-[a-zA-Z]+)?\)")
+_QUOTED = re.compile(r"\\Q(.*?)(?:\\E|$)", re.DOTALL)
+
+
+def _compiled(expressions: tuple[str, ...]) -> re.Pattern[str] | None:
+    if not expressions:
+        return None  # the empty expression would match an empty name
+    expression = "|".join(expressions)  # as MirrorUtils.compilePatternList: (?i) before the first one counts for all
+    plain = _QUOTED.sub(lambda quoted: re.escape(quoted[1]), expression)
+    if java := _JAVA_ONLY.search(plain):
+        raise OptionError(
+            f"{expression!r} uses {java[0]!r}, which only Java's regular expressions know here; write it without"
+        )
+    try:
+        return re.compile(re.sub(r"\(\?<(?=[a-zA-Z])", "(?P<", plain), re.ASCII)
+    except (re.error, ValueError, OverflowError, RecursionError) as error:
+        raise OptionError(
+            f"{expression!r} is not a regular expression ({error}); quote it and escape special signs"
+        ) from error
+
+
+@dataclass(frozen=True)
+class TopicFilter:
+    """Names that one of `include` matches as a whole, and none of `exclude`; an empty list matches nothing.
+
+    Each is a regular expression of Java that Python reads alike.  Raises OptionError for others.
+    """
+
+    include: tuple[str, ...] = ALL
+    exclude: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        without = f" without {', '.join(self.exclude)}" if self.exclude else ""
+        return repr(", ".join(self.include)) + without
+
+    def __post_init__(self) -> None:
+        for expression in (*self.include, *self.exclude):
+            try:
+                text(expression)
+            except ValueError as error:
+                raise OptionError(
+                    f"{expression!r} is not UTF-8, as the names of Kafka are; write it in UTF-8"
+                ) from error
+        self.matches("")  # a wrong expression is told where it is given
+
+    @staticmethod
+    def from_list(include: str, exclude: str = "") -> TopicFilter:
+        """From lists as a properties file has them: "a, b.*"."""
+        return TopicFilter(names_of(include), names_of(exclude))
+
+    def matches(self, name: str) -> bool:
+        include, exclude = self._patterns
+        if include is None or not include.fullmatch(name):
+            return False
+        return exclude is None or not exclude.fullmatch(name)
+
+    @cached_property
+    def _patterns(self) -> tuple[re.Pattern[str] | None, re.Pattern[str] | None]:
+        return _compiled(self.include), _compiled(self.exclude)
+
+
+def topic_filter(include: str = ".*", exclude: Iterable[str] = TOPICS_EXCLUDE) -> TopicFilter:
+    """`topics` of MirrorMaker 2, with its default exclusions."""
+    return TopicFilter(names_of(include), tuple(exclude))
+
+
+def group_filter(include: str = ".*", exclude: Iterable[str] = GROUPS_EXCLUDE) -> TopicFilter:
+    """`groups` of MirrorMaker 2, with its default exclusions."""
+    return TopicFilter(names_of(include), tuple(exclude))
+
+
+def names_of(text: str) -> tuple[str, ...]:
+    """A list as Kafka's ConfigDef reads one: split at commas, blanks around them dropped."""
+    return tuple(_COMMA.split(text.strip())) if text.strip() else ()
+
+
+def expressions_of(text: str) -> tuple[str, ...]:
+    """Regular expressions with commas between them; those of "a{1,2}" and "[,]" are within one."""
+    return tuple(_COMMA_BETWEEN.split(text.strip()))
+
+
+@dataclass(frozen=True)
+class TopicCreation:
+    """How missing topics are created on the target.
+
+    `replication_factor` is the source topic's without one, and the target's default where it is -1.  Properties that an
+    expression of `config_exclude` matches are the target's own affair; from "source" the defaults of the source's brokers
+    are set, too (`use.defaults.from` of MirrorMaker 2).
+    """
+
+    replication_factor: int | None = None
+    config_exclude: tuple[str, ...] = ()
+    use_defaults_from: str = "target"
+
+
+@dataclass(frozen=True)
+class LinkTopics:
+    """Which topics of the source a link copies, what they are called on the target, and how they are created there.
+
+    Without `names` they keep their names, and only Kafka's and the mirror's own are never copied.  With
+    them the rules of MirrorMaker 2 hold: no internal topic, none that came from `target_alias`, and
+    heartbeats even where the filter leaves them out.  `also` is what the link took at former starts.  A link that `waits_for_topics` may start with none.
+    """
+
+    filter: TopicFilter = TopicFilter()
+    names: TopicNames | None = None
+    target_alias: str = ""
+    copies_heartbeats: bool = True
+    waits_for_topics: bool = False
+    creation: TopicCreation = TopicCreation()
+    also: tuple[TopicFilter, ...] = ()
+
+    def __str__(self) -> str:
+        return " and ".join(map(str, (self.filter, *self.also)))
+
+    def joined(self, former: LinkTopics) -> LinkTopics:
+        """These topics and all that the link took before; raises OptionError where they followed other rules for names."""
+        if (self.names, self.target_alias) != (former.names, former.target_alias):
+            begun = (
+                "with --source, --target and --topics"
+                if former.names is None
+                else "with --config and the file that began it"
+            )
+            raise OptionError(
+                f"The link was begun by other rules for what its topics are called ({former}): start it {begun}, as before, or"
+                " give another --link for other topics"
+            )
+        kept = [f for f in (*self.also, former.filter, *former.also) if f != self.filter]
+        return replace(
+            self,
+            also=tuple(dict.fromkeys(kept)),
+            copies_heartbeats=self.copies_heartbeats or former.copies_heartbeats,
+        )
+
+    @staticmethod
+    def of(topics: LinkTopics | str) -> LinkTopics:
+        """Of regular expressions, with commas between them: the topics of which one matches the whole name."""
+        return topics if isinstance(topics, LinkTopics) else LinkTopics(TopicFilter(expressions_of(topics)))
+
+    def takes(self, topic: str) -> bool:
+        """Whether the link copies this topic of the source (its name there)."""
+        if topic.startswith(OWN_TOPICS):
+            return False
+        is_named = any(f.matches(topic) for f in (self.filter, *self.also))
+        if self.names is None:
+            return is_named
+        policy = self.names.policy
+        is_wanted = is_named or (self.copies_heartbeats and policy.is_heartbeats(topic))
+        return is_wanted and not policy.is_internal(topic) and not is_cycle(policy, topic, self.target_alias)
+
+    def to_target(self, topic: str) -> str:
+        return topic if self.names is None else self.names.to_target(topic)
+
+    def to_source(self, topic: str) -> str:
+        """Raises OptionError for a name that no topic of this link can have on the target."""
+        return topic if self.names is None else self.names.to_source(topic)
+
+    def writes(self, name: str) -> bool:
+        """Whether the link has this topic on its target."""
+        return self.has_source(name) and self.takes(self.to_source(name))
+
+    def has_source(self, name: str) -> bool:
+        """Whether a topic of the target is called as one of this link can be, whether the link takes that or not."""
+        try:
+            self.to_source(name)
+        except OptionError:
+            return False
+        return True
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "names": self.names and self.names.to_json()})
+
+    @staticmethod
+    def from_json(written: str) -> LinkTopics:
+        """Raises OptionError for what to_json did not write."""
+        try:
+            fields = document(written)
+            return LinkTopics(_filter(fields.pop("filter")), **checked(fields, _LINK_FIELDS))
+        except (ValueError, KeyError, TypeError) as error:
+            raise OptionError(f"Not the topics of a link ({str(error)[:_SHOWN]}): {written[:_SHOWN]!r}") from error
+
+
+_SHOWN = 200  # of what cannot be read
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(map(text, elements(value)))
+
+
+def _filter(value: Any) -> TopicFilter:
+    return TopicFilter(**checked(members(value), {"include": _texts, "exclude": _texts}))
+
+
+_CREATION_FIELDS: Mapping[str, Callable[[Any], Any]] = {
+    "replication_factor": lambda value: None if value is None else whole(value, least=-1),
+    "config_exclude": _texts,
+    "use_defaults_from": text,
+}
+_LINK_FIELDS: Mapping[str, Callable[[Any], Any]] = {
+    "names": lambda value: None if value is None else TopicNames.from_json(text(value)),
+    "target_alias": text,
+    "copies_heartbeats": flag,
+    "waits_for_topics": flag,
+    "creation": lambda value: TopicCreation(**checked(members(value), _CREATION_FIELDS)),
+    "also": lambda value: tuple(map(_filter, elements(value))),
+}

@@ -1,0 +1,1 @@
+"""Running links, without Spark."""

@@ -1,0 +1,232 @@
+"""What our principal may do, against what a mirror does; and the quotas that hold it back.  Pure.
+
+Brokers tell the operations that a principal may do (KIP-430), whatever grants them: ACLs, super.users, another
+authorizer.  Of transactional ids they tell only Describe, which Write implies.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tolerant_client.ops.doctor.describe import Quota
+from tolerant_client.ops.doctor.facts import ClusterFacts, Topic
+from tolerant_client.ops.doctor.finding import Finding, Severity, number_of, size, some, worst
+from tolerant_client.ops.doctor.rights import Asked, Duty, Right, rights_to
+
+_NOT_AUTHORIZED = 29  # TOPIC_AUTHORIZATION_FAILED
+_SHOWN_IN_COMMAND = 20
+_ANONYMOUS = "User:ANONYMOUS"
+_UNKNOWN = "User:PRINCIPAL"  # only the brokers know it
+
+
+def principal(config: Mapping[str, Any]) -> str:
+    """Our principal as an ACL names it, where the client's configuration tells it."""
+    user = config.get("sasl_plain_username")
+    if user:
+        return f"User:{str(user).replace('=2C', ',').replace('=3D', '=')}"
+    return _ANONYMOUS if config.get("security_protocol", "PLAINTEXT") == "PLAINTEXT" else _UNKNOWN
+
+
+def right_findings(
+    facts: ClusterFacts, asked: Iterable[Asked], who: str, uncreatable: Collection[str] = ()
+) -> Iterator[Finding]:
+    """Rights to topics and to the cluster that a link lacks; the brokers refuse to create `uncreatable`."""
+    hidden: dict[str, list[Right]] = {}
+    lacking: list[_Lack] = []
+    untold: set[str] = set()
+    for right, names in asked:
+        if right.resource == "cluster":
+            if facts.operations or "Describe" in right.operations:
+                lacking += _lacking(right, {} if facts.operations is None else {"kafka-cluster": facts.operations})
+            elif facts.operations is not None:
+                yield _not_told(facts, right, who)
+            continue
+        allowed: dict[str, Collection[str]] = {}
+        for topic in (facts.topics[name] for name in names if name in facts.topics):
+            if topic.error_code == _NOT_AUTHORIZED:
+                hidden.setdefault(topic.name, []).append(right)
+            elif topic.operations is None:
+                untold.add(topic.name)
+            else:
+                allowed[topic.name] = {*topic.operations, "Create"}  # what is there need not be created
+        allowed |= {name: set(right.operations) - {"Create"} for name in names if name in uncreatable}
+        lacking += _lacking(right, allowed)
+    yield from _hidden(facts, hidden, who)
+    yield from _told(facts, lacking, who)
+    if untold:
+        yield Finding(
+            Severity.INFO,
+            "rights",
+            facts.name,
+            number_of(len(untold), "topic"),
+            "the brokers do not tell what a principal may do (before Kafka 2.3)",
+            f"Compare {facts.tool('kafka-acls.sh')} --list with the table of rights in this project's guide to security",
+        )
+
+
+def _not_told(facts: ClusterFacts, right: Right, who: str) -> Finding:
+    return Finding(
+        Severity.INFO,
+        "rights",
+        facts.name,
+        "the cluster",
+        f"whether {' and '.join(right.operations)} is allowed to {who} is told only with Describe; needed for {right.purpose}",
+        _acls(facts, who, [*right.operations, "Describe"], "cluster", []),
+    )
+
+
+def hidden_findings(facts: ClusterFacts, topics: Iterable[Topic], who: str) -> Iterator[Finding]:
+    """Topics of one cluster alone that our principal may not see."""
+    for topic in topics:
+        if topic.error_code == _NOT_AUTHORIZED:
+            yield _unseen(facts, [topic.name], Severity.INFO, ["Describe"], who)
+
+
+def group_right_findings(
+    facts: ClusterFacts, rights: Mapping[str, Collection[str]], duties: Collection[Duty], who: str
+) -> Iterator[Finding]:
+    """Groups whose offsets a mirror could not copy; `rights` are those to each group."""
+    for right in rights_to(facts.name, "group", duties):
+        yield from _told(facts, _lacking(right, rights), who)
+
+
+def transactional_id_findings(
+    facts: ClusterFacts, ids: Mapping[str, bool], duties: Collection[Duty], who: str
+) -> Iterator[Finding]:
+    """Transactional ids of a mirror that our principal may not even describe."""
+    lacking = sorted(name for name, may in ids.items() if not may)
+    for right in rights_to(facts.name, "transactional-id", duties) if lacking else ():
+        yield Finding(
+            right.severity,
+            "rights",
+            facts.name,
+            f"transactional id {some(lacking, 3)}",
+            f"not even Describe, which Write implies, is allowed to {who}; Write is needed for {right.purpose}",
+            _acls(facts, who, right.operations, "transactional-id", [right.name], is_prefix=True),
+        )
+
+
+def quota_findings(name: str, found: Iterable[Quota], who: str, client_id: str) -> Iterator[Finding]:
+    """Quotas that may apply to our principal and client id; which one does, ClientQuotaManager.java decides by precedence."""
+    ours = {"user": who.removeprefix("User:"), "client-id": client_id}
+    for quota in found:
+        entity = dict(quota.entity)
+        is_unknown = who == _UNKNOWN and entity.get("user") is not None
+        if not entity.keys() <= ours.keys() or is_unknown:
+            continue
+        if any(value is not None and value != ours[kind] for kind, value in entity.items()):
+            continue
+        of = " and ".join(f"{kind} {'(default)' if value is None else value}" for kind, value in entity.items())
+        limits = ", ".join(_limit(key, value) for key, value in quota.values)
+        yield Finding(
+            Severity.INFO,
+            "quotas",
+            name,
+            f"quota of {of}",
+            f"{limits} for each broker",
+            "Raise it if a mirror has to be faster; it waits as long as it is told to",
+        )
+
+
+def _limit(key: str, value: float) -> str:
+    return f"{key} {size(value)}/s" if key.endswith("byte_rate") else f"{key} {value:g}"
+
+
+class _Lack(NamedTuple):
+    """An operation that is missing of one resource."""
+
+    right: Right
+    operation: str
+    name: str
+
+
+def _lacking(right: Right, allowed: Mapping[str, Collection[str]]) -> list[_Lack]:
+    """What is missing of a right; `allowed` has the operations by name."""
+    return [
+        _Lack(right, operation, name)
+        for operation in right.operations
+        for name, operations in allowed.items()
+        if operation not in operations
+    ]
+
+
+def _told(facts: ClusterFacts, lacking: Iterable[_Lack], who: str) -> Iterator[Finding]:
+    """A finding for each operation that is missing of things for the same reasons."""
+    reasons: dict[tuple[str, str, str], list[Right]] = {}
+    for right, operation, name in lacking:
+        reasons.setdefault((right.resource, operation, name), []).append(right)
+    alike: dict[tuple[str, str, tuple[Right, ...]], list[str]] = {}
+    for (resource, operation, name), rights in reasons.items():
+        alike.setdefault((resource, operation, tuple(rights)), []).append(name)
+    for (resource, operation, because), names in alike.items():
+        names.sort()
+        yield Finding(
+            worst(right.severity for right in because),
+            "rights",
+            facts.name,
+            "the cluster" if resource == "cluster" else f"{resource} {some(names)}",
+            f"{operation} is not allowed to {who}; it is needed for {_purposes(because)}",
+            _acls(facts, who, [operation], resource, names),
+        )
+
+
+def _purposes(rights: Iterable[Right]) -> str:
+    return "; ".join(dict.fromkeys(right.purpose for right in rights))
+
+
+def _hidden(facts: ClusterFacts, hidden: Mapping[str, Sequence[Right]], who: str) -> Iterator[Finding]:
+    """Topics that may not be seen: those that need the same rights are one finding."""
+    alike: dict[tuple[Right, ...], list[str]] = {}
+    for name, rights in hidden.items():
+        alike.setdefault(tuple(rights), []).append(name)
+    for rights, names in alike.items():
+        operations = list(dict.fromkeys(operation for right in rights for operation in right.operations))
+        yield _unseen(facts, sorted(names), worst(right.severity for right in rights), operations, who, rights)
+
+
+def _unseen(
+    facts: ClusterFacts,
+    names: Sequence[str],
+    severity: Severity,
+    operations: Sequence[str],
+    who: str,
+    rights: Sequence[Right] = (),
+) -> Finding:
+    purposes = f"; needed for {_purposes(rights)}" if rights else ""
+    return Finding(
+        severity,
+        "rights",
+        facts.name,
+        f"topic {some(names)}",
+        f"not even Describe is allowed to {who}: whether it exists is not told{purposes}",
+        _acls(facts, who, operations, "topic", names),
+    )
+
+
+def create_command(facts: ClusterFacts, who: str, topics: Sequence[str]) -> str:
+    """What lets our principal create these topics."""
+    return _acls(facts, who, ["Create"], "topic", topics)
+
+
+def _acls(
+    facts: ClusterFacts,
+    who: str,
+    operations: Sequence[str],
+    resource: str,
+    names: Sequence[str],
+    *,
+    is_prefix: bool = False,
+) -> str:
+    """A whole command line; what has no room in it is told in a comment of the shell."""
+    wanted = " ".join(f"--operation {operation}" for operation in operations)
+    things = " ".join(f"--{resource} {shlex.quote(name)}" for name in names[:_SHOWN_IN_COMMAND])
+    if resource == "cluster":
+        things = "--cluster"
+    pattern = " --resource-pattern-type prefixed" if is_prefix else ""
+    rest = len(names) - _SHOWN_IN_COMMAND
+    more = (
+        f"  # and {rest} more: name what they begin with, and add --resource-pattern-type prefixed" if rest > 0 else ""
+    )
+    return f"{facts.tool('kafka-acls.sh')} --add --allow-principal {shlex.quote(who)} {wanted} {things}{pattern}{more}"

@@ -1,0 +1,126 @@
+"""Coordinator partitions that do not serve, and which groups and transactional ids that breaks (incident 3).  Pure.
+
+A group whose coordinator is away is listed by no broker: who is hit can be said only of names that are known from
+elsewhere (the other cluster, the command line).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from tolerant_client.ops.doctor.facts import ClusterFacts, Partition, Topic
+from tolerant_client.ops.doctor.finding import Finding, Severity, number_of, some
+from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, partition_of
+
+_WHO = {OFFSETS_TOPIC: "group", TRANSACTIONS_TOPIC: "transactional id"}
+_REPLICATION_SETTING = {
+    OFFSETS_TOPIC: "offsets.topic.replication.factor",
+    TRANSACTIONS_TOPIC: "transaction.state.log.replication.factor",
+}
+
+
+def coordinator_findings(facts: ClusterFacts, topic: str, names: Collection[str]) -> Iterator[Finding]:
+    """Of __consumer_offsets and group ids, or of __transaction_state and transactional ids."""
+    found = facts.topics.get(topic)
+    if found is None:
+        yield from _not_there(facts, topic)
+        return
+    if found.error_code:
+        yield Finding(
+            Severity.INFO,
+            "coordinators",
+            facts.name,
+            f"topic {topic}",
+            f"we may not see it: whether every {_WHO[topic]} has a coordinator cannot be said",
+            f"Allow Describe on topic {topic}",
+        )
+        return
+    min_isr = facts.min_isr(topic)
+    leaderless = [p for p in found.partitions if p.leader < 0]
+    silent = [p for p in found.partitions if p.leader in facts.silent]
+    below = [p for p in found.partitions if p.leader >= 0 and min_isr is not None and len(p.isr) < min_isr]
+    short = [p for p in found.partitions if p.leader >= 0 and len(p.isr) < len(p.replicas) and p not in below]
+    kind = _WHO[topic]
+    for partitions, problem in (
+        (leaderless, f"no leader: every {kind} of theirs waits for a coordinator for ever (error 15)"),
+        (silent, f"a leader that does not answer here: no {kind} of theirs can go on"),
+        (below, f"fewer in-sync replicas than min.insync.replicas={min_isr}: no {kind} of theirs can commit"),
+    ):
+        if partitions:
+            yield _finding(facts, found, partitions, problem, _of(partitions, names, len(found.partitions)))
+    if short:
+        yield Finding(
+            Severity.WARNING,
+            "coordinators",
+            facts.name,
+            _label(topic, short),
+            f"{len(short)} of {len(found.partitions)} have replicas that are not in sync. {_first(short[0])}",
+            f"Start {_away(facts, short)}, or look why the replicas lag",
+        )
+
+
+def _of(partitions: Iterable[Partition], names: Collection[str], count: int) -> dict[int, list[str]]:
+    hit: dict[int, list[str]] = {p.index: [] for p in partitions}
+    for name in sorted(names):
+        index = partition_of(name, count)
+        if index in hit:
+            hit[index].append(name)
+    return hit
+
+
+def _finding(
+    facts: ClusterFacts, topic: Topic, partitions: Sequence[Partition], problem: str, hit: dict[int, list[str]]
+) -> Finding:
+    kind = _WHO[topic.name]
+    known = [f"{name} ({topic.name}-{index})" for index, names in hit.items() for name in names]
+    whom = (
+        f"hit of those we know: {some(known)}"
+        if known
+        else f"none of the {kind}s that we know is hit; one whose coordinator is away is listed by no broker"
+    )
+    in_sync = {n for p in partitions for n in p.isr if n not in facts.living}
+    unclean = (
+        f"; only {facts.named(in_sync)} had everything: an unclean election would lose what the others lack"
+        if in_sync
+        else ""
+    )
+    return Finding(
+        Severity.ERROR,
+        "coordinators",
+        facts.name,
+        _label(topic.name, partitions),
+        f"{len(partitions)} of {len(topic.partitions)} have {problem}; {whom}. {_first(partitions[0])}",
+        f"Start {_away(facts, partitions)}, or if that cannot be, reassign these"
+        f" partitions to brokers that run{unclean}. To see whether a {kind} is hit: doctor"
+        f" {'--group' if kind == 'group' else '--transactional-id'} NAME",
+    )
+
+
+def _label(topic: str, partitions: Sequence[Partition]) -> str:
+    return f"{topic} {'partition' if len(partitions) == 1 else 'partitions'} {some([p.index for p in partitions])}"
+
+
+def _away(facts: ClusterFacts, partitions: Iterable[Partition]) -> str:
+    away = {n for p in partitions for n in p.replicas if n not in facts.living or n in facts.silent or n not in p.isr}
+    return facts.named(away) if away else "the brokers that hold them"
+
+
+def _first(partition: Partition) -> str:
+    leader = str(partition.leader) if partition.leader >= 0 else "none"
+    return f"{partition}: leader {leader}, replicas {some(partition.replicas)}, in sync {some(partition.isr)}"
+
+
+def _not_there(facts: ClusterFacts, topic: str) -> Iterator[Finding]:
+    """The brokers make it when the first group or transaction comes, unless it wants more replicas than there are brokers."""
+    wanted = facts.broker_setting(_REPLICATION_SETTING[topic])
+    brokers = len(facts.living)
+    if wanted is not None and int(wanted) > brokers:
+        yield Finding(
+            Severity.ERROR,
+            "coordinators",
+            facts.name,
+            f"topic {topic}",
+            f"it does not exist and cannot be made: {_REPLICATION_SETTING[topic]}={wanted}, and there are"
+            f" {number_of(brokers, 'broker')}",
+            f"Start more brokers, or set {_REPLICATION_SETTING[topic]} to {brokers} at most",
+        )

@@ -1,0 +1,337 @@
+"""Reads facts from a cluster; writes nothing, and creates nothing by asking.
+
+Each function raises kafka-python's error when the brokers refuse, ClusterUnreachableError when they do not answer
+within the cluster's patience, and NotToldError where they are too old for the question.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import kafka.errors as Errors
+from kafka.protocol.admin import (
+    DescribeClientQuotasRequest,
+    DescribeClusterRequest,
+    DescribeConfigsRequest,
+    DescribeGroupsRequest,
+    DescribeLogDirsRequest,
+    DescribeQuorumRequest,
+    DescribeTransactionsRequest,
+    ListGroupsRequest,
+)
+from kafka.protocol.metadata import MetadataRequest
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import OptionError, TolerantClientError
+from tolerant_client.mirror.state.plan import TopicSpec
+from tolerant_client.mirror.state.topics import fit_topics
+from tolerant_client.ops.doctor.facts import (
+    INTERNAL_TOPICS,
+    OPERATIONS,
+    Broker,
+    ClusterFacts,
+    LogDir,
+    Operations,
+    Partition,
+    Quorum,
+    Topic,
+)
+
+_METADATA_WITH_RIGHTS = 10  # the last version that tells the rights to the cluster, too (KIP-430, KIP-700)
+_METADATA_WITHOUT_CREATION = 4
+_METADATA_WITH_CONTROLLER = 1
+_TOPIC, _BROKER = 2, 4  # config resource types
+_CHUNK = 200  # topics or groups a request
+_QUORUM_TOPIC = "__cluster_metadata"
+
+
+class NotToldError(TolerantClientError):
+    """The brokers are too old to answer this."""
+
+
+class Quota(NamedTuple):
+    """Quotas of one entity, such as {"user": "mirror", "client-id": None}; None is the default of its kind (KIP-546)."""
+
+    entity: tuple[tuple[str, str | None], ...]
+    values: tuple[tuple[str, float], ...]
+
+
+def speaks(cluster: Cluster, request: Any) -> bool:
+    """Whether the brokers know a request; only once connected."""
+    return request.API_KEY in cluster.manager.broker_version_data.api_versions
+
+
+async def ask(cluster: Cluster, make: Callable[[], Any], node_id: int | None = None) -> Any:
+    """One answer of a node, or of any; `make` makes the request anew for each attempt."""
+    await cluster.connect()
+    request = make()
+    name = type(request).__name__.removesuffix("Request")
+    if not speaks(cluster, request):
+        raise NotToldError(f"the brokers of the {cluster.name} do not know {name}")
+
+    async def once() -> Any:
+        return await cluster.send(make(), node_id)
+
+    return await cluster.insist(f"asking {name}", once)
+
+
+async def describe_cluster(cluster: Cluster, silent: Collection[int] = ()) -> ClusterFacts:
+    """Brokers, topics and rights, of one Metadata answer and one DescribeCluster answer."""
+    answer = await ask(cluster, lambda: _metadata(None))
+    topics = {topic.name: read_topic(topic) for topic in answer.topics}
+    topics.update(await hidden_topics(cluster, [name for name in INTERNAL_TOPICS if name not in topics]))
+    brokers = {broker.node_id: Broker(broker.node_id, broker.host, broker.port) for broker in answer.brokers}
+    for fenced in await _fenced(cluster):
+        brokers[fenced.node_id] = fenced
+    return ClusterFacts(
+        cluster.name,
+        ",".join(map(str, cluster.bootstrap_servers)),
+        answer.cluster_id,
+        answer.controller_id if _highest_metadata(cluster) >= _METADATA_WITH_CONTROLLER else None,
+        brokers,
+        topics,
+        operations(answer.authorized_operations),
+        silent=frozenset(silent),
+        version=tuple(cluster.manager.broker_version_data.broker_version),
+        is_secured=cluster.manager.config["security_protocol"] != "PLAINTEXT",
+    )
+
+
+async def hidden_topics(cluster: Cluster, names: Sequence[str]) -> dict[str, Topic]:
+    """Those of these topics that we may not describe: a list of all leaves them out, and by name they are forbidden.
+
+    Whether such a topic exists is not told.  Brokers before 0.11 might create what is asked for: they are not asked.
+    """
+    await cluster.connect()
+    if not names or _highest_metadata(cluster) < _METADATA_WITHOUT_CREATION:
+        return {}
+    found = (await ask(cluster, lambda: _metadata(names))).topics
+    refused = Errors.TopicAuthorizationFailedError.errno
+    return {topic.name: read_topic(topic) for topic in found if topic.error_code == refused}
+
+
+async def read_partitions(cluster: Cluster) -> tuple[dict[int, str], list[Partition]]:
+    """Who is registered, and every partition as it is now; one Metadata answer."""
+    answer = await ask(cluster, lambda: MetadataRequest(topics=None, allow_auto_topic_creation=False))
+    brokers = {broker.node_id: f"{broker.host}:{broker.port}" for broker in answer.brokers}
+    return brokers, [partition for topic in answer.topics for partition in read_topic(topic).partitions]
+
+
+def read_topic(topic: Any) -> Topic:
+    """Out of a MetadataResponse."""
+    partitions = tuple(
+        Partition(
+            topic.name,
+            p.partition_index,
+            p.leader_id,
+            -1 if p.leader_epoch is None else p.leader_epoch,
+            tuple(p.replica_nodes),
+            tuple(p.isr_nodes),
+            tuple(p.offline_replicas or ()),
+        )
+        for p in sorted(topic.partitions, key=lambda p: p.partition_index)
+    )
+    is_internal = bool(topic.is_internal) or topic.name in INTERNAL_TOPICS
+    return Topic(topic.name, partitions, is_internal, operations(topic.authorized_operations), topic.error_code)
+
+
+def operations(codes: Iterable[int] | None) -> Operations | None:
+    """Names of what a bit field allows; None where the brokers do not tell (before 2.3)."""
+    return None if codes is None else frozenset(OPERATIONS[code] for code in codes if code in OPERATIONS)
+
+
+async def topic_configs(cluster: Cluster, topics: Collection[str], names: Collection[str]) -> dict[str, dict[str, str]]:
+    """Settings in force by topic; topics that we may not ask about are absent."""
+    found: dict[str, dict[str, str]] = {}
+    wanted = sorted(topics)
+    for start in range(0, len(wanted), _CHUNK):
+        for result in await _configs(cluster, _TOPIC, wanted[start : start + _CHUNK], names):
+            if not result.error_code:
+                found[result.resource_name] = {c.name: c.value for c in result.configs if c.value is not None}
+    return found
+
+
+async def broker_configs(cluster: Cluster, nodes: Iterable[int], names: Collection[str]) -> dict[int, dict[str, str]]:
+    """Settings in force by broker; needs DescribeConfigs on the cluster."""
+    found: dict[int, dict[str, str]] = {}
+    for node in nodes:
+        for result in await _configs(cluster, _BROKER, [str(node)], names, node):
+            raise_for(result.error_code, f"DescribeConfigs of broker {node}")
+            found[node] = {c.name: c.value for c in result.configs if c.value is not None}
+    return found
+
+
+async def quorum(cluster: Cluster) -> Quorum:
+    """The controllers' quorum; needs Describe on the cluster, and KRaft."""
+    topic = DescribeQuorumRequest.TopicData
+
+    def request() -> Any:
+        partition = topic.PartitionData(partition_index=0)
+        return DescribeQuorumRequest(topics=[topic(topic_name=_QUORUM_TOPIC, partitions=[partition])])
+
+    before = _now_ms()
+    answer = await ask(cluster, request)
+    after = _now_ms()
+    raise_for(answer.error_code, "DescribeQuorum")
+    (partition,) = (p for t in answer.topics for p in t.partitions)
+    raise_for(partition.error_code, f"DescribeQuorum of {_QUORUM_TOPIC}")
+    voters = {v.replica_id: (v.log_end_offset, _told(v.last_caught_up_timestamp)) for v in partition.current_voters}
+    leader = [v for v in partition.current_voters if v.replica_id == partition.leader_id]
+    # Of the leader itself it is the time at which it answers (RaftUtil.java, toReplicaState).
+    leader_time = _told(leader[0].last_fetch_timestamp) if leader else -1
+    log_end = leader[0].log_end_offset if leader else -1
+    return Quorum(partition.leader_id, log_end, voters, leader_time, before, after)
+
+
+async def log_dirs(
+    cluster: Cluster, nodes: Iterable[int], topics: Collection[str]
+) -> tuple[list[LogDir], dict[tuple[int, TopicPartition], int]]:
+    """Log directories of brokers, and the bytes that each broker holds of these topics; needs Describe on the cluster."""
+    found: list[LogDir] = []
+    sizes: dict[tuple[int, TopicPartition], int] = {}
+    for node in nodes:
+        answer = await ask(cluster, lambda: DescribeLogDirsRequest(topics=None), node)
+        raise_for(getattr(answer, "error_code", 0) or 0, f"DescribeLogDirs of broker {node}")
+        for one in answer.results:
+            found.append(LogDir(node, one.log_dir, one.error_code, _told(one.total_bytes), _told(one.usable_bytes)))
+            for topic in one.topics:
+                for part in topic.partitions if topic.name in topics else ():
+                    if not part.is_future_key:
+                        sizes[node, TopicPartition(topic.name, part.partition_index)] = part.partition_size
+    return found, sizes
+
+
+async def list_groups(cluster: Cluster, nodes: Iterable[int]) -> dict[str, int]:
+    """Group ids and their coordinators; groups that we may not describe, or whose coordinator is away, are absent."""
+    found: dict[str, int] = {}
+    for node in nodes:
+        answer = await ask(cluster, ListGroupsRequest, node)
+        raise_for(answer.error_code, f"ListGroups of broker {node}")
+        found.update({group.group_id: node for group in answer.groups})
+    return found
+
+
+async def group_rights(cluster: Cluster, groups: Collection[str], nodes: Iterable[int]) -> dict[str, Operations]:
+    """What we may do with groups; absent where the brokers do not tell (before 2.3), or a coordinator is away.
+
+    Every broker is asked: asking for a group's coordinator would create __consumer_offsets, and its metadata may be hidden.
+    """
+    found: dict[str, Operations] = {}
+    names = sorted(groups)
+    for node in nodes:
+        for start in range(0, len(names), _CHUNK):
+            chunk = names[start : start + _CHUNK]
+
+            def request(chunk: Sequence[str] = chunk) -> Any:
+                # From version 6 on (KIP-1043) a group that is not there is an error, and then nothing is told.
+                return DescribeGroupsRequest(groups=list(chunk), include_authorized_operations=True, max_version=5)
+
+            for group in (await ask(cluster, request, node)).groups:
+                if group.error_code == Errors.GroupAuthorizationFailedError.errno:
+                    found[group.group_id] = frozenset()
+                elif not group.error_code and (told := operations(group.authorized_operations)) is not None:
+                    found[group.group_id] = told
+    return found
+
+
+async def may_describe_transactional_ids(cluster: Cluster, ids: Sequence[str]) -> dict[str, bool]:
+    """Whether we may describe these transactional ids, which Write implies (KIP-664, Kafka 3.0).
+
+    Any broker answers whether we may, before it says that it is not the coordinator.
+    """
+    answer = await ask(cluster, lambda: DescribeTransactionsRequest(transactional_ids=list(ids)))
+    refused = Errors.TransactionalIdAuthorizationFailedError.errno
+    return {state.transactional_id: state.error_code != refused for state in answer.transaction_states}
+
+
+async def uncreatable(cluster: Cluster, topics: Iterable[str]) -> set[str]:
+    """Those of these missing topics that we may not create; asked with validateOnly, so nothing is created."""
+    found: set[str] = set()
+    for name in topics:
+        try:
+            await fit_topics(cluster, [TopicSpec(name, 1, 1)])
+        except (Errors.TopicAuthorizationFailedError, Errors.ClusterAuthorizationFailedError):
+            found.add(name)
+        except OptionError:
+            continue  # the brokers' policy; whoever creates it will be told
+    return found
+
+
+async def quotas(cluster: Cluster) -> list[Quota]:
+    """All client quotas; needs DescribeConfigs on the cluster."""
+    answer = await ask(cluster, lambda: DescribeClientQuotasRequest(components=[], strict=False))
+    raise_for(answer.error_code, "DescribeClientQuotas")
+    return [
+        Quota(
+            tuple((e.entity_type, e.entity_name) for e in entry.entity),
+            tuple((v.key, v.value) for v in entry.values),
+        )
+        for entry in answer.entries or ()
+    ]
+
+
+def raise_for(error_code: int, what: str) -> None:
+    """Raises kafka-python's error for a code other than 0."""
+    if error_code:
+        raise Errors.for_code(error_code)(what)
+
+
+async def _configs(
+    cluster: Cluster, kind: int, resources: Sequence[str], names: Collection[str], node_id: int | None = None
+) -> Any:
+    resource = DescribeConfigsRequest.DescribeConfigsResource
+
+    def request() -> Any:
+        return DescribeConfigsRequest(
+            resources=[
+                resource(resource_type=kind, resource_name=name, configuration_keys=sorted(names)) for name in resources
+            ],
+            include_synonyms=False,
+            include_documentation=False,
+        )
+
+    return (await ask(cluster, request, node_id)).results
+
+
+async def _fenced(cluster: Cluster) -> list[Broker]:
+    """Brokers that are registered and do not serve; brokers before 4.0 do not tell (KIP-1073)."""
+    await cluster.connect()
+    highest = cluster.manager.broker_version_data.api_versions.get(DescribeClusterRequest.API_KEY, (0, -1))[1]
+    if highest < 2:
+        return []
+
+    def request() -> Any:
+        return DescribeClusterRequest(
+            include_cluster_authorized_operations=False, endpoint_type=1, include_fenced_brokers=True
+        )
+
+    answer = await ask(cluster, request)
+    raise_for(answer.error_code, "DescribeCluster")
+    return [Broker(b.broker_id, b.host, b.port, True) for b in answer.brokers if b.is_fenced]
+
+
+def _metadata(names: Sequence[str] | None) -> Any:
+    topics = None if names is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
+    return MetadataRequest(
+        topics=topics,
+        allow_auto_topic_creation=False,
+        include_cluster_authorized_operations=True,
+        include_topic_authorized_operations=True,
+        max_version=_METADATA_WITH_RIGHTS,
+    )
+
+
+def _highest_metadata(cluster: Cluster) -> int:
+    return int(cluster.manager.broker_version_data.api_versions[MetadataRequest.API_KEY][1])
+
+
+def _told(value: Any) -> int:
+    """-1 for what an older version of an answer lacks."""
+    return -1 if value is None else int(value)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,100 @@
+"""Whether acknowledged records survive the loss of a broker (incident 4).  Pure.
+
+Judged: replication.factor, min.insync.replicas, unclean.leader.election.enable.  What brokers cannot show: the acks
+of producers; min.insync.replicas counts only for those with acks=all (tolerant-client's mirror has it).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+
+from tolerant_client.ops.doctor.facts import INTERNAL_TOPICS, UNCLEAN, ClusterFacts
+from tolerant_client.ops.doctor.finding import Finding, Severity, number_of, some
+
+_REASSIGN = "add replicas with kafka-reassign-partitions.sh"
+
+
+def durability_findings(facts: ClusterFacts, topics: Collection[str]) -> Iterator[Finding]:
+    """One finding for each rule that topics break; judged are `topics` and those of the coordinators."""
+    brokers = len(facts.living)
+    judged = [facts.topics[name] for name in (*sorted(topics), *INTERNAL_TOPICS) if name in facts.topics]
+    judged = [topic for topic in judged if topic.partitions]
+    factor = {topic.name: topic.replication_factor for topic in judged}
+    min_isr = {name: least for name in factor if (least := facts.min_isr(name)) is not None}
+
+    if brokers == 1:
+        yield Finding(
+            Severity.WARNING,
+            "durability",
+            facts.name,
+            "the cluster",
+            "it has one broker: when its disk is lost all records are, and while it restarts nothing can be read or written",
+            "Use three brokers or more for what must not be lost",
+        )
+    single = [name for name in factor if factor[name] == 1]
+    if single and brokers > 1:
+        yield _finding(
+            facts, single, Severity.WARNING,
+            "replication factor 1: the loss of one broker loses records that were acknowledged",
+            f"{_REASSIGN} (3 replicas, min.insync.replicas=2)",
+        )  # fmt: skip
+    impossible = [name for name in min_isr if min_isr[name] > factor[name]]
+    if impossible:
+        name = impossible[0]
+        yield _finding(
+            facts, impossible, Severity.ERROR,
+            f"min.insync.replicas is above the replication factor ({name}: {min_isr[name]} of {factor[name]}):"
+            " writes with acks=all are always refused",
+            f"{_set(facts, impossible, f'min.insync.replicas={max(1, factor[name] - 1)}')}  # or {_REASSIGN}",
+        )  # fmt: skip
+    alone = [name for name in min_isr if min_isr[name] == 1 and factor[name] > 1]
+    if alone:
+        yield _finding(
+            facts, alone, Severity.WARNING,
+            "min.insync.replicas=1: a leader that is alone acknowledges, and what it acknowledged is lost with it",
+            _set(facts, alone, "min.insync.replicas=2"),
+        )  # fmt: skip
+    rigid = [name for name in min_isr if min_isr[name] == factor[name] > 1]
+    if rigid:
+        name = rigid[0]
+        yield _finding(
+            facts, rigid, Severity.WARNING,
+            f"min.insync.replicas equals the replication factor ({name}: {factor[name]}): while any one broker restarts,"
+            " writes with acks=all are refused",
+            f"{_set(facts, rigid, f'min.insync.replicas={factor[name] - 1}')}  # or {_REASSIGN}",
+        )  # fmt: skip
+    unclean = [name for name in factor if facts.config(name, UNCLEAN) == "true"]
+    if unclean:
+        yield _finding(
+            facts, unclean, Severity.WARNING,
+            f"{UNCLEAN}=true: a replica that lags may become leader, and what it lacks is lost (a mirror then finds"
+            " its source truncated)",
+            _set(facts, unclean, f"{UNCLEAN}=false"),
+        )  # fmt: skip
+    yield from _default_findings(facts, brokers)
+
+
+def _default_findings(facts: ClusterFacts, brokers: int) -> Iterator[Finding]:
+    """What topics get that nobody gives settings."""
+    factor = facts.broker_setting("default.replication.factor")
+    if factor == "1" and brokers > 1:
+        yield Finding(
+            Severity.INFO,
+            "durability",
+            facts.name,
+            "brokers' defaults",
+            "default.replication.factor=1: topics that are created without a replication factor have one replica",
+            "Set default.replication.factor=3 and min.insync.replicas=2 on the brokers",
+        )
+
+
+def _set(facts: ClusterFacts, topics: Sequence[str], setting: str) -> str:
+    """The command for the first of these topics."""
+    more = f"  # and so {number_of(len(topics) - 1, 'more topic')}" if len(topics) > 1 else ""
+    command = f"{facts.tool('kafka-configs.sh')} --alter --entity-type topics --entity-name {shlex.quote(topics[0])}"
+    return f"{command} --add-config {setting}{more}"
+
+
+def _finding(facts: ClusterFacts, topics: Collection[str], severity: Severity, evidence: str, remedy: str) -> Finding:
+    return Finding(severity, "durability", facts.name, f"topic {some(topics)}", evidence, remedy)

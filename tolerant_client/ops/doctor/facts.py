@@ -1,0 +1,159 @@
+"""What was read from a cluster, as values that checks decide on.  Pure.
+
+What the brokers could not or would not tell is None, or absent, never a default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+
+INTERNAL_TOPICS = (OFFSETS_TOPIC, TRANSACTIONS_TOPIC)
+
+MIN_ISR = "min.insync.replicas"
+UNCLEAN = "unclean.leader.election.enable"
+ADMIN_PROPERTIES = "admin.properties"  # of somebody who may; only the operator knows the file
+_ADMIN_CONFIG = frozenset({"kafka-leader-election.sh"})  # call it otherwise than all others
+
+# AclOperation.java: what kafka-acls.sh calls each code.
+OPERATIONS: Mapping[int, str] = {
+    3: "Read",
+    4: "Write",
+    5: "Create",
+    6: "Delete",
+    7: "Alter",
+    8: "Describe",
+    9: "ClusterAction",
+    10: "DescribeConfigs",
+    11: "AlterConfigs",
+    12: "IdempotentWrite",
+}
+
+Operations = frozenset[str]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One partition as metadata shows it; `leader` is -1 where there is none."""
+
+    topic: str
+    index: int
+    leader: int
+    leader_epoch: int = -1
+    replicas: tuple[int, ...] = ()
+    isr: tuple[int, ...] = ()
+    offline: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.index}"
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One topic; `operations` are those our principal may do, `error_code` is Kafka's when it was asked for by name."""
+
+    name: str
+    partitions: tuple[Partition, ...] = ()
+    is_internal: bool = False
+    operations: Operations | None = None
+    error_code: int = 0
+
+    @property
+    def replication_factor(self) -> int:
+        """The least of its partitions."""
+        return min((len(p.replicas) for p in self.partitions), default=0)
+
+
+@dataclass(frozen=True)
+class Broker:
+    """A registered broker; a fenced one sends no heartbeats to the controller (KIP-631)."""
+
+    node_id: int
+    host: str
+    port: int
+    is_fenced: bool = False
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"broker {self.node_id} at {self.address}"
+
+
+@dataclass(frozen=True)
+class Quorum:
+    """The controllers' quorum (KIP-595); times are the leader's, in ms; ours are before and after asking."""
+
+    leader: int
+    log_end: int
+    voters: Mapping[int, tuple[int, int]]  # node id -> (log end offset, last caught up at)
+    leader_time_ms: int
+    asked_ms: int
+    answered_ms: int
+
+
+@dataclass(frozen=True)
+class LogDir:
+    """A log directory of a broker; sizes in bytes, -1 where brokers before 3.3 cannot tell (KIP-827)."""
+
+    node_id: int
+    path: str
+    error_code: int
+    total_bytes: int = -1
+    usable_bytes: int = -1
+
+
+@dataclass(frozen=True)
+class ClusterFacts:
+    """What metadata shows of a cluster; `name` is "source", "target" or "cluster".
+
+    `silent` are brokers in the metadata that could not be spoken to from here; `configs` and
+    `broker_configs` hold values in force of those topics and brokers that were asked for; `version` is what the
+    brokers speak; `is_secured` says that a client needs more than the address.
+    """
+
+    name: str
+    bootstrap_servers: str
+    cluster_id: str | None
+    controller: int | None  # -1 where there is none; brokers before 0.10 name none
+    brokers: Mapping[int, Broker]
+    topics: Mapping[str, Topic]
+    operations: Operations | None = None
+    configs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    broker_configs: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    silent: frozenset[int] = frozenset()
+    version: tuple[int, ...] = ()
+    is_secured: bool = False
+
+    def tool(self, name: str) -> str:
+        """The beginning of a command line of Kafka's own tools, as far as it is the same for all of them."""
+        login = f" {'--admin.config' if name in _ADMIN_CONFIG else '--command-config'} {ADMIN_PROPERTIES}"
+        return f"{name} --bootstrap-server {self.bootstrap_servers}{login if self.is_secured else ''}"
+
+    @property
+    def living(self) -> dict[int, Broker]:
+        """Brokers that are not fenced."""
+        return {node_id: broker for node_id, broker in self.brokers.items() if not broker.is_fenced}
+
+    def config(self, topic: str, name: str) -> str | None:
+        return self.configs.get(topic, {}).get(name)
+
+    def min_isr(self, topic: str) -> int | None:
+        """min.insync.replicas in force; None where the brokers do not tell."""
+        value = self.config(topic, MIN_ISR)
+        return None if value is None else int(value)
+
+    def broker_setting(self, name: str) -> str | None:
+        """A broker setting; of the lowest node id that told it."""
+        for node_id in sorted(self.broker_configs):
+            if name in self.broker_configs[node_id]:
+                return self.broker_configs[node_id][name]
+        return None
+
+    def named(self, nodes: Iterable[int]) -> str:
+        """Brokers for a sentence, with the addresses of those that are registered."""
+        known = [str(self.brokers.get(node, f"broker {node} (not registered)")) for node in sorted(set(nodes))]
+        return ", ".join(known) or "none"

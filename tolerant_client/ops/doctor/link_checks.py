@@ -1,0 +1,381 @@
+"""What keeps one cluster's topics from being copied to the other: topics, sizes, retention, ledger, control.  Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.state.control import WHOLE_LINK, LinkControl
+from tolerant_client.mirror.state.ledger import UNREADABLE
+from tolerant_client.mirror.state.plan import LOG_APPEND_TIME, MAX_MESSAGE_BYTES, TIMESTAMP_TYPE, TopicSpec, plan_topics
+from tolerant_client.ops.doctor.access import create_command
+from tolerant_client.ops.doctor.facts import ClusterFacts
+from tolerant_client.ops.doctor.finding import Finding, Severity, duration, number_of, size, some
+
+_REQUEST_MAX = "socket.request.max.bytes"
+_DAY_MS, _HOUR_MS = 86_400_000, 3_600_000
+_PROGRESS_S = 3.0  # a look that is shorter proves no standstill
+_SOON_MS = 60_000  # a mirror that is done in this time is not in danger
+_BYTES_FULL, _BYTES_NEAR = 0.9, 0.5  # of retention.bytes
+
+
+class LinkOptions(NamedTuple):
+    """What other commands take to mean the link: those that need its target alone, and those that need both clusters."""
+
+    of_target: str = "--target TARGET"
+    of_both: str = "--source SOURCE --target TARGET"
+
+
+def topic_findings(source: Mapping[str, TopicSpec], target: Mapping[str, TopicSpec], brokers: int) -> Iterator[Finding]:
+    """Each topic as a mirror's own plan judges it; both by the target's names."""
+    missing = sorted(name for name in source if name not in target)
+    if missing:
+        evidence = "the target lacks it; a mirror creates it"
+        yield _link(Severity.INFO, "topics", f"topic {some(missing)}", evidence, "None needed")
+    for name, wanted in sorted(source.items()):
+        present = target.get(name)
+        if present is None:
+            continue
+        if present.value(TIMESTAMP_TYPE, "") == LOG_APPEND_TIME:
+            yield _link(
+                Severity.ERROR,
+                "topics",
+                f"topic {name}",
+                f"{TIMESTAMP_TYPE}={LOG_APPEND_TIME} on the target would give every record another time: a mirror refuses it",
+                f"Set {TIMESTAMP_TYPE}=CreateTime on the target",
+            )
+            continue
+        if present.partitions > wanted.partitions:
+            yield _link(
+                Severity.INFO,
+                "topics",
+                f"topic {name}",
+                f"it has {present.partitions} partitions on the target and {wanted.partitions} on the source: the others stay"
+                " empty, and a producer that moves to the target puts keys into other partitions",
+                "Give both the same number, if keys matter",
+            )
+        yield from _warnings(name, wanted, present, brokers)
+
+
+def creation_findings(
+    target: ClusterFacts, missing: Collection[str], warnings: Iterable[str], refusal: str, who: str
+) -> Iterator[Finding]:
+    """What the target's brokers say to creating the topics that are missing there."""
+    if refusal:
+        is_right = "authoriz" in refusal.lower()
+        yield Finding(
+            Severity.ERROR,
+            "rights" if is_right else "topics",
+            "target",
+            f"topic {some(sorted(missing))}",
+            f"the brokers would not create it: {refusal}",
+            create_command(target, who, sorted(missing))
+            if is_right
+            else "Create it yourself as the brokers allow, or exclude it",
+        )
+    for warning in warnings:
+        yield _link(
+            Severity.INFO, "topics", f"topic {some(sorted(missing))}", warning, "Create it yourself if that matters"
+        )
+
+
+def _warnings(name: str, wanted: TopicSpec, present: TopicSpec, brokers: int) -> Iterator[Finding]:
+    try:
+        plan = plan_topics({name: wanted}, {name: present}, brokers)
+    except OptionError as error:
+        yield _link(
+            Severity.ERROR, "topics", f"topic {name}", str(error), "Correct the topic on the target, or exclude it"
+        )
+        return
+    for warning in plan.warnings:
+        evidence, _, remedy = warning.rpartition("; ")
+        if not evidence:
+            evidence, remedy = warning, "give the target's topic the source's setting"
+        is_size = MAX_MESSAGE_BYTES in warning
+        yield _link(
+            Severity.WARNING,
+            "sizes" if is_size else "topics",
+            f"topic {name}",
+            evidence,
+            remedy[:1].upper() + remedy[1:],
+        )
+
+
+def size_findings(facts: ClusterFacts, specs: Mapping[str, TopicSpec]) -> Iterator[Finding]:
+    """Topics that take records which a request to their brokers cannot hold."""
+    limit = facts.broker_setting(_REQUEST_MAX)
+    if limit is None:
+        return
+    above = sorted(name for name, spec in specs.items() if spec.max_message_bytes > int(limit))
+    if above:
+        largest = max(specs[name].max_message_bytes for name in above)
+        yield Finding(
+            Severity.WARNING,
+            "sizes",
+            facts.name,
+            f"topic {some(above)}",
+            f"{MAX_MESSAGE_BYTES} is up to {size(largest)}, but the brokers end connections with requests above"
+            f" {_REQUEST_MAX}={limit}",
+            f"Raise {_REQUEST_MAX}, or lower {MAX_MESSAGE_BYTES}",
+        )
+
+
+# -- retention ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """What of a partition is not copied yet: source offsets [position, source_end); position 0 where nothing was.
+
+    `oldest_ms` is the latest time in the batch at `position` (None where it is not known), `source_bytes` the size of
+    the source's log; `copied` are the offsets by which `position` moved while we looked, `appended` those that came.
+    """
+
+    partition: TopicPartition
+    position: int
+    source_start: int
+    source_end: int
+    oldest_ms: int | None = None
+    source_bytes: int | None = None
+    copied: int = 0
+    appended: int = 0
+
+    @property
+    def lag(self) -> int:
+        return max(0, self.source_end - max(self.position, self.source_start))
+
+    @property
+    def has_stood(self) -> bool:
+        """Whether it had a lag at the first look, and has not moved since."""
+        return self.lag > self.appended and not self.copied
+
+    def __str__(self) -> str:
+        return f"{self.partition.topic}-{self.partition.partition}"
+
+    def ready_in_ms(self, seconds: float) -> float | None:
+        """When it will be copied if it goes on as in these seconds; None for never."""
+        gained = self.copied - self.appended
+        return 0.0 if not self.lag else None if gained <= 0 or seconds <= 0 else self.lag / (gained / seconds) * 1000
+
+
+@dataclass(frozen=True)
+class Retention:
+    """How long the source keeps a topic's records; ms and bytes a partition, None for ever."""
+
+    ms: int | None
+    bytes: int | None
+
+    @classmethod
+    def of(cls, config: Mapping[str, str]) -> Retention | None:
+        """None where the brokers did not tell."""
+        if "cleanup.policy" not in config:
+            return None
+        is_deleted = "delete" in config["cleanup.policy"].split(",")
+
+        def limit(name: str) -> int | None:
+            value = int(config.get(name, "-1"))
+            return value if is_deleted and value >= 0 else None
+
+        return cls(limit("retention.ms"), limit("retention.bytes"))
+
+
+def ahead_findings(backlogs: Iterable[Backlog], options: LinkOptions = LinkOptions()) -> Iterator[Finding]:
+    """Target logs that end behind the source's: theirs was cut, or somebody else writes to the target."""
+    ahead: dict[str, list[Backlog]] = {}
+    for backlog in backlogs:
+        if backlog.position > backlog.source_end:
+            ahead.setdefault(backlog.partition.topic, []).append(backlog)
+    for topic, found in sorted(ahead.items()):
+        worst = max(found, key=lambda b: b.position - b.source_end)
+        yield _link(
+            Severity.ERROR,
+            "topics",
+            f"topic {topic}",
+            f"{number_of(len(found), 'partition')} longer on the target than on the source: {worst} goes up to offset"
+            f" {worst.position} there, and up to {worst.source_end} on the source",
+            f"tolerant-kafka verify {options.of_both}  # tells which records differ: the source has lost some (unclean"
+            " election, topic made anew), or others write to the target; then use --offsets translated, or another topic",
+        )
+
+
+def retention_findings(
+    backlogs: Iterable[Backlog],
+    retentions: Mapping[str, Retention],
+    ledger: Iterable[LedgerRow],
+    now_ms: int,
+    seconds: float,
+) -> Iterator[Finding]:
+    """What the source has deleted before it was copied, and what it will; the worst partition of each topic.
+
+    A copy that has not begun loses nothing: it begins where the source's log does.
+    """
+    known = list(ledger)
+    by_topic: dict[str, list[Backlog]] = {}
+    for backlog in backlogs:
+        if backlog.position > 0:
+            by_topic.setdefault(backlog.partition.topic, []).append(backlog)
+    for topic, found in sorted(by_topic.items()):
+        lost = [b for b in found if b.position < b.source_start and not _is_written_down(b, known)]
+        if lost:
+            worst = max(lost, key=lambda b: b.source_start - b.position)
+            yield _link(
+                Severity.ERROR,
+                "retention",
+                f"topic {topic}",
+                f"{number_of(len(lost), 'partition')} lost records before they were copied: {worst} offsets {worst.position} to"
+                f" {worst.source_start} are gone from the source",
+                "The mirror stops there; with --on-loss continue it writes the loss into its ledger and goes on",
+            )
+        limits = retentions.get(topic)
+        if limits is not None:
+            yield from _in_danger(topic, [b for b in found if b.lag], limits, now_ms, seconds)
+
+
+def _is_written_down(backlog: Backlog, ledger: Sequence[LedgerRow]) -> bool:
+    rows = [row for row in ledger if (row.topic, row.partition) == tuple(backlog.partition)]
+    return any(row.from_offset <= backlog.position and row.until_offset >= backlog.source_start for row in rows)
+
+
+def _in_danger(
+    topic: str, backlogs: list[Backlog], limits: Retention, now_ms: int, seconds: float
+) -> Iterator[Finding]:
+    judged = [(left, b) for b in backlogs if (left := _left_ms(b, limits, now_ms)) is not None]
+    dangers = [(left, b) for left, b in judged if _is_in_danger(left, b.ready_in_ms(seconds), limits)]
+    if dangers:
+        left, worst = min(dangers, key=lambda one: one[0])
+        ready_ms = worst.ready_in_ms(seconds)
+        speed = "nothing was copied while we looked" if not worst.copied else (
+            "it falls behind" if ready_ms is None else f"at this rate all is copied in {duration(ready_ms)}"
+        )  # fmt: skip
+        when = f"may be deleted in {duration(left)}" if left > 0 else f"were due for deletion {duration(left)} ago"
+        is_late = ready_ms is None and left < _HOUR_MS
+        yield _link(
+            Severity.ERROR if is_late else Severity.WARNING,
+            "retention",
+            f"topic {topic}",
+            f"the oldest of {worst.lag} uncopied offsets of {worst} {when} (retention.ms={limits.ms}); {speed};"
+            f" {number_of(len(dangers), 'partition')} in danger",
+            "Raise retention.ms on the source until the mirror has caught up, and start, or speed up, the mirror",
+        )
+    if limits.bytes:
+        shares = [(share, b) for b in backlogs if (share := _byte_share(b, limits.bytes)) >= _BYTES_NEAR]
+        if shares:
+            share, worst = max(shares, key=lambda one: one[0])
+            is_full = share >= _BYTES_FULL
+            yield _link(
+                Severity.ERROR if is_full else Severity.WARNING,
+                "retention",
+                f"topic {topic}",
+                f"about {size(share * limits.bytes)} of {worst} are not copied yet, {share:.0%} of"
+                f" retention.bytes={limits.bytes}: the source deletes the oldest when as much is there",
+                "Raise retention.bytes on the source until the mirror has caught up, and start, or speed up, the mirror",
+            )
+
+
+def _left_ms(backlog: Backlog, limits: Retention, now_ms: int) -> float | None:
+    """Until the oldest uncopied records may be deleted; a segment lives as long as its newest record, so rather later."""
+    if limits.ms is None or backlog.oldest_ms is None or backlog.oldest_ms < 0:
+        return None
+    return backlog.oldest_ms + limits.ms - now_ms
+
+
+def _is_in_danger(left_ms: float, ready_ms: float | None, limits: Retention) -> bool:
+    if ready_ms is not None and (ready_ms < _SOON_MS or ready_ms < left_ms):
+        return False
+    return left_ms < min(_DAY_MS, (limits.ms or 0) / 2)
+
+
+def _byte_share(backlog: Backlog, limit: int) -> float:
+    held = backlog.source_end - backlog.source_start
+    if backlog.source_bytes is None or held <= 0:
+        return 0.0
+    return backlog.source_bytes * backlog.lag / held / limit
+
+
+def progress_findings(
+    link: str, backlogs: Sequence[Backlog], control: LinkControl | None, seconds: float
+) -> Iterator[Finding]:
+    """Whether the link copies at all, and which partitions it leaves; the ones that an operator paused are known."""
+    if seconds < _PROGRESS_S or (control is not None and (control.is_promoted or WHOLE_LINK in control.paused)):
+        return
+    standing = [b for b in backlogs if b.has_stood and not (control is not None and control.pauses(b.partition))]
+    if not standing or not any(b.position > 0 for b in backlogs):  # the second: a link that was never started
+        return
+    lag = sum(b.lag for b in standing)
+    others = ", while others go on" if any(b.copied for b in backlogs) else ""
+    yield _link(
+        Severity.WARNING,
+        "retention",
+        f"link {link}",
+        f"{lag} offsets of {some([str(b) for b in standing])} wait, and none was copied in {seconds:.0f} s{others}",
+        "Look at the mirror's log: a partition may be paused by policy (--on-loss, --on-oversized), or stopped"
+        if others
+        else "Start the mirror, or look at its log",
+    )
+
+
+# -- what the link has written down -------------------------------------------
+
+
+def ledger_findings(link: str, rows: Iterable[LedgerRow]) -> Iterator[Finding]:
+    """Losses that the link has accepted, by topic and reason."""
+    lost: Counter[tuple[str, str]] = Counter()
+    newest: dict[tuple[str, str], int] = {}
+    unreadable = 0
+    for row in rows:
+        key = (row.topic, str(row.reason))
+        if row.reason == UNREADABLE:
+            unreadable += 1
+        elif row.link == link:
+            lost[key] += row.until_offset - row.from_offset
+            newest[key] = max(row.time_ms, newest.get(key, 0))
+    for (topic, reason), offsets in sorted(lost.items()):
+        yield _link(
+            Severity.WARNING,
+            "ledger",
+            f"topic {topic}",
+            f"{offsets} offsets are not on the target ({reason}), written down at {newest[topic, reason]} ms",
+            "Read the ledger (tolerant-mirror-ledger) for the ranges; what is lost on the source stays lost",
+        )
+    if unreadable:
+        yield _link(
+            Severity.WARNING,
+            "ledger",
+            "tolerant-mirror-ledger",
+            f"{unreadable} of its records are no ledger rows: somebody else writes to it",
+            "Take away their right to write to it",
+        )
+
+
+def control_findings(link: str, control: LinkControl, options: LinkOptions = LinkOptions()) -> Iterator[Finding]:
+    """What an operator has told the link to leave."""
+    resume = f"tolerant-kafka resume {options.of_target}"
+    if control.is_promoted:
+        yield _link(
+            Severity.WARNING, "control", f"link {link}", "it is promoted: nothing is copied any more",
+            "None if that is meant; the guide to the failover drill says how to copy the other way",
+        )  # fmt: skip
+    if paused := control.paused_words:
+        yield _link(
+            Severity.WARNING, "control", f"link {link}", f"paused: {some(paused)}", resume,
+        )  # fmt: skip
+    if control.bytes_per_s:
+        yield _link(
+            Severity.INFO, "control", f"link {link}", f"it copies at most {size(control.bytes_per_s)}/s",
+            f"tolerant-kafka throttle off {options.of_target}  # if it has to be faster",
+        )  # fmt: skip
+
+
+def renamed(specs: Mapping[str, TopicSpec], names: Mapping[str, str]) -> dict[str, TopicSpec]:
+    """The source's topics by their names on the target."""
+    return {names.get(name, name): replace(spec, name=names.get(name, name)) for name, spec in specs.items()}
+
+
+def _link(severity: Severity, check: str, thing: str, evidence: str, remedy: str) -> Finding:
+    return Finding(severity, check, "link", thing, evidence, remedy)

@@ -1,0 +1,325 @@
+"""Everything that is looked at between two clusters, or in one; the whole examination."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.follow.group_requests import OWN_GROUPS
+from tolerant_client.mirror.state.control import LinkControl, read_control
+from tolerant_client.mirror.state.ledger import read_ledger
+from tolerant_client.mirror.state.plan import TopicSpec, plan_topics, select_topics
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter, group_filter
+from tolerant_client.mirror.state.topics import describe_topics, fit_topics
+from tolerant_client.ops.doctor import describe, logs
+from tolerant_client.ops.doctor.access import group_right_findings, transactional_id_findings
+from tolerant_client.ops.doctor.checkup import Checkup, side_by_side
+from tolerant_client.ops.doctor.clocks import both_clocks_findings
+from tolerant_client.ops.doctor.cluster_examination import (
+    Examined,
+    examine_addresses,
+    examine_cluster,
+    examine_parts,
+    watch_elections,
+)
+from tolerant_client.ops.doctor.connectivity import same_cluster_findings
+from tolerant_client.ops.doctor.coordinators import coordinator_findings
+from tolerant_client.ops.doctor.finding import Finding, Severity
+from tolerant_client.ops.doctor.link_checks import (
+    Backlog,
+    LinkOptions,
+    Retention,
+    ahead_findings,
+    control_findings,
+    creation_findings,
+    ledger_findings,
+    progress_findings,
+    renamed,
+    retention_findings,
+    size_findings,
+    topic_findings,
+)
+from tolerant_client.ops.doctor.rights import Duty, asked
+from tolerant_client.ops.mm2.loops import names_of
+from tolerant_client.security.kafka_config import kafka_python_config
+from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+
+_GROUPS = 200  # whose rights are looked at
+_SPEAKING_S = 60.0  # for all checks together, beside the time to watch
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What to examine.
+
+    `clusters` has Java client properties by role: "source" and "target", or "cluster" for one alone.  `copied_groups`
+    are those whose offsets are copied; `groups` and `transactional_ids` more names to look for at coordinators.
+    `seconds` is how long elections and progress are watched.  `duties` are those of the link, `called` what it calls
+    the topics of the rights' table.  `options` are what other commands take to mean this link: of its target alone,
+    and of both clusters.
+    """
+
+    clusters: Mapping[str, Mapping[str, str]]
+    topics: LinkTopics = LinkTopics()
+    link: str = "default"
+    seconds: float = 10.0
+    copied_groups: TopicFilter = group_filter()
+    groups: tuple[str, ...] = ()
+    transactional_ids: tuple[str, ...] = ()
+    duties: frozenset[Duty] = frozenset({Duty.COPY})
+    called: Mapping[str, str] = field(default_factory=dict)
+    options: LinkOptions = LinkOptions()
+
+
+def examine(subject: Subject, checkup: Checkup | None = None) -> Checkup:
+    """Makes every check and ends in bounded time, whatever the clusters do.
+
+    Raises OptionError for options and properties that are wrong.
+    """
+    configs = {name: kafka_python_config(java) for name, java in subject.clusters.items()}
+    checkup = Checkup() if checkup is None else checkup
+    checkup.names = tuple(configs)
+    limit_s = _SPEAKING_S + subject.seconds + len(configs) * checkup.check_s
+    examination = _Examination(subject, configs, checkup)
+    thread = threading.Thread(target=checkup.guard, args=("link", examination.run), daemon=True, name="doctor")
+    thread.start()
+    thread.join(limit_s)
+    if thread.is_alive():
+        checkup.cut_off(limit_s)
+    return checkup
+
+
+class _Examination:
+    def __init__(self, subject: Subject, configs: Mapping[str, Mapping[str, Any]], checkup: Checkup) -> None:
+        self._subject, self._configs, self._checkup = subject, configs, checkup
+        self._found: dict[str, Examined] = {}
+        self._raws: list[Cluster] = []
+
+    def run(self) -> None:
+        try:
+            self._in_each(self._configs, self._meet)
+            chosen = self._choose_topics()
+            self._in_each(self._found, partial(self._examine, chosen))
+            self._examine_coordinators()
+            source, target = self._found.get("source"), self._found.get("target")
+            link = (
+                None
+                if source is None or target is None
+                else _Link(self._subject, source, target, chosen, self._checkup)
+            )
+            before: dict[TopicPartition, _Look] = {} if link is None else link.look()
+            self._in_each(self._found, self._watch)
+            if link is not None:
+                link.examine(before)
+        finally:
+            for raw in self._raws:
+                raw.close()
+
+    def _in_each(self, names: Iterable[str], function: Callable[[str], None]) -> None:
+        """Of several clusters at the same time."""
+        side_by_side(partial(self._checkup.guard, name, partial(function, name)) for name in names)
+
+    def _watch(self, name: str) -> None:
+        watch_elections(self._checkup, self._found[name], self._subject.seconds)
+
+    def _meet(self, name: str) -> None:
+        config = self._configs[name]
+        probes, raw = examine_addresses(self._checkup, name, config)
+        if raw is not None:
+            self._raws.append(raw)
+            found = examine_cluster(self._checkup, raw, probes, config)
+            if found is not None:
+                self._found[name] = found
+
+    def _choose_topics(self) -> dict[str, str]:
+        """The mirror's topics: the source's names, and the target's."""
+        first = self._found.get("source") or self._found.get("cluster") or self._found.get("target")
+        if first is None:
+            return {}
+        topics = self._subject.topics
+        shown = [name for name, topic in first.facts.topics.items() if not topic.is_internal and not topic.error_code]
+        is_target = first.raw.name == "target"
+        try:
+            chosen = select_topics(topics, dict.fromkeys(shown if is_target else map(topics.to_target, shown)))
+        except OptionError as error:
+            severity = Severity.INFO if topics.filter == TopicFilter() else Severity.ERROR
+            remedy = "Correct --topics, or allow our principal to describe the topics: others are not shown to it"
+            self._checkup.add(
+                [Finding(severity, "topics", first.raw.name, f"topics {topics.filter}", str(error), remedy)]
+            )
+            return {}
+        return {topics.to_source(name): name for name in chosen}
+
+    def _examine(self, chosen: Mapping[str, str], name: str) -> None:
+        is_target = name == "target"
+        topics = chosen.values() if is_target else chosen.keys()
+        subject, found = self._subject, self._found[name]
+        client_id = subject.clusters[name].get("client.id", "")
+        named = [subject.topics.to_target(topic) if is_target else topic for topic in literal_names(subject.topics)]
+        rights = list(asked(name, subject.duties, {*topics, *named}, subject.called, found.facts.version))
+        examine_parts(self._checkup, found, list(topics), client_id, rights)
+
+    def _examine_coordinators(self) -> None:
+        """With the names that any of the clusters has, and those that were asked for."""
+        groups = {*self._subject.groups}.union(*(one.groups for one in self._found.values()))
+        ids = {*self._subject.transactional_ids}.union(*(one.transactional_ids for one in self._found.values()))
+        for one in self._found.values():
+            self._checkup.add(coordinator_findings(one.facts, OFFSETS_TOPIC, groups))
+            self._checkup.add(coordinator_findings(one.facts, TRANSACTIONS_TOPIC, ids))
+
+
+def literal_names(topics: LinkTopics) -> list[str]:
+    """Topics of the source that the expressions name whole: these are meant even where they are not shown to us."""
+    return sorted(
+        {
+            names.start
+            for expression in topics.filter.include
+            for names in names_of(expression)
+            if names.is_exact and topics.takes(names.start)
+        }
+    )
+
+
+class _Look(NamedTuple):
+    """Where a partition stood: the link's position, the source's log start and last stable offset."""
+
+    position: int
+    start: int
+    end: int
+
+
+class _Link:
+    """The checks that need both clusters."""
+
+    def __init__(
+        self, subject: Subject, source: Examined, target: Examined, chosen: Mapping[str, str], checkup: Checkup
+    ) -> None:
+        self._subject, self._checkup = subject, checkup
+        self._source, self._target = source, target
+        self._chosen = chosen
+
+    def look(self) -> dict[TopicPartition, _Look]:
+        """How far each partition that serves on both sides has come."""
+        source, target, ask = self._source, self._target, self._checkup.ask
+        leaders = logs.serving(target.facts, self._chosen.values())
+        if not leaders:
+            return {}
+        # The target first: what the source gains meanwhile is lag, and no target seems to be ahead.
+        positions = (
+            ask("retention", target.raw, logs.positions, target.raw, self._subject.link, leaders, self._chosen) or {}
+        )
+        asked = {p: node for p, node in logs.serving(source.facts, self._chosen).items() if p in positions}
+        bounds = ask("retention", source.raw, logs.source_bounds, source.raw, asked) if asked else None
+        return {p: _Look(positions[p], *found) for p, found in (bounds or {}).items()}
+
+    def examine(self, before: Mapping[TopicPartition, _Look]) -> None:
+        source, target, checkup, link = self._source, self._target, self._checkup, self._subject.link
+        checkup.add(same_cluster_findings(source.facts.cluster_id, target.facts.cluster_id))
+        checkup.add(both_clocks_findings(source.quorum, target.quorum))
+        self._examine_rights()
+        self._examine_topics()
+        ledger = checkup.ask("ledger", target.raw, read_ledger, target.raw)
+        checkup.add(ledger_findings(link, ledger or ()))
+        control = checkup.ask("control", target.raw, read_control, target.raw, link)
+        if control is not None:
+            checkup.add(control_findings(link, control, self._subject.options))
+        self._examine_backlog(before, ledger or (), control)
+
+    def _examine_rights(self) -> None:
+        source, target, checkup = self._source, self._target, self._checkup
+        ids = [f"tolerant-mirror-{self._subject.link}", f"tolerant-mirror-{self._subject.link}-gap-TOPIC-0"]
+        may = checkup.ask("rights", target.raw, describe.may_describe_transactional_ids, target.raw, ids)
+        duties = self._subject.duties
+        checkup.add(transactional_id_findings(target.facts, may or {}, duties, target.who))
+        if Duty.GROUPS not in duties:
+            return
+        wanted = self._subject.copied_groups
+        known = {group for group in (*source.groups, *self._subject.groups) if not group.startswith(OWN_GROUPS)}
+        groups = sorted(filter(wanted.matches, known))[:_GROUPS]
+        for one in (source, target) if groups else ():
+            talking = sorted(node for node in one.facts.living if node not in one.facts.silent)
+            rights = checkup.ask("rights", one.raw, describe.group_rights, one.raw, groups, talking)
+            checkup.add(group_right_findings(one.facts, rights or {}, duties, one.who))
+
+    def _examine_topics(self) -> None:
+        source, target, checkup = self._source, self._target, self._checkup
+        if not self._chosen:
+            return
+        wanted = checkup.ask("topics", source.raw, describe_topics, source.raw, list(self._chosen))
+        hidden = {name for name, topic in target.facts.topics.items() if topic.error_code}
+        visible = [name for name in self._chosen.values() if name not in hidden]
+        present = checkup.ask("topics", target.raw, describe_topics, target.raw, visible)
+        if wanted is None or present is None:
+            return
+        copies = {name: spec for name, spec in renamed(wanted, self._chosen).items() if name not in hidden}
+        checkup.add(topic_findings(copies, present, len(target.facts.living)))
+        self._examine_creation({name: spec for name, spec in copies.items() if name not in present})
+        checkup.add(size_findings(source.facts, wanted))
+        checkup.add(size_findings(target.facts, {**copies, **present}))
+
+    def _examine_creation(self, missing: Mapping[str, TopicSpec]) -> None:
+        """Asks the brokers whether they would create what is missing (validateOnly: nothing is created)."""
+        target, checkup = self._target, self._checkup
+        if not missing:
+            return
+        create = plan_topics(missing, {}, len(target.facts.living), self._subject.topics.creation).create
+
+        async def fit() -> tuple[list[str], str]:
+            try:
+                return list((await fit_topics(target.raw, create))[1]), ""
+            except (OptionError, Errors.AuthorizationError, Errors.PolicyViolationError) as error:
+                return [], str(error)
+
+        warnings, refusal = checkup.ask("topics", target.raw, fit) or ([], "")
+        checkup.add(creation_findings(target.facts, list(missing), warnings, refusal, target.who))
+
+    def _examine_backlog(
+        self, before: Mapping[TopicPartition, _Look], ledger: Iterable[LedgerRow], control: LinkControl | None
+    ) -> None:
+        source, checkup, link = self._source, self._checkup, self._subject.link
+        if control is not None and control.is_promoted:
+            return  # the target has a life of its own
+        sizes = {p: size for (node, p), size in source.sizes.items() if logs.leader_of(source.facts, p) == node}
+        backlogs = [
+            Backlog(
+                p,
+                now.position,
+                now.start,
+                now.end,
+                None,
+                sizes.get(p),
+                now.position - then.position,
+                now.end - then.end,
+            )
+            for p, now in self.look().items()
+            if (then := before.get(p)) is not None
+        ]
+        if not backlogs:
+            return
+        times = checkup.ask("retention", source.raw, logs.oldest_times, source.raw, backlogs) or {}
+        backlogs = [
+            replace(b, partition=self._on_target(b.partition), oldest_ms=times.get(b.partition)) for b in backlogs
+        ]
+        told = source.facts.configs
+        retentions = {
+            target: found
+            for name, target in self._chosen.items()
+            if (found := Retention.of(told.get(name, {}))) is not None
+        }
+        rows = [row for row in ledger if row.link == link]
+        checkup.add(retention_findings(backlogs, retentions, rows, int(time.time() * 1000), self._subject.seconds))
+        checkup.add(ahead_findings(backlogs, self._subject.options))
+        checkup.add(progress_findings(link, backlogs, control, self._subject.seconds))
+
+    def _on_target(self, partition: TopicPartition) -> TopicPartition:
+        return TopicPartition(self._chosen[partition.topic], partition.partition)

@@ -1,0 +1,145 @@
+"""Reads where logs begin and end, their latest times, and the transactions that hold them back; writes nothing.
+
+Partitions without a leader, or with one that does not answer, are left out: nothing waits for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import kafka.errors as Errors
+from kafka.protocol.admin import ListTransactionsRequest
+from kafka.protocol.consumer import ListOffsetsRequest
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
+from tolerant_client.mirror.batches.divergence import read_headers
+from tolerant_client.mirror.state import open_transactions
+from tolerant_client.mirror.state.control import read_control
+from tolerant_client.mirror.state.map_topic import copied_until, has_map
+from tolerant_client.mirror.state.open_transactions import CoordinatorView
+from tolerant_client.ops.doctor.describe import NotToldError, ask, raise_for, speaks
+from tolerant_client.ops.doctor.facts import ClusterFacts
+from tolerant_client.ops.doctor.link_checks import Backlog
+
+_MAX_TIMESTAMP = -3  # KIP-734
+_LIST_MAX_TIMESTAMP = 7
+_CHUNK = 500  # partitions a request
+_TIMED_PARTITIONS = 200  # whose oldest uncopied batch is looked at
+
+
+def serving(facts: ClusterFacts, topics: Iterable[str]) -> dict[TopicPartition, int]:
+    """Partitions of these topics that can be asked, and their leaders."""
+    found = {}
+    for name in topics:
+        for p in facts.topics[name].partitions if name in facts.topics else ():
+            if p.leader in facts.living and p.leader not in facts.silent:
+                found[TopicPartition(p.topic, p.index)] = p.leader
+    return found
+
+
+def leader_of(facts: ClusterFacts, partition: TopicPartition) -> int:
+    """The leader by metadata; -1 where there is none."""
+    known = facts.topics[partition.topic].partitions if partition.topic in facts.topics else ()
+    return next((p.leader for p in known if p.index == partition.partition), -1)
+
+
+async def newest_times(cluster: Cluster, leaders: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """The latest timestamp of each log in ms; empty logs, and brokers before 3.0, tell none."""
+    await cluster.connect()
+    found: dict[TopicPartition, int] = {}
+    highest = cluster.manager.broker_version_data.api_versions.get(ListOffsetsRequest.API_KEY, (0, -1))[1]
+    if highest < _LIST_MAX_TIMESTAMP:
+        return found
+    topic_type = ListOffsetsRequest.ListOffsetsTopic
+    for node, chunk in _chunks(leaders):
+        topics = [
+            topic_type(
+                name=name,
+                partitions=[
+                    topic_type.ListOffsetsPartition(
+                        partition_index=index, timestamp=_MAX_TIMESTAMP, current_leader_epoch=-1, max_num_offsets=1
+                    )
+                    for index in indexes
+                ],
+            )
+            for name, indexes in chunk.items()
+        ]
+
+        def request() -> Any:
+            return ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=topics, max_version=_LIST_MAX_TIMESTAMP)
+
+        for topic in (await ask(cluster, request, node)).topics:
+            for part in topic.partitions:
+                if not part.error_code and part.timestamp >= 0:
+                    found[TopicPartition(topic.name, part.partition_index)] = part.timestamp
+    return found
+
+
+async def coordinator_views(
+    cluster: Cluster, nodes: Iterable[int], producer_ids: Collection[int]
+) -> dict[int, CoordinatorView]:
+    """As open_transactions.coordinator_views; raises NotToldError where the brokers are too old for the question."""
+    await cluster.connect()
+    if not speaks(cluster, ListTransactionsRequest):
+        raise NotToldError(f"the brokers of the {cluster.name} do not know ListTransactions")
+    return await open_transactions.coordinator_views(cluster, nodes, producer_ids)
+
+
+async def transactional_ids(cluster: Cluster, nodes: Iterable[int]) -> set[str]:
+    """All that living coordinators have, and that we may describe."""
+    found: set[str] = set()
+    for node in nodes:
+        answer = await ask(cluster, lambda: ListTransactionsRequest(state_filters=[], producer_id_filters=[]), node)
+        raise_for(answer.error_code, f"ListTransactions of broker {node}")
+        found.update(state.transactional_id for state in answer.transaction_states)
+    return found
+
+
+async def positions(
+    target: Cluster, link: str, leaders: Mapping[TopicPartition, int], topics: Mapping[str, str]
+) -> dict[TopicPartition, int]:
+    """How far each source partition was copied; `topics` maps the source's names to the target's.
+
+    With identical offsets it is the end of the target's log; with translated ones what the link's map says.
+    0 where nothing was copied.
+    """
+    if await has_map(target, link, await read_control(target, link)):
+        found = await copied_until(target, link, leaders)
+    else:
+        found = await target.list_offsets(dict.fromkeys(leaders, LATEST))
+    sources = {name: source for source, name in topics.items()}
+    return {TopicPartition(sources[p.topic], p.partition): at for p, at in found.items() if p.topic in sources}
+
+
+async def source_bounds(
+    source: Cluster, leaders: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, tuple[int, int]]:
+    """Where each log begins, and its last stable offset."""
+    starts = await source.list_offsets(dict.fromkeys(leaders, EARLIEST))
+    ends = await source.list_offsets(dict.fromkeys(leaders, LATEST), isolation_level=READ_COMMITTED)
+    return {p: (starts[p], ends[p]) for p in leaders}
+
+
+async def oldest_times(source: Cluster, backlogs: Collection[Backlog]) -> dict[TopicPartition, int]:
+    """The latest time in the first uncopied batch of those partitions that lag most; ms."""
+    behind = sorted((b for b in backlogs if b.lag), key=lambda b: b.lag, reverse=True)[:_TIMED_PARTITIONS]
+    try:
+        headers = await read_headers(source, {b.partition: max(b.position, b.source_start) for b in behind})
+    except Errors.UnsupportedVersionError:
+        return {}
+    return {partition: header.max_timestamp for partition, header in headers.items()}
+
+
+def _chunks(leaders: Mapping[TopicPartition, int]) -> Iterable[tuple[int, dict[str, list[int]]]]:
+    """(node, partition numbers by topic), not too many a request."""
+    by_node: dict[int, list[TopicPartition]] = {}
+    for partition, node in leaders.items():
+        by_node.setdefault(node, []).append(partition)
+    for node, members in by_node.items():
+        for start in range(0, len(members), _CHUNK):
+            by_topic: dict[str, list[int]] = {}
+            for partition in members[start : start + _CHUNK]:
+                by_topic.setdefault(partition.topic, []).append(partition.partition)
+            yield node, by_topic

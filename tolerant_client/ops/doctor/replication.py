@@ -1,0 +1,165 @@
+"""Controllers, partitions and log directories that do not serve, or will not after one more failure.  Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+
+from tolerant_client.ops.doctor.facts import INTERNAL_TOPICS, ClusterFacts, LogDir, Partition, Quorum, Topic
+from tolerant_client.ops.doctor.finding import Finding, Severity, duration, number_of, size, some
+
+_FULL, _NEARLY_FULL = 0.05, 0.15  # of a log directory's bytes that are left
+_KAFKA_STORAGE_ERROR = 56
+_VOTER_LAG_MS = 30_000
+
+
+def controller_findings(facts: ClusterFacts, quorum: Quorum | None, failure: str = "") -> Iterator[Finding]:
+    """A cluster without a controller elects no leaders and creates no topics.
+
+    `quorum` is None with ZooKeeper, and where asking for it failed (`failure`).
+    """
+    if failure:
+        yield _no_controller(facts, f"brokers answer, but no active controller does ({failure})")
+        return
+    if quorum is None:
+        if facts.controller is not None and facts.controller < 0:
+            yield _no_controller(facts, "no broker names a controller")
+        return
+    if quorum.leader < 0:
+        yield _no_controller(facts, "the quorum of the controllers has no leader")
+        return
+    behind = {
+        node: quorum.leader_time_ms - caught_up
+        for node, (_, caught_up) in quorum.voters.items()
+        if node != quorum.leader and quorum.leader_time_ms > 0 and quorum.leader_time_ms - caught_up > _VOTER_LAG_MS
+    }
+    if behind:
+        lags = [
+            f"{node} ({'never caught up' if lag >= quorum.leader_time_ms else f'{duration(lag)} behind'})"
+            for node, lag in behind.items()
+        ]
+        living, majority = len(quorum.voters) - len(behind), len(quorum.voters) // 2 + 1
+        more = living - majority
+        yield Finding(
+            Severity.WARNING if more else Severity.ERROR,
+            "controller",
+            facts.name,
+            f"controllers {some(sorted(behind))}",
+            f"they do not follow the active controller {quorum.leader}: {some(lags)};"
+            f" {living} of {len(quorum.voters)} do, {majority} are needed, so {more} more may fail",
+            "Start them, or look at their logs and at the network between the controllers",
+        )
+
+
+def _no_controller(facts: ClusterFacts, evidence: str) -> Finding:
+    return Finding(
+        Severity.ERROR,
+        "controller",
+        facts.name,
+        "controller",
+        f"{evidence}: no leader is elected, no topic created, no configuration changed",
+        "Start controllers until a majority runs, and look at their logs",
+    )
+
+
+def partition_findings(facts: ClusterFacts) -> Iterator[Finding]:
+    """Topics with partitions that do not serve as they should; those of coordinators have a check of their own."""
+    for name, topic in sorted(facts.topics.items()):
+        if name not in INTERNAL_TOPICS:
+            yield from _topic_findings(facts, topic)
+    yield from _missing_brokers(facts)
+
+
+def _topic_findings(facts: ClusterFacts, topic: Topic) -> Iterator[Finding]:
+    min_isr = facts.min_isr(topic.name)
+    leaderless = [p for p in topic.partitions if p.leader < 0]
+    silent = [p for p in topic.partitions if p.leader in facts.silent]
+    led = [p for p in topic.partitions if p.leader >= 0]
+    below = [p for p in led if min_isr is not None and len(p.isr) < min_isr]
+    short = [p for p in led if len(p.isr) < len(p.replicas) and p not in below]
+    at_least = [p for p in short if min_isr is not None and len(p.isr) == min_isr]
+    if leaderless:
+        yield _finding(
+            facts, topic, leaderless, Severity.ERROR, "have no leader: they can be neither read nor written",
+            f"Start {_away(facts, leaderless)}; if they never come back, this loses what only they had:"
+            f" {facts.tool('kafka-leader-election.sh')} --election-type unclean --topic {shlex.quote(topic.name)}"
+            f" --partition {leaderless[0].index}",
+        )  # fmt: skip
+    if silent:
+        yield _finding(
+            facts, topic, silent, Severity.ERROR, "are led by a broker that does not answer here",
+            f"Restart or reconnect {facts.named(p.leader for p in silent)}",
+        )  # fmt: skip
+    if below:
+        yield _finding(
+            facts, topic, below, Severity.ERROR,
+            f"have fewer in-sync replicas than min.insync.replicas={min_isr}: writes with acks=all are refused",
+            f"Start {_away(facts, below)}, or look why the replicas lag",
+        )  # fmt: skip
+    if short:
+        one_more = f"; {len(at_least)} of them refuse writes after one more failure" if at_least else ""
+        yield _finding(
+            facts, topic, short, Severity.WARNING, f"have replicas that are not in sync{one_more}",
+            f"Start {_away(facts, short)}, or look why the replicas lag",
+        )  # fmt: skip
+
+
+def _finding(
+    facts: ClusterFacts, topic: Topic, partitions: Sequence[Partition], severity: Severity, what: str, remedy: str
+) -> Finding:
+    first = partitions[0]
+    ids = some([p.index for p in partitions])
+    evidence = (
+        f"{len(partitions)} of {len(topic.partitions)} partitions ({ids}) {what}; partition {first.index}:"
+        f" leader {first.leader if first.leader >= 0 else 'none'}, replicas {some(first.replicas)}, in sync {some(first.isr)}"
+    )
+    return Finding(severity, "partitions", facts.name, f"topic {topic.name}", evidence, remedy)
+
+
+def _away(facts: ClusterFacts, partitions: Iterable[Partition]) -> str:
+    """The brokers that these partitions miss."""
+    away = {node for p in partitions for node in p.replicas if node not in p.isr or node not in facts.living}
+    return facts.named(away) if away else "the brokers that hold them"
+
+
+def _missing_brokers(facts: ClusterFacts) -> Iterator[Finding]:
+    """Brokers that replicas are assigned to, and that are not there."""
+    held: dict[int, int] = {}
+    for topic in facts.topics.values():
+        for partition in topic.partitions:
+            for node in partition.replicas:
+                if node not in facts.living:
+                    held[node] = held.get(node, 0) + 1
+    fenced = {node for node, broker in facts.brokers.items() if broker.is_fenced}
+    for node in sorted(held.keys() | fenced):
+        state = (
+            "is registered, and sends the controller no heartbeats (fenced)" if node in fenced else "is not registered"
+        )
+        replicas = f"; {number_of(held[node], 'replica')} assigned to it" if node in held else ""
+        yield Finding(
+            Severity.ERROR if node in held else Severity.WARNING,
+            "partitions",
+            facts.name,
+            f"broker {node}",
+            f"it {state}{replicas}",
+            "Start it; if it is gone for good, reassign its replicas (kafka-reassign-partitions.sh) and unregister it",
+        )
+
+
+def log_dir_findings(name: str, found: Iterable[LogDir]) -> Iterator[Finding]:
+    """Log directories that failed, or that records will fill."""
+    for one in found:
+        thing = f"log directory {one.path} of broker {one.node_id}"
+        if one.error_code:
+            why = "it is offline" if one.error_code == _KAFKA_STORAGE_ERROR else f"error {one.error_code}"
+            yield Finding(
+                Severity.ERROR, "log-dirs", name, thing, f"{why}: the broker serves none of its replicas in it",
+                "Look at the broker's log and the disk; restart the broker once the disk is sound or replaced",
+            )  # fmt: skip
+        elif one.total_bytes > 0 and one.usable_bytes >= 0 and one.usable_bytes / one.total_bytes < _NEARLY_FULL:
+            left = one.usable_bytes / one.total_bytes
+            yield Finding(
+                Severity.ERROR if left < _FULL else Severity.WARNING, "log-dirs", name, thing,
+                f"{size(one.usable_bytes)} of {size(one.total_bytes)} are left ({left:.0%}); a full disk takes it offline",
+                "Add space, move replicas, or keep records for less time",
+            )  # fmt: skip

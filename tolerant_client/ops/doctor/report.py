@@ -1,0 +1,69 @@
+"""A finished examination for people (tables) and for programs (JSON with a schema that stays)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tolerant_client.ops.doctor.checkup import Checkup
+from tolerant_client.ops.doctor.finding import (
+    ERRORS,
+    HEALTHY,
+    NOT_EXAMINED,
+    WARNINGS,
+    Severity,
+    bounded,
+    by_severity,
+    number_of,
+)
+from tolerant_client.ops.printing import cell
+
+_VERSION = 1
+_OUTCOMES = {HEALTHY: "healthy", WARNINGS: "warnings", ERRORS: "errors", NOT_EXAMINED: "not-examined"}
+_NOUNS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
+_COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
+
+
+def as_json(checkup: Checkup, seconds: float) -> dict[str, Any]:
+    """Fields are added, never renamed; `version` rises when one goes."""
+    return {
+        "version": _VERSION,
+        "outcome": _OUTCOMES[checkup.exit_code],
+        "exit_code": checkup.exit_code,
+        "seconds": round(seconds, 3),
+        "clusters": sorted(checkup.clusters, key=lambda cluster: str(cluster["name"])),
+        "findings": [finding.as_json() for finding in bounded(by_severity(checkup.findings))],
+        "checks": [run.as_json() for run in checkup.runs],
+    }
+
+
+def print_report(checkup: Checkup, seconds: float, console: Console, *, is_brief: bool = False) -> None:
+    """The clusters, a row for each finding, and a verdict; without those of severity info if `is_brief`."""
+    for cluster in sorted(checkup.clusters, key=lambda cluster: str(cluster["name"])):
+        said = "did not answer"
+        if cluster["is_examined"]:
+            said = (
+                f"cluster {cluster['cluster_id']}, {number_of(cluster['brokers'], 'broker')},"
+                f" {number_of(cluster['topics'], 'topic')}, {number_of(cluster['partitions'], 'partition')}"
+            )
+        console.print(cell(f"{cluster['name']} {cluster['bootstrap_servers']}: {said}"))
+    shown = [f for f in bounded(by_severity(checkup.findings)) if not (is_brief and f.severity is Severity.INFO)]
+    if shown:
+        table = Table("", "check", "where", "what was found", "what to do", show_lines=True)
+        for finding in shown:
+            table.add_row(
+                Text(finding.severity.value, style=_COLOURS[finding.severity]),
+                Text("\n").join([cell(finding.cluster), cell(finding.check)]),
+                cell(finding.thing),
+                cell(finding.evidence),
+                cell(finding.remedy),
+            )
+        console.print(table)
+    counts = {severity: sum(f.severity is severity for f in checkup.findings) for severity in Severity}
+    made = sum(run.outcome == "made" for run in checkup.runs)
+    verdict = _OUTCOMES[checkup.exit_code].upper() if checkup.exit_code else "healthy"
+    found = ", ".join(number_of(counts[severity], noun) for severity, noun in _NOUNS.items())
+    console.print(Text(f"{verdict}: {found}; {made} of {len(checkup.runs)} looks made in {seconds:.1f} s"))

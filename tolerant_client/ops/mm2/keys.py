@@ -1,0 +1,322 @@
+"""Every key that a file of MirrorMaker 2 can have: what becomes of it here, and why.
+
+Laws:
+- A key is used, or it is without meaning here and said so in one warning, or it is refused because going on without it
+  would copy something else, or to or from somebody else.  There is no fourth kind.
+- The table in this package's README is `table()`.
+
+The names are those of Kafka 4.2: MirrorMakerConfig, MirrorSourceConfig, MirrorCheckpointConfig, MirrorHeartbeatConfig and
+MirrorConnectorConfig of connect/mirror, ConnectorConfig, DistributedConfig and RestServerConfig of connect/runtime, and
+ConsumerConfig, ProducerConfig and AdminClientConfig of clients; with older ones that files still have.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from tolerant_client.mirror.state.topic_filter import CONFIG_PROPERTIES_EXCLUDE, GROUPS_EXCLUDE, TOPICS_EXCLUDE
+from tolerant_client.security import kafka_config
+
+
+class Fate(str, enum.Enum):
+    """What becomes of a key."""
+
+    SUPPORTED = "supported"
+    NOT_NEEDED = "not needed"
+    REFUSED = "refused"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Key(NamedTuple):
+    """A key without its prefixes (or, ending in "*", all that begin so), MirrorMaker 2's default, and why it has its fate."""
+
+    name: str
+    default: str
+    fate: Fate
+    why: str
+
+
+_USED, _IDLE, _NO = Fate.SUPPORTED, Fate.NOT_NEEDED, Fate.REFUSED
+
+CONVERTER: Final = "org.apache.kafka.connect.converters.ByteArrayConverter"
+_MIRROR: Final = "org.apache.kafka.connect.mirror."
+# The one class that each of these keys may name.
+STOCK_CLASSES: Final[Mapping[str, str]] = {
+    "topic.filter.class": f"{_MIRROR}DefaultTopicFilter",
+    "group.filter.class": f"{_MIRROR}DefaultGroupFilter",
+    "config.property.filter.class": f"{_MIRROR}DefaultConfigPropertyFilter",
+    "forwarding.admin.class": "org.apache.kafka.clients.admin.ForwardingAdmin",
+    "key.converter": CONVERTER,
+    "value.converter": CONVERTER,
+    "header.converter": CONVERTER,
+}
+POLICY_CLASSES: Final = (f"{_MIRROR}DefaultReplicationPolicy", f"{_MIRROR}IdentityReplicationPolicy")
+
+_COPIED_AS_BYTES = (
+    "records are copied as the bytes they are; a converter would change them (ByteArrayConverter is taken)"
+)
+_NO_WORKERS = "there are no Connect workers: Spark plans, schedules and restarts"
+_NO_STORES = (
+    "there is no Connect worker to keep offsets, status and configuration; the target's own log says where to go on"
+)
+_NO_REST = "there is no REST server of Connect"
+_NO_OFFSET_SYNCS = "offsets are identical, or their exact map is kept on the target; no offset syncs are needed"
+_EVERY_ROUND = "every round of group offsets and of checkpoints lists the groups anew; `groups` says which are taken"
+_NO_TRACE = (
+    "only none; all is refused: what the target does not take would be lost without a trace (`tolerant.on.oversized`)"
+)
+_CREATED_ALIKE = (
+    "topics get the source's partitions and settings, and `replication.factor`; so they do in MirrorMaker 2"
+)
+_NO_REPEATS = "no record is copied twice, and that without transactions of the mirror's own"
+_OUR_METRICS = "metrics are served to Prometheus"
+
+GLOBAL: Final = (
+    Key("clusters", "", _USED, "aliases of the clusters"),
+    Key("config.providers", "", _USED, "names of providers for values such as `${file:/path:key}`"),
+    Key(
+        "config.providers.*",
+        "",
+        _USED,
+        "FileConfigProvider, DirectoryConfigProvider, EnvVarConfigProvider and their param.",
+    ),
+)
+FLOW: Final = (
+    Key("enabled", "false", _USED, "only behind `A->B.`"),
+    Key("topics", ".*", _USED, "topics to copy: names or expressions over whole names"),
+    Key("topics.exclude", ", ".join(TOPICS_EXCLUDE), _USED, "topics to leave out; wins over `topics`"),
+    Key("topics.blacklist", "", _USED, "old name of `topics.exclude`"),
+    Key("groups", ".*", _USED, "consumer groups whose offsets are taken over"),
+    Key("groups.exclude", ", ".join(GROUPS_EXCLUDE), _USED, "groups to leave out; wins over `groups`"),
+    Key("groups.blacklist", "", _USED, "old name of `groups.exclude`"),
+    Key("refresh.topics.enabled", "true", _USED, "whether new topics and partitions are looked for"),
+    Key("refresh.topics.interval.seconds", "600", _USED, "how often"),
+    Key("refresh.groups.enabled", "true", _IDLE, _EVERY_ROUND),
+    Key("refresh.groups.interval.seconds", "600", _IDLE, _EVERY_ROUND),
+    Key("sync.topic.configs.enabled", "true", _USED, "whether topics' settings are kept as on the source"),
+    Key("sync.topic.configs.interval.seconds", "600", _USED, "how often"),
+    Key("config.properties.exclude", ", ".join(CONFIG_PROPERTIES_EXCLUDE), _USED, "settings of topics that are not copied"),
+    Key("config.properties.blacklist", "", _USED, "old name of `config.properties.exclude`"),
+    Key("use.defaults.from", "target", _USED, "whose default a topic has where the source sets nothing: source or target"),
+    Key("sync.topic.acls.enabled", "true", _USED, "whether read access to topics is copied"),
+    Key("sync.topic.acls.interval.seconds", "600", _USED, "how often"),
+    Key("sync.group.offsets.enabled", "false", _USED, "whether groups' offsets are written to the target"),
+    Key("sync.group.offsets.interval.seconds", "60", _USED, "how often"),
+    Key("emit.checkpoints.enabled", "true", _USED, "whether checkpoints are written, in MirrorMaker 2's format"),
+    Key("emit.checkpoints.interval.seconds", "60", _USED, "how often"),
+    Key("checkpoints.topic.replication.factor", "3", _USED, "replicas of a new checkpoints topic"),
+    Key("emit.heartbeats.enabled", "true", _USED, "whether heartbeats are written, for flows that are off, too"),
+    Key("emit.heartbeats.interval.seconds", "1", _USED, "how often"),
+    Key("heartbeats.topic.replication.factor", "3", _USED, "replicas of a new heartbeats topic"),
+    Key("heartbeats.replication.enabled", "true", _USED, "whether heartbeats are copied even where `topics` leaves them out"),
+    Key("replication.factor", "2", _USED, "replicas of new topics; -1: what the target's brokers have as default"),
+    Key(
+        "replication.policy.class",
+        POLICY_CLASSES[0],
+        _USED,
+        "DefaultReplicationPolicy or IdentityReplicationPolicy; others are refused because names are made here, without Java",
+    ),
+    Key("replication.policy.separator", ".", _USED, "between alias and topic; it may be empty"),
+    Key("replication.policy.internal.topic.separator.enabled", "true", _USED, "whether internal topics have it, too"),
+    Key("tasks.max", "1", _USED, "Spark tasks that share the partitions"),
+    Key("tasks.max.enforce", "true", _IDLE, "there are never more tasks than `tasks.max`"),
+    Key("source.cluster.alias", "the flow's", _USED, "another alias for topics, heartbeats and checkpoints"),
+    Key("target.cluster.alias", "the flow's", _USED, "another alias for heartbeats, and for telling what came from the target"),
+    *(
+        Key(name, STOCK_CLASSES[name], _USED, "only the default; others are refused: no Java classes are loaded")
+        for name in STOCK_CLASSES
+        if name.endswith(".class")
+    ),
+    Key("offset.lag.max", "100", _IDLE, _NO_OFFSET_SYNCS),
+    Key("emit.offset-syncs.enabled", "true", _IDLE, _NO_OFFSET_SYNCS),
+    Key("offset-syncs.topic.location", "source", _IDLE, _NO_OFFSET_SYNCS),
+    Key("offset-syncs.topic.replication.factor", "3", _IDLE, _NO_OFFSET_SYNCS),
+    Key("admin.timeout.ms", "60000", _IDLE, "every request has `request.timeout.ms`, and duties are tried again for ever"),
+    Key("consumer.poll.timeout.ms", "1000", _IDLE, "no consumer is polled: fetches wait on the brokers"),
+    Key("metric.reporters", "JmxReporter", _IDLE, _OUR_METRICS),
+    Key("auto.include.jmx.reporter", "true", _IDLE, _OUR_METRICS),
+    Key("name", "", _IDLE, "a flow is known by its aliases"),
+    Key("connector.class", "", _IDLE, "there are no connectors: one process does what the three of them do"),
+    Key("connector.plugin.version", "", _IDLE, "there are no plugins"),
+    Key("config.action.reload", "restart", _IDLE, "values of config providers are read at the start"),
+    Key("transforms", "", _NO, "records are copied as the bytes they are; a transform would change them"),
+    Key("transforms.*", "", _NO, "records are copied as the bytes they are; a transform would change them"),
+    Key("predicates", "", _NO, "only transforms have use for predicates"),
+    Key("predicates.*", "", _NO, "only transforms have use for predicates"),
+    Key("errors.tolerance", "none", _USED, _NO_TRACE),
+    Key("errors.retry.timeout", "0", _IDLE, "what fails is tried again for ever"),
+    Key("errors.retry.delay.max.ms", "60000", _IDLE, "what fails is tried again for ever"),
+    Key("errors.deadletterqueue.*", "", _IDLE, "only sinks have dead letters"),
+    Key("errors.log.enable", "false", _IDLE, "every error is logged"),
+    Key("errors.log.include.messages", "false", _IDLE, "records are never logged"),
+    Key("topic.creation.*", "", _IDLE, _CREATED_ALIKE),
+)  # fmt: skip
+OURS: Final = (
+    Key(
+        "tolerant.offsets", "identical", _USED, "identical, or translated for topics with other writers, as `--offsets`"
+    ),
+    Key(
+        "tolerant.gap.fill", "auto", _USED, "list of `[REGEX=]auto`, transactions, markers or records, as `--gap-fill`"
+    ),
+    Key("tolerant.on.loss", "fail", _USED, "list of `[REGEX=]fail`, continue or pause, as `--on-loss`"),
+    Key("tolerant.on.oversized", "fail", _USED, "list of `[REGEX=]fail`, continue or pause, as `--on-oversized`"),
+    Key(
+        "tolerant.throttle",
+        "",
+        _USED,
+        "bytes/s that the flow may copy, unless `tolerant-kafka throttle` says otherwise",
+    ),
+)
+WORKER: Final = (
+    Key("key.converter", CONVERTER, _USED, _COPIED_AS_BYTES),
+    Key("value.converter", CONVERTER, _USED, _COPIED_AS_BYTES),
+    Key("header.converter", CONVERTER, _USED, _COPIED_AS_BYTES),
+    *(
+        Key(f"{part}.converter.*", "", _IDLE, "ByteArrayConverter has no settings")
+        for part in ("key", "value", "header")
+    ),
+    *(Key(f"internal.{part}.converter", "", _IDLE, _NO_STORES) for part in ("key", "value")),
+    *(Key(f"internal.{part}.converter.*", "", _IDLE, _NO_STORES) for part in ("key", "value")),
+    *(
+        Key(f"{store}.storage.{what}", default, _IDLE, _NO_STORES)
+        for store in ("offset", "status", "config")
+        for what, default in (
+            ("topic", f"mm2-{store}{'' if store == 'status' else 's'}.ALIAS.internal"),
+            ("replication.factor", "3"),
+            *((("partitions", "25" if store == "offset" else "5"),) if store != "config" else ()),
+            ("*", ""),
+        )
+    ),
+    Key("offset.storage.file.filename", "", _IDLE, _NO_STORES),
+    Key("offset.flush.interval.ms", "60000", _IDLE, _NO_STORES),
+    Key("offset.flush.timeout.ms", "5000", _IDLE, _NO_STORES),
+    Key("exactly.once.source.support", "disabled", _IDLE, "no record is copied twice, whatever this is"),
+    Key("transaction.boundary", "poll", _IDLE, _NO_REPEATS),
+    Key("transaction.boundary.interval.ms", "", _IDLE, _NO_REPEATS),
+    Key("connector.client.config.override.policy", "All", _IDLE, "flows may have any settings of clients"),
+    *(
+        Key(name, default, _IDLE, _NO_WORKERS)
+        for name, default in (
+            ("connect.protocol", "sessioned"),
+            ("rebalance.timeout.ms", "60000"),
+            ("scheduled.rebalance.max.delay.ms", "300000"),
+            ("worker.sync.timeout.ms", "3000"),
+            ("worker.unsync.backoff.ms", "300000"),
+            ("task.shutdown.graceful.timeout.ms", "5000"),
+            ("inter.worker.key.generation.algorithm", "HmacSHA256"),
+            ("inter.worker.key.size", ""),
+            ("inter.worker.key.ttl.ms", "3600000"),
+            ("inter.worker.signature.algorithm", "HmacSHA256"),
+            ("inter.worker.verification.algorithms", "HmacSHA256"),
+            ("plugin.path", ""),
+            ("plugin.discovery", "hybrid_warn"),
+            ("topic.creation.enable", "true"),
+            ("topic.tracking.enable", "true"),
+            ("topic.tracking.allow.reset", "true"),
+        )
+    ),
+    *(
+        Key(name, default, _IDLE, _NO_REST)
+        for name, default in (
+            ("dedicated.mode.enable.internal.rest", "false"),
+            ("listeners", "http://:8083"),
+            ("listeners.*", ""),
+            ("admin.listeners", ""),
+            ("admin.listeners.*", ""),
+            ("rest.advertised.host.name", ""),
+            ("rest.advertised.listener", ""),
+            ("rest.advertised.port", ""),
+            ("rest.host.name", ""),
+            ("rest.port", "8083"),
+            ("rest.extension.classes", ""),
+            ("response.http.headers.config", ""),
+            ("access.control.allow.methods", ""),
+            ("access.control.allow.origin", ""),
+            ("ssl.client.auth", "none"),
+        )
+    ),
+    Key("metrics.context.*", "", _IDLE, _OUR_METRICS),
+    Key("zookeeper.connect", "", _IDLE, "ZooKeeper is not asked: brokers tell all; neither does MirrorMaker 2 read it"),
+)
+
+_CLIENT_NOTES: Final[Mapping[str, str]] = {
+    "isolation.level": "only what is committed is copied, as read_committed has it",
+    "group.id": "no consumer group is used: the target's log says where to go on",
+    "enable.auto.commit": "no consumer group is used: the target's log says where to go on",
+    "auto.offset.reset": "only earliest; others are refused: every partition is copied from its first record on",
+    "compression.type": "batches keep the compression that the source has them in",
+    "acks": "all replicas in sync acknowledge always",
+    "max.request.size": "the target's max.message.bytes is asked for",
+    "interceptor.classes": kafka_config.FORBIDDEN["interceptor.classes"],
+    "bootstrap.controllers": "brokers are asked; give bootstrap.servers",
+    "transactional.id": _NO_REPEATS,
+}
+_SERIALIZERS: Final = ("key.serializer", "value.serializer", "key.deserializer", "value.deserializer")
+_BARE: Final = ("bootstrap.servers", "client.id", "client.dns.lookup", "security.protocol")
+
+
+def _client(names: Iterable[str], fate: Fate, why: str) -> list[Key]:
+    return [Key(name, "", fate, _CLIENT_NOTES.get(name, why)) for name in names]
+
+
+CLIENT: Final = (
+    *_client((*_BARE, *kafka_config.NUMBERS, *kafka_config.OURS), _USED, "as Kafka's clients have it"),
+    *_client(kafka_config.SECURITY, _USED, "as Kafka's clients have it"),
+    *_client(("auto.offset.reset",), _USED, ""),
+    *_client((*kafka_config.READ_ELSEWHERE, "enable.auto.commit", "bootstrap.controllers"), _IDLE, ""),
+    *_client(kafka_config.SECURITY_WITHOUT_EFFECT, _IDLE, "it tunes the JVM, or Java's logins"),
+    *_client(kafka_config.WITHOUT_EFFECT, _IDLE, "it tunes Java's clients"),
+    *_client((name for name in kafka_config.PRODUCING if name not in _SERIALIZERS), _IDLE, "it tunes Java's producer"),
+    *_client(_SERIALIZERS, _IDLE, "records are copied as the bytes they are"),
+    *_client(("interceptor.classes",), _NO, ""),
+    *(Key(name, "", _NO, why) for name, why in kafka_config.REFUSED.items() if name != "config.providers"),
+)
+
+SECTIONS: Final[Mapping[str, tuple[Key, ...]]] = {
+    "The whole file": GLOBAL,
+    "Flows: at the top for all, behind `A->B.` for one": FLOW,
+    "Ours: at the top for all, behind `A->B.` for one": OURS,
+    "Connect's workers: at the top or behind `A.`": WORKER,
+    "Clients: behind `A.`, `A.consumer.`, `A.producer.`, `A.admin.`; security and bootstrap.servers at the top, too": CLIENT,
+}
+
+
+def find(name: str, keys: Iterable[Key]) -> Key | None:
+    """The key of that name, or else the longest one with "*" that it begins with."""
+    families = []
+    for key in keys:
+        if key.name == name:
+            return key
+        if key.name.endswith("*") and name.startswith(key.name[:-1]) and len(name) >= len(key.name):
+            families.append(key)
+    return max(families, key=lambda key: len(key.name), default=None)
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that has the same words, or else the one that a wrong one resembles most."""
+    names = list(known)
+    words = sorted(name.split("."))
+    swapped = (other for other in names if sorted(other.split(".")) == words)
+    return next(swapped, None) or next(iter(difflib.get_close_matches(name, names, n=1, cutoff=0.6)), None)
+
+
+def table() -> str:
+    """All keys, as Markdown."""
+    lines = []
+    for title, keys in SECTIONS.items():
+        lines += [f"### {title}", "", "| key | MirrorMaker 2's default | here | |", "|---|---|---|---|"]
+        for key in keys:
+            default = f"`{key.default}`" if key.default else ""
+            name, why = key.name.replace("*", "\\*"), key.why.replace("|", "\\|")
+            lines.append(f"| {name} | {default} | {key.fate}{'' if key.fate is _USED else ' because'} | {why} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())

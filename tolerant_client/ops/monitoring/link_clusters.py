@@ -1,0 +1,86 @@
+"""Both clusters of a link as its watch asks them: each question once, with little patience.
+
+Whoever asks gets the answer or an error of AWAY within seconds, also where one broker hangs; the next look asks again.  One
+thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any, TypeVar
+
+from kafka.errors import KafkaError, TopicAuthorizationFailedError
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.led_offsets import LedOffsets
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.state.control import HIDDEN, ControlWatch, LinkControl
+from tolerant_client.mirror.state.ledger import read_ledger
+from tolerant_client.mirror.state.open_transactions import Held, find_held
+from tolerant_client.mirror.state.replication_policy import TopicNames
+from tolerant_client.ops.monitoring import lag_probe
+from tolerant_client.ops.service.duties import connected
+
+_T = TypeVar("_T")
+AWAY = (KafkaError, OSError, ValueError)  # ValueError: an answer that cannot be decoded, again and again
+_BOUND_MS = 12_000  # two questions to a broker that hangs
+_PATIENCE_MS = 5_000  # a cluster that is away for a moment shows no progress, nothing else
+
+
+class LinkClusters:
+    """Clients of source and target, given as Java client properties; nothing is connected before the first question."""
+
+    def __init__(
+        self, source: Mapping[str, str], target: Mapping[str, str], link: str, names: TopicNames | None
+    ) -> None:
+        self._source, self._target = connected(source, target, names)
+        self._source.patience_ms = self._target.patience_ms = _PATIENCE_MS
+        self._link = link
+        self._control = ControlWatch(self._target, link)
+
+    def close(self) -> None:
+        self._target.close()
+        self._source.close()
+
+    def source_ends(self, partitions: Collection[TopicPartition]) -> lag_probe.SourceEnds:
+        """Where the source's logs end, and how far they are stable; without those that have no leader that responds."""
+        return self._ask(self._source, lag_probe.source_ends, self._source, partitions)
+
+    def target_ends(self, partitions: Collection[TopicPartition]) -> LedOffsets:
+        """Where the target's logs end; without those that have no leader that responds."""
+        return self._ask(self._target, lag_probe.log_ends, self._target, partitions)
+
+    def held(self, spans: Mapping[TopicPartition, tuple[int, int]]) -> list[Held]:
+        """Whose transactions hold back these partitions of the source, by last stable offset and high watermark."""
+        return self._ask(self._source, find_held, self._source, spans)
+
+    def ledger(self) -> list[LedgerRow]:
+        """The link's losses, oldest first."""
+        return [row for row in self._ask(self._target, read_ledger, self._target) if row.link == self._link]
+
+    def control(self) -> LinkControl:
+        """What the operator has ordered; raises TopicAuthorizationFailedError where we may not look."""
+        found = self._ask(self._source, self._control.refresh)
+        if self._control.is_hidden:
+            raise TopicAuthorizationFailedError(HIDDEN)
+        if found.is_promoted or found.is_handed_back:
+            self._control = ControlWatch(self._target, self._link)  # a later life of the link is not promoted
+        return found
+
+    def written_ms(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """When the records at these offsets of the source were written; absent where that is not told."""
+        return self._ask(self._source, lag_probe.written_ms, self._source, positions)
+
+    def bytes_per_offset(
+        self, partitions: Collection[TopicPartition], ends: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, float]:
+        """What an offset takes on the source's disks on average; absent where that is not known."""
+        return self._ask(self._source, lag_probe.bytes_per_offset, self._source, partitions, ends)
+
+    def _ask(self, cluster: Cluster, function: Callable[..., Awaitable[_T]], *args: Any) -> _T:
+        async def bounded() -> _T:
+            answer: _T = await cluster.manager.wait_for(cluster.net.call_soon_with_future(function, *args), _BOUND_MS)
+            return answer
+
+        return cluster.run(bounded)

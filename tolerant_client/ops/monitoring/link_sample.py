@@ -1,0 +1,96 @@
+"""The newest sample of a link, put together from what its tasks, its duties and its watch tell, each in its own thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.mirror.engine.copy_metrics import Copied
+from tolerant_client.ops.service.link_state import (
+    DutyState,
+    GroupState,
+    LinkState,
+    PartitionState,
+    Phase,
+    TaskReport,
+    added,
+)
+
+_RECENT_MS = 60_000
+
+
+class LinkSample:
+    """Holds a LinkState; every change makes another one."""
+
+    def __init__(self, state: LinkState) -> None:
+        self._state = state
+        self._lock = threading.Lock()
+        self._latest: deque[tuple[int, Mapping[TopicPartition, Copied]]] = deque()
+        self._former_reports = TaskReport()  # of queries that were started again
+
+    @property
+    def state(self) -> LinkState:
+        return self._state
+
+    def change(self, changed: Callable[[LinkState], LinkState]) -> None:
+        """Puts what `changed` makes of the state into its place; nobody else changes it meanwhile."""
+        with self._lock:
+            self._state = changed(self._state)
+
+    def tell_report(self, report: TaskReport) -> None:
+        """Takes what the tasks of the running query have done; one of another query is added to those before."""
+        self.change(lambda state: self._reported(state, report))
+
+    def _reported(self, state: LinkState, report: TaskReport) -> LinkState:
+        last = state.report
+        if not report.time_ms or report.time_ms == last.time_ms:
+            return replace(
+                state, report=replace(last, paused=report.paused, blocked=report.blocked, waiting=report.waiting)
+            )
+        if report.records < last.records - self._former_reports.records:
+            self._former_reports = last  # another query: it counts from 0
+        self._latest.append((report.time_ms, report.latest))
+        while report.time_ms - self._latest[0][0] > _RECENT_MS:
+            self._latest.popleft()
+        new = {p: PartitionState() for p in report.acked if p not in state.partitions}
+        return replace(
+            state,
+            report=replace(self._former_reports.plus([report], report.time_ms), latest=report.latest),
+            recent=added({}, *(latest for _, latest in self._latest)),
+            partitions={**state.partitions, **new},
+            phase=Phase.RUNNING,
+        )
+
+    def tell_phase(self, phase: Phase, problem: str = "") -> None:
+        """Takes what has become of the query; RESTARTING counts as one restart."""
+        again = phase is Phase.RESTARTING
+        self.change(lambda state: replace(state, phase=phase, problem=problem, restarts=state.restarts + again))
+
+    def tell_duty(self, duty: str, problem: str = "") -> None:
+        """Takes how a round of a periodic duty has ended just now."""
+        now_ms = int(time.time() * 1000)
+
+        def told(state: LinkState) -> LinkState:
+            ended = state.duties.get(duty, DutyState())._replace(time_ms=now_ms, problem=problem)
+            return replace(state, duties={**state.duties, duty: ended})
+
+        self.change(told)
+
+    def tell_groups(self, groups: Iterable[GroupState]) -> None:
+        """Takes what a round has said of the groups' offsets; what it does not name is as the round before has left it."""
+
+        def told(state: LinkState) -> LinkState:
+            known = {group[:3]: group._replace(note="") for group in state.groups or ()}
+            for group in groups:
+                former = known.get(group[:3])
+                known[group[:3]] = (
+                    group if former is None else group._replace(latency=former.latency.plus(group.latency))
+                )
+            return replace(state, groups=tuple(known[key] for key in sorted(known)))
+
+        self.change(told)

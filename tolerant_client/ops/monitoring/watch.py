@@ -1,0 +1,487 @@
+"""Watches a link from outside: progress bars, and samples of what is known of it.
+
+Laws:
+- What stands still is told on the terminal, whether a board or bars are shown or not.
+- The watch never delays the mirror: its thread has the clients, and all their waiting.  Its start waits for nothing, its
+  end for END_S; a thread that a dead cluster holds longer is left to itself, with its clients.
+- What is known is never lost: where a cluster does not tell how far the copies are, the tasks' reports do.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import TypeVar
+
+from kafka.structs import TopicPartition
+from rich.console import Console
+
+from tolerant_client.errors import TolerantClientError, text_of
+from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.engine.copy_metrics import Copied
+from tolerant_client.mirror.state.control import UNKNOWN_ORDERS
+from tolerant_client.mirror.state.health import waiting_reasons
+from tolerant_client.mirror.state.open_transactions import Held, is_held_long
+from tolerant_client.mirror.state.replication_policy import TopicNames
+from tolerant_client.ops.monitoring.bars import LinkBars
+from tolerant_client.ops.monitoring.board import Board
+from tolerant_client.ops.monitoring.estimates import Ages, Rates, Standstill, sizes_by_topic
+from tolerant_client.ops.monitoring.lag_probe import MOST_AGES, SourceEnds
+from tolerant_client.ops.monitoring.link_clusters import AWAY, LinkClusters
+from tolerant_client.ops.monitoring.link_sample import LinkSample
+from tolerant_client.ops.service.link_events import sentence
+from tolerant_client.ops.service.link_state import DutyState, LeftOut, LinkState, PartitionState, Phase, TaskReport
+from tolerant_client.ops.service.standing import Away, Standing
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+END_S = 1.5  # for the last look
+_LOSSES_S = 10.0  # for the last look of a mirror that has come to its end by itself, and has had losses
+_INTERVAL_S = 0.5
+_SHARE = 30  # a look that takes the processor n seconds is followed by 30 n without one, but no more than that:
+_LONGEST_S = 30.0
+_UNSEEN_S = 5.0  # between two looks where nothing is shown but what stands still
+_CONTROL_INTERVAL_S = 2.0
+_HELD_INTERVAL_S = 10.0
+_HELD_AFTER_MS = 5_000  # most transactions are over by then
+_MOST_HELD = 50  # partitions of which is asked whose transactions hold them back
+_STILL_AFTER_MS = 25_000
+_START_MS = 120_000  # Spark takes its time on a busy machine: until then a partition that no task has begun is no news
+_LEDGER_INTERVAL_S = 10.0
+_SIZES_INTERVAL_S = 60.0
+_AGAIN_S = 5.0  # after a question that failed
+
+
+class LinkWatch:
+    """Reads the log ends of a link's partitions up to twice a second, and gives samples to a board.
+
+    `source` and `target` are Java client properties.  `ends` are the source's
+    last stable offsets at the start; with `is_once` they are the goal, else the
+    present ones are.  A StatusServer shows the `board` at `url`; it is the caller's.
+    `names` are those of the clusters, `topic_names` those of the link's topics, `duties` the intervals of its
+    periodic duties in seconds, `own_rate` the limit that it was started with, bytes/s.
+    `say` gets what stands still, a sentence each, from several threads; by default it is printed.
+    Topics of the reports that `ends` does not have are watched, too.
+    """
+
+    def __init__(
+        self,
+        source: Mapping[str, str],
+        target: Mapping[str, str],
+        ends: Mapping[TopicPartition, int],
+        link: str,
+        *,
+        is_once: bool,
+        is_shown: bool,
+        board: Board | None = None,
+        url: str = "",
+        names: tuple[str, str] = ("source", "target"),
+        offsets: str = "identical",
+        console: Console | None = None,
+        topic_names: TopicNames | None = None,
+        duties: Mapping[str, float] = {},
+        own_rate: int | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self._open = functools.partial(LinkClusters, source, target, link, topic_names)
+        self._ends = ends
+        self._goals = _by_topic(ends)
+        self._is_once = is_once
+        self._is_identical = offsets == "identical"
+        self._board = board
+        self._url = url
+        self._bars = LinkBars(is_once=is_once, is_shown=is_shown, console=console)
+        self._say = say or (lambda text: self._bars.print(f"tolerant-kafka: {text}"))
+        self._stop = threading.Event()
+        self._stop_by = float("inf")
+        self._thread = threading.Thread(target=self._run, name=f"tolerant-kafka-watch-{link}", daemon=True)
+        now_ms = _now_ms()
+        self.sample = LinkSample(
+            LinkState(
+                link,
+                now_ms,
+                now_ms,
+                *names,
+                offsets=offsets,
+                query=f"tolerant-mirror-{link}",
+                partitions={p: PartitionState(source_end=end) for p, end in ends.items()},
+                duties={duty: DutyState(interval_s=interval_s) for duty, interval_s in duties.items()},
+                own_rate=own_rate,
+                addresses=(source.get("bootstrap.servers", ""), target.get("bootstrap.servers", "")),
+            )
+        )
+        self._first: dict[TopicPartition, int] = {}
+        self._last: dict[TopicPartition, int] = {}
+        self._rates = Rates()
+        self._ages = Ages()
+        self._sizes: Mapping[TopicPartition, float] = {}
+        self._held = Standstill()
+        self._still = Standstill()
+        self._standing_told = Standing()
+        self._told_still: set[TopicPartition] = set()
+        self._away = Away()
+        self._held_at = self._control_at = self._ledger_at = self._sizes_at = float("-inf")
+        self._former_losses: list[LedgerRow] | None = None
+        self._problem = "it was not asked"  # why the last look has not seen all
+        self.losses: list[LedgerRow] = []  # ledger rows of the link since the start
+
+    @property
+    def state(self) -> LinkState:
+        """What is known now."""
+        return self.sample.state
+
+    @property
+    def standing(self) -> TaskReport:
+        """What the last report says is paused, blocked or waiting."""
+        return self.state.report
+
+    @property
+    def copied(self) -> int:
+        """Offsets that the target's logs have gained since the start."""
+        copied = self.state.report.copied
+        gained = 0
+        for partition, end in self._target_ends().items():
+            first = self._first.get(partition)
+            gained += copied.get(partition, Copied()).records if first is None else end - first
+        return gained
+
+    @property
+    def behind(self) -> list[TopicPartition]:
+        """Partitions that are not copied as far as the source's logs went at the start."""
+        reached = self.reached
+        return [partition for partition, end in self._ends.items() if reached.get(partition, 0) < end]
+
+    @property
+    def reached(self) -> Mapping[TopicPartition, int]:
+        """How far partitions are copied, in source offsets, as far as that was told."""
+        return self._target_ends() if self._is_identical else self.state.report.acked
+
+    def _target_ends(self) -> dict[TopicPartition, int]:
+        """Where the target's logs end, as far as it has told, or, with identical offsets, the tasks have."""
+        acked = self.state.report.acked if self._is_identical else {}
+        return {p: max(self._last.get(p, 0), acked.get(p, 0)) for p in {**self._last, **acked}}
+
+    # -- what others tell -----------------------------------------------------
+
+    def tell(self, report: TaskReport) -> None:
+        """Takes what the tasks of the running query have done, and prints what stands still that did not before."""
+        self._bars.start()  # Spark has started: what its JVM writes to the terminal would be drawn over
+        self.sample.tell_report(report)
+        for text in self._standing_told.news(report, self.reached, _now_ms()):
+            self._say(text)
+
+    def tell_phase(self, phase: Phase, problem: str = "") -> None:
+        """Takes what has become of the query, and shows it at once."""
+        self.sample.tell_phase(phase, problem)
+        self._show()
+
+    # -- its life -------------------------------------------------------------
+
+    def __enter__(self) -> LinkWatch:
+        if self._bars.is_shown:
+            self._bars.print("Starting the mirror" + (f"; status page: {self._url}" if self._url else ""))
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Lets it end, and waits for nothing."""
+        if not self._stop.is_set():
+            self._stop_by = time.monotonic() + END_S
+            self._stop.set()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Raises TolerantClientError where losses were found, and the target does not tell which."""
+        self.stop()
+        self._thread.join(max(0.0, self._stop_by - time.monotonic()))
+        if self._is_once and error is None and self._owes_losses:
+            self._thread.join(_LOSSES_S)
+        if error is not None:
+            self.tell_phase(Phase.FAILED, sentence(error))
+        elif self.state.phase is not Phase.FAILED:
+            self.tell_phase(Phase.STOPPED, self.state.problem)
+        problem = "they did not respond in time" if self._thread.is_alive() else self._problem
+        if problem and error is None:  # else the mirror's own error is the one to show
+            text = f"the clusters did not tell how far the copies are: {problem}; the numbers are the tasks' own"
+            self._bars.print(f"tolerant-kafka: {text}")
+        self._bars.stop()
+        if problem and error is None and self._owes_losses:
+            raise TolerantClientError(
+                f"Copying has ended, but the target did not tell what its ledger says was lost: {problem};"
+                " start the mirror again"
+            )
+
+    @property
+    def _owes_losses(self) -> bool:
+        return self.state.report.losses > len(self.losses)
+
+    # -- looking --------------------------------------------------------------
+
+    def _run(self) -> None:
+        clusters: LinkClusters | None = None
+        pause_s = 0.0
+        try:
+            while not self._stop.wait(pause_s):
+                started = time.thread_time()
+                try:
+                    clusters = clusters or self._open()
+                    self.look(clusters)
+                except Exception as error:
+                    self._cannot_look(error)
+                least_s = _INTERVAL_S if self._is_seen or not self._last else _UNSEEN_S
+                pause_s = min(max(least_s, _SHARE * (time.thread_time() - started)), _LONGEST_S)
+            try:
+                clusters = clusters or self._open()
+                self.look_last(clusters)
+            except Exception as error:
+                self._problem = sentence(error)
+        finally:
+            if clusters is not None:
+                clusters.close()
+
+    @property
+    def _is_seen(self) -> bool:
+        return self._board is not None or self._bars.is_shown
+
+    def look(self, clusters: LinkClusters) -> None:
+        """One sample; what could not be read stays as it was, and the cluster is said not to answer."""
+        unreachable: dict[str, str] = {}
+        partitions = list(self.state.partitions)
+        leaderless: dict[str, LeftOut] = {}
+        ends = _asked(unreachable, "target", clusters.target_ends, partitions)
+        left_out: set[TopicPartition] = set()
+        if ends is not None:
+            self._took(ends.offsets)
+            left_out |= _leave_out(leaderless, "target", ends.left_out, self.state.report.blocked)
+        if self._former_losses is None and not unreachable:
+            self._former_losses = _quietly(clusters.ledger)
+        asked = {"target"}
+        source: SourceEnds | None = None
+        if self._board is not None or not self._is_once or self.state.still or "source" in self.state.unreachable:
+            asked.add("source")
+            source = _asked(unreachable, "source", clusters.source_ends, partitions)
+        if source is not None:
+            left_out |= _leave_out(leaderless, "source", source.left_out, self.state.report.blocked)
+        now, now_ms = time.monotonic(), _now_ms()
+        ledger, control, control_problem = self.state.ledger, self.state.control, self.state.control_problem
+        if self._board is not None and "target" not in unreachable:
+            if now - self._ledger_at >= _LEDGER_INTERVAL_S:
+                self._ledger_at = now
+                rows = _quietly(clusters.ledger)
+                ledger = ledger if rows is None else tuple(rows)
+                self.losses = self._since_the_start(ledger or ())
+            if now - self._control_at >= _CONTROL_INTERVAL_S:
+                self._control_at = now
+                try:
+                    control, control_problem = clusters.control(), ""
+                except AWAY as error:
+                    control_problem = sentence(error)
+        before = self.state.control_problem
+        may_ask = self._board is not None and not unreachable
+        states = self._partition_states(clusters, source, now, left_out, may_ask=may_ask)
+        held = self._held_by(clusters, states, now, now_ms, may_ask="source" in asked and "source" not in unreachable)
+        still = self.state.still if unreachable else self._standing(states, left_out, now_ms)
+        moves = any(state.offsets_per_s for state in states.values())  # the first micro-batch may be long
+        self.sample.change(
+            lambda state: replace(
+                state,
+                time_ms=now_ms,
+                partitions={**state.partitions, **states},
+                asked=frozenset(asked),
+                unreachable=unreachable,
+                blind="",
+                leaderless=leaderless,
+                still=still,
+                held=held,
+                ledger=ledger,
+                control=control,
+                control_problem=control_problem,
+                phase=Phase.RUNNING if state.phase is Phase.STARTING and moves else state.phase,
+            )
+        )
+        if control_problem and control_problem != before:
+            self._say(f"unknown: {UNKNOWN_ORDERS}: {control_problem}")
+        for text in self._away.news(unreachable, leaderless, now_ms):
+            self._say(text)
+        self._tell_still()
+        self._show()
+
+    def _standing(
+        self, states: Mapping[TopicPartition, PartitionState], left_out: Collection[TopicPartition], now_ms: int
+    ) -> dict[TopicPartition, int]:
+        """What has not moved for long though there is something to copy, since when."""
+        goals = self._ends if self._is_once else {}
+        waiting = {
+            p: state.position
+            for p, state in states.items()
+            if state.position is not None and (state.copyable or state.position < goals.get(p, 0))
+        }
+        return self._still.of(now_ms, {p: at for p, at in waiting.items() if p not in left_out}, _STILL_AFTER_MS)
+
+    def _held_by(
+        self,
+        clusters: LinkClusters,
+        states: Mapping[TopicPartition, PartitionState],
+        now: float,
+        now_ms: int,
+        *,
+        may_ask: bool,
+    ) -> tuple[Held, ...]:
+        """Whose transactions hold back the source's last stable offsets, of those that have stood for long."""
+        stable = {
+            p: state.stable_end for p, state in states.items() if state.uncommitted and state.stable_end is not None
+        }
+        long = self._held.of(now_ms, stable, _HELD_AFTER_MS)
+        known = tuple(
+            one for one in self.state.held if one.partition in long and stable[one.partition] == one.from_offset
+        )
+        if long and may_ask and now - self._held_at >= _HELD_INTERVAL_S:
+            self._held_at = now
+            oldest = sorted(long, key=lambda p: (long[p], p))[:_MOST_HELD]
+            spans = {p: (stable[p], states[p].source_end or 0) for p in oldest}
+            known = tuple(_quietly(clusters.held, spans) or known)
+        return known
+
+    def _tell_still(self) -> None:
+        """Says on the terminal, once, what stands still and no task has spoken of, and whose transactions hold it up."""
+        state = self.state
+        is_begun = state.phase is not Phase.STARTING or state.time_ms - state.started_ms > _START_MS
+        still = {
+            p for p in state.still if is_begun and p not in state.report.waiting and not self._standing_told.waits(p)
+        }
+        waits = {p: wait for p, wait in state.waiting.items() if p in still}
+        held = {one.partition: str(one) for one in state.held if is_held_long(one, state.time_ms)}
+        new = waiting_reasons({p: wait for p, wait in waits.items() if p not in self._told_still})
+        for text in [
+            *(reason.text for reason in new),
+            *(text for p, text in held.items() if p not in self._told_still),
+        ]:
+            self._say(f"waiting: {text}")
+        self._told_still = {*waits, *held}
+
+    def look_last(self, clusters: LinkClusters) -> None:
+        """What counts once the mirror has ended: how far the target is, and what was lost."""
+        unreachable: dict[str, str] = {}
+        ends = _asked(unreachable, "target", clusters.target_ends, list(self.state.partitions))
+        if ends is not None:
+            self._took(ends.offsets)
+            if ends.left_out:
+                unreachable["target"] = next(iter(ends.left_out.values()))
+        if not unreachable:
+            rows = _asked(unreachable, "target", clusters.ledger)
+            self.losses = self.losses if rows is None else self._since_the_start(rows)
+        self._problem = unreachable.get("target", "")
+
+    def _partition_states(
+        self,
+        clusters: LinkClusters,
+        source: SourceEnds | None,
+        now: float,
+        left_out: Collection[TopicPartition],
+        *,
+        may_ask: bool,
+    ) -> dict[TopicPartition, PartitionState]:
+        former, report = self.state.partitions, self.state.report
+        ends, stable = (source.ends, source.stable) if source is not None else ({}, {})
+        positions = dict(self._last if self._is_identical else report.acked)
+        rates = self._rates.of(now, positions)
+        topics = sizes_by_topic(report.copied)
+        states = {
+            partition: PartitionState(
+                ends.get(partition, known.source_end),
+                self._last.get(partition),
+                positions.get(partition),
+                None,
+                topics.get(partition.topic) or self._sizes.get(partition),
+                rates.get(partition, 0.0),
+                max(0, ends[partition] - stable[partition]) if partition in ends else known.uncommitted,
+            )
+            for partition, known in former.items()
+        }
+        if may_ask:
+            turn = self._ages.turn({p: state for p, state in states.items() if p not in left_out}, MOST_AGES)
+            if turn:
+                self._ages.told(turn, _quietly(clusters.written_ms, turn) or {})
+            self._read_sizes(clusters, states, now)
+        for partition, state in states.items():
+            oldest_ms = self._ages.oldest_ms(partition, state.position)
+            if oldest_ms is not None:
+                states[partition] = replace(state, oldest_ms=oldest_ms)
+        return states
+
+    def _read_sizes(self, clusters: LinkClusters, states: Mapping[TopicPartition, PartitionState], now: float) -> None:
+        """Asks what offsets take of partitions that are behind and have not told it by what was copied."""
+        wanted = [p for p, state in states.items() if state.lag_offsets and state.bytes_per_offset is None]
+        if wanted and now - self._sizes_at >= _SIZES_INTERVAL_S:
+            sizes = _quietly(clusters.bytes_per_offset, wanted, {p: states[p].source_end or 0 for p in wanted})
+            self._sizes = sizes or {}
+            self._sizes_at = now if sizes is not None else now - _SIZES_INTERVAL_S + _AGAIN_S
+
+    def _took(self, target_ends: Mapping[TopicPartition, int]) -> None:
+        """Takes the target's ends; of partitions that are new, what was copied so far counts as gained."""
+        for partition in target_ends.keys() - self._last.keys():
+            done = self.state.report.copied.get(partition, Copied())
+            self._first.setdefault(partition, max(target_ends[partition] - done.records, 0))
+        self._last = {**self._last, **target_ends}
+
+    def _since_the_start(self, rows: Iterable[LedgerRow]) -> list[LedgerRow]:
+        """The first look may be late, and clocks may differ: either of the two tells."""
+        former = self._former_losses
+        return [row for row in rows if row.time_ms >= self.state.started_ms or former is not None and row not in former]
+
+    def _cannot_look(self, error: Exception) -> None:
+        blind = f"{type(error).__name__}: {sentence(error)}"
+        if blind != self.state.blind:
+            _log.error("The watch of link %s cannot look, and tries again: %s", self.state.link, blind, exc_info=error)
+        self.sample.change(lambda state: replace(state, blind=blind))
+        self._show()
+
+    def _show(self) -> None:
+        if self._board is not None:
+            self._board.tell(self.state)
+        self._bars.show(self.state, self._goals)
+
+
+def _asked(unreachable: dict[str, str], name: str, ask: Callable[..., _T], *arguments: object) -> _T | None:
+    """What a cluster answered; where it did not, `unreachable` says why."""
+    try:
+        return ask(*arguments)
+    except AWAY as error:
+        unreachable[name] = text_of(error)
+        return None
+
+
+def _leave_out(
+    leaderless: dict[str, LeftOut], name: str, why: Mapping[TopicPartition, str], told: Collection[TopicPartition]
+) -> set[TopicPartition]:
+    """Takes it down which partitions of a cluster cannot be looked at; of those `told` as blocked that is known."""
+    if dark := why.keys() - set(told):
+        first = min(dark)
+        leaderless[name] = LeftOut(len(dark), f"{first.topic}-{first.partition}: {why[first]}")
+    return set(why)
+
+
+def _quietly(ask: Callable[..., _T], *arguments: object) -> _T | None:
+    """What was answered; None where that failed: the next look tells whether the cluster is away."""
+    try:
+        return ask(*arguments)
+    except AWAY:
+        return None
+
+
+def _by_topic(ends: Mapping[TopicPartition, int]) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for partition, end in ends.items():
+        totals[partition.topic] = totals.get(partition.topic, 0) + end
+    return totals
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,56 @@
+"""The one way to print what comes from outside: names of topics and groups, what brokers and servers say.
+
+Laws:
+- One call prints one line: line ends, control characters, and what turns or hides text come out as escapes.
+- Nobody's text is markup.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import rich.table
+import typer
+from rich.console import Console
+from rich.measure import Measurement
+from rich.text import Text
+
+_WIDEST = 10_000
+
+
+def printable(text: object) -> str:
+    """The text with everything that a terminal or a log would obey as an escape: a line end is \\n, ESC is \\x1b."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
+
+
+def cell(text: object, style: str = "") -> Text:
+    """A cell, a title or a line for rich, which reads no markup in it."""
+    return Text(printable(text), style)
+
+
+def echo(text: object, *, err: bool = False) -> None:
+    """One line on standard output, or on standard error."""
+    typer.echo(printable(text), err=err)
+
+
+def asked(question: object) -> bool:
+    """Whether the question, on standard error, is answered with yes; raises typer.Abort where it is interrupted."""
+    return typer.confirm(printable(question), err=True)
+
+
+def print_table(table: rich.table.Table) -> None:
+    """Prints a table: where the terminal is too narrow for its longest words, wider than that rather than cut."""
+    console = Console()
+    least = Measurement.get(console, console.options.update(width=_WIDEST), table).minimum
+    Console(width=max(console.width, least)).print(table, soft_wrap=True)
+
+
+class Table(rich.table.Table):
+    """A rich table whose title and cells are what they say."""
+
+    def __init__(self, *columns: str, title: str | None = None, show_header: bool = True) -> None:
+        named = None if title is None else cell(title, "table.title")
+        super().__init__(*columns, title=named, show_header=show_header)
+
+    def add_row(self, *cells: object, **settings: Any) -> None:
+        super().add_row(*(cell(each) for each in cells), **settings)

@@ -1,0 +1,1 @@
+"""The life of a running link: settings, ranges, duties, restarts."""

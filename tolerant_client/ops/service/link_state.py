@@ -1,0 +1,432 @@
+"""What is known of a running link: immutable samples, and what its tasks report.  Pure: no I/O, no clock, no Spark.
+
+Laws:
+- A number that nobody knows is None, never 0.
+- Topics are called as on the target.  Offsets are half-open, times ms since 1970, rates per second, ages seconds.
+- `position` is how far a partition is copied, in source offsets: with identical offsets the target's log end,
+  with translated ones what the last report says.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.engine.copy_metrics import LATENCY_BOUNDS_MS, Copied, Measured, Span
+from tolerant_client.mirror.state.claims import Waiting
+from tolerant_client.mirror.state.control import LinkControl
+from tolerant_client.mirror.state.health import utc
+from tolerant_client.mirror.state.ledger import lost_offsets
+from tolerant_client.mirror.state.open_transactions import Held
+
+_NO_LATENCIES = (0,) * (len(LATENCY_BOUNDS_MS) + 1)
+_BY_PARTITION = ("paused", "blocked", "waiting", "acked", "copied", "latest")
+OTHERS = "(others)"  # no topic can be called so
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    """What tasks have done; their commit messages carry it to the driver, a file carries it to the mirror's process.
+
+    `troubles` are places that were read again from the target's log, `losses` ledger rows, `filled` offsets in gaps; of
+    the last two those of micro-batches: what happens while Spark plans the next one is not among them.
+    `acked` says by partition how far it is copied, in source offsets.  `latencies` is a histogram over
+    LATENCY_BOUNDS_MS.  `paused` is what an operator has paused, `blocked` what needs a person and why, `waiting` what does
+    not move though it is tried; they and `acked` are as of `time_ms`, `made_again` says when
+    target topics were made that had been copied to and were deleted, `latest` is what the last micro-batch copied, the
+    rest are sums since the start of the query.
+    """
+
+    time_ms: int = 0
+    records: int = 0
+    bytes: int = 0
+    troubles: int = 0
+    losses: int = 0
+    filled: int = 0
+    paused: Mapping[TopicPartition, str] = field(default_factory=dict)
+    blocked: Mapping[TopicPartition, str] = field(default_factory=dict)
+    waiting: Mapping[TopicPartition, Waiting] = field(default_factory=dict)
+    acked: Mapping[TopicPartition, int] = field(default_factory=dict)
+    copied: Mapping[TopicPartition, Copied] = field(default_factory=dict)
+    latest: Mapping[TopicPartition, Copied] = field(default_factory=dict)
+    latencies: tuple[int, ...] = _NO_LATENCIES
+    recoveries: Mapping[str, int] = field(default_factory=dict)
+    made_again: Mapping[str, int] = field(default_factory=dict)
+
+    def measured(self, found: Measured) -> TaskReport:
+        """This report with what its process has measured: records and bytes, too, of the time between two micro-batches."""
+        return replace(
+            self,
+            records=sum(done.records for done in found.copied.values()),
+            bytes=sum(done.bytes for done in found.copied.values()),
+            copied=found.copied,
+            latencies=found.latencies,
+            recoveries=found.recoveries,
+        )
+
+    def plus(self, later: Iterable[TaskReport], time_ms: int) -> TaskReport:
+        """The report after one micro-batch more, whose tasks told `later`."""
+        tasks = list(later)
+        latest = added({}, *(task.copied for task in tasks))
+        recoveries = Counter(self.recoveries)
+        latencies = list(self.latencies)
+        for task in tasks:
+            latencies = [before + more for before, more in zip(latencies, task.latencies)]
+            recoveries.update(task.recoveries)
+        return TaskReport(
+            time_ms,
+            self.records + sum(task.records for task in tasks),
+            self.bytes + sum(task.bytes for task in tasks),
+            self.troubles + sum(task.troubles for task in tasks),
+            self.losses + sum(task.losses for task in tasks),
+            self.filled + sum(task.filled for task in tasks),
+            {p: reason for task in tasks for p, reason in task.paused.items()},
+            {p: reason for task in tasks for p, reason in task.blocked.items()},
+            {p: wait for task in tasks for p, wait in task.waiting.items()},
+            {**self.acked, **{p: acked for task in tasks for p, acked in task.acked.items()}},
+            added(self.copied, latest),
+            latest,
+            tuple(latencies),
+            dict(recoveries),
+            {**self.made_again, **{topic: at for task in tasks for topic, at in task.made_again.items()}},
+        )
+
+    def to_json(self) -> str:
+        """The report as JSON: partitions are [topic, index], what was copied of one [records, bytes, age, latency]."""
+        found = dict(vars(self))
+        for name in _BY_PARTITION:
+            found[name] = [[*partition, value] for partition, value in found[name].items()]
+        return json.dumps(found)
+
+    @classmethod
+    def from_json(cls, text: str) -> TaskReport:
+        """The report that to_json wrote."""
+        found: dict[str, Any] = json.loads(text)
+        for name in _BY_PARTITION:
+            found[name] = {TopicPartition(topic, index): value for topic, index, value in found[name]}
+        for name in ("copied", "latest"):
+            found[name] = {
+                partition: Copied(records, size, Span(*age), Span(*latency))
+                for partition, (records, size, age, latency) in found[name].items()
+            }
+        found["waiting"] = {partition: Waiting(*wait) for partition, wait in found["waiting"].items()}
+        return cls(**{**found, "latencies": tuple(found["latencies"])})
+
+
+class Phase(str, enum.Enum):
+    """What the link's query does; FAILED is the end, a link that is RESTARTING tries again by itself."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class PartitionState:
+    """One partition: both logs' ends, how far it is copied, and when the oldest record that is not was written.
+
+    `source_end` is the high watermark; `uncommitted` offsets before it come after the last stable offset, and cannot be
+    copied before a transaction has ended.
+    """
+
+    source_end: int | None = None
+    target_end: int | None = None
+    position: int | None = None
+    oldest_ms: int | None = None
+    bytes_per_offset: float | None = None
+    offsets_per_s: float = 0.0
+    uncommitted: int = 0
+
+    @property
+    def stable_end(self) -> int | None:
+        """The last stable offset."""
+        return None if self.source_end is None else self.source_end - self.uncommitted
+
+    @property
+    def copyable(self) -> int:
+        """Of the lag what can be copied now; 0 also where that is not known."""
+        if self.stable_end is None or self.position is None:
+            return 0
+        return max(self.stable_end - self.position, 0)
+
+    @property
+    def lag_offsets(self) -> int | None:
+        if self.source_end is None or self.position is None:
+            return None
+        return max(self.source_end - self.position, 0)
+
+    @property
+    def lag_bytes(self) -> float | None:
+        lag = self.lag_offsets
+        if not lag:
+            return None if lag is None else 0.0
+        return None if self.bytes_per_offset is None else lag * self.bytes_per_offset
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        if not self.offsets_per_s:
+            return 0.0
+        return None if self.bytes_per_offset is None else self.offsets_per_s * self.bytes_per_offset
+
+    def lag_seconds(self, now_ms: int) -> float | None:
+        """The age of the oldest record that is not copied; 0 where there is none."""
+        if self.lag_offsets == 0:
+            return 0.0
+        return None if self.lag_offsets is None or self.oldest_ms is None else max(now_ms - self.oldest_ms, 0) / 1000
+
+
+class TopicState(NamedTuple):
+    """A topic's partitions together: ends, lags in offsets and bytes and rates are sums, ages and latencies the greatest.
+
+    A sum leaves out what is not known, and is None where nothing is.  Of the partitions that are `behind` the age is known
+    of so many (`aged`); `paused` are paused by an operator, `blocked` need a person, `waiting` go on by themselves.
+    """
+
+    topic: str
+    partitions: int
+    source_end: int | None
+    target_end: int | None
+    lag_offsets: int | None
+    lag_bytes: float | None
+    lag_seconds: float | None
+    offsets_per_s: float
+    bytes_per_s: float | None
+    records: int
+    bytes: int
+    age: Span
+    latency: Span
+    paused: int
+    behind: int
+    aged: int
+    blocked: int
+    waiting: int
+    uncommitted: int
+
+
+class GroupState(NamedTuple):
+    """A consumer group's offset of one topic partition, as the last synchronisation left it on the target.
+
+    `latency` is the time between reading it on the source and having it on the target; `note` says what holds it back.
+    """
+
+    group: str
+    topic: str
+    partition: int
+    offset: int
+    latency: Span = Span()
+    note: str = ""
+
+
+class DutyState(NamedTuple):
+    """A periodic duty: when its last round ended (0: none has yet), what went wrong with it, or "", and its interval."""
+
+    time_ms: int = 0
+    problem: str = ""
+    interval_s: float = 0.0
+
+
+class LeftOut(NamedTuple):
+    """Partitions of a cluster that have no leader, or one that does not respond: how many, and why the first is left out."""
+
+    partitions: int
+    why: str
+
+
+@dataclass(frozen=True)
+class LinkState:
+    """A link as of `time_ms`, 0 where nobody has looked yet.
+
+    `query` is its Spark query.  `problem` says what the last restart, or the end, was about; `asked` are the clusters
+    ("source", "target") of the last look, `unreachable` says why some of them did not answer, `blind` why nobody could look
+    at all, `leaderless` what had no leader that answers.  `recent` is what was copied in the last minute or so, by
+    partition.  `still` says since when partitions have not moved though they could, `held` whose transactions are open on
+    the source.  `control` is what the operator had ordered when that was read last, `control_problem` why it was not read
+    since, `own_rate` the limit that the mirror was started with, bytes/s.
+    `ledger` and `groups` are None until they were read; `addresses` are the clusters' bootstrap servers.
+    """
+
+    link: str
+    time_ms: int = 0
+    started_ms: int = 0
+    source: str = "source"  # the clusters' names
+    target: str = "target"
+    offsets: str = "identical"
+    phase: Phase = Phase.STARTING
+    problem: str = ""
+    restarts: int = 0
+    unreachable: Mapping[str, str] = field(default_factory=dict)
+    blind: str = ""
+    asked: frozenset[str] = frozenset()
+    leaderless: Mapping[str, LeftOut] = field(default_factory=dict)
+    partitions: Mapping[TopicPartition, PartitionState] = field(default_factory=dict)
+    report: TaskReport = TaskReport()
+    recent: Mapping[TopicPartition, Copied] = field(default_factory=dict)
+    still: Mapping[TopicPartition, int] = field(default_factory=dict)
+    held: tuple[Held, ...] = ()
+    ledger: tuple[LedgerRow, ...] | None = None
+    groups: tuple[GroupState, ...] | None = None
+    duties: Mapping[str, DutyState] = field(default_factory=dict)
+    control: LinkControl = LinkControl()
+    control_problem: str = ""
+    own_rate: int | None = None
+    query: str = ""
+    addresses: tuple[str, str] = ("", "")
+
+    @property
+    def blocked(self) -> Mapping[TopicPartition, str]:
+        """What needs a person, and why."""
+        return self.report.blocked
+
+    @cached_property
+    def waiting(self) -> Mapping[TopicPartition, Waiting]:
+        """What does not move and goes on by itself: as its task says, or else because nobody saw it move.
+
+        A task that took a partition over counts from then on: it stands for as long as it was seen to.
+        """
+        still = {
+            p: Waiting(f"it stands at offset {self.partitions[p].position:,}, and no task has said why", since_ms)
+            for p, since_ms in self.still.items()
+            if p in self.partitions
+        }
+        said = {
+            p: wait._replace(since_ms=min(wait.since_ms, self.still.get(p, wait.since_ms)))
+            for p, wait in self.report.waiting.items()
+        }
+        stopped = self.blocked.keys() | self.report.paused.keys()
+        return {p: wait for p, wait in {**still, **said}.items() if p not in stopped and not self.control.pauses(p)}
+
+    def reason_of(self, partition: TopicPartition) -> str:
+        """Why a partition does not move; "" where nothing is known against it."""
+        if self.control.pauses(partition):
+            return "paused by an operator"
+        if partition in self.blocked:
+            return f"blocked: {self.blocked[partition]}"
+        wait = self.waiting.get(partition)
+        if wait is not None:
+            return f"waiting since {utc(wait.since_ms)}: {wait.reason}"
+        return next((f"waiting: {held}" for held in self.held if held.partition == partition), "")
+
+    @property
+    def throttle_bytes(self) -> int | None:
+        """The limit that holds, bytes/s; None without one."""
+        return self.control.rate(self.own_rate)
+
+    @property
+    def throttle_from(self) -> str:
+        """Who has said the limit: "operator", or "start" (the file or command that started the mirror); "" without one."""
+        if self.throttle_bytes is None:
+            return ""
+        return "start" if self.control.bytes_per_s is None else "operator"
+
+    @cached_property
+    def topics(self) -> Mapping[str, TopicState]:
+        """The partitions' states by topic."""
+        members: dict[str, list[TopicPartition]] = {}
+        for partition in self.partitions:
+            members.setdefault(partition.topic, []).append(partition)
+        return {topic: self._topic(topic, partitions) for topic, partitions in sorted(members.items())}
+
+    def most(self, limit: int) -> list[TopicState]:
+        """The topics that are behind most, at most `limit`; the others, if there are any, are one row more, OTHERS."""
+        topics = sorted(self.topics.values(), key=lambda t: (-(t.lag_offsets or 0), -t.offsets_per_s, t.topic))
+        if len(topics) <= limit:
+            return topics
+        return [*topics[:limit], together(OTHERS, topics[limit:])]
+
+    def _topic(self, topic: str, partitions: list[TopicPartition]) -> TopicState:
+        states = [self.partitions[p] for p in partitions]
+        copied, recent = Copied(), Copied()
+        for partition in partitions:
+            copied = copied.plus(self.report.copied.get(partition, Copied()))
+            recent = recent.plus(self.recent.get(partition, Copied()))
+        return TopicState(
+            topic,
+            len(partitions),
+            total(state.source_end for state in states),
+            total(state.target_end for state in states),
+            total(state.lag_offsets for state in states),
+            total(state.lag_bytes for state in states),
+            greatest(state.lag_seconds(self.time_ms) for state in states),
+            sum(state.offsets_per_s for state in states),
+            total(state.bytes_per_s for state in states),
+            copied.records,
+            copied.bytes,
+            recent.age,
+            recent.latency,
+            sum(self.control.pauses(partition) for partition in partitions),
+            sum(bool(state.lag_offsets) for state in states),
+            sum(bool(state.lag_offsets) and state.oldest_ms is not None for state in states),
+            sum(partition in self.blocked for partition in partitions),
+            sum(partition in self.waiting for partition in partitions),
+            sum(state.uncommitted for state in states),
+        )
+
+    @cached_property
+    def lost(self) -> Mapping[tuple[str, str], int]:
+        """Offsets that are lost, by (topic, reason), as the ledger says."""
+        return lost_offsets(self.ledger or ())
+
+
+def together(name: str, topics: Iterable[TopicState]) -> TopicState:
+    """Several topics as one row."""
+    rows = list(topics)
+    age, latency = Span(), Span()
+    for row in rows:
+        age, latency = age.plus(row.age), latency.plus(row.latency)
+    return TopicState(
+        name,
+        sum(t.partitions for t in rows),
+        total(t.source_end for t in rows),
+        total(t.target_end for t in rows),
+        total(t.lag_offsets for t in rows),
+        total(t.lag_bytes for t in rows),
+        greatest(t.lag_seconds for t in rows),
+        sum(t.offsets_per_s for t in rows),
+        total(t.bytes_per_s for t in rows),
+        sum(t.records for t in rows),
+        sum(t.bytes for t in rows),
+        age,
+        latency,
+        sum(t.paused for t in rows),
+        sum(t.behind for t in rows),
+        sum(t.aged for t in rows),
+        sum(t.blocked for t in rows),
+        sum(t.waiting for t in rows),
+        sum(t.uncommitted for t in rows),
+    )
+
+
+def added(
+    before: Mapping[TopicPartition, Copied], *later: Mapping[TopicPartition, Copied]
+) -> dict[TopicPartition, Copied]:
+    """What was copied, by partition, with what was copied later."""
+    found = dict(before)
+    for copies in later:
+        for partition, done in copies.items():
+            known = found.get(partition)
+            found[partition] = done if known is None else known.plus(done)
+    return found
+
+
+def total(values: Iterable[Any]) -> Any:
+    """The sum of what is known; None where nothing is."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def greatest(values: Iterable[Any]) -> Any:
+    """The greatest of what is known; None where nothing is."""
+    return max((value for value in values if value is not None), default=None)

@@ -1,0 +1,106 @@
+"""The mirror in the process of its command, without Spark and Java: for small links and short copies.
+
+The same planner and the same copier as in Spark's tasks, one micro-batch after the other, and short ones: nobody plans
+between them, and a stop waits for the end of one.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.errors import TolerantClientError
+from tolerant_client.mirror.engine.prepare import PreparedLink
+from tolerant_client.mirror.engine.process_copier import close_workers
+from tolerant_client.ops.service.link_state import TaskReport
+from tolerant_client.ops.service.mirror_settings import MirrorSettings, RunReport, copy_options, plan_options
+from tolerant_client.ops.service.ranges import CopiedRanges, Range, RangesCopier, RangesPlanner
+from tolerant_client.ops.service.run_claim import RunClaim
+
+_HOLD_MS: Final = 1_000
+_ATTEMPTS: Final = 8  # as Spark's of a task: it goes on from the target's log
+_LOOK_S: Final = 1.0
+_END_S: Final = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+def run(
+    settings: MirrorSettings,
+    link: PreparedLink,
+    is_stopping: Callable[[], bool] = lambda: False,
+    tell: Callable[[TaskReport], None] = lambda report: None,
+    *,
+    claim: RunClaim,
+) -> bool:
+    """Runs the mirror until it is done (`once`) or `is_stopping`; whether it has ended by itself.
+
+    `tell` gets once a second, and at the end, what was done and what is paused.  Raises the error that stopped a partition.
+    """
+    if is_stopping():
+        return False
+    with tempfile.TemporaryDirectory(prefix="tolerant-mirror-", ignore_cleanup_errors=True) as folder:
+        report = RunReport(Path(folder))
+        batches = _Batches(replace(settings, tasks=1, hold_ms=_HOLD_MS), link, Path(folder))
+        batches.start()
+        is_stopped = False
+        try:
+            while batches.is_alive() and not is_stopped:
+                batches.join(_LOOK_S)
+                tell(now := report.read())
+                claim.tell(now)
+                claim.require_held()
+                is_stopped = is_stopping()
+        finally:
+            batches.stopped.set()
+            claim.end()  # what the copier holds it releases, and takes nothing more
+            batches.join(_END_S)
+            tell(report.read())
+        if batches.error is not None and not is_stopped:
+            raise batches.error
+        return not is_stopped
+
+
+class _Batches(threading.Thread):
+    """The micro-batches of a link; `error` is what ended them.  A daemon: a copy that waits for brokers holds up no exit."""
+
+    def __init__(self, settings: MirrorSettings, link: PreparedLink, folder: Path) -> None:
+        super().__init__(name=f"tolerant-mirror-{settings.link}", daemon=True)
+        self.stopped = threading.Event()
+        self.error: Exception | None = None
+        self._planner = RangesPlanner(plan_options(settings, folder))
+        self._copier = RangesCopier(copy_options(settings, link, folder))
+        self._is_once = settings.once
+
+    def run(self) -> None:
+        try:
+            self._planner.begin(is_final=self._is_once)
+            while not self.stopped.is_set():
+                self._copier.settle([self._copied(ranges) for ranges in self._planner.tasks()])
+                if self._is_once:
+                    break
+                self._planner.look()
+        except Exception as error:  # whatever it is, the command tells it
+            self.error = error
+        finally:
+            self._planner.stop()
+            close_workers()
+
+    def _copied(self, ranges: tuple[Range, ...]) -> CopiedRanges:
+        """What became of the ranges; an error that a repeat may cure is raised by the last one only."""
+        until = {TopicPartition(topic, partition): end for topic, partition, end in ranges}
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return self._copier.copy(until)
+            except TolerantClientError as error:
+                if attempt == _ATTEMPTS or self.stopped.wait(min(attempt, 5)):
+                    raise
+                _log.info("the micro-batch is repeated: %s", error)
+        raise AssertionError("no attempt was made")

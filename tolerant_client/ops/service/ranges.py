@@ -1,0 +1,322 @@
+"""Which partitions a mirror copies in each micro-batch, by which task, and what became of them; without Spark.
+
+Laws:
+- A partition keeps its task from micro-batch to micro-batch.  Where Spark gives that task to another Python worker, the
+  one hands the partition over to the other (mirror/state/claims.py).
+- What is wrong with one topic or partition is told of it alone; the others go on, and it is looked at again.
+- An error that no repeat cures is not raised by the task, which Spark would repeat, but when the micro-batch is settled: the
+  other tasks bring their partitions to the end before.  With goesOn it is not raised at all but reported, as what the
+  partition waits for, and the next micro-batch looks at it again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.led_offsets import list_led_offsets, stable_ends
+from tolerant_client.cluster.cluster import EARLIEST, Cluster
+from tolerant_client.errors import (
+    DataLossError,
+    LinkPromotedError,
+    OffsetMapError,
+    OptionError,
+    OversizedRecordError,
+    TargetClaimedError,
+    TargetDivergedError,
+    TolerantClientError,
+    UnsupportedSourceError,
+)
+from tolerant_client.mirror.batches.losses import MirrorPolicy
+from tolerant_client.mirror.engine.preflight import ends_at
+from tolerant_client.mirror.engine.prepare import grow_link
+from tolerant_client.mirror.engine.process_copier import LinkConfig, copy_ranges, take_measures
+from tolerant_client.mirror.state.claims import Waiting
+from tolerant_client.mirror.state.control import LinkControl, read_control
+from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.ops.service.link_events import sentence
+from tolerant_client.ops.service.link_state import TaskReport
+from tolerant_client.ops.service.ranges_scope import Scope
+from tolerant_client.security.kafka_config import kafka_python_config
+
+_INCURABLE = (
+    DataLossError,
+    LinkPromotedError,
+    OffsetMapError,
+    OptionError,
+    OversizedRecordError,
+    TargetClaimedError,
+    TargetDivergedError,
+    UnsupportedSourceError,
+)
+_NO_TOPICS_S = 1.0
+_LOOK_S = 30.0  # between two looks at the leaders
+
+
+@dataclass
+class CopiedRanges:
+    """What one task did, and the error that ended it if no repeat cures it."""
+
+    report: TaskReport = TaskReport()
+    error: TolerantClientError | None = None
+
+
+Range = tuple[str, int, int | None]  # topic, partition, until_offset
+
+
+class RangesPlanner:
+    """Plans what there is to copy, and creates topics that appear on the target."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        lowered = {key.lower(): value for key, value in options.items()}
+        self._configs = (_cluster(lowered, "kafka."), _cluster(lowered, "target.kafka."))
+        self._clusters: tuple[Cluster, Cluster] | None = None
+        topics = _topics(lowered)
+        if topics is None:
+            raise OptionError(
+                "payload=ranges needs subscribePattern, a regular expression over topic names, or linkTopics"
+            )
+        self._topics = topics
+        self._link, self._is_identical = lowered.get("link", "default"), _is_identical(lowered)
+        self._tasks = _number(lowered, "tasks", 1)
+        if self._tasks < 1:
+            raise OptionError(f"tasks must be at least 1, not {self._tasks}")
+        self._is_tail = lowered.get("tail", "false").lower() == "true"
+        self._refresh_s = _number(lowered, "refreshIntervalMs", 30_000) / 1000
+        self._until_ms = _number(lowered, "untilMs", 0) if "untilms" in lowered else None
+        self._told = ReportFile(Path(lowered["waiting"])) if lowered.get("waiting") else None
+        self._refreshed_at = self._looked_at = float("-inf")
+        self._scope, self._control = Scope(), LinkControl()
+        self._made_again: dict[str, int] = {}
+        self._task_of: Mapping[TopicPartition, int] = {}
+
+    @property
+    def is_tail(self) -> bool:
+        """Whether what arrives is copied, too, and not only up to the ends of the start."""
+        return self._is_tail
+
+    def begin(self, *, is_final: bool = False) -> None:
+        """Looks at the source, if nobody has; `is_final`: anew, and the ends that it has now, or at a time, are to be reached."""
+        if is_final or not self._has_planned:
+            self._refresh()
+        if is_final and self._until_ms is not None:
+            source, _ = self._connected()
+            self._scope = replace(self._scope, ends=source.run(ends_at, source, self._scope.ends, self._until_ms))
+
+    def look(self) -> None:
+        """Looks again at what there is to copy, as often as is due; without any topic it waits a moment."""
+        self._refresh()
+        if not self._scope.ends:
+            time.sleep(_NO_TOPICS_S)  # topics may appear; until then no task slows the micro-batches down
+
+    def tasks(self) -> tuple[tuple[Range, ...], ...]:
+        """The ranges of each task that has any."""
+        sizes: dict[Range, int] = {
+            (*p, None if self._is_tail else until): self._scope.gained.get(p, 0)
+            for p, until in self._scope.ends.items()
+            if self._is_tail or until > 0  # also a log that is empty by now: the target has to get as far
+        }
+        self._task_of = dealt(sizes, self._tasks, self._task_of)
+        rows = [tuple(r for r in sizes if self._task_of[TopicPartition(*r[:2])] == task) for task in range(self._tasks)]
+        return tuple(ranges for ranges in rows if ranges)
+
+    def stop(self) -> None:
+        if self._clusters is not None:
+            source, target = self._clusters
+            target.close()
+            source.close()
+
+    def _connected(self) -> tuple[Cluster, Cluster]:
+        if self._clusters is None:
+            source = Cluster(self._configs[0], name="source", names=self._topics.names)
+            self._clusters = (source, Cluster(self._configs[1], source.net, name="target"))
+        return self._clusters
+
+    def _refresh(self) -> None:
+        """Looks for new topics and partitions, and creates them on the target; in between for leaders only."""
+        now = time.monotonic()
+        if now - self._refreshed_at >= self._refresh_s:
+            self._take(self._planned())
+            self._refreshed_at = self._looked_at = now
+        elif now - self._looked_at >= _LOOK_S:
+            source, _ = self._connected()
+            self._take(self._scope.after_look(source.run(stable_ends, source, self._scope.led)))
+            self._looked_at = now
+
+    @property
+    def _has_planned(self) -> bool:
+        return self._refreshed_at > float("-inf")
+
+    def _planned(self) -> Scope:
+        source, target = self._connected()
+        topics = self._topics if not self._has_planned else replace(self._topics, waits_for_topics=True)
+        known = {p.topic for p in (*self._scope.ends, *self._scope.leaderless)}
+        grow = partial(grow_link, is_identical=self._is_identical)
+        if not self._has_planned:
+            self._control = source.run(read_control, target, self._link)
+        planned = source.run(grow, source, target, topics, self._link, known, self._control)
+        self._made_again |= dict.fromkeys(self._scope.made_again(planned), int(time.time() * 1000))
+        copies = source.run(target.partitions, self._scope.lacking(planned))
+        starts: Mapping[TopicPartition, int] = {}
+        if not self._has_planned and self._tasks > 1:
+            starts = source.run(list_led_offsets, source, dict.fromkeys(planned.ends, EARLIEST)).offsets
+        return self._scope.after_plan(planned, copies, starts)
+
+    def _take(self, scope: Scope) -> None:
+        is_told = (scope.blocked, scope.leaderless) == (self._scope.blocked, self._scope.leaderless)
+        if self._told is not None and not (is_told and self._told.read().made_again == self._made_again):
+            now_ms, known = int(time.time() * 1000), self._told.read().waiting
+            waiting = {
+                p: Waiting(why, known[p].since_ms if p in known else now_ms) for p, why in scope.leaderless.items()
+            }
+            self._told.write(TaskReport(blocked=scope.blocked, waiting=waiting, made_again=self._made_again))
+        self._scope = scope
+
+
+class RangesCopier:
+    """Copies ranges from source to target, at the same offsets."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        lowered = {key.lower(): value for key, value in options.items()}
+        is_identical = _is_identical(lowered)
+        if is_identical and "producerid" not in lowered:
+            raise OptionError(
+                "payload=ranges needs producerId, the link's producer id (tolerant_client.mirror.engine.prepare.prepare_link)"
+            )
+        topics = _topics(lowered) or LinkTopics()
+        self._link = LinkConfig(
+            _cluster(lowered, "source.kafka."),
+            _cluster(lowered, "kafka."),
+            _number(lowered, "producerId", -1),
+            link=lowered.get("link", "default"),
+            policy=MirrorPolicy.from_json(lowered.get("policy", "{}")),
+            is_translated=not is_identical,
+            names=topics.names,
+            bytes_per_s=_number(lowered, "bytesPerSecond", 0) or None,
+            run=lowered.get("run", ""),
+            shares=max(1, _number(lowered, "tasks", 1)),
+        )
+        self._hold_ms = _number(lowered, "holdMs", 0)
+        self._lease_ms = _number(lowered, "leaseMs", 0)
+        self._report = ReportFile(Path(lowered["report"])) if lowered.get("report") else None
+        self._goes_on = lowered.get("goeson", "false").lower() == "true"
+
+    def copy(self, until: Mapping[TopicPartition, int | None]) -> CopiedRanges:
+        """Copies partitions at least up to these offsets, for as long as a micro-batch lasts."""
+        if not until:
+            return CopiedRanges()
+        hold_until = time.monotonic() + self._hold_ms / 1000
+        try:
+            copied = copy_ranges(self._link, until, hold_ms=self._hold_ms, lease_ms=self._lease_ms)
+        except _INCURABLE as error:  # of the task as a whole
+            if not self._goes_on or isinstance(error, LinkPromotedError):
+                return CopiedRanges(error=error)
+            time.sleep(max(0.0, hold_until - time.monotonic()))
+            return CopiedRanges(
+                TaskReport(blocked=dict.fromkeys(until, sentence(error))).measured(take_measures(self._link))
+            )
+        stopped = {p: why for p, done in copied.items() if (why := done.stopped_by) is not None}
+        final = [why for why in stopped.values() if isinstance(why, LinkPromotedError if self._goes_on else _INCURABLE)]
+        if not final:
+            for why in stopped.values():
+                if not isinstance(why, _INCURABLE):
+                    raise why
+            # Where all are paused the copier is done at once; Spark is not to plan one micro-batch after another then.
+            time.sleep(max(0.0, hold_until - time.monotonic()))
+        stopped_now = {} if final else stopped
+        blocked = {p: why for p, done in copied.items() if done.is_paused and (why := done.blocked_by) is not None}
+        paused = {p: why for p, done in copied.items() if (why := done.paused_by) is not None}
+        report = TaskReport(
+            troubles=sum(done.troubles for done in copied.values()),
+            losses=sum(done.losses for done in copied.values()),
+            filled=sum(done.filled for done in copied.values()),
+            paused={p: sentence(why) for p, why in paused.items()},
+            blocked={p: sentence(why) for p, why in {**blocked, **stopped_now}.items()},
+            waiting={p: done.wait for p, done in copied.items() if done.wait is not None},
+            acked={p: done.acked for p, done in copied.items() if done.is_placed},
+        )
+        return CopiedRanges(report.measured(take_measures(self._link)), final[0] if final else None)
+
+    def settle(self, done: Sequence[CopiedRanges]) -> None:
+        """Adds to the report what all tasks of a micro-batch did, and raises the first error that no repeat cures."""
+        if self._report is not None:
+            self._report.write(self._report.read().plus([each.report for each in done], int(time.time() * 1000)))
+        for each in done:
+            if each.error is not None:
+                raise each.error
+
+
+def dealt(
+    sizes: Mapping[Range, int], tasks: int, before: Mapping[TopicPartition, int] = {}
+) -> dict[TopicPartition, int]:
+    """The task of each partition: the one that it had before, or else, the largest first, that which has least.  Pure."""
+    found = {p: before[p] for r in sizes if (p := TopicPartition(*r[:2])) in before}
+    load = [0] * tasks
+    for r, size in sizes.items():
+        if (p := TopicPartition(*r[:2])) in found:
+            load[found[p]] += size + 1
+    for r in sorted(sizes, key=lambda r: (-sizes[r], r[:2])):
+        if (p := TopicPartition(*r[:2])) not in found:
+            found[p] = load.index(min(load))
+            load[found[p]] += sizes[r] + 1
+    return found
+
+
+class ReportFile:
+    """A TaskReport in a file, by which processes of one host tell each other; read again only when it was replaced."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int] | None = None
+        self._report = TaskReport()
+
+    def read(self) -> TaskReport:
+        """What was written last; an empty report before that."""
+        try:
+            stat = self._path.stat()
+            if (seen := (stat.st_ino, stat.st_mtime_ns)) != self._seen:
+                self._report, self._seen = TaskReport.from_json(self._path.read_text()), seen
+        except FileNotFoundError:
+            pass
+        return self._report
+
+    def write(self, report: TaskReport) -> None:
+        """Replaces the file at once: a reader finds the whole of it, or that of the micro-batch before."""
+        beside = self._path.with_name(f"{self._path.name}.new")
+        beside.write_text(report.to_json())
+        beside.replace(self._path)
+
+
+def _topics(lowered: Mapping[str, str]) -> LinkTopics | None:
+    if text := lowered.get("linktopics"):
+        return LinkTopics.from_json(text)
+    pattern = lowered.get("subscribepattern")
+    return LinkTopics.of(pattern) if pattern else None
+
+
+def _is_identical(lowered: Mapping[str, str]) -> bool:
+    offsets = lowered.get("offsets", "identical")
+    if offsets not in ("identical", "translated"):
+        raise OptionError(f"offsets must be identical or translated, not {offsets!r}")
+    return offsets == "identical"
+
+
+def _cluster(lowered: Mapping[str, str], prefix: str) -> dict[str, Any]:
+    java = {key.removeprefix(prefix): value for key, value in lowered.items() if key.startswith(prefix)}
+    if not java.get("bootstrap.servers"):
+        raise OptionError(f"payload=ranges needs {prefix}bootstrap.servers")
+    return kafka_python_config(java)
+
+
+def _number(lowered: Mapping[str, str], name: str, default: int) -> int:
+    text = lowered.get(name.lower(), str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise OptionError(f"{name} must be a whole number, not {text!r}") from None

@@ -1,0 +1,72 @@
+"""Which partitions a running mirror copies, and which wait and what for.  Pure: what was seen is an argument.
+
+Laws:
+- A partition that has lost its leader keeps its former end and stays among those that are copied.
+- What is wrong with a topic or a partition is told for as long as it lasts, and of no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.led_offsets import LedOffsets
+from tolerant_client.mirror.engine.prepare import PlannedLink
+
+_GONE = (
+    "the source has no such topic any more, or does not show it to us (is Describe on it still granted?); only if it was"
+    " deleted there, and its copy is not needed, delete the copy on the target"
+)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What the last looks have found; topics are called as on the target.
+
+    `ends` are the last stable offsets of what is copied, `gained` how many offsets more than at the look before.
+    `leaderless`, `refused` and `gone` say why partitions are not copied.
+    """
+
+    ends: Mapping[TopicPartition, int] = field(default_factory=dict)
+    gained: Mapping[TopicPartition, int] = field(default_factory=dict)
+    leaderless: Mapping[TopicPartition, str] = field(default_factory=dict)
+    refused: Mapping[TopicPartition, str] = field(default_factory=dict)
+    gone: Mapping[TopicPartition, str] = field(default_factory=dict)
+
+    @property
+    def blocked(self) -> dict[TopicPartition, str]:
+        """Why partitions are not copied before a person has done something; those in `leaderless` wait for a broker alone."""
+        return {**self.gone, **self.refused}
+
+    @property
+    def led(self) -> list[TopicPartition]:
+        """Those whose leaders are looked at."""
+        return [*self.ends, *(p for p in self.leaderless if p not in self.ends)]
+
+    def lacking(self, planned: PlannedLink) -> set[str]:
+        """Topics that were copied, by us or before, and that the source does not have any more."""
+        known = {p.topic for p in (*self.ends, *self.gone)} | planned.gone.keys()
+        return known - {topic.name for topic in planned.topics.copied} - planned.topics.refused.keys()
+
+    def made_again(self, planned: PlannedLink) -> set[str]:
+        """Topics that were copied and that the target did not have any more."""
+        return {topic.name for topic in planned.topics.create} & {p.topic for p in self.ends}
+
+    def after_plan(
+        self, planned: PlannedLink, copies: Mapping[str, Sequence[int]], starts: Mapping[TopicPartition, int]
+    ) -> Scope:
+        """After a look at all topics: `copies` are those of `lacking` on the target, `starts` the source's log starts."""
+        refused = {p: why for p, why in planned.waiting.items() if p.topic in planned.topics.refused}
+        leaderless = {p: why for p, why in planned.waiting.items() if p not in refused}
+        kept = {p: self.ends[p] for p in leaderless if p in self.ends}
+        gone = {TopicPartition(topic, n): _GONE for topic, numbers in copies.items() for n in numbers}
+        former = {**starts, **self.ends}
+        gained = {p: max(0, end - former.get(p, 0)) for p, end in planned.ends.items()}
+        return Scope({**kept, **planned.ends}, gained, leaderless, refused, gone)
+
+    def after_look(self, found: LedOffsets) -> Scope:
+        """After a look at the leaders of `led`."""
+        gained = {p: max(0, end - self.ends.get(p, 0)) for p, end in found.offsets.items()}
+        return replace(self, ends={**self.ends, **found.offsets}, gained=gained, leaderless=found.left_out)

@@ -1,0 +1,88 @@
+"""A mirror's own claim: the topics that it copies, held by the process that was started, for as long as it runs.
+
+Of two mirrors that start at once one has all its topics, and the other is refused before it writes anything.  What the
+tasks write is claimed by their own processes (mirror/state/claims.py); this one is also the mirror's heartbeat.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.state.claims import MIRROR, WHOLE_TOPIC, Claim, Waiting, claimed_part
+from tolerant_client.mirror.state.claims_topic import Claims, claimed_by, new_holder
+from tolerant_client.ops.printing import echo
+from tolerant_client.ops.service.link_state import TaskReport
+from tolerant_client.ops.service.standing import carried
+from tolerant_client.security.kafka_config import kafka_python_config
+from tolerant_client.stock.stock_names import NetworkSelector
+
+
+class RunClaim:
+    """One run of a mirror, on a thread of its own; `target` are Java client properties."""
+
+    def __init__(self, target: Mapping[str, str], link: str, run: str, *, is_translated: bool = False) -> None:
+        self._link = link
+        self._is_translated = is_translated
+        self._standing: dict[TopicPartition, Waiting] = {}
+        self._acked: Mapping[TopicPartition, int] = {}
+        self._net = NetworkSelector(client_id="tolerant-mirror-claims")
+        self._target = Cluster(kafka_python_config(target), self._net, name="target")
+        self._claims = Claims(self._target, new_holder(link, run, MIRROR), self._spawn, lambda: None)
+        self._net.start()
+
+    def __enter__(self) -> RunClaim:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def take(self, topics: Collection[str]) -> None:
+        """Claims topics of the target; waits for a mirror that is gone, and raises what Claims.take does."""
+        whole = [TopicPartition(topic, WHOLE_TOPIC) for topic in topics]
+        names = [claimed_part(name, self._link) for name in whole] if self._is_translated else whole
+        self._net.run(self._claims.take, names, lambda text: echo(f"tolerant-kafka: {text}", err=True))
+
+    def require_held(self) -> None:
+        """Raises TargetClaimedError where another mirror has what this one had claimed: it was frozen, or cut off."""
+
+        async def rivals() -> dict[TopicPartition, Claim]:
+            return self._claims.rivals()
+
+        if found := self._net.run(rivals):
+            raise claimed_by(*min(found.items()))
+
+    def tell(self, report: TaskReport) -> None:
+        """What the mirror's heartbeat says of partitions that stand still: those that wait, and those that need a person."""
+        now_ms, before = int(time.time() * 1000), self._standing
+        blocked = {
+            p: Waiting(why, before[p].since_ms if p in before and before[p].reason == why else now_ms, is_blocked=True)
+            for p, why in report.blocked.items()
+        }
+        self._standing = {**carried(before, report, self._acked), **blocked}
+        self._acked = report.acked
+        self._claims.claimant.waiting = self._standing
+
+    def end(self) -> None:
+        """Says that the run is over, and waits a moment for its tasks' processes to release what they hold."""
+        self._net.run(self._claims.end)
+
+    def close(self) -> None:
+        """Ends the run, and its thread; idempotent."""
+        if self._target.manager.closed:
+            return
+        self.end()
+
+        async def close_cluster() -> None:
+            self._target.close()
+
+        self._net.run(close_cluster)
+        self._net.stop(timeout_ms=2000)
+        self._net.close()
+
+    def _spawn(self, function: Callable[..., Any], *args: Any) -> None:
+        self._net.call_soon(lambda: function(*args))

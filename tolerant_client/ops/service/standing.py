@@ -1,0 +1,136 @@
+"""What of a link stands still, as an operator is told of it: once when it begins, and once when it moves again.  Pure.
+
+Laws:
+- A partition moves again when it was copied further than it was when it waited last: that its position is known, or that a
+  new task has not yet had its time to wait, is no progress.
+- What nobody has spoken of for FORGOTTEN_MS is told anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.mirror.state.claims import Waiting
+from tolerant_client.mirror.state.health import names
+from tolerant_client.ops.service.link_state import LeftOut, TaskReport
+
+FORGOTTEN_MS = 120_000
+AWAY_AFTER_MS = 5_000  # after the first look that a cluster does not respond to, which has waited for it
+
+Positions = Mapping[TopicPartition, int]
+
+
+class _Wait(NamedTuple):
+    """How far a partition was copied when it was said to wait last, if that was known, and when that was."""
+
+    reached: int | None
+    said_ms: int
+
+
+class Standing:
+    """What was told of one link."""
+
+    def __init__(self) -> None:
+        self._paused: Mapping[TopicPartition, str] = {}
+        self._blocked: Mapping[TopicPartition, str] = {}
+        self._waits: dict[TopicPartition, _Wait] = {}
+        self._made_again: Mapping[str, int] = {}
+
+    def waits(self, partition: TopicPartition) -> bool:
+        """Whether it was told to wait, and has not moved since."""
+        return partition in self._waits
+
+    def news(self, report: TaskReport, reached: Positions, now_ms: int) -> list[str]:
+        """What stands still that did not before, and what moves again, in words; `reached` is how far partitions are copied."""
+        new = {p: wait.reason for p, wait in report.waiting.items() if p not in self._waits}
+        made = [topic for topic, at in sorted(report.made_again.items()) if self._made_again.get(topic) != at]
+        told = [
+            *(
+                f"made again: topic {topic}, which somebody had deleted on the target, is filled from the start"
+                for topic in made
+            ),
+            *_lines("paused", self._paused, report.paused),
+            *_lines("blocked", self._blocked, report.blocked),
+            *_lines("waiting", {}, new),
+        ]
+        self._made_again = {**self._made_again, **report.made_again}
+        self._paused, self._blocked = report.paused, report.blocked
+        moving, waits = [], {p: _Wait(reached.get(p), now_ms) for p in report.waiting}
+        for p, wait in self._waits.items():
+            if p in waits or p in report.paused or p in report.blocked or now_ms - wait.said_ms > FORGOTTEN_MS:
+                continue
+            now = reached.get(p)
+            if now is None or wait.reached is None or now <= wait.reached:
+                waits[p] = wait if wait.reached is not None else wait._replace(reached=now)
+            else:
+                moving.append(p)
+        self._waits = waits
+        return [*told, f"copying again: {names(sorted(moving))}"] if moving else told
+
+
+class _Told(NamedTuple):
+    """What is told of a cluster: that it does not respond, or how many of its partitions nobody can look at."""
+
+    dark: int | None  # None where the cluster itself does not respond
+    text: str
+
+    @property
+    def what(self) -> str:
+        return "cluster does not respond" if self.dark is None else "has partitions that nobody can look at"
+
+    def is_news(self, told: _Told | None) -> bool:
+        """Whether it is worse than what was told, or another thing."""
+        return told is None or told.what != self.what or (self.dark or 0) > (told.dark or 0)
+
+
+class Away:
+    """What was told of clusters that do not respond, and of partitions without a leader that does."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, int] = {}
+        self._told: dict[str, _Told] = {}
+
+    def news(self, unreachable: Mapping[str, str], leaderless: Mapping[str, LeftOut], now_ms: int) -> list[str]:
+        """What does not respond for long and did before, and what responds again, in words; both by a cluster's name."""
+        seen = {
+            name: _Told(left.partitions, f"{left.partitions:,} of them, {left.why}")
+            for name, left in leaderless.items()
+        }
+        seen |= {name: _Told(None, why) for name, why in unreachable.items()}
+        self._since = {name: self._since.get(name, now_ms) for name in seen}
+        lines = []
+        for name, now in seen.items():
+            if now.is_news(self._told.get(name)) and now_ms - self._since[name] >= AWAY_AFTER_MS:
+                lines.append(f"unknown: the {name} {now.what}: {now.text}")
+                self._told[name] = now
+            elif name in self._told and self._told[name].what == now.what:
+                self._told[name] = now  # fewer: what grows again is told again
+        for name in sorted(self._told.keys() - seen.keys()):
+            lines.append(f"over: the {name} {self._told.pop(name).what}")
+        return lines
+
+
+def carried(
+    before: Mapping[TopicPartition, Waiting], now: TaskReport, former: Positions
+) -> dict[TopicPartition, Waiting]:
+    """What waits, since when it really does: a new task, or one that took a partition over, counts from its own beginning."""
+    return {
+        p: wait._replace(since_ms=min(wait.since_ms, before[p].since_ms))
+        if p in before and now.acked.get(p) == former.get(p)
+        else wait
+        for p, wait in now.waiting.items()
+    }
+
+
+def _lines(kind: str, before: Mapping[TopicPartition, str], now: Mapping[TopicPartition, str]) -> list[str]:
+    """Who is there that was not before, and why; partitions of one topic for one reason together."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for topic, partition in sorted(now.keys() - before.keys()):
+        found.setdefault((topic, now[TopicPartition(topic, partition)]), []).append(partition)
+    return [
+        f"{kind}: {topic}-{numbers[0]}{f' and {len(numbers) - 1} more of its partitions' if len(numbers) > 1 else ''}: {why}"
+        for (topic, why), numbers in found.items()
+    ]

@@ -1,0 +1,320 @@
+"""Record batches to Arrow: the columns of Spark's Kafka source, decoded with numpy.
+
+Laws:
+- The result equals decode_records, record by record.  Anything that does not
+  add up is given to decode_records, so both raise the same RecordBatchError.
+- No Python object is made per record, except where records are found whose
+  lengths vary (one integer each), and none is kept.
+- Memory is bounded: iter_arrow holds at most `target_bytes` of decompressed
+  records plus one batch, and a batch is bounded by codecs.decompress; the columns
+  of a large batch are made in slices (batch_columns.iter_columns).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tolerant_client.errors import RecordBatchError
+from tolerant_client.records.batch_columns import HEADER, BatchColumns, iter_columns, join_sections
+from tolerant_client.records.record_batch import HEADER_SIZE, BatchHeader, Record, decode_section, records_section
+from tolerant_client.records.record_fields import MAX_HEADERS, Doubt, HeaderFields, Int32s, Int64s
+from tolerant_client.records.record_sets import decode_unfolded, message_columns, unfold
+
+TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+SCHEMA: Final = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", TIMESTAMP),
+        ("timestampType", pa.int32()),
+    ]
+)
+SCHEMA_WITH_HEADERS: Final = SCHEMA.append(pa.field("headers", HEADERS))
+LEADER_EPOCH: Final = pa.field("leaderEpoch", pa.int32())
+# Every column that can be asked for; a schema with some of these fields, in any order, is a selection.
+ALL_COLUMNS: Final = SCHEMA_WITH_HEADERS.append(LEADER_EPOCH)
+
+TARGET_BYTES: Final = 8 * 1024 * 1024
+HEADER_BYTES: Final = 64  # that a header takes while it becomes a part of a column, besides its name and its value
+
+_HEADERS_AT_ONCE: Final = 1 << 18  # what gathering takes besides its result
+_RECORDS_AT_ONCE: Final = 1 << 14  # as Python objects...
+_RECORD_BYTES_AT_ONCE: Final = 1 << 20  # ...and their bytes: a small header takes fifty times its own
+_MAX_MICROS_MS: Final = (2**63 - 1) // 1000
+
+_Row = TypeVar("_Row")
+
+
+def iter_arrow(
+    batches: Iterable[tuple[BatchHeader, memoryview]],
+    topic: str,
+    partition: int,
+    from_offset: int,
+    until_offset: int,
+    schema: pa.Schema = SCHEMA,
+    *,
+    target_bytes: int = TARGET_BYTES,
+    most_headers: int = MAX_HEADERS,
+) -> Iterator[pa.RecordBatch]:
+    """The records of `batches` within [from_offset, until_offset), in pieces of bounded size.
+
+    Control batches are skipped.  Empty pieces are not yielded.  Where headers are asked for, a record with more than
+    `most_headers` is a RecordBatchError, once those before it are yielded; each takes up to HEADER_BYTES meanwhile.
+    """
+    sections: list[tuple[BatchHeader, memoryview, memoryview]] = []
+    size = 0
+    for header, batch in batches:
+        if (
+            header.is_control
+            or not header.record_count
+            or header.next_offset <= from_offset
+            or header.base_offset >= until_offset
+        ):
+            continue
+        section = unfold(header, batch) if header.magic < 2 else records_section(header, batch)
+        if sections and (size + len(section) > target_bytes or header.magic != sections[0][0].magic):
+            yield from _decode(sections, topic, partition, from_offset, until_offset, schema, most_headers)
+            sections, size = [], 0
+        sections.append((header, batch, section))
+        size += len(section)
+    if sections:
+        yield from _decode(sections, topic, partition, from_offset, until_offset, schema, most_headers)
+
+
+def _decode(
+    sections: Sequence[tuple[BatchHeader, memoryview, memoryview]],
+    topic: str,
+    partition: int,
+    from_offset: int,
+    until_offset: int,
+    schema: pa.Schema,
+    most_headers: int,
+) -> Iterator[pa.RecordBatch]:
+    """Pieces that are not empty."""
+    try:
+        for columns in _columns(sections, "headers" in schema.names, from_offset, most_headers):
+            offsets = columns.offsets
+            kept = np.flatnonzero((offsets >= from_offset) & (offsets < until_offset))
+            if len(kept):
+                yield columns_to_arrow(columns, kept, topic, partition, schema)
+                from_offset = int(offsets[kept[-1]]) + 1
+    except Doubt:
+        yield from _decode_plainly(sections, topic, partition, from_offset, until_offset, schema, most_headers)
+
+
+def _columns(
+    sections: Sequence[tuple[BatchHeader, memoryview, memoryview]],
+    include_headers: bool,
+    from_offset: int,
+    most_headers: int,
+) -> Iterator[BatchColumns]:
+    if sections[0][0].magic < 2:
+        yield message_columns([(header, section) for header, _, section in sections])
+        return
+    headers = np.frombuffer(b"".join(batch[:HEADER_SIZE] for _, batch, _ in sections), HEADER)
+    joined = join_sections(headers, [section for _, _, section in sections])
+    yield from iter_columns(joined, include_headers, from_offset=from_offset, most_headers=most_headers)
+
+
+def columns_to_arrow(
+    columns: BatchColumns, kept: Int64s, topic: str, partition: int, schema: pa.Schema = SCHEMA
+) -> pa.RecordBatch:
+    """The rows `kept` (ascending), as the fields of `schema`; `columns` must have been read with headers if it has them."""
+    is_whole = len(kept) == len(columns.offsets)
+    buffer = pa.py_buffer(columns.joined)
+    fields = columns.fields
+
+    def rows(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return values if is_whole else values[kept]
+
+    def array(name: str) -> Any:
+        if name == "key":
+            return gather(buffer, fields.key_start, fields.key_length, kept)
+        if name == "value":
+            return gather(buffer, fields.value_start, fields.value_length, kept)
+        if name == "offset":
+            return pa.array(rows(columns.offsets))
+        if name == "timestamp":
+            return timestamps_to_arrow(rows(columns.offsets), rows(columns.timestamps))
+        if name == "timestampType":
+            return pa.array(rows(columns.types))
+        if name == "headers":
+            assert fields.headers is not None
+            return _header_column(buffer, fields.headers, fields.header_count, kept)
+        if name == "leaderEpoch":
+            return pa.array(rows(np.repeat(columns.headers["partition_leader_epoch"].astype(np.int32), columns.counts)))
+        return _constant(name, topic, partition, len(kept))
+
+    return pa.RecordBatch.from_arrays([array(field.name) for field in schema], schema=schema)
+
+
+def timestamps_to_arrow(offsets: Int64s, timestamps: Int64s) -> Any:
+    """Milliseconds as TIMESTAMP; raises RecordBatchError, naming the offset, for what does not fit into microseconds."""
+    if len(timestamps) and (timestamps.max() > _MAX_MICROS_MS or timestamps.min() < -_MAX_MICROS_MS):
+        beyond = (timestamps > _MAX_MICROS_MS) | (timestamps < -_MAX_MICROS_MS)
+        offset = int(offsets[int(beyond.argmax())])
+        raise RecordBatchError(f"the timestamp of the record at offset {offset} does not fit into microseconds", offset)
+    return pa.array(timestamps * 1000).view(TIMESTAMP)
+
+
+def _constant(name: str, topic: str, partition: int, rows: int) -> Any:
+    if name == "topic":
+        return pa.repeat(pa.scalar(topic, pa.string()), rows)
+    if name == "partition":
+        return pa.array(np.full(rows, partition, np.int32))
+    raise ValueError(f"there is no column {name!r}; known are {', '.join(ALL_COLUMNS.names)}")
+
+
+def gather(buffer: Any, start: Int64s | Int32s, length: Int64s | Int32s, kept: Int64s) -> Any:
+    """A binary column of the pieces at `start`, for the rows `kept`.
+
+    The section itself, cut at every start and end, is a binary array whose
+    even elements are the pieces: Arrow copies those, in native code.
+    """
+    if not len(length) or length.max() < 0:
+        return pa.nulls(len(kept), pa.binary())
+    nulls = length < 0 if length.min() < 0 else None
+    cuts = np.empty((len(start), 2), np.int32)
+    cuts[:, 0] = start
+    cuts[:, 1] = start + (length if nulls is None else np.maximum(length, 0))
+    pieces = pa.Array.from_buffers(pa.binary(), 2 * len(start) - 1, [None, pa.py_buffer(cuts), buffer])
+    rows = pa.array(kept * 2, mask=None if nulls is None else nulls[kept])
+    return pieces.take(rows)
+
+
+def _header_column(buffer: Any, headers: HeaderFields, counts: Int64s, kept: Int64s) -> Any:
+    chosen = np.zeros(len(counts), np.bool_)
+    chosen[kept] = True
+    offsets = np.zeros(len(kept) + 1, np.int32)
+    np.cumsum(counts[kept], out=offsets[1:])
+    keys, values = [], []
+    for first in range(0, len(headers.record), _HEADERS_AT_ONCE):
+        part = HeaderFields(*(column[first : first + _HEADERS_AT_ONCE] for column in headers))
+        rows = np.flatnonzero(chosen[part.record])
+        if len(rows):
+            keys.append(_header_names(gather(buffer, part.key_start, part.key_length, rows)))
+            values.append(gather(buffer, part.value_start, part.value_length, rows))
+    return _list_column(offsets, keys, values)
+
+
+def _header_names(keys: Any) -> Any:
+    try:
+        return keys.cast(pa.string())
+    except pa.ArrowInvalid:
+        # Java's String(bytes, UTF_8) replaces what is no UTF-8, and so does Spark's own source.
+        return pa.array([key.decode("utf-8", "replace") for key in keys.to_pylist()], pa.string())
+
+
+def _list_column(offsets: npt.NDArray[np.int32], keys: Sequence[Any], values: Sequence[Any]) -> Any:
+    """The lists that end at `offsets`, of header names and values in parts."""
+    names = pa.concat_arrays([pa.array([], pa.string()), *keys])
+    entries = pa.StructArray.from_arrays(
+        [names, pa.concat_arrays([pa.array([], pa.binary()), *values])], fields=list(HEADERS.value_type)
+    )
+    # A record without headers has none, as in Spark's own source (KafkaRecordToRowConverter.scala).
+    return pa.ListArray.from_arrays(
+        pa.array(offsets), entries, type=HEADERS, mask=pa.array(offsets[1:] == offsets[:-1])
+    )
+
+
+def _decode_plainly(
+    sections: Sequence[tuple[BatchHeader, memoryview, memoryview]],
+    topic: str,
+    partition: int,
+    from_offset: int,
+    until_offset: int,
+    schema: pa.Schema,
+    most_headers: int,
+) -> Iterator[pa.RecordBatch]:
+    """By decode_section and decode_unfolded: what the fast path leaves, and where it raises, the error to raise."""
+    rows = (
+        (record, kind, header.partition_leader_epoch, size)
+        for header, batch, section in sections
+        for record, kind, size in _rows(header, batch, section, from_offset, most_headers)
+        if from_offset <= record.offset < until_offset
+    )
+    is_more = True
+    while is_more:
+        some: list[tuple[Record, int, int, int]] = []
+        failure: RecordBatchError | None = None
+        try:
+            is_more = fill(some, rows, _RECORDS_AT_ONCE, _RECORD_BYTES_AT_ONCE, lambda row: row[-1])
+        except RecordBatchError as error:
+            failure = error
+        if some:
+            records, types, epochs, _ = zip(*some)
+            yield records_to_batch(records, types, epochs, topic, partition, schema)
+        if failure is not None:
+            raise failure
+
+
+def _rows(
+    header: BatchHeader, batch: memoryview, section: memoryview, from_offset: int, most_headers: int
+) -> Iterator[tuple[Record, int, int]]:
+    if header.magic < 2:
+        return ((record, kind, m.end - m.start) for record, kind, m in decode_unfolded(header, batch, section))
+    kind = int(header.has_log_append_time)
+    return ((record, kind, size) for record, size in decode_section(header, section, from_offset, most_headers))
+
+
+def fill(found: list[_Row], rows: Iterator[_Row], most: int, most_bytes: int, size_of: Callable[[_Row], int]) -> bool:
+    """Appends the next of `rows` to `found`, as many as are bounded; False where no more come.
+
+    What was appended stays there when one raises.
+    """
+    size = 0
+    for row in rows:
+        found.append(row)
+        size += size_of(row)
+        if len(found) >= most or size >= most_bytes:
+            return True
+    return False
+
+
+def records_to_batch(
+    records: Sequence[Record],
+    types: Sequence[int],
+    epochs: Sequence[int],
+    topic: str,
+    partition: int,
+    schema: pa.Schema = SCHEMA,
+) -> pa.RecordBatch:
+    """Records that exist as Python objects, each with its timestamp type and its leader epoch."""
+    offsets = np.array([record.offset for record in records], np.int64)
+
+    def array(name: str) -> Any:
+        if name == "key":
+            return pa.array([record.key for record in records], pa.binary())
+        if name == "value":
+            return pa.array([record.value for record in records], pa.binary())
+        if name == "offset":
+            return pa.array(offsets)
+        if name == "timestamp":
+            return timestamps_to_arrow(offsets, np.array([record.timestamp for record in records], np.int64))
+        if name == "timestampType":
+            return pa.array(types, pa.int32())
+        if name == "headers":
+            return _record_headers(records)
+        if name == "leaderEpoch":
+            return pa.array(epochs, pa.int32())
+        return _constant(name, topic, partition, len(records))
+
+    return pa.RecordBatch.from_arrays([array(field.name) for field in schema], schema=schema)
+
+
+def _record_headers(records: Sequence[Record]) -> Any:
+    pairs = [pair for record in records for pair in record.headers]
+    keys = [key.encode("utf-8", "surrogateescape") for key, _ in pairs]
+    ends = np.zeros(len(records) + 1, np.int32)
+    np.cumsum([len(record.headers) for record in records], out=ends[1:])
+    values = pa.array([value for _, value in pairs], pa.binary())
+    return _list_column(ends, [_header_names(pa.array(keys, pa.binary()))], [values])

@@ -1,0 +1,176 @@
+"""The four compression codecs of record batches, with a bound on what they may unfold to.
+
+Laws:
+- What a batch decompresses to is bounded before it is written anywhere: never
+  more than `max_bytes`, and never more than 1000 times its compressed size
+  (batches up to RATIO_FLOOR may be any ratio: zeros compress better than that).
+- Truncated, damaged or over-long data raises CodecError; it never yields a part.
+- No message contains payload.
+
+Kafka's framings: gzip is a plain gzip stream, lz4 the LZ4 frame format with
+independent blocks (KafkaLZ4BlockInputStream reads no other), zstd a plain zstd
+frame.  snappy comes in two shapes and Java reads both: the framing of
+xerial's snappy-java (Java and kafka-python) and one raw block (librdkafka).
+
+    xerial: magic 82 "SNAPPY" 00 | int32 version | int32 compatible | blocks
+    block:  int32 length | raw snappy block of that length
+    lz4:    magic 04 22 4d 18 | descriptor 3 bytes | blocks | 00 00 00 00
+    block:  little-endian uint32 length, highest bit set if not compressed | block
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any, Final
+
+import cramjam
+import numpy as np
+
+NONE: Final = 0
+GZIP: Final = 1
+SNAPPY: Final = 2
+LZ4: Final = 3
+ZSTD: Final = 4
+
+CODEC_NAMES: Final = ("none", "gzip", "snappy", "lz4", "zstd")
+
+MAX_DECOMPRESSED_BYTES: Final = 256 * 1024 * 1024
+MAX_RATIO: Final = 1000
+RATIO_FLOOR: Final = 64 * 1024 * 1024
+
+_XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
+_XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
+_XERIAL_BLOCK: Final = 32 * 1024
+_LZ4_HEADER: Final = b"\x04\x22\x4d\x18\x60\x50\xfb"  # independent blocks of at most 256 KB; no checksum but its own
+_LZ4_BLOCK: Final = 256 * 1024
+_LZ4_RAW_BIT: Final = 1 << 31
+_LZ4_LENGTH: Final = struct.Struct("<I")
+_GZIP_WINDOW: Final = 31  # the largest, in gzip's framing
+_INT32: Final = struct.Struct(">i")
+
+# Output is reserved at its bound but only the pages written are ever resident.
+_MODULES: Final[dict[int, Any]] = {GZIP: cramjam.gzip, LZ4: cramjam.lz4, ZSTD: cramjam.zstd}
+
+
+class CodecError(ValueError):
+    """Compressed data that is damaged, or unfolds to more than it may."""
+
+
+def codec_name(codec: int) -> str:
+    """The name of a codec id, for messages and options."""
+    return CODEC_NAMES[codec] if 0 <= codec < len(CODEC_NAMES) else f"unknown codec {codec}"
+
+
+def decompress(codec: int, data: bytes | memoryview, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> memoryview:
+    """The bytes that `data` unfolds to; for codec 0 a view of `data` itself.
+
+    Raises CodecError for damaged data and for more than the bound allows.
+    """
+    if codec == NONE:
+        return memoryview(data)
+    limit = min(max_bytes, max(RATIO_FLOOR, MAX_RATIO * len(data)))
+    if codec == SNAPPY:
+        return _decompress_snappy(memoryview(data), limit)
+    module = _MODULES.get(codec)
+    if module is None:
+        raise CodecError(f"unknown codec {codec}")
+    # A first guess small enough for the heap: reserving the bound means a new mapping each time.
+    for room in (min(limit, max(64 * 1024, 6 * len(data))), limit):
+        output = np.empty(room, np.uint8).data
+        try:
+            written = module.decompress_into(data, output)
+        except cramjam.DecompressionError as error:
+            if "write whole buffer" not in str(error):
+                raise CodecError(f"damaged {codec_name(codec)} data of {len(data)} bytes") from error
+        else:
+            return output[:written]
+    raise CodecError(f"{codec_name(codec)} data of {len(data)} bytes unfolds to more than {limit} bytes")
+
+
+def compress(codec: int, data: bytes | bytearray | memoryview, level: int | None = None) -> bytes:
+    """`data` compressed the way Kafka's Java client reads it.
+
+    `level` is that of the codec (KIP-390): gzip 1 to 9, lz4 1 to 12, zstd 1 to
+    22; snappy has none.  None is the default of the codec.
+    """
+    if codec == NONE:
+        return bytes(data)
+    if codec == GZIP:
+        compressor = zlib.compressobj(zlib.Z_DEFAULT_COMPRESSION if level is None else level, wbits=_GZIP_WINDOW)
+        return compressor.compress(data) + compressor.flush()
+    if codec == SNAPPY:
+        return _compress_snappy(memoryview(data))
+    if codec == LZ4:
+        return _compress_lz4(memoryview(data), level)
+    if codec != ZSTD:
+        raise CodecError(f"unknown codec {codec}")
+    return bytes(cramjam.zstd.compress(data, level=level))
+
+
+def _compress_snappy(data: memoryview) -> bytes:
+    parts: list[Any] = [_XERIAL_HEADER]
+    for start in range(0, len(data), _XERIAL_BLOCK):
+        block = cramjam.snappy.compress_raw(data[start : start + _XERIAL_BLOCK])
+        parts += (_INT32.pack(len(block)), block)
+    return b"".join(parts)
+
+
+def _compress_lz4(data: memoryview, level: int | None) -> bytes:
+    if level is not None:
+        # cramjam.lz4.compress() would link the blocks.
+        compressor = cramjam.lz4.Compressor(level=level, content_checksum=False, block_linked=False)
+        compressor.compress(bytes(data))
+        return bytes(compressor.finish())
+    # What cramjam frames has blocks of 64 KB with checksums; a frame of larger ones takes a quarter less time.
+    parts: list[Any] = [_LZ4_HEADER]
+    for start in range(0, len(data), _LZ4_BLOCK):
+        raw = data[start : start + _LZ4_BLOCK]
+        block = cramjam.lz4.compress_block(raw, store_size=False)
+        if len(block) < len(raw):
+            parts += (_LZ4_LENGTH.pack(len(block)), block)
+        else:
+            parts += (_LZ4_LENGTH.pack(len(raw) | _LZ4_RAW_BIT), raw)
+    parts.append(_LZ4_LENGTH.pack(0))
+    return b"".join(parts)
+
+
+def _decompress_snappy(data: memoryview, limit: int) -> memoryview:
+    if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
+        blocks = [data]
+    else:
+        blocks = list(_xerial_blocks(data))
+    # A raw block begins with its unfolded length, so the bound is checked before the work.
+    try:
+        lengths = [cramjam.snappy.decompress_raw_len(block) for block in blocks]
+        total = sum(lengths)
+        if total > limit:
+            raise CodecError(f"snappy data of {len(data)} bytes unfolds to {total} bytes, more than {limit}")
+        output = np.empty(total, np.uint8).data
+        position = 0
+        for block, length in zip(blocks, lengths, strict=True):
+            cramjam.snappy.decompress_raw_into(block, output[position : position + length])
+            position += length
+    except cramjam.DecompressionError as error:
+        raise CodecError(f"damaged snappy data of {len(data)} bytes") from error
+    return output
+
+
+def _xerial_blocks(data: memoryview) -> list[memoryview]:
+    blocks = []
+    position = len(_XERIAL_HEADER)
+    while position < len(data):
+        if bytes(data[position : position + len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC:
+            position += len(_XERIAL_HEADER)  # SnappyInputStream reads concatenated streams
+            continue
+        if len(data) - position < _INT32.size:
+            raise CodecError("snappy block without a length")
+        (length,) = _INT32.unpack_from(data, position)
+        position += _INT32.size
+        if not 0 < length <= len(data) - position:
+            raise CodecError(f"snappy block of {length} bytes, {len(data) - position} are left")
+        blocks.append(data[position : position + length])
+        position += length
+    if position != len(data):
+        raise CodecError("snappy header cut short")
+    return blocks

@@ -1,0 +1,488 @@
+"""Record batches of message format v2, as views over the bytes that a broker sent.
+
+Laws:
+- Nothing is copied: iter_batches yields views, and only restamp writes, in place.
+- A batch that cannot be trusted raises RecordBatchError with its base offset
+  and the reason; payload never appears in a message.
+- What decode_records yields, encode_batch writes back exactly, header keys
+  that are no UTF-8 included (they are kept by surrogate escapes).
+
+Wire layout (KIP-98; org.apache.kafka.common.record.DefaultRecordBatch), big-endian:
+
+     0  int64   base offset                 outside the CRC
+     8  int32   length                      of what follows it: size - 12
+    12  int32   partition leader epoch      outside the CRC
+    16  int8    magic                       2
+    17  uint32  CRC-32C                     of everything from byte 21 on
+    21  int16   attributes                  bits 0-2 codec, 3 log append time, 4 transactional,
+                                            5 control, 6 delete horizon (KIP-534)
+    23  int32   last offset delta
+    27  int64   base timestamp
+    35  int64   max timestamp
+    43  int64   producer id
+    51  int16   producer epoch
+    53  int32   base sequence
+    57  int32   record count
+    61          records, compressed as a whole
+
+Record (org.apache.kafka.common.record.DefaultRecord), zigzag varints:
+
+    length | int8 attributes | timestamp delta (varlong) | offset delta
+    | key length (-1: null), key | value length (-1: null), value
+    | header count | per header: key length, key, value length (-1: null), value
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple, Protocol
+
+import crc32c
+
+from tolerant_client.errors import RecordBatchError
+from tolerant_client.records import codecs
+from tolerant_client.records.record_fields import MAX_HEADERS
+
+HEADER_SIZE: Final = 61
+LOG_OVERHEAD: Final = 12
+CRC_OFFSET: Final = 17
+ATTRIBUTES_OFFSET: Final = 21
+
+CODEC_MASK: Final = 0x07
+LOG_APPEND_TIME_BIT: Final = 0x08
+TRANSACTIONAL_BIT: Final = 0x10
+CONTROL_BIT: Final = 0x20
+
+_MIN_LENGTH: Final = HEADER_SIZE - LOG_OVERHEAD
+_MAGIC_OFFSET: Final = 16
+_INT64_MAX: Final = 2**63 - 1
+_HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+_LENGTH: Final = struct.Struct(">i")
+_CRC: Final = struct.Struct(">I")
+_INT64: Final = struct.Struct(">q")
+_ATTRIBUTES: Final = struct.Struct(">h")
+_PRODUCER: Final = struct.Struct(">qhi")
+_CONTROL_KEY: Final = struct.Struct(">hh")
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+class BatchHeader(NamedTuple):
+    """The header of one batch; `size` counts the whole batch, its first 12 bytes included."""
+
+    base_offset: int
+    size: int
+    partition_leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def codec(self) -> int:
+        return self.attributes & CODEC_MASK
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL_BIT)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL_BIT)
+
+    @property
+    def has_log_append_time(self) -> bool:
+        return bool(self.attributes & LOG_APPEND_TIME_BIT)
+
+
+class Record(NamedTuple):
+    """One record; the bytes are copies and outlive the batch."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+
+
+class RecordLike(Protocol):
+    """What encode_batch needs of a record; Record has it."""
+
+    @property
+    def timestamp(self) -> int: ...
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def value(self) -> bytes | None: ...
+    @property
+    def headers(self) -> Sequence[tuple[str, bytes | None]]: ...
+
+
+def read_header(batch: memoryview | bytes | bytearray, position: int = 0) -> BatchHeader:
+    """The header at `position`, unchecked; at least HEADER_SIZE bytes must be there."""
+    base_offset, length, *rest = _HEADER.unpack_from(batch, position)
+    return BatchHeader(base_offset, length + LOG_OVERHEAD, *rest)
+
+
+def iter_batches(records: memoryview, *, verify_crc: bool = True) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """Every complete batch in the `records` of a Fetch answer, with a view of its bytes.
+
+    A trailing partial batch is not yielded: brokers cut the last one at the size
+    limit.  If nothing was yielded although `records` is not empty, the limit was
+    too small for the first batch (brokers before Fetch v3) or its length is wrong.
+    The views live as long as the buffer under `records` is not reused.
+    Raises RecordBatchError at the first batch that cannot be trusted.
+    """
+    unpack_from = _HEADER.unpack_from
+    checksum = crc32c.crc32c
+    position, end = 0, len(records)
+    while end - position >= HEADER_SIZE:
+        base_offset, length, *rest = unpack_from(records, position)
+        header = BatchHeader(base_offset, length + LOG_OVERHEAD, *rest)
+        if (
+            header.magic != 2
+            or length < _MIN_LENGTH
+            or base_offset < 0
+            or header.record_count < 0
+            or not 0 <= header.last_offset_delta < _INT64_MAX - base_offset
+            or header.record_count > header.last_offset_delta + 1
+        ):
+            raise RecordBatchError(_distrust(header), base_offset)
+        following = position + header.size
+        if following > end:
+            return
+        batch = records[position:following]
+        if verify_crc and (computed := checksum(batch[ATTRIBUTES_OFFSET:])) != header.crc:
+            raise RecordBatchError(
+                f"CRC mismatch in a record batch of {header.size} bytes, {computed:08x} computed", base_offset
+            )
+        yield header, batch
+        position = following
+    _check_tail(records[position:])
+
+
+def _distrust(header: BatchHeader) -> str:
+    if header.magic != 2:
+        return f"record batch with magic {header.magic}, only 2 is read here"
+    if header.size < HEADER_SIZE:
+        return f"record batch with length {header.size - LOG_OVERHEAD}, at least {_MIN_LENGTH} is needed"
+    if header.base_offset < 0:
+        return "record batch with a negative base offset"
+    if header.record_count < 0:
+        return f"record batch with record count {header.record_count}"
+    if not 0 <= header.last_offset_delta < _INT64_MAX - header.base_offset:
+        return f"record batch with last offset delta {header.last_offset_delta}"
+    return f"record batch with {header.record_count} records in {header.last_offset_delta + 1} offsets"
+
+
+def _check_tail(tail: memoryview) -> None:
+    # Messages of v0 and v1 can be shorter than a v2 header: name their magic
+    # instead of taking them for a batch that was cut.
+    if len(tail) <= _MAGIC_OFFSET:
+        return
+    (base_offset,) = _INT64.unpack_from(tail)
+    (length,) = _LENGTH.unpack_from(tail, 8)
+    magic = tail[_MAGIC_OFFSET]
+    if magic != 2:
+        raise RecordBatchError(f"record batch with magic {magic}, only 2 is read here", base_offset)
+    if length < _MIN_LENGTH:
+        raise RecordBatchError(f"record batch with length {length}, at least {_MIN_LENGTH} is needed", base_offset)
+
+
+def restamp(
+    batch: memoryview | bytearray,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    base_offset: int = 0,
+    partition_leader_epoch: int = -1,
+    *,
+    is_transactional: bool = False,
+) -> None:
+    """Give a batch a new producer, in place, and recompute its CRC (DESIGN.md M1).
+
+    `batch` is a writable view of exactly one batch.  The transactional bit is
+    set to `is_transactional`: a copied batch is a plain idempotent one unless
+    it goes into a transaction of the mirror (M2, M6).  Records, codec and
+    timestamps are not touched.
+    """
+    (attributes,) = _ATTRIBUTES.unpack_from(batch, ATTRIBUTES_OFFSET)
+    wanted = (attributes & ~TRANSACTIONAL_BIT) | (TRANSACTIONAL_BIT if is_transactional else 0)
+    if wanted != attributes:
+        _ATTRIBUTES.pack_into(batch, ATTRIBUTES_OFFSET, wanted)
+    _INT64.pack_into(batch, 0, base_offset)
+    _LENGTH.pack_into(batch, 12, partition_leader_epoch)
+    _PRODUCER.pack_into(batch, 43, producer_id, producer_epoch, base_sequence)
+    _CRC.pack_into(batch, CRC_OFFSET, crc32c.crc32c(memoryview(batch)[ATTRIBUTES_OFFSET:]))
+
+
+def payload_digest(batch: memoryview | bytes) -> tuple[int, int, int, int, int, int]:
+    """Equal for two copies of one batch, whoever produced them and wherever they lie.
+
+    (attributes without the transactional bit, last offset delta, base timestamp,
+    max timestamp, record count, CRC-32C of the records section)
+    """
+    header = read_header(batch)
+    return (
+        header.attributes & ~TRANSACTIONAL_BIT,
+        header.last_offset_delta,
+        header.base_timestamp,
+        header.max_timestamp,
+        header.record_count,
+        crc32c.crc32c(memoryview(batch)[HEADER_SIZE:]),
+    )
+
+
+def records_section(
+    header: BatchHeader,
+    batch: memoryview,
+    max_bytes: int = codecs.MAX_DECOMPRESSED_BYTES,
+) -> memoryview:
+    """The records of one batch, decompressed if need be; a view of `batch` if not.
+
+    Raises RecordBatchError when they are damaged or unfold to more than the
+    bounds of codecs.decompress allow.
+    """
+    if not header.codec:
+        return batch[HEADER_SIZE:]
+    try:
+        return codecs.decompress(header.codec, batch[HEADER_SIZE:], max_bytes)
+    except codecs.CodecError as error:
+        raise RecordBatchError(str(error), header.base_offset) from error
+
+
+def control_type(batch: memoryview) -> int:
+    """What a control batch says: 0 abort, 1 commit (ControlRecordType; others exist)."""
+    header = read_header(batch)
+    for record in decode_records(batch):
+        if record.key is not None and len(record.key) >= _CONTROL_KEY.size:
+            return int(_CONTROL_KEY.unpack_from(record.key)[1])
+        raise RecordBatchError("control record with a bad key", header.base_offset)
+    raise RecordBatchError("control batch without a record", header.base_offset)
+
+
+def decode_records(batch: memoryview, *, max_bytes: int = codecs.MAX_DECOMPRESSED_BYTES) -> Iterator[Record]:
+    """Every record of one batch, exactly; the plain path, made for trust and not for speed.
+
+    With log append time every record has the batch's max timestamp.
+    Raises RecordBatchError for anything that does not add up: varints, lengths
+    beyond the end, offsets out of order, bytes left over.
+    """
+    header = read_header(batch)
+    for record, _ in decode_section(header, records_section(header, batch, max_bytes)):
+        yield record
+
+
+def decode_section(
+    header: BatchHeader, section: memoryview, from_offset: int = 0, most_headers: int = MAX_HEADERS
+) -> Iterator[tuple[Record, int]]:
+    """As decode_records, of decompressed records: each with its bytes, those of its length left out.
+
+    The headers of records below `from_offset` are left out unread.  One with more than `most_headers` is refused.
+    """
+    cursor = _Cursor(section, header.base_offset)
+    last_delta = -1
+    for _ in range(header.record_count):
+        length = cursor.varint()
+        end = cursor.position + length
+        if length < 0 or end > cursor.end:
+            raise cursor.error("record length beyond the end of the batch")
+        cursor.skip(1)  # attributes, unused
+        timestamp = header.base_timestamp + cursor.varint(70)
+        if header.has_log_append_time:
+            timestamp = header.max_timestamp
+        elif not -_INT64_MAX - 1 <= timestamp <= _INT64_MAX:
+            raise cursor.error("timestamp beyond 64 bits")
+        delta = cursor.varint()
+        if not last_delta < delta <= header.last_offset_delta:
+            raise cursor.error(f"offset delta {delta} out of order")
+        last_delta = delta
+        key, value = cursor.data(), cursor.data()
+        offset = header.base_offset + delta
+        if offset < from_offset:
+            cursor.position = max(end, cursor.position)
+        headers = cursor.headers(offset, most_headers) if offset >= from_offset else ()
+        if cursor.position != end:
+            raise cursor.error("record length does not match its content")
+        yield Record(offset, timestamp, key, value, headers), length
+    if cursor.position != cursor.end:
+        raise cursor.error(f"{cursor.end - cursor.position} bytes left over after the last record")
+
+
+class _Cursor:
+    """A position in the records section that refuses to leave it."""
+
+    __slots__ = ("_base_offset", "_section", "end", "position")
+
+    def __init__(self, section: memoryview, base_offset: int) -> None:
+        self._section = section
+        self._base_offset = base_offset
+        self.position = 0
+        self.end = len(section)
+
+    def error(self, reason: str) -> RecordBatchError:
+        return RecordBatchError(f"{reason} (byte {self.position} of the records)", self._base_offset)
+
+    def skip(self, count: int) -> None:
+        if count > self.end - self.position:
+            raise self.error("record cut short")
+        self.position += count
+
+    def varint(self, bits: int = 35) -> int:
+        """A zigzag varint of at most `bits` payload bits: 35 (5 bytes) or 70 (10 bytes)."""
+        if self.position < self.end and (byte := self._section[self.position]) < 0x80:
+            self.position += 1
+            return (byte >> 1) ^ -(byte & 1)
+        result = 0
+        for shift in range(0, bits, 7):
+            self.skip(1)
+            byte = self._section[self.position - 1]
+            result |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                if result >> (32 if bits == 35 else 64):
+                    break
+                return (result >> 1) ^ -(result & 1)
+        raise self.error("bad varint")
+
+    def data(self) -> bytes | None:
+        length = self.varint()
+        if length < 0:
+            if length != -1:
+                raise self.error(f"field length {length}")
+            return None
+        start = self.position
+        self.skip(length)
+        return bytes(self._section[start : self.position])
+
+    def headers(self, offset: int, most: int) -> Headers:
+        count = self.varint()
+        if not 0 <= count <= self.end - self.position:
+            raise self.error(f"header count {count}")
+        if count > most:
+            why = f"the record at offset {offset} has {count} headers, and no more than {most} of one record are read"
+            spark = "a Spark query reads it with a larger maxBytesInFlight, or without includeHeaders"
+            where = f"offset {offset + 1} (seek() of a consumer, the starting offsets of a Spark query)"
+            raise RecordBatchError(f"{why}; {spark}; to leave it out, continue at {where}", self._base_offset)
+        if not count:
+            return ()
+        headers = []
+        shared: dict[tuple[bytes, bytes | None], tuple[str, bytes | None]] = {}  # thousands of headers are mostly alike
+        for _ in range(count):
+            key = self.data()
+            if key is None:
+                raise self.error("header without a key")
+            pair = key, self.data()
+            header = shared.get(pair)
+            if header is None:
+                header = shared[pair] = key.decode("utf-8", "surrogateescape"), pair[1]
+            headers.append(header)
+        return tuple(headers)
+
+
+def encode_batch(
+    records: Sequence[RecordLike],
+    *,
+    base_offset: int = 0,
+    offsets: Sequence[int] | None = None,
+    last_offset_delta: int | None = None,
+    codec: int = codecs.NONE,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    partition_leader_epoch: int = -1,
+    is_transactional: bool = False,
+    is_control: bool = False,
+    log_append_time: int | None = None,
+) -> bytes:
+    """One batch of these records, with consecutive offsets from `base_offset`.
+
+    `offsets` (ascending, absolute) and `last_offset_delta` leave holes, as log
+    compaction does; a broker accepts no produced batch with holes.  With
+    `log_append_time` the batch says that a broker stamped it then.
+    """
+    if not records and last_offset_delta is None:
+        raise ValueError("a batch without records needs its last_offset_delta")
+    if offsets is None:
+        offsets = range(base_offset, base_offset + len(records))
+    base_timestamp = records[0].timestamp if records else -1
+    max_timestamp = max((record.timestamp for record in records), default=-1)
+    section = bytearray()
+    for offset, record in zip(offsets, records, strict=True):
+        body = bytearray(1)
+        _put_varint(body, record.timestamp - base_timestamp)
+        _put_varint(body, offset - base_offset)
+        _put_data(body, record.key)
+        _put_data(body, record.value)
+        body += encode_headers(record.headers)
+        _put_varint(section, len(body))
+        section += body
+    if last_offset_delta is None:
+        last_offset_delta = offsets[-1] - base_offset
+    attributes = (
+        codec
+        | (0 if log_append_time is None else LOG_APPEND_TIME_BIT)
+        | (TRANSACTIONAL_BIT if is_transactional else 0)
+        | (CONTROL_BIT if is_control else 0)
+    )
+    compressed = codecs.compress(codec, section)
+    batch = bytearray(
+        _HEADER.pack(
+            base_offset,
+            _MIN_LENGTH + len(compressed),
+            partition_leader_epoch,
+            2,
+            0,
+            attributes,
+            last_offset_delta,
+            base_timestamp,
+            max_timestamp if log_append_time is None else log_append_time,
+            producer_id,
+            producer_epoch,
+            base_sequence,
+            len(records),
+        )
+    )
+    batch += compressed
+    _CRC.pack_into(batch, CRC_OFFSET, crc32c.crc32c(memoryview(batch)[ATTRIBUTES_OFFSET:]))
+    return bytes(batch)
+
+
+def encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
+    """Headers as they lie in a record, their count first."""
+    data = bytearray()
+    _put_varint(data, len(headers))
+    for key, value in headers:
+        _put_data(data, key.encode("utf-8", "surrogateescape"))
+        _put_data(data, value)
+    return bytes(data)
+
+
+def _put_varint(buffer: bytearray, value: int) -> None:
+    value = (value << 1) ^ (value >> 63)
+    while value >= 0x80:
+        buffer.append(value & 0x7F | 0x80)
+        value >>= 7
+    buffer.append(value)
+
+
+def _put_data(buffer: bytearray, data: bytes | None) -> None:
+    if data is None:
+        buffer.append(1)
+    else:
+        _put_varint(buffer, len(data))
+        buffer += data

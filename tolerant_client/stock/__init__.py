@@ -1,0 +1,1 @@
+"""kafka-python's clients on the tracker."""

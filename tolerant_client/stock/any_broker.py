@@ -1,0 +1,93 @@
+"""A request that any broker may answer is put to another one while the first is silent.
+
+A broker that is frozen (SIGSTOP, a long garbage collection, a host that is gone) keeps its connections, and
+kafka-python waits there for request_timeout_ms; what is asked of any broker is asked for everybody: no send to a
+new topic, no poll and no lookup gets on without metadata.
+
+Laws:
+- Only what changes nothing and every broker answers alike is asked twice.
+- The first answer counts; a failure counts once nobody is left who may still answer.
+- The next broker is asked when the connection of the last one is doubtful, or after a second, then two, then four.
+- All of it ends at the deadline that the request had at the first broker.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import Any
+
+import kafka.errors as Errors
+
+from tolerant_client.stock.stock_names import Future
+from tolerant_client.tracker.rules.api_rows import READ_ONLY
+from tolerant_client.tracker.rules.apis import APIS, FIND_COORDINATOR, INIT_PRODUCER_ID, METADATA
+
+_LOOK_EVERY = 0.1  # seconds
+_PATIENCE = 1.0  # seconds; then twice as long for each one more
+
+
+def is_for_any_broker(request: Any, node_id: Any) -> bool:
+    """Whether another broker's answer is as good: of lookups, and of what only reads and names no broker."""
+    key = getattr(request, "API_KEY", None)
+    if key in (METADATA, FIND_COORDINATOR):
+        return True  # kafka-python names the broker that it has just drawn
+    if key == INIT_PRODUCER_ID:
+        return request.transactional_id is None
+    return node_id is None and key in APIS and APIS[key].rows == (READ_ONLY,)
+
+
+class AnyBroker:
+    """One request, and the brokers that it was put to; on the event loop of `manager`.
+
+    `future` has the answer.
+    """
+
+    def __init__(self, manager: Any, request: Any, timeout_ms: float) -> None:
+        self.future = Future()
+        self._manager = manager
+        self._unsent = copy.copy(request)  # sending gives a request the version of its broker
+        self._deadline = time.monotonic() + timeout_ms / 1000
+        self._asked: list[Any] = []
+        self._waiting = 0
+        self._patience = _PATIENCE
+        self._patience_ends = 0.0
+
+    def ask(self, node_id: Any, answer: Any) -> None:
+        """Notes that `node_id` has been asked: `answer` is the future of it."""
+        self._asked.append(node_id)
+        self._waiting += 1
+        self._patience_ends = time.monotonic() + self._patience
+        self._patience *= 2
+        answer.add_callback(self._answered)
+        answer.add_errback(self._failed)
+        if not self.future.is_done:
+            self._manager._net.call_later(_LOOK_EVERY, self._look)
+
+    def _answered(self, response: Any) -> None:
+        self._waiting -= 1
+        if not self.future.is_done:
+            self.future.success(response)
+
+    def _failed(self, error: BaseException) -> None:
+        self._waiting -= 1
+        if not self.future.is_done and not self._waiting:
+            self.future.failure(error)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if self.future.is_done or self._manager.closed or now >= self._deadline:
+            return
+        node_id = None
+        if now >= self._patience_ends or self._manager.is_doubtful(self._asked[-1]):
+            node_id = self._manager.best_node(but=self._asked)
+        if node_id is None:
+            self._manager._net.call_later(_LOOK_EVERY, self._look)
+            return
+        self.ask(node_id, self._sent_to(node_id, (self._deadline - now) * 1000))
+
+    def _sent_to(self, node_id: Any, timeout_ms: float) -> Any:
+        try:
+            return self._manager.get_connection(node_id).send_request(copy.copy(self._unsent), timeout_ms)
+        except Errors.KafkaError as error:  # it refuses our credentials, or is gone
+            return Future().failure(error)

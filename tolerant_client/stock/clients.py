@@ -1,0 +1,126 @@
+"""Drop-ins for kafka-python's producer and admin client: same arguments, same behaviour, tolerant connections.
+
+    from tolerant_client import KafkaProducer
+    producer = KafkaProducer(bootstrap_servers="broker:9092")
+
+Besides kafka-python's own options they take `recovery_policy` (a RecoveryPolicy
+or its name) and `recovery_listener`; `recovery_counters` says what happened so
+far.  docs/clients.md lists what else changes.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from types import FunctionType
+from typing import Any
+
+import kafka
+
+from tolerant_client.policy import RecoveryPolicy
+from tolerant_client.stock import forking, masking
+from tolerant_client.stock.manager import TolerantNetClient
+from tolerant_client.stock.transactions import TolerantTransactionManager
+from tolerant_client.tracker.events import Listener, RecoveryCounters
+
+masking.attach()  # kafka-python logs before it makes a connection manager
+
+
+def stock_init_with(client: Any, **replaced: Any) -> Any:
+    """The `__init__` of one of kafka-python's clients with other classes under some of the names that it looks up.
+
+    It builds its parts itself, under names of its module, and a second one built
+    afterwards would register metrics and listeners twice.
+    """
+    init = inspect.unwrap(client.__init__)
+    names = {**vars(sys.modules[client.__module__]), **replaced}
+    made = FunctionType(init.__code__, names, init.__name__, init.__defaults__, init.__closure__)
+    made.__kwdefaults__ = init.__kwdefaults__
+    return made
+
+
+def build(init: Any, client: Any, args: tuple[Any, ...], configs: dict[str, Any], make_client: Any) -> None:
+    """Runs kafka-python's `__init__` of a client; where that fails, the connections made for it are closed.
+
+    kafka-python leaves the thread and the descriptors behind for ever.  What a
+    `kafka_client` of the user's returned is theirs.
+    """
+    if "kafka_client" in configs:
+        init(client, *args, **configs)
+        return
+    made = []
+
+    def make_and_keep(*args: Any, **configs: Any) -> Any:
+        made.append(make_client(*args, **configs))
+        return made[-1]
+
+    try:
+        init(client, *args, kafka_client=make_and_keep, **configs)
+    except BaseException:
+        for net_client in made:
+            net_client.close()
+        raise
+    client.config["kafka_client"] = make_client
+
+
+class Recovering:
+    """Takes our options out before kafka-python, which rejects those it does not know, sees them."""
+
+    recovery_counters: RecoveryCounters
+
+    def _build(
+        self,
+        init: Any,
+        args: tuple[Any, ...],
+        configs: dict[str, Any],
+        policy: RecoveryPolicy | str | None,
+        listener: Listener | None,
+    ) -> None:
+        self.recovery_counters = RecoveryCounters()
+        make_client = functools.partial(
+            TolerantNetClient,
+            recovery_policy=RecoveryPolicy.of(policy),
+            recovery_listener=listener,
+            recovery_counters=self.recovery_counters,
+        )
+        build(init, self, args, configs, make_client)
+
+
+class KafkaProducer(Recovering, kafka.KafkaProducer):  # type: ignore[misc]
+    """kafka.KafkaProducer that repeats what a broker de-duplicates, and nothing else.
+
+    With `enable_idempotence=False` (or options that imply it: acks=0 or 1, more than
+    5 requests in flight) records whose answer was lost are sent again as by
+    kafka.KafkaProducer, at least once; with `retries=0` they fail with OutcomeUnknownError.
+
+    In a forked child the first call builds it anew, with a producer id of its own.
+    Records sent before the fork are the parent's: their futures never complete in
+    the child, and its flush() does not wait for them.  With a `transactional_id`
+    calls raise IllegalStateError there.
+    """
+
+    @forking.repeatable
+    def __init__(
+        self,
+        *,
+        recovery_policy: RecoveryPolicy | str | None = None,
+        recovery_listener: Listener | None = None,
+        **configs: Any,
+    ) -> None:
+        init = stock_init_with(kafka.KafkaProducer, TransactionManager=TolerantTransactionManager)
+        self._build(init, (), configs, recovery_policy, recovery_listener)
+
+
+class KafkaAdminClient(Recovering, kafka.KafkaAdminClient):  # type: ignore[misc]
+    """kafka.KafkaAdminClient on tolerant connections; in a forked child the first call builds it anew."""
+
+    @forking.repeatable
+    def __init__(
+        self,
+        *,
+        recovery_policy: RecoveryPolicy | str | None = None,
+        recovery_listener: Listener | None = None,
+        **configs: Any,
+    ) -> None:
+        self._build(stock_init_with(kafka.KafkaAdminClient), (), configs, recovery_policy, recovery_listener)

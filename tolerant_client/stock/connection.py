@@ -1,0 +1,504 @@
+"""kafka-python's connection on our tracker: one in-flight store, one timer, no payload in logs.
+
+Laws:
+- The tracker decides, this file acts: it writes, completes futures, closes.
+- All events of one call are acted upon before the connection is closed, so that
+  good answers before a bad one reach their callers.
+- `close` and `connection_lost` may come at any time and twice; the tracker
+  settles each request once.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import struct
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Any, TypeGuard
+
+import kafka.errors as Errors
+from kafka.protocol.consumer import ListOffsetsRequest
+from kafka.protocol.metadata import MetadataRequest
+
+from tolerant_client.errors import (
+    ConnectionLostError,
+    ConnectionTimedOutError,
+    CorrelationIdMismatchError,
+    OutcomeUnknownError,
+    RecoveryExhaustedError,
+    text_of,
+)
+from tolerant_client.policy import RecoveryPolicy
+from tolerant_client.stock.stock_names import Future, KafkaConnection
+from tolerant_client.tracker.events import (
+    Completed,
+    Event,
+    Failed,
+    Listener,
+    Probe,
+    RecoveryCounters,
+    Requeued,
+    Retired,
+    Verdict,
+)
+from tolerant_client.tracker.framing import FrameAssembler
+from tolerant_client.tracker.inflight import InFlightRequests
+from tolerant_client.tracker.lifecycle import NEVER, InFlightRequest
+from tolerant_client.tracker.rules.apis import FIND_COORDINATOR, SETUP, Buffer, row_for
+from tolerant_client.tracker.rules.requests import KafkaRequest, adapt, with_correlation_id
+
+log = logging.getLogger(__name__)
+
+_CORRELATION_ID = struct.Struct(">i")
+_NO_POLICY = RecoveryPolicy()
+_LIMIT = "max_in_flight"  # kafka-python's name for this reason to pause
+
+
+class _Context:
+    """What the binding keeps with a request: its caller's future, its bytes, and how many went before them."""
+
+    __slots__ = ("begins", "buffers", "future")
+
+    def __init__(self, future: Any) -> None:
+        self.future = future
+        self.buffers: list[Buffer] = []
+        self.begins = 0
+
+
+class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python is untyped
+    """One connection to one broker.
+
+    `recovery_policy`, `recovery_listener` (called with each event, on the event
+    loop), `recovery_counters` and `disproved`, the nodes whose probes prove
+    nothing (both shared by the connections of a client).
+    """
+
+    def __init__(
+        self,
+        net: Any,
+        node_id: Any = None,
+        broker_version_data: Any = None,
+        *,
+        recovery_policy: RecoveryPolicy | None = None,
+        recovery_listener: Listener | None = None,
+        recovery_counters: RecoveryCounters | None = None,
+        setup_timeout: float = NEVER,
+        disproved: set[Any] | None = None,
+        **configs: Any,
+    ) -> None:
+        super().__init__(net, node_id=node_id, broker_version_data=broker_version_data, **configs)
+        self.recovery_policy = recovery_policy or _NO_POLICY
+        self.recovery_counters = recovery_counters if recovery_counters is not None else RecoveryCounters()
+        self._listener = recovery_listener
+        self._disproved = set() if disproved is None else disproved
+        self._setup_timeout = setup_timeout  # seconds for one step of a re-authentication (KIP-368)
+        self.in_flight_requests = InFlightRequests(self.recovery_policy, random.getrandbits(31))
+        self._unsent: deque[InFlightRequest] = deque()
+        self._unsent_bare: list[Buffer] = []
+        self._written_bytes = 0  # given to the transport
+        self._flushed_bytes: int | None = None  # of those, once closed: what left the process, where that is known
+        self.is_retired = False
+        self.has_served = False  # whether a request of a caller was answered
+        self._timer: Any = None
+        self._timer_at = NEVER
+        self._node_name = f"node {node_id}"
+        self._limit: int = self.config["max_in_flight_requests_per_connection"]
+
+    @property
+    def is_doubtful(self) -> bool:
+        """True while this connection is silent for too long, or its stream may be out of step: others answer sooner."""
+        return self.in_flight_requests.is_doubtful
+
+    # -- connecting -----------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        """Takes over a connected transport and starts reading."""
+        if self.closed:
+            raise Errors.KafkaConnectionError("Connection closed during connect")
+        self.transport = transport
+        transport.assembler = FrameAssembler(self.config["receive_message_max_bytes"])
+        if transport.get_protocol() is not self:
+            transport.set_protocol(self)
+        self.initializing = True
+        transport.resume_reading()
+        log.debug("%s: connection made", self._node_name)
+
+    def _init_complete(self) -> None:
+        if self.broker_version_data is not None and self.node_id not in self._disproved:
+            self.in_flight_requests.question = harmless_question(self.broker_version_data)
+        super()._init_complete()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Closes for good; every request is settled by it."""
+        self._flushed_bytes = getattr(self.transport, "sent_bytes", None)
+        super().connection_lost(exc)
+        self._disarm()
+
+    # -- sending --------------------------------------------------------------
+
+    def send_request(self, request: Any, request_timeout_ms: float | None = None) -> Any:
+        """Sends now, or once the connection is ready; the future ends by its deadline either way."""
+        future = super().send_request(request, request_timeout_ms)
+        if self._request_buffer:
+            self._arm(time.monotonic())
+        return future
+
+    def _send_request(self, request: Any, future: Any = None, timeout_at: float | None = None) -> Any:
+        future = Future() if future is None else future
+        if self.closed:
+            return future.failure(Errors.KafkaConnectionError(f"{self._node_name}: connection closed"))
+        try:
+            if request.API_VERSION is None:
+                request.API_VERSION = self.broker_version_data.api_version(request)
+        except Errors.IncompatibleBrokerVersion as error:
+            return future.failure(error)
+        now = time.monotonic()
+        deadline = self._timeout_at(now=now) if timeout_at is None else timeout_at
+        if deadline <= now:
+            return future.failure(Errors.KafkaTimeoutError(f"{self._node_name}: the deadline passed before sending"))
+        adapted = adapt(request)
+        if adapted.API_KEY in SETUP:
+            deadline = min(deadline, max(now, self._throttle_time) + self._setup_timeout)
+        if not adapted.expect_response():
+            correlation_id = self.in_flight_requests.unanswered_id()
+            self._write_bare(adapted.frame_buffers(correlation_id, self.config["client_id"]))
+            return future.success(None)
+        context = _Context(future)
+        entry = self.in_flight_requests.queue(adapted, deadline, context)
+        try:
+            context.buffers = adapted.frame_buffers(entry.correlation_id, self.config["client_id"])
+        except Exception as error:
+            # Never sent: it only has to leave the store again.
+            self.in_flight_requests.withdraw(entry)
+            return future.failure(error)
+        if getattr(adapted, "is_raw", False):
+            self.transport.assembler.smallest_frame = 0
+        self._write(entry, now)
+        if len(self.in_flight_requests) >= self._limit:
+            self.pause(_LIMIT)
+        self._arm(now)
+        return future
+
+    def _write(self, entry: InFlightRequest, now: float, is_repair: bool = False) -> None:
+        """Writes a request now, or when no reason to pause is left.
+
+        Resends and probes are not held up by the limit of requests in flight: the
+        answers that count towards it may be waiting for them.
+        """
+        if self.paused and not (is_repair and self.paused == {_LIMIT}):
+            self._unsent.append(entry)
+            return
+        size = sum(map(len, entry.context.buffers))
+        entry.context.begins = self._written_bytes
+        self._written_bytes += size
+        self.transport.writelines(entry.context.buffers)
+        self._act(self.in_flight_requests.sent(entry, now), now)
+        if log.isEnabledFor(logging.DEBUG):
+            what = f"{entry.api} v{entry.request.API_VERSION}"
+            log.debug("%s: sent %s, id %d, %d bytes", self._node_name, what, entry.correlation_id, size)
+
+    def _write_bare(self, buffers: list[Buffer]) -> None:
+        if self.paused:
+            self._unsent_bare.extend(buffers)
+        else:
+            self._written_bytes += sum(map(len, buffers))
+            self.transport.writelines(buffers)
+
+    def unpause(self, v: Any) -> None:
+        """Removes one reason to pause; writes what waited when it was the last."""
+        if v not in self.paused:
+            return
+        self.paused.discard(v)
+        if self.paused or self.transport is None or self.closed:
+            return
+        now = time.monotonic()
+        bare, self._unsent_bare = self._unsent_bare, []
+        if bare:
+            self._write_bare(bare)
+        while self._unsent and not self.paused:
+            if self._written >= self._limit:
+                self.pause(_LIMIT)
+                break
+            self._write(self._unsent.popleft(), now)
+        self._arm(now)
+
+    @property
+    def _written(self) -> int:
+        return len(self.in_flight_requests) - len(self._unsent)
+
+    def _resume(self) -> None:
+        """Writes more once fewer requests are in flight than allowed."""
+        if _LIMIT in self.paused and self._written < self._limit:
+            self.unpause(_LIMIT)
+
+    # -- receiving ------------------------------------------------------------
+
+    def bytes_received(self, now: float) -> None:
+        """Notes that bytes are arriving: a large answer on its way is progress, not silence."""
+        self.in_flight_requests.progress(now)
+
+    def data_received(self, data: Buffer) -> None:
+        """Takes bytes from a transport that is not ours, by kafka-python's own interface."""
+        waiting = memoryview(data)
+        while waiting and not self.closed:
+            room = self.transport.assembler.writable()
+            size = min(len(room), len(waiting))
+            room[:size] = waiting[:size]
+            waiting = waiting[size:]
+            now = time.monotonic()
+            frames = self.transport.assembler.received(size)
+            self.bytes_received(now)
+            self.frames_received(frames, now)
+
+    def frames_received(self, frames: list[memoryview], now: float) -> None:
+        """Takes whole frames from the transport, in the order of arrival."""
+        tracker = self.in_flight_requests
+        for frame in frames:
+            if self.closed or tracker.is_retired:
+                return
+            oldest = tracker.oldest
+            if oldest is not None and getattr(oldest.request, "is_raw", False):
+                events = tracker.response(oldest.correlation_id, frame, now)
+                self.transport.assembler.smallest_frame = 4
+            else:
+                (correlation_id,) = _CORRELATION_ID.unpack_from(frame)
+                if not correlation_id and not tracker.ids.was_drawn(0) and _is_answered_under_0(oldest):
+                    correlation_id = oldest.correlation_id
+                events = tracker.response(correlation_id, frame[4:], now)
+            if tracker.is_disproved:
+                self._disproved.add(self.node_id)
+            self._act(events, now)
+        if self.closed:
+            return
+        error = self.transport.assembler.error
+        if error is not None:
+            self._retire(Retired("", -1, str(error)), error)
+            return
+        self._resume()
+        self._reauth.on_response_processed()
+        self._arm(now)
+
+    # -- acting ---------------------------------------------------------------
+
+    def _act(self, events: list[Event], now: float) -> None:
+        """Does what the tracker decided; a retirement comes last."""
+        retired: Retired | None = None
+        for event in events:
+            if type(event) is Completed:
+                self._complete(event)
+                continue
+            self.recovery_counters.add(event, self.node_id)
+            self._tell(event)
+            if isinstance(event, Requeued):
+                entry = event.request
+                entry.context.buffers = with_correlation_id(entry.context.buffers, entry.correlation_id)
+                if not self.in_flight_requests.is_retired and not self.closed:
+                    self._write(entry, now, is_repair=True)
+            elif isinstance(event, Probe):
+                self._send_probe(event, now)
+            elif isinstance(event, Failed):
+                self._fail(event)
+            elif isinstance(event, Retired):
+                retired = event
+        if retired is not None:
+            self._close_retired(retired, None)
+
+    def _complete(self, event: Completed) -> None:
+        entry = event.request
+        self.has_served = self.has_served or entry.request.API_KEY not in SETUP
+        self.recovery_counters.completed(event.api, self.node_id)
+        if self._listener is not None:
+            self._tell(event)
+        if self._sensors:
+            self._sensors.request_time.record(event.latency * 1000)
+        log.debug("%s: %s, id %d answered", self._node_name, event.api, event.correlation_id)
+        self._maybe_throttle(event.response)
+        if not entry.context.future.is_done:
+            entry.context.future.success(event.response)
+
+    def _maybe_throttle(self, response: Any) -> None:
+        longest = self.recovery_policy.max_throttle_ms
+        if getattr(response, "throttle_time_ms", 0) > longest:
+            log.warning(
+                "%s: a throttle of %d ms is taken for %d ms", self._node_name, response.throttle_time_ms, longest
+            )
+            response.throttle_time_ms = int(longest)
+        super()._maybe_throttle(response)
+        if self._throttle_time:
+            # A throttling broker does not read our requests before that (KIP-219).
+            self.in_flight_requests.progress(self._throttle_time)
+
+    def _send_probe(self, event: Probe, now: float) -> None:
+        entry = event.request
+        if self.closed or self.in_flight_requests.is_retired:
+            return
+        entry.context = _Context(None)
+        entry.context.buffers = entry.request.frame_buffers(entry.correlation_id, self.config["client_id"])
+        log.info("%s: probe, id %d: %s", self._node_name, entry.correlation_id, event.reason)
+        self._write(entry, now, is_repair=True)
+
+    def _fail(self, event: Failed) -> None:
+        future = event.request.context.future
+        if not future.is_done:
+            future.failure(self._error_of(event))
+
+    def _error_of(self, event: Failed) -> BaseException:
+        """The caller's error: retriable where the layer above may send it again."""
+        entry = event.request
+        what = f"{self._node_name}: {event.api} v{entry.request.API_VERSION} (correlation id {event.correlation_id})"
+        if event.verdict is Verdict.OUTCOME_UNKNOWN:
+            error: BaseException = OutcomeUnknownError(
+                f"{what}: {event.reason}; it may have been carried out. {row_for(entry.request).check}"
+            )
+            error.__cause__ = event.error
+        elif event.verdict is Verdict.EXHAUSTED:
+            error = RecoveryExhaustedError(f"{what}: sent {entry.resends + 1} times without an answer", entry.history)
+        elif event.verdict is Verdict.CLOSED:
+            error = lost(event.error or Errors.Cancelled(f"{what}: the connection was closed"), what)
+        else:
+            error = Errors.KafkaConnectionError(f"{what}: the answer is lost ({event.reason})")
+        return error
+
+    def _retire(self, event: Retired, error: BaseException) -> None:
+        self.recovery_counters.add(event, self.node_id)
+        self._tell(event)
+        self._close_retired(event, error)
+
+    def _close_retired(self, event: Retired, error: BaseException | None) -> None:
+        if self.closed:
+            return
+        log.warning("%s: connection retired: %s", self._node_name, event.reason)
+        self.is_retired = True
+        if error is None:
+            kind = Errors.RequestTimedOutError if event.is_timeout else CorrelationIdMismatchError
+            error = kind(f"{self._node_name}: connection retired: {event.reason}")
+        self.close(error)
+
+    def _tell(self, event: Event) -> None:
+        if self._listener is None:
+            return
+        try:
+            self._listener(event)
+        except Exception:
+            log.exception("recovery_listener failed")
+
+    def fail_in_flight_requests(self, error: BaseException | None) -> None:
+        """Settles everything that waits here; called by the base class once closed."""
+        if not self.closed:
+            raise RuntimeError("Connection must be closed to fail in flight requests")
+        cause = error if isinstance(error, BaseException) else Errors.Cancelled()
+        while self._request_buffer:
+            request, future, _ = self._request_buffer.popleft()
+            future.failure(lost(cause, f"{self._node_name}: {type(request).__name__}"))
+        self._unsent.clear()
+        self._unsent_bare.clear()
+        now = time.monotonic()
+        self._act(self.in_flight_requests.close(cause, now, self._unflushed()), now)
+
+    def _unflushed(self) -> frozenset[int]:
+        """The ids of requests of which no byte has left this process."""
+        flushed = self._flushed_bytes
+        if flushed is None:
+            return frozenset()
+        return frozenset(r.correlation_id for r in self.in_flight_requests if r.context.begins >= flushed)
+
+    # -- the one timer --------------------------------------------------------
+
+    def _arm(self, now: float) -> None:
+        """Makes sure that `_on_timer` runs when the tracker next wants it; an early timer is left to run."""
+        due = self.in_flight_requests.next_wakeup(now)
+        if self._request_buffer:
+            due = min(NEVER if due is None else due, *(deadline for _, _, deadline in self._request_buffer))
+        if due is None or due >= self._timer_at or self.closed:
+            return
+        self._disarm()
+        self._timer_at = max(due, now)
+        self._timer = self.net.call_at(self._timer_at, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer, self._timer_at = None, NEVER
+        if self.closed:
+            return
+        now = time.monotonic()
+        self._act(self.in_flight_requests.expired(now), now)
+        self._expire_buffered(now)
+        if self.closed:
+            return
+        self._resume()
+        self._reauth.on_response_processed()
+        self._arm(now)
+
+    def _expire_buffered(self, now: float) -> None:
+        """Fails what waited too long for the connection to be ready."""
+        waiting = list(self._request_buffer)
+        self._request_buffer.clear()
+        self._request_buffer.extend(item for item in waiting if item[2] > now)
+        for request, future, deadline in waiting:
+            if deadline <= now:
+                what = f"{self._node_name}: {type(request).__name__}"
+                future.failure(Errors.KafkaTimeoutError(f"{what}: the connection was not ready before the deadline"))
+
+    def _disarm(self) -> None:
+        timer, self._timer, self._timer_at = self._timer, None, NEVER
+        if timer is None:
+            return
+        try:
+            self.net.cancel(timer)
+        except (ValueError, RuntimeError):
+            pass
+
+    def __str__(self) -> str:
+        return str(super().__str__()).replace("KafkaConnection", "TolerantConnection")
+
+
+_DISTINCT_METADATA = (8, 10, 2, 1)
+"""Versions of Metadata after each of which all responses look otherwise, in the order of preference.
+
+Flexible since 9, without the cluster's authorized operations since 11, with a throttle time since 3 and a cluster id
+since 2 (MetadataResponse.json); 10 is what asks for the operations.
+"""
+
+
+def harmless_question(versions: Any) -> KafkaRequest | None:
+    """The request that a probe is: one that this broker is known to understand, and that asks for nothing.
+
+    Metadata of no topic, in an older version than clients use: on a stream out of step its response, which in theirs
+    says that there are no topics, decodes as that of no other request.  Where no such version is (Kafka 0.8 to 0.10.0)
+    it is ListOffsets of no partition.  Not ApiVersions, which brokers before 0.10 throw on and gateways answer by
+    themselves.
+    """
+    for version in _DISTINCT_METADATA:
+        question = MetadataRequest(topics=[])
+        with suppress(Errors.IncompatibleBrokerVersion):
+            if version < versions.api_version(question):
+                question.API_VERSION = versions.api_version(question, version, version)
+                return KafkaRequest(question)
+    question = ListOffsetsRequest(replica_id=-1, topics=[])
+    try:
+        question.API_VERSION = versions.api_version(question)
+    except Errors.IncompatibleBrokerVersion:
+        return None
+    return KafkaRequest(question)
+
+
+def lost(cause: BaseException, what: str) -> BaseException:
+    """What the caller of a request is told when its connection ended by `cause`: a KafkaConnectionError.
+
+    kafka-python repeats those, in a transaction those alone.  What a broker has
+    said (refused credentials), and a close, are handed up as they are.
+    """
+    is_timeout = isinstance(cause, Errors.RequestTimedOutError)
+    says_enough = isinstance(cause, (Errors.KafkaConnectionError, Errors.Cancelled, Errors.BrokerResponseError))
+    if says_enough and not is_timeout:
+        return cause
+    kind = ConnectionTimedOutError if is_timeout else ConnectionLostError
+    error: BaseException = kind(f"{what}: the connection was lost: {text_of(cause)}")
+    error.__cause__ = cause
+    return error
+
+
+def _is_answered_under_0(oldest: InFlightRequest | None) -> TypeGuard[InFlightRequest]:
+    """Kafka 0.8.2 answers FindCoordinator version 0 with id 0 (both Python clients tolerate it)."""
+    return oldest is not None and oldest.request.API_KEY == FIND_COORDINATOR and oldest.request.API_VERSION == 0

@@ -1,0 +1,81 @@
+"""The drop-in for kafka-python's consumer: same arguments, same records, and Arrow.
+
+    from tolerant_client import KafkaConsumer
+    consumer = KafkaConsumer("topic", bootstrap_servers="broker:9092")
+    table = consumer.poll_arrow(timeout_ms=1000)
+
+Laws:
+- What is ours is in the fetcher and the coordinator; this class only has them built.
+- kafka-python's own consumers in the same process stay as they are.
+- Whoever replaces or wraps poll() (a subclass, a tracing agent) sees records, never Arrow.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+import kafka
+import pyarrow as pa
+
+from tolerant_client.policy import RecoveryPolicy
+from tolerant_client.records.arrow import SCHEMA, SCHEMA_WITH_HEADERS
+from tolerant_client.stock import forking
+from tolerant_client.stock.clients import Recovering, stock_init_with
+from tolerant_client.stock.coordinator import TolerantCoordinator
+from tolerant_client.stock.fetcher import TolerantFetcher
+from tolerant_client.tracker.events import Listener
+
+_stock_poll: Any = inspect.unwrap(kafka.KafkaConsumer.poll)
+
+
+class KafkaConsumer(Recovering, kafka.KafkaConsumer):  # type: ignore[misc]  # kafka-python is untyped
+    """kafka.KafkaConsumer that recovers from lost, late, doubled and misnumbered answers, decodes in bulk,
+    and does not believe an OffsetOutOfRange before it has looked.
+
+    Besides kafka-python's options it takes `recovery_policy` and `recovery_listener`;
+    `recovery_counters` says what happened so far.
+
+    In a forked child the first call builds it anew: in a group as a new member,
+    else at the positions it had; a loop over it that the parent began raises.
+    With a `group_instance_id` calls raise IllegalStateError there.
+    """
+
+    @forking.repeatable
+    def __init__(
+        self,
+        *topics: str,
+        recovery_policy: RecoveryPolicy | str | None = None,
+        recovery_listener: Listener | None = None,
+        **configs: Any,
+    ) -> None:
+        init = stock_init_with(kafka.KafkaConsumer, Fetcher=TolerantFetcher, ConsumerCoordinator=TolerantCoordinator)
+        self._build(init, topics, configs, recovery_policy, recovery_listener)
+
+    def poll_arrow(
+        self, timeout_ms: float = 0, max_records: int | None = None, include_headers: bool = False
+    ) -> pa.Table:
+        """As poll(), but an Arrow table of tolerant_client.records.arrow.SCHEMA (with `include_headers`: SCHEMA_WITH_HEADERS).
+
+        Keys and values are bytes: deserializers are not applied.  Waits `timeout_ms` at most for
+        the first record and gives what is there: `max_records` at most, without it about
+        `fetch_max_bytes` of records (`max_poll_records` is for poll()).  An empty table has the
+        schema too.  Positions, group, callbacks and auto-commit go on as with poll(), and the two
+        can be mixed; an iterator that has begun is given up at the record it yielded last.
+
+        Raises what poll() raises, and RecordBatchError for a timestamp beyond microseconds.
+        """
+        return poll_arrow(self, timeout_ms, max_records, include_headers)
+
+
+def poll_arrow(
+    consumer: Any, timeout_ms: float = 0, max_records: int | None = None, include_headers: bool = False
+) -> pa.Table:
+    """KafkaConsumer.poll_arrow for any kafka-python consumer whose fetcher is a TolerantFetcher."""
+    consumer._iterator = None
+    schema = SCHEMA_WITH_HEADERS if include_headers else SCHEMA
+    with consumer._fetcher.arrow(schema):
+        found = _stock_poll(consumer, timeout_ms, sys.maxsize if max_records is None else max_records)
+    batches = [batch for batches in found.values() for batch in batches]
+    return pa.Table.from_batches(batches, schema)

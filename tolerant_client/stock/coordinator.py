@@ -1,0 +1,248 @@
+"""kafka-python's group coordinator that says what is wrong instead of asking for ever.
+
+Laws:
+- That a coordinator is away is watched and said as coordinator_watch.py lays down.
+- A coordinator is found when it has answered a request, not when its name is known.
+- A join that has begun is needed until its assignment is taken over.  One that ends between two
+  polls waits for the next one, which takes it over; heartbeats keep the member's place until then.
+- Where no broker can be connected to, a call without a timeout has an end, and the commit of a close() does not
+  take all of it: both say so, as kafka-python does when it meets the first refused connection there.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import kafka.errors as Errors
+from kafka.structs import OffsetAndMetadata
+
+from tolerant_client.errors import CoordinatorUnavailableError
+from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC
+from tolerant_client.stock.coordinator_watch import CoordinatorWatch
+from tolerant_client.stock.stock_names import ConsumerCoordinator
+
+log = logging.getLogger(__name__)
+
+_MAX_PAUSE_MS = 1_000.0  # retry.backoff.max.ms of KIP-580
+_LAST_LOOK_MS = 250.0  # for a call whose time is over, and whose error shall say why
+_UNREACHED = 2  # lookups in a row: each goes to a connected broker if there is one
+_REACH = 0.5  # seconds between two looks whether nobody can be reached
+_HELD = 1.0  # seconds; a broker that is not the coordinator refuses a JoinGroup at once
+
+
+class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is untyped
+    """kafka-python's ConsumerCoordinator, same arguments, whose silence has an end."""
+
+    def __init__(self, client: Any, subscription: Any, **configs: Any) -> None:
+        super().__init__(client, subscription, **configs)
+        self._watch = CoordinatorWatch(self._manager, self.group_id, OFFSETS_TOPIC)
+        self._absence = self._watch.absence
+        self._told: CoordinatorUnavailableError | None = None  # raised where kafka-python's poll() may swallow it
+        self._next_lookup = 0.0
+        self._is_closing = False
+        self._unreached = 0  # lookups in a row that reached no broker
+        self._refusal = ""  # of a broker, the last one
+        self._assigned: Any = None  # by a join that has ended; the next poll takes it over
+
+    async def ensure_coordinator_ready_async(self, timeout_ms: float | None = None) -> bool:
+        """Waits until the coordinator is known; False when `timeout_ms` passed.
+
+        Raises CoordinatorUnavailableError where the policy says so; without `timeout_ms`, and when closing,
+        KafkaConnectionError once nobody can be connected to.
+        """
+        is_patient = timeout_ms is not None and not self._is_closing
+        self._unreached = 0
+        deadline = float("inf") if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        while True:
+            now = time.monotonic()
+            # Not below a pause: at the end of the time the answer of the lookup under way is still awaited.
+            patience = max(self._absence.left(now), self.config["retry_backoff_ms"] / 1000)
+            patience = max(0.0, min(patience, deadline - now, float("inf") if is_patient else _REACH))
+            bounded_ms = None if patience == float("inf") else patience * 1000
+            try:
+                is_known = await super().ensure_coordinator_ready_async(bounded_ms)
+            except Errors.RetriableError as error:
+                # kafka-python lets the failure of one metadata refresh out, where the next broker would answer.
+                log.debug("Group %r: metadata for the coordinator lookup: %s", self.group_id, error)
+                is_known = False
+                pause = min(self.config["retry_backoff_ms"] / 1000, deadline - time.monotonic())
+                await self._net.sleep(max(0.0, pause))
+            if not is_known and not is_patient and self._unreached >= _UNREACHED:
+                why = self._refusal or self._absence.last_failure
+                raise Errors.KafkaConnectionError(f"group {self.group_id}: no broker can be connected to: {why}")
+            if self._absence.is_due(is_known):
+                looking = self._manager.call_soon(self._watch.look)
+                if self._watch.is_raising:
+                    await self._wait_for(looking, (deadline - time.monotonic()) * 1000)
+            if self._watch.is_raising and (wrong := self._watch.take_error()):
+                self._told = wrong
+                raise wrong
+            if is_known or time.monotonic() >= deadline:
+                return bool(is_known)
+
+    def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:
+        """As kafka-python's; its commit is given up where nobody can be connected to, and logged."""
+        self._is_closing = True
+        super().close(autocommit=autocommit, timeout_ms=timeout_ms)
+
+    async def _wait_for(self, future: Any, timeout_ms: float) -> None:
+        try:
+            await self._manager.wait_for(future, None if timeout_ms == float("inf") else max(0.0, timeout_ms))
+        except Errors.KafkaTimeoutError:
+            pass  # the next call hears of it
+
+    def poll(self, timeout_ms: float | None = None) -> bool:
+        """As kafka-python's, which takes every KafkaTimeoutError for a poll that found nothing."""
+        self._told = None
+        is_ready = bool(super().poll(timeout_ms=timeout_ms))
+        if self._told is not None:
+            raise self._told
+        return is_ready
+
+    def commit_offsets_sync(self, offsets: Any, timeout_ms: float | None = None) -> Any:
+        """Commits; a timeout for want of a coordinator raises CoordinatorUnavailableError."""
+        with self._saying_why():
+            return super().commit_offsets_sync(offsets, timeout_ms=timeout_ms)
+
+    def fetch_committed_offsets(self, partitions: Any, timeout_ms: float | None = None) -> Any:
+        """Committed offsets; a timeout for want of a coordinator raises CoordinatorUnavailableError."""
+        with self._saying_why():
+            return super().fetch_committed_offsets(partitions, timeout_ms=timeout_ms)
+
+    async def refresh_committed_offsets_if_needed_async(self, timeout_ms: float | None = None) -> bool:
+        """Starts partitions without a position at their committed offsets; False when `timeout_ms` passed.
+
+        With the leader epoch that was committed (KIP-320), which kafka-python drops: without it a
+        log that was truncated between the commit and a restart goes unnoticed.
+        """
+        missing = set(self._subscription.missing_fetch_positions())
+        try:
+            committed = await self.fetch_committed_offsets_async(missing, timeout_ms=timeout_ms)
+        except CoordinatorUnavailableError:
+            raise
+        except Errors.KafkaTimeoutError:
+            return False
+        for partition, offset in committed.items():
+            # Where it is missing (3.0.4) a position older than its leader is validated again on every poll, for ever.
+            can_validate = hasattr(self._subscription.assignment[partition], "_current_leader_epoch")
+            epoch = offset.leader_epoch if can_validate else -1
+            self._subscription.seek(partition, OffsetAndMetadata(offset.offset, "", epoch))
+        return True
+
+    @contextmanager
+    def _saying_why(self) -> Iterator[None]:
+        """A timeout becomes the error that says what is wrong with the coordinator, if that is the reason."""
+        try:
+            yield
+        except CoordinatorUnavailableError:
+            raise
+        except Errors.KafkaTimeoutError as timeout:
+            if not self._absence.is_lasting:
+                raise
+            error = self._watch.take_error()
+            if error is None:
+                self._net.run(self._wait_for, self._manager.call_soon(self._watch.look), _LAST_LOOK_MS)
+                error = self._watch.take_error()
+            if error is None:
+                raise
+            raise error from timeout
+
+    # -- joining ----------------------------------------------------------------
+
+    async def _do_join_and_sync_async(self) -> Any:
+        """The assignment of the join that has ended since the last poll, else of a new one.
+
+        kafka-python would join once more, and again, for as long as joins end between polls.
+        """
+        if self._assigned is not None:
+            return self._assigned
+        # Its reasons (another subscription, other metadata) are gone for kafka-python once it has sent the
+        # subscription and assigned by the metadata: a poll that ended before the join would have been the last
+        # to look at it.  As requestRejoinIfNecessary of AbstractCoordinator.java.
+        self.request_rejoin()
+        try:
+            assigned = await super()._do_join_and_sync_async()
+        except Errors.KafkaConnectionError as error:
+            # kafka-python tries the same node again without a word, until its pauses have grown.
+            self._absence.failed(f"coordinator {self.coordinator_id}: {_name(error)}", time.monotonic(), is_known=True)
+            raise
+        if not self.rebalance_in_progress():
+            raise Errors.IllegalGenerationError(f"group {self.group_id}: the member left while it was joining")
+        self._assigned = assigned
+        self._enable_heartbeat()
+        return assigned
+
+    async def _on_join_complete_async(self, generation: int, member_id: str, protocol: str, assigned: bytes) -> None:
+        self._assigned = None
+        await super()._on_join_complete_async(generation, member_id, protocol, assigned)
+
+    def reset_generation(self, *args: Any, **kwargs: Any) -> None:
+        """Forgets the membership, and what was assigned with it."""
+        self._assigned = None
+        super().reset_generation(*args, **kwargs)
+
+    def stable(self) -> bool:
+        """Whether the broker expects heartbeats: from the end of the join on, not only from the next poll."""
+        return self._assigned is not None or bool(super().stable())
+
+    # -- what kafka-python does with the coordinator, watched -------------------
+
+    async def _send_group_coordinator_request(self) -> Any:
+        # kafka-python asks again at once while the coordinator it was told of refuses connections.
+        pause = self._next_lookup - time.monotonic()
+        if pause > 0:
+            await self._net.sleep(pause)
+        grown = self.config["retry_backoff_ms"] * 2.0 ** min(self._absence.failures, 16)
+        self._next_lookup = time.monotonic() + min(grown, _MAX_PAUSE_MS) / 1000 * random.uniform(0.8, 1.2)
+        try:
+            found = await super()._send_group_coordinator_request()
+        except Errors.KafkaError as error:
+            self._absence.failed(_name(error), time.monotonic())
+            is_refused = isinstance(error, Errors.KafkaConnectionError)
+            # While it throttles us, or has as much in flight as it may, a broker is not asked either.
+            is_unreached = isinstance(error, Errors.NodeNotReadyError) and not self._manager.is_connected
+            self._unreached = self._unreached + 1 if is_refused or is_unreached else 0
+            if is_refused:
+                self._refusal = _name(error)
+            raise
+        self._unreached = 0
+        return found
+
+    def coordinator_dead(self, error: Any) -> None:
+        """Forgets the coordinator that was known."""
+        if self.coordinator_id is not None:
+            why = f"coordinator {self.coordinator_id}: {_name(error)}"
+            self._absence.failed(why, time.monotonic(), is_known=True)
+        super().coordinator_dead(error)
+
+    def _process_join_group_response(self, response: Any, send_time: float) -> Any:
+        if time.monotonic() - send_time > _HELD:
+            self._watch.answered()
+        result = super()._process_join_group_response(response, send_time)
+        self._watch.answered()
+        return result
+
+    def _handle_heartbeat_response(self, response: Any, send_time: float) -> Any:
+        result = super()._handle_heartbeat_response(response, send_time)
+        self._watch.answered()
+        return result
+
+    def _handle_offset_commit_response(self, offsets: Mapping[Any, Any], send_time: float, response: Any) -> Any:
+        result = super()._handle_offset_commit_response(offsets, send_time, response)
+        self._watch.answered()
+        return result
+
+    def _handle_offset_fetch_response(self, response: Any) -> Any:
+        result = super()._handle_offset_fetch_response(response)
+        self._watch.answered()
+        return result
+
+
+def _name(error: Any) -> str:
+    """Kafka's name of an error, or its own words."""
+    return str(getattr(error, "message", None) or error)

@@ -1,0 +1,303 @@
+"""kafka-python's Fetcher with vectorised decoding, fetching ahead, Arrow, and doubt about OffsetOutOfRange.
+
+Laws:
+- Positions, pausing, seeking, rebalances, metrics and errors stay kafka-python's:
+  what differs is which records it is given and when the next fetch leaves.
+- One fetch a node is in flight.  It leaves when the last buffered answer is
+  begun, and asks for what follows that answer: memory holds two answers a node,
+  each of `fetch_max_bytes` at most.  An answer is used only if the position has
+  come to its first offset, so a seek in between costs a fetch and nothing else.
+- A fill gives an iterator records of as many partitions as poll() would; a fetch
+  that follows what this fill has handed out waits for the next one.
+- An OffsetOutOfRange is believed only when `out_of_range` has looked (incident 2),
+  a corrupt batch when it was fetched three times: bytes are spoiled on their way
+  more often than in a log.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import kafka.errors as Errors
+import pyarrow as pa
+from kafka.protocol.consumer import FetchRequest
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+from tolerant_client.stock.consumer_records import PartitionRecords
+from tolerant_client.stock.out_of_range import Doubts, report
+from tolerant_client.stock.stock_names import Fetcher, FetchMetadata, FetchRequestData, FetchSessionHandler
+from tolerant_client.tracker.events import CorruptRecords
+
+_CORRUPT_AFTER = 3  # fetches of the same offset
+
+_LAST_FETCH_BY_NAME = 12  # later versions name topics by id (KIP-516), which kafka-python does not do
+_NO_EPOCH = -1
+
+_Fetch = FetchRequest.FetchTopic.FetchPartition
+
+
+class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
+    """For kafka.KafkaConsumer, in place of its Fetcher; same arguments."""
+
+    PartitionRecords = PartitionRecords
+    _next_partition_records: Any
+
+    def __init__(self, client: Any, subscriptions: Any, **configs: Any) -> None:
+        super().__init__(client, subscriptions, **configs)
+        self._doubts = Doubts(self)
+        self._corrupt: dict[TopicPartition, tuple[int, int]] = {}  # offset, and how often it was found so
+        self._taking = threading.Lock()
+        self._is_fetch_due = False  # asked for on the event loop, not begun yet
+        self._handed_out: set[TopicPartition] = set()  # to an iterator, which moves the position record by record
+        self._too_early: list[Any] = []  # fetches that follow what this fill has handed out: the next one may use them
+        self._arrow = threading.local()  # its `budget` is that of the thread in poll_arrow
+
+    # -- giving out -----------------------------------------------------------
+
+    def fetch_records(
+        self, max_records: int | None = None, update_offsets: bool = True, timeout_ms: float | None = None
+    ) -> tuple[dict[TopicPartition, list[Any]], bool]:
+        """As kafka-python's, but with records at hand the next fetch leaves without waiting for the event loop.
+
+        Raises IllegalStateError when another thread is in it.
+        """
+        if not self._taking.acquire(blocking=False):
+            raise Errors.IllegalStateError(
+                "KafkaConsumer is not safe for multi-threaded access: two threads poll this one;"
+                " give each its own, or lock around it"
+            )
+        try:
+            return self._fetch_records(max_records, update_offsets, timeout_ms)
+        finally:
+            self._taking.release()
+
+    def _fetch_records(
+        self, max_records: int | None, update_offsets: bool, timeout_ms: float | None
+    ) -> tuple[dict[TopicPartition, list[Any]], bool]:
+        is_idle = False
+        self._handed_out.clear()
+        records, _ = self.fetched_records(max_records, update_offsets=update_offsets)
+        if not records:
+            records, is_idle = super().fetch_records(max_records, update_offsets=update_offsets, timeout_ms=timeout_ms)
+        if records:
+            self._ask_ahead()
+        return records, is_idle
+
+    def _ask_ahead(self) -> None:
+        """Has the next fetch leave, if there is one to send; the records at hand are given out either way."""
+        if self._completed_fetches or self._is_fetch_due:
+            return
+        if self._is_fetch_wanted():
+            self._is_fetch_due = True
+            self._manager.call_soon(self._send_fetches_async)
+
+    def fetched_records(self, max_records: int | None = None, update_offsets: bool = True) -> Any:
+        """As kafka-python's, which forgets a resumed partition as long as a drained one is in its place."""
+        if not self._next_partition_records:
+            self._next_partition_records = None
+        try:
+            records, _ = super().fetched_records(max_records, update_offsets=update_offsets)
+        finally:
+            self._completed_fetches.extendleft(reversed(self._too_early))
+            self._too_early.clear()
+        return records, bool(self._completed_fetches)
+
+    @contextmanager
+    def arrow(self, schema: pa.Schema) -> Iterator[None]:
+        """Inside it records are given out as Arrow batches, whose size together fetch_max_bytes bounds."""
+        self._arrow.budget = _ArrowBudget(schema, self.config["fetch_max_bytes"])
+        try:
+            yield
+        finally:
+            self._arrow.budget = None
+
+    def _append(self, drained: Any, part: Any, max_records: int, update_offsets: bool) -> int:
+        tp = part.topic_partition
+        try:
+            return self._give_out(drained, part, max_records, update_offsets)
+        except Errors.CorruptRecordError:
+            # What was decoded is given out, and the part is drained: the next fetch starts at this position again.
+            if self._is_corruption_believed(tp):
+                raise
+            return 0
+
+    def _is_corruption_believed(self, tp: TopicPartition) -> bool:
+        offset = self._subscriptions.position(tp).offset
+        known, times = self._corrupt.get(tp, (offset, 0))
+        times = times + 1 if known == offset else 1
+        self._corrupt[tp] = offset, times
+        is_believed = times >= _CORRUPT_AFTER
+        report(self._manager, CorruptRecords("Fetch", -1, tp.topic, tp.partition, offset, is_believed))
+        return is_believed
+
+    def _give_out(self, drained: Any, part: Any, max_records: int, update_offsets: bool) -> int:
+        budget: _ArrowBudget | None = getattr(self._arrow, "budget", None)
+        tp = part.topic_partition
+        if budget is None or not part or not self._is_next(part):
+            count: int = super()._append(drained, part, max_records, update_offsets)
+            if count and not update_offsets:
+                self._handed_out.add(tp)
+                if part:  # with an error behind its records: it is of use only when the iterator has come there
+                    return max_records
+            return count
+        if budget.left <= 0:
+            return max_records  # ends kafka-python's loop: the table is large enough
+        state = self._subscriptions.assignment[tp]
+        batches, size = part.take_arrow(max_records, budget.left, budget.schema)
+        budget.left -= size
+        if batches:
+            drained[tp].extend(batches)
+        if state.highwater is not None and self._sensors:
+            self._sensors.records_fetch_lag.record(state.highwater - part.next_fetch_offset)
+        state.position = OffsetAndMetadata(part.next_fetch_offset, "", part.leader_epoch)
+        return sum(batch.num_rows for batch in batches)
+
+    def _is_next(self, part: Any) -> bool:
+        tp = part.topic_partition
+        if not self._subscriptions.is_fetchable(tp):
+            return False
+        return bool(self._subscriptions.position(tp).offset == part.next_fetch_offset)
+
+    # -- asking ---------------------------------------------------------------
+
+    def send_fetches(self) -> Any:
+        """As kafka-python's, but does not wait for the event loop while what can be asked for is in flight.
+
+        Fetches that are done have to go from `_fetch_futures` first, else the wait for the next record ends at once.
+        """
+        in_flight = list(self._fetch_futures)
+        is_waiting = bool(in_flight) and not any(future.is_done for future in in_flight)
+        if is_waiting and not self._is_fetch_due and not self._is_fetch_wanted():
+            return in_flight
+        return super().send_fetches()
+
+    def _is_fetch_wanted(self) -> bool:
+        """Whether there may be a fetch to send, for a caller outside the event loop, which plans it."""
+        try:
+            return any(self._to_fetch())
+        except (KeyError, RuntimeError):
+            return True  # the assignment changes just now: the event loop looks again
+
+    async def _send_fetches_async(self) -> Any:
+        try:
+            return await super()._send_fetches_async()
+        finally:
+            self._is_fetch_due = False
+
+    def _fetchable_partitions(self) -> list[TopicPartition]:
+        resting = self._handed_out
+        return [tp for tp in super()._fetchable_partitions() if tp not in self._doubts and tp not in resting]
+
+    def _to_fetch(self) -> Iterator[tuple[Any, TopicPartition, int, int]]:
+        """(node id, partition, offset, epoch of the record before it) for every fetch that may leave now."""
+        wanted = [(tp, self._subscriptions.position(tp)) for tp in self._fetchable_partitions()]
+        for tp, position in wanted:
+            if position is not None and (node_id := self._node_to_ask(tp)) is not None:
+                yield node_id, tp, position.offset, position.leader_epoch
+        part = self._next_partition_records
+        if part and (end := part.end) is not None:
+            tp = part.topic_partition
+            if self._is_fetchable_ahead(tp, part.fetch_offset, end[0]):
+                if (node_id := self._node_to_ask(tp)) is not None:
+                    yield node_id, tp, *end
+
+    def _is_fetchable_ahead(self, tp: TopicPartition, from_offset: int, end_offset: int) -> bool:
+        if tp in self._doubts or not self._subscriptions.is_fetchable(tp):
+            return False
+        if any(fetch.topic_partition == tp for fetch in self._completed_fetches.copy()):
+            return False
+        position = self._subscriptions.position(tp)
+        return position is not None and from_offset <= position.offset <= end_offset
+
+    def _node_to_ask(self, tp: TopicPartition) -> Any:
+        """The node to fetch a partition from, None while there is none or it cannot be asked now."""
+        node_id = self._select_read_replica(tp)
+        if node_id is None or node_id == -1:
+            self._manager.cluster.request_update()
+            return None
+        if (
+            node_id in self._nodes_with_pending_fetch_requests
+            or self._manager.connection_delay(node_id) > 0
+            or self._client.throttle_delay(node_id) > 0
+        ):
+            return None
+        return node_id
+
+    def _create_fetch_requests(self) -> dict[Any, tuple[Any, dict[TopicPartition, int]]]:
+        """{node id: (request, {partition: fetch offset})}."""
+        by_node: dict[Any, dict[TopicPartition, Any]] = {}
+        for node_id, tp, offset, epoch in self._to_fetch():
+            current_epoch = self._manager.cluster.leader_epoch_for_partition(tp)
+            by_node.setdefault(node_id, {})[tp] = _Fetch(
+                partition=tp.partition,
+                current_leader_epoch=_NO_EPOCH if current_epoch is None else current_epoch,
+                fetch_offset=offset,
+                last_fetched_epoch=epoch,
+                partition_max_bytes=self.config["max_partition_fetch_bytes"],
+            )
+        return {
+            node_id: (self._request(node_id, partitions), {tp: part.fetch_offset for tp, part in partitions.items()})
+            for node_id, partitions in by_node.items()
+        }
+
+    def _request(self, node_id: Any, partitions: dict[TopicPartition, Any]) -> Any:
+        if self._enable_incremental_fetch_sessions:
+            handler = self._session_handlers.get(node_id)
+            if handler is None:
+                handler = self._session_handlers[node_id] = FetchSessionHandler(node_id)
+            session = handler.build_next(partitions)
+        else:
+            session = FetchRequestData(partitions, None, FetchMetadata.LEGACY)
+        return FetchRequest(
+            max_wait_ms=self.config["fetch_max_wait_ms"],
+            min_bytes=self.config["fetch_min_bytes"],
+            max_bytes=self.config["fetch_max_bytes"],
+            isolation_level=self._isolation_level,
+            session_id=session.id,
+            session_epoch=session.epoch,
+            topics=session.to_send,
+            forgotten_topics_data=session.to_forget,
+            rack_id=self.config["client_rack"],
+            min_version=FetchRequest.min_version_for_isolation_level(self._isolation_level),
+            max_version=_LAST_FETCH_BY_NAME,
+        )
+
+    # -- incident 2 -----------------------------------------------------------
+
+    def _parse_fetched_data(self, completed_fetch: Any) -> Any:
+        if completed_fetch.topic_partition in self._handed_out:
+            self._too_early.append(completed_fetch)
+            return None
+        if completed_fetch.partition_data.error_code == Errors.OffsetOutOfRangeError.errno:
+            tp, offset = completed_fetch.topic_partition, completed_fetch.fetched_offset
+            if not self._doubts.is_believed(completed_fetch) and self._is_refused_here(tp, offset):
+                self._doubts.look_into(completed_fetch)
+                return None
+        if completed_fetch.partition_data.records is None:  # the protocol allows it, kafka-python does not
+            completed_fetch.partition_data.records = b""
+        return super()._parse_fetched_data(completed_fetch)
+
+    def _is_refused_here(self, tp: TopicPartition, offset: int) -> bool:
+        """True for a refusal by the leader, at the position of now; kafka-python handles the others itself."""
+        if not self._subscriptions.is_fetchable(tp):
+            return False
+        state = self._subscriptions.assignment[tp]
+        return bool(state.position.offset == offset and state.preferred_read_replica() is None)
+
+    def close(self) -> None:
+        """Lets go of what is buffered."""
+        super().close()
+        self._doubts.clear()
+
+
+class _ArrowBudget:
+    """How the records of one poll_arrow are given out, and how many bytes of them still may be."""
+
+    __slots__ = ("schema", "left")
+
+    def __init__(self, schema: pa.Schema, left: int) -> None:
+        self.schema = schema
+        self.left = left

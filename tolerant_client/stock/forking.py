@@ -1,0 +1,240 @@
+"""A forked child never touches its parent's connections: a client that it inherited is built anew on its first call.
+
+A child inherits every socket and the kernel's event queue, but none of the
+threads that drive them.  Using them would shift the parent's answers, closing
+them would end the parent's connections, and going on with the parent's member
+id or producer id would make the broker take two processes for one (a child's
+batch under a sequence that the parent used too is dropped as a repeat).  So:
+
+Laws:
+- The child closes its copies of the descriptors and nothing else: no shutdown,
+  no TLS close, no change to the parent's event queue, no request.
+- An inherited client is *dormant*.  Its first call runs its `__init__` again, in place and with
+  the same arguments: a new event loop, producer id, member id, counters.  Where that
+  fails the call raises why, and the next call tries again.
+- What the parent buffered or has in flight stays the parent's: the child neither sends nor completes it.
+- An identity that the broker gives to one process at a time (transactional_id, group_instance_id)
+  is not taken from the parent: these clients raise IllegalStateError in the child.
+- close() of a dormant client sends nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, TypeVar, cast
+
+import kafka.errors as Errors
+
+from tolerant_client.stock.resubscribing import resubscribe
+
+_Init = TypeVar("_Init", bound=Callable[..., None])
+
+_managers: weakref.WeakSet[Any] = weakref.WeakSet()
+_clients: weakref.WeakSet[Any] = weakref.WeakSet()
+_inherited: list[Any] = []  # never finalized: their ends would act on the parent's connections
+
+# Options under which a broker knows one process at a time.
+_EXCLUSIVE = {
+    "transactional_id": "a second producer with its transactional_id would fence the parent's",
+    "group_instance_id": "a second member with its group_instance_id would fence the parent's",
+}
+
+
+class _Recipe:
+    """How a client was made; on the client itself, because the arguments may refer to it."""
+
+    def __init__(self, init: Callable[..., None], args: tuple[Any, ...], configs: dict[str, Any]) -> None:
+        self.init, self.args, self.configs = init, args, configs
+        self.lock = threading.RLock()
+        self.is_building = False  # only the thread that builds sees it true
+        self.subscription: Any = None  # the parent's, of a dormant consumer
+        self.is_iterated = False
+
+
+def watch(manager: Any) -> None:
+    """Has a child drop the connections of this connection manager."""
+    _managers.add(manager)
+
+
+def repeatable(init: _Init) -> _Init:
+    """An `__init__` of a consumer, producer or admin client that a forked child can run again."""
+
+    @functools.wraps(init)
+    def keeping(client: Any, *args: Any, **configs: Any) -> None:
+        if "_recipe" not in vars(client):  # else called by the one of a subclass
+            client._recipe = _Recipe(keeping, args, configs)
+            _clients.add(client)
+        init(client, *args, **configs)
+
+    return cast(_Init, keeping)
+
+
+def is_dormant(client: Any) -> bool:
+    """Whether another process made this client, and this one has not used it yet."""
+    return "_awake" in vars(type(client))
+
+
+def _error(why: str = "") -> Errors.IllegalStateError:
+    return Errors.IllegalStateError(
+        f"This Kafka client was made by another process and cannot be used after a fork (this is process"
+        f" {os.getpid()}){why and ': '}{why}: make a new client in the child"
+    )
+
+
+def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
+    raise _error()
+
+
+def _do_nothing(*args: Any, **kwargs: Any) -> None:
+    """What ends an event loop, and finalizes a client, in the child: both are the parent's."""
+
+
+def _leave_to_parent() -> None:
+    for client in list(_clients):
+        _put_to_sleep(client)
+    for net in {id(manager._net): manager._net for manager in _managers}.values():
+        _drop_event_loop(net)
+    for manager in list(_managers):
+        for connection in manager._conns.values():
+            if connection.transport is not None:
+                _close_copy(getattr(connection.transport, "_sock", None))
+        _inherited.append(manager._conns)
+        manager._conns = {}
+        manager.closed = True
+    _managers.clear()
+
+
+def _put_to_sleep(client: Any) -> None:
+    recipe: _Recipe = client._recipe
+    recipe.lock = threading.RLock()  # a thread that is not here may have held it
+    recipe.is_building = False
+    if is_dormant(client) or getattr(client, "_closed", False):
+        return
+    recipe.subscription = getattr(client, "_subscription", None)
+    recipe.is_iterated = getattr(client, "_iterator", None) is not None
+    kind: Any = type(client)
+    client.__class__ = _dormant(kind)
+
+
+def _drop_event_loop(net: Any) -> None:
+    """Closes the descriptors of an event loop whose thread is not in this process; every use raises from now on."""
+    _inherited.append((net._selector, net._ready, net._scheduled, net._pending_tasks, net._current))
+    keys = net._selector.get_map()
+    sockets = [key.fileobj for key in keys.values()] if keys else []
+    # First the queue: while it is open, taking a socket out of it would take it out of the parent's.
+    with contextlib.suppress(OSError):
+        net._selector.close()
+    for sock in [*sockets, net._wakeup_r, net._wakeup_w]:
+        _close_copy(sock)
+    net._exception = _error()
+    net._poll_once = _refuse
+    net.call_at = _refuse
+    net.call_soon = _refuse
+    net.close = net.stop = net.wakeup = _do_nothing
+
+
+def _close_copy(sock: Any) -> None:
+    """close(2) of this process's descriptor; neither TCP nor TLS notices."""
+    if isinstance(sock, socket.socket) and sock.fileno() >= 0:
+        with contextlib.suppress(OSError):
+            os.close(sock.detach())
+
+
+def _wake(client: Any) -> None:
+    """Builds a dormant client anew; other threads that call it meanwhile wait."""
+    recipe: _Recipe = client._recipe
+    if _is_event_loop_of(client):
+        return
+    with recipe.lock:
+        if recipe.is_building or not is_dormant(client):
+            return
+        _refuse_exclusive(getattr(client, "config", recipe.configs))
+        kind = type(client)._awake
+        recipe.is_building = True
+        try:
+            if recipe.subscription is None:
+                recipe.init(client, *recipe.args, **recipe.configs)
+            else:
+                recipe.init(client, **recipe.configs)
+                try:
+                    resubscribe(client, recipe.subscription)
+                except BaseException:
+                    kind.close(client, autocommit=False)
+                    raise
+            client.__class__ = kind
+        finally:
+            recipe.is_building = False
+        recipe.subscription = None
+
+
+def _is_event_loop_of(client: Any) -> bool:
+    """Whether this thread runs the event loop of the client: who builds it waits for it, so it may not wait for them.
+
+    Such a call (a listener's, while the client connects) meets a client half made, as in any constructor.
+    """
+    return threading.current_thread() is getattr(getattr(client, "_net", None), "_io_thread", None)
+
+
+def _refuse_exclusive(config: Mapping[str, Any]) -> None:
+    for option, why in _EXCLUSIVE.items():
+        if config.get(option) is not None:
+            raise _error(why)
+
+
+@functools.cache
+def _dormant(kind: Any) -> type:
+    """The class of a client that another process made: its first call builds it anew, its end does nothing."""
+
+    def waking(name: str) -> Callable[..., Any]:
+        call = getattr(kind, name)
+
+        @functools.wraps(call)
+        def wake_and_call(client: Any, *args: Any, **kwargs: Any) -> Any:
+            _wake(client)
+            return call(client, *args, **kwargs)
+
+        return wake_and_call
+
+    def ending(name: str) -> Callable[..., Any]:
+        call = getattr(kind, name)
+
+        @functools.wraps(call)
+        def end(client: Any, *args: Any, **kwargs: Any) -> Any:
+            if not _is_event_loop_of(client):
+                with client._recipe.lock:
+                    if is_dormant(client) and not client._recipe.is_building:
+                        client._closed = True
+                        client.__class__ = kind
+            return call(client, *args, **kwargs)
+
+        return end
+
+    def next_record(client: Any) -> Any:
+        if is_dormant(client) and client._recipe.is_iterated:
+            raise _error("the loop over this consumer began in the parent; begin one with iter(), or")
+        _wake(client)
+        return kind.__next__(client)
+
+    names = [name for name in dir(kind) if not name.startswith("_") and _is_method(kind, name)]
+    names += [name for name in ("__enter__", "__iter__") if hasattr(kind, name)]
+    namespace: dict[str, Any] = {name: waking(name) for name in names}
+    namespace |= {name: ending(name) for name in ("close", "__exit__")}
+    if hasattr(kind, "__next__"):
+        namespace["__next__"] = next_record
+    namespace |= {"__del__": _do_nothing, "_awake": kind, "__module__": kind.__module__}
+    return type(kind.__name__, (kind,), namespace)
+
+
+def _is_method(kind: Any, name: str) -> bool:
+    """False for class and static methods, which need no connection."""
+    bound_to_class = any(isinstance(vars(base).get(name), (classmethod, staticmethod)) for base in kind.__mro__)
+    return callable(getattr(kind, name)) and not bound_to_class
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

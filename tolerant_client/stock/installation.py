@@ -1,0 +1,173 @@
+"""Makes the stock `kafka` classes tolerant in a process whose code cannot change.
+
+    import tolerant_client
+    tolerant_client.install()
+
+Laws:
+- `_replacements` is the whole list of what is replaced; `uninstall` puts every attribute back.
+- A client is for life what it was when it was made: install does not touch
+  those made before it, uninstall not those made after it.
+- The classes stay the same objects, so it does not matter who imported them
+  when, or derives from them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import kafka
+import kafka.errors as Errors
+
+from tolerant_client.policy import RecoveryPolicy
+from tolerant_client.stock import forking, masking
+from tolerant_client.stock.clients import build
+from tolerant_client.stock.consumer import poll_arrow
+from tolerant_client.stock.coordinator import TolerantCoordinator
+from tolerant_client.stock.fetcher import TolerantFetcher
+from tolerant_client.stock.manager import TolerantConnectionManager
+from tolerant_client.stock.stock_names import KafkaConnectionManager, consumer_module, producer_module
+from tolerant_client.stock.transactions import TolerantTransactionManager
+from tolerant_client.tracker.events import Listener, RecoveryCounters
+
+_ABSENT = object()  # an attribute that its owner did not have
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    policy: RecoveryPolicy | None = None
+    listener: Listener | None = None
+
+
+_lock = threading.RLock()  # a finalizer may run while it is held
+_settings = _Settings()
+_originals: list[tuple[Any, str, Any]] = []
+_make_stock = KafkaConnectionManager.__init__
+
+_managers: weakref.WeakSet[TolerantConnectionManager] = weakref.WeakSet()
+_ended = RecoveryCounters()
+
+
+def install(recovery_policy: RecoveryPolicy | str | None = None, recovery_listener: Listener | None = None) -> None:
+    """Gives every stock Kafka client made from now on in this process tolerant connections.
+
+    The policy and the listener (called with each event, on the event loops of
+    the clients, so it must be quick) hold for all of them; calling it again
+    replaces both for the clients made after that.  The options of the stock
+    classes stay as they are.  It reaches forked children, not spawned ones.
+    """
+    global _settings
+    with _lock:
+        _settings = _Settings(RecoveryPolicy.of(recovery_policy), recovery_listener)
+        masking.attach()
+        if _originals:
+            return
+        for owner, name, replacement in _replacements():
+            _originals.append((owner, name, vars(owner).get(name, _ABSENT)))
+            setattr(owner, name, replacement)
+
+
+def uninstall() -> None:
+    """Puts the stock classes back as they were; existing clients go on, and logs stay masked."""
+    with _lock:
+        while _originals:
+            owner, name, original = _originals.pop()
+            if original is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+
+
+def is_installed() -> bool:
+    """Whether stock Kafka clients made now are tolerant."""
+    return bool(_originals)
+
+
+def recovery_counters() -> RecoveryCounters:
+    """What recovery did so far in all the clients that this process made while installed, ended ones included; a copy."""
+    total = RecoveryCounters()
+    with _lock:
+        living = list(_managers)  # first: one that ends now would be in neither
+        total.merge(_ended)
+        for manager in living:
+            total.merge(manager.recovery_counters)
+    return total
+
+
+def _replacements() -> list[tuple[Any, str, Any]]:
+    """Every attribute of kafka-python that is replaced: (owner, name, replacement)."""
+    return [
+        # Every connection of every client is made by a manager, so this reaches KafkaNetClient and all that use it.
+        (KafkaConnectionManager, "__init__", _init_manager),
+        (consumer_module, "Fetcher", TolerantFetcher),
+        (consumer_module, "ConsumerCoordinator", TolerantCoordinator),
+        (producer_module, "TransactionManager", TolerantTransactionManager),
+        (kafka.KafkaConsumer, "poll_arrow", poll_arrow),
+        # A forked child has to find the clients, and to know how to build them anew.
+        (kafka.KafkaConsumer, "__init__", _guarded(kafka.KafkaConsumer.__init__)),
+        (kafka.KafkaProducer, "__init__", _guarded(kafka.KafkaProducer.__init__)),
+        (kafka.KafkaAdminClient, "__init__", _guarded(kafka.KafkaAdminClient.__init__)),
+    ]
+
+
+def _guarded(make: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(make)
+    def init(self: Any, *args: Any, **configs: Any) -> None:
+        if forking.is_dormant(self) and not is_installed():
+            raise Errors.IllegalStateError(
+                "This Kafka client was made by another process while tolerant_client was installed, and uninstall()"
+                " was called since: make a new client in the child"
+            )
+        build(make, self, args, configs, self.DEFAULT_CONFIG["kafka_client"])
+
+    return forking.repeatable(init)
+
+
+@functools.wraps(_make_stock)
+def _init_manager(self: Any, *args: Any, **configs: Any) -> None:
+    if isinstance(self, TolerantConnectionManager):
+        _make_stock(self, *args, **configs)
+        return
+    kind: Any = type(self)
+    self.__class__ = _tolerant_kind(kind)
+    counters = RecoveryCounters()
+    TolerantConnectionManager.__init__(
+        self,
+        *args,
+        recovery_policy=_settings.policy,
+        recovery_listener=_settings.listener,
+        recovery_counters=counters,
+        **configs,
+    )
+    with _lock:
+        _managers.add(self)
+    weakref.finalize(self, _keep, _ended, counters).atexit = False
+
+
+@functools.cache
+def _tolerant_kind(kind: Any) -> type:
+    """The tolerant version of the stock manager, or of somebody's subclass of it."""
+    if kind is KafkaConnectionManager:
+        return TolerantConnectionManager
+    return type(kind.__name__, (kind, TolerantConnectionManager), {"__module__": kind.__module__})
+
+
+def _keep(ended: RecoveryCounters, counters: RecoveryCounters) -> None:
+    with _lock:
+        ended.merge(counters)
+
+
+def _start_anew() -> None:
+    """In a forked child: a thread that is not there may have held the lock, and the counts are the parent's."""
+    global _lock, _ended
+    _lock = threading.RLock()
+    _managers.clear()
+    _ended = RecoveryCounters()  # inherited managers, when they are collected, add to the old one
+
+
+os.register_at_fork(after_in_child=_start_anew)

@@ -1,0 +1,106 @@
+"""Watches the leaders in a client's metadata: reports election storms, paces refreshes.
+
+Laws:
+- A storm is told once when it begins and once when it ends: a warning in the
+  log, an event for the listener, a count.
+- Refreshes that follow each other and bring nothing new come further and
+  further apart, up to a second, with jitter (KIP-580).  kafka-python itself
+  asks ten times a second for as long as any partition answers with an error,
+  every client in step with the others that lost the same broker.
+- While a broker that leads partitions cannot be reached, metadata is asked for
+  about once a second until others lead them.  kafka-python asks only when it
+  has tried to connect again, and waits up to 30 s between two tries.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from tolerant_client.tracker.events import Storm
+from tolerant_client.tracker.storm import Leader, StormDetector
+
+log = logging.getLogger(__name__)
+
+_MAX_PAUSE_MS = 1_000.0
+_REST_PAUSES = 2.0  # a refresh that much later than it could have been was not waiting for its turn
+
+
+class RefreshPace:
+    """The pause between two metadata refreshes: doubles while they follow each other and bring nothing new.  Pure."""
+
+    def __init__(self, base_ms: float) -> None:
+        self._base_ms = base_ms
+        self._pause_ms = base_ms
+        self._last: float | None = None
+
+    def refreshed(self, is_news: bool, now: float) -> float:
+        """Notes a refresh; milliseconds, with a fifth of jitter, before the next may come."""
+        in_vain = not is_news and self._last is not None and (now - self._last) * 1000 < _REST_PAUSES * self._pause_ms
+        self._pause_ms = min(self._pause_ms * 2, max(_MAX_PAUSE_MS, self._base_ms)) if in_vain else self._base_ms
+        self._last = now
+        return self._pause_ms * random.uniform(0.8, 1.2)
+
+
+class LeaderWatch:
+    """Belongs to one TolerantConnectionManager, which it tells of storms."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = weakref.ref(manager)
+        self._net = manager._net
+        self._cluster = manager.cluster
+        self._detector = StormDetector()
+        self._pace = RefreshPace(self._cluster.config["retry_backoff_ms"])
+        self._timer: Any = None
+        self._search: Any = None
+        self._cluster.add_listener(self.updated)
+
+    def unreachable(self, node_id: Any) -> None:
+        """Notes that a broker could not be connected to; on the event loop."""
+        if self._search is None and self._cluster.partitions_for_broker(node_id):
+            self._search = self._net.call_later(_MAX_PAUSE_MS / 1000 * random.uniform(0.8, 1.2), self._ask_again)
+
+    def updated(self, _: Any = None) -> None:
+        """Looks at metadata that has just been renewed."""
+        now = time.monotonic()
+        events = self._detector.observe(self._leaders(), now)
+        self._cluster.config["retry_backoff_ms"] = self._pace.refreshed(self._detector.is_news, now)
+        self._tell(events)
+        self._arm()
+
+    def _leaders(self) -> Iterator[tuple[Any, Leader]]:
+        for topic, partitions in self._cluster._partitions.items():
+            for index, data in partitions.items():
+                yield (topic, index), (data.leader_id, -1 if data.leader_epoch is None else data.leader_epoch)
+
+    def _tell(self, events: list[Storm]) -> None:
+        manager = self._manager()
+        if manager is None or manager.closed:
+            return
+        for event in events:
+            log.warning("%s", event.message)
+            manager.recovery_event(event)
+
+    def _arm(self) -> None:
+        due = self._detector.next_wakeup()
+        if due is not None and self._timer is None:
+            self._timer = self._net.call_at(due, self._on_timer)
+
+    def _ask_again(self) -> None:
+        self._search = None
+        manager = self._manager()
+        if manager is None or manager.closed:
+            return
+        lost = [node for node in manager.unreachable_nodes() if self._cluster.partitions_for_broker(node)]
+        if lost:
+            self._cluster.request_update()
+            self.unreachable(lost[0])
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._tell(self._detector.expired(time.monotonic()))
+        self._arm()

@@ -1,0 +1,405 @@
+"""kafka-python's connection manager and client, making tolerant connections.
+
+Laws:
+- Which broker, when to connect, back off and give up stay kafka-python's;
+  only the connection and its transport are ours.
+- All connections of one manager share one policy, one listener, one set of
+  counters.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import random
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+import kafka.errors as Errors
+
+from tolerant_client.policy import RecoveryPolicy
+from tolerant_client.stock import forking, masking
+from tolerant_client.stock.any_broker import AnyBroker, is_for_any_broker
+from tolerant_client.stock.client_metrics import register
+from tolerant_client.stock.connection import TolerantConnection
+from tolerant_client.stock.leaders import LeaderWatch
+from tolerant_client.stock.stock_names import (
+    KafkaConnectionManager,
+    KafkaNetClient,
+    KafkaNetSocket,
+    KafkaSSLTransport,
+    NetworkSelector,
+)
+from tolerant_client.stock.transport import QuietSocket, TolerantSSLTransport, TolerantTCPTransport
+from tolerant_client.tracker.events import Event, Listener, RecoveryCounters
+
+log = logging.getLogger(__name__)
+
+# Older releases of kafka-python 3.0 hand their TLS transport a context, newer ones the ssl_* options.
+_TLS_TAKES_CONTEXT = "ssl_context" in inspect.signature(KafkaSSLTransport.__init__).parameters
+
+_BESIDE_S = 1.0  # after which the next of the first addresses is tried, too
+_LAST_WORDS_S = 0.25  # for attempts that end at the deadline to say why
+# What no repeat cures; IncompatibleBrokerVersion is of a controller, say.
+_NOT_CURED = (Errors.IncompatibleBrokerVersion, Errors.SaslAuthenticationFailedError, Errors.AuthorizationError)
+_SILENT = (Errors.KafkaTimeoutError, Errors.RequestTimedOutError)
+_LEAST_RENEWAL = 10.0  # for one step of a re-authentication
+
+# Which node is asked first for what any broker may answer.
+_RANKS = ("connected", "not tried", "doubtful", "failed")
+
+
+def _last(failures: dict[Any, BaseException]) -> str:
+    return f": {[*failures.values()][-1]}" if failures else ""
+
+
+class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python is untyped
+    """Connections of one client; takes kafka-python's configuration.
+
+    Besides it `recovery_policy`, `recovery_listener` (called with every event on
+    the event loop, so it must be quick) and `recovery_counters`.
+    """
+
+    DEFAULT_CONFIG = {
+        **KafkaConnectionManager.DEFAULT_CONFIG,
+        "receive_message_max_bytes": 100_000_000,  # kafka-python's own default is below what a Fetch answer may have
+        "max_block_ms": 60_000,  # of a producer: transactions.py ends its calls by it
+    }
+
+    def __init__(
+        self,
+        net: Any,
+        *,
+        recovery_policy: RecoveryPolicy | str | None = None,
+        recovery_listener: Listener | None = None,
+        recovery_counters: RecoveryCounters | None = None,
+        **configs: Any,
+    ) -> None:
+        self.recovery_policy = RecoveryPolicy.of(recovery_policy).for_retries(configs.get("retries", 0))
+        self.recovery_counters = recovery_counters if recovery_counters is not None else RecoveryCounters()
+        self._recovery_listener = recovery_listener
+        self.guards: list[Callable[[], bool]] = []  # asked before anything goes out; see Cluster.guard
+        self.is_misunderstood = False  # a first address took the connection, and then broke it off: another protocol
+        self._accepted: set[Any] = set()  # nodes that took a TCP connection
+        self._leader_watch: LeaderWatch | None = None
+        self._disproved: set[Any] = set()  # nodes that do not answer in order, so that probes prove nothing
+        masking.attach()  # again: modules imported since may log
+        super().__init__(net, **configs)
+        if self.config["metrics"]:
+            register(self.config["metrics"], self.recovery_counters)
+        forking.watch(self)
+
+    def bootstrap_async(self, timeout_ms: float | None = None, refresh: bool = True) -> Any:
+        """Connects to the cluster for the first time, or anew."""
+        if self._leader_watch is None:
+            self._leader_watch = LeaderWatch(self)
+        return super().bootstrap_async(timeout_ms, refresh)
+
+    def update_backoff(self, node_id: Any) -> Any:
+        """Notes that connecting failed; milliseconds until it may be tried again."""
+        backoff_ms = super().update_backoff(node_id)
+        if self._leader_watch is not None:
+            self._leader_watch.unreachable(node_id)
+        return backoff_ms
+
+    def unreachable_nodes(self) -> list[Any]:
+        """The nodes that could not be connected to when it was last tried."""
+        return list(self._backoff)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether any broker is connected, paused ones included."""
+        return any(connection.connected for connection in self._conns.values())
+
+    def least_loaded_node(self) -> Any:
+        """The node for a request that any broker may answer; None where all are backing off.
+
+        Connected nodes come first, then those not tried, those whose connection is
+        doubtful, those that failed last.  kafka-python prefers a dead broker without a request in flight to a
+        living one that has some, and then waits for it to connect.
+        """
+        return self.best_node()
+
+    def best_node(self, but: Collection[Any] = ()) -> Any:
+        """As least_loaded_node, leaving some out."""
+        nodes = [broker.node_id for broker in self.cluster.brokers() if broker.node_id not in but]
+        random.shuffle(nodes)
+        best, best_rank = None, (len(_RANKS), 0)
+        for node_id in nodes:
+            connection = self._conns.get(node_id)
+            if (connection is not None and connection.paused) or self.connection_delay(node_id) > 0:
+                continue
+            in_flight = 0 if connection is None else len(connection.in_flight_requests)
+            rank = (_RANKS.index(self._standing(node_id)), in_flight)
+            if rank < best_rank:
+                best, best_rank = node_id, rank
+        return best
+
+    def _standing(self, node_id: Any) -> str:
+        connection = self._conns.get(node_id)
+        if connection is None or not connection.connected:
+            return "failed" if node_id in self._backoff else "not tried"
+        return "doubtful" if connection.is_doubtful else "connected"
+
+    def is_doubtful(self, node_id: Any) -> bool:
+        """Whether the connection to a node is silent, or answers wrongly."""
+        return self._standing(node_id) == "doubtful"
+
+    def send(self, request: Any, node_id: Any = None, request_timeout_ms: float | None = None) -> Any:
+        """The future of an answer: of `node_id`, or of any broker; of the next one while that is silent.
+
+        Raises what get_connection raises, but for NodeNotReadyError, which is in the future.
+        """
+        is_for_any = is_for_any_broker(request, node_id)
+        node_id = self.least_loaded_node() if node_id is None else node_id
+        if not is_for_any:
+            return super().send(request, node_id, request_timeout_ms)
+        timeout_ms = self.config["request_timeout_ms"] if request_timeout_ms is None else request_timeout_ms
+        asked = AnyBroker(self, request, timeout_ms)
+        answer = super().send(request, node_id, request_timeout_ms)
+        if answer.is_done:
+            return answer
+        asked.ask(node_id, answer)
+        return asked.future
+
+    def recovery_event(self, event: Event, node_id: Any = None) -> None:
+        """Counts, and tells the listener, what belongs to no connection."""
+        self.recovery_counters.add(event, node_id)
+        if self._recovery_listener is not None:
+            try:
+                self._recovery_listener(event)
+            except Exception:
+                log.exception("recovery_listener failed")
+
+    async def _do_bootstrap(self, deadline: float | None) -> Any:
+        """Finds the brokers: the addresses are tried beside each other, each _BESIDE_S after the one before.
+
+        kafka-python tries one at a time, any of them, and one whose broker is frozen takes all the time that there is.
+        """
+        trying: dict[Any, Any] = {}
+        failures: dict[Any, BaseException] = {}
+        next_at = 0.0
+        addresses = [broker.node_id for broker in self.cluster.bootstrap_brokers()]
+        try:
+            while not self.closed and (
+                deadline is None or time.monotonic() < deadline + (_LAST_WORDS_S if trying else 0.0)
+            ):
+                ended = {n: trying.pop(n).exception for n in [n for n, attempt in trying.items() if attempt.is_done]}
+                if None in ended.values():
+                    return True
+                failures.update(ended)
+                if len(failures) == len(addresses) and not trying:
+                    for failure in ended.values():
+                        if isinstance(failure, _NOT_CURED):
+                            raise failure
+                now = time.monotonic()
+                if deadline is not None and now >= deadline:
+                    await self._bootstrap_wakeup(max(0.0, deadline + _LAST_WORDS_S - now))
+                    continue
+                delays = {n: float(self.connection_delay(n)) for n in addresses if n not in trying}
+                ready = [n for n, delay in delays.items() if not delay]
+                if ready and (not trying or now >= next_at):
+                    node_id = random.choice([n for n in ready if n not in failures] or ready)
+                    trying[node_id] = self.call_soon(self._try_address, node_id, deadline)
+                    next_at = now + _BESIDE_S
+                    trying[node_id].add_both(lambda _: self._bootstrap_wakeup.notify())
+                    continue
+                waits = [delay or next_at - now for delay in delays.values()]
+                waits += [] if deadline is None else [deadline - now]
+                await self._bootstrap_wakeup(max(0.0, min(waits)) if waits else None)
+        finally:
+            for node_id in trying:
+                self._forget_address(node_id)
+        silent = {n: e for n, e in failures.items() if isinstance(e, _SILENT) or isinstance(e.__cause__, _SILENT)}
+        broken_off = {n: e for n, e in failures.items() if n not in silent}
+        waited_for = len(silent.keys() | (trying.keys() - broken_off.keys()))
+        told = [f"{len(broken_off)} of {len(addresses)} addresses failed{_last(broken_off)}"] if broken_off else []
+        told += [f"{waited_for} of {len(addresses)} addresses did not respond{_last(silent)}"] if waited_for else []
+        self.is_misunderstood = any(n in self._accepted for n in broken_off)
+        servers = self.cluster.config["bootstrap_servers"]
+        raise Errors.KafkaTimeoutError(f"Unable to bootstrap from {servers}: {'; '.join(told) or 'there was no time'}")
+
+    async def _try_address(self, node_id: Any, deadline: float | None) -> None:
+        """Asks one of the first addresses for the brokers; raises what went wrong."""
+        timeout_ms = None if deadline is None else (deadline - time.monotonic()) * 1000
+        try:
+            await self.get_connection(
+                node_id, timeout_ms, pop_on_close=False, refresh_metadata_on_err=False, reset_backoff_on_connect=False
+            )
+            # Not refresh_metadata: of callers beside each other it sends the first one's request only.
+            await self.cluster._do_refresh_metadata(node_id)
+            if not self.cluster.brokers():
+                raise Errors.KafkaConnectionError("it knows of no brokers")
+        except Exception:
+            if not self.connection_delay(node_id):
+                self.update_backoff(node_id)
+            raise
+        finally:
+            self._forget_address(node_id)
+        self.reset_backoff(node_id)
+        self.cluster.start_refresh_loop()
+
+    def _forget_address(self, node_id: Any) -> None:
+        connection = self._conns.pop(node_id, None)
+        if connection is not None:
+            connection.close()
+
+    async def _connect(self, node: Any, connection: Any, *args: Any, **kwargs: Any) -> None:
+        """Connects and keeps why it failed; refused credentials are raised to callers at once for a while.
+
+        kafka-python means to do so, but takes every failure after the handshake for success.
+        """
+        backoff = self._backoff.get(node.node_id)
+        await super()._connect(node, connection, *args, **kwargs)
+        failure = connection.init_future.exception
+        if failure is None:
+            return
+        # kafka-python counts a failure before the handshake, and forgets all of them after one behind it.
+        self._backoff.pop(node.node_id, None)
+        if backoff is not None:
+            self._backoff[node.node_id] = backoff
+        self.update_backoff(node.node_id)
+        if isinstance(failure, (Errors.SaslAuthenticationFailedError, Errors.AuthorizationError)):
+            self._auth_failures[node.node_id] = failure
+
+            def forget() -> None:
+                """Lets it be tried again: the credentials may be known by now."""
+                self._auth_failures.pop(node.node_id, None)
+
+            self._net.call_later(self.config["reconnect_backoff_max_ms"] / 1000, forget)
+
+    def _setup_seconds(self, node_id: Any, timeout_ms: float | None) -> float:
+        """How long an attempt to connect may take: all the time that kafka-python gives it, `timeout_ms` at most.
+
+        A lost answer while connecting or authenticating shows only by silence, and so does a broker that has become
+        slow: an attempt that is given up early is one that a slow broker has to begin anew.
+        """
+        stocks_ms = self.socket_connection_setup_timeout_ms(node_id)
+        return float(stocks_ms if timeout_ms is None else min(stocks_ms, timeout_ms)) / 1000
+
+    async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
+        self._accepted.discard(node.node_id)  # a broker that has frozen since takes none any more
+        sock = await self._connected_socket(node, timeout_at)
+        self._accepted.add(node.node_id)
+        try:
+            transport = self._wrap(sock, node.host)
+            transport.guards = self.guards
+        except Exception:
+            sock.close()
+            raise
+        try:
+            await transport.handshake(timeout_at)
+        except Exception as error:
+            transport.abort(error)
+            raise Errors.KafkaConnectionError(f"TLS handshake with {node.host}:{node.port} failed: {error}") from error
+        return transport
+
+    async def _connected_socket(self, node: Any, timeout_at: float | None) -> Any:
+        """A socket to the first address of the node that accepts; one that does not is closed at once.
+
+        Each address has an equal share of the time that is left: with kafka-python one that swallows everything
+        leaves nothing to the next, and its socket to the garbage collector.
+        """
+        factory = KafkaNetSocket(self.config["proxy_url"])
+        failure = f"{node.host} has no address"
+        addresses = factory.dns_lookup(node.host, node.port)
+        for tried, (family, kind, proto, _, address) in enumerate(addresses):
+            now = time.monotonic()
+            share_ends = None if timeout_at is None else now + (timeout_at - now) / (len(addresses) - tried)
+            sock = factory.socket(family, kind, proto)
+            try:
+                sock.setblocking(False)
+                for option in self.config["socket_options"]:
+                    sock.setsockopt(*option)
+                return await factory.sock_connect(self._net, sock, address, timeout_at=share_ends)
+            except (OSError, Errors.KafkaError) as error:
+                sock.close()
+                failure = str(error)
+            except BaseException:  # the task was cancelled
+                sock.close()
+                raise
+        raise Errors.KafkaConnectionError(f"unable to connect to {node.host}:{node.port}: {failure}")
+
+    def _wrap(self, sock: Any, host: str) -> Any:
+        if not self.ssl_enabled:
+            return TolerantTCPTransport(self._net, QuietSocket.taking_over(sock), host=host)
+        if _TLS_TAKES_CONTEXT:
+            is_checked = self.config["ssl_check_hostname"]
+            context = self._build_ssl_context()
+            return TolerantSSLTransport(self._net, sock, context, host=host, ssl_check_hostname=is_checked)
+        options = {key: value for key, value in self.config.items() if key.startswith("ssl_")}
+        return TolerantSSLTransport(self._net, sock, host=host, **options)
+
+    def get_connection(
+        self,
+        node_id: Any,
+        timeout_ms: float | None = None,
+        pop_on_close: bool = True,
+        refresh_metadata_on_err: bool = True,
+        reset_backoff_on_connect: bool = True,
+    ) -> Any:
+        """The connection to a node, connecting if there is none.
+
+        Raises NodeNotReadyError while backing off, UnknownBrokerIdError, and the
+        cached error when the node refused our credentials.
+        """
+        if node_id is None:
+            raise Errors.NodeNotReadyError("No node_id provided")
+        self.maybe_raise_auth_failure(node_id)
+        if self.connection_delay(node_id) > 0:
+            raise Errors.NodeNotReadyError(node_id)
+        known = self._conns.get(node_id)
+        if known is not None:
+            return known
+        node = self.cluster.broker_metadata(node_id)
+        if node is None:
+            raise Errors.UnknownBrokerIdError(node_id)
+        setup_s = self._setup_seconds(node_id, timeout_ms)
+        connection = TolerantConnection(
+            self._net,
+            node_id=node_id,
+            broker_version_data=self.broker_version_data,
+            recovery_policy=self.recovery_policy,
+            recovery_listener=self._recovery_listener,
+            recovery_counters=self.recovery_counters,
+            setup_timeout=max(_LEAST_RENEWAL, setup_s),
+            disproved=self._disproved,
+            **self.config,
+        )
+        closed = connection.close_future
+        closed.add_errback(lambda _: self._back_off_from_useless(connection))
+        if pop_on_close:
+            closed.add_both(lambda _: self._conns.pop(node.node_id, None))
+        if self._sensors:
+            closed.add_both(lambda _: self._sensors.connection_closed.record())
+        if refresh_metadata_on_err:
+            closed.add_errback(lambda _: self.cluster.request_update())
+        self._conns[node_id] = connection
+        deadline = time.monotonic() + setup_s
+
+        def connect() -> Any:
+            return self._connect(node, connection, reset_backoff_on_connect, timeout_at=deadline)
+
+        self._net.call_soon(connect)
+        return connection
+
+    def _back_off_from_useless(self, connection: Any) -> None:
+        """A retired connection that served a request is replaced at once, one that served none after a pause.
+
+        The pause is kafka-python's reconnect_backoff_ms and does not grow: kafka-python itself forgets its backoff
+        with every connect that succeeds.  While it bootstraps it pauses by itself.
+        """
+        is_useless = connection.is_retired and not connection.has_served
+        if is_useless and not self.cluster.is_bootstrap(connection.node_id):
+            self.reset_backoff(connection.node_id)
+            self.update_backoff(connection.node_id)
+
+
+class TolerantNetClient(KafkaNetClient):  # type: ignore[misc]
+    """For kafka-python's `kafka_client=` option: its client on a TolerantConnectionManager."""
+
+    def __init__(self, net: Any = None, manager: Any = None, **configs: Any) -> None:
+        net = NetworkSelector(**configs) if net is None else net
+        manager = TolerantConnectionManager(net, **configs) if manager is None else manager
+        super().__init__(net=net, manager=manager, **configs)

@@ -1,0 +1,265 @@
+"""What we use of kafka-python that is not its public API, in one place.
+
+kafka-python's public API is `kafka` itself with `kafka.admin`, `errors`, `metrics`, `partitioner`, `protocol`,
+`serializer` and `structs`.  All else may move with any of its releases.
+
+Laws (tests/unit/test_stock_names.py):
+- Only this module imports kafka-python's other modules; ours import their names from here.
+- `USES` lists the names that we use, override or replace on what is imported here, and the private names on public
+  classes.  Of an object that is only passed through, and of a local name, no syntax tree tells the class: those are
+  listed by hand.
+- Each of these names is there in each release that setup.cfg allows, unless `is_optional` says that the code asks.
+- No code here: what a release does differently is handled where it is used.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
+from kafka.cluster import ClusterMetadata
+from kafka.consumer import group as consumer_module
+from kafka.consumer.fetcher import (
+    CompletedFetch,
+    ConsumerRecord,
+    Fetcher,
+    FetchMetadata,
+    FetchRequestData,
+    FetchSessionHandler,
+)
+from kafka.consumer.subscription_state import SubscriptionState, SubscriptionType, TopicPartitionState
+from kafka.coordinator.consumer import ConsumerCoordinator
+from kafka.future import Future
+from kafka.net.compat import KafkaNetClient
+from kafka.net.connection import KafkaConnection, SaslReauthenticator
+from kafka.net.inet import KafkaNetSocket
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.sasl.oauth import AbstractTokenProvider
+from kafka.net.selector import NetworkSelector
+from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
+from kafka.net.wakeup_notifier import WakeupNotifier
+from kafka.producer import kafka as producer_module
+from kafka.producer.transaction_manager import (
+    EndTxnHandler,
+    FindCoordinatorHandler,
+    InitProducerIdHandler,
+    TransactionalRequestResult,
+    TransactionManager,
+    TransactionState,
+    TxnOffsetCommitHandler,
+    TxnRequestHandler,
+)
+from kafka.protocol.data_container import DataContainer
+from kafka.record.abc import ABCRecord
+from kafka.record.memory_records import MemoryRecords
+
+__all__ = [
+    "USES",
+    "ABCRecord",
+    "AbstractTokenProvider",
+    "ConsumerCoordinator",
+    "ConsumerRecord",
+    "EndTxnHandler",
+    "FetchMetadata",
+    "FetchRequestData",
+    "FetchSessionHandler",
+    "Fetcher",
+    "FindCoordinatorHandler",
+    "Future",
+    "InitProducerIdHandler",
+    "KafkaConnection",
+    "KafkaConnectionManager",
+    "KafkaNetClient",
+    "KafkaNetSocket",
+    "KafkaSSLTransport",
+    "KafkaTCPTransport",
+    "NetworkSelector",
+    "SubscriptionType",
+    "TransactionManager",
+    "TransactionState",
+    "TxnOffsetCommitHandler",
+    "WakeupNotifier",
+    "consumer_module",
+    "producer_module",
+]
+
+
+class Use(NamedTuple):
+    """Names on one class or module of kafka-python; which of our modules, or all of a package, need them, and why."""
+
+    owner: Any
+    names: tuple[str, ...]
+    users: tuple[str, ...]
+    why: str
+    is_optional: bool = False  # not in all releases; our code asks whether it is there
+
+
+_ALL = ("tolerant_client", "spark_integration")
+_CONNECTION = ("tolerant_client.stock.connection",)
+_COORDINATOR = ("tolerant_client.stock.coordinator",)
+_FETCHER = ("tolerant_client.stock.fetcher",)
+_FORKING = ("tolerant_client.stock.forking",)
+_INSTALLATION = ("tolerant_client.stock.installation",)
+_MANAGER = ("tolerant_client.stock.manager",)
+_OUT_OF_RANGE = ("tolerant_client.stock.out_of_range",)
+_RAW = ("tolerant_client.cluster.cluster",)
+_RECORDS = ("tolerant_client.stock.consumer_records",)
+_RESUBSCRIBING = ("tolerant_client.stock.resubscribing",)
+_TRANSACTIONS = ("tolerant_client.stock.transactions",)
+_TRANSPORT = ("tolerant_client.stock.transport",)
+
+USES: Final = (
+    # -- what install() and the drop-ins replace
+    Use(consumer_module, ("Fetcher", "ConsumerCoordinator"), ("tolerant_client.stock.consumer", *_INSTALLATION),
+        "names that KafkaConsumer.__init__ looks up: ours are put in their place"),
+    Use(producer_module, ("TransactionManager",), ("tolerant_client.stock.clients", *_INSTALLATION),
+        "name that KafkaProducer.__init__ looks up: ours is put in its place"),
+    Use(KafkaConnectionManager, ("__init__",), _INSTALLATION, "replaced: all clients connect by it"),
+    # -- the event loop
+    Use(NetworkSelector, ("call_soon_with_future", "close", "run", "sleep", "start", "stop"), _ALL,
+        "all of us runs on it"),
+    Use(NetworkSelector, ("call_at", "call_later", "call_soon", "cancel", "drain", "poll"), ("tolerant_client",), "timers; the end"),
+    Use(NetworkSelector, ("wait_read", "wait_write"), _TRANSPORT, "sockets"),
+    Use(NetworkSelector,
+        ("_current", "_exception", "_io_thread", "_pending_tasks", "_poll_once", "_ready", "_scheduled", "_selector",
+         "_wakeup_r", "_wakeup_w", "wakeup"),
+        _FORKING, "a forked child closes its copies of the descriptors, and refuses every use"),
+    Use(Future, ("__await__", "exception", "failure", "is_done", "value"), _ALL, "what the caller of a request awaits"),
+    Use(Future, ("add_both", "add_callback", "add_errback", "success"), ("tolerant_client",), "its end is told"),
+    Use(WakeupNotifier, ("__call__", "notify"), ("tolerant_client.stock.manager", "tolerant_client.mirror"),
+        "a copier sleeps until something happens"),
+    # -- the connection manager
+    Use(KafkaConnectionManager,
+        ("_build_transport", "_connect", "_do_bootstrap", "bootstrap_async", "DEFAULT_CONFIG", "get_connection",
+         "least_loaded_node", "send", "update_backoff"),
+        _MANAGER, "overridden: tolerant connections, first addresses tried beside each other, the living asked first"),
+    Use(KafkaConnectionManager,
+        ("_auth_failures", "_backoff", "_bootstrap_wakeup", "_sensors", "maybe_raise_auth_failure", "reset_backoff",
+         "socket_connection_setup_timeout_ms", "ssl_enabled"),
+        _MANAGER, "when to connect, back off and give up stays kafka-python's"),
+    Use(KafkaConnectionManager, ("_build_ssl_context",), _MANAGER, "up to 3.0.4 TLS transports take a context",
+        is_optional=True),
+    Use(KafkaConnectionManager, ("_conns",),
+        (*_FORKING, *_MANAGER, *_RAW, "tolerant_client.ops.doctor.probing"), "the connections by node"),
+    Use(KafkaConnectionManager, ("_net",),
+        (*_FORKING, *_MANAGER, *_OUT_OF_RANGE, *_RESUBSCRIBING, "tolerant_client.stock.any_broker",
+         "tolerant_client.stock.leaders"),
+        "its event loop"),
+    Use(KafkaConnectionManager,
+        ("close", "closed", "cluster", "config", "wait_for"), _ALL, "how everything is asked and awaited"),
+    Use(KafkaConnectionManager, ("broker_version_data", "call_soon"), ("tolerant_client",), "which versions; from threads"),
+    Use(AbstractTokenProvider, ("extensions", "token"), ("tolerant_client.security.logins",), "overridden: our logins"),
+    Use(KafkaConnectionManager, ("bootstrapped",), _RAW, "whether the brokers have been found"),
+    Use(KafkaConnectionManager, ("connection_delay",), (*_FETCHER, *_MANAGER), "how long a node is not connected to"),
+    Use(KafkaNetClient, ("_manager",), ("tolerant_client.metrics",), "where a stock client's recovery counters are"),
+    Use(KafkaNetClient, ("throttle_delay",), _FETCHER, "a throttled node is not asked"),
+    Use(KafkaNetSocket, ("dns_lookup", "sock_connect", "socket"), _MANAGER, "connects, also through a proxy"),
+    Use(ClusterMetadata, ("_coordinator_brokers",), _RAW, "a second address is a second connection"),
+    Use(ClusterMetadata, ("_topics",), (*_RAW, "tolerant_client.mirror.state.topics"), "topics that are tracked"),
+    Use(ClusterMetadata, ("_partitions",), ("tolerant_client.stock.leaders",), "all leaders at once"),
+    Use(ClusterMetadata, ("_do_refresh_metadata",), _MANAGER, "metadata from one node, whoever else asks meanwhile"),
+    # -- the connection and its transport
+    Use(KafkaConnection,
+        ("_init_complete", "_maybe_throttle", "_send_request", "connection_lost", "connection_made", "data_received",
+         "fail_in_flight_requests", "in_flight_requests", "initializing", "send_request", "transport", "unpause"),
+        _CONNECTION, "overridden: the tracker decides whose response it is, and when a request is lost"),
+    Use(KafkaConnection,
+        ("_reauth", "_request_buffer", "_sensors", "_throttle_time", "_timeout_at", "broker_version_data", "close",
+         "closed", "config", "net", "node_id", "pause", "paused"),
+        _CONNECTION, "connecting, authentication, pauses and configuration stay kafka-python's"),
+    Use(KafkaConnection, ("close_future", "connected", "init_future"), _MANAGER, "how connecting ended"),
+    Use(KafkaConnection, ("_throttle_time",), _RAW, "how long a node asks to be left alone"),
+    Use(KafkaConnection, ("_sensors",), _TRANSPORT, "bytes sent and received are counted"),
+    Use(SaslReauthenticator, ("on_response_processed",), _CONNECTION, "goes on when the responses before it have come"),
+    Use(KafkaTCPTransport,
+        ("_read_from_sock", "_sock_send", "_write_to_sock", "_writing", "abort", "last_read", "last_write"),
+        _TRANSPORT, "overridden: large reads into place, gathered writes"),
+    Use(KafkaTCPTransport,
+        ("_close", "_closed", "_net", "_protocol", "_read", "_sock", "_write", "_write_buffer", "write"), _TRANSPORT,
+        "the socket's state stays kafka-python's"),
+    Use(KafkaTCPTransport, ("writelines",), _TRANSPORT, "overridden; 3.1 has none", is_optional=True),
+    Use(KafkaTCPTransport, ("handshake",), _TRANSPORT, "overridden: TLS with a deadline"),
+    Use(KafkaTCPTransport, ("get_protocol", "resume_reading", "set_protocol"), _CONNECTION, "connected: takes it over"),
+    Use(KafkaTCPTransport, ("_sock",), _FORKING, "a forked child closes its copy"),
+    Use(KafkaSSLTransport, ("handshake",), _TRANSPORT, "overridden: TLS with a deadline"),
+    # -- the consumer
+    Use(KafkaConsumer, ("_fetcher", "_iterator"), ("tolerant_client.stock.consumer",), "poll_arrow asks for Arrow there"),
+    Use(KafkaConsumer, ("_closed", "_iterator", "_net", "_subscription"), _FORKING, "what a forked child takes over"),
+    Use(KafkaConsumer, ("_manager", "_subscription"), _RESUBSCRIBING, "subscribes as another consumer was"),
+    Use(KafkaConsumer, ("_client",), ("tolerant_client.metrics",), "the way to its connection manager"),
+    Use(KafkaAdminClient, ("_client",), ("tolerant_client.metrics",), "the way to its connection manager"),
+    Use(KafkaProducer, ("_sender",), ("tolerant_client.metrics",), "the way to its connection manager"),
+    Use(Fetcher,
+        ("PartitionRecords", "_append", "_create_fetch_requests", "_fetchable_partitions", "_next_partition_records",
+         "_parse_fetched_data", "_send_fetches_async", "close", "fetch_records", "fetched_records", "send_fetches"),
+        _FETCHER, "overridden: fetches ahead, decodes in bulk, doubts OffsetOutOfRange"),
+    Use(Fetcher,
+        ("_client", "_completed_fetches", "_enable_incremental_fetch_sessions", "_fetch_futures", "_isolation_level",
+         "_manager", "_nodes_with_pending_fetch_requests", "_select_read_replica", "_sensors", "_session_handlers",
+         "_subscriptions", "config"),
+        _FETCHER, "positions, sessions and metrics stay kafka-python's"),
+    Use(Fetcher,
+        ("_completed_fetches", "_handle_list_offsets_response", "_manager", "_subscriptions", "config"), _OUT_OF_RANGE,
+        "a refusal that is believed goes back to it"),
+    Use(Fetcher.PartitionRecords,
+        ("_next_inline_exception", "bytes_read", "drain", "leader_epoch", "next_fetch_offset", "records_read", "take"),
+        _RECORDS, "overridden: batches are decoded here"),
+    Use(Fetcher.PartitionRecords,
+        ("_consume_aborted_transactions_up_to", "_deserialize", "aborted_producer_ids", "check_crcs", "fetch_offset",
+         "isolation_level", "topic_partition"),
+        _RECORDS, "what is skipped, and deserializers, stay kafka-python's"),
+    Use(MemoryRecords, ("_buffer",), _RECORDS, "the bytes of a fetch"),
+    Use(CompletedFetch, ("fetched_offset", "partition_data", "topic_partition"), _FETCHER, "one partition of a fetch"),
+    Use(CompletedFetch, ("fetched_offset", "topic_partition"), _OUT_OF_RANGE, "one that was refused"),
+    Use(FetchSessionHandler, ("build_next",), _FETCHER, "incremental fetch sessions (KIP-227)"),
+    Use(FetchRequestData, ("epoch", "id", "to_forget", "to_send"), _FETCHER, "incremental fetch sessions (KIP-227)"),
+    Use(FetchMetadata, ("LEGACY",), _FETCHER, "a fetch without a session"),
+    Use(SubscriptionState, ("assignment", "missing_fetch_positions", "seek"), _COORDINATOR, "committed offsets"),
+    Use(SubscriptionState, ("assignment", "is_fetchable", "position"), _FETCHER, "positions stay there"),
+    Use(SubscriptionState, ("assignment", "has_default_offset_reset_policy", "position"), _OUT_OF_RANGE,
+        "whether a refused position is still the position"),
+    Use(SubscriptionState,
+        ("assignment", "pause", "rebalance_listener", "request_offset_reset", "seek", "subscribed_pattern",
+         "subscription", "subscription_type"),
+        _RESUBSCRIBING, "what another consumer was subscribed to, and where it was"),
+    Use(TopicPartitionState, ("highwater", "position", "preferred_read_replica"), _FETCHER, "the state of a partition"),
+    Use(TopicPartitionState, ("paused", "position", "reset_strategy"), _RESUBSCRIBING, "the state of a partition"),
+    Use(TopicPartitionState, ("_current_leader_epoch",), _COORDINATOR, "since 3.0.5 a position is validated once",
+        is_optional=True),
+    # -- the group's coordinator
+    Use(ConsumerCoordinator,
+        ("_do_join_and_sync_async", "_handle_heartbeat_response", "_handle_offset_commit_response",
+         "_handle_offset_fetch_response", "_on_join_complete_async", "_process_join_group_response",
+         "_send_group_coordinator_request", "close", "commit_offsets_sync", "coordinator_dead",
+         "ensure_coordinator_ready_async", "fetch_committed_offsets", "poll",
+         "refresh_committed_offsets_if_needed_async", "reset_generation", "stable"),
+        _COORDINATOR, "overridden: an absent coordinator is said, a join is taken over by the next poll"),
+    Use(ConsumerCoordinator,
+        ("_enable_heartbeat", "_manager", "_net", "_subscription", "config", "coordinator_id",
+         "fetch_committed_offsets_async", "group_id", "rebalance_in_progress", "request_rejoin"),
+        _COORDINATOR, "the group protocol stays kafka-python's"),
+    # -- the transactional producer
+    Use(TransactionManager,
+        ("_complete_transaction", "_enqueue_request", "_lookup_coordinator", "_restart_epoch_bump_without_producer_id",
+         "begin_abort", "begin_commit", "begin_transaction", "classify_batch_error", "initialize_transactions",
+         "lookup_coordinator_for_request", "reset_producer_id", "send_offsets_to_transaction"),
+        _TRANSACTIONS, "overridden: what became of a transaction, and a fence before the next one"),
+    Use(TransactionManager,
+        ("ERROR_CLASS_ABORTABLE", "ERROR_CLASS_FATAL", "_current_state", "_last_acked_offset", "_lock", "_metadata",
+         "_pending_requests", "_pending_txn_offset_commits", "_sequence_numbers", "_supports_epoch_bump",
+         "_transition_to", "coordinator", "has_fatal_error", "is_transactional", "retry", "transaction_timeout_ms",
+         "transactional_id", "transition_to_abortable_error", "transition_to_fatal_error"),
+        _TRANSACTIONS, "its states and queues stay kafka-python's"),
+    Use(TransactionState, ("BUMPING_PRODUCER_EPOCH", "IN_TRANSACTION"), _TRANSACTIONS, "a fence bumps the epoch"),
+    Use(ClusterMetadata, ("_manager",), _TRANSACTIONS, "the way to the connection manager"),
+    Use(TxnRequestHandler,
+        ("coordinator_type", "fail", "fatal_error", "is_retry", "on_complete", "request", "result", "set_retry",
+         "transaction_manager", "transactional_id"),
+        _TRANSACTIONS, "how one request ends is decided here"),
+    Use(FindCoordinatorHandler, ("_coord_key", "_coord_type"), _TRANSACTIONS, "which coordinator is looked up"),
+    Use(TxnOffsetCommitHandler, ("consumer_group_id", "offsets"), _TRANSACTIONS, "what a lost copy would commit"),
+    Use(TransactionalRequestResult, ("done", "is_done", "wait"), _TRANSACTIONS, "what a call waits for"),
+    # -- messages and logs
+    Use(DataContainer, ("_struct",), ("tolerant_client.tracker.rules.requests",), "its compiled decoders, after tagged fields"),
+    Use(DataContainer, ("_version",), ("tolerant_client.stock.masking",), "a request in a log is its type and version"),
+)  # fmt: skip

@@ -1,0 +1,378 @@
+"""kafka-python's transaction manager that survives what ends a connection, and knows what became of a transaction.
+
+Laws:
+- However a connection ends, its request is sent again over the next one: each of them says the same when it is
+  repeated within its transaction (api_rows.py).
+- A request whose connection ended may still wait in a broker, and be carried out late: EndTxn would end the *next*
+  transaction (KAFKA-17754), AddPartitionsToTxn open one that nobody ends.  So no transaction begins before such a
+  *copy* is fenced: InitProducerId with the producer id and epoch that we have (KIP-360, Kafka 2.5) raises the epoch,
+  and the broker refuses whoever else has taken over the transactional.id.  Older brokers cannot, and are not asked.
+- A commit is reported done when a broker said so.  Where one copy of its EndTxn was lost and another is refused, it
+  may or may not be committed: TransactionOutcomeUnknownError.
+- A transaction with a failed record can only be aborted.  kafka-python commits it where the record timed out, and
+  where a broker lost track of the sequence it drops the transaction and calls the commit a success.
+- Offsets are sent one call after the other: a call waits until the one before it is done, and the same call again,
+  while nobody knows how that one ended, is that one.  A copy of a TxnOffsetCommit may be carried out after newer
+  offsets, and so undo them: no others are sent for its partitions, and the transaction can only be aborted.
+- That the coordinator is away is watched and said as coordinator_watch.py lays down.  The error changes no state: the
+  request goes on, and the same call, made again, waits for it again.
+- Every call has an end.  A request that ends in a way that ends kafka-python's producer (no answer in time, most of
+  all) bounds the calls that wait, until a coordinator responds: after `max_block_ms` they raise a KafkaTimeoutError,
+  which changes no state either.  So a frozen coordinator's calls end once both that and `request_timeout_ms` are over.
+  Refused connections end neither kafka-python's calls nor ours.  What still waits when the producer has been closed
+  fails.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import kafka.errors as Errors
+from kafka.protocol.metadata import CoordinatorType
+
+from tolerant_client.errors import ConnectionLostError, TransactionOutcomeUnknownError
+from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from tolerant_client.stock.coordinator_watch import CoordinatorWatch
+from tolerant_client.stock.stock_names import (
+    EndTxnHandler,
+    FindCoordinatorHandler,
+    InitProducerIdHandler,
+    TransactionManager,
+    TransactionState,
+    TxnOffsetCommitHandler,
+)
+
+_LOOK_EVERY = 0.2  # seconds
+_LAST_LOOK = 0.25  # seconds, for a call whose time is over, and whose error shall say why
+_MAX_BLOCK_MS = 60_000  # kafka-python's default
+_WATCHED = {CoordinatorType.TRANSACTION: TRANSACTIONS_TOPIC, CoordinatorType.GROUP: OFFSETS_TOPIC}
+
+
+class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # kafka-python is untyped
+    """kafka-python's TransactionManager, same arguments."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # Without a manager (kafka-python's own tests) nobody can be asked for metadata.
+        self._connections = getattr(self._metadata, "_manager", None)
+        self._watches = {
+            kind: CoordinatorWatch(self._connections, self.transactional_id or "", topic)
+            for kind, topic in _WATCHED.items()
+        }
+        self._completion: tuple[str, _WatchedResult] | None = None
+        self._offset_commit: tuple[tuple[dict[Any, Any], Any], _WatchedResult] | None = None
+        self._is_copy_left = False  # of a request of this transaction, in some broker
+        self._offsets_left: dict[tuple[str, Any], Any] = {}  # by group and partition: what a copy would commit
+        config = getattr(self._connections, "config", {})
+        self._max_block = config.get("max_block_ms", _MAX_BLOCK_MS) / 1000
+        self._is_bounded = False  # the calls that wait, by `max_block`
+        self._fence: _WatchedResult | None = None
+
+    def initialize_transactions(self) -> Any:
+        """Starts the initialization; returns what to wait for."""
+        return _WatchedResult(super().initialize_transactions(), self, "initialization")
+
+    def begin_transaction(self) -> None:
+        """Begins a transaction, once nothing of an earlier one can end it any more."""
+        with self._lock:  # which is held from a transaction's end until its fence is there
+            fence = self._fence
+        if fence is not None:
+            fence.wait()
+            self._fence = None
+        super().begin_transaction()
+        self._completion = self._offset_commit = None
+        self._offsets_left.clear()
+
+    def begin_commit(self) -> Any:
+        """Starts the commit, or goes on with the one that was begun; returns what to wait for."""
+        return self._complete("commit", super().begin_commit)
+
+    def begin_abort(self) -> Any:
+        """Starts the abort, or goes on with the one that was begun; returns what to wait for."""
+        return self._complete("abort", super().begin_abort)
+
+    def send_offsets_to_transaction(self, offsets: Any, group_metadata: Any) -> Any:
+        """Adds offsets of a group once those of an earlier call are added; returns what to wait for.
+
+        Raises what the earlier call ends with, and KafkaError where a copy of it could undo these offsets.
+        """
+        call = (dict(offsets), group_metadata)
+        while True:
+            with self._lock:
+                if self._current_state != TransactionState.IN_TRANSACTION:
+                    return super().send_offsets_to_transaction(*call)  # raises why it does not
+                earlier = self._offset_commit
+                if earlier is not None and not earlier[1].is_told and earlier[0] == call:
+                    return earlier[1]
+                self._refuse_to_be_undone(*call)
+                if earlier is None or earlier[1].is_told:
+                    result = super().send_offsets_to_transaction(*call)
+                    # kafka-python sends what an aborted transaction has left there with the next offsets.
+                    self._pending_txn_offset_commits.clear()
+                    self._offset_commit = (call, _WatchedResult(result, self, "offset commit"))
+                    return self._offset_commit[1]
+            earlier[1].wait()
+
+    def _refuse_to_be_undone(self, offsets: dict[Any, Any], group_metadata: Any) -> None:
+        group = getattr(group_metadata, "group_id", group_metadata)
+        for partition, offset in offsets.items():
+            left = self._offsets_left.get((group, partition), offset)
+            if left != offset:
+                error = Errors.KafkaError(
+                    f"{self.transactional_id}: the response to the offset {left.offset} of {partition.topic}-"
+                    f"{partition.partition} in group {group} was lost, and it may yet be carried out after"
+                    f" {offset.offset} and undo it: abort the transaction, and send all that is in it in a new one"
+                )
+                self.transition_to_abortable_error(error)
+                raise error
+
+    def _complete(self, how: str, begin: Any) -> Any:
+        with self._lock:
+            if self._completion is None or self._completion[0] != how or self._completion[1].is_told:
+                if self.is_closed:
+                    raise Errors.KafkaError(f"{self.transactional_id}: the producer is closed")
+                self._completion = (how, _WatchedResult(begin(), self, how))
+            return self._completion[1]
+
+    # -- when a call ends -------------------------------------------------------
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is sent any more: kafka-python's sender closes the connections when it ends."""
+        return bool(getattr(self._connections, "closed", False))
+
+    def max_wait(self) -> float:
+        """Seconds that a call without a timeout of its own may wait."""
+        return self._max_block if self._is_bounded else float("inf")
+
+    def bound_calls(self) -> None:
+        """A request ended in a way by which kafka-python ends the producer, and with it every call."""
+        self._is_bounded = True
+
+    def unbound_calls(self) -> None:
+        """A coordinator has responded: from now on the calls wait as kafka-python's do."""
+        self._is_bounded = False
+
+    # -- what became of it ------------------------------------------------------
+
+    def repeated_ends(self) -> int:
+        """How often an EndTxn was sent again below this layer, on the connection that had lost its answer."""
+        counters = getattr(self._connections, "recovery_counters", None)
+        return 0 if counters is None else int(counters.of("requeued", "EndTxn"))
+
+    def leave_copy(self, request: Any = None) -> None:
+        """A request of this transaction may still be carried out, at any time."""
+        self._is_copy_left = True
+        if isinstance(request, TxnOffsetCommitHandler):
+            with self._lock:
+                group = request.consumer_group_id
+                self._offsets_left.update({(group, at): offset for at, offset in request.offsets.items()})
+
+    def _complete_transaction(self) -> None:
+        with self._lock:
+            super()._complete_transaction()
+            if self._is_copy_left and self._supports_epoch_bump():
+                self._is_copy_left = False
+                self._raise_epoch()
+
+    def _raise_epoch(self) -> None:
+        """The first half of bump_producer_id_and_epoch, between two transactions."""
+        self._transition_to(TransactionState.BUMPING_PRODUCER_EPOCH)
+        self._sequence_numbers.clear()
+        self._last_acked_offset.clear()
+        request = InitProducerIdHandler(self, self.transaction_timeout_ms, is_epoch_bump=True)
+        self._fence = _WatchedResult(request.result, self, "new epoch of the producer")
+        self._enqueue_request(request)
+
+    def classify_batch_error(self, error: Any, batch: Any, log_start_offset: int = -1) -> Any:
+        """What a record that failed means; in a transaction, that it must be aborted."""
+        found = super().classify_batch_error(error, batch, log_start_offset=log_start_offset)
+        if not self.is_transactional() or found == self.ERROR_CLASS_FATAL:
+            return found
+        if self.has_fatal_error():
+            return self.ERROR_CLASS_FATAL
+        # The records may be in the log, or come there yet: the next transaction begins with another epoch.
+        self.leave_copy()
+        return self.ERROR_CLASS_ABORTABLE
+
+    def reset_producer_id(self) -> None:
+        """Makes an idempotent producer begin anew; a transactional one does by aborting."""
+        if not self.is_transactional():
+            super().reset_producer_id()
+
+    def _restart_epoch_bump_without_producer_id(self, transaction_timeout_ms: Any, result: Any) -> None:
+        """Called where the broker refuses our epoch: somebody has taken over, and keeps what he has."""
+        if not self.is_transactional():
+            super()._restart_epoch_bump_without_producer_id(transaction_timeout_ms, result)
+            return
+        fenced = Errors.ProducerFencedError()
+        self.transition_to_fatal_error(fenced)
+        result.done(error=fenced)
+
+    # -- lookups, watched -------------------------------------------------------
+
+    def lookup_coordinator_for_request(self, request: Any) -> None:
+        """Called by kafka-python's sender with a request that it cannot send.
+
+        Where the coordinator is known and refuses the connection, the sender then
+        forgets the request (Sender._maybe_send_pending_request, up to 3.0.12), and a
+        commit would wait for ever, even once the coordinator is back.
+        """
+        is_forgotten = self.coordinator(request.coordinator_type) is not None
+        super().lookup_coordinator_for_request(request)
+        if is_forgotten:
+            self.retry(request)
+
+    def _lookup_coordinator(self, coord_type: Any, coord_key: str) -> None:
+        known = self.coordinator(coord_type)
+        if known is not None:
+            absence = self._watches[coord_type].absence
+            absence.failed(f"{known} does not serve it", time.monotonic(), is_known=True)
+        super()._lookup_coordinator(coord_type, coord_key)
+
+    def _enqueue_request(self, request_handler: Any) -> None:
+        if any(waiting is request_handler for _, _, waiting in self._pending_requests):
+            return
+        if "on_complete" not in vars(request_handler):
+            _Ending(request_handler)
+        if isinstance(request_handler, FindCoordinatorHandler):
+            watch = self._watches[request_handler._coord_type]
+            watch.name = request_handler._coord_key
+            if request_handler.is_retry:
+                watch.absence.failed("FindCoordinator found none", time.monotonic())
+            elif watch.absence.is_lasting:
+                # Makes the sender pause; kafka-python asks again at once while the coordinator refuses connections.
+                request_handler.set_retry()
+        super()._enqueue_request(request_handler)
+
+    def answered(self) -> None:
+        """A request to a coordinator has been answered."""
+        for watch in self._watches.values():
+            watch.answered()
+
+    def say_what_is_wrong(self, is_last_chance: bool) -> None:
+        """Has a coordinator that is away looked up; raises what was found if the policy, or a call's end, says so."""
+        if self._connections is None:
+            return
+        for kind, watch in self._watches.items():
+            is_known = self.coordinator(kind) is not None
+            is_away = is_last_chance and watch.absence.is_lasting and not is_known
+            if is_away or watch.absence.is_due(is_known):
+                looked = threading.Event()
+                self._connections.call_soon(watch.look).add_both(lambda _, looked=looked: looked.set())
+                if is_last_chance:
+                    looked.wait(_LAST_LOOK)
+            if (is_away or watch.is_raising) and (error := watch.take_error()):
+                raise error
+
+
+class _Ending:
+    """What one request of kafka-python does about its end, in place of its handler's own methods."""
+
+    def __init__(self, handler: Any) -> None:
+        self._handler = handler
+        self._is_copy_left = False
+        self._repeats_before = handler.transaction_manager.repeated_ends()
+        handler.on_complete = self.on_complete
+        handler.fatal_error = self.fatal_error
+        handler.fail = self.fail
+
+    def on_complete(self, correlation_id: int, outcome: Any) -> None:
+        """Takes the answer, or what ended the connection: all of it means to try again."""
+        if isinstance(outcome, (Errors.RetriableError, Errors.InvalidReceiveError)):
+            if _ends_stocks_producer(outcome):
+                self._handler.transaction_manager.bound_calls()
+            # Of a lookup nothing can be left, an InitProducerId cannot be fenced by another one.
+            is_harmless = isinstance(self._handler, (FindCoordinatorHandler, InitProducerIdHandler))
+            if not is_harmless and not isinstance(outcome, Errors.NodeNotReadyError):
+                self._is_copy_left = True
+                self._handler.transaction_manager.leave_copy(self._handler)
+            outcome = Errors.KafkaConnectionError(str(outcome))
+        elif not isinstance(outcome, Exception) and not isinstance(self._handler, FindCoordinatorHandler):
+            # Not a lookup's: any broker responds to it, also while the coordinator itself is frozen.
+            self._handler.transaction_manager.unbound_calls()
+        type(self._handler).on_complete(self._handler, correlation_id, outcome)
+
+    def fatal_error(self, error: Exception) -> None:
+        """Ends the producer."""
+        type(self._handler).fatal_error(self._handler, self._meaning(error))
+
+    def fail(self, error: Exception) -> None:
+        """Ends this request: the producer has ended."""
+        type(self._handler).fail(self._handler, self._meaning(error))
+
+    def _meaning(self, error: Exception) -> Exception:
+        handler = self._handler
+        if not isinstance(handler, EndTxnHandler) or not handler.request.committed:
+            return error
+        if not self._is_copy_left and handler.transaction_manager.repeated_ends() == self._repeats_before:
+            return error
+        unknown = TransactionOutcomeUnknownError(
+            f"{handler.transactional_id}: the answer to the commit was lost, and its repeat failed ({error}): it may or"
+            " may not be committed. Make a new producer, and read the topic, or the offsets that were committed with"
+            " it, to know"
+        )
+        unknown.__cause__ = error
+        return unknown
+
+
+def _ends_stocks_producer(outcome: Exception) -> bool:
+    cause = outcome.__cause__ if isinstance(outcome, ConnectionLostError) else outcome
+    return not isinstance(cause, (Errors.KafkaConnectionError, OSError))
+
+
+class _WatchedResult:
+    """kafka-python's TransactionalRequestResult, whose wait looks after the coordinator; `what` is what it is of."""
+
+    def __init__(self, result: Any, owner: TolerantTransactionManager, what: str) -> None:
+        self._result = result
+        self._owner = owner
+        self._what = what
+        self.is_told = False  # to a caller
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._result, name)
+
+    def wait(self, timeout_ms: float | None = None) -> bool:
+        """True when the request has been answered, False when `timeout_ms` passed.
+
+        Raises the request's own error, CoordinatorUnavailableError, without `timeout_ms` KafkaTimeoutError, and
+        where the producer was closed TransactionOutcomeUnknownError (a commit) or KafkaError.
+        """
+        began = time.monotonic()
+        while True:
+            longest = self._owner.max_wait() if timeout_ms is None else timeout_ms / 1000
+            left = max(0.0, began + longest - time.monotonic())
+            is_closed = self._owner.is_closed  # what was done before that is seen below
+            if self._is_done(min(_LOOK_EVERY, left)):
+                self._owner.answered()
+                return True
+            if is_closed:
+                raise self._closed()
+            self._owner.say_what_is_wrong(is_last_chance=left == 0)
+            if left == 0 and timeout_ms is not None:
+                return False
+            if left == 0:
+                raise Errors.KafkaTimeoutError(
+                    f"{self._owner.transactional_id}: the {self._what} has not been answered in {longest:.1f} s"
+                    " (max_block_ms); make the same call again to wait for it again"
+                )
+
+    def _is_done(self, patience: float) -> bool:
+        is_done = False
+        try:
+            is_done = bool(self._result.wait(timeout_ms=patience * 1000))
+        finally:
+            self.is_told = self.is_told or self._result.is_done
+        return is_done
+
+    def _closed(self) -> Errors.KafkaError:
+        name = self._owner.transactional_id
+        if self._what == "commit":
+            return TransactionOutcomeUnknownError(
+                f"{name}: the producer was closed before the commit was answered: it may or may not be committed. Read"
+                " the topic, or the offsets that were committed with it, to know"
+            )
+        return Errors.KafkaError(f"{name}: the producer was closed before the {self._what} was answered")

@@ -1,0 +1,144 @@
+"""The life of one request: its states, and the only ways between them.
+
+Laws:
+- A change of state is in TRANSITIONS, or it is refused and the connection goes.
+- COMPLETED and FAILED have no way out: a request is settled once.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+from tolerant_client.tracker.rules.apis import Action, OtherSubject
+
+NEVER = float("inf")
+
+
+class State(IntEnum):
+    """Where a request is."""
+
+    QUEUED = 0
+    IN_FLIGHT = 1
+    HELD = 2
+    DOUBTED = 3
+    COMPLETED = 4
+    REQUEUED = 5
+    FAILED = 6
+
+
+class Input(IntEnum):
+    """What happens to it."""
+
+    SENT = 0
+    HOLD = 1
+    DOUBT = 2
+    ANSWERED = 3
+    RESEND = 4
+    FAIL = 5
+
+
+TRANSITIONS: dict[tuple[State, Input], State] = {
+    (State.QUEUED, Input.SENT): State.IN_FLIGHT,
+    (State.QUEUED, Input.FAIL): State.FAILED,
+    (State.IN_FLIGHT, Input.HOLD): State.HELD,
+    (State.IN_FLIGHT, Input.DOUBT): State.DOUBTED,
+    (State.IN_FLIGHT, Input.ANSWERED): State.COMPLETED,
+    (State.IN_FLIGHT, Input.RESEND): State.REQUEUED,
+    (State.IN_FLIGHT, Input.FAIL): State.FAILED,
+    (State.HELD, Input.DOUBT): State.DOUBTED,
+    (State.HELD, Input.ANSWERED): State.COMPLETED,
+    (State.HELD, Input.RESEND): State.REQUEUED,
+    (State.HELD, Input.FAIL): State.FAILED,
+    (State.DOUBTED, Input.RESEND): State.REQUEUED,
+    (State.DOUBTED, Input.FAIL): State.FAILED,
+    (State.REQUEUED, Input.SENT): State.IN_FLIGHT,
+    (State.REQUEUED, Input.FAIL): State.FAILED,
+}
+
+
+class IllegalTransition(Exception):
+    """A pair that is not in TRANSITIONS."""
+
+
+class InFlightRequest:
+    """One request; `context` belongs to the binding (its future, its buffers)."""
+
+    __slots__ = (
+        "action",
+        "api",
+        "context",
+        "correlation_id",
+        "deadline",
+        "expected",
+        "first_sent_at",
+        "history",
+        "is_proved_silent",
+        "lost_ids",
+        "odd",
+        "order",
+        "request",
+        "resends",
+        "resends_when_said",
+        "response",
+        "said",
+        "sent_at",
+        "state",
+    )
+
+    def __init__(
+        self, request: Any, correlation_id: int, order: int, deadline: float, action: Action, context: Any
+    ) -> None:
+        self.request = request
+        self.api: str = request.name
+        self.correlation_id = correlation_id
+        self.order = order  # among all requests of the connection; a resent one keeps it
+        self.deadline = deadline
+        self.action = action
+        self.context = context
+        self.expected: float = request.expected_ms / 1000
+        self.state = State.QUEUED
+        self.response: Any = None  # while held
+        self.odd: OtherSubject | None = None  # a response that speaks of something else
+        self.said: OtherSubject | None = None  # the one before, after which it was sent again
+        self.first_sent_at = self.sent_at = -1.0
+        self.resends = self.resends_when_said = 0
+        self.lost_ids: list[int] = []  # those it was sent under before
+        self.is_proved_silent = False  # a probe behind it was answered, which alone settles nothing
+        self.history: list[str] = []
+
+    def move(self, happened: Input) -> None:
+        """Changes the state as the table says; raises IllegalTransition for a pair not in it."""
+        state = TRANSITIONS.get((self.state, happened))
+        if state is None:
+            raise IllegalTransition(f"{self.api} is {self.state.name}: {happened.name}")
+        self.state = state
+
+    @property
+    def is_unanswered(self) -> bool:
+        """True on the wire without an answer that is believed."""
+        return self.state is State.IN_FLIGHT or self.state is State.DOUBTED
+
+    @property
+    def is_out_of_turn(self) -> bool:
+        """Whether a held response says that the request before it, lost and sent again since, had not been seen."""
+        check = getattr(self.request, "is_out_of_turn", None)
+        return check is not None and bool(check(self.response))
+
+    def not_decoded(self, error: Exception) -> str:
+        """Says so by the first line of a decoder's message; long ones may quote payload, so they are cut."""
+        text = str(error).split("\n", 1)[0]
+        text = text if len(text) <= 120 else text[:117] + "..."
+        return f"an answer to {self.api} does not decode ({type(error).__name__}: {text})"
+
+    def takes(self, body: memoryview, other: InFlightRequest) -> bool:
+        """Whether a body that came as the answer to another request of the same API could be the answer to this one."""
+        return self is not other and self.request.API_KEY == other.request.API_KEY and self.reads(body)
+
+    def reads(self, body: memoryview) -> bool:
+        """Whether a body decodes as the answer to this request, and speaks of what it asked for."""
+        try:
+            self.request.decode_response(body)
+        except Exception:  # a decoder on hostile bytes may raise anything
+            return False
+        return True

@@ -1,0 +1,74 @@
+"""When silence on a connection is suspicious, so that a probe should ask (T5).
+
+Laws:
+- A broker takes one request of a connection after the other, so the time of the
+  oldest one starts when the one before it was answered.
+- Bytes that are arriving, and a broker's throttle (KIP-219), are progress.
+- Silence is no fault before the broker's own wait (of a Fetch, a JoinGroup) and
+  a generous round trip are over; a repeat is given twice as long each time.
+- One probe is in flight at most; an unanswered one is replaced after a second,
+  then after twice as long each time, and no sooner than this peer may take.
+"""
+
+from __future__ import annotations
+
+from tolerant_client.policy import RecoveryPolicy
+from tolerant_client.tracker.lifecycle import NEVER, InFlightRequest
+from tolerant_client.tracker.roundtrips import RoundTrips
+
+_AGAIN = 1.0  # seconds until an unanswered probe is replaced by the next one
+_LONG_POLL = 0.5  # the most that a trial waits for what may rightly wait at the broker (fetch.max.wait.ms)
+
+
+class Silence:
+    """The measure of one connection; times in seconds."""
+
+    __slots__ = ("_probed_at", "_progress", "responded_at", "round_trips")
+
+    def __init__(self, policy: RecoveryPolicy) -> None:
+        self.round_trips = RoundTrips(policy.probe_min_ms / 1000, policy.probe_max_ms / 1000)
+        self._progress = -NEVER
+        self._probed_at = -NEVER
+        self.responded_at = -NEVER  # the last response
+
+    def progress(self, now: float) -> None:
+        """Notes that bytes are arriving (or, with a time ahead, that none can before it)."""
+        if now > self._progress:
+            self._progress = now
+
+    def responded(self, now: float) -> None:
+        """Notes a response, whosever it is."""
+        self.progress(now)
+        self.responded_at = now
+
+    def since(self, now: float) -> float:
+        """From when silence counts: `now`, or the last progress, or the end of a throttle."""
+        return max(now, self._progress)
+
+    def answered(self, entry: InFlightRequest, now: float) -> None:
+        """Learns from the answer of a request."""
+        took, expected = now - entry.sent_at, entry.expected
+        if not expected:
+            self.round_trips.sample(took)
+        elif took > expected:
+            self.round_trips.sample(took - expected)
+
+    def probed(self, now: float) -> None:
+        """Notes that a probe is sent."""
+        self._probed_at = now
+        self.round_trips.unanswered += 1
+
+    def proved(self) -> None:
+        """Notes that a probe is answered; no other response resets the pauses, for a slow peer has its probes yet to do."""
+        self.round_trips.unanswered = 0
+
+    def due(self, oldest: InFlightRequest, is_probing: bool) -> float:
+        """When to probe, given the oldest request without an answer."""
+        if is_probing:
+            pause = max(_AGAIN * 2.0 ** min(self.round_trips.unanswered - 1, 16), self.round_trips.estimate)
+            return max(self._probed_at, self._progress) + pause
+        return max(oldest.sent_at, self._progress) + oldest.expected + self.round_trips.after(oldest.resends)
+
+    def patience(self, rightly: float) -> float:
+        """How long a stream may take to show that it is in step, while what is in flight may rightly wait so long."""
+        return self.round_trips.estimate + min(rightly, _LONG_POLL)

@@ -1,0 +1,1 @@
+"""What each API allows, and what its response must speak of."""

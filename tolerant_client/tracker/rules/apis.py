@@ -1,0 +1,183 @@
+"""Kafka's APIs and their rows: what is done when the answer to a request is lost (T3).
+
+A request on which its row depends brings it along (`row`, requests.py) or says
+`resend_safe`; otherwise the API's last row counts, which assumes least.  A new
+API gets its key and its line here, and a row in api_rows.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tolerant_client.policy import RecoveryPolicy
+from tolerant_client.tracker.rules import api_rows as rows
+from tolerant_client.tracker.rules.api_rows import Action as Action
+from tolerant_client.tracker.rules.api_rows import ApiRow as ApiRow
+
+Buffer = bytes | bytearray | memoryview
+
+PRODUCE, FETCH, LIST_OFFSETS, METADATA = 0, 1, 2, 3
+OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR = 8, 9, 10
+JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, DESCRIBE_GROUPS, LIST_GROUPS = 11, 12, 13, 14, 15, 16
+SASL_HANDSHAKE, API_VERSIONS = 17, 18
+CREATE_TOPICS, DELETE_TOPICS, DELETE_RECORDS, INIT_PRODUCER_ID, OFFSET_FOR_LEADER_EPOCH = 19, 20, 21, 22, 23
+ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO_TXN, END_TXN, WRITE_TXN_MARKERS, TXN_OFFSET_COMMIT = 24, 25, 26, 27, 28
+DESCRIBE_ACLS, CREATE_ACLS, DELETE_ACLS = 29, 30, 31
+DESCRIBE_CONFIGS, ALTER_CONFIGS, ALTER_REPLICA_LOG_DIRS, DESCRIBE_LOG_DIRS = 32, 33, 34, 35
+SASL_AUTHENTICATE, CREATE_PARTITIONS, DELETE_GROUPS, ELECT_LEADERS, INCREMENTAL_ALTER_CONFIGS = 36, 37, 42, 43, 44
+ALTER_PARTITION_REASSIGNMENTS, LIST_PARTITION_REASSIGNMENTS, OFFSET_DELETE = 45, 46, 47
+DESCRIBE_CLIENT_QUOTAS, ALTER_CLIENT_QUOTAS = 48, 49
+DESCRIBE_USER_SCRAM_CREDENTIALS, ALTER_USER_SCRAM_CREDENTIALS = 50, 51
+DESCRIBE_QUORUM, UPDATE_FEATURES, DESCRIBE_CLUSTER, DESCRIBE_PRODUCERS = 55, 57, 60, 61
+DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS, LIST_CONFIG_RESOURCES, DESCRIBE_TOPIC_PARTITIONS = 65, 66, 74, 75
+
+SETUP = frozenset({API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE})  # what makes a connection ready
+
+
+class Request(Protocol):
+    """The tracker's view of a request; cluster/cluster.py's requests and the adapter in requests.py have it."""
+
+    API_KEY: int
+    API_VERSION: int | None
+
+    @property
+    def name(self) -> str: ...
+    def expect_response(self) -> bool: ...
+    def frame_buffers(self, correlation_id: int, client_id: str) -> list[Buffer]: ...
+    def decode_response(self, body: memoryview) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """An API's name and its rows; of several the last one assumes least about the request."""
+
+    name: str
+    rows: tuple[ApiRow, ...]
+
+
+APIS: dict[int, Api] = {
+    PRODUCE: Api("Produce", (rows.PRODUCE_IDEMPOTENT, rows.PRODUCE_PLAIN)),
+    FETCH: Api("Fetch", (rows.FETCH_ALONE, rows.FETCH_IN_SESSION)),
+    LIST_OFFSETS: Api("ListOffsets", (rows.READ_ONLY,)),
+    METADATA: Api("Metadata", (rows.METADATA_REFRESH,)),
+    OFFSET_COMMIT: Api("OffsetCommit", (rows.COMMIT,)),
+    OFFSET_FETCH: Api("OffsetFetch", (rows.READ_ONLY,)),
+    FIND_COORDINATOR: Api("FindCoordinator", (rows.READ_ONLY,)),
+    JOIN_GROUP: Api("JoinGroup", (rows.JOIN_KNOWN, rows.JOIN_STATIC, rows.JOIN_NEW, rows.JOIN_GHOST)),
+    HEARTBEAT: Api("Heartbeat", (rows.BEAT,)),
+    LEAVE_GROUP: Api("LeaveGroup", (rows.LEAVE,)),
+    SYNC_GROUP: Api("SyncGroup", (rows.SYNC,)),
+    DESCRIBE_GROUPS: Api("DescribeGroups", (rows.READ_ONLY,)),
+    LIST_GROUPS: Api("ListGroups", (rows.READ_ONLY,)),
+    SASL_HANDSHAKE: Api("SaslHandshake", (rows.AUTHENTICATION,)),
+    API_VERSIONS: Api("ApiVersions", (rows.FIRST_REQUEST,)),
+    CREATE_TOPICS: Api("CreateTopics", (rows.NOTHING_CHANGED, rows.TOPIC_CREATE)),
+    DELETE_TOPICS: Api("DeleteTopics", (rows.TOPIC_DELETE_BY_ID, rows.TOPIC_DELETE_BY_NAME)),
+    DELETE_RECORDS: Api("DeleteRecords", (rows.RECORDS_DELETE_TO_OFFSET, rows.RECORDS_DELETE_TO_END)),
+    INIT_PRODUCER_ID: Api("InitProducerId", (rows.INIT_IDEMPOTENT, rows.INIT_SAME_EPOCH, rows.INIT_NEXT_EPOCH)),
+    OFFSET_FOR_LEADER_EPOCH: Api("OffsetForLeaderEpoch", (rows.READ_ONLY,)),
+    ADD_PARTITIONS_TO_TXN: Api("AddPartitionsToTxn", (rows.TXN_ADD,)),
+    ADD_OFFSETS_TO_TXN: Api("AddOffsetsToTxn", (rows.TXN_ADD,)),
+    END_TXN: Api("EndTxn", (rows.END_KNOWN, rows.END_BLIND)),
+    WRITE_TXN_MARKERS: Api("WriteTxnMarkers", (rows.MARKERS,)),
+    TXN_OFFSET_COMMIT: Api("TxnOffsetCommit", (rows.TXN_COMMIT,)),
+    DESCRIBE_ACLS: Api("DescribeAcls", (rows.READ_ONLY,)),
+    CREATE_ACLS: Api("CreateAcls", (rows.ACLS_CREATE,)),
+    DELETE_ACLS: Api("DeleteAcls", (rows.ACLS_DELETE,)),
+    DESCRIBE_CONFIGS: Api("DescribeConfigs", (rows.READ_ONLY,)),
+    ALTER_CONFIGS: Api("AlterConfigs", (rows.CONFIGS_ALTER,)),
+    ALTER_REPLICA_LOG_DIRS: Api("AlterReplicaLogDirs", (rows.LOG_DIRS_ALTER,)),
+    DESCRIBE_LOG_DIRS: Api("DescribeLogDirs", (rows.READ_ONLY,)),
+    SASL_AUTHENTICATE: Api("SaslAuthenticate", (rows.AUTHENTICATION,)),
+    CREATE_PARTITIONS: Api("CreatePartitions", (rows.NOTHING_CHANGED, rows.PARTITIONS_CREATE)),
+    DELETE_GROUPS: Api("DeleteGroups", (rows.GROUP_DELETE,)),
+    ELECT_LEADERS: Api("ElectLeaders", (rows.ELECT_PREFERRED, rows.ELECT_UNCLEAN)),
+    INCREMENTAL_ALTER_CONFIGS: Api("IncrementalAlterConfigs", (rows.CONFIGS_ALTER,)),
+    ALTER_PARTITION_REASSIGNMENTS: Api("AlterPartitionReassignments", (rows.REASSIGN, rows.REASSIGN_CANCEL)),
+    LIST_PARTITION_REASSIGNMENTS: Api("ListPartitionReassignments", (rows.READ_ONLY,)),
+    OFFSET_DELETE: Api("OffsetDelete", (rows.COMMIT_DELETE,)),
+    DESCRIBE_CLIENT_QUOTAS: Api("DescribeClientQuotas", (rows.READ_ONLY,)),
+    ALTER_CLIENT_QUOTAS: Api("AlterClientQuotas", (rows.QUOTAS_ALTER,)),
+    DESCRIBE_USER_SCRAM_CREDENTIALS: Api("DescribeUserScramCredentials", (rows.READ_ONLY,)),
+    ALTER_USER_SCRAM_CREDENTIALS: Api("AlterUserScramCredentials", (rows.SCRAM_UPSERT, rows.SCRAM_DELETE)),
+    DESCRIBE_QUORUM: Api("DescribeQuorum", (rows.READ_ONLY,)),
+    UPDATE_FEATURES: Api("UpdateFeatures", (rows.FEATURES_UPDATE,)),
+    DESCRIBE_CLUSTER: Api("DescribeCluster", (rows.READ_ONLY,)),
+    DESCRIBE_PRODUCERS: Api("DescribeProducers", (rows.READ_ONLY,)),
+    DESCRIBE_TRANSACTIONS: Api("DescribeTransactions", (rows.READ_ONLY,)),
+    LIST_TRANSACTIONS: Api("ListTransactions", (rows.READ_ONLY,)),
+    LIST_CONFIG_RESOURCES: Api("ListConfigResources", (rows.READ_ONLY,)),
+    DESCRIBE_TOPIC_PARTITIONS: Api("DescribeTopicPartitions", (rows.READ_ONLY,)),
+}
+
+
+_DEFAULTS = RecoveryPolicy()
+
+_NOTES = (
+    "Requests are sent again only on the connection on which a later answer proves that the broker is done with them;",
+    "one that ends hands up all of its requests, those with an unknown outcome as such. `*` Handed up as retriable",
+    "where a newer request of the same group, transaction or resource has been sent.",
+)
+
+
+def row_for(request: Any) -> ApiRow:
+    """The row that a request falls under; of an unknown API it is handed up as retriable."""
+    row: ApiRow | None = getattr(request, "row", None)
+    if row is not None:
+        return row
+    api = APIS.get(request.API_KEY)
+    if api is None:
+        return rows.NOT_KNOWN
+    resend_safe: bool | None = getattr(request, "resend_safe", None)
+    if resend_safe is None:
+        return api.rows[-1]
+    fitting = [row for row in api.rows if row.action.is_resend is resend_safe]
+    return fitting[-1] if fitting else rows.NOT_KNOWN
+
+
+def is_settled_by_silence(request: Any) -> bool:
+    """Whether a probe's response alone settles `request`: a read, or what its owner may send again at any time."""
+    return row_for(request).is_read or bool(getattr(request, "is_repeated_above", False))
+
+
+def action_for(request: Any, policy: RecoveryPolicy = _DEFAULTS) -> Action:
+    """What settles `request` when its answer is lost."""
+    row = row_for(request)
+    if row is rows.PRODUCE_PLAIN and getattr(request, "resend_safe", None) is not False:
+        if policy.resend_plain_produce:
+            return Action.RESEND
+        if policy.retries_plain_produce:
+            return Action.HAND_UP
+    return row.action
+
+
+def as_markdown() -> str:
+    """The table of docs/requests.md; APIs with the same row share a line."""
+    names: dict[ApiRow, list[str]] = {}
+    for api in APIS.values():
+        for row in api.rows:
+            names.setdefault(row, []).append(api.name)
+    lines = ["| request | its answer is lost | why | a repeat shows | source |", "|---|---|---|---|---|"]
+    for row, apis in names.items():
+        action = row.action.value + ("*" if row.yields_to_newer and row.action.is_resend else "")
+        request = f"{', '.join(apis)} {row.when}".rstrip()
+        lines.append(f"| {request} | {action} | {row.reason} | {row.repeat_shows} | {row.source} |")
+    return "\n".join([*lines, "", *_NOTES])
+
+
+class OtherSubject(ValueError):
+    """An answer that decodes but speaks of something else than its request.
+
+    `response` is what it says, None where no caller could act upon it; `names`
+    is what it speaks of, by which a repeat's answer is known to say the same.
+    """
+
+    def __init__(self, message: str, response: Any, names: Any) -> None:
+        super().__init__(message)
+        self.response = response
+        self.names = names
+
+
+if __name__ == "__main__":
+    print(as_markdown())

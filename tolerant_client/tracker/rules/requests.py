@@ -1,0 +1,207 @@
+"""kafka-python's requests, through the interface that the tracker knows (apis.Request).
+
+Laws:
+- A request is encoded once; a resend patches its correlation id in a copy of
+  the first twelve bytes and shares all others.
+- An answer must consume its body exactly.  One that names something else than
+  its request is told apart (identity.py, apis.OtherSubject): the tracker judges it.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from tolerant_client.records.primitives import skip_tags
+from tolerant_client.tracker.rules import apis
+from tolerant_client.tracker.rules.api_rows import FETCH_IN_SESSION
+from tolerant_client.tracker.rules.apis import Buffer, OtherSubject
+from tolerant_client.tracker.rules.identity import Names, speaks_of, spoken_of
+from tolerant_client.tracker.rules.request_facts import expected_ms, order_keys, partitions_of, row_of
+
+_ID_AT = 8  # length, api_key, api_version, correlation_id (RequestHeader.json)
+_ID_END = 12
+_LAST_FETCH_BY_NAME = 12  # later versions name topics by id (KIP-516)
+_OUT_OF_ORDER_SEQUENCE = 45
+_SMALL = 4096  # bytes of a body that are copied to decode it
+_LARGEST_ERROR_CODE = 255  # Errors.java has 134 codes (Kafka 4.2) and gets some five a year
+
+_Decode = Callable[[memoryview, int], tuple[Any, int]]
+_decoders: dict[tuple[int, int], _Decode] = {}
+_names: dict[type, str] = {}
+
+
+def with_correlation_id(buffers: list[Buffer], correlation_id: int) -> list[Buffer]:
+    """The same frame under another correlation id; everything behind it is shared."""
+    first = memoryview(buffers[0])
+    prefix = bytearray(first[:_ID_END])
+    struct.pack_into(">i", prefix, _ID_AT, correlation_id)
+    rest = first[_ID_END:]
+    return [prefix, rest, *buffers[1:]] if len(rest) else [prefix, *buffers[1:]]
+
+
+class KafkaRequest:
+    """One of kafka-python's own requests."""
+
+    __slots__ = ("API_KEY", "API_VERSION", "_order_keys", "_request", "expected_ms", "name", "row")
+
+    is_raw = False
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+        key: int = request.API_KEY
+        self.API_KEY = key
+        self.API_VERSION: int = request.API_VERSION
+        kind = type(request)
+        name = _names.get(kind)
+        if name is None:
+            name = _names[kind] = str(request.name).removesuffix("Request")
+        self.name = name
+        self.row = row_of(key, request)
+        self.expected_ms = expected_ms(key, request)
+        self._order_keys: tuple[Any, ...] | None = None
+
+    @property
+    def order_keys(self) -> tuple[Any, ...]:
+        """What this request shares with others that it must not overtake."""
+        if self._order_keys is None:
+            self._order_keys = order_keys(self.API_KEY, self._request)
+        return self._order_keys
+
+    @property
+    def yields_to_newer(self) -> bool:
+        """True when a repeat could undo a newer request that shares an order key."""
+        return self.row.yields_to_newer
+
+    def expect_response(self) -> bool:
+        return bool(self._request.expect_response())
+
+    def frame_buffers(self, correlation_id: int, client_id: str) -> list[Buffer]:
+        """The whole frame as kafka-python encodes it."""
+        self._request.with_header(correlation_id=correlation_id, client_id=client_id)
+        return [self._request.encode(framed=True, header=True)]
+
+    def decode_response(self, body: memoryview) -> Any:
+        """kafka-python's response object; raises ValueError unless the body is consumed exactly."""
+        key = self.API_KEY, self.API_VERSION
+        if self.API_KEY == apis.API_VERSIONS and bytes(body[:2]) != b"\0\0":
+            # A broker that does not know the version answers in version 0 (KIP-511).
+            key = self.API_KEY, 0
+        decode = _decoders.get(key) or _compile(self._request.header, key)
+        # kafka-python cuts a tagged field that runs over the end: behind one more byte it ends too late.
+        whole = memoryview(bytes(body) + b"\0") if len(body) < _SMALL else body
+        response, end = decode(whole, 0)
+        if end != len(body):
+            raise ValueError(f"{self.name} answer has {len(body)} bytes, its fields {end}")
+        self._check_identity(response)
+        return response
+
+    def is_out_of_turn(self, response: Any) -> bool:
+        """True when the broker refused a batch because it had not seen the one before it."""
+        if self.API_KEY != apis.PRODUCE:
+            return False
+        return _OUT_OF_ORDER_SEQUENCE in _codes(response)
+
+    def _check_identity(self, response: Any) -> None:
+        """An answer that decodes may still be another request's: it must speak of what was asked for."""
+        request = self._request
+        meant: Any = response
+        if self.API_KEY == apis.PRODUCE:
+            names: Any = partitions_of(response.responses, "name", "partition_responses", "index")
+            codes = _codes(response)
+            speaks = names == set(self.order_keys) and len(codes) == len(names)
+            if not all(-1 <= code <= _LARGEST_ERROR_CODE for code in codes):
+                # For good: kafka-python fails a batch, and all later ones, on a code it does not know.
+                raise ValueError(f"{self.name} answer has an error code that no Kafka has")
+            # kafka-python fails with a KeyError on a partition of nobody, and a batch that is not named waits on:
+            meant = None
+        elif self.API_KEY != apis.FETCH:
+            speaks = speaks_of(self.API_KEY, self.API_VERSION, request, response)
+            names = None if speaks else spoken_of(self.API_KEY, self.API_VERSION, response)
+        else:
+            speaks, names = self._fetched(response)
+        if isinstance(names, Counter) and max(names.values(), default=0) > 1:
+            meant = (
+                None  # one subject under another one's name: its records or offset would move the other one's position
+            )
+        if not speaks:
+            raise OtherSubject(f"{self.name} answer speaks of something else than its request", meant, names)
+
+    def _fetched(self, response: Any) -> tuple[bool, Names]:
+        """Whether it is of what was asked for; what is named twice is a partition under another one's name."""
+        request = self._request
+        is_incremental = self.row is FETCH_IN_SESSION and request.session_epoch != 0
+        if is_incremental and response.session_id not in (request.session_id, 0):
+            return False, Counter([(response.session_id,)])
+        by = "topic" if self.API_VERSION <= _LAST_FETCH_BY_NAME else "topic_id"
+        answered = partitions_of(response.responses, by, "partitions", "partition_index")
+        if len(answered) < sum(len(topic.partitions) for topic in response.responses):
+            return False, Counter((getattr(t, by), p.partition_index) for t in response.responses for p in t.partitions)
+        if by == "topic_id":
+            return True, Counter()
+        speaks = is_incremental or answered <= partitions_of(request.topics, "topic", "partitions", "partition")
+        return speaks, Counter() if speaks else Counter(answered)
+
+
+def _codes(response: Any) -> list[int]:
+    """The error codes of a Produce answer."""
+    return [part.error_code for topic in response.responses for part in topic.partition_responses]
+
+
+class SaslToken:
+    """A raw SASL token (SaslHandshake version 0): no header, no correlation id, either way."""
+
+    __slots__ = ("_request",)
+
+    API_KEY = apis.SASL_AUTHENTICATE
+    API_VERSION = 0
+    name = "SaslToken"
+    is_raw = True
+    expected_ms = 0.0
+    order_keys: tuple[Any, ...] = ()
+    yields_to_newer = False
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+
+    def expect_response(self) -> bool:
+        return True
+
+    def frame_buffers(self, correlation_id: int, client_id: str) -> list[Buffer]:
+        """The token behind its length."""
+        self._request.with_header(correlation_id=correlation_id)
+        return [self._request.encode(framed=True, header=True)]
+
+    def decode_response(self, body: memoryview) -> Any:
+        """The broker's token, in kafka-python's own wrapper."""
+        return self._request.header.decode(io.BytesIO(bytes(body)))
+
+
+def adapt(request: Any) -> Any:
+    """Any request as the tracker wants it; cluster/cluster.py's own pass through."""
+    if hasattr(request, "frame_buffers"):
+        return request
+    if not hasattr(request, "API_KEY"):
+        return SaslToken(request)
+    return KafkaRequest(request)
+
+
+def _compile(header: Any, key: tuple[int, int]) -> _Decode:
+    """kafka-python's compiled decoder for an answer, behind its header's tagged fields (KIP-482)."""
+    response_class = header.get_response_class()
+    _, version = key
+    is_flexible = response_class.flexible_version_q(version)
+    decode_body: _Decode = response_class._struct.compiled_decode_from(
+        version, compact=is_flexible, tagged=is_flexible, data_class=response_class[None]
+    )
+    decode = decode_body
+    if is_flexible and key[0] != apis.API_VERSIONS:  # its answer's header never has tagged fields (KIP-511)
+
+        def decode(body: memoryview, at: int) -> tuple[Any, int]:
+            return decode_body(body, skip_tags(body, at))
+
+    _decoders[key] = decode
+    return decode
