@@ -16,14 +16,18 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from support.long import LONG
 from tolerant_client.testing.artifacts import ClusterStartError, spark_kafka_jars
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
-if not os.environ.get("TOLERANT_LONG"):
+if not LONG:
     settings.load_profile("repeatable")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not LONG:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker("spark")

@@ -145,6 +145,7 @@ def test_a_copier_that_was_frozen_through_its_lease_sends_nothing_of_it(clusters
     assert compare(*clusters, topic).identical
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", ["", "one"], ids=["another run", "the same run"])
 def test_a_copier_that_was_frozen_while_it_had_nothing_to_do_reads_its_place_anew(
     clusters: tuple[str, str], run: str
@@ -200,6 +201,7 @@ def test_a_start_that_is_tried_again_succeeds_once_the_mirror_that_it_was_refuse
         assert ("waiting for a mirror of link one on" in capsys.readouterr().err) == is_killed
 
 
+@pytest.mark.long
 def test_a_start_is_not_refused_for_a_mirror_that_is_gone_however_much_of_its_claims_the_log_has(
     clusters: tuple[str, str],
 ) -> None:
@@ -248,6 +250,7 @@ def wait_for(is_done: Callable[[], bool], timeout_s: float = 40.0) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_frozen", [False, True], ids=["the holder runs", "the holder is frozen"])
 def test_of_a_claims_log_whose_records_were_deleted_nobody_holds_what_another_holds(
     clusters: tuple[str, str], is_frozen: bool
@@ -297,6 +300,7 @@ def test_a_copy_that_is_done_leaves_no_claim(clusters: tuple[str, str]) -> None:
         source.run(run)
 
 
+@pytest.mark.long
 def test_a_log_that_was_made_anew_is_claimed_anew(clusters: tuple[str, str]) -> None:
     topic = topic_of(clusters)
     only = TopicPartition(topic, 0)
@@ -350,6 +354,7 @@ def written_by(servers: str, topic: str) -> list[bytes | None]:
     return [log[offset].key for offset in sorted(log)]
 
 
+@pytest.mark.long
 def test_what_an_identical_copy_has_begun_no_translated_one_writes_to_while_it_runs_or_is_down(
     clusters: tuple[str, str], kafka_cluster_factory: Any
 ) -> None:
@@ -398,6 +403,7 @@ def test_what_an_identical_copy_has_begun_no_translated_one_writes_to_while_it_r
     assert written_by(clusters[1], topic) == [*written_by(clusters[0], topic), *written_by(elsewhere, topic)]
 
 
+@pytest.mark.long
 def test_a_translated_copy_that_was_frozen_through_its_lease_writes_nothing_into_an_identical_one(
     clusters: tuple[str, str], kafka_cluster_factory: Any
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -51,7 +50,6 @@ from tolerant_client.testing import KafkaCluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
-LONG = bool(os.environ.get("TOLERANT_LONG"))
 PASSWORD = "not-secret"
 MINUTE_MS = 60_000
 
@@ -194,7 +192,7 @@ def test_target_that_is_longer_than_its_source_is_an_error(source: str, target: 
     assert "up to offset 9 there, and up to 5 on the source" in ahead.evidence
 
 
-@pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1")
+@pytest.mark.long
 @pytest.mark.usefixtures("short_looks")
 def test_positions_of_a_renamed_link_with_translated_offsets_are_those_of_its_map(source: str, target: str) -> None:
     create_topic(source, "doctor-mapped")
@@ -405,7 +403,7 @@ def test_refused_login_is_told_in_plain_words(guarded: KafkaCluster, password: s
     assert PASSWORD not in str(one) and "wrong" not in one.evidence
 
 
-@pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1")
+@pytest.mark.long
 def test_client_without_a_login_on_a_listener_that_wants_one(guarded: KafkaCluster) -> None:
     checkup = examine(
         Subject({"cluster": {"bootstrap.servers": guarded.servers_of("SASL")}}, seconds=0), Checkup(check_s=4.0)
@@ -499,7 +497,7 @@ def three(kafka_cluster_factory: Callable[..., KafkaCluster]) -> KafkaCluster:
     return cluster
 
 
-@pytest.mark.skipif(not LONG, reason="three brokers; TOLERANT_LONG=1")
+@pytest.mark.long
 def test_broker_that_is_lost_restarted_or_frozen(three: KafkaCluster) -> None:
     servers = three.bootstrap_servers
     consumer = kafka.KafkaConsumer("doctor-three", bootstrap_servers=servers, group_id="makes-the-offsets-topic")

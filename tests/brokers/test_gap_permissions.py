@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import kafka
@@ -27,7 +26,7 @@ from tolerant_client.testing import KafkaCluster
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-    pytest.mark.skipif(not os.environ.get("TOLERANT_LONG"), reason="a broker of its own; TOLERANT_LONG=1"),
+    pytest.mark.long,
 ]
 
 PASSWORD = "not-secret"

@@ -32,7 +32,6 @@ What is not withstood is found: fill() returns a log end beyond the gap, and the
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -68,7 +67,6 @@ from tolerant_client.testing import KafkaCluster
 # kafka-python leaves the socket of a refused connection to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
-long = pytest.mark.skipif(not os.environ.get("TOLERANT_LONG"), reason="TOLERANT_LONG=1 runs it")
 PARTITIONS = 24  # at least as many as a way has steps
 BEFORE, AFTER = 3, 2  # data records on both sides of a gap
 LARGE = 1 << 20
@@ -251,7 +249,7 @@ async def race(
 @pytest.mark.parametrize(
     ("way", "length", "intact"),
     [
-        pytest.param("transactions", 1, "dddmdd", marks=long),
+        pytest.param("transactions", 1, "dddmdd", marks=pytest.mark.long),
         ("transactions", 2, "dddmmdd"),
         ("filled transaction", 5, "dddaamamdd"),
         ("records", 4, "dddffffdd"),
@@ -292,7 +290,8 @@ def test_markers_withstand_a_late_writer_but_for_the_last_one_and_that_is_found(
 
 
 @pytest.mark.parametrize(
-    ("way", "writers"), [("transactions", 10), pytest.param("filled transaction", 4, marks=long), ("records", 10)]
+    ("way", "writers"),
+    [("transactions", 10), pytest.param("filled transaction", 4, marks=pytest.mark.long), ("records", 10)],
 )
 def test_many_writers_at_once_bring_a_log_to_its_end(kafka_cluster: KafkaCluster, way: str, writers: int) -> None:
     topic = f"gap-crowd-{way.replace(' ', '-')}"
@@ -420,7 +419,7 @@ def test_a_marker_that_the_broker_repeats_has_room_but_for_the_last_one(
     assert (found, len(letters)) == (end, end), letters
 
 
-@pytest.mark.parametrize("stop_before", [pytest.param(n, marks=[long] if n % 2 else []) for n in range(5)])
+@pytest.mark.parametrize("stop_before", [pytest.param(n, marks=[pytest.mark.long] if n % 2 else []) for n in range(5)])
 def test_records_withstand_writers_that_see_different_holes(kafka_cluster: KafkaCluster, stop_before: int) -> None:
     # 1. A reads the source: a hole at 3 and 4, a record at 5.  2. The cleaner takes the record away.  3. B reads the
     # source: a hole from 3 to 5.  4. Both append.
@@ -445,7 +444,7 @@ def test_records_withstand_writers_that_see_different_holes(kafka_cluster: Kafka
         assert re.fullmatch("dddff[fd]dd", stepped.run(run))
 
 
-@long
+@pytest.mark.long
 def test_transactions_do_not_withstand_writers_that_see_different_holes_and_that_is_found(
     kafka_cluster: KafkaCluster,
 ) -> None:

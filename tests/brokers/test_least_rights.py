@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -51,7 +50,6 @@ from tolerant_client.testing import KafkaCluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
-LONG = bool(os.environ.get("TOLERANT_LONG"))
 PASSWORD = "not-secret"
 TOPIC, GROUP = "orders", "billing"
 COPIES = {"source": [TOPIC], "target": [f"A.{TOPIC}", "A.heartbeats"]}
@@ -337,7 +335,7 @@ def test_that_mirrormaker_2_may_run_unseen_is_in_the_way_of_a_takeover(link: Lin
         assert text.endswith("grant us Describe on group A-mm2 of the target")
 
 
-@pytest.mark.skipif(not LONG, reason="a run of the mirror and of the doctor for each right; TOLERANT_LONG=1")
+@pytest.mark.long
 @pytest.mark.parametrize("grant", grants(), ids=lambda grant: "-".join(grant))
 def test_each_right_that_is_missing_is_named(link: Link, grant: Grant) -> None:
     role, resource, name, operation = grant

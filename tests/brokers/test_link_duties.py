@@ -37,7 +37,6 @@ from tolerant_client.testing import KafkaCluster
 from tolerant_client.testing.artifacts import TOOLS_MODULES, jars, java_executable
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-LONG = bool(os.environ.get("TOLERANT_LONG"))
 RENAMED = TopicNames(DefaultReplicationPolicy(), "A")
 
 
@@ -247,7 +246,7 @@ def test_a_group_goes_on_behind_the_last_record_it_read_where_offsets_are_transl
         assert consume(reader, 70)[0].startswith(b"0000000030/")
 
 
-@pytest.mark.skipif(not LONG, reason="four brokers; TOLERANT_LONG=1")
+@pytest.mark.long
 def test_a_dead_partition_of_consumer_offsets_holds_up_its_own_groups_only(
     origin: str, kafka_cluster_factory: Callable[..., KafkaCluster]
 ) -> None:
@@ -420,9 +419,8 @@ def test_heartbeats_go_into_a_compacted_topic(copy: str) -> None:
     assert found == [encode_heartbeat(Heartbeat("A", "B", time_ms)) for time_ms in (1, 2)]
 
 
-@pytest.mark.skipif(
-    not LONG or not shutil.which("javac"), reason="Kafka's own MirrorClient, from source; TOLERANT_LONG=1"
-)
+@pytest.mark.long
+@pytest.mark.skipif(not shutil.which("javac"), reason="Kafka's own MirrorClient, from source")
 def test_kafkas_own_mirror_client_reads_heartbeats_and_checkpoints(origin: str, copy: str) -> None:
     for servers, topic in ((origin, "read"), (copy, "A.read")):
         create_topic(servers, topic)
@@ -450,7 +448,7 @@ def test_kafkas_own_mirror_client_reads_heartbeats_and_checkpoints(origin: str, 
     assert found["offsets"] == "{A.read-0=33/metadata}"
 
 
-@pytest.mark.skipif(not LONG, reason="a broker of its own; TOLERANT_LONG=1")
+@pytest.mark.long
 def test_what_is_not_granted_is_named_and_little_has_to_be(kafka_cluster_factory: Callable[..., KafkaCluster]) -> None:
     """Source and target are one cluster here, with a principal for each."""
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"

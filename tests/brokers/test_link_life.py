@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -60,7 +59,6 @@ from tolerant_client.testing import KafkaCluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
-LONG = bool(os.environ.get("TOLERANT_LONG"))
 WRITER = Path(__file__).parents[1] / "support" / "mirror_process.py"
 
 
@@ -304,7 +302,7 @@ def test_a_failover_holds_though_a_mirror_was_killed_that_had_not_seen_it_when_i
     assert control_of(target, link, bytes_per_s=7) == replace(promoted, bytes_per_s=7)
 
 
-@pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1 freezes whole mirrors")
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(5))
 def test_a_frozen_mirror_that_wakes_after_promotion_appends_nothing(
     source: str, target: str, running: Any, seed: int
@@ -423,9 +421,7 @@ def test_a_link_that_would_run_in_a_circle_is_refused(source: str, target: str) 
 # -- the drill ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "hangs", [False, pytest.param(True, marks=pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1"))]
-)
+@pytest.mark.parametrize("hangs", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_failover_and_failback_lose_nothing_and_read_nothing_twice(
     kafka_cluster: KafkaCluster, source: str, target: str, running: Any, hangs: bool
 ) -> None:

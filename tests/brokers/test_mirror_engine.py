@@ -14,6 +14,7 @@ import kafka
 import pytest
 from kafka.structs import TopicPartition
 
+from support.long import LONG
 from support.mirror_link import (
     T0,
     append_batches,
@@ -47,7 +48,6 @@ from tolerant_client.records.record_batch import Record, encode_batch
 # kafka-python leaves the socket of a refused connection to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
-LONG = bool(os.environ.get("TOLERANT_LONG"))
 RACE_RECORDS = int(os.environ.get("TOLERANT_RACE_RECORDS", "1000000" if LONG else "200000"))
 RACE_KILLS = int(os.environ.get("TOLERANT_RACE_KILLS", "10" if LONG else "3"))
 RACE_PARTITIONS = 4

@@ -5,7 +5,6 @@ With TOLERANT_LONG=1 more versions are started.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -31,7 +30,6 @@ from tolerant_client.records.record_batch import Record, encode_batch
 from tolerant_client.testing import KafkaCluster
 
 pytestmark = pytest.mark.broker
-LONG = bool(os.environ.get("TOLERANT_LONG"))
 
 T0 = 1_500_000_000_000
 OLD_CODECS = {"none": codecs.NONE, "gzip": codecs.GZIP, "snappy": codecs.SNAPPY, "lz4": codecs.LZ4}
@@ -202,14 +200,14 @@ def test_a_log_of_v0_and_v1_sets_is_mirrored_to_kafka_4(
     check(logs, kafka_cluster.bootstrap_servers)
 
 
-@pytest.mark.skipif(not LONG, reason="starts more brokers: TOLERANT_LONG=1")
+@pytest.mark.long
 def test_kafka_2_8_is_mirrored_to_kafka_4(started: Callable[..., OldLogs], kafka_cluster: KafkaCluster) -> None:
     logs = started("2.8.2", stored=2)
     logs.write(["gzip"], formats=[2])
     check(logs, kafka_cluster.bootstrap_servers)
 
 
-@pytest.mark.skipif(not LONG, reason="starts more brokers: TOLERANT_LONG=1")
+@pytest.mark.long
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_version_format_and_codec_is_mirrored_to_kafka_4(
     started: Callable[..., OldLogs], kafka_cluster_factory: Callable[..., KafkaCluster], version: str
@@ -220,7 +218,7 @@ def test_every_version_format_and_codec_is_mirrored_to_kafka_4(
     check(logs, kafka_cluster_factory().bootstrap_servers)
 
 
-@pytest.mark.skipif(not LONG, reason="starts more brokers: TOLERANT_LONG=1")
+@pytest.mark.long
 @pytest.mark.parametrize("version", [name for name, version in VERSIONS.items() if 2 in version.formats])
 def test_transactions_of_old_brokers_keep_their_offsets(
     started: Callable[..., OldLogs], kafka_cluster_factory: Callable[..., KafkaCluster], version: str
@@ -253,7 +251,7 @@ def test_transactions_of_old_brokers_keep_their_offsets(
     assert consume(target, "transactions", 1, end, **committed)[0] == rows
 
 
-@pytest.mark.skipif(not LONG, reason="starts more brokers: TOLERANT_LONG=1")
+@pytest.mark.long
 @pytest.mark.parametrize(("version", "magic"), [("0.10.2.2", 0), ("0.10.2.2", 1), ("2.8.2", 1), ("2.8.2", 2)])
 @pytest.mark.parametrize("is_made", [False, True])
 def test_compacted_logs_keep_their_offsets(

@@ -23,6 +23,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from support.log_readers import Bounds, Logs, read_bounds, read_with_confluent, read_with_kafka_python
+from support.long import LONG
 from support.mirror_link import both
 from support.nasty_oracle import Judgement, judge_source, judge_topics
 from support.nasty_topics import Kind, NastyTopic, features, nasty_topic
@@ -50,7 +51,6 @@ from tolerant_client.testing import (
 # kafka-python leaves the socket of a refused connection to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
-LONG = bool(os.environ.get("TOLERANT_LONG"))
 WRITER = Path(__file__).parents[1] / "support" / "mirror_process.py"
 TOPICS = 210
 # By prefix: every way for topics of every kind, most of them by the default.
@@ -244,7 +244,7 @@ def test_nasty_topics_are_identical_after_kills_and_a_last_run(
     assert [str(p) for p, done in again.items() if done.records or done.bytes or done.troubles] == []
 
 
-@pytest.mark.skipif(not LONG, reason="takes minutes: set TOLERANT_LONG=1")
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(3))
 def test_nasty_topics_are_identical_with_one_answer_in_thirty_spoiled(
     pair: tuple[KafkaCluster, KafkaCluster], fault_proxy: Callable[..., FaultProxy], number: int

@@ -5,7 +5,6 @@ With TOLERANT_LONG=1 more versions are started, and Spark's own source reads the
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -34,7 +33,6 @@ from tolerant_client.records.record_batch import Record, encode_batch
 from tolerant_client.testing.artifacts import spark_kafka_jars
 
 pytestmark = pytest.mark.broker
-long_only = pytest.mark.skipif(not os.environ.get("TOLERANT_LONG"), reason="starts more brokers: TOLERANT_LONG=1")
 
 T0 = 1_500_000_000_000
 NO_TIME = (-1, -1)
@@ -205,7 +203,7 @@ def test_the_mirror_refuses_an_old_target_by_name(source: str, kafka_0_10: ZooKe
             origin.run(plan_link, origin, target, "to-an-old-target")
 
 
-@long_only
+@pytest.mark.long
 def test_spark_reads_old_messages(spark: Any, kafka_0_10: ZooKeeperKafka) -> None:
     from spark_integration.source import TolerantKafkaDataSource
 
@@ -215,7 +213,7 @@ def test_spark_reads_old_messages(spark: Any, kafka_0_10: ZooKeeperKafka) -> Non
         assert rows == expected(COUNT, bool(magic))
 
 
-@long_only
+@pytest.mark.long
 @pytest.mark.parametrize("topic", [f"v{magic}-{codec}" for magic in (0, 1) for codec in CODECS] + ["stamped"])
 def test_spark_s_own_source_reads_the_same_rows(spark: Any, kafka_0_10: ZooKeeperKafka, topic: str) -> None:
     from spark_integration.source import TolerantKafkaDataSource
@@ -228,7 +226,7 @@ def test_spark_s_own_source_reads_the_same_rows(spark: Any, kafka_0_10: ZooKeepe
     assert len(ours) == COUNT
 
 
-@long_only
+@pytest.mark.long
 @pytest.mark.parametrize(("version", "config"), [("0.9.0.1", (0, 9)), ("0.8.2.2", (0, 8, 2))])
 def test_brokers_that_do_not_tell_their_versions_are_read_if_the_user_does(
     start_old_broker: Callable[..., ZooKeeperKafka], version: str, config: tuple[int, ...]
@@ -279,7 +277,7 @@ def test_a_topic_that_has_an_id_and_cannot_be_fetched_by_it_is_compared_all_the_
         admin.close()
 
 
-@long_only
+@pytest.mark.long
 @pytest.mark.parametrize("codec", [*CODECS, "zstd"])
 def test_a_log_that_was_written_through_two_upgrades_is_read_through(
     kafka_2_8: ZooKeeperKafka, codec: str, spark: Any
@@ -315,7 +313,7 @@ def test_a_log_that_was_written_through_two_upgrades_is_read_through(
     assert read_by_spark(spark, "kafka", servers, topic) == rows
 
 
-@long_only
+@pytest.mark.long
 def test_compacted_logs_keep_the_offsets_of_what_is_left(start_old_broker: Callable[..., ZooKeeperKafka]) -> None:
     """Compaction leaves holes inside compressed sets, where offsets of v1 are relative."""
     broker = start_old_broker("0.10.2.2", **{"log.cleaner.backoff.ms": "300"})

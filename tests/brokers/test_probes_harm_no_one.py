@@ -6,7 +6,6 @@ are lost. Real brokers of 0.8.2, 0.9 and today.
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 import threading
@@ -18,6 +17,7 @@ import kafka
 import pytest
 from kafka.structs import TopicPartition
 
+from support.long import LONG
 from support.zookeeper_kafka import ZooKeeperKafka
 from tolerant_client import KafkaConsumer, KafkaProducer
 from tolerant_client.cluster.cluster import Cluster
@@ -25,12 +25,12 @@ from tolerant_client.testing import Drop, FaultProxy, KafkaCluster, RewriteCorre
 
 pytestmark = pytest.mark.broker
 
-IDLE = 30.0 if os.environ.get("TOLERANT_LONG") else 8.0
+IDLE = 30.0 if LONG else 8.0
 SUSPICIOUS = 0.1  # seconds
 OLD = {"0.8.2.2": (0, 8, 2), "0.9.0.1": (0, 9)}
 
 
-@pytest.fixture(scope="module", params=OLD)
+@pytest.fixture(scope="module", params=["0.8.2.2", pytest.param("0.9.0.1", marks=pytest.mark.long)])
 def old_broker(request: pytest.FixtureRequest, start_old_broker: Callable[..., ZooKeeperKafka]) -> ZooKeeperKafka:
     """One network thread, so that whoever upsets it upsets everybody."""
     broker = start_old_broker(request.param, **{"num.network.threads": "1"})

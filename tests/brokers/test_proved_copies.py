@@ -843,7 +843,7 @@ def test_broker_that_hangs_holds_up_no_partition_that_another_leads(
     assert compare(source, target, topic).identical
 
 
-@pytest.mark.parametrize("is_described", [True, False], ids=["", "brokers before 3.0"])
+@pytest.mark.parametrize("is_described", [True, pytest.param(False, id="brokers before 3.0", marks=pytest.mark.long)])
 def test_a_coordinator_that_hangs_is_told_within_half_a_minute_by_name_though_the_leader_is_well(
     source: str, three_nodes: KafkaCluster, monkeypatch: pytest.MonkeyPatch, is_described: bool
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -45,7 +44,6 @@ from tolerant_client.testing import KafkaCluster
 # kafka-python leaves the socket of a refused connection to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
-LONG = bool(os.environ.get("TOLERANT_LONG"))
 WRITER = Path(__file__).parents[1] / "support" / "mirror_process.py"
 FAST = TransactionLimits(takeover_ms=300, linger_ms=5, commit_ms=50)
 
@@ -126,7 +124,7 @@ def test_every_kind_of_log_has_the_same_offsets_under_its_new_name(source: str, 
         assert copy.run(describe_topics, copy, [f"A.{plain}"])[f"A.{plain}"].is_compacted
 
 
-@pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1 runs it")
+@pytest.mark.long
 def test_writers_that_are_killed_go_on_in_the_renamed_log(source: str, target: str) -> None:
     topic, link = "renamed-killed", link_topics("renamed-killed")
     create_topic(source, topic, 2)
@@ -278,7 +276,7 @@ def test_translated_offsets_have_the_target_name_too(source: str, target: str) -
 # -- everything at once -------------------------------------------------------
 
 
-@pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1 runs it")
+@pytest.mark.long
 def test_nasty_topics_with_holes_are_identical_under_their_new_names(
     kafka_cluster_factory: Callable[..., KafkaCluster], target: str
 ) -> None:

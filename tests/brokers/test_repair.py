@@ -78,6 +78,7 @@ def test_what_a_link_has_written_down_is_written_once_more_and_nothing_is_forgot
         repair(target, "no-such-link")
 
 
+@pytest.mark.long
 def test_what_is_forgotten_is_named_and_forgotten_only_when_asked(
     source: str, target: str, begun: tuple[str, LinkControl]
 ) -> None:
@@ -118,6 +119,7 @@ def test_nothing_is_repaired_while_a_mirror_of_the_link_runs(target: str, begun:
     assert repair(target, link)[0] == 0 and on(target, read_control, link) == before
 
 
+@pytest.mark.long
 def test_the_record_that_is_written_counts_before_the_one_that_it_repeats(
     target: str, begun: tuple[str, LinkControl]
 ) -> None:

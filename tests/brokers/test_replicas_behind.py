@@ -133,6 +133,7 @@ def compared(source: str, target: str, topic: str) -> Comparison | None:
         return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("way", "timestamp"), [("records", T0), ("markers", None)])
 def test_what_the_leader_alone_has_is_waited_for_and_not_appended_again(
     source: str, slow: KafkaCluster, frozen: Callable[[], None], way: str, timestamp: int | None

@@ -257,8 +257,15 @@ SPOILED: dict[str, Callable[..., Fault]] = {
 }
 
 
-@pytest.mark.parametrize("api", AUTHENTICATION)
-@pytest.mark.parametrize("fault", SPOILED)
+@pytest.mark.parametrize(
+    ("fault", "api"),
+    [
+        # What is dropped is waited for until the client's timeout.
+        pytest.param(fault, api, marks=[pytest.mark.long] if fault == "drop" and api != "ApiVersions" else [])
+        for fault in SPOILED
+        for api in AUTHENTICATION
+    ],
+)
 def test_spoiled_authentication_ends_its_connection_and_nothing_else(
     cluster: KafkaCluster, fault_proxy: Callable[..., FaultProxy], api: str, fault: str
 ) -> None:

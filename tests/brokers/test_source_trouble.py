@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -49,7 +48,6 @@ from tolerant_client.testing import KafkaCluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
-LONG = bool(os.environ.get("TOLERANT_LONG"))
 CONTINUE = MirrorPolicy(on_loss=LossPolicy.CONTINUE)
 SMALL = {"heap": "256m", "java_options": ["-XX:TieredStopAtLevel=1"]}
 
@@ -360,8 +358,6 @@ def test_what_an_election_took_back_is_lost_even_where_equal_records_came_again(
 
 # -- more nodes, minutes ------------------------------------------------------
 
-long_only = pytest.mark.skipif(not LONG, reason="starts three nodes: TOLERANT_LONG=1")
-
 
 @pytest.fixture
 def three_nodes() -> Iterator[KafkaCluster]:
@@ -411,7 +407,7 @@ def shrink(cluster: KafkaCluster, topic: str) -> None:
     append_records(servers, topic, 100, first=100)  # waits until the in-sync replicas are one
 
 
-@long_only
+@pytest.mark.long
 @pytest.mark.parametrize("records_after", [50, 150])
 def test_what_an_unclean_election_took_back_is_found_and_written_down(
     three_nodes: KafkaCluster, target: str, records_after: int
@@ -467,7 +463,7 @@ def test_a_partition_without_a_leader_holds_up_no_other_and_comes_back(
         assert (dict(found.ends), found.waiting) == ({led: 10, lost: 10}, {})
 
 
-@long_only
+@pytest.mark.long
 def test_leaders_that_move_and_die_change_nothing(three_nodes: KafkaCluster, target: str) -> None:
     topic = "trouble-leaders"
     servers = three_nodes.bootstrap_servers
@@ -517,7 +513,7 @@ def test_leaders_that_move_and_die_change_nothing(three_nodes: KafkaCluster, tar
     assert losses(target, topic) == []
 
 
-@long_only
+@pytest.mark.long
 def test_log_end_of_a_leader_counts_what_is_not_replicated_yet(three_nodes: KafkaCluster) -> None:
     topic = "trouble-unreplicated"
     partition = TopicPartition(topic, 0)

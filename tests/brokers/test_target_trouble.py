@@ -20,6 +20,7 @@ from kafka.protocol.producer import InitProducerIdRequest
 from kafka.structs import TopicPartition
 
 from support.log_readers import LogRecord, read_with_kafka_python
+from support.long import LONG
 from support.mirror_link import (
     append_records,
     both,
@@ -52,10 +53,8 @@ from tolerant_client.testing import KafkaCluster
 # kafka-python leaves the socket of a refused connection to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
-LONG = bool(os.environ.get("TOLERANT_LONG"))
 CONTINUE = MirrorPolicy(on_loss=LossPolicy.CONTINUE)
 SMALL: dict[str, Any] = {"heap": "320m", "java_options": ["-XX:TieredStopAtLevel=1"]}
-long = pytest.mark.skipif(not LONG, reason="takes minutes, TOLERANT_LONG=1")
 
 
 def append_transactions(servers: str, topic: str, count: int, partitions: int = 1) -> None:
@@ -219,7 +218,7 @@ def test_what_others_wrote_before_the_first_start_is_left_as_it_is(
     assert ends(target, topic) == before and ledger_of(target, topic) == []
 
 
-@long
+@pytest.mark.long
 def test_what_others_write_at_the_end_of_a_copy_is_named_at_the_next_start(
     source: str, target: str, foreigners: Foreigners
 ) -> None:
@@ -339,7 +338,7 @@ def test_topic_that_is_made_anew_while_the_mirror_looks_is_filled_again(
     assert_identical(source, target, topic)
 
 
-@long
+@pytest.mark.long
 @pytest.mark.parametrize("is_session", [True, False], ids=["session", "start"])
 @pytest.mark.parametrize("fill", [append_records, append_transactions])
 def test_log_that_was_emptied_up_to_its_end_is_continued(
@@ -381,6 +380,7 @@ def committed(servers: str, topic: str) -> list[LogRecord]:
 # -- the topic is deleted -----------------------------------------------------
 
 
+@pytest.mark.long
 def test_topic_that_is_deleted_stops_its_partitions_within_seconds_and_the_next_start_fills_it_again(
     source: str, target: str
 ) -> None:
@@ -474,7 +474,7 @@ def test_copying_goes_on_in_a_session_whose_producers_were_forgotten(
     assert_identical(source, forgetful, topic)
 
 
-@long
+@pytest.mark.long
 @pytest.mark.parametrize("fill", [append_records, append_transactions], ids=["data", "gaps"])
 def test_copying_goes_on_at_a_start_with_another_producer_id(
     source: str, forgetful: str, fill: Callable[..., Any]
@@ -545,14 +545,14 @@ def copy_at_quota(
     return moves[-1] - moves[0], max((b - a for a, b in zip(moves, moves[1:], strict=False)), default=0.0)
 
 
-@long
+@pytest.mark.long
 def test_mirror_waits_as_long_as_a_quota_asks(source: str, forgetful: str, reasons: list[str]) -> None:
     took, _ = copy_at_quota(source, forgetful, forgetful, "target-quota", 2, producer_byte_rate=700_000.0)
     assert took > 1, "nothing was throttled"
     assert reasons == [], "an answer that was only late was taken for a lost one"
 
 
-@long
+@pytest.mark.long
 @pytest.mark.parametrize(
     "where, megabytes, rates",
     [
@@ -574,10 +574,10 @@ def test_mirror_goes_on_at_the_rate_of_a_quota(
     assert reasons == [], "an answer that was only late was taken for a lost one"
 
 
-# -- epochs, elections, replicas and disks (LONG) -----------------------------
+# -- epochs, elections, replicas and disks -----------------------------
 
 
-@long
+@pytest.mark.long
 def test_copying_goes_on_once_the_epochs_of_its_transactional_ids_are_used_up(source: str, target: str) -> None:
     topic, link = "target-epochs", "epochs"
     create_topic(source, topic)
@@ -648,7 +648,7 @@ def create_replicated(servers: str, topic: str, replicas: list[list[int]], min_i
 FILLS = pytest.mark.parametrize("fill", [append_records, append_transactions], ids=["data", "gaps"])
 
 
-@long
+@pytest.mark.long
 @FILLS
 def test_what_an_unclean_election_took_back_on_the_target_is_copied_again(
     source: str, three_nodes: KafkaCluster, fill: Callable[..., Any], reasons: list[str]
@@ -675,7 +675,7 @@ def test_what_an_unclean_election_took_back_on_the_target_is_copied_again(
     assert ledger_of(target, topic) == []
 
 
-@long
+@pytest.mark.long
 @FILLS
 @pytest.mark.parametrize("away", [(2,), (3, 2)], ids=["one", "two"])
 def test_mirror_waits_for_replicas_that_are_away(
@@ -703,7 +703,7 @@ def test_mirror_waits_for_replicas_that_are_away(
     assert_identical(source, target, topic)
 
 
-@long
+@pytest.mark.long
 def test_leaders_that_are_killed_again_and_again_leave_an_identical_copy_or_a_named_divergence(
     source: str, three_nodes: KafkaCluster, reasons: list[str]
 ) -> None:
@@ -756,7 +756,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-@long
+@pytest.mark.long
 def test_full_disk_of_the_target_is_waited_for_and_named(source: str, small_disk: Path, reasons: list[str]) -> None:
     topic = "target-disk"
     create_topic(source, topic)

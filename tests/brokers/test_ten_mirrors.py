@@ -1,9 +1,9 @@
 """Ten mirrors of one link, killed and frozen at random, over nasty topics that grow: the copy is identical.
 
-TOLERANT_RACE_MINUTES is how long it goes on (default: not at all, 5 with TOLERANT_LONG=1), TOLERANT_RACE_MIRRORS,
+TOLERANT_RACE_MINUTES is how long it goes on (default: 5), TOLERANT_RACE_MIRRORS,
 TOLERANT_RACE_TOPICS and TOLERANT_RACE_SEED change the rest:
 
-    TOLERANT_RACE_MINUTES=30 pytest -s tests/brokers/test_ten_mirrors.py
+    TOLERANT_LONG=1 TOLERANT_RACE_MINUTES=30 pytest -s tests/brokers/test_ten_mirrors.py
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning
 # A broker forgets a producer by the times of its records, which are years old here, each time it looks: a batch that came a
 # second time, or late, would be appended.  So that is for one writer at every moment alone.
 TARGET_CONFIG = {**CLEANER_CONFIG, "producer.id.expiration.check.interval.ms": "3000"}
-MINUTES = float(os.environ.get("TOLERANT_RACE_MINUTES", "5" if os.environ.get("TOLERANT_LONG") else "0"))
+MINUTES = float(os.environ.get("TOLERANT_RACE_MINUTES", "5"))
 MIRRORS = int(os.environ.get("TOLERANT_RACE_MIRRORS", "10"))
 SEED = int(os.environ.get("TOLERANT_RACE_SEED", str(random.SystemRandom().randrange(10**6))))
 WRITER = Path(__file__).parents[1] / "support" / "mirror_process.py"
@@ -242,7 +242,7 @@ def as_written(records: Mapping[int, Any]) -> dict[int, Record]:
     return {offset: Record(offset, r.timestamp, r.key, r.value, r.headers) for offset, r in records.items()}
 
 
-@pytest.mark.skipif(not MINUTES, reason="takes minutes: set TOLERANT_RACE_MINUTES or TOLERANT_LONG=1")
+@pytest.mark.long
 def test_ten_mirrors_killed_and_frozen_copy_growing_topics_identically(
     pair: tuple[KafkaCluster, KafkaCluster], tmp_path: Path
 ) -> None:

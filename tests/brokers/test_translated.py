@@ -21,6 +21,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 from typer.testing import CliRunner
 
 from support.log_readers import LogRecord, read_bounds, read_with_confluent
+from support.long import LONG
 from support.mirror_link import append_records, both, compare, create_topic, make_anew
 from support.nasty_topics import nasty_topic
 from support.nasty_writer import BROKER_CONFIG, write_topics
@@ -49,7 +50,6 @@ from tolerant_client.testing import KafkaCluster
 # kafka-python leaves the socket of a refused connection to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
-LONG = bool(os.environ.get("TOLERANT_LONG"))
 WRITER = Path(__file__).parents[1] / "support" / "translated_process.py"
 FAST = TransactionLimits(takeover_ms=300, linger_ms=5, commit_ms=50)
 STEPS = ("take_over", "open", "send", "settle", "write_rows", "commit", "renew")
@@ -198,7 +198,7 @@ def test_committed_records_are_copied_once_beside_other_writers_and_the_map_tell
     assert (at_end.place, at_end.position) == (Place.END, end), "behind the last marker nothing is missing"
 
 
-@pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1 runs it")
+@pytest.mark.long
 def test_a_partition_for_which_a_response_has_no_room_is_not_passed_over(source: str, target: str) -> None:
     """A broker leaves it empty, and tells its last stable offset all the same (KIP-74)."""
     topic, partitions = "translated-no-room", 10
@@ -327,7 +327,7 @@ def test_a_writer_paused_at_any_step_while_another_takes_over_does_nothing_more(
     require_exact_copy(source, target, topic, link)
 
 
-@pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1 runs it")
+@pytest.mark.long
 def test_two_copiers_at_once_let_each_other_live_and_copy_every_record_once(source: str, target: str) -> None:
     topic = "translated-two"
     create_topic(source, topic, 2)
@@ -347,7 +347,7 @@ def test_two_copiers_at_once_let_each_other_live_and_copy_every_record_once(sour
     require_exact_copy(source, target, topic, "two", 2)
 
 
-@pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1 runs it")
+@pytest.mark.long
 def test_processes_killed_again_and_again_beside_other_writers_copy_every_record_once(source: str, target: str) -> None:
     topic = "translated-killed"
     create_topic(source, topic, 2)
@@ -380,7 +380,7 @@ def test_processes_killed_again_and_again_beside_other_writers_copy_every_record
     require_exact_copy(source, target, topic, "killed", 2, foreign.sent)
 
 
-@pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1 runs it")
+@pytest.mark.long
 def test_nasty_topics_are_copied_once_and_every_one_of_their_offsets_is_translated(
     kafka_cluster_factory: Callable[..., KafkaCluster], target: str
 ) -> None:
@@ -490,7 +490,7 @@ def test_a_group_that_moves_to_the_target_reads_every_record_once(source: str, t
     assert beyond.exit_code == 1 and json.loads(beyond.output)[0]["place"] == "not-copied"
 
 
-@pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1 runs it")
+@pytest.mark.long
 def test_a_group_in_use_on_the_target_is_left_alone(source: str, target: str) -> None:
     topic = group = "translated-busy"
     create_topic(source, topic)
@@ -513,7 +513,7 @@ def test_a_group_in_use_on_the_target_is_left_alone(source: str, target: str) ->
 # -- what must not be trusted -------------------------------------------------
 
 
-@pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1 runs it")
+@pytest.mark.long
 def test_rows_go_when_the_targets_retention_has_deleted_their_records(
     source: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -582,7 +582,7 @@ def test_a_topic_that_is_made_anew_under_a_copier_that_stands_still_is_not_copie
     assert len(committed_logs(target, topic)[0]) == 1000
 
 
-@pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1 runs it")
+@pytest.mark.long
 def test_records_that_retention_took_before_they_were_copied_are_a_loss(source: str, target: str) -> None:
     topic = "translated-overtaken"
     create_topic(source, topic)

@@ -35,7 +35,6 @@ from tolerant_client.mirror.verify.verification import (
 from tolerant_client.records.record_batch import Record, encode_batch, read_header
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-LONG = bool(os.environ.get("TOLERANT_LONG"))
 
 
 @pytest.fixture(scope="session")
@@ -646,7 +645,7 @@ def test_a_topic_that_was_made_anew_since_its_link_began_is_told(
     ] == [True]
 
 
-@pytest.mark.skipif(not LONG, reason="the cleaner takes its time")
+@pytest.mark.long
 def test_cleaners_of_both_sides_may_have_got_differently_far(clusters: tuple[str, str]) -> None:
     name = "verify-cleaners"
     config = {

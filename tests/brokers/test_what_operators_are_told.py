@@ -56,6 +56,7 @@ def open_transaction(servers: str, topic: str, transactional_id: str, **config: 
 # -- a transaction that hangs open on the source ------------------------------
 
 
+@pytest.mark.long
 def test_an_open_transaction_is_named_with_all_that_waits_for_it(source: str, target: str) -> None:
     create_topic(source, "held")
     append_records(source, "held", 50)
@@ -180,6 +181,7 @@ def copy_for(
         return origin.run(run)
 
 
+@pytest.mark.long
 def test_a_mirror_that_goes_nowhere_says_so_with_the_brokers_reason(source: str, three: KafkaCluster) -> None:
     for topic in ("stuck", "stuck-translated"):
         create_topic(source, topic)

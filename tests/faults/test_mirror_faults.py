@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ import kafka
 import pytest
 from kafka.structs import TopicPartition
 
+from support.long import LONG
 from support.mirror_link import append_records, both, compare, create_topic, ends, mirror, prepare
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import RecoveryExhaustedError, TolerantClientError
@@ -115,7 +115,7 @@ def assert_identical(source: str, target: str, topic: str) -> None:
     assert ends(target, topic, PARTITIONS) == [EACH] * PARTITIONS
 
 
-@pytest.mark.parametrize("seed", range(20 if os.environ.get("TOLERANT_LONG") else 2))
+@pytest.mark.parametrize("seed", range(20 if LONG else 2))
 def test_copy_is_identical_with_every_fault_on_both_sides(
     fault_proxy: Proxies,
     kafka_cluster: KafkaCluster,

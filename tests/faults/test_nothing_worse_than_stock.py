@@ -8,7 +8,6 @@ stall may be SLACK longer: a trial, and the noise of the machine.
 from __future__ import annotations
 
 import contextlib
-import os
 import struct
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from kafka.structs import TopicPartition
 import tolerant_client
 from support.beside_stock import LIBRARIES, SLACK, Run, new_topic, slow_for
 from support.held_answers import HookedProxy, Link, with_id
+from support.long import LONG
 from tolerant_client.errors import OutcomeUnknownError
 from tolerant_client.testing import (
     BadLength,
@@ -35,9 +35,8 @@ from tolerant_client.testing import (
     Truncate,
 )
 
-IS_LONG = bool(os.environ.get("TOLERANT_LONG"))
 TIMEOUT_MS = 3_000  # of a request: what stock waits for an answer that does not come
-SHIFTS = (1, 3, 100, -1, -3) if IS_LONG else (3, -1)
+SHIFTS = (1, 3, 100, -1, -3) if LONG else (3, -1)
 
 ONCE: dict[str, Callable[[str], Fault]] = {
     "drop": lambda api: Drop(api=api, after=3, count=1),

@@ -29,6 +29,7 @@ from spark_integration.writing.options import WriteOptions, parse_write_options
 from spark_integration.writing.settlement import abort_tasks, commit_tasks
 from spark_integration.writing.writer import write_task
 from support import sink_batch as sink_batches
+from support.long import LONG
 from support.mirror_link import create_topic
 from support.sink_process import ROWS, TASKS
 from tolerant_client.cluster.cluster import LATEST, Cluster
@@ -63,8 +64,6 @@ from tolerant_client.tracker.events import Completed, Probe
 PARTITIONS = 3
 BATCHES = 300
 PER_BATCH = 10
-long_only = pytest.mark.skipif(not os.environ.get("TOLERANT_LONG"), reason="starts more brokers: TOLERANT_LONG=1")
-IS_LONG = bool(os.environ.get("TOLERANT_LONG"))
 NOT_LEADER, NOT_ENOUGH_REPLICAS, TOPIC_AUTHORIZATION_FAILED = 6, 19, 29
 OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH = 45, 47
 
@@ -124,7 +123,7 @@ def produce(servers: str, topic: str, settings: ProducerSettings = ProducerSetti
         assert producer.records_appended == batches * PER_BATCH
 
 
-@pytest.mark.parametrize("seed", range(20 if IS_LONG else 1))
+@pytest.mark.parametrize("seed", range(20 if LONG else 1))
 def test_every_record_is_written_once_and_in_order_when_one_answer_in_20_is_wrong(
     fault_proxy: Proxies, kafka_cluster: KafkaCluster, seed: int
 ) -> None:
@@ -197,7 +196,7 @@ def test_without_a_transaction_nobody_is_said_to_have_taken_it_over(
         produce(proxy.bootstrap_servers, "sink-epoch")
 
 
-@long_only
+@pytest.mark.long
 def test_answers_that_wait_while_nobody_looks_are_no_losses(kafka_cluster: KafkaCluster) -> None:
     """A slow query gives its next rows long after the request's timeout."""
     create_topic(kafka_cluster.bootstrap_servers, "sink-slow", PARTITIONS)
@@ -258,8 +257,8 @@ def test_a_killed_broker_is_waited_for(kafka_cluster_factory: Callable[..., Kafk
     [
         ("kill", False),
         ("stop", True),
-        pytest.param("kill", True, marks=long_only),
-        pytest.param("stop", False, marks=long_only),
+        pytest.param("kill", True, marks=pytest.mark.long),
+        pytest.param("stop", False, marks=pytest.mark.long),
     ],
 )
 def test_a_broker_that_starts_again_with_batches_in_flight_has_each_of_them_once(
@@ -340,7 +339,7 @@ def test_transactions_are_written_whole_and_once_when_one_answer_in_20_is_wrong(
     assert values(kafka_cluster.bootstrap_servers, topic) == written()
 
 
-@pytest.fixture(params=["as given", pytest.param("3.3.2", marks=long_only)])
+@pytest.fixture(params=["as given", pytest.param("3.3.2", marks=pytest.mark.long)])
 def aborting(request: pytest.FixtureRequest) -> Iterator[str]:
     """The addresses of brokers, and of ones without KIP-890, which starts with 3.6."""
     if request.param == "as given":
@@ -395,7 +394,7 @@ def test_a_task_that_failed_with_requests_in_flight_is_written_once_by_its_next_
         if is_failing:
             raise RuntimeError("upstream failed")
 
-    for trial in range(4 if IS_LONG else 1):
+    for trial in range(4 if LONG else 1):
         place = SinkBatch(f"{topic}-{trial}", "", f"{trial:032x}", 0)
         with pytest.raises(RuntimeError, match="upstream failed"):
             write_task(options, columns, place, rows(True))
@@ -651,7 +650,7 @@ def test_a_decision_of_many_tasks_is_carried_out(kafka_cluster: KafkaCluster) ->
     assert committed_rows(servers, topic) == sink_batches.rows(1)
 
 
-@pytest.mark.parametrize("seed", range(10 if IS_LONG else 1))
+@pytest.mark.parametrize("seed", range(10 if LONG else 1))
 def test_micro_batches_are_written_once_when_one_answer_in_20_is_wrong(
     fault_proxy: Proxies, kafka_cluster: KafkaCluster, seed: int
 ) -> None:
@@ -686,7 +685,7 @@ def test_an_abort_leaves_the_transaction_of_whoever_has_taken_over_alone(kafka_c
     assert values(servers, topic) == written(30)
 
 
-@long_only
+@pytest.mark.long
 def test_what_was_committed_beside_a_topic_that_is_not_named_is_found(kafka_cluster: KafkaCluster) -> None:
     servers, topic = kafka_cluster.bootstrap_servers, "sink-renamed"
     create_topic(servers, topic, PARTITIONS)
@@ -808,13 +807,13 @@ def assert_written_once(servers: str, topic: str, batches: int) -> None:
     assert [n for n in range(batches * TASKS * ROWS) if n not in count] == []
 
 
-@long_only
+@pytest.mark.long
 def test_killed_workers_and_drivers_lose_and_double_nothing(
     kafka_cluster: KafkaCluster, sink_process: Callable[[str, int], subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     topic, servers, dice = "sink-killed-drivers", kafka_cluster.bootstrap_servers, random.Random(5)
     create_topic(servers, topic, PARTITIONS)
-    kills, batches = (8, 12) if IS_LONG else (1, 3)
+    kills, batches = (8, 12) if LONG else (1, 3)
     killed_workers = 0
     with Cluster({"bootstrap_servers": servers}, name="reader") as reader:
         seen = 0

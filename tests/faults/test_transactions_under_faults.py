@@ -5,7 +5,6 @@ Each transactional API, each kind of fault, once or for the rest of its connecti
 
 from __future__ import annotations
 
-import os
 import struct
 import threading
 import time
@@ -23,6 +22,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 import tolerant_client
 from support.ended import end
 from support.held_answers import HELD, RESET, HookedProxy, Link, cut, with_id
+from support.long import LONG
 from tolerant_client.errors import OutcomeUnknownError
 from tolerant_client.testing import KafkaCluster
 
@@ -30,7 +30,7 @@ TRANSACTIONS = 5
 ABORTED = {3}  # of them, on purpose
 PATIENCE = 60.0
 REQUEST_TIMEOUT_MS = 4_000
-VERSIONS = ["4.2.0", "3.9.1"] if os.environ.get("TOLERANT_LONG") else ["4.2.0"]
+VERSIONS = ["4.2.0", "3.9.1"] if LONG else ["4.2.0"]
 
 END_TXN = 26
 APIS = {"InitProducerId": 22, "AddPartitionsToTxn": 24, "AddOffsetsToTxn": 25, "EndTxn": END_TXN, "TxnOffsetCommit": 28}

@@ -17,13 +17,14 @@ from typing import Any
 
 import pytest
 
+from support.long import LONG
 from support.simulation import FAULTS, Broken, Simulation
 from tolerant_client.tracker.inflight import InFlightRequests
 from tolerant_client.tracker.lifecycle import InFlightRequest
 from tolerant_client.tracker.repeats import Repeats
 from tolerant_client.tracker.rules.apis import OtherSubject
 
-SEEDS = int(os.environ.get("TOLERANT_SIMULATIONS", "100000")) * (10 if os.environ.get("TOLERANT_LONG") else 1)
+SEEDS = int(os.environ.get("TOLERANT_SIMULATIONS", "100000")) * (10 if LONG else 1)
 PROCESSES = 2
 FIRST_SEED = 1_000_000
 

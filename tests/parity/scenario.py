@@ -5,11 +5,12 @@ An error of the JVM is known by its classes and conditions, one of ours by the l
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+from support.long import LONG
 
 JVM, OURS = "kafka", "tolerantkafka"
 
@@ -70,7 +71,7 @@ _S = TypeVar("_S")
 
 def chosen(core: tuple[_S, ...], table: tuple[_S, ...]) -> list[_S]:
     """Every third one of the core in every run of all tests; with TOLERANT_LONG=1 (tox: `parity`) the whole table."""
-    return list(table if os.environ.get("TOLERANT_LONG") else core[::3])
+    return list(table if LONG else core[::3])
 
 
 Action = Callable[[Any], Any]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typer.testing import CliRunner
 from spark_integration.cli.app import app
 from spark_integration.reading.offsets import topic_ids
 
-pytestmark = pytest.mark.skipif(not os.environ.get("TOLERANT_LONG"), reason="takes a while; tox: clusters")
+pytestmark = pytest.mark.long
 
 PARTITIONS = 2
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from support.spark_processes import PATIENCE, Driver
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.skipif(not os.environ.get("TOLERANT_LONG"), reason="takes a while; tox: clusters"),
+    pytest.mark.long,
 ]
 
 PARTITIONS, FIRST, EACH, ROUNDS = 2, 20, 5, 2

@@ -25,7 +25,7 @@ from tolerant_client.testing.artifacts import TOOLS_MODULES, jars, java_executab
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.skipif(not os.environ.get("TOLERANT_LONG"), reason="takes a while; tox: long"),
+    pytest.mark.long,
 ]
 
 PARTITIONS = 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import signal
 import subprocess
@@ -25,7 +24,6 @@ from tolerant_client.records.record_batch import Record, encode_batch
 
 PARTITIONS = 2
 RECORDS = 2_000  # a topic
-LONG = bool(os.environ.get("TOLERANT_LONG"))
 pytestmark = pytest.mark.spark
 
 
@@ -238,6 +236,7 @@ def append(servers: str, partition: TopicPartition, record: Record) -> None:
         cluster.run(produce, cluster)
 
 
+@pytest.mark.long
 def test_a_copy_that_an_open_transaction_holds_up_says_whose_it_is(clusters: tuple[str, str]) -> None:
     fill(clusters[0], "cmd-held", count=20)
     producer = kafka.KafkaProducer(
@@ -260,6 +259,7 @@ def test_a_copy_that_an_open_transaction_holds_up_says_whose_it_is(clusters: tup
     assert "copied up to the last stable offset; cmd-held-0: 31 offsets from 20 on wait" in sentence
 
 
+@pytest.mark.long
 def test_an_error_that_no_repeat_cures_ends_the_job_with_one_sentence(clusters: tuple[str, str], narrow: None) -> None:
     done = run("mirror", *link(clusters, "cmd-narrow-i"), "--once", "--json")
     assert (done.returncode, done.stdout) == (1, "")
@@ -267,7 +267,7 @@ def test_an_error_that_no_repeat_cures_ends_the_job_with_one_sentence(clusters: 
     assert "cmd-narrow-i-1" in sentence and "max.message.bytes" in sentence
 
 
-@pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1 runs it")
+@pytest.mark.long
 def test_paused_partition_is_told_and_an_empty_log_is_begun_where_the_source_begins(
     clusters: tuple[str, str], narrow: None
 ) -> None:
@@ -281,7 +281,7 @@ def test_paused_partition_is_told_and_an_empty_log_is_begun_where_the_source_beg
     assert_blocked(done, "cmd-narrow-i")
 
 
-@pytest.mark.skipif(not LONG, reason="TOLERANT_LONG=1 runs it")
+@pytest.mark.long
 def test_paused_partition_of_a_translated_link_is_told(clusters: tuple[str, str], narrow: None) -> None:
     arguments = ["--link", "translated", "--offsets", "translated", "--on-oversized", "pause"]
     done = run("mirror", *link(clusters, "cmd-narrow-t"), *arguments, "--once", "--json")
@@ -291,7 +291,7 @@ def test_paused_partition_of_a_translated_link_is_told(clusters: tuple[str, str]
     assert_blocked(done, "cmd-narrow-t")
 
 
-@pytest.mark.skipif(not LONG, reason="a minute: TOLERANT_LONG=1 runs it")
+@pytest.mark.long
 def test_pause_is_told_while_the_mirror_runs(clusters: tuple[str, str], narrow: None) -> None:
     arguments = command("mirror", *link(clusters, "cmd-narrow-i"), "--on-oversized", "pause")
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -347,7 +347,7 @@ def test_verify_that_cannot_compare_ends_with_2(clusters: tuple[str, str]) -> No
     assert (done.returncode, done.stdout) == (2, "")
 
 
-@pytest.mark.skipif(not LONG, reason="a minute; tox -e demo runs it, too: TOLERANT_LONG=1")
+@pytest.mark.long
 def test_the_demo_proves_what_it_says() -> None:
     done = run("demo", "--records", "30000", "--json", timeout=280)
     assert done.returncode == 0, done.stderr

@@ -22,7 +22,6 @@ from tolerant_client.mirror.state.topics import create_topics
 from tolerant_client.mirror.verify.verification import verify
 
 pytestmark = pytest.mark.spark
-LONG = pytest.mark.skipif(not os.environ.get("TOLERANT_LONG"), reason="takes a while; tox: long")
 
 PARTITIONS = 2
 RECORDS = 2_000  # a topic
@@ -83,6 +82,7 @@ def children(pid: int) -> list[int]:
     return found
 
 
+@pytest.mark.long
 def test_two_directions_in_one_process_and_a_clean_stop(clusters: tuple[str, str], tmp_path: Path) -> None:
     one, two = clusters
     fill(one, "service-east")
@@ -121,7 +121,7 @@ class Writer(threading.Thread):
         return ends(self._servers, self._topic)
 
 
-@LONG
+@pytest.mark.long
 def test_a_second_process_takes_over_while_the_first_still_runs(clusters: tuple[str, str], tmp_path: Path) -> None:
     one, two = clusters
     fill(one, "service-rolling")
@@ -144,7 +144,7 @@ def test_a_second_process_takes_over_while_the_first_still_runs(clusters: tuple[
     assert is_identical(one, two, "service-rolling")
 
 
-@LONG
+@pytest.mark.long
 def test_kill_minus_9_leaves_nothing_behind_and_the_next_process_goes_on(
     clusters: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -167,7 +167,7 @@ def test_kill_minus_9_leaves_nothing_behind_and_the_next_process_goes_on(
     assert is_identical(one, two, "service-killed")
 
 
-@LONG
+@pytest.mark.long
 def test_a_process_whose_jvm_is_dead_ends_with_an_error(clusters: tuple[str, str], tmp_path: Path) -> None:
     one, two = clusters
     fill(one, "service-jvm")
@@ -179,7 +179,7 @@ def test_a_process_whose_jvm_is_dead_ends_with_an_error(clusters: tuple[str, str
         assert service.child.wait(15) == 1
 
 
-@LONG
+@pytest.mark.long
 def test_a_topic_with_records_of_somebody_else_stops_nothing_else(clusters: tuple[str, str], tmp_path: Path) -> None:
     one, two = clusters
     fill(one, "service-good")
@@ -195,7 +195,7 @@ def test_a_topic_with_records_of_somebody_else_stops_nothing_else(clusters: tupl
     assert sum(ends(two, "service-bad")) == 10
 
 
-@LONG
+@pytest.mark.long
 def test_a_promoted_link_is_left_alone_while_the_other_goes_on(clusters: tuple[str, str], tmp_path: Path) -> None:
     one, two = clusters
     fill(one, "service-lives")
@@ -213,7 +213,7 @@ def test_a_promoted_link_is_left_alone_while_the_other_goes_on(clusters: tuple[s
         service.stop()
 
 
-@LONG
+@pytest.mark.long
 def test_a_target_that_was_away_is_copied_to_again(
     kafka_cluster: Any, kafka_cluster_factory: Callable[..., Any], tmp_path: Path
 ) -> None:

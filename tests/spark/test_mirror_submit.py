@@ -26,7 +26,7 @@ from tolerant_client.mirror.verify.verification import verify
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.skipif(not os.environ.get("TOLERANT_LONG"), reason="takes a while; tox: clusters"),
+    pytest.mark.long,
 ]
 
 SparkCluster = Callable[[Path], contextlib.AbstractContextManager[tuple[list[str], dict[str, str]]]]

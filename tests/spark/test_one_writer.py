@@ -170,6 +170,7 @@ def test_one_mirror_with_two_tasks_copies_old_records_once(clusters: tuple[str, 
     assert require_identical(clusters, topic) > 1_000
 
 
+@pytest.mark.long
 def test_one_mirror_with_two_tasks_fills_gaps_with_markers_once(clusters: tuple[str, str], tmp_path: Path) -> None:
     topic = "two-tasks-markers"
     create_topic(clusters[0], topic, PARTITIONS)
@@ -198,7 +199,7 @@ def test_one_mirror_with_two_tasks_fills_gaps_with_markers_once(clusters: tuple[
     assert require_identical(clusters, topic) > 100
 
 
-@pytest.mark.parametrize("links", [("one", "one"), ("one", "two")])
+@pytest.mark.parametrize("links", [("one", "two"), pytest.param(("one", "one"), marks=pytest.mark.long)])
 def test_of_two_mirrors_that_start_at_once_one_copies_and_the_other_names_it(
     clusters: tuple[str, str], tmp_path: Path, links: tuple[str, str]
 ) -> None:
@@ -224,6 +225,7 @@ def test_of_two_mirrors_that_start_at_once_one_copies_and_the_other_names_it(
     assert require_identical(clusters, topic) == 20_000 * PARTITIONS
 
 
+@pytest.mark.long
 def test_a_mirror_that_was_killed_is_followed_once_its_lease_is_over(clusters: tuple[str, str], tmp_path: Path) -> None:
     topic = "killed"
     create_topic(clusters[0], topic, PARTITIONS)

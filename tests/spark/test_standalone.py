@@ -23,7 +23,7 @@ from tolerant_client.testing import FaultProxy, KafkaCluster
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.skipif(not os.environ.get("TOLERANT_LONG"), reason="takes a while; tox: clusters"),
+    pytest.mark.long,
 ]
 
 PARTITIONS = 2

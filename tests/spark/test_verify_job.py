@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,7 +118,7 @@ def test_command_and_job_say_the_same_of_an_emptied_target(spark: Any, clusters:
     assert (told["outcome"], told["share"]) == ("not compared", 0.0)
 
 
-@pytest.mark.skipif(not os.environ.get("TOLERANT_LONG"), reason="takes a while; tox: clusters")
+@pytest.mark.long
 def test_frame_has_a_row_for_each_slice(spark: Any, clusters: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify_job, "cut", lambda wanted, each, size: cut(wanted, 1.0, 1000.0))
     frame = verify_job.verify_frame(spark, settings(clusters, "verify-job-.*"))

@@ -43,6 +43,7 @@ from support.answer_faults import (
     stock_settles_at,
 )
 from support.fake_broker import FakeBroker, correlation_id_of, set_correlation_id
+from support.long import LONG
 from support.samples import (
     ACKS_0,
     CANARY,
@@ -698,7 +699,6 @@ def _run_close(shared: Simulation, cell: Cell) -> None:
 
 
 DEPTHS = (1, 2, 5, DEEP)
-IS_LONG = bool(os.environ.get("TOLERANT_LONG"))
 IS_SMALL = bool(os.environ.get("TOLERANT_SMALL"))  # for tests/mutation: representatives only
 
 
@@ -721,7 +721,7 @@ def cells(fault: Fault, phase: str, depths: tuple[int, ...] = DEPTHS) -> Iterato
     for name in names:
         for depth in depths:
             is_quarter = zlib.crc32(f"{fault.name} {name}".encode()) % 4 == 0
-            if depth == DEEP and not (IS_LONG or is_quarter or name in REPRESENTATIVES):
+            if depth == DEEP and not (LONG or is_quarter or name in REPRESENTATIVES):
                 continue
             cell = cell_of(fault, sample(name), depth, phase)
             if phase in _ORDER and fault.sends_acks_0:

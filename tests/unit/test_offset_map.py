@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import os
 import random
 from collections.abc import Iterable
 
@@ -12,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
+from support.long import LONG
 from tolerant_client.errors import OffsetMapError, TargetDivergedError
 from tolerant_client.mirror.batches.losses import LossReason
 from tolerant_client.mirror.batches.merge import dense
@@ -55,7 +55,7 @@ def rows_of(transactions: Iterable[list[Run]], position: int | None = None) -> d
 runs_strategy = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 4)), min_size=1, max_size=200)
 
 
-@settings(max_examples=500 if os.environ.get("TOLERANT_LONG") else 40)
+@settings(max_examples=500 if LONG else 40)
 @given(runs_strategy, st.integers(0, 1 << 40), st.integers(0, 1 << 40), st.randoms(use_true_random=False))
 def test_every_offset_of_both_sides_is_translated_as_a_plain_search_does(
     steps: list[tuple[int, int, int]], source: int, target: int, rng: random.Random
