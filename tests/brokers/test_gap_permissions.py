@@ -90,12 +90,13 @@ def test_transactions_say_which_transactional_id_they_need(cluster: KafkaCluster
 def test_a_log_start_says_that_it_needs_to_delete(cluster: KafkaCluster) -> None:
     create_topic(cluster.bootstrap_servers, "starts")
     partition = TopicPartition("starts", 0)
-    allow(cluster, "mirror", ACLOperation.WRITE, ResourceType.TOPIC, "starts")
+    for operation in (ACLOperation.WRITE, ACLOperation.READ):
+        allow(cluster, "mirror", operation, ResourceType.TOPIC, "starts")
 
     async def run() -> None:
         producer_id = await init_producer_id(target, "link")
         state = AppendState(0, producer_id, 0, 0)
-        await start_log_at(target, partition, state, 50, is_compacted=False, max_batch_bytes=1 << 20)
+        await start_log_at(target, partition, state, 50, {producer_id}, is_compacted=False, max_batch_bytes=1 << 20)
 
     with (
         as_mirror(cluster) as target,

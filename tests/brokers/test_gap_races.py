@@ -510,10 +510,12 @@ def test_a_log_start_withstands_writers_that_stop_anywhere(kafka_cluster: KafkaC
                 return
             try:
                 state = AppendState(end, producer_id, 0, end)
-                await start_log_at(cluster, partition, state, start, is_compacted=is_compacted, max_batch_bytes=700)
+                await start_log_at(
+                    cluster, partition, state, start, {producer_id}, is_compacted=is_compacted, max_batch_bytes=700
+                )
             except Errors.KafkaError:
                 pass
         raise AssertionError("no end in sight")
 
     with racers(kafka_cluster.bootstrap_servers) as (stepped, (other,)):
-        assert stepped.run(run) == {"ListOffsets", "Produce", "DeleteRecords"}
+        assert stepped.run(run) == {"ListOffsets", "Produce", "Fetch", "DeleteRecords"}

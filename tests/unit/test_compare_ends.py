@@ -23,7 +23,7 @@ from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.batches.gaps import FILLER, marker_producer
 from tolerant_client.mirror.batches.losses import Loss, MirrorPolicy
 from tolerant_client.mirror.engine import lag
-from tolerant_client.mirror.engine.identical import resume_point
+from tolerant_client.mirror.engine.identical import log_start, resume_point
 from tolerant_client.mirror.engine.identical.difference import OpenTransaction
 from tolerant_client.mirror.engine.lag import Comparison, compare_ends
 from tolerant_client.mirror.life import plan_report
@@ -327,7 +327,7 @@ def test_a_log_start_that_a_killed_mirror_left_half_done_is_brought_to_its_end(
     def found() -> Any:
         return asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=control))[P]
 
-    monkeypatch.setattr(resume_point, "topic_facts", topic_facts)
+    monkeypatch.setattr(log_start, "topic_facts", topic_facts)
     assert isinstance(found(), resume_point.LogStart) and found().start == 50
     can_delete = False  # where the topic is compacted only the filler stays
     kinds = {(50, 50): AppendState, (50, 60): Loss}
@@ -340,6 +340,59 @@ def test_records_of_others_up_to_where_a_log_was_to_begin_are_no_filler() -> Non
     control = replace(CONTROL, log_starts={P: 10})
     found = asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=control))
     assert isinstance(found[P], TargetDivergedError)
+
+
+@pytest.mark.parametrize(
+    ("written", "at"),
+    [
+        ((start_filler(0, 10), batch(10, producer_id=5), start_filler(20, 10)), 10),
+        ((start_filler(0, 10), batch(10, producer_id=5)), 10),
+        ((batch(0, producer_id=-1), start_filler(10, 40)), 0),
+        ((batch(0, producer_id=5), start_filler(10, 50)), 0),
+    ],
+    ids=["among", "last", "filled", "filled beyond"],
+)
+@pytest.mark.parametrize("source_end", [50, 70])
+@pytest.mark.parametrize("at_high_watermark", [False, True])
+def test_records_of_others_among_the_filler_are_refused_at_every_start_and_never_deleted(
+    monkeypatch: pytest.MonkeyPatch, written: tuple[bytes, ...], at: int, source_end: int, at_high_watermark: bool
+) -> None:
+    """Nothing else tells: the log ends with filler of the link, as one does whose start was left half done."""
+
+    async def topic_facts(*_: Any) -> dict[str, Any]:
+        return {P.topic: SimpleNamespace(can_delete_records=False)}  # where nothing is deleted it is refused, too
+
+    monkeypatch.setattr(log_start, "topic_facts", topic_facts)
+    source: Any = Log(*(batch(offset) for offset in range(50, source_end, 10)), start=50, end=source_end)
+    target: Any = Log(*written, end=read_header(written[-1]).next_offset)
+    control = replace(CONTROL, log_starts={P: 50})
+    (found,) = asyncio.run(
+        resume_point.read_append_states(
+            source, target, [P], LINK_ID, control=control, at_high_watermark=at_high_watermark
+        )
+    ).values()
+    assert isinstance(found, TargetDivergedError)
+    assert f"is to begin at offset 50, and has a foreign record batch before that, at offset {at} " in str(found)
+
+
+def test_a_log_start_that_cannot_be_read_this_time_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unread(*_: Any) -> None:
+        raise Errors.OffsetNotAvailableError
+
+    monkeypatch.setattr(log_start, "others_before", unread)
+    source: Any = Log(batch(50), start=50, end=60)
+    target: Any = Log(start_filler(0, 10), end=10)
+    control = replace(CONTROL, log_starts={P: 50})
+    assert asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=control)) == {}
+
+
+def test_of_a_log_that_was_copied_beyond_its_start_the_filler_is_not_read_again() -> None:
+    """In a compacted topic it stays."""
+    source: Any = Log(batch(500), start=500, end=510)
+    target: Any = Log(*(start_filler(offset, 10) for offset in range(0, 500, 10)), of_link(500), end=510)
+    control = replace(CONTROL, log_starts={P: 500}, copied={P: 510})
+    found = asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=control))
+    assert isinstance(found[P], AppendState) and min(target.asked) > 400
 
 
 def test_a_log_that_has_its_start_is_filled_from_there() -> None:

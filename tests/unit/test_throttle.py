@@ -91,6 +91,8 @@ def test_a_copier_takes_the_rate_it_was_started_with_unless_the_operator_says_an
         copier.control.value = LinkControl(bytes_per_s=said)
         copier._obey()
         assert copier._bucket.answer_bytes(24 << 20) == answer
+        checks = copier._puller._emptiness if kind is LinkCopier else copier._link.emptiness
+        assert checks._bucket is copier._bucket
         target.close()
 
 

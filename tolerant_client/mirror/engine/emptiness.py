@@ -1,40 +1,90 @@
 """Whether a source really has no records where its responses show none.
 
-Law: an empty response proves nothing.  A broker leaves a partition empty when others have filled the response (KIP-74),
-when it throttles, and while remote storage is slow (KIP-405).  Only a fetch of this partition alone would bring a record.
+Laws:
+A. An empty response proves nothing.  A broker leaves a partition empty when others have filled the response (KIP-74),
+   when it throttles, and while remote storage is slow (KIP-405).  Only a fetch of this partition alone would bring a record.
+B. These fetches keep to the link's rate as all others do: they wait until nothing is owed, and what they bring is owed.
+   While there is a rate they go out one by one, since what a response brings is known only when it is there (throttle.py).
+C. Who waits for its turn is asked whether it still wants to know: meanwhile an ordinary fetch may have brought the records.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import EARLIEST_LOCAL, READ_COMMITTED, Cluster
+from tolerant_client.mirror.engine.throttle import TokenBucket
 
 _ANSWERS = 2
 _BYTES = 1 << 20
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.25  # records that came meanwhile wait no longer for what waits here
 
 
-async def has_no_records(source: Cluster, partition: TopicPartition, position: int, stable: int) -> bool:
-    """Whether the log of the source has none in [position, stable); False where that could not be told this time."""
-    try:
-        for _ in range(_ANSWERS):
-            leader = await source.leader(partition)
-            session = await source.session(leader, isolation_level=READ_COMMITTED)
-            if source.has_tiers:
-                local = await source.list_offsets({partition: EARLIEST_LOCAL})
-                if local[partition] > position:
+class EmptinessChecks:
+    """The checks of one link, under the rate of its `bucket`; `clock` returns the bucket's seconds."""
+
+    def __init__(self, source: Cluster, bucket: TokenBucket, clock: Callable[[], float]) -> None:
+        self._source = source
+        self._bucket = bucket
+        self._clock = clock
+        self._checked: set[TopicPartition] = set()
+        self._in_flight = 0
+
+    async def has_no_records(
+        self, partition: TopicPartition, position: int, stable: int, is_wanted: Callable[[], bool]
+    ) -> bool:
+        """Whether the log of the source has none in [position, stable); False where that could not be told this time.
+
+        False, too, while the partition is being checked, and once `is_wanted` says that nobody wants to know any more.
+        """
+        if partition in self._checked:
+            return False
+        self._checked.add(partition)
+        try:
+            for _ in range(_ANSWERS):
+                if not await self._may_fetch(is_wanted):
                     return False
-            session.seek(partition, position)
-            request = session.request(max_wait_ms=100, max_bytes=_BYTES, partition_max_bytes=_BYTES)
-            answer = await source.send_fetch(leader, request)
-            if answer.error_code or answer.throttle_time_ms or len(answer.partitions) != 1:
-                return False
-            (part,) = answer.partitions
-            if part.error_code or len(part.records) or part.last_stable_offset < stable:
-                return False
-            if not 0 <= part.log_start_offset <= position:
-                return False
-    except Errors.KafkaError:
+                self._in_flight += 1
+                try:
+                    is_empty = await self._is_empty(partition, position, stable)
+                finally:
+                    self._in_flight -= 1
+                if not is_empty:
+                    return False
+        except Errors.KafkaError:
+            return False
+        finally:
+            self._checked.discard(partition)
+        return is_wanted()
+
+    async def _may_fetch(self, is_wanted: Callable[[], bool]) -> bool:
+        """Waits until the rate allows a fetch; False where it is not wanted any more."""
+        while is_wanted():
+            wait_s = self._bucket.wait_s(self._clock())
+            if wait_s <= 0 and not (self._bucket.has_rate and self._in_flight):
+                return True
+            await self._source.net.sleep(min(max(wait_s, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S))
         return False
-    return True
+
+    async def _is_empty(self, partition: TopicPartition, position: int, stable: int) -> bool:
+        """What one fetch of the partition alone shows.  Raises KafkaError."""
+        source, most = self._source, self._bucket.answer_bytes(_BYTES)
+        leader = await source.leader(partition)
+        session = await source.session(leader, isolation_level=READ_COMMITTED)
+        if source.has_tiers:
+            local = await source.list_offsets({partition: EARLIEST_LOCAL})
+            if local[partition] > position:
+                return False
+        session.seek(partition, position)
+        request = session.request(max_wait_ms=100, max_bytes=most, partition_max_bytes=most)
+        answer = await source.send_fetch(leader, request)
+        self._bucket.take(sum(len(part.records) for part in answer.partitions), self._clock())
+        if answer.error_code or answer.throttle_time_ms or len(answer.partitions) != 1:
+            return False
+        (part,) = answer.partitions
+        if part.error_code or len(part.records) or part.last_stable_offset < stable:
+            return False
+        return 0 <= part.log_start_offset <= position

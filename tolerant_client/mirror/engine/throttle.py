@@ -22,6 +22,10 @@ class TokenBucket:
         self.free_at = float("-inf")
         self._rate: float | None = None
 
+    @property
+    def has_rate(self) -> bool:
+        return self._rate is not None
+
     def set_rate(self, bytes_per_s: float | None, now: float) -> None:
         """Takes another rate; what is owed stays owed."""
         if bytes_per_s == self._rate:

@@ -637,6 +637,7 @@ class LinkCopier:
                 copy.partition,
                 found.state,
                 found.start,
+                {self.producer_id, *self.control.value.producer_ids},
                 is_compacted=rules.is_compacted,
                 max_batch_bytes=rules.max_batch_bytes,
             )

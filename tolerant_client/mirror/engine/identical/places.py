@@ -17,7 +17,7 @@ from typing import NamedTuple
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.cluster import EARLIEST, Cluster
 from tolerant_client.cluster.produce import add_sequence
 from tolerant_client.mirror.batches.divergence import read_headers, read_slices
 from tolerant_client.mirror.batches.gaps import is_filler, is_filler_marker
@@ -80,6 +80,33 @@ async def _before(
     passed = await step_back(target, {partition: first}, {partition: start}, lambda h: h is first or fills_gap(h))
     found = passed[partition]
     return found if found is not first and not fills_gap(found) and found.producer_id in own else None
+
+
+async def first_of_others(
+    target: Cluster, partition: TopicPartition, until: int, own: Collection[int]
+) -> BatchHeader | None:
+    """The first batch of a log, of those that begin before `until`, that is no plain data of the link, `own` its producer ids.
+
+    Raises OffsetNotAvailableError, which is retriable, where the log could not be read so far: what was not seen may be
+    anybody's.
+    """
+    at = (await target.list_offsets({partition: EARLIEST}))[partition]
+    while at < until:
+        try:
+            batches = await _batches(target, partition, at)
+        except Errors.OffsetOutOfRangeError:
+            batches = ()  # another writer of the link has just deleted it, or an election took it
+        for header, _ in batches:
+            if header.base_offset >= until:
+                return None
+            if header.producer_id not in own or fills_gap(header):
+                return header
+        if not batches:
+            raise Errors.OffsetNotAvailableError(
+                f"the log of {partition.topic}-{partition.partition} was read up to offset {at}, not to {until}"
+            )
+        at = batches[-1][0].next_offset
+    return None
 
 
 def fills_gap(header: BatchHeader) -> bool:

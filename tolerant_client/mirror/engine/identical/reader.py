@@ -18,7 +18,7 @@ from tolerant_client.cluster.fetch import FetchAnswer, FetchedPartition
 from tolerant_client.cluster.fetch_session import FetchSession
 from tolerant_client.errors import OversizedRecordError, RecoveryExhaustedError, TolerantClientError
 from tolerant_client.mirror.batches.appendable import Appendable
-from tolerant_client.mirror.engine.emptiness import has_no_records
+from tolerant_client.mirror.engine.emptiness import EmptinessChecks
 from tolerant_client.mirror.engine.identical.append import Appender
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
 from tolerant_client.mirror.engine.identical.witnesses import Witnesses
@@ -79,6 +79,7 @@ class Puller:
         self._on_round = on_round
         self._bucket = bucket
         self._fetchers: dict[int, _Fetcher] = {}
+        self._emptiness = EmptinessChecks(source, bucket, clock)
         self.witnesses = Witnesses(source)
 
     def is_pulling(self, partition: TopicPartition) -> bool:
@@ -291,11 +292,12 @@ class Puller:
 
     async def _end_dry(self, copy: PartitionCopy, position: int, stable: int) -> None:
         """Goes over offsets without records, where the source has none and nothing has come since."""
-        if not await has_no_records(self._source, copy.partition, position, stable):
-            return
-        if self._partitions.get(copy.partition) is not copy or copy.phase is not Phase.COPYING:
-            return
-        if copy.position != position or copy.queue or copy.in_flight:
+
+        def is_dry() -> bool:
+            is_copied = self._partitions.get(copy.partition) is copy and copy.phase is Phase.COPYING
+            return is_copied and copy.position == position and not copy.queue and not copy.in_flight
+
+        if not await self._emptiness.has_no_records(copy.partition, position, stable, is_dry):
             return
         self._appender.enqueue([(copy, item) for item in copy.leave_out(stable, int(time.time() * 1000))])
         if copy.phase is Phase.COPYING:

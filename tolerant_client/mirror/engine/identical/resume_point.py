@@ -13,6 +13,8 @@ Laws (what a difference means: difference.py):
 - An emptied log shows nobody: others may have written, and have deleted it, since.  Its end is the link's where the control
   says that it had copied up to there (`copied`), or where the sequence that a broker remembers is the log end: sequences
   begin as the offset and count what the link wrote alone.  Gaps and the start of a log leave them behind the offset.
+- A log that the link has begun to fill up to where it is to begin, and that has others' records below that, goes on nowhere:
+  neither are they deleted with the filler nor copied over.
 - The link's producer ids are all that it ever had; what they wrote is never called foreign.  It writes under no other id,
   whoever wrote the batch that it follows: the other one may write on, and a broker would take ours for a repeat of his.
 """
@@ -23,6 +25,7 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.log_ends import Unreplicated, log_end_offsets, replicated_ends
@@ -46,7 +49,7 @@ from tolerant_client.mirror.batches.divergence import (
     read_slices,
 )
 from tolerant_client.mirror.batches.epochs import source_truncations
-from tolerant_client.mirror.batches.gaps import is_filler, is_filler_marker
+from tolerant_client.mirror.batches.gaps import is_filler_marker
 from tolerant_client.mirror.batches.losses import Loss
 from tolerant_client.mirror.engine.identical.difference import (
     Case,
@@ -63,10 +66,11 @@ from tolerant_client.mirror.engine.identical.difference import (
     recreated,
     share_records,
 )
+from tolerant_client.mirror.engine.identical.log_start import find_log_start
 from tolerant_client.mirror.engine.identical.places import ends_in_gap, fills_gap, step_back
 from tolerant_client.mirror.state.control import LinkControl, TopicIds
 from tolerant_client.mirror.state.ledger import Ledger
-from tolerant_client.mirror.state.topics import present_ids, topic_facts
+from tolerant_client.mirror.state.topics import present_ids
 from tolerant_client.records.record_batch import BatchHeader
 
 _STEPS_BACK = 1000  # batches that are looked at for the last data, behind markers or for its sequence
@@ -181,10 +185,17 @@ async def read_append_states(
         )
         first = max(log.source_start, control.starts.get(p, 0))
         is_told = not at_high_watermark or p in last and _is_links(last[p], own)  # brokers may remember later batches
+        is_unproved = begun is not None and not log.adopted and known.get(p, 0) < control.log_starts.get(p, 0)
+        try:
+            start = await find_log_start(
+                target, p, log, first, copied_tail, control.log_starts.get(p), own, is_unproved
+            )
+        except Errors.OffsetNotAvailableError:
+            continue
         if is_told and state.next_sequence > log.target_end:
             found[p] = misplaced(case)
-        elif (start := await _start(target, p, log, first, copied_tail, control.log_starts.get(p))) is not None:
-            found[p] = LogStart(state, start)
+        elif start is not None:
+            found[p] = LogStart(state, start) if isinstance(start, int) else start
         elif log.target_end and begun is not None and not begun.is_of_source(now):
             found[p] = await recreated(source, target, case, link)
         elif log.target_end and not log.is_written and not is_proved:
@@ -456,28 +467,3 @@ def _is_links(header: BatchHeader, own: Collection[int]) -> bool:
 def _written_from(logs: Mapping[TopicPartition, Logs]) -> dict[TopicPartition, int]:
     """From which offset on the target's logs have what the link may have written."""
     return {p: max(log.target_start, log.adopted) for p, log in logs.items()}
-
-
-# -- where a log starts -------------------------------------------------------
-
-
-async def _start(
-    target: Cluster, partition: TopicPartition, log: Logs, first: int, tail: LogSlice | None, filled_to: int | None
-) -> int | None:
-    """The offset to start the target's log at, `first` where nothing is begun; None when it has its start.
-
-    A log that was to start elsewhere ends with filler, in its `tail`, before or at the offset that the control says.  No
-    start is moved: what the source has had behind it since, and has no more, is a loss.
-    """
-    if log.target_end == 0:
-        return first or None
-    record = None if tail is None else tail.records.get(log.target_end - 1)
-    # A copied record may look like filler, which the target of another link has: the control alone says whose it is.
-    if filled_to is None or not log.target_end <= filled_to <= first or record is None or not is_filler(record):
-        return None
-    if log.target_end < filled_to:
-        return filled_to
-    if log.target_start >= filled_to:
-        return None
-    facts = (await topic_facts(target, [partition.topic])).get(partition.topic)
-    return filled_to if facts is not None and facts.can_delete_records else None

@@ -24,6 +24,7 @@ from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.cluster.fetch_by_id import RawFetchById
 from tolerant_client.errors import LinkPromotedError, OptionError
 from tolerant_client.mirror.batches.losses import MirrorPolicy
+from tolerant_client.mirror.engine.emptiness import EmptinessChecks
 from tolerant_client.mirror.engine.identical.append import resolve
 from tolerant_client.mirror.engine.lag import require_no_copies_of_identical
 from tolerant_client.mirror.engine.limits import CopyLimits, Progress, raise_stopped
@@ -150,6 +151,7 @@ class TranslatedCopier:
             self.control,
             Adopted(target, self.control),
             self._bucket,
+            EmptinessChecks(source, self._bucket, clock),
             lambda partition: self.claims.term(self._claim(partition)),
             self._start_fetching,
             self._notify,

@@ -44,6 +44,11 @@ class Intake:
     def __len__(self) -> int:
         return len(self._queue)
 
+    @property
+    def is_dry(self) -> bool:
+        """Whether offsets were told to be empty, and nothing has come since."""
+        return self.dry_gap is not None and self.dry_gap.from_offset == self.fetch_position and not self._queue
+
     def begin(self, position: int) -> None:
         """Starts anew at an offset; what waited is dropped."""
         self.forget()
@@ -87,8 +92,9 @@ class Intake:
 
     def settle_dry_gap(self, is_empty: bool) -> None:
         """Goes over the dry gap, if it was found to be empty and nothing has come since; else it must be shown anew."""
+        is_dry = self.is_dry
         gap, self.dry_gap, self._dry = self.dry_gap, None, 0
-        if is_empty and gap is not None and gap.from_offset == self.fetch_position and not self._queue:
+        if is_empty and gap is not None and is_dry:
             self.is_behind = False
             self.fetch_position = gap.until_offset
             self._queue.append(gap)

@@ -42,7 +42,7 @@ from tolerant_client.mirror.batches.epochs import source_truncations
 from tolerant_client.mirror.batches.gaps import GapFill
 from tolerant_client.mirror.batches.losses import LedgerRow, LossPolicy, LossReason, MirrorPolicy
 from tolerant_client.mirror.batches.merge import dense
-from tolerant_client.mirror.engine.emptiness import has_no_records
+from tolerant_client.mirror.engine.emptiness import EmptinessChecks
 from tolerant_client.mirror.engine.identical.append import NO_CLAIM
 from tolerant_client.mirror.engine.limits import CopyLimits
 from tolerant_client.mirror.engine.throttle import TokenBucket
@@ -105,6 +105,7 @@ class TranslatedLink:
     control: ControlWatch
     adopted: Adopted
     bucket: TokenBucket
+    emptiness: EmptinessChecks
     term: Callable[[TopicPartition], int | None]  # of the link's claim; None where it has none
     on_taken_over: Callable[[], None]
     on_end: Callable[[], None]  # a partition has reached its offset, or is done
@@ -373,7 +374,11 @@ class TranslatedPartition:
     async def _end_dry_gap(self) -> None:
         """Lets the intake go over offsets of which the source has no records."""
         if (gap := self.intake.dry_gap) is not None:
-            self.intake.settle_dry_gap(await has_no_records(self._link.source, self.partition, *gap))
+            self.intake.settle_dry_gap(
+                await self._link.emptiness.has_no_records(
+                    self.partition, *gap, lambda: self.intake.is_dry and not self.is_over
+                )
+            )
 
     async def _record_position(self) -> None:
         """Has the map say that what came after the last record was looked at, too: markers, aborted records, holes."""
