@@ -159,6 +159,7 @@ def test_there_and_back_without_a_record_lost_or_seen_twice(
     assert read(two, topic) == numbers(1800)
 
 
+@pytest.mark.long
 def test_topics_with_other_offsets_are_named_and_nothing_is_written(clusters: tuple[str, str], tmp_path: Path) -> None:
     one, two = clusters
     file = tmp_path / "mm2.properties"

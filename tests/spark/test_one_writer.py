@@ -257,6 +257,7 @@ def test_a_mirror_that_was_killed_is_followed_once_its_lease_is_over(clusters: t
     assert require_identical(clusters, topic) > 200
 
 
+@pytest.mark.long
 def test_a_mirror_that_was_frozen_through_its_lease_appends_nothing_more(
     clusters: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -300,6 +301,7 @@ def test_a_mirror_that_was_frozen_through_its_lease_appends_nothing_more(
     assert require_identical(clusters, topic) > 200
 
 
+@pytest.mark.long
 def test_a_mirror_that_ends_leaves_nothing_to_wait_for(clusters: tuple[str, str], tmp_path: Path) -> None:
     topic = "ended"
     create_topic(clusters[0], topic, PARTITIONS)
