@@ -74,6 +74,7 @@ class Clients:
         self.admin.close()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("collected")
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 def test_who_needs_only_the_other_brokers_does_not_wait_for_a_frozen_one(

@@ -126,6 +126,7 @@ def kill_victim(cluster: KafkaCluster, consumer: Any, name: str, topic: str = OF
         time.sleep(0.2)
 
 
+@pytest.mark.long
 def test_group_on_a_new_cluster_waits_for_the_offsets_topic_without_an_error(ours: Consumers) -> None:
     # The first group of this cluster: FindCoordinator answers 15 until __consumer_offsets is there.
     consumer = ours("the-first", TOPIC, limit_ms=60_000)
@@ -141,6 +142,7 @@ def test_brokers_name_the_leader_of_the_partition_that_we_compute(ours: Consumer
         assert answer.coordinators[0].node_id == described(consumer, group).leader
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("collected")
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_group_without_a_coordinator_is_told_which_partition_and_others_go_on(
@@ -219,6 +221,7 @@ def test_restart_of_the_coordinator_is_ridden_out_without_an_error(cluster: Kafk
     assert consumer.recovery_counters.of("completed", "FindCoordinator") > lookups
 
 
+@pytest.mark.long
 def test_transactional_id_without_a_coordinator_is_told_and_the_same_call_goes_on_later(
     cluster: KafkaCluster, ours: Consumers
 ) -> None:

@@ -136,7 +136,7 @@ def test_copy_is_identical_with_every_fault_on_both_sides(
 @pytest.mark.parametrize(
     "fault",
     [
-        Drop(api="Produce", every=5),
+        pytest.param(Drop(api="Produce", every=5), marks=pytest.mark.long),  # each waits for its timeout
         RewriteCorrelationId(api="Produce", every=5),
         Drop(api="Fetch", every=5),
         Corrupt(api="Fetch", every=5),
@@ -230,7 +230,7 @@ def move_leader(servers: str, partition: TopicPartition, leader: int) -> None:
             cluster.run(cluster.refresh)
 
 
-@pytest.mark.parametrize("side", ["source", "target"])
+@pytest.mark.parametrize("side", [pytest.param("source", marks=pytest.mark.long), "target"])
 def test_leader_that_moves_away_from_a_living_broker_is_followed(
     kafka_cluster: KafkaCluster, three_brokers: KafkaCluster, side: str
 ) -> None:

@@ -336,6 +336,7 @@ def test_slow_read_behind_a_gateway_is_waited_for_once(kafka_cluster: KafkaClust
     runs["ours"].is_no_worse_than(runs["stock"])
 
 
+@pytest.mark.long
 def test_slow_commit_behind_a_gateway_is_repeated_once_only(kafka_cluster: KafkaCluster) -> None:
     """The first commit ends with its repeat, which would rewind the group after a newer commit (law G): one repeat's
     time is what we are slower than stock, once for a node.

@@ -305,6 +305,7 @@ def punctual(kafka_cluster_factory: Callable[..., KafkaCluster]) -> str:
     return kafka_cluster_factory(heap="320m", broker_config=config).bootstrap_servers
 
 
+@pytest.mark.long
 def test_a_micro_batch_of_which_a_part_times_out_after_the_first_look_is_not_committed_at_all(
     punctual: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -256,7 +256,7 @@ def test_a_killed_broker_is_waited_for(kafka_cluster_factory: Callable[..., Kafk
     ("how", "is_transactional"),
     [
         ("kill", False),
-        ("stop", True),
+        pytest.param("stop", True, marks=pytest.mark.long),
         pytest.param("kill", True, marks=pytest.mark.long),
         pytest.param("stop", False, marks=pytest.mark.long),
     ],
