@@ -42,8 +42,7 @@ from tolerant_client.errors import (
 from tolerant_client.mirror.batches.divergence import LogSlice, read_slices
 from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
-from tolerant_client.mirror.engine.identical import begun, gap_producer, resting, resume_point
-from tolerant_client.mirror.engine.identical import copy as copy_module
+from tolerant_client.mirror.engine.identical import begun, control_follower, gap_producer, resting, resume_point
 from tolerant_client.mirror.engine.identical.copy import LinkCopier
 from tolerant_client.mirror.engine.identical.gap_producer import GapProducer, gap_transactional_id
 from tolerant_client.mirror.engine.limits import CopyLimits
@@ -287,8 +286,8 @@ def test_emptied_log_of_a_copier_that_was_killed_is_believed_where_the_broker_re
 def test_running_copier_writes_down_how_far_it_has_copied_what_rests(
     source: str, forgetful: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copy_module, "_RESTS_S", 0.5)
-    monkeypatch.setattr(copy_module, "_REMEMBER_S", 0.5)
+    monkeypatch.setattr(control_follower, "_RESTS_S", 0.5)
+    monkeypatch.setattr(control_follower, "_REMEMBER_S", 0.5)
     topic, partition = "proved-rests", TopicPartition("proved-rests", 0)
     create_topic(source, topic)
     append_records(source, topic, 100)
