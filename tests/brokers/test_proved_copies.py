@@ -49,8 +49,10 @@ from tolerant_client.mirror.engine.limits import CopyLimits
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
 from tolerant_client.mirror.state.claims import CLAIMS_TOPIC
-from tolerant_client.mirror.state.control import CONTROL_TOPIC, TopicIds, read_control
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
+from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.ledger import read_ledger
+from tolerant_client.mirror.state.link_control import TopicIds
 from tolerant_client.mirror.state.map_topic import ensure_map_topic, last_rows, map_partition, map_topic
 from tolerant_client.mirror.state.offset_map import MapRow
 from tolerant_client.mirror.state.topics import describe_topics

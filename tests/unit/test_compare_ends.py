@@ -29,9 +29,9 @@ from tolerant_client.mirror.engine.lag import Comparison, compare_ends
 from tolerant_client.mirror.life import plan_report
 from tolerant_client.mirror.life.promotion import blockers
 from tolerant_client.mirror.life.status import uncompared_reasons
-from tolerant_client.mirror.state.control import LinkControl, Positions, TopicIds
 from tolerant_client.mirror.state.health import Health
 from tolerant_client.mirror.state.ledger import Ledger
+from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds
 from tolerant_client.records.record_batch import Record, encode_batch, read_header
 
 P = TopicPartition("orders", 0)

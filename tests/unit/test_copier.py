@@ -18,7 +18,7 @@ from tolerant_client.mirror.batches.gaps import GapFill
 from tolerant_client.mirror.engine.identical import sync_loop
 from tolerant_client.mirror.engine.identical.copy import LinkCopier
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
-from tolerant_client.mirror.state.control import LinkControl, TopicIds
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 
 FIRST, SECOND = (TopicPartition("orders", number) for number in range(2))
 RULES = AppendRules(GapFill.TRANSACTIONS, False, 1 << 20, remembered_ms=3_600_000)

@@ -14,7 +14,7 @@ from tolerant_client.mirror.engine.identical.copy import LinkCopier
 from tolerant_client.mirror.engine.prepare import PreparedLink
 from tolerant_client.mirror.engine.throttle import BURST_S, TokenBucket
 from tolerant_client.mirror.engine.translated.copier import TranslatedCopier
-from tolerant_client.mirror.state.control import NO_LIMIT, LinkControl
+from tolerant_client.mirror.state.link_control import NO_LIMIT, LinkControl
 
 
 def fetched(bucket: TokenBucket, size: int, seconds: float) -> int:

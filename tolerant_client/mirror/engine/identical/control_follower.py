@@ -15,7 +15,7 @@ from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Pha
 from tolerant_client.mirror.engine.identical.resting import RestingLogs
 from tolerant_client.mirror.engine.throttle import TokenBucket
 from tolerant_client.mirror.state.claims import Waiting
-from tolerant_client.mirror.state.control import link_options
+from tolerant_client.mirror.state.link_control import link_options
 
 _CONTROL_S = 1.0  # between two reads of what the operator says
 _RESTS_S = 10.0  # since the last append, before it is written down how far a partition was copied

@@ -30,7 +30,7 @@ from tolerant_client.mirror.engine.partition_locks import Turns
 from tolerant_client.mirror.engine.tasks import Tasks
 from tolerant_client.mirror.engine.throttle import TokenBucket
 from tolerant_client.mirror.state.claims import Waiting
-from tolerant_client.mirror.state.control import ControlWatch
+from tolerant_client.mirror.state.control_topic import ControlWatch
 from tolerant_client.mirror.state.health import WAITS_AFTER_S
 from tolerant_client.mirror.state.ledger import Ledger
 

@@ -26,7 +26,7 @@ from tolerant_client.mirror.engine.limits import CopyLimits
 from tolerant_client.mirror.engine.tasks import Tasks
 from tolerant_client.mirror.engine.throttle import TokenBucket
 from tolerant_client.mirror.state.claims_topic import Claims, claimed_by, new_holder
-from tolerant_client.mirror.state.control import ControlWatch
+from tolerant_client.mirror.state.control_topic import ControlWatch
 from tolerant_client.stock.stock_names import WakeupNotifier
 
 _HELD_S = 0.5  # a partition is not handed over before that: of many that ask each gets something done

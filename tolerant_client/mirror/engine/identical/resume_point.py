@@ -64,8 +64,8 @@ from tolerant_client.mirror.engine.identical.difference import (
     share_records,
 )
 from tolerant_client.mirror.engine.identical.places import ends_in_gap, fills_gap, step_back
-from tolerant_client.mirror.state.control import LinkControl, TopicIds
 from tolerant_client.mirror.state.ledger import Ledger
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.topics import present_ids, topic_facts
 from tolerant_client.records.record_batch import BatchHeader
 

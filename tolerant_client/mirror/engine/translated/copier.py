@@ -36,7 +36,7 @@ from tolerant_client.mirror.engine.translated.partition import TransactionLimits
 from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
 from tolerant_client.mirror.state.claims import Waiting, claimed_part
 from tolerant_client.mirror.state.claims_topic import Claims, claimed_by, new_holder
-from tolerant_client.mirror.state.control import ControlWatch
+from tolerant_client.mirror.state.control_topic import ControlWatch
 from tolerant_client.mirror.state.health import WAITS_AFTER_S
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.map_topic import clear_deleted, ensure_map_topic, read_maps
