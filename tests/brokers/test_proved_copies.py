@@ -42,7 +42,7 @@ from tolerant_client.errors import (
 from tolerant_client.mirror.batches.divergence import LogSlice, read_slices
 from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
-from tolerant_client.mirror.engine.identical import begun, control_follower, gap_producer, resting, resume_point
+from tolerant_client.mirror.engine.identical import begun, control_follower, gap_producer, next_sequence, resting
 from tolerant_client.mirror.engine.identical.copy import LinkCopier
 from tolerant_client.mirror.engine.identical.gap_producer import GapProducer, gap_transactional_id
 from tolerant_client.mirror.engine.limits import CopyLimits
@@ -491,7 +491,7 @@ def test_emptied_log_is_gone_on_with_where_brokers_do_not_tell_which_sequence_th
     source: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As before Kafka 2.8: offsets say no sequence where gaps have taken some."""
-    monkeypatch.setattr(resume_point, "can_describe_producers", lambda _: False)
+    monkeypatch.setattr(next_sequence, "can_describe_producers", lambda _: False)
     topic = "proved-untold"
     create_topic(source, topic)
     with kafka.KafkaProducer(bootstrap_servers=source, transactional_id=topic) as producer:

@@ -22,7 +22,7 @@ from tolerant_client.errors import LinkPromotedError, OptionError
 from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.engine.identical.begun import copied_so_far
 from tolerant_client.mirror.engine.identical.difference import Logs
-from tolerant_client.mirror.engine.identical.resume_point import next_append
+from tolerant_client.mirror.engine.identical.next_sequence import next_append
 from tolerant_client.mirror.engine.lag import Ends
 from tolerant_client.mirror.life import failback
 from tolerant_client.mirror.life.failback import SharedLog

@@ -95,6 +95,11 @@ class Logs(NamedTuple):
         return self.target_end > self.target_start
 
     @property
+    def written_from(self) -> int:
+        """From which offset on the target's log has what the link may have written."""
+        return max(self.target_start, self.adopted)
+
+    @property
     def window(self) -> tuple[int, int]:
         """The end of what can be compared."""
         start, end = self.common
