@@ -23,11 +23,11 @@ from tolerant_client.mirror.engine.identical.begun import Begun
 from tolerant_client.mirror.engine.identical.control_follower import ControlFollower
 from tolerant_client.mirror.engine.identical.facts import TargetFacts
 from tolerant_client.mirror.engine.identical.flow import Flow, refresh_quietly
-from tolerant_client.mirror.engine.identical.given_times import rewritten_offsets
+from tolerant_client.mirror.engine.identical.given_times import rewritten_offsets, times_rewritten
 from tolerant_client.mirror.engine.identical.log_start import start_log_at
 from tolerant_client.mirror.engine.identical.loss_handler import LossHandler
 from tolerant_client.mirror.engine.identical.open_gaps import OpenGaps
-from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase, times_rewritten
+from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
 from tolerant_client.mirror.engine.identical.placement import placed
 from tolerant_client.mirror.engine.identical.probes import probe_logs
 from tolerant_client.mirror.engine.identical.resume_point import Found, LogStart, read_append_states, read_ids
