@@ -39,7 +39,7 @@ class LinkCopier:
     """Copies partitions of one link; both clusters must share one event loop.
 
     All methods run on that loop.  `producer_id` is the link's
-    (state.init_producer_id).  `clock` returns monotonic seconds.  `bytes_per_s`
+    (init_producer_id).  `clock` returns monotonic seconds.  `bytes_per_s`
     is the link's rate unless the operator gives it another; either is divided
     by `shares`, the number of its copiers.
     """
