@@ -19,7 +19,7 @@ from spark_integration.option_values import whole_number
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.life.naming import name_link
-from tolerant_client.mirror.state.control import read_control
+from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.link_topics import link_topics, written_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter, group_filter
 from tolerant_client.ops.printing import asked, echo

@@ -23,16 +23,8 @@ from spark_integration.cli.link import (
 from spark_integration.cli.options import Json, TargetProperties
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.state.control import (
-    NO_LIMIT,
-    WHOLE_LINK,
-    LinkControl,
-    paused,
-    read_control,
-    read_controls,
-    resumed,
-    update_control,
-)
+from tolerant_client.mirror.state.control_topic import read_control, read_controls, update_control
+from tolerant_client.mirror.state.link_control import NO_LIMIT, WHOLE_LINK, LinkControl, paused, resumed
 from tolerant_client.mirror.state.link_topics import some
 from tolerant_client.ops.printing import echo
 from tolerant_client.state_json import MOST

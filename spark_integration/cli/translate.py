@@ -12,7 +12,7 @@ from spark_integration.cli.link import Config, FlowName, GivenLink, MaybeLink, M
 from spark_integration.cli.options import Json, SourceProperties, TargetProperties
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.state.control import read_control
+from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.ops.printing import Table, print_table

@@ -17,7 +17,7 @@ from tolerant_client.mirror.follow.checkpoints import KnownCheckpoints, emit_che
 from tolerant_client.mirror.follow.configs import sync_configs
 from tolerant_client.mirror.follow.groups import SharedPositions, sync_groups
 from tolerant_client.mirror.follow.heartbeats import emit_heartbeat
-from tolerant_client.mirror.state.control import ControlWatch
+from tolerant_client.mirror.state.control_topic import ControlWatch
 from tolerant_client.ops.mm2.flows import Flow, Flows
 from tolerant_client.ops.monitoring.board import Board
 from tolerant_client.ops.monitoring.server import StatusServer

@@ -18,7 +18,7 @@ from spark_integration.mirror.supervisor import SupervisedLink
 from tolerant_client.mirror.engine.copy_metrics import Span
 from tolerant_client.mirror.engine.prepare import PreparedLink
 from tolerant_client.mirror.follow.groups import GroupsReport
-from tolerant_client.mirror.state.control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.ops.monitoring.board import Board
 from tolerant_client.ops.monitoring.watch import LinkWatch
 from tolerant_client.ops.service.link_events import LinkEvent, Tell, undone

@@ -36,7 +36,8 @@ from tolerant_client.mirror.state.claims import (
     encode_claims,
 )
 from tolerant_client.mirror.state.claims_topic import create_claims_topic, read_claims
-from tolerant_client.mirror.state.control import TopicIds, read_control, update_control
+from tolerant_client.mirror.state.control_topic import read_control, update_control
+from tolerant_client.mirror.state.link_control import TopicIds
 from tolerant_client.mirror.state.own_topic import append_own
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.ops.service.link_state import TaskReport

@@ -35,8 +35,10 @@ from tolerant_client.cluster.producer.transaction import TRANSACTION, Coordinato
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
 from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
-from tolerant_client.mirror.state.control import CONTROL_TOPIC, LinkControl, update_control
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
+from tolerant_client.mirror.state.control_topic import update_control
 from tolerant_client.mirror.state.ledger import Ledger
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.replication_policy import DefaultReplicationPolicy, TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.ops.doctor import link_checks

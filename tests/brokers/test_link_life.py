@@ -42,15 +42,10 @@ from tolerant_client.mirror.follow.groups import sync_groups
 from tolerant_client.mirror.life.failback import delete_topics, failback
 from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.life.promotion import failover, promote
-from tolerant_client.mirror.state import control as control_module
-from tolerant_client.mirror.state.control import (
-    CONTROL_TOPIC,
-    ControlWatch,
-    LinkControl,
-    read_control,
-    read_controls,
-    update_control,
-)
+from tolerant_client.mirror.state import control_topic
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
+from tolerant_client.mirror.state.control_topic import ControlWatch, read_control, read_controls, update_control
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.verify.outcome import Outcome
 from tolerant_client.mirror.verify.report import VerifyReport
@@ -281,7 +276,7 @@ def test_a_failover_holds_though_a_mirror_was_killed_that_had_not_seen_it_when_i
 ) -> None:
     link, copied = "life-killed-writer", {TopicPartition("life-killed-writer", 0): 100}
     held = control_of(target, link, producer_ids=(1,))
-    append = control_module.append_own
+    append = control_topic.append_own
 
     class Killed(Exception):
         pass
@@ -292,7 +287,7 @@ def test_a_failover_holds_though_a_mirror_was_killed_that_had_not_seen_it_when_i
         await append(*args)
         raise Killed
 
-    monkeypatch.setattr(control_module, "append_own", append_late_and_die)
+    monkeypatch.setattr(control_topic, "append_own", append_late_and_die)
     with pytest.raises(Killed):
         control_of(target, link, copied=copied)
     promoted = replace(held, is_promoted=True, is_fenced=True)

@@ -40,7 +40,7 @@ from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.identical.copy import LinkCopier
 from tolerant_client.mirror.engine.limits import CopyLimits
 from tolerant_client.mirror.engine.prepare import prepare_link
-from tolerant_client.mirror.state.control import CONTROL_TOPIC
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.topics import describe_topics
 from tolerant_client.records import codecs
 from tolerant_client.records.record_batch import Record, encode_batch

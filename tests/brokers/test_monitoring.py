@@ -20,7 +20,7 @@ from spark_integration.mirror.stream_ranges import RangesStreamWriter
 from support.mirror_link import append_records, create_topic, prepare
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.engine.process_copier import close_workers
-from tolerant_client.mirror.state.control import update_control
+from tolerant_client.mirror.state.control_topic import update_control
 from tolerant_client.ops.monitoring.board import Board
 from tolerant_client.ops.monitoring.server import StatusServer
 from tolerant_client.ops.monitoring.watch import LinkWatch

@@ -42,16 +42,17 @@ from tolerant_client.errors import (
 from tolerant_client.mirror.batches.divergence import LogSlice, read_slices
 from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
-from tolerant_client.mirror.engine.identical import begun, gap_producer, resting, resume_point
-from tolerant_client.mirror.engine.identical import copy as copy_module
+from tolerant_client.mirror.engine.identical import begun, control_follower, gap_producer, next_sequence, resting
 from tolerant_client.mirror.engine.identical.copy import LinkCopier
 from tolerant_client.mirror.engine.identical.gap_producer import GapProducer, gap_transactional_id
 from tolerant_client.mirror.engine.limits import CopyLimits
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
 from tolerant_client.mirror.state.claims import CLAIMS_TOPIC
-from tolerant_client.mirror.state.control import CONTROL_TOPIC, TopicIds, read_control
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
+from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.ledger import read_ledger
+from tolerant_client.mirror.state.link_control import TopicIds
 from tolerant_client.mirror.state.map_topic import ensure_map_topic, last_rows, map_partition, map_topic
 from tolerant_client.mirror.state.offset_map import MapRow
 from tolerant_client.mirror.state.topics import describe_topics
@@ -287,8 +288,8 @@ def test_emptied_log_of_a_copier_that_was_killed_is_believed_where_the_broker_re
 def test_running_copier_writes_down_how_far_it_has_copied_what_rests(
     source: str, forgetful: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copy_module, "_RESTS_S", 0.5)
-    monkeypatch.setattr(copy_module, "_REMEMBER_S", 0.5)
+    monkeypatch.setattr(control_follower, "_RESTS_S", 0.5)
+    monkeypatch.setattr(control_follower, "_REMEMBER_S", 0.5)
     topic, partition = "proved-rests", TopicPartition("proved-rests", 0)
     create_topic(source, topic)
     append_records(source, topic, 100)
@@ -490,7 +491,7 @@ def test_emptied_log_is_gone_on_with_where_brokers_do_not_tell_which_sequence_th
     source: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As before Kafka 2.8: offsets say no sequence where gaps have taken some."""
-    monkeypatch.setattr(resume_point, "can_describe_producers", lambda _: False)
+    monkeypatch.setattr(next_sequence, "can_describe_producers", lambda _: False)
     topic = "proved-untold"
     create_topic(source, topic)
     with kafka.KafkaProducer(bootstrap_servers=source, transactional_id=topic) as producer:

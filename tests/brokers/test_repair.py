@@ -14,13 +14,9 @@ from support.mirror_link import append_records, compare, create_topic, mirror
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.life.failback import delete_topics
-from tolerant_client.mirror.state.control import (
-    CONTROL_TOPIC,
-    LinkControl,
-    encode_control,
-    read_control,
-    update_control,
-)
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, encode_control
+from tolerant_client.mirror.state.control_topic import read_control, update_control
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.own_topic import append_own, end_of
 from tolerant_client.ops.service.run_claim import RunClaim
 

@@ -21,7 +21,8 @@ from tolerant_client.mirror.engine.lag import Comparison, compare_ends
 from tolerant_client.mirror.engine.limits import Progress
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.state.claims_topic import CLAIMS_TOPIC
-from tolerant_client.mirror.state.control import CONTROL_TOPIC, read_control
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
+from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, Ledger
 from tolerant_client.testing import KafkaCluster
 

@@ -38,7 +38,7 @@ from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.batches.epochs import source_truncations
 from tolerant_client.mirror.batches.losses import LedgerRow, Loss, LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine import prepare as sync
-from tolerant_client.mirror.engine.identical import resume_point
+from tolerant_client.mirror.engine.identical import next_sequence, resume_point
 from tolerant_client.mirror.engine.identical.copy import LinkCopier
 from tolerant_client.mirror.engine.limits import CopyLimits
 from tolerant_client.mirror.engine.prepare import plan_link, prepare_link
@@ -197,7 +197,7 @@ def test_copy_whose_log_ends_in_gaps_goes_on_with_the_right_sequence(
 ) -> None:
     topic = f"trouble-gap-at-end-{told}"
     if not told:
-        monkeypatch.setattr(resume_point, "can_describe_producers", lambda _: False)  # as before Kafka 2.8
+        monkeypatch.setattr(next_sequence, "can_describe_producers", lambda _: False)  # as before Kafka 2.8
     create_topic(source, topic)
     producer = kafka.KafkaProducer(bootstrap_servers=source, transactional_id=topic)
     producer.init_transactions()
@@ -230,7 +230,7 @@ def test_sequence_and_log_end_of_different_moments_are_never_put_together(
         producer.commit_transaction()
     mirror(source, target, topic)
     append_records(source, topic, 3)
-    ask = resume_point.describe_producers
+    ask = next_sequence.describe_producers
 
     async def append_before_asking(
         cluster: Cluster, partitions: Iterable[TopicPartition]
@@ -245,7 +245,7 @@ def test_sequence_and_log_end_of_different_moments_are_never_put_together(
         assert before == AppendState(2, producer_id, 0, 1)
         next_batch = bytearray(encode_batch([Record(0, T0, None, b"next")]))
         restamp(next_batch, *before[1:])
-        monkeypatch.setattr(resume_point, "describe_producers", append_before_asking)
+        monkeypatch.setattr(next_sequence, "describe_producers", append_before_asking)
         assert origin.run(*read) == {}
         monkeypatch.undo()
         assert isinstance(

@@ -41,7 +41,7 @@ from tolerant_client.errors import (
     TolerantClientError,
 )
 from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
-from tolerant_client.mirror.engine.identical import copy as copy_module
+from tolerant_client.mirror.engine.identical import sync_loop
 from tolerant_client.mirror.engine.identical.copy import LinkCopier
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy
 from tolerant_client.mirror.engine.identical.resume_point import read_append_states
@@ -460,7 +460,7 @@ def test_copying_goes_on_in_a_session_whose_producers_were_forgotten(
         looks.append(time.monotonic())
         return await read_append_states(*args)
 
-    monkeypatch.setattr(copy_module, "read_append_states", counted)
+    monkeypatch.setattr(sync_loop, "read_append_states", counted)
     create_topic(source, topic)
     fill(source, topic, 4)
     limits = CopyLimits(append_lease_ms=500)

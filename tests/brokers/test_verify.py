@@ -17,8 +17,9 @@ from tolerant_client.errors import OversizedRecordError
 from tolerant_client.mirror.batches.gaps import FILLER
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.batches.rewrite import rewrite
-from tolerant_client.mirror.state.control import LinkControl, TopicIds, update_control
+from tolerant_client.mirror.state.control_topic import update_control
 from tolerant_client.mirror.state.ledger import Ledger
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import topic_ids
 from tolerant_client.mirror.verify import slices_comparison, verification

@@ -132,7 +132,7 @@ def test_a_failover_fences_what_a_former_start_of_the_link_has_copied(source: st
 
 def forget_topics(target: str, link: str, topics: str) -> None:
     """Leaves in the link's control what a start with these topics alone would have written."""
-    from tolerant_client.mirror.state.control import update_control
+    from tolerant_client.mirror.state.control_topic import update_control
     from tolerant_client.mirror.state.topic_filter import LinkTopics
 
     with both(target, target) as (_, copy):

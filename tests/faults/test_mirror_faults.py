@@ -18,7 +18,7 @@ from tolerant_client.mirror.engine.identical.copy import LinkCopier
 from tolerant_client.mirror.engine.limits import CopyLimits, Progress
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.life.failback import delete_topics
-from tolerant_client.mirror.state.control import CONTROL_TOPIC
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.testing import (
     Corrupt,
     Drop,

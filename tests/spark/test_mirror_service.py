@@ -16,7 +16,7 @@ from kafka import KafkaProducer, TopicPartition
 
 from support.services import Service, wait_for
 from tolerant_client.cluster.cluster import LATEST, Cluster
-from tolerant_client.mirror.state.control import update_control
+from tolerant_client.mirror.state.control_topic import update_control
 from tolerant_client.mirror.state.plan import TopicSpec
 from tolerant_client.mirror.state.topics import create_topics
 from tolerant_client.mirror.verify.verification import verify

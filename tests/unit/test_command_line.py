@@ -222,6 +222,9 @@ def has_a_terminal() -> None:
 def told_on_a_terminal(typed: bytes, *words: str) -> tuple[int, str]:
     """The exit code of a command whose question is answered with these keys, and all that the terminal has seen."""
     ours, theirs = os.openpty()
+    flags = termios.tcgetattr(theirs)
+    flags[3] &= ~termios.ECHO  # so that whatever comes is what the command says
+    termios.tcsetattr(theirs, termios.TCSANOW, flags)
     child = subprocess.Popen(
         [sys.executable, "-m", "spark_integration.cli.app", *words],
         stdin=theirs,
@@ -248,6 +251,7 @@ def told_on_a_terminal(typed: bytes, *words: str) -> tuple[int, str]:
 
 
 def _read(terminal: int) -> bytes:
+    assert select.select([terminal], [], [], 60)[0], "the command says nothing, and does not end"
     try:
         return os.read(terminal, 4096)
     except OSError:  # EIO: the command has ended

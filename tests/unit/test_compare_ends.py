@@ -23,15 +23,15 @@ from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.batches.gaps import FILLER, marker_producer
 from tolerant_client.mirror.batches.losses import Loss, MirrorPolicy
 from tolerant_client.mirror.engine import lag
-from tolerant_client.mirror.engine.identical import log_start, resume_point
+from tolerant_client.mirror.engine.identical import log_start, next_sequence, other_writers, resume_point
 from tolerant_client.mirror.engine.identical.difference import OpenTransaction
 from tolerant_client.mirror.engine.lag import Comparison, compare_ends
 from tolerant_client.mirror.life import plan_report
 from tolerant_client.mirror.life.promotion import blockers
 from tolerant_client.mirror.life.status import uncompared_reasons
-from tolerant_client.mirror.state.control import LinkControl, Positions, TopicIds
 from tolerant_client.mirror.state.health import Health
 from tolerant_client.mirror.state.ledger import Ledger
+from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds
 from tolerant_client.records.record_batch import Record, encode_batch, read_header
 
 P = TopicPartition("orders", 0)
@@ -148,7 +148,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> None:
         return {p: [ENTRY._replace(last_sequence=last)] for p in partitions}
 
     monkeypatch.setattr(resume_point, "read_ids", ids)
-    monkeypatch.setattr(resume_point, "describe_producers", producers)
+    monkeypatch.setattr(next_sequence, "describe_producers", producers)
 
 
 async def no_rows(**_: Any) -> dict[TopicPartition, Any]:
@@ -511,7 +511,7 @@ def test_markers_behind_which_nobody_finds_who_wrote_last_hide_nothing(
     monkeypatch: pytest.MonkeyPatch, cleaned: range
 ) -> None:
     if not cleaned:
-        monkeypatch.setattr(resume_point, "_STEPS_BACK", 55)
+        monkeypatch.setattr(other_writers, "MOST_STEPS_BACK", 55)
     source: Any = Log(
         *(batch(n) for n in range(0, 200, 10)),
         in_transaction(200, *[Record(0, 1, None, b"x")] * 60),
@@ -594,7 +594,8 @@ def test_what_the_source_could_not_be_read_of_makes_nobody_a_stranger(monkeypatc
 
     source: Any = Log(batch(0), batch(10, b"y"), end=20)
     target: Any = Log(of_link(0), batch(10, producer_id=99, producer_epoch=0, base_sequence=0), end=20)
-    monkeypatch.setattr(resume_point, "read_slices", cut)
+    for module in (resume_point, other_writers):
+        monkeypatch.setattr(module, "read_slices", cut)
     assert asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=CONTROL)) == {}
 
 

@@ -15,10 +15,10 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.mirror.batches.appendable import AppendRules, AppendState
 from tolerant_client.mirror.batches.gaps import GapFill
-from tolerant_client.mirror.engine.identical import copy as copy_module
+from tolerant_client.mirror.engine.identical import sync_loop
 from tolerant_client.mirror.engine.identical.copy import LinkCopier
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
-from tolerant_client.mirror.state.control import LinkControl, TopicIds
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 
 FIRST, SECOND = (TopicPartition("orders", number) for number in range(2))
 RULES = AppendRules(GapFill.TRANSACTIONS, False, 1 << 20, remembered_ms=3_600_000)
@@ -61,20 +61,20 @@ def test_what_another_process_has_copied_further_is_not_forgotten_when_logs_are_
     async def nothing(*_: Any) -> dict[Any, Any]:
         return {}
 
-    monkeypatch.setattr(copy_module, "read_append_states", look)
+    monkeypatch.setattr(sync_loop, "read_append_states", look)
 
     async def same(source: Any, target: Any, topics: Any) -> dict[str, TopicIds]:
         return dict.fromkeys(topics, TopicIds("s", "t"))
 
-    monkeypatch.setattr(copy_module, "read_ids", same)
-    monkeypatch.setattr(copy_module.OpenGaps, "end", nothing)
+    monkeypatch.setattr(sync_loop, "read_ids", same)
+    monkeypatch.setattr(sync_loop.OpenGaps, "end", nothing)
     facts: Any = SimpleNamespace(read=nothing, has=lambda topic: True, rewrites_times=lambda topic: False)
-    copier._facts, copier._puller.witnesses = facts, SimpleNamespace(look=nothing)  # type: ignore[assignment]
+    copier._sync_loop._facts, copier._flow.puller.witnesses = facts, SimpleNamespace(look=nothing)  # type: ignore[assignment]
     placed(copier, FIRST, 300)
     placed(copier, SECOND, 300)
     copier.control.value = LinkControl(copied={FIRST: 500, SECOND: 100})
     with pytest.raises(Looked):
-        asyncio.run(copier._sync([FIRST, SECOND]))
+        asyncio.run(copier._sync_loop.sync([FIRST, SECOND]))
     assert copied == {FIRST: 500, SECOND: 300}
 
 
@@ -90,13 +90,13 @@ def test_a_topic_that_a_cluster_says_it_does_not_know_is_looked_at_again_before_
         raise Looked
 
     for name, found in {"read_ids": nothing, "read_append_states": look}.items():
-        monkeypatch.setattr(copy_module, name, found)
-    monkeypatch.setattr(copy_module.OpenGaps, "end", nothing)
+        monkeypatch.setattr(sync_loop, name, found)
+    monkeypatch.setattr(sync_loop.OpenGaps, "end", nothing)
     facts: Any = SimpleNamespace(read=nothing, has=lambda topic: True, rewrites_times=lambda topic: False)
-    copier._facts, copier._puller.witnesses = facts, SimpleNamespace(look=nothing)  # type: ignore[assignment]
+    copier._sync_loop._facts, copier._flow.puller.witnesses = facts, SimpleNamespace(look=nothing)  # type: ignore[assignment]
     copy = placed(copier, FIRST, 300)
     copy.phase = Phase.SYNCING
-    asyncio.run(copier._sync([FIRST]))
+    asyncio.run(copier._sync_loop.sync([FIRST]))
     assert copy.phase is not Phase.COPYING and copy.troubles == 1
 
 
@@ -105,7 +105,7 @@ def test_how_far_was_copied_is_written_down_under_the_claim_alone_that_the_place
 ) -> None:
     placed(copier, FIRST, 300)
     placed(copier, SECOND, 300).term = TERM - 1
-    assert copier._copied([FIRST, SECOND], 10.0) == {FIRST: 300}
+    assert copier._follower.copied([FIRST, SECOND], 10.0) == {FIRST: 300}
 
 
 def test_a_control_that_cannot_be_read_holds_up_no_look_at_resting_logs_and_no_lease(copier: LinkCopier) -> None:
@@ -121,12 +121,13 @@ def test_a_control_that_cannot_be_read_holds_up_no_look_at_resting_logs_and_no_l
         raise Errors.KafkaConnectionError("away")
 
     placed(copier, FIRST, 300)
-    stand_in: Any = copier
-    stand_in._net = SimpleNamespace(sleep=sleep)
-    stand_in.control = SimpleNamespace(refresh=refresh)
-    stand_in._resting = SimpleNamespace(look=lambda copies: done.append(f"look at {len(copies)}"))
-    stand_in._drop_expired = lambda: done.append("drop")
-    asyncio.run(copier._follow_control())
+    follower: Any = copier._follower
+    flow: Any = copier._flow
+    follower._net = SimpleNamespace(sleep=sleep)
+    flow.control = SimpleNamespace(refresh=refresh)
+    follower._resting = SimpleNamespace(look=lambda copies: done.append(f"look at {len(copies)}"))
+    flow.drop_expired = lambda: done.append("drop")
+    asyncio.run(follower._follow())
     assert done == ["look at 1", "drop", "look at 1", "drop", "look at 0", "drop"]
 
 
@@ -134,8 +135,8 @@ def test_patience_begins_where_a_partition_that_had_reached_its_end_is_to_go_on(
     copy = placed(copier, FIRST, 300, until=300)
     copy.trouble("the end of the target's log could not be read", 0.0)
     copy.resume(AppendState(300, 7, 0, 300), RULES, 1.0)
-    copier._puller.is_pulling = lambda partition: True  # type: ignore[method-assign]
-    copier._adopt(FIRST, 400, 100.0, 100.0)
+    copier._flow.puller.is_pulling = lambda partition: True  # type: ignore[method-assign]
+    copier._flow.adopt(FIRST, 400, 100.0, 100.0)
     copy.give_up_after(60.0, 100.0)
     assert copy.error is None and copy.phase is Phase.COPYING
 
@@ -150,7 +151,7 @@ def test_a_doubt_about_a_partition_that_was_adopted_anew_meanwhile_is_nothing_to
         copies["new"] = placed(copier, FIRST, 300)
         return set(doubted)
 
-    puller: Any = copier._puller
+    puller: Any = copier._flow.puller
     puller.witnesses = SimpleNamespace(doubt=lambda *_, **__: True, missing=missing)
     puller._on_trouble = troubled.append
     parts = [FetchedPartition(p, 0, 400, 400, 0, (), memoryview(b"records")) for p in (FIRST, SECOND)]

@@ -29,8 +29,8 @@ from support.certificate import self_signed
 from support.commands import COMMANDS
 from tolerant_client.errors import ClusterUnreachableError, OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow
-from tolerant_client.mirror.state.control import LinkControl
 from tolerant_client.mirror.state.ledger import UNREADABLE
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.plan import TopicSpec
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.ops.doctor import link_examination

@@ -24,7 +24,7 @@ from tolerant_client.errors import OptionError, RecordBatchError
 from tolerant_client.mirror.batches.divergence import LogSlice, _take, tail_records
 from tolerant_client.mirror.batches.rewrite import rewrite
 from tolerant_client.mirror.life.mm2_positions import decode_position
-from tolerant_client.mirror.state.control import decode_control
+from tolerant_client.mirror.state.control_record import decode_control
 from tolerant_client.mirror.state.ledger import UNREADABLE, decode_row
 from tolerant_client.mirror.state.offset_map import RowKey
 from tolerant_client.mirror.state.topic_filter import LinkTopics

@@ -22,31 +22,25 @@ from tolerant_client.errors import LinkPromotedError, OptionError
 from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.engine.identical.begun import copied_so_far
 from tolerant_client.mirror.engine.identical.difference import Logs
-from tolerant_client.mirror.engine.identical.resume_point import next_append
+from tolerant_client.mirror.engine.identical.next_sequence import next_append
 from tolerant_client.mirror.engine.lag import Ends
 from tolerant_client.mirror.life import failback
 from tolerant_client.mirror.life.failback import SharedLog
 from tolerant_client.mirror.life.plan_report import durability
 from tolerant_client.mirror.life.repair import former_of
 from tolerant_client.mirror.life.status import still
-from tolerant_client.mirror.state import control as control_module
-from tolerant_client.mirror.state.control import (
+from tolerant_client.mirror.state import control_topic
+from tolerant_client.mirror.state.control_record import controls_of, decode_control, encode_control, newest_of, rank
+from tolerant_client.mirror.state.control_topic import ControlWatch, read_control, update_control
+from tolerant_client.mirror.state.link_control import (
     NO_LIMIT,
     WHOLE_LINK,
-    ControlWatch,
     LinkControl,
     TopicIds,
-    controls_of,
-    decode_control,
-    encode_control,
     link_options,
-    newest_of,
     paused,
-    rank,
-    read_control,
     resumed,
     unfinished,
-    update_control,
 )
 from tolerant_client.mirror.state.plan import TopicSpec
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -208,7 +202,7 @@ class ControlTopic:
         self.before_append: list[Callable[[], Awaitable[object]]] = []
         self.is_killed = False
         for name in ("has_topic", "end_of", "read_own", "append_own"):
-            monkeypatch.setattr(control_module, name, getattr(self, name))
+            monkeypatch.setattr(control_topic, name, getattr(self, name))
 
     async def insist(self, what: str, attempt: Callable[[], Awaitable[int]]) -> int:
         return await attempt()
@@ -505,7 +499,7 @@ def test_only_the_newest_record_of_a_link_counts_so_that_rubbish_is_cleared_by_t
         return log[start:end]
 
     for fake in (has_topic, end_of, read_own):
-        monkeypatch.setattr(control_module, fake.__name__, fake)
+        monkeypatch.setattr(control_topic, fake.__name__, fake)
 
     def look(watch: ControlWatch) -> LinkControl:
         with pytest.raises(StopIteration):

@@ -12,7 +12,7 @@ from tolerant_client.cluster.cluster import EARLIEST
 from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.life import failback
 from tolerant_client.mirror.life.failback import SharedLog, blockers, compare_logs, strangers
-from tolerant_client.mirror.state.control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.records.record_batch import Record
 

@@ -13,7 +13,8 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.life import listing
 from tolerant_client.mirror.life.listing import listed
 from tolerant_client.mirror.state.claims import Run
-from tolerant_client.mirror.state.control import Controls, LinkControl, Unreadable
+from tolerant_client.mirror.state.control_record import Controls, Unreadable
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import map_topic
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 

@@ -25,7 +25,8 @@ from tolerant_client.mirror.engine.preflight import (
 )
 from tolerant_client.mirror.life.naming import chosen_name, default_name
 from tolerant_client.mirror.state import link_topics
-from tolerant_client.mirror.state.control import Controls, LinkControl, TopicIds, controls_of, encode_control
+from tolerant_client.mirror.state.control_record import Controls, controls_of, encode_control
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import (
     LinkView,
     known_topics,

@@ -10,7 +10,7 @@ from kafka.structs import TopicPartition
 from support.link_samples import NOW_MS, state
 from tolerant_client.mirror.engine.copy_metrics import LATENCY_BOUNDS_MS, Copied, Measured, Span
 from tolerant_client.mirror.state.claims import Waiting
-from tolerant_client.mirror.state.control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.ops.service.link_state import OTHERS, LinkState, PartitionState, TaskReport
 
 FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)

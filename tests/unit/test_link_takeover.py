@@ -20,7 +20,7 @@ from tolerant_client.mirror.life.takeover import (
     last_match,
     to_adopt,
 )
-from tolerant_client.mirror.state.control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run
 from tolerant_client.records.record_batch import Record
 

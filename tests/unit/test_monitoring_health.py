@@ -25,9 +25,9 @@ from tolerant_client.mirror.life.status import (
     uncompared_reasons,
 )
 from tolerant_client.mirror.state.claims import Run, Waiting
-from tolerant_client.mirror.state.control import LinkControl
 from tolerant_client.mirror.state.health import Health, Reason, waiting_reasons
 from tolerant_client.mirror.state.ledger import Ledger
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held, OpenTransaction
 from tolerant_client.ops.monitoring.board import Board
 from tolerant_client.ops.monitoring.health import health_of

@@ -15,7 +15,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.link_samples import HOSTILE, NOW_MS, state, troubled
-from tolerant_client.mirror.state.control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held, OpenTransaction
 from tolerant_client.ops.monitoring.board import Board
 from tolerant_client.ops.monitoring.prometheus import MOST_PARTITIONS, MOST_PAUSED, LinkCollector

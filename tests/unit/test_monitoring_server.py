@@ -20,8 +20,8 @@ from kafka.structs import TopicPartition
 
 from support.link_samples import HOSTILE, NOW_MS, hour, state, troubled
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.state.control import LinkControl
 from tolerant_client.mirror.state.ledger import decode_row
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.ops.monitoring import server
 from tolerant_client.ops.monitoring.board import MOST_TRACES, Board, Point, Trace, thinned
 from tolerant_client.ops.monitoring.server import MOST_CONNECTIONS, StatusServer, content_security_policy, liveness

@@ -24,7 +24,7 @@ from tolerant_client.errors import ClusterUnreachableError, OptionError, Toleran
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.copy_metrics import Copied, Span
 from tolerant_client.mirror.state.claims import Waiting
-from tolerant_client.mirror.state.control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held, OpenTransaction
 from tolerant_client.ops.monitoring import lag_probe
 from tolerant_client.ops.monitoring import watch as module

@@ -11,7 +11,7 @@ from kafka.structs import TopicPartition
 from spark_integration.cli.link import GivenLink
 from spark_integration.cli.pause import _names, _require_there, parse_rate, require_known, unpaused
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.state.control import LinkControl, paused, resumed
+from tolerant_client.mirror.state.link_control import LinkControl, paused, resumed
 
 
 class Guarded:

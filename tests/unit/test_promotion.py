@@ -31,7 +31,8 @@ from tolerant_client.mirror.life.promotion import Blocker, blockers, failover, p
 from tolerant_client.mirror.life.promotion_report import PromotedPartition, PromotionReport, failover_warnings
 from tolerant_client.mirror.state import link_topics
 from tolerant_client.mirror.state import map_topic as map_topic_module
-from tolerant_client.mirror.state.control import Controls, LinkControl, decode_control, encode_control
+from tolerant_client.mirror.state.control_record import Controls, decode_control, encode_control
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import differing_topics, require_whole
 from tolerant_client.mirror.state.map_topic import MappedTopics, has_map, map_partition, map_topic, mapped_topics
 from tolerant_client.mirror.state.offset_map import RowKey

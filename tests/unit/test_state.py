@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tolerant_client.cluster.admin.producers import ProducerEntry
 from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.batches.divergence import is_copy
-from tolerant_client.mirror.engine.identical.resume_point import next_append
+from tolerant_client.mirror.engine.identical.next_sequence import next_append
 from tolerant_client.records.record_batch import BatchHeader, Record, encode_batch, read_header, restamp
 
 PRODUCER = 7

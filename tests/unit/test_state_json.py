@@ -18,9 +18,10 @@ from tolerant_client.mirror.follow.mm2_records import decode_checkpoint
 from tolerant_client.mirror.life.mm2_positions import decode_position
 from tolerant_client.mirror.state.claims import Claim, ClaimsRecord, Holder, Waiting, decode_claims, encode_claims
 from tolerant_client.mirror.state.claims_topic import claimed_by
-from tolerant_client.mirror.state.control import LinkControl, TopicIds, decode_control, encode_control
+from tolerant_client.mirror.state.control_record import decode_control, encode_control
 from tolerant_client.mirror.state.health import utc
 from tolerant_client.mirror.state.ledger import decode_row, encode_row, lost_offsets
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.offset_map import CommittedRows, MapRow, OffsetMap, RowKey, Run
 from tolerant_client.mirror.state.replication_policy import (
     DefaultReplicationPolicy,

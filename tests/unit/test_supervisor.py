@@ -29,8 +29,7 @@ from tolerant_client.errors import (
 from tolerant_client.mirror.engine.copy_metrics import Measured
 from tolerant_client.mirror.engine.limits import Progress
 from tolerant_client.mirror.follow.skipped import Left
-from tolerant_client.mirror.state import control
-from tolerant_client.mirror.state.control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.ops.service import ranges
 from tolerant_client.ops.service.duties import Duty, DutyThread, Timetable, lanes
 from tolerant_client.ops.service.link_events import EventPrinter, LinkEvent, Listeners, undone
@@ -503,7 +502,7 @@ def test_nothing_is_done_for_a_promoted_link(promoted: type[FakeControl]) -> Non
     )
     time.sleep(0.6)
     assert not done
-    promoted.value = control.LinkControl()
+    promoted.value = LinkControl()
     wait_for(lambda: bool(done))
     duties.close()
 

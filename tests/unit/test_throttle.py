@@ -14,7 +14,7 @@ from tolerant_client.mirror.engine.identical.copy import LinkCopier
 from tolerant_client.mirror.engine.prepare import PreparedLink
 from tolerant_client.mirror.engine.throttle import BURST_S, TokenBucket
 from tolerant_client.mirror.engine.translated.copier import TranslatedCopier
-from tolerant_client.mirror.state.control import NO_LIMIT, LinkControl
+from tolerant_client.mirror.state.link_control import NO_LIMIT, LinkControl
 
 
 def fetched(bucket: TokenBucket, size: int, seconds: float) -> int:
@@ -89,9 +89,9 @@ def test_a_copier_takes_the_rate_it_was_started_with_unless_the_operator_says_an
         own = (7,) if kind is LinkCopier else ("dr",)
         copier = kind(source, target, *own, bytes_per_s=8_000_000, shares=2)
         copier.control.value = LinkControl(bytes_per_s=said)
-        copier._obey()
+        (copier._follower.obey if kind is LinkCopier else copier._obey)()
         assert copier._bucket.answer_bytes(24 << 20) == answer
-        checks = copier._puller._emptiness if kind is LinkCopier else copier._link.emptiness
+        checks = copier._flow.puller._emptiness if kind is LinkCopier else copier._link.emptiness
         assert checks._bucket is copier._bucket
         target.close()
 

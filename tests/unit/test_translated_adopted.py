@@ -20,7 +20,7 @@ from tolerant_client.mirror.engine.translated import adopted as module
 from tolerant_client.mirror.engine.translated.adopted import Adopted
 from tolerant_client.mirror.engine.translated.partition import TransactionLimits, TranslatedPartition
 from tolerant_client.mirror.engine.translated.target_checks import LostOffsets, TopicPair, find_adopted_loss
-from tolerant_client.mirror.state.control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.offset_map import MapRow, Run, extend
 
 PLACES = [TopicPartition("orders", n) for n in range(4)]

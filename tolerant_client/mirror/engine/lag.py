@@ -20,8 +20,8 @@ from tolerant_client.mirror.batches.losses import Loss
 from tolerant_client.mirror.engine.identical.difference import OpenTransaction
 from tolerant_client.mirror.engine.identical.resume_point import Found, read_append_states, read_ids
 from tolerant_client.mirror.engine.translated.target_checks import check_target, find_loss
-from tolerant_client.mirror.state.control import LinkControl
 from tolerant_client.mirror.state.ledger import Ledger
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import copied_until, last_rows, map_partition
 
 

@@ -19,13 +19,9 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError, text_of
-from tolerant_client.mirror.state.control import (
-    CONTROL_TOPIC,
-    Controls,
-    LinkControl,
-    read_controls,
-    update_control,
-)
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
+from tolerant_client.mirror.state.control_topic import read_controls, update_control
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import hindrance, require_no_unreadable
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import topic_ids

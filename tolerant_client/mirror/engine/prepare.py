@@ -25,8 +25,9 @@ from tolerant_client.mirror.engine.preflight import (
     starts_at,
     write_down,
 )
-from tolerant_client.mirror.state.control import LinkControl, read_control
+from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.ledger import Ledger
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import known_topics, see_topics
 from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics
 from tolerant_client.mirror.state.plan import TopicSpec, TopicsPlan, plan_topics, select_topics

@@ -36,7 +36,8 @@ from tolerant_client.mirror.batches.divergence import (
 from tolerant_client.mirror.batches.gaps import is_filler
 from tolerant_client.mirror.engine.preflight import refuse_circle
 from tolerant_client.mirror.life.half_done import half_done
-from tolerant_client.mirror.state.control import LinkControl, Positions, read_control, read_controls, update_control
+from tolerant_client.mirror.state.control_topic import read_control, read_controls, update_control
+from tolerant_client.mirror.state.link_control import LinkControl, Positions
 from tolerant_client.mirror.state.link_topics import see_topics
 from tolerant_client.mirror.state.map_topic import map_topic
 from tolerant_client.mirror.state.plan import select_topics

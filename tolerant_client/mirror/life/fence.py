@@ -1,7 +1,7 @@
 """Keeps every process of a link from its target for good, whatever it is doing or about to wake up to.
 
 Laws:
-A. The link is written down as promoted before anything is fenced (control.py), and a mirror looks there behind whatever
+A. The link is written down as promoted before anything is fenced (control_topic.py), and a mirror looks there behind whatever
    it has read of the log or taken over: so what it derived from a log that is fenced already it never uses.  Who took
    something over before that is fenced by what follows.
 B. Identical offsets: a mirror's batches carry the link's producer id with the epoch that the log showed it.  An aborted,
@@ -33,7 +33,7 @@ from tolerant_client.cluster.producer.transaction import ProducerTransaction, ra
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.batches.divergence import read_headers
 from tolerant_client.mirror.batches.gaps import Gap, filler_batches
-from tolerant_client.mirror.state.control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.records.record_batch import BatchHeader, restamp
 
 _TIMEOUT_MS = 30_000

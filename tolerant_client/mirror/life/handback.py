@@ -27,7 +27,9 @@ from tolerant_client.mirror.life.mm2_positions import (
     write_position,
 )
 from tolerant_client.mirror.life.takeover import is_contradicted, read_bounds
-from tolerant_client.mirror.state.control import CONTROL_TOPIC, LinkControl, read_control, update_control
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
+from tolerant_client.mirror.state.control_topic import read_control, update_control
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import copied_until, last_rows
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics

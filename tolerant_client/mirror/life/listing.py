@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.life.status import look_at_claims, mirror_json
 from tolerant_client.mirror.state.claims import RENEW_MS, Run
-from tolerant_client.mirror.state.control import Controls, LinkControl, read_controls
+from tolerant_client.mirror.state.control_record import Controls
+from tolerant_client.mirror.state.control_topic import read_controls
 from tolerant_client.mirror.state.health import utc
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import has_map
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 

@@ -12,7 +12,8 @@ import kafka.errors as Errors
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.state.control import LinkControl, link_options, read_controls
+from tolerant_client.mirror.state.control_topic import read_controls
+from tolerant_client.mirror.state.link_control import LinkControl, link_options
 
 FORMER_DEFAULT = "default"
 _ID_CHARS = 8

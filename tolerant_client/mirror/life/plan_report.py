@@ -21,8 +21,9 @@ from tolerant_client.mirror.follow.acls import AclsReport, sync_acls
 from tolerant_client.mirror.follow.configs import ConfigsReport, sync_configs
 from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
 from tolerant_client.mirror.life.promotion_report import groups_json
-from tolerant_client.mirror.state.control import HIDDEN, UNKNOWN_ORDERS, LinkControl, read_control
+from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
 from tolerant_client.mirror.state.ledger import Ledger
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import NOT_ON_SOURCE, see_topics, some, unread_map
 from tolerant_client.mirror.state.map_topic import has_map, map_partition, mapped_topics, read_maps
 from tolerant_client.mirror.state.open_transactions import Held, find_held, is_held_long

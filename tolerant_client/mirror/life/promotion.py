@@ -55,10 +55,11 @@ from tolerant_client.mirror.life.promotion_report import (
     gone_warnings,
     promoted_before,
 )
-from tolerant_client.mirror.state.control import LinkControl, link_options, read_control, update_control
+from tolerant_client.mirror.state.control_topic import read_control, update_control
 from tolerant_client.mirror.state.health import by_reason
 from tolerant_client.mirror.state.health import names as names_of
 from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, Ledger, read_ledger
+from tolerant_client.mirror.state.link_control import LinkControl, link_options
 from tolerant_client.mirror.state.link_topics import (
     is_heartbeats,
     only_on_target,

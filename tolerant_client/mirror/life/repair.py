@@ -17,18 +17,16 @@ from typing import Any
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.life.status import look_at_claims, seen_mirrors
-from tolerant_client.mirror.state.control import (
+from tolerant_client.mirror.state.control_record import (
     CONTROL_TOPIC,
-    LinkControl,
     decode_control,
     encode_control,
     is_newer,
-    link_options,
     newest_of,
-    read_control,
-    read_records,
     why_unreadable,
 )
+from tolerant_client.mirror.state.control_topic import read_control, read_records
+from tolerant_client.mirror.state.link_control import LinkControl, link_options
 from tolerant_client.mirror.state.own_topic import append_own
 from tolerant_client.records.record_batch import Record
 

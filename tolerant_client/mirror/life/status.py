@@ -28,14 +28,7 @@ from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.lag import Comparison, Ends, compare_ends, is_comparable, look_led
 from tolerant_client.mirror.state.claims import CLAIMS_TOPIC, LEASE_MS, ClaimsLog, Run, Waiting
 from tolerant_client.mirror.state.claims_topic import read_claims
-from tolerant_client.mirror.state.control import (
-    HIDDEN,
-    UNKNOWN_ORDERS,
-    LinkControl,
-    link_options,
-    read_control,
-    unfinished,
-)
+from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
 from tolerant_client.mirror.state.health import (
     Health,
     Reason,
@@ -48,6 +41,7 @@ from tolerant_client.mirror.state.health import (
 )
 from tolerant_client.mirror.state.health import names as names_of
 from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, Ledger
+from tolerant_client.mirror.state.link_control import LinkControl, link_options, unfinished
 from tolerant_client.mirror.state.link_topics import NOT_ON_SOURCE, link_topics, see_topics, some, unread_map
 from tolerant_client.mirror.state.map_topic import has_map, mapped_topics
 from tolerant_client.mirror.state.open_transactions import Held, find_held, is_held_long

@@ -24,7 +24,8 @@ from tolerant_client.mirror.batches.divergence import first_difference_of_logs, 
 from tolerant_client.mirror.engine.preflight import refuse_circle
 from tolerant_client.mirror.life.failback import begun, is_live, refuse_one_cluster, shared_partitions
 from tolerant_client.mirror.life.mm2_positions import read_positions_of_mm2, whether_mm2_runs
-from tolerant_client.mirror.state.control import LinkControl, read_control, update_control
+from tolerant_client.mirror.state.control_topic import read_control, update_control
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import last_rows
 from tolerant_client.mirror.state.offset_map import MapRow
 from tolerant_client.mirror.state.plan import select_topics

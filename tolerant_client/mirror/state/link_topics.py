@@ -15,7 +15,9 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.state.control import HIDDEN, Controls, LinkControl, TopicIds, Unreadable, read_controls
+from tolerant_client.mirror.state.control_record import Controls, Unreadable
+from tolerant_client.mirror.state.control_topic import HIDDEN, read_controls
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.state.topics import visible_topics

@@ -22,7 +22,8 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.led_offsets import list_led_offsets
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.errors import OptionError, text_of
-from tolerant_client.mirror.state.control import LinkControl, read_control
+from tolerant_client.mirror.state.control_topic import read_control
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.offset_map import CommittedRows, MapRow, OffsetMap, RowKey
 from tolerant_client.mirror.state.plan import (
     CLEANUP_POLICY,

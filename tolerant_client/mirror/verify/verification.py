@@ -34,8 +34,10 @@ from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cl
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.divergence import read_headers, read_slices
 from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
-from tolerant_client.mirror.state.control import CONTROL_TOPIC, LinkControl, TopicIds, read_control, read_controls
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
+from tolerant_client.mirror.state.control_topic import read_control, read_controls
 from tolerant_client.mirror.state.ledger import limit_of, of_present_topics, read_ledger
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import NOT_ON_SOURCE, link_topics, made_anew, see_topics, some
 from tolerant_client.mirror.state.map_topic import has_map
 from tolerant_client.mirror.state.open_transactions import find_held

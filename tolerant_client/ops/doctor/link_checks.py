@@ -11,8 +11,8 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow
-from tolerant_client.mirror.state.control import WHOLE_LINK, LinkControl
 from tolerant_client.mirror.state.ledger import UNREADABLE
+from tolerant_client.mirror.state.link_control import WHOLE_LINK, LinkControl
 from tolerant_client.mirror.state.plan import LOG_APPEND_TIME, MAX_MESSAGE_BYTES, TIMESTAMP_TYPE, TopicSpec, plan_topics
 from tolerant_client.ops.doctor.access import create_command
 from tolerant_client.ops.doctor.facts import ClusterFacts

@@ -16,8 +16,9 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.follow.group_requests import OWN_GROUPS
-from tolerant_client.mirror.state.control import LinkControl, read_control
+from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.ledger import read_ledger
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.plan import TopicSpec, plan_topics, select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter, group_filter
 from tolerant_client.mirror.state.topics import describe_topics, fit_topics

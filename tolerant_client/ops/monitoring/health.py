@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tolerant_client.mirror.state.control import UNKNOWN_ORDERS
+from tolerant_client.mirror.state.control_topic import UNKNOWN_ORDERS
 from tolerant_client.mirror.state.health import (
     Health,
     Reason,

@@ -15,8 +15,9 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.led_offsets import LedOffsets
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.batches.losses import LedgerRow
-from tolerant_client.mirror.state.control import HIDDEN, ControlWatch, LinkControl
+from tolerant_client.mirror.state.control_topic import HIDDEN, ControlWatch
 from tolerant_client.mirror.state.ledger import read_ledger
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held, find_held
 from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.ops.monitoring import lag_probe

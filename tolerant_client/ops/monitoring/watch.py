@@ -24,7 +24,7 @@ from rich.console import Console
 from tolerant_client.errors import TolerantClientError, text_of
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.copy_metrics import Copied
-from tolerant_client.mirror.state.control import UNKNOWN_ORDERS
+from tolerant_client.mirror.state.control_topic import UNKNOWN_ORDERS
 from tolerant_client.mirror.state.health import waiting_reasons
 from tolerant_client.mirror.state.open_transactions import Held, is_held_long
 from tolerant_client.mirror.state.replication_policy import TopicNames

@@ -22,7 +22,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import ClusterUnreachableError, LinkPromotedError
-from tolerant_client.mirror.state.control import ControlWatch
+from tolerant_client.mirror.state.control_topic import ControlWatch
 from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.security.kafka_config import kafka_python_config
 

@@ -22,9 +22,9 @@ from kafka.structs import TopicPartition
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.copy_metrics import LATENCY_BOUNDS_MS, Copied, Measured, Span
 from tolerant_client.mirror.state.claims import Waiting
-from tolerant_client.mirror.state.control import LinkControl
 from tolerant_client.mirror.state.health import utc
 from tolerant_client.mirror.state.ledger import lost_offsets
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held
 
 _NO_LATENCIES = (0,) * (len(LATENCY_BOUNDS_MS) + 1)

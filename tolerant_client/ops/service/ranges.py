@@ -38,7 +38,8 @@ from tolerant_client.mirror.engine.preflight import ends_at
 from tolerant_client.mirror.engine.prepare import grow_link
 from tolerant_client.mirror.engine.process_copier import LinkConfig, copy_ranges, take_measures
 from tolerant_client.mirror.state.claims import Waiting
-from tolerant_client.mirror.state.control import LinkControl, read_control
+from tolerant_client.mirror.state.control_topic import read_control
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.ops.service.link_events import sentence
 from tolerant_client.ops.service.link_state import TaskReport

@@ -24,6 +24,7 @@ from tolerant_client.mirror.batches.appendable import Appendable
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
 from tolerant_client.mirror.engine.limits import CopyLimits
+from tolerant_client.mirror.engine.tasks import resolve
 from tolerant_client.records.record_batch import BatchHeader
 from tolerant_client.stock.stock_names import Future
 
@@ -235,9 +236,3 @@ class Appender:
         if self._room is not None and size:
             room, self._room = self._room, None
             resolve(room)
-
-
-def resolve(future: Future) -> None:
-    """Wakes who waits for a future; one that is done is left alone."""
-    if not future.is_done:
-        future.success(None)

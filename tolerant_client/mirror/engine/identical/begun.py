@@ -16,14 +16,9 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.engine.partition_locks import Turns
-from tolerant_client.mirror.state.control import (
-    CONTROL_TOPIC,
-    ControlWatch,
-    LinkControl,
-    Positions,
-    TopicIds,
-    update_control,
-)
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
+from tolerant_client.mirror.state.control_topic import ControlWatch, update_control
+from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds
 
 _CONTROL = (TopicPartition(CONTROL_TOPIC, 0),)
 

@@ -39,7 +39,7 @@ from tolerant_client.mirror.batches.divergence import (
 from tolerant_client.mirror.batches.epochs import source_truncations
 from tolerant_client.mirror.batches.gaps import is_filler, is_filler_marker
 from tolerant_client.mirror.batches.losses import LedgerRow, Loss, LossReason
-from tolerant_client.mirror.engine.identical.partition import times_rewritten
+from tolerant_client.mirror.engine.identical.given_times import times_rewritten
 from tolerant_client.mirror.engine.identical.places import read_places
 from tolerant_client.records.record_batch import BatchHeader, Record
 
@@ -93,6 +93,11 @@ class Logs(NamedTuple):
     @property
     def is_written(self) -> bool:
         return self.target_end > self.target_start
+
+    @property
+    def written_from(self) -> int:
+        """From which offset on the target's log has what the link may have written."""
+        return max(self.target_start, self.adopted)
 
     @property
     def window(self) -> tuple[int, int]:

@@ -13,6 +13,7 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import TargetDivergedError
 from tolerant_client.records.record_batch import HEADER_SIZE, BatchHeader, read_header
 
 _READ_BYTES = 1 << 10  # the first batch comes whole, whatever its size
@@ -52,3 +53,12 @@ async def _batch_at(target: Cluster, partition: TopicPartition, offset: int) -> 
 
     found: BatchHeader | None = await target.insist("reading a batch that was appended", ask)
     return found
+
+
+def times_rewritten(partition: str, first: int, until: int) -> TargetDivergedError:
+    """What it means that the target's brokers gave records times of their own."""
+    return TargetDivergedError(
+        f"The target log of {partition} has offsets {first} to {until} with times that its brokers gave them, not the"
+        " source's: message.timestamp.type of the topic is LogAppendTime, or was while they were written. Set it to CreateTime"
+        " and delete the topic on the target: the next start fills it again"
+    )

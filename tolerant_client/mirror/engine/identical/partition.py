@@ -45,32 +45,12 @@ from tolerant_client.errors import (
 )
 from tolerant_client.mirror.batches.appendable import Appendable, AppendRules, AppendState, Claim, appendable, cover
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
+from tolerant_client.mirror.engine.identical.troubles import Troubles, refusal
 from tolerant_client.records.record_batch import BatchHeader, restamp
 
-BELIEVED_AFTER = 3
 _BEHIND_A_GAP = 1 << 20  # bytes that may wait for a gap to be filled, beside what came in the same answer
 _IDLE_S = 2.0  # without an acknowledged append
 _FORGOTTEN = float("-inf")
-_ABSENT_S = 3.0  # a broker hears of a new topic a little later than the others
-
-# Refusals that only say "this is not the next batch": somebody else appended it
-# (45, 46), or the broker's state of the producer is not what we read (47, 59).
-_NOT_NEXT = {
-    Errors.OutOfOrderSequenceNumberError.errno,
-    Errors.DuplicateSequenceNumberError.errno,
-    Errors.InvalidProducerEpochError.errno,
-    Errors.UnknownProducerIdError.errno,
-    Errors.OffsetOutOfRangeError.errno,
-}
-
-
-def times_rewritten(partition: str, first: int, until: int) -> TargetDivergedError:
-    """What it means that the target's brokers gave records times of their own."""
-    return TargetDivergedError(
-        f"The target log of {partition} has offsets {first} to {until} with times that its brokers gave them, not the"
-        " source's: message.timestamp.type of the topic is LogAppendTime, or was while they were written. Set it to CreateTime"
-        " and delete the topic on the target: the next start fills it again"
-    )
 
 
 class Phase(enum.Enum):
@@ -107,13 +87,11 @@ class PartitionCopy:
         self.bytes = 0
         self.filled = 0  # offsets in gaps
         self.losses = 0  # ledger rows
-        self.troubles = 0
         self.error: TolerantClientError | None = None
         self._state = AppendState(-1, -1, -1, 0)
         self._rules: AppendRules | None = None
         self._shown: frozenset[Claim] = frozenset()  # what the last answer said and no checksum proves
         self._first_log_end: int | None = None
-        self._absent_since: float | None = None
         self.is_looked_at = False  # where its log ends is being asked
         self._misplaced = ""  # what says that the target's log has become shorter than what was acknowledged
         self._checked_at = now
@@ -122,15 +100,12 @@ class PartitionCopy:
         )
         self.has_doubtful_facts = False  # the target refused what its topic's configuration, as we read it, takes
         self.retimed: list[tuple[int, int]] = []  # offsets of batches whose response told another time than theirs
-        self._troubled_since: float | None = None
         self._ahead_since: float | None = None  # the target keeps more than the source has
         self.log_start = 0  # where the log is to begin that this process fills up to there
         self.left_out: set[int] = set()  # offsets of records that the user's policy gave up
         self.too_large: OversizedRecordError | None = None  # a record that no batch of the target can hold
         self.dry_since: float | None = None  # the source has something stable, and answers nothing
-        self._reasons: deque[str] = deque(maxlen=5)
-        self._doubts = 0
-        self._damage = ""
+        self._troubles = Troubles()
 
     def __str__(self) -> str:
         return f"{self.partition.topic}-{self.partition.partition}"
@@ -147,6 +122,11 @@ class PartitionCopy:
     def records(self) -> int:
         """Offsets that the target's log has gained, by whichever writer of the link."""
         return 0 if self._first_log_end is None else self.acked - self._first_log_end
+
+    @property
+    def troubles(self) -> int:
+        """How often it had to drain."""
+        return self._troubles.count
 
     @property
     def is_placed(self) -> bool:
@@ -176,13 +156,13 @@ class PartitionCopy:
     def resume(self, state: AppendState, rules: AppendRules, now: float) -> None:
         """Goes on from what the target's log says."""
         if state.log_end > self.acked:
-            self._moved()
+            self._troubles.moved()
         self._state = state
         self._rules = rules
         self._reached(state.log_end)
         self._ahead_since = None
         self.was_held_back = False
-        self._absent_since = None
+        self._troubles.absent_since = None
         self._misplaced = ""
         self.phase = Phase.COPYING
         self.error = None
@@ -209,7 +189,7 @@ class PartitionCopy:
         Always as records: another writer may still have what was lost, and only their sequence makes the broker choose.
         """
         assert self._rules is not None
-        self._troubled_since = None
+        self._troubles.since = None
         rules = self._rules._replace(way=GapFill.RECORDS)
         items, self.position = cover(Gap(self.position, until_offset), rules, now_ms)
         return items
@@ -256,7 +236,7 @@ class PartitionCopy:
         """Takes it that its log is as it was left: former trouble is over where nothing waits to be copied."""
         has_all = 0 <= self.last_stable_offset <= self.acked or self.until is not None and self.has_reached
         if has_all and self.phase is Phase.COPYING:
-            self._moved()
+            self._troubles.moved()
 
     def may_send(self, now_ms: float) -> bool:
         """Whether the next batch may go out now (Law G); `now_ms` is the time of day."""
@@ -294,7 +274,7 @@ class PartitionCopy:
                 if not self.in_flight:
                     self._remembered_until_ms = header.max_timestamp + self._rules.remembered_ms
             self.bytes += header.size
-            self._progress()
+            self._troubles.progressed()
         elif self.acked >= header.next_offset:
             pass  # Law D: a later batch was appended, so this one was
         elif error_code == 0:
@@ -313,7 +293,7 @@ class PartitionCopy:
                 self.acked = max(self.acked, log_end)
                 self._checked_at = now
             self.filled += gap.until_offset - gap.from_offset
-            self._progress()
+            self._troubles.progressed()
         else:
             self.trouble(f"the log ends at {log_end} behind the gap {gap.from_offset} to {gap.until_offset}", now)
 
@@ -334,35 +314,23 @@ class PartitionCopy:
 
     def refused(self, doing: str, error_code: int, now: float) -> None:
         """Takes an error code of a fetch or an append."""
-        error = Errors.for_code(error_code)
-        reason = f"{doing} answered {error.__name__}"
-        if error_code in _NOT_NEXT or getattr(error, "retriable", False):
-            self.trouble(reason, now)
+        error = refusal(str(self), doing, self.acked, error_code)
+        if error is None:
+            self.trouble(f"{doing} answered {Errors.for_code(error_code).__name__}", now)
         else:
             self.has_doubtful_facts = True
-            self.doubt(
-                TolerantClientError(
-                    f"{self}: {doing} at offset {self.acked} was refused with {error.__name__}"
-                    f" (error {error_code}: {getattr(error, 'description', '')}); check the topic's configuration and ACLs"
-                ),
-                now,
-            )
+            self.doubt(error, now)
 
     def doubt(self, error: TolerantClientError, now: float) -> None:
-        """Takes a finding that stops the partition, if it is found again (Law E).
-
-        Damage that differs from one response to the next was done on the way: only the same is found again.
-        """
-        if isinstance(error, RecordBatchError) and str(error) != self._damage:
-            self._damage, self._doubts = str(error), 0
+        """Takes a finding that stops the partition, if it is found again (Law E)."""
+        if isinstance(error, RecordBatchError):
+            self._troubles.damaged(str(error))
         if self.is_believed(str(error), now):
             self.stop(error)
 
     def absent(self, now: float) -> None:
         """Takes it that the target does not have the partition; believed when that lasts."""
-        if self._absent_since is None:
-            self._absent_since = now
-        if now - self._absent_since > _ABSENT_S:
+        if self._troubles.is_absent_for_good(now):
             self.stop(
                 TolerantClientError(
                     f"{self}: the target no longer has this partition, its topic was deleted there;"
@@ -400,8 +368,7 @@ class PartitionCopy:
         """
         if self.phase in (Phase.STOPPED, Phase.DRAINING):
             return False
-        self._doubts += 1
-        if self._doubts >= BELIEVED_AFTER:
+        if self._troubles.is_believed():
             return True
         self.trouble(finding, now)
         return False
@@ -412,43 +379,33 @@ class PartitionCopy:
             return
         self.phase = Phase.DRAINING
         self._shown = frozenset()
-        self.troubles += 1
-        if self._troubled_since is None:
-            self._troubled_since = now
-        elif len(self._reasons) > 1:
-            self.not_before = now + min(0.01 * 2 ** min(self._doubts + len(self._reasons), 7), 1.0)
-        self._reasons.append(reason)
+        if (pause_s := self._troubles.add(reason, now)) is not None:
+            self.not_before = now + pause_s
 
     def give_up_after(self, patience_s: float, now: float) -> None:
         """Stops a partition that had nothing but trouble for `patience_s`."""
-        if (
-            self._troubled_since is not None
-            and now - self._troubled_since > patience_s
-            and self.phase is not Phase.STOPPED
-        ):
+        troubles = self._troubles
+        if troubles.since is not None and now - troubles.since > patience_s and self.phase is not Phase.STOPPED:
             self.stop(
                 RecoveryExhaustedError(
                     f"{self}: no progress for {patience_s:.0f} s at offset {self.acked}; check the brokers that lead it",
-                    tuple(self._reasons),
+                    troubles.reasons,
                 )
             )
 
     @property
     def is_troubled(self) -> bool:
         """Whether it had nothing but trouble since it last moved: give_up_after says what that was."""
-        return self._troubled_since is not None
+        return self._troubles.since is not None
 
     def waits(self, after_s: float, now: float) -> tuple[float, str] | None:
         """Since when nothing moves though there is something to copy, if that is longer than `after_s`, and the last reason."""
+        troubles = self._troubles
         if self._ahead_since is not None:
-            since, reason = (
-                self._ahead_since,
-                f"the source has not come to offset {self.acked} again, which the target keeps",
-            )
-        elif self._troubled_since is not None and (
-            self.phase is not Phase.COPYING or self.acked < self.last_stable_offset
-        ):
-            since, reason = self._troubled_since, self._reasons[-1]
+            since = self._ahead_since
+            reason = f"the source has not come to offset {self.acked} again, which the target keeps"
+        elif troubles.since is not None and (self.phase is not Phase.COPYING or self.acked < self.last_stable_offset):
+            since, reason = troubles.since, troubles.reasons[-1]
         else:
             return None
         is_over = self.phase is Phase.STOPPED or self.error is not None
@@ -466,7 +423,7 @@ class PartitionCopy:
         self.phase = Phase.PAUSED
         self.error = error
         self.not_before = until
-        self._troubled_since = None
+        self._troubles.since = None
 
     def wait(self, log_end: int, now: float, until: float) -> None:
         """Takes the target's log end as reached, and leaves the partition alone for a time."""
@@ -476,7 +433,7 @@ class PartitionCopy:
         self.phase = Phase.PAUSED
         self.error = None
         self.not_before = until
-        self._troubled_since = None
+        self._troubles.since = None
 
     def stop(self, error: TolerantClientError) -> None:
         self.phase = Phase.STOPPED
@@ -488,12 +445,3 @@ class PartitionCopy:
         elif log_end < self.acked:
             self._first_log_end -= self.acked - log_end  # what an election or a deletion took back is copied again
         self.position = self.acked = log_end
-
-    def _progress(self) -> None:
-        self._moved()
-        self._doubts = 0
-
-    def _moved(self) -> None:
-        """Takes it that the log has grown, or is whole; whether what was refused stays refused only an answer shows."""
-        self._troubled_since = None
-        self._reasons.clear()

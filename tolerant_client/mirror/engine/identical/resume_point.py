@@ -28,23 +28,14 @@ from typing import NamedTuple
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.log_ends import Unreplicated, log_end_offsets, replicated_ends
-from tolerant_client.cluster.admin.producers import (
-    ProducerEntry,
-    can_describe_producers,
-    describe_producers,
-    link_entry,
-)
+from tolerant_client.cluster.admin.log_ends import Unreplicated, replicated_ends
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.cluster.produce import add_sequence
 from tolerant_client.errors import TolerantClientError
-from tolerant_client.mirror.batches.appendable import NO_PRODUCER, AppendState
+from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.batches.divergence import (
-    COMPARED_OFFSETS,
-    LogSlice,
     first_difference,
     has_nothing_at,
-    is_copy,
     read_headers,
     read_slices,
 )
@@ -59,7 +50,6 @@ from tolerant_client.mirror.engine.identical.difference import (
     explain,
     has_times_rewritten,
     is_all_filler,
-    is_found,
     misplaced,
     nothing_proves,
     overtaken,
@@ -67,14 +57,18 @@ from tolerant_client.mirror.engine.identical.difference import (
     share_records,
 )
 from tolerant_client.mirror.engine.identical.log_start import find_log_start
-from tolerant_client.mirror.engine.identical.places import ends_in_gap, fills_gap, step_back
-from tolerant_client.mirror.state.control import LinkControl, TopicIds
+from tolerant_client.mirror.engine.identical.next_sequence import is_data_of, read_sequences
+from tolerant_client.mirror.engine.identical.other_writers import (
+    differs_after_link,
+    find_strangers,
+    last_of_others,
+    unproved_tails,
+)
+from tolerant_client.mirror.engine.identical.places import ends_in_gap
 from tolerant_client.mirror.state.ledger import Ledger
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.topics import present_ids
-from tolerant_client.records.record_batch import BatchHeader
 
-_STEPS_BACK = 1000  # batches that are looked at for the last data, behind markers or for its sequence
-_OTHERS_OFFSETS = 5_000  # of what others wrote after the link, that are compared
 _UNKNOWN = TopicIds("", "")
 
 
@@ -123,7 +117,7 @@ async def read_append_states(
     logs = {p: log for p, log in logs.items() if not log.is_written or p in last or p in bare}
     own = {known for known in (producer_id, *control.producer_ids) if known >= 0}
     known = {p: end for p, end in control.copied.items() if p in logs and _is_begun(control, p, ids)}
-    unproved = await _unproved(source, logs, last, own) | {
+    unproved = await unproved_tails(source, logs, last, own) | {
         p: logs[p].window for p in bare if logs[p].common[0] < logs[p].common[1]
     }
     originals = await read_slices(source, unproved, is_committed=True)
@@ -133,16 +127,16 @@ async def read_append_states(
         if log.is_written and log.common[0] >= log.common[1]
     }
     copies = await read_slices(target, {**unproved, **ends}, is_committed=False)
-    others = await _last_of_others(target, logs, last, own, known)
-    strange, unknown = await _strangers(source, target, logs, others)
-    others_differ, opened = await _differs_after_link(source, target, logs, {p: last[p] for p in others}, own, known)
+    others = await last_of_others(target, logs, last, own, known)
+    strange, unknown = await find_strangers(source, target, logs, others)
+    others_differ, opened = await differs_after_link(source, target, logs, {p: last[p] for p in others}, own, known)
     strange.difference_update(opened)  # what is not committed yet is no stranger's yet
     logs = {p: log for p, log in logs.items() if p not in unknown}
     last = {p: header for p, header in last.items() if p in logs}
     for p in ends.keys() & last.keys() & logs.keys():
         if last[p].is_control and not await ends_in_gap(target, p, last[p], own, logs[p].adopted, known.get(p, 0)):
             strange.add(p)
-    states, remembered = await _append_states(target, logs, last, producer_id, own, at_high_watermark)
+    states, remembered = await read_sequences(target, logs, last, producer_id, own, at_high_watermark)
 
     link = ledger.link if ledger is not None else ""
     found: dict[TopicPartition, Found] = {**behind}
@@ -184,7 +178,7 @@ async def read_append_states(
             and (p not in unproved or share_records(originals[p], copies[p]))
         )
         first = max(log.source_start, control.starts.get(p, 0))
-        is_told = not at_high_watermark or p in last and _is_links(last[p], own)  # brokers may remember later batches
+        is_told = not at_high_watermark or p in last and is_data_of(last[p], own)  # brokers may remember later batches
         is_unproved = begun is not None and not log.adopted and known.get(p, 0) < control.log_starts.get(p, 0)
         try:
             start = await find_log_start(
@@ -261,209 +255,7 @@ async def _bounds(
     }, behind
 
 
-async def _unproved(
-    source: Cluster,
-    logs: Mapping[TopicPartition, Logs],
-    last: Mapping[TopicPartition, BatchHeader],
-    own: Collection[int],
-) -> dict[TopicPartition, tuple[int, int]]:
-    """The offsets to compare of the partitions whose last batch is not proved by the headers alone.
-
-    What another one than the link wrote may be a copy of a transaction that was aborted, which has the same headers.
-    """
-    comparable = {p: logs[p] for p in last if logs[p].common[0] < logs[p].common[1]}
-    original = await read_headers(
-        source,
-        {
-            p: last[p].base_offset
-            for p, log in comparable.items()
-            if log.source_start <= last[p].base_offset < log.source_end
-        },
-    )
-    proved = {p for p, header in original.items() if last[p].producer_id in own and is_copy(last[p], header)}
-    return {p: log.window for p, log in comparable.items() if p not in proved}
-
-
-async def _last_of_others(
-    target: Cluster,
-    logs: Mapping[TopicPartition, Logs],
-    last: Mapping[TopicPartition, BatchHeader],
-    own: Collection[int],
-    copied: Mapping[TopicPartition, int],
-) -> dict[TopicPartition, BatchHeader]:
-    """The last data batches of the logs in which somebody else than the link wrote last; its gaps are the link's.
-
-    A log that ends where the link had `copied` it was proved before.  Where more bare markers than are looked at hide who
-    wrote last, or the cleaner does, the log counts as others', with one of those markers.
-    """
-    ends = {
-        p: h
-        for p, h in last.items()
-        if h.producer_id not in own and not is_filler_marker(h) and copied.get(p) != h.next_offset
-    }
-    least = _written_from(logs)
-    data = await step_back(target, ends, least, _is_bare_marker, _STEPS_BACK)
-    others = {
-        p: h
-        for p, h in data.items()
-        if (h.base_offset > least[p] if _is_bare_marker(h) else not h.is_control and h.next_offset > least[p])
-        and h.producer_id not in own
-    }
-    may_be_filler = {p: _tail(h) for p, h in others.items() if h.is_transactional}
-    slices = await read_slices(target, may_be_filler, is_committed=False)
-    return {p: h for p, h in others.items() if not is_all_filler(slices.get(p))}
-
-
-def _is_bare_marker(header: BatchHeader) -> bool:
-    return header.is_control and not is_filler_marker(header)
-
-
-def _tail(header: BatchHeader) -> tuple[int, int]:
-    """The offsets of a batch that are compared."""
-    return max(header.base_offset, header.next_offset - COMPARED_OFFSETS), header.next_offset
-
-
-async def _differs_after_link(
-    source: Cluster,
-    target: Cluster,
-    logs: Mapping[TopicPartition, Logs],
-    ends: Mapping[TopicPartition, BatchHeader],
-    own: Collection[int],
-    copied: Mapping[TopicPartition, int],
-) -> tuple[dict[TopicPartition, int], dict[TopicPartition, OpenTransaction]]:
-    """Where logs that others wrote last differ after the link's last batch, of the last 5,000 offsets; what is open in others.
-
-    A batch of theirs that is the source's says nothing of those before it, and one that they have aborted has no records.
-    """
-    if not ends:
-        return {}, {}
-    # Asked first: what is stable then is so in all that is read.
-    stable = await target.list_offsets(dict.fromkeys(ends, LATEST), isolation_level=READ_COMMITTED)
-    ours = await step_back(target, ends, _written_from(logs), lambda header: header.producer_id not in own)
-    found: dict[TopicPartition, int] = {}
-    unstable: dict[TopicPartition, int] = {}
-    for p, header in ours.items():
-        first, end = logs[p].common
-        since = header.next_offset if header.producer_id in own else copied.get(p, first)
-        stretches = range(max(first, since, end - _OTHERS_OFFSETS), end, COMPARED_OFFSETS)
-        if stretches and stable[p] < end:
-            unstable[p] = stable[p]
-        for start in stretches:
-            span = {p: (start, min(start + COMPARED_OFFSETS, end))}
-            original = (await read_slices(source, span, is_committed=True))[p]
-            copies = [(await read_slices(target, span, is_committed=seen))[p] for seen in (False, True)]
-            if differences := [d for copy in copies if (d := first_difference(original, copy)) is not None]:
-                found[p] = min(differences)
-                break
-    unstable = {p: offset for p, offset in unstable.items() if p not in found}
-    begins = await read_headers(target, unstable)
-    return found, {
-        p: OpenTransaction(begins[p].producer_id if p in begins else -1, offset) for p, offset in unstable.items()
-    }
-
-
 def _is_begun(control: LinkControl, partition: TopicPartition, ids: Mapping[str, TopicIds]) -> bool:
     """Whether the link has begun this log of the target, and not another one of that name."""
     begun = control.begun.get(partition)
     return begun is not None and begun.is_of_target(ids.get(partition.topic, _UNKNOWN))
-
-
-async def _strangers(
-    source: Cluster,
-    target: Cluster,
-    logs: Mapping[TopicPartition, Logs],
-    others: Mapping[TopicPartition, BatchHeader],
-) -> tuple[set[TopicPartition], set[TopicPartition]]:
-    """The partitions whose last data batch, of `others`, is not the source's; and those of which that cannot be told now.
-
-    A batch that takes the place of offsets without records on the source is proved by nothing.
-    """
-    spans = {p: _tail(h) for p, h in others.items()}
-    written = await read_slices(target, spans, is_committed=False)
-    visible = written | await read_slices(
-        target, {p: spans[p] for p, h in others.items() if h.is_transactional}, is_committed=True
-    )
-    there = {
-        p: (max(start, logs[p].source_start), end) for p, (start, end) in spans.items() if end > logs[p].source_start
-    }
-    originals = await read_slices(source, there, is_committed=True)
-    strange, unknown = set(), set()
-    for p, (_, end) in spans.items():
-        found = is_found(written[p], visible[p], originals.get(p, LogSlice(end)), min(end, logs[p].source_end))
-        if found is None:
-            unknown.add(p)
-        elif not found:
-            strange.add(p)
-    return strange, unknown
-
-
-# -- the next sequence --------------------------------------------------------
-
-
-async def _append_states(
-    target: Cluster,
-    logs: Mapping[TopicPartition, Logs],
-    last: Mapping[TopicPartition, BatchHeader],
-    producer_id: int,
-    own: Collection[int],
-    at_high_watermark: bool,
-) -> tuple[dict[TopicPartition, AppendState], set[TopicPartition]]:
-    """What is appended next, and the partitions where a broker remembers the link."""
-    ending = last.keys()
-    # What was adopted others wrote: it says nothing of the link's sequence.
-    last = {p: header for p, header in last.items() if header.next_offset > logs[p].adopted}
-    unsaid = [p for p in logs if (p not in last or not _is_links(last[p], own)) and logs[p].target_end]
-    entries: dict[TopicPartition, list[ProducerEntry]] = {}
-    if unsaid and can_describe_producers(target):
-        # As a race: 1. we read the log end, 2. another writer appends the next batch, 3. the broker tells us the sequence
-        # behind it.  With both we would append that batch again, and the broker would take it.  So the log must still end
-        # there once the sequence is known, for the leader too, which counts batches that are not replicated yet.
-        told = await describe_producers(target, unsaid)
-        ends = await log_end_offsets(target, told)
-        # A comparison takes from them only that the link wrote here; without a last batch their sequence is its proof.
-        later = ending if at_high_watermark else ()
-        entries = {p: found for p, found in told.items() if ends.get(p) == logs[p].target_end or p in later}
-    elif unsaid:
-        # The link's last data lies before what fills gaps; before others' data none is looked for.
-        last |= await step_back(
-            target, {p: last[p] for p in unsaid if p in last}, _written_from(logs), fills_gap, _STEPS_BACK
-        )
-        entries = {p: [] for p in unsaid}
-    untold = {
-        p
-        for p in entries
-        if not entries[p] and not can_describe_producers(target) and not (p in last and _is_links(last[p], own))
-    }
-    states = {
-        p: next_append(log.target_end, last.get(p), entries.get(p, ()), producer_id, own)
-        for p, log in logs.items()
-        if p not in unsaid or p in entries
-    }
-    # A broker that remembers another sequence than we guess would refuse it for ever.
-    states |= {p: states[p]._replace(producer_id=NO_PRODUCER, next_sequence=0) for p in untold}
-    return states, {p for p, known in entries.items() if link_entry(known, producer_id, own) is not None}
-
-
-def next_append(
-    log_end: int, last: BatchHeader | None, entries: Iterable[ProducerEntry], producer_id: int, own: Collection[int]
-) -> AppendState:
-    """The next append, from the log's last batch or, where that is no data batch of the link, from what the broker remembers.
-
-    `own` are all producer ids of the link: whoever else wrote the same records may write on under his.
-    """
-    if last is not None and _is_links(last, own):
-        sequence = add_sequence(last.base_sequence, last.last_offset_delta + 1)
-        return AppendState(log_end, last.producer_id, last.producer_epoch, sequence)
-    if (entry := link_entry(entries, producer_id, own)) is not None:
-        return AppendState(log_end, entry.producer_id, entry.producer_epoch, add_sequence(entry.last_sequence, 1))
-    # Nothing says a sequence.  The offset is one that all writers derive alike.
-    return AppendState(log_end, producer_id, 0, add_sequence(log_end, 0))
-
-
-def _is_links(header: BatchHeader, own: Collection[int]) -> bool:
-    return header.producer_id in own and not fills_gap(header)
-
-
-def _written_from(logs: Mapping[TopicPartition, Logs]) -> dict[TopicPartition, int]:
-    """From which offset on the target's logs have what the link may have written."""
-    return {p: max(log.target_start, log.adopted) for p, log in logs.items()}

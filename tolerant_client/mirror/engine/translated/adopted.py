@@ -13,7 +13,9 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.led_offsets import list_led_offsets
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.mirror.engine.partition_locks import Turns
-from tolerant_client.mirror.state.control import CONTROL_TOPIC, ControlWatch, LinkControl, update_control
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
+from tolerant_client.mirror.state.control_topic import ControlWatch, update_control
+from tolerant_client.mirror.state.link_control import LinkControl
 
 _CONTROL = (TopicPartition(CONTROL_TOPIC, 0),)
 

@@ -25,19 +25,19 @@ from tolerant_client.cluster.fetch_by_id import RawFetchById
 from tolerant_client.errors import LinkPromotedError, OptionError
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.emptiness import EmptinessChecks
-from tolerant_client.mirror.engine.identical.append import resolve
 from tolerant_client.mirror.engine.lag import require_no_copies_of_identical
 from tolerant_client.mirror.engine.limits import CopyLimits, Progress, raise_stopped
 from tolerant_client.mirror.engine.partition_locks import Turns
 from tolerant_client.mirror.engine.preflight import ends_at, offsets_at, write_down
 from tolerant_client.mirror.engine.prepare import check_link, make_topics
+from tolerant_client.mirror.engine.tasks import Tasks, resolve
 from tolerant_client.mirror.engine.throttle import TokenBucket
 from tolerant_client.mirror.engine.translated.adopted import Adopted
 from tolerant_client.mirror.engine.translated.partition import TransactionLimits, TranslatedLink, TranslatedPartition
 from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
 from tolerant_client.mirror.state.claims import Waiting, claimed_part
 from tolerant_client.mirror.state.claims_topic import Claims, claimed_by, new_holder
-from tolerant_client.mirror.state.control import ControlWatch
+from tolerant_client.mirror.state.control_topic import ControlWatch
 from tolerant_client.mirror.state.health import WAITS_AFTER_S
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.map_topic import clear_deleted, ensure_map_topic, read_maps
@@ -124,7 +124,7 @@ class TranslatedCopier:
         shares: int = 1,
         run: str = "",
     ) -> None:
-        self.failure: Exception | None = None
+        self._tasks = Tasks(source)
         self.bytes_in_flight = 0
         self._source = source
         self._target = target
@@ -133,7 +133,7 @@ class TranslatedCopier:
         self._clock = clock
         self._net = source.net
         self.control = ControlWatch(target, link)
-        self.claims = Claims(target, new_holder(link, run), self._spawn, self._claims_changed)
+        self.claims = Claims(target, new_holder(link, run), self._tasks.spawn, self._claims_changed)
         self._bytes_per_s = bytes_per_s
         self._shares = shares
         self._bucket = TokenBucket()
@@ -154,17 +154,21 @@ class TranslatedCopier:
             EmptinessChecks(source, self._bucket, clock),
             lambda partition: self.claims.term(self._claim(partition)),
             self._start_fetching,
-            self._notify,
+            self._tasks.notify,
             self._settled,
         )
         self._partitions: dict[TopicPartition, TranslatedPartition] = {}
         self._fetching: dict[int, WakeupNotifier] = {}  # by source node: wakes its loop
-        self._waiters: set[Future] = set()
         self._turns = Turns()
         self._room: Future | None = None
         self._next_clearing = clock() + _CLEAR_EVERY_S * random.uniform(0.1, 1.0)
 
     # -- what callers ask -----------------------------------------------------
+
+    @property
+    def failure(self) -> Exception | None:
+        """What ended a loop; the copier is of no more use then."""
+        return self._tasks.failure
 
     async def copy(
         self, until: Mapping[TopicPartition, int | None], *, hold_ms: int = 0, lease_ms: int = 0
@@ -196,7 +200,7 @@ class TranslatedCopier:
         before = {p: (copy.records, copy.bytes, copy.losses) for p, copy in copies.items()}
         if not self._is_following:
             self._is_following = True
-            self._spawn(self._follow_control)
+            self._tasks.spawn(self._follow_control)
         try:
             await self._wait(lambda: all(c.error or c.paused or c.has_reached for c in copies.values()), hold_until)
         finally:
@@ -232,15 +236,7 @@ class TranslatedCopier:
 
     async def _wait(self, is_done: Callable[[], bool], at_least_until: float) -> None:
         while self.failure is None and not (is_done() and self._clock() >= at_least_until):
-            future = Future()
-            self._waiters.add(future)
-            left = at_least_until - self._clock()
-            timer = self._net.call_later(min(1.0, left) if left > 0 else 1.0, lambda: resolve(future))
-            try:
-                await future
-            finally:
-                self._waiters.discard(future)
-                self._net.cancel(timer)
+            await self._tasks.wait(at_least_until - self._clock())
         if self.failure is not None:
             raise self.failure
 
@@ -257,7 +253,7 @@ class TranslatedCopier:
         copy.lease_until = lease_until
         if is_new:
             self.claims.want([self._claim(partition)])
-            self._spawn(self._run, copy)
+            self._tasks.spawn(self._run, copy)
         else:
             copy.wake()
             self._start_fetching()
@@ -287,7 +283,7 @@ class TranslatedCopier:
             elif claim in rivals and copy.error is None:
                 copy.error = claimed_by(claim, rivals[claim])
                 copy.wake()
-        self._notify()
+        self._tasks.notify()
 
     # -- what the operator says -----------------------------------------------
 
@@ -314,7 +310,7 @@ class TranslatedCopier:
             except LinkPromotedError as error:
                 copy.error = error
                 copy.wake()
-        self._notify()
+        self._tasks.notify()
         self._start_fetching()
 
     # -- source side ----------------------------------------------------------
@@ -328,7 +324,7 @@ class TranslatedCopier:
                     self._source.manager.cluster.request_update()
                 elif node_id not in self._fetching:
                     self._fetching[node_id] = WakeupNotifier(self._net)
-                    self._spawn(self._fetch_loop, node_id)
+                    self._tasks.spawn(self._fetch_loop, node_id)
 
     async def _fetch_loop(self, node_id: int) -> None:
         turn = 0
@@ -411,26 +407,10 @@ class TranslatedCopier:
     def _clear_now_and_then(self) -> None:
         if self._clock() > self._next_clearing:
             self._next_clearing = self._clock() + _CLEAR_EVERY_S
-            self._spawn(self._clear, list(self._partitions))
+            self._tasks.spawn(self._clear, list(self._partitions))
 
     async def _clear(self, partitions: list[TopicPartition]) -> None:
         try:
             await clear_deleted(self._target, self._name, partitions)
         except Errors.KafkaError:
             pass  # rows too many do no harm; the next time is in an hour
-
-    # -- loops ----------------------------------------------------------------
-
-    def _spawn(self, function: Callable[..., object], *args: object) -> None:
-        async def guarded() -> None:
-            try:
-                await function(*args)  # type: ignore[misc]
-            except Exception as error:
-                self.failure = error
-                self._notify()
-
-        self._net.call_soon(guarded)
-
-    def _notify(self) -> None:
-        for future in list(self._waiters):
-            resolve(future)

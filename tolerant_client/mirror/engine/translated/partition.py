@@ -59,8 +59,9 @@ from tolerant_client.mirror.engine.translated.target_checks import (
     is_another,
     taken_over,
 )
-from tolerant_client.mirror.state.control import ControlWatch, LinkControl, link_options
+from tolerant_client.mirror.state.control_topic import ControlWatch
 from tolerant_client.mirror.state.ledger import Ledger
+from tolerant_client.mirror.state.link_control import LinkControl, link_options
 from tolerant_client.mirror.state.map_topic import map_partition
 from tolerant_client.mirror.state.offset_map import MapRow, extend
 from tolerant_client.stock.stock_names import WakeupNotifier

@@ -1,0 +1,274 @@
+"""The partitions that a copier has: adopted, claimed on the target, in the flow of batches or out of it, and released.
+
+Laws:
+- Nothing is read or appended of a partition before it is claimed (mirror/state/claims.py), and nothing is released that has a
+  request in flight.
+- Whatever goes wrong with a partition takes it out of the flow.  It drains, and then waits in `to_sync` for its place to be
+  read again from the target's log (sync_loop.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+
+import kafka.errors as Errors
+from kafka.errors import KafkaError
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import TolerantClientError
+from tolerant_client.mirror.batches.gaps import GapFill
+from tolerant_client.mirror.engine.identical.append import NO_CLAIM, Appender
+from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller
+from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
+from tolerant_client.mirror.engine.identical.reader import Puller
+from tolerant_client.mirror.engine.limits import CopyLimits
+from tolerant_client.mirror.engine.tasks import Tasks
+from tolerant_client.mirror.engine.throttle import TokenBucket
+from tolerant_client.mirror.state.claims_topic import Claims, claimed_by, new_holder
+from tolerant_client.mirror.state.control_topic import ControlWatch
+from tolerant_client.stock.stock_names import WakeupNotifier
+
+_HELD_S = 0.5  # a partition is not handed over before that: of many that ask each gets something done
+
+
+class Flow:
+    """The partitions of one copier; on the loop of both clusters.
+
+    `sync` reads the places of all that is in `to_sync`, until that is empty; it runs while there is something.
+    """
+
+    def __init__(
+        self,
+        source: Cluster,
+        target: Cluster,
+        control: ControlWatch,
+        run: str,
+        limits: CopyLimits,
+        clock: Callable[[], float],
+        tasks: Tasks,
+        bucket: TokenBucket,
+        sync: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.source = source
+        self.target = target
+        self.control = control
+        self.clock = clock
+        self.tasks = tasks
+        self.partitions: dict[TopicPartition, PartitionCopy] = {}
+        self.unclaimed: set[TopicPartition] = set()  # wait for their claim
+        self.to_sync: set[TopicPartition] = set()
+        self.sync_wanted = WakeupNotifier(source.net)
+        self.claims = Claims(target, new_holder(control.link, run), tasks.spawn, self._claims_changed)
+        self.appender = Appender(
+            target,
+            limits,
+            clock,
+            {
+                GapFill.TRANSACTIONS: TransactionFiller(target, control.link, self.require_writable),
+                GapFill.MARKERS: MarkerFiller(target, self.require_writable),
+            },
+            self.is_claimed,
+            tasks.spawn,
+            self._appended,
+            self._no_leader,
+        )
+        self.puller = Puller(
+            source,
+            self.partitions,
+            self.appender,
+            limits,
+            clock,
+            tasks.spawn,
+            self.after_trouble,
+            self.drop_expired,
+            bucket,
+        )
+        self._sync = sync
+        self._is_syncing = False
+        self._leaving: dict[TopicPartition, PartitionCopy] = {}  # given up, with requests in flight
+        self._next_drop = 0.0
+
+    def copies(self, partitions: Iterable[TopicPartition]) -> list[PartitionCopy]:
+        """Those of these partitions that the copier has."""
+        return [copy for p in partitions if (copy := self.partitions.get(p)) is not None]
+
+    def has(self, copy: PartitionCopy) -> bool:
+        """Whether a partition was neither released nor adopted anew since."""
+        return self.partitions.get(copy.partition) is copy
+
+    # -- adopted and released -------------------------------------------------
+
+    def adopt(self, partition: TopicPartition, until: int | None, hold_until: float, lease_until: float) -> None:
+        """Takes a partition to copy up to `until` at least, or a new end of one that the copier has."""
+        copy = self.partitions.get(partition)
+        if copy is None:
+            copy = self.partitions[partition] = PartitionCopy(partition, until, self.clock())
+            self.want_sync(copy)
+        copy.rested()  # if it had reached its former offset, its patience begins now
+        copy.adopted_at = self.clock()
+        copy.until = until
+        copy.hold_until = hold_until
+        copy.lease_until = lease_until
+        if copy.phase is Phase.COPYING and not self.puller.is_pulling(partition):
+            # It had reached its former offset and was left alone since.
+            copy.phase = Phase.DRAINING
+            self.after_trouble(copy)
+
+    def release(self, partition: TopicPartition) -> None:
+        """Gives a partition up, and its claim once nothing of it is in flight."""
+        copy = self.partitions.pop(partition, None)
+        if copy is not None:
+            copy.phase = Phase.STOPPED  # what was accepted for it is not queued any more
+            self.leave(copy)
+            self.to_sync.discard(partition)
+            self.unclaimed.discard(partition)
+            self._leaving[partition] = copy
+            self.settled(copy)
+
+    def settled(self, copy: PartitionCopy) -> None:
+        """Takes it that a request of a partition that was given up is settled: with the last one its claim is released."""
+        if copy.in_flight or self._leaving.get(copy.partition) is not copy:
+            return
+        del self._leaving[copy.partition]
+        if (wanted := self.partitions.get(copy.partition)) is None:
+            self.claims.leave([copy.partition])
+        elif wanted.phase is Phase.SYNCING:
+            self.want_sync(wanted)
+
+    def drop_expired(self) -> None:
+        """Releases partitions whose lease is over; checks them once a second."""
+        now = self.clock()
+        if now < self._next_drop:
+            return
+        self._next_drop = now + 1.0
+        self._claims_changed()
+        for partition, copy in list(self.partitions.items()):
+            if copy.has_reached and now > copy.lease_until > copy.hold_until:
+                self.release(partition)
+
+    # -- claimed --------------------------------------------------------------
+
+    def claimed(self, due: list[TopicPartition]) -> list[TopicPartition]:
+        """Those that may be read and written; the others wait for their claim, or for what is still in flight."""
+        held = [p for p in due if self.claims.holds(p) and p not in self._leaving]
+        self.unclaimed.update(p for p in set(due).difference(held) if p in self.partitions)
+        return held
+
+    def is_claimed(self, copy: PartitionCopy) -> bool:
+        """Whether a partition may be appended to from the place that was read (claims.py, laws E and H)."""
+        return copy.term is not None and self.claims.term(copy.partition) == copy.term
+
+    def _claims_changed(self) -> None:
+        """Hands over what another process of the run asks for, and has the places read of what was granted."""
+        for lapsed in [c for c in self.partitions.values() if c.phase is Phase.COPYING and not self.is_claimed(c)]:
+            lapsed.trouble(NO_CLAIM, self.clock())
+            self.after_trouble(lapsed)
+        claimant = self.claims.claimant
+        for partition in claimant.asked:
+            if (copy := self.partitions.get(partition)) is not None:
+                if claimant.is_run_over or self.clock() - copy.adopted_at > _HELD_S:
+                    self.release(partition)
+                    self.tasks.notify()
+            elif partition not in self._leaving:
+                self.claims.leave([partition])
+        for partition in [p for p in self.unclaimed if self.claims.holds(p) and p not in self._leaving]:
+            self.unclaimed.discard(partition)
+            self.want_sync(self.partitions[partition])
+        rivals = self.claims.rivals() if self.unclaimed else {}
+        for partition in self.unclaimed.intersection(rivals):
+            self.partitions[partition].stop(claimed_by(partition, rivals[partition]))
+            self.tasks.notify()
+
+    async def require_writable(self, partition: TopicPartition) -> None:
+        """Raises LinkPromotedError where the link may write no more, and KafkaError where the partition is not claimed."""
+        await self.control.require_not_promoted()
+        copy = self.partitions.get(partition) or self._leaving.get(partition)
+        if copy is None or not self.is_claimed(copy):
+            raise Errors.NotLeaderForPartitionError(NO_CLAIM)
+
+    # -- in the flow and out of it --------------------------------------------
+
+    async def join(self, partitions: list[TopicPartition]) -> None:
+        """Has partitions fetched from the nodes that lead them."""
+        try:
+            await self.puller.join(partitions)
+        except KafkaError as error:
+            for copy in self.copies(partitions):
+                copy.trouble(f"the source's leader was not found: {error}", self.clock())
+                self.after_trouble(copy)
+
+    def leave(self, copy: PartitionCopy) -> None:
+        """Takes a partition out of the flow; what is in flight is settled as ever."""
+        self.puller.leave(copy.partition)
+        self.appender.drop(copy)
+
+    def after_trouble(self, copy: PartitionCopy) -> None:
+        """Takes a troubled partition out of the flow; once drained its place is read again."""
+        self.leave(copy)
+        if copy.is_drained:
+            self.want_sync(copy)
+        if copy.phase is Phase.STOPPED:
+            self.tasks.notify()
+
+    def want_sync(self, copy: PartitionCopy) -> None:
+        """Has the place of a partition read, from its `not_before` on."""
+        self.to_sync.add(copy.partition)
+        if not self._is_syncing:
+            self._is_syncing = True
+            self.tasks.spawn(self._run_sync)
+        else:
+            self.sync_wanted.notify()
+
+    async def _run_sync(self) -> None:
+        try:
+            await self._sync()
+        finally:
+            self._is_syncing = False
+
+    def not_read(self, partitions: Iterable[TopicPartition], reason: str) -> None:
+        """Has partitions whose place could not be read asked for again, a little later each time."""
+        for copy in self.copies(partitions):
+            if copy.phase not in (Phase.STOPPED, Phase.COPYING):
+                copy.phase = Phase.SYNCING
+                copy.trouble(reason, self.clock())
+                self.after_trouble(copy)
+
+    def stop_all(self, error: TolerantClientError) -> None:
+        """Stops every partition."""
+        for copy in list(self.partitions.values()):
+            copy.stop(error)
+            self.leave(copy)
+        self.to_sync.clear()
+        self.tasks.notify()
+
+    # -- what the appender tells ----------------------------------------------
+
+    def _appended(self, copies: list[PartitionCopy]) -> None:
+        has_reached = False
+        for copy in copies:
+            if not self.has(copy):
+                self.settled(copy)
+                continue
+            if copy.phase is not Phase.COPYING:
+                self.after_trouble(copy)
+            else:
+                if copy.was_held_back and not copy.queue:
+                    copy.was_held_back = False
+                    self.tasks.spawn(self.join, [copy.partition])
+                has_reached |= copy.until is not None and copy.acked >= copy.until
+        if has_reached:
+            self.tasks.notify()
+
+    def _no_leader(self, copy: PartitionCopy) -> None:
+        copy.trouble("the target partition has no leader", self.clock())
+        self.tasks.spawn(refresh_quietly, self.target)
+        self.after_trouble(copy)
+
+
+async def refresh_quietly(cluster: Cluster) -> None:
+    """Asks for leaders; a cluster that does not respond shows in the partitions that wait for it."""
+    try:
+        await cluster.refresh()
+    except KafkaError:
+        pass

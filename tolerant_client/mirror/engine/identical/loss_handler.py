@@ -1,0 +1,73 @@
+"""Does what the operator's policy says of a loss: stop, pause, or write it down and resume after it (M7)."""
+
+from __future__ import annotations
+
+import time
+
+import kafka.errors as Errors
+from kafka.errors import KafkaError
+
+from tolerant_client.mirror.batches.appendable import AppendRules
+from tolerant_client.mirror.batches.losses import Loss, LossPolicy, LossReason, MirrorPolicy
+from tolerant_client.mirror.engine.identical.begun import Begun
+from tolerant_client.mirror.engine.identical.flow import Flow
+from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
+from tolerant_client.mirror.engine.identical.resume_point import read_ids
+from tolerant_client.mirror.state.ledger import Ledger
+
+_PAUSE_S = 30.0  # between two reads of a partition that policy has paused
+
+
+class LossHandler:
+    """Settles what was lost of the partitions in a flow."""
+
+    def __init__(self, flow: Flow, policy: MirrorPolicy, ledger: Ledger, begun: Begun) -> None:
+        self._flow = flow
+        self._policy = policy
+        self._ledger = ledger
+        self._begun = begun
+
+    async def settle(self, copy: PartitionCopy, loss: Loss, rules: AppendRules) -> None:
+        """Does what policy says of a loss that was found often enough."""
+        flow, now = self._flow, self._flow.clock()
+        chosen = self._policy.for_topic(copy.partition.topic)
+        is_oversized = loss.row.reason == LossReason.OVERSIZED
+        policy = chosen.on_oversized if is_oversized else chosen.on_loss
+        if not copy.is_believed(str(loss.error), now):
+            pass
+        elif policy is LossPolicy.FAIL:
+            copy.stop(loss.error)
+        elif policy is LossPolicy.PAUSE:
+            copy.pause(loss.error, now + _PAUSE_S)
+            flow.want_sync(copy)
+        elif await self._written(copy, loss):
+            if is_oversized:
+                copy.left_out.add(loss.row.from_offset)
+                copy.too_large = None
+            if loss.resume_at > loss.state.log_end:
+                copy.resume(loss.state, rules, flow.clock())
+                items = copy.leave_out(loss.resume_at, int(time.time() * 1000))
+                flow.appender.enqueue([(copy, item) for item in items])
+                await flow.join([copy.partition])
+            else:
+                copy.trouble("a loss was written down", now)  # with the row in the ledger the place is another one
+        if flow.has(copy) and copy.phase not in (Phase.COPYING, Phase.PAUSED):
+            flow.after_trouble(copy)
+        flow.tasks.notify()
+
+    async def _written(self, copy: PartitionCopy, loss: Loss) -> bool:
+        """True once a loss is in the ledger, if the partition is still ours then."""
+        flow = self._flow
+        try:
+            await self._ledger.write([loss.row])
+            if loss.row.reason == LossReason.RECREATION:  # from now on the link goes on with the new topic
+                ids = await read_ids(flow.source, flow.target, {copy.partition.topic})
+                if copy.partition.topic not in ids:
+                    raise Errors.UnknownTopicOrPartitionError(f"topic {copy.partition.topic} of one of the clusters")
+                copied = {copy.partition: loss.state.log_end}
+                await self._begun.write({copy.partition: ids[copy.partition.topic]}, copied)
+        except KafkaError as error:
+            copy.trouble(f"the ledger could not be written: {type(error).__name__}: {error}", flow.clock())
+            return False
+        copy.losses += 1
+        return flow.has(copy) and copy.phase is Phase.SYNCING

@@ -1,0 +1,51 @@
+"""What a place that was read means for its partition.  Pure."""
+
+from __future__ import annotations
+
+from tolerant_client.cluster.admin.log_ends import Unreplicated
+from tolerant_client.errors import TargetDivergedError, TolerantClientError
+from tolerant_client.mirror.batches.appendable import AppendRules, AppendState
+from tolerant_client.mirror.batches.losses import LedgerRow, Loss, LossReason
+from tolerant_client.mirror.engine.identical.difference import AheadOfSource, OpenTransaction
+from tolerant_client.mirror.engine.identical.partition import PartitionCopy
+from tolerant_client.mirror.engine.identical.resume_point import Found, LogStart
+
+_AHEAD_S = 1.0  # between two reads of a source that has to catch up with what the target keeps
+_REPLICATED_S = 0.05  # between two reads of a target whose replicas have to catch up, or a transaction to end, at first
+_UNREAD_S = 0.02
+
+
+def placed(
+    copy: PartitionCopy, found: Found | None, rules: AppendRules, link: str, now: float, now_ms: int
+) -> LogStart | Loss | None:
+    """Takes the place of a partition that is syncing; returns what must be done first, for it to have one.
+
+    What else there is to do its phase says: it copies, is left alone for a time, or is in trouble.  `now_ms` is the time of day.
+    """
+    if isinstance(found, (Loss, TargetDivergedError)) and copy.misplaced is not None:
+        found = copy.misplaced
+    elif isinstance(found, AppendState) and copy.is_too_large(found.log_end, rules.max_batch_bytes):
+        found = _oversized(copy, found, link, now_ms)
+    if found is None:
+        copy.trouble("the last record batch could not be read (is Read allowed on the target's topic?)", now)
+        copy.not_before = max(copy.not_before, now + _UNREAD_S)
+    elif isinstance(found, (Unreplicated, OpenTransaction)):
+        copy.trouble(str(found), now)
+        copy.not_before = max(copy.not_before, now + _REPLICATED_S)
+    elif isinstance(found, TolerantClientError):
+        copy.doubt(found, now)
+    elif isinstance(found, AheadOfSource):
+        copy.wait(found.state.log_end, now, now + _AHEAD_S)
+    elif isinstance(found, (LogStart, Loss)):
+        return found
+    else:
+        copy.resume(found, rules, now)
+    return None
+
+
+def _oversized(copy: PartitionCopy, state: AppendState, link: str, now_ms: int) -> Loss:
+    error = copy.too_large
+    assert error is not None
+    topic, index = copy.partition
+    row = LedgerRow(now_ms, link, topic, index, error.offset, error.offset + 1, LossReason.OVERSIZED, str(error))
+    return Loss(row, error, state, state.log_end)

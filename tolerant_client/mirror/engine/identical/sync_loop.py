@@ -1,0 +1,290 @@
+"""Brings partitions back to copying: reads their places from both logs, and has them join the flow (M4).
+
+Partitions of the same two leaders are read together, so a broker that hangs holds up its own alone.  What a place means
+says placement.py; here is the I/O before and after it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+from kafka.errors import KafkaError
+from kafka.structs import TopicPartition
+
+from tolerant_client.errors import LinkPromotedError, OptionError, TargetDivergedError, TolerantClientError
+from tolerant_client.mirror.batches.appendable import NO_PRODUCER, AppendRules, AppendState
+from tolerant_client.mirror.batches.gaps import Gap
+from tolerant_client.mirror.batches.losses import Loss
+from tolerant_client.mirror.engine.identical.append import NO_CLAIM
+from tolerant_client.mirror.engine.identical.begun import Begun
+from tolerant_client.mirror.engine.identical.control_follower import ControlFollower
+from tolerant_client.mirror.engine.identical.facts import TargetFacts
+from tolerant_client.mirror.engine.identical.flow import Flow, refresh_quietly
+from tolerant_client.mirror.engine.identical.given_times import rewritten_offsets, times_rewritten
+from tolerant_client.mirror.engine.identical.log_start import start_log_at
+from tolerant_client.mirror.engine.identical.loss_handler import LossHandler
+from tolerant_client.mirror.engine.identical.open_gaps import OpenGaps
+from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
+from tolerant_client.mirror.engine.identical.placement import placed
+from tolerant_client.mirror.engine.identical.probes import probe_logs
+from tolerant_client.mirror.engine.identical.resume_point import Found, LogStart, read_append_states, read_ids
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
+from tolerant_client.mirror.state.ledger import Ledger
+
+
+class SyncLoop:
+    """Reads the places of what is in `flow.to_sync`, for the link's `producer_id`."""
+
+    def __init__(
+        self,
+        flow: Flow,
+        producer_id: int,
+        ledger: Ledger,
+        facts: TargetFacts,
+        begun: Begun,
+        follower: ControlFollower,
+        losses: LossHandler,
+    ) -> None:
+        self._flow = flow
+        self._source = flow.source
+        self._target = flow.target
+        self._control = flow.control
+        self._clock = flow.clock
+        self._producer_id = producer_id
+        self._ledger = ledger
+        self._facts = facts
+        self._begun = begun
+        self._follower = follower
+        self._losses = losses
+        self._open_gaps = OpenGaps(flow.target, flow.control.link, flow.require_writable, flow.clock)
+        self._being_read: set[TopicPartition] = set()  # by a group that is not done: one read of a partition at a time
+
+    async def run(self) -> None:
+        """Reads places until none is wanted."""
+        flow = self._flow
+        while flow.to_sync:
+            now = self._clock()
+            times = {p: flow.partitions[p].not_before for p in flow.to_sync - self._being_read}
+            due = [p for p, not_before in times.items() if not_before <= now]
+            if not due:
+                await flow.sync_wanted(max(0.001, min(times.values(), default=now + 1.0) - now))
+                continue
+            flow.to_sync.difference_update(due)
+            try:
+                groups = await self._by_leaders(due)
+            except KafkaError as error:
+                flow.not_read(due, f"the leaders could not be found: {type(error).__name__}: {error}")
+                continue
+            for group in groups:
+                self._being_read.update(group)
+                flow.tasks.spawn(self._sync_group, group)
+
+    async def _sync_group(self, due: list[TopicPartition]) -> None:
+        flow = self._flow
+        try:
+            await self.sync(due)
+        except LinkPromotedError:
+            self._follower.obey()
+        except KafkaError as error:
+            flow.not_read(due, f"the place could not be read: {type(error).__name__}: {error}")
+        finally:
+            self._being_read.difference_update(due)
+            flow.sync_wanted.notify()
+        flow.tasks.notify()
+
+    async def sync(self, due: list[TopicPartition]) -> None:
+        """Reads the places of partitions, and has those join the flow that can go on."""
+        flow = self._flow
+        copies = {copy.partition: copy for copy in flow.copies(due)}
+        for copy in copies.values():
+            copy.term = flow.claims.term(copy.partition)  # before anything is read
+        due = [p for p in await self._readable(due, copies) if p in copies]
+        if not due or not (places := await self._read(due, copies)):
+            return
+        # Promotion is written down before the log is fenced: whoever read the log behind the fence finds it here.
+        await self._control.refresh()
+        self._follower.obey()
+        joining = []
+        for partition, found in places.items():
+            copy = copies[partition]
+            if not flow.has(copy) or copy.phase is Phase.STOPPED or self._follower.pause_if_said(copy):
+                continue  # whoever took it over since looks for himself
+            copy.phase = Phase.SYNCING
+            if not flow.is_claimed(copy):
+                copy.trouble(NO_CLAIM, self._clock())
+                flow.after_trouble(copy)
+                continue
+            rules = self._facts.rules(copy)
+            first = placed(copy, found, rules, self._control.link, self._clock(), int(time.time() * 1000))
+            if isinstance(first, LogStart):
+                flow.tasks.spawn(self._start_log, copy, first, rules)
+            elif first is not None:
+                flow.tasks.spawn(self._losses.settle, copy, first, rules)
+            elif copy.phase is Phase.COPYING:
+                joining.append(partition)
+            elif copy.phase is Phase.PAUSED:
+                flow.want_sync(copy)
+            else:
+                flow.after_trouble(copy)
+        await flow.join(joining)
+
+    # -- whose places can be read ---------------------------------------------
+
+    async def _by_leaders(self, due: list[TopicPartition]) -> list[list[TopicPartition]]:
+        """Those that can be read now, by the leaders on both clusters."""
+        if not self._control.is_read:
+            await self._control.refresh()
+        copies = self._flow.copies(self._flow.claimed(due))
+        groups: dict[tuple[int | None, int | None], list[TopicPartition]] = {}
+        wanted = [copy.partition for copy in copies if not self._follower.pause_if_said(copy)]
+        for partition in await self._led(await self._present(wanted)):
+            leaders = self._source.known_leader(partition), self._target.known_leader(partition)
+            groups.setdefault(leaders, []).append(partition)
+        return list(groups.values())
+
+    async def _present(self, due: list[TopicPartition]) -> list[TopicPartition]:
+        """Those that the target has; asking a broker for the log of another one would hold up all."""
+        there = await self._target.partitions({p.topic for p in due})
+        present = [p for p in due if p.partition in there.get(p.topic, ())]
+        for partition in set(due).difference(present):
+            self._facts.forget(partition.topic)
+            copy = self._flow.partitions.get(partition)
+            if copy is not None and copy.phase is not Phase.STOPPED:
+                copy.phase = Phase.SYNCING
+                copy.absent(self._clock())
+                self._flow.after_trouble(copy)
+        return present
+
+    async def _led(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Those with a leader on both clusters: to wait for another one's election would hold up all."""
+        leaderless: dict[TopicPartition, str] = {}
+        for cluster in (self._source, self._target):
+            await cluster.track({p.topic for p in partitions})
+            without = [p for p in partitions if cluster.known_leader(p) is None]
+            if without:
+                self._flow.tasks.spawn(refresh_quietly, cluster)
+            leaderless.update(dict.fromkeys(without, cluster.name))
+        for partition, name in leaderless.items():
+            self._flow.not_read([partition], f"the partition has no leader on the {name}")
+        return [p for p in partitions if p not in leaderless]
+
+    async def _readable(
+        self, due: list[TopicPartition], copies: Mapping[TopicPartition, PartitionCopy]
+    ) -> list[TopicPartition]:
+        """Those whose topics have facts and keep times, with no gap transaction left open."""
+        flow, facts = self._flow, self._facts
+        await facts.read(copies.values())
+        flow.not_read([p for p in due if not facts.has(p.topic)], "the target topic is not there")
+        due = self._with_times_kept([p for p in due if facts.has(p.topic)])
+        unknown = await self._open_gaps.end(due)
+        for partition, why in unknown.items():
+            flow.not_read([partition], why)
+        return [p for p in due if p not in unknown]
+
+    def _with_times_kept(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Those of topics that keep the times of records; the others wait for whoever has set it otherwise."""
+        kept = []
+        for partition in partitions:
+            copy = self._flow.partitions.get(partition)
+            if not self._facts.rewrites_times(partition.topic):
+                kept.append(partition)
+            elif copy is not None and copy.phase is not Phase.STOPPED and not copy.retimed:
+                copy.phase, copy.has_doubtful_facts = Phase.SYNCING, True
+                copy.doubt(
+                    TolerantClientError(
+                        f"{copy}: the target's topic has message.timestamp.type=LogAppendTime, which would rewrite timestamps;"
+                        " set it to CreateTime, and copying goes on"
+                    ),
+                    self._clock(),
+                )
+                self._flow.after_trouble(copy)
+            else:
+                kept.append(partition)  # its log shows what was rewritten
+        return kept
+
+    # -- their places ---------------------------------------------------------
+
+    async def _read(
+        self, due: list[TopicPartition], copies: Mapping[TopicPartition, PartitionCopy]
+    ) -> dict[TopicPartition, Found | None]:
+        """The place of each, None where it could not be read; those that a cluster does not know are left out."""
+        copied = {p: (copies[p].former_epoch, copies[p].acked) for p in due if copies[p].former_epoch >= 0}
+        await self._flow.puller.witnesses.look(self._target, due)  # before both logs are compared
+        ids = await read_ids(self._source, self._target, {p.topic for p in due})
+        self._flow.not_read(
+            [p for p in due if p.topic not in ids], "one of the clusters says that it has no such topic"
+        )
+        due = [p for p in due if p.topic in ids]
+        if not due:
+            return {}
+        control = self._control.value
+        # Another process of the run may have copied further since.
+        known = {p: max(c.acked, control.copied.get(p, 0)) for p, c in copies.items() if c.is_placed}
+        filled = {p: c.log_start for p, c in copies.items() if c.log_start}
+        control = replace(control, copied={**control.copied, **known}, log_starts={**control.log_starts, **filled})
+        places = await read_append_states(
+            self._source, self._target, due, self._producer_id, self._ledger, copied, control, ids
+        )
+        unprobed = {
+            p: found.log_end
+            for p, found in places.items()
+            if isinstance(found, AppendState) and not copies[p].is_placed and not ids[p.topic].source
+        }
+        rows = partial(self._ledger.rows, refresh=True)
+        places |= await probe_logs(self._source, self._target, unprobed, control.adopted, rows)
+        starts = {p: found.start for p, found in places.items() if isinstance(found, LogStart)}
+        await self._begun.write(
+            {p: ids[p.topic] for p, found in places.items() if isinstance(found, (AppendState, LogStart))},
+            log_starts=starts,
+        )
+        for partition, found in places.items():
+            if isinstance(found, AppendState) and found.producer_id == NO_PRODUCER:
+                places[partition] = await self._begun.identified(found)
+            elif isinstance(found, Loss) and found.state.producer_id == NO_PRODUCER:
+                places[partition] = found._replace(state=await self._begun.identified(found.state))
+            elif isinstance(found, AppendState) and copies[partition].retimed:
+                places[partition] = await self._with_times_read(copies[partition], found)
+        return {p: places.get(p) for p in due}
+
+    async def _with_times_read(self, copy: PartitionCopy, state: AppendState) -> AppendState | TargetDivergedError:
+        """The place of a partition, unless the log shows that the target's brokers gave records times of their own."""
+        in_log = [span for span in copy.retimed if span[0] < state.log_end]
+        if (given := await rewritten_offsets(self._target, copy.partition, in_log)) is not None:
+            return times_rewritten(str(copy), *given)
+        copy.retimed.clear()
+        return state
+
+    async def _start_log(self, copy: PartitionCopy, found: LogStart, rules: AppendRules) -> None:
+        """Makes an empty log begin where the source's does; then its place is read again."""
+        flow = self._flow
+        copy.in_flight += 1
+        try:
+            await flow.require_writable(copy.partition)
+            if copy.partition not in self._control.value.log_starts:
+                raise OptionError(
+                    f"{copy} is to begin at offset {found.start}, and nothing says so: an unfinished start would be taken"
+                    f" for a loss later; grant the mirror Write on the target's topic {CONTROL_TOPIC}"
+                )
+            copy.log_start = found.start
+            await start_log_at(
+                self._target,
+                copy.partition,
+                found.state,
+                found.start,
+                {self._producer_id, *self._control.value.producer_ids},
+                is_compacted=rules.is_compacted,
+                max_batch_bytes=rules.max_batch_bytes,
+            )
+        except KafkaError as error:
+            copy.not_filled(Gap(found.state.log_end, found.start), error, self._clock())
+        copy.in_flight -= 1
+        copy.adopted_at = self._clock()
+        if not flow.has(copy):
+            flow.settled(copy)
+        elif copy.phase is Phase.SYNCING:
+            flow.want_sync(copy)
+        else:
+            flow.after_trouble(copy)

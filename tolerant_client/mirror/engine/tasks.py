@@ -1,0 +1,52 @@
+"""What a copier runs beside its callers, on their event loop, and how they wait for what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.stock.stock_names import Future
+
+
+class Tasks:
+    """Those of one copier.  `failure` is what ended one of them; the copier is of no more use then."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.failure: Exception | None = None
+        self._net = cluster.net
+        self._waiters: set[Future] = set()
+
+    def spawn(self, function: Callable[..., Any], *args: Any) -> None:
+        """Runs a coroutine beside the caller."""
+
+        async def guarded() -> None:
+            try:
+                await function(*args)
+            except Exception as error:
+                self.failure = error
+                self.notify()
+
+        self._net.call_soon(guarded)
+
+    def notify(self) -> None:
+        """Wakes all that wait."""
+        for future in list(self._waiters):
+            resolve(future)
+
+    async def wait(self, left_s: float) -> None:
+        """Waits for a notification, `left_s` at most, and never longer than a second; that where nothing is left."""
+        future = Future()
+        self._waiters.add(future)
+        timer = self._net.call_later(min(1.0, left_s) if left_s > 0 else 1.0, lambda: resolve(future))
+        try:
+            await future
+        finally:
+            self._waiters.discard(future)
+            self._net.cancel(timer)
+
+
+def resolve(future: Future) -> None:
+    """Wakes who waits for a future; one that is done is left alone."""
+    if not future.is_done:
+        future.success(None)
