@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from kafka.structs import TopicPartition
 
 from support.log_readers import read_with_confluent
 from support.mirror_link import append_records, both, compare, create_topic, delete_until, ends
+from support.tree import SUPPORT
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError, TargetClaimedError
 from tolerant_client.mirror.engine.identical.copy import LinkCopier
@@ -47,7 +47,7 @@ from tolerant_client.ops.service.run_claim import RunClaim
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
 LEASE_S = LEASE_MS / 1000
-WRITER = Path(__file__).parents[1] / "support" / "mirror_process.py"
+WRITER = SUPPORT / "mirror_process.py"
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import kafka
@@ -17,6 +16,7 @@ from kafka.structs import TopicPartition
 
 import tolerant_client
 from support.mirror_link import append_records, both, create_topic, mirror
+from support.tree import SUPPORT
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.producer.transaction import CommittedOffset
 from tolerant_client.errors import OptionError
@@ -437,7 +437,7 @@ def test_kafkas_own_mirror_client_reads_heartbeats_and_checkpoints(origin: str, 
         source.run(run)
     create_topic(copy, "A.heartbeats")  # what the engine makes when it copies heartbeats
     classpath = os.pathsep.join(str(jar) for jar in jars("4.2.0", TOOLS_MODULES))
-    program = Path(__file__).parents[1] / "support" / "MirrorClientCheck.java"
+    program = SUPPORT / "MirrorClientCheck.java"
     quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
     command = [java_executable(), quiet, "-cp", classpath, str(program), copy, "A", "reading"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout

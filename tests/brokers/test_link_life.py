@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import kafka
@@ -28,6 +27,7 @@ from spark_integration.cli.promote import failover as failover_command
 from spark_integration.cli.promote import promote as promote_command
 from spark_integration.cli.status import status
 from support.mirror_link import T0, append_records, both, compare, consume, create_topic, ends, mirror, prepare
+from support.tree import SUPPORT
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.producer.transaction import Coordinators
 from tolerant_client.errors import LinkPausedError, LinkPromotedError, OptionError, ProducerFencedError
@@ -54,7 +54,7 @@ from tolerant_client.testing import KafkaCluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
-WRITER = Path(__file__).parents[1] / "support" / "mirror_process.py"
+WRITER = SUPPORT / "mirror_process.py"
 
 
 def control_of(target: str, link: str, **changes: Any) -> LinkControl:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import kafka
 import pytest
@@ -29,6 +28,7 @@ from support.mirror_link import (
     prepare,
     topics_of,
 )
+from support.tree import SUPPORT
 from tolerant_client.cluster.cluster import EARLIEST, Cluster
 from tolerant_client.errors import (
     ClusterUnreachableError,
@@ -51,7 +51,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning
 RACE_RECORDS = int(os.environ.get("TOLERANT_RACE_RECORDS", "1000000" if LONG else "200000"))
 RACE_KILLS = int(os.environ.get("TOLERANT_RACE_KILLS", "10" if LONG else "3"))
 RACE_PARTITIONS = 4
-WRITER = Path(__file__).parents[1] / "support" / "mirror_process.py"
+WRITER = SUPPORT / "mirror_process.py"
 
 
 def various_records(count: int, codec: int) -> list[Record]:

@@ -15,7 +15,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import kafka
@@ -28,6 +27,7 @@ from support.mirror_link import both
 from support.nasty_oracle import Judgement, judge_source, judge_topics
 from support.nasty_topics import Kind, NastyTopic, features, nasty_topic
 from support.nasty_writer import BROKER_CONFIG, CLEANER_CONFIG, write_topics
+from support.tree import SUPPORT
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.identical.copy import LinkCopier
 from tolerant_client.mirror.engine.limits import Progress
@@ -51,7 +51,7 @@ from tolerant_client.testing import (
 # kafka-python leaves the socket of a refused connection to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
-WRITER = Path(__file__).parents[1] / "support" / "mirror_process.py"
+WRITER = SUPPORT / "mirror_process.py"
 TOPICS = 210
 # By prefix: every way for topics of every kind, most of them by the default.
 WAYS = ("nasty-auto", "nasty-auto", "nasty-auto", "nasty-records", "nasty-markers")

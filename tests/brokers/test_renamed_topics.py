@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from pathlib import Path
 
 import kafka
 import pytest
@@ -21,6 +20,7 @@ from support.log_readers import read_bounds, read_with_confluent, read_with_kafk
 from support.mirror_link import append_records, both, compare, create_topic, delete_until, ends, mirror, topics_of
 from support.nasty_topics import nasty_topic
 from support.nasty_writer import BROKER_CONFIG, write_topics
+from support.tree import SUPPORT
 from tolerant_client.errors import DataLossError, OptionError
 from tolerant_client.mirror.batches.gaps import is_filler
 from tolerant_client.mirror.batches.losses import MirrorPolicy
@@ -44,7 +44,7 @@ from tolerant_client.testing import KafkaCluster
 # kafka-python leaves the socket of a refused connection to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
-WRITER = Path(__file__).parents[1] / "support" / "mirror_process.py"
+WRITER = SUPPORT / "mirror_process.py"
 FAST = TransactionLimits(takeover_ms=300, linger_ms=5, commit_ms=50)
 
 

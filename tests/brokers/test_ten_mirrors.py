@@ -31,6 +31,7 @@ from support.mirror_link import create_topic
 from support.nasty_oracle import Judgement, judge, judge_bounds, judge_topics
 from support.nasty_topics import NastyTopic, Step, growing_topic
 from support.nasty_writer import BROKER_CONFIG, CLEANER_CONFIG, append_steps, create_nasty_topics
+from support.tree import SUPPORT
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.records.record_batch import Record
 from tolerant_client.testing import KafkaCluster
@@ -44,7 +45,7 @@ TARGET_CONFIG = {**CLEANER_CONFIG, "producer.id.expiration.check.interval.ms": "
 MINUTES = float(os.environ.get("TOLERANT_RACE_MINUTES", "5"))
 MIRRORS = int(os.environ.get("TOLERANT_RACE_MIRRORS", "10"))
 SEED = int(os.environ.get("TOLERANT_RACE_SEED", str(random.SystemRandom().randrange(10**6))))
-WRITER = Path(__file__).parents[1] / "support" / "mirror_process.py"
+WRITER = SUPPORT / "mirror_process.py"
 TOPICS = int(os.environ.get("TOLERANT_RACE_TOPICS", "16"))
 ROUNDS_A_SECOND = 1.0
 APPEND_LEASE_MS = 3000  # longer than a look at both logs takes on a busy machine, or nobody ever appends

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import kafka
@@ -25,6 +24,7 @@ from support.long import LONG
 from support.mirror_link import append_records, both, compare, create_topic, make_anew
 from support.nasty_topics import nasty_topic
 from support.nasty_writer import BROKER_CONFIG, write_topics
+from support.tree import SUPPORT
 from tolerant_client.errors import DataLossError, OptionError, OversizedRecordError, TargetDivergedError
 from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine.limits import CopyLimits, Progress
@@ -50,7 +50,7 @@ from tolerant_client.testing import KafkaCluster
 # kafka-python leaves the socket of a refused connection to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
-WRITER = Path(__file__).parents[1] / "support" / "translated_process.py"
+WRITER = SUPPORT / "translated_process.py"
 FAST = TransactionLimits(takeover_ms=300, linger_ms=5, commit_ms=50)
 STEPS = ("take_over", "open", "send", "settle", "write_rows", "commit", "renew")
 

@@ -9,13 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import pytest
 from kafka.protocol.api_message import ApiMessage
 from kafka.structs import TopicPartition
 
+from support.tree import ROOT
 from tolerant_client.cluster.fetch import RawFetch
 from tolerant_client.cluster.produce import RawProduce
 from tolerant_client.policy import RecoveryPolicy
@@ -23,7 +23,6 @@ from tolerant_client.tracker.rules import api_rows as rows
 from tolerant_client.tracker.rules import apis
 from tolerant_client.tracker.rules.api_rows import Action, ApiRow
 
-ROOT = Path(__file__).parents[2]
 CARE = [Action.RESEND, Action.SAME_BYTES, Action.HAND_UP, Action.OUTCOME_UNKNOWN, Action.CLOSE]  # more and more
 TABLE = {name: row for name, row in vars(rows).items() if isinstance(row, ApiRow) and row is not rows.NOT_KNOWN}
 

@@ -18,10 +18,10 @@ import pytest
 import yaml
 
 from support.commands import COMMANDS
+from support.tree import ROOT
 from tolerant_client.ops.mm2.flows import read_flows
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-PACKAGE = REPOSITORY / "spark_integration"
+PACKAGE = ROOT / "spark_integration"
 DEPLOYMENT, GUIDES = PACKAGE / "deployment", PACKAGE / "guides"
 UNIT = DEPLOYMENT / "tolerant-kafka-mirror.service"
 MANIFESTS = sorted((DEPLOYMENT / "kubernetes").glob("*.yaml"))
@@ -260,10 +260,10 @@ def test_the_main_file_of_spark_submit_is_the_command() -> None:
 
 def test_one_version_is_written_everywhere() -> None:
     setup = configparser.ConfigParser()
-    setup.read(REPOSITORY / "setup.cfg")
+    setup.read(ROOT / "setup.cfg")
     version = setup["metadata"]["version"]
-    newest = re.search(r"^## \[(\S+)\] - \d{4}-\d\d-\d\d$", (REPOSITORY / "CHANGELOG.md").read_text(), re.MULTILINE)
-    named = re.search(r"^Version (\S+) runs", (REPOSITORY / "README.md").read_text(), re.MULTILINE)
+    newest = re.search(r"^## \[(\S+)\] - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    named = re.search(r"^Version (\S+) runs", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert newest and named and (newest[1], named[1]) == (version, version)
     places = [*DEPLOYMENT.glob("Containerfile*"), *MANIFESTS, *PAGES]
     images = [tag for path in places for tag in re.findall(r"tolerant-kafka(?:-spark)?:(\d\S*)", path.read_text())]

@@ -5,17 +5,17 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 from support.commands import COMMANDS
+from support.tree import ROOT
 from tolerant_client.ops.monitoring.board import Board
 from tolerant_client.ops.monitoring.prometheus import LinkCollector
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = ROOT / "docs"
 BENCHMARKS = (DOCS / "benchmarks.md").read_text()
 
 

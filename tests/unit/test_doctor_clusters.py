@@ -6,11 +6,11 @@ import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from kafka.structs import TopicPartition
 
+from support.tree import ROOT
 from tolerant_client.mirror.state.open_transactions import CoordinatorView, OpenTransaction
 from tolerant_client.ops.doctor.access import (
     group_right_findings,
@@ -401,7 +401,7 @@ def test_times_from_the_future(name: str, kind: str, ahead: int, expected: list[
 
 
 EVERY_DUTY = frozenset(Duty)
-GUIDE = Path(__file__).resolve().parents[2] / "spark_integration" / "guides" / "security.md"
+GUIDE = ROOT / "spark_integration" / "guides" / "security.md"
 
 
 def asked_of(

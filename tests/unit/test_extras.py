@@ -8,11 +8,11 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.tree import ROOT
+
 MODULES = {"prometheus-client": "prometheus_client"}  # where a package is imported by another name
 
 BLOCKED = """

@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 
+from support.tree import SUPPORT
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError
 from tolerant_client.mirror.engine.process_copier import LinkConfig
@@ -119,7 +120,7 @@ def test_brokers_that_do_not_tell_their_version_are_told_of() -> None:
 
 def test_every_property_of_javas_clients_is_in_one_list() -> None:
     """The names of ConsumerConfig and ProducerConfig of Kafka 4.2."""
-    names = (Path(__file__).parents[1] / "support" / "client_properties.txt").read_text().split()
+    names = (SUPPORT / "client_properties.txt").read_text().split()
     assert len(names) == 140
     assert {*names, *kafka_config.OURS} == kafka_config._KNOWN
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from support.tree import ROOT
+
 DESIGN = ROOT / "tolerant_client" / "DESIGN.md"
 CODE = sorted((*ROOT.glob("tolerant_client/**/*.py"), *ROOT.glob("spark_integration/**/*.py")))
 TESTS = sorted(path for path in ROOT.glob("tests/**/*.py") if path != Path(__file__))

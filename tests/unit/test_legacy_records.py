@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecords
 
 from support.legacy_sets import CORPUS, CORPUS_TIME, message, message_set, wrapper
+from support.tree import SUPPORT
 from tolerant_client.errors import RecordBatchError
 from tolerant_client.records import codecs, record_sets
 from tolerant_client.records.arrow import ALL_COLUMNS, iter_arrow
@@ -22,7 +23,7 @@ from tolerant_client.records.record_batch import BatchHeader, Record, decode_rec
 from tolerant_client.records.record_sets import decode_messages, iter_record_sets, unfold
 
 T0 = 1_500_000_000_000
-FILES = sorted((Path(__file__).parents[1] / "support" / "corpus").glob("*.bin"))
+FILES = sorted((SUPPORT / "corpus").glob("*.bin"))
 NO_TIME = (-1, -1)
 
 Row = tuple[int, int, int, bytes | None, bytes | None]  # offset, timestamp, its type, key, value

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from support.tree import SUPPORT
 from tolerant_client.errors import OptionError
 from tolerant_client.ops.mm2.flows import Flow, read_flows
 from tolerant_client.ops.mm2.places import is_connection
 
-EXAMPLES = Path(__file__).parents[1] / "support" / "mm2_examples"
+EXAMPLES = SUPPORT / "mm2_examples"
 
 # Flows as "A->B", those with heartbeats only in brackets, and the first words of each warning.
 IDLE, OLD, ONE_CLIENT = "without meaning here", "old names", "one client does all"

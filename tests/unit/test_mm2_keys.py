@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from support.tree import SUPPORT
 from tolerant_client.ops.mm2 import keys
 from tolerant_client.ops.mm2.keys import CLIENT, FLOW, GLOBAL, OURS, WORKER, Fate
 
 ALL = (*GLOBAL, *FLOW, *OURS, *WORKER, *CLIENT)
 README = Path(keys.__file__).with_name("README.md")
-KAFKA = Path(__file__).parents[1] / "support" / "mm2_examples" / "kafka_4_2_keys.txt"
+KAFKA = SUPPORT / "mm2_examples" / "kafka_4_2_keys.txt"
 
 # FEATURES: what MirrorMaker 2 can be told, beside what is in the classes of KAFKA.
 FEATURES = [

@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("pyspark")
 
 import tolerant_client
+from support.tree import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     path
     for folder in ("", "docs", "tolerant_client", "spark_integration")

@@ -16,7 +16,8 @@ from typing import Any
 
 import kafka
 
-ROOT = Path(__file__).parents[2]
+from support.tree import ROOT
+
 SEAM = "tolerant_client.stock.stock_names"
 PUBLIC = ("admin", "errors", "metrics", "partitioner", "protocol", "serializer", "structs")
 OF_NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import runpy
-from pathlib import Path
 from typing import Any
 
-report: Any = runpy.run_path(str(Path(__file__).parents[1] / "upstream" / "run.py"))["report"]
+from support.tree import ROOT
+
+report: Any = runpy.run_path(str(ROOT / "tests" / "upstream" / "run.py"))["report"]
 PASSED = {f"test_{n}": "passed" for n in range(20)}
 UNABLE = {f"test_without_its_support_file_{n}": "error" for n in range(9)}
 
