@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from hypothesis import settings
 
 from support.long import LONG
 from tolerant_client.testing.artifacts import ClusterStartError, spark_kafka_jars
+
+FAULTS = Path(__file__).parent / "faults"
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 if not LONG:
@@ -31,6 +34,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker("spark")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        folder = "faults" if item.path.is_relative_to(FAULTS) else "tests"
+        report.sections.append(("alone", f"tox run -e {folder} -- {shlex.quote(item.nodeid)}"))
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """framing.py on any bytes at all: how they are cut into reads changes nothing, bad lengths included.
 
-(tests/unit/test_framing.py has the same for streams of good frames.)
+(tests/unit/tracker/test_framing.py has the same for streams of good frames.)
 """
 
 from __future__ import annotations

@@ -22,15 +22,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SUITES = (
-    ("tests/unit/test_inflight.py", "tests/unit/test_framing.py", "tests/unit/test_correlation.py"),
     (
-        "tests/unit/test_apis.py",
-        "tests/unit/test_identity.py",
-        "tests/unit/test_request_facts.py",
-        "tests/unit/test_requests.py",
-        "tests/unit/test_fetch.py",
+        "tests/unit/tracker/test_inflight.py",
+        "tests/unit/tracker/test_framing.py",
+        "tests/unit/tracker/test_correlation.py",
     ),
-    ("tests/unit/test_connection.py",),
+    (
+        "tests/unit/tracker/rules/test_apis.py",
+        "tests/unit/tracker/rules/test_identity.py",
+        "tests/unit/tracker/rules/test_request_facts.py",
+        "tests/unit/tracker/rules/test_requests.py",
+        "tests/unit/cluster/test_fetch.py",
+    ),
+    ("tests/unit/stock/test_connection.py",),
     ("tests/matrix/test_simulations.py",),
     ("tests/fuzz",),
     ("tests/matrix/test_answer_faults.py", "-k", "every_invariant or throttles"),

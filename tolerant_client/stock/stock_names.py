@@ -3,7 +3,7 @@
 kafka-python's public API is `kafka` itself with `kafka.admin`, `errors`, `metrics`, `partitioner`, `protocol`,
 `serializer` and `structs`.  All else may move with any of its releases.
 
-Laws (tests/unit/test_stock_names.py):
+Laws (tests/unit/stock/test_stock_names.py):
 - Only this module imports kafka-python's other modules; ours import their names from here.
 - `USES` lists the names that we use, override or replace on what is imported here, and the private names on public
   classes.  Of an object that is only passed through, and of a local name, no syntax tree tells the class: those are
