@@ -25,6 +25,7 @@ from spark_integration.cli.options import LONGEST_S, Json, SourceProperties, Tar
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.life import promotion
 from tolerant_client.mirror.life.promotion_report import PromotionReport
+from tolerant_client.mirror.state.health import few
 from tolerant_client.ops.printing import Table, echo, print_table
 
 _PROMOTION = "the promotion had begun, it is not finished: run this again; tolerant-kafka status says whether it had"
@@ -92,7 +93,8 @@ def failover(
 
     No process of the link can write any more, wherever it is; the report says how far every partition was copied and
     where every group stands.  Partitions without a leader hold up no others: they are named, and the same command fences
-    them when they have one.  Exit codes: 0 promoted, 3 all but what is named.
+    them when they have one.  Exit codes: 0 promoted, 3 all but what is named, or
+    the target has lost what was copied.
     """
     given = given_link(None, target, topics, link, config, flow, groups, target_properties=target_properties)
 
@@ -134,6 +136,8 @@ def _show(report: PromotionReport, as_json: bool) -> None:
         print_table(table)
     for row in report.losses:
         echo(f"tolerant-kafka: loss: {row}", err=True)
+    for text in few(report.damaged):
+        echo(f"tolerant-kafka: damaged: {text}", err=True)
     for text in report.warnings:
         echo(f"tolerant-kafka: warning: {text}", err=True)
     for text in report.blockers:

@@ -151,16 +151,16 @@ async def compare_ends(
 
 
 async def contradicted(
-    source: Cluster, target: Cluster, link: str, partitions: Collection[TopicPartition]
+    source: Cluster | None, target: Cluster, link: str, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, str]:
     """Partitions of a link with translated offsets whose map does not hold any more, and why: a topic was made anew, or a log
-    is shorter than what was copied.
+    is shorter than what was copied.  Without a source what the target alone shows.
     """
     rows = await last_rows(target, link, partitions)
     ids = await read_ids(source, target, {p.topic for p in rows})
     rows = {p: row for p, row in rows.items() if p.topic in ids}
     ends = (await list_led_offsets(target, dict.fromkeys(rows, LATEST))).offsets
-    source_ends = (await list_led_offsets(source, dict.fromkeys(rows, LATEST))).offsets
+    source_ends = {} if source is None else (await list_led_offsets(source, dict.fromkeys(rows, LATEST))).offsets
     found: dict[TopicPartition, str] = {}
     for p, row in rows.items():
         try:

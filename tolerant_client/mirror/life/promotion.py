@@ -39,7 +39,7 @@ from tolerant_client.errors import ClusterUnreachableError, OptionError, text_of
 from tolerant_client.mirror.batches.divergence import read_headers, read_slices, require_readable
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.identical.difference import is_all_filler
-from tolerant_client.mirror.engine.lag import Comparison, Ends, compare_ends, look
+from tolerant_client.mirror.engine.lag import Comparison, Ends, compare_ends, contradicted, look
 from tolerant_client.mirror.follow.group_requests import OWN_GROUPS, fetch_offsets, list_groups
 from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
 from tolerant_client.mirror.follow.skipped import Left
@@ -242,7 +242,7 @@ async def failover(
     partitions = await partitions_on_target(target, chosen, link, control, mapped)
     carried = await find_carried(target, control.producer_ids, partitions)
     of = _Link(link, target, chosen, await has_map(target, link, control), carried, mapped)
-    partitions = sorted({*partitions, *carried.partitions})
+    there = partitions = sorted({*partitions, *carried.partitions})
     if not partitions and not control.unfenced:
         raise OptionError(f"The target has no topic of link {link}; check --target and --link")
     partitions = [p for p in partitions if {p, map_partition(link, p)} & control.unfenced or not control.unfenced]
@@ -268,6 +268,7 @@ async def failover(
             group_places=places,
             losses=await _losses(target, link),
             is_begun=not is_dry_run and bool(blocked),
+            damaged=await _damaged(of, control, there, led),
         )
 
     await _require_readable(of, led)
@@ -490,6 +491,18 @@ async def _partitions(
             )
         )
     return tuple(partitions)
+
+
+async def _damaged(
+    of: _Link, control: LinkControl, there: Iterable[TopicPartition], led: list[TopicPartition]
+) -> tuple[str, ...]:
+    """What the target has lost of what the link has copied, as far as the target itself tells."""
+    copied = of.mapped.names | {p.topic for p in (*control.begun, *control.copied) if of.topics.writes(p.topic)}
+    missing = sorted(copied - {p.topic for p in there})
+    found = [f"topic {name} is not on the target any more, and link {of.name} has copied it" for name in missing]
+    if of.is_translated:
+        found += (await contradicted(None, of.target, of.name, led)).values()
+    return tuple(found)
 
 
 async def _losses(target: Cluster, link: str) -> tuple[LedgerRow, ...]:

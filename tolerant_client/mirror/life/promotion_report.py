@@ -47,7 +47,8 @@ class GroupPlace:
 class PromotionReport:
     """What promotion or failover has done, or would do; `is_done` once nothing of the link can write any more.
 
-    `is_begun`: nothing of it can write to `partitions` any more, but to those that the blockers name.
+    `is_begun`: nothing of it can write to `partitions` any more, but to those that the blockers name.  `damaged` says what
+    the target has lost of what was copied, one sentence each.
     """
 
     action: str
@@ -61,6 +62,7 @@ class PromotionReport:
     group_places: tuple[GroupPlace, ...] = ()
     losses: tuple[LedgerRow, ...] = ()
     is_begun: bool = False
+    damaged: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -69,7 +71,7 @@ class PromotionReport:
             bool(self.groups.behind) or any(left.is_failure for left in self.groups.left)
         )
         lags = any(p.lag for p in self.partitions if not p.is_heartbeats)
-        return 3 if self.blockers or are_groups_left or lags else 0
+        return 3 if self.blockers or self.damaged or are_groups_left or lags else 0
 
     def to_json(self) -> dict[str, Any]:
         found = asdict(self)

@@ -237,6 +237,7 @@ class World:
     leaderless: tuple[TopicPartition, ...] = ()
     is_translated: bool = False
     mapped: MappedTopics = MappedTopics()
+    contradicted: dict[TopicPartition, str] = field(default_factory=dict)
     done: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     carried: Carried = Carried()
@@ -255,7 +256,7 @@ class World:
 
     def failover(self, **how: Any) -> PromotionReport:
         cluster = cast(Cluster, FakeTarget("orders"))
-        return cast(PromotionReport, cluster.net.run(partial(failover, cluster, "dr", ORDERS, **how)))
+        return cast(PromotionReport, cluster.net.run(partial(failover, cluster, "dr", **{"topics": ORDERS, **how})))
 
 
 @pytest.fixture
@@ -323,6 +324,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     answer("read_control", lambda: found.control)
     answer("has_map", lambda: found.is_translated)
     answer("mapped_topics", lambda: found.mapped)
+    answer("contradicted", lambda: found.contradicted)
     answer("read_slices", lambda: {})
     answer("partitions_of_link", lambda: (list(found.partitions), list(found.lacking)))
     answer("partitions_on_target", lambda: list(found.partitions))
@@ -405,6 +407,24 @@ def test_what_carries_records_of_the_link_is_fenced_though_nobody_has_written_it
     assert [(p.topic, p.partition) for p in report.partitions] == [P, Q]
     assert report.warnings[0].startswith("orders-1 carry records of the link, though")
     assert "unknown is whether clicks-0 carry records of the link" in report.warnings[1]
+
+
+def test_a_failover_names_what_the_target_has_lost_of_what_was_copied(world: World) -> None:
+    world.is_translated, world.mapped = True, MappedTopics(frozenset({"orders", "clicks"}))
+    world.contradicted = {P: "Target topic orders was deleted and created again after orders-0 was copied"}
+    report = world.failover()
+    assert report.is_done and report.exit_code == 3 and not report.blockers
+    assert [text.split(" was")[0].split(" is")[0] for text in report.damaged] == ["topic clicks", "Target topic orders"]
+
+
+@pytest.mark.parametrize(("copied", "damaged"), [("orders", 0), ("gone", 0), ("orders-gone", 1)])
+def test_a_failover_names_a_topic_of_identical_offsets_that_the_target_has_no_more(
+    world: World, copied: str, damaged: int
+) -> None:
+    topics = LinkTopics.of("orders.*").to_json()
+    world.control = LinkControl(producer_ids=(7,), topics=topics, copied={TopicPartition(copied, 0): 10})
+    report = world.failover(topics=LinkTopics.of("orders.*"))
+    assert len(report.damaged) == damaged and report.exit_code == 3 * damaged
 
 
 def test_what_the_source_has_deleted_is_fenced_by_a_promotion_too(world: World) -> None:

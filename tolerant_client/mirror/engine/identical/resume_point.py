@@ -218,12 +218,13 @@ async def read_append_states(
     return {**found, **untold}
 
 
-async def read_ids(source: Cluster, target: Cluster, topics: Collection[str]) -> dict[str, TopicIds]:
-    """The ids that topics have on both clusters now; "" of a cluster that tells none.
+async def read_ids(source: Cluster | None, target: Cluster, topics: Collection[str]) -> dict[str, TopicIds]:
+    """The ids that topics have on both clusters now; "" of a cluster that tells none, or is not asked.
 
     A topic that one of them does not know is left out: whether it is the same is not known then.
     """
-    there, here = await present_ids(source, topics), await present_ids(target, topics)
+    there = dict.fromkeys(topics) if source is None else await present_ids(source, topics)
+    here = await present_ids(target, topics)
     both = [name for name in topics if name in there and name in here]
     return {name: TopicIds(*(str(of[name] or "") for of in (there, here))) for name in both}
 
