@@ -23,7 +23,9 @@ from tolerant_client.testing.artifacts import ClusterStartError, spark_kafka_jar
 FAULTS = Path(__file__).parent / "faults"
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
-if not LONG:
+if LONG:
+    os.environ.setdefault("PYTEST_TIMEOUT", "7200")
+else:
     settings.load_profile("repeatable")
 
 
