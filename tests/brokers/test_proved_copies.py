@@ -43,6 +43,7 @@ from tolerant_client.mirror.batches.divergence import LogSlice, read_slices
 from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine.identical import begun, control_follower, gap_producer, next_sequence, resting
+from tolerant_client.mirror.engine.identical.control_follower import ControlFollower
 from tolerant_client.mirror.engine.identical.copy import LinkCopier
 from tolerant_client.mirror.engine.identical.gap_producer import GapProducer, gap_transactional_id
 from tolerant_client.mirror.engine.limits import CopyLimits
@@ -277,7 +278,7 @@ def test_emptied_log_of_a_copier_that_was_killed_is_believed_where_the_broker_re
     create_topic(source, topic)
     append_records(source, topic, 100)
     with monkeypatch.context() as killed:
-        killed.setattr(LinkCopier, "_copied", lambda *_: {})
+        killed.setattr(ControlFollower, "copied", lambda *_: {})
         mirror(source, target, topic)
     delete_records(target, topic, 100)
     append_records(source, topic, 100, first=100)
