@@ -48,6 +48,7 @@ from kafka.structs import TopicPartition
 from support.mirror_link import T0, create_topic, nobody_is_promoted
 from tolerant_client.cluster.admin.producers import init_producer_id
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
+from tolerant_client.cluster.txn_markers import WriteTxnMarkers
 from tolerant_client.errors import TargetDivergedError
 from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.batches.gaps import Gap, filler_batches, is_filler
@@ -61,7 +62,6 @@ from tolerant_client.records.record_batch import (
     read_header,
     restamp,
 )
-from tolerant_client.records.txn_markers import WriteTxnMarkers
 from tolerant_client.testing import KafkaCluster
 
 # kafka-python leaves the socket of a refused connection to the garbage collector.

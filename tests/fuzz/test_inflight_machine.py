@@ -47,8 +47,10 @@ OUT_OF_TURN = 45
 NOTHING = memoryview(b"\0\0\0\0\0\0")
 
 
-class Request:
+class Request(apis.Request):
     """A request that takes only an answer made for its own API; `tells` if only its very own."""
+
+    row = order_keys = yields_to_newer = None  # its own
 
     def __init__(self, token: int, kind: str, keys: tuple[str, ...], tells: bool) -> None:
         self.token = token
@@ -78,11 +80,11 @@ class Request:
         return response[1] == OUT_OF_TURN
 
 
-class Question:
+class Question(apis.Request):
     """What a probe asks."""
 
     name, API_KEY, API_VERSION, expected_ms = "question", apis.METADATA, 1, 0.0
-    order_keys: tuple[str, ...] = ()
+    expect_response = frame_buffers = None  # it is written by hand
     yields_to_newer = False
 
     def decode_response(self, body: memoryview) -> None:

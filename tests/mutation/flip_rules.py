@@ -95,7 +95,7 @@ FLIPS = (
         "T2 order",
         "a refused batch is handed up instead of asked for again",
         "tracker/lifecycle",
-        "return check is not None and bool(check(self.response))",
+        "return self.request.is_out_of_turn(self.response)",
         "return False",
     ),
     Flip(
@@ -225,10 +225,17 @@ FLIPS = (
         "pass",
     ),
     Flip(
+        "H",
+        "a short response without brokers passes for the probe's",
+        "tracker/rules/requests",
+        "return self.API_KEY != apis.METADATA or bool(response.brokers)",
+        "return True",
+    ),
+    Flip(
         "G",
         "a late answer completes what its repeat outdates",
         "tracker/inflight",
-        'elif is_its_own and not getattr(entry.request, "yields_to_newer", False):',
+        "elif is_its_own and not entry.request.yields_to_newer:",
         "elif is_its_own:",
     ),
     Flip(

@@ -72,7 +72,6 @@ from tolerant_client.tracker.rules.apis import (
     SASL_HANDSHAKE,
     Action,
     action_for,
-    row_for,
 )
 from tolerant_client.tracker.rules.requests import adapt
 
@@ -619,7 +618,7 @@ def cell_of(fault: Fault, item: Sample, depth: int, phase: str) -> Cell:
     first, second = (adapt(item.request(n)) for n in (0, 1))
     yields = getattr(first, "yields_to_newer", False) and bool(set(first.order_keys) & set(second.order_keys))
     action = action_of(item)
-    needs_more = not action.is_resend and not row_for(first).is_read
+    needs_more = not action.is_resend and not first.row.is_read
     doubted = tuple(doubted_without(item, range(victim, victim + n), depth) for n in range(4))
     return Cell(fault, item, depth, phase, action, alike, expected(item), yields, needs_more, doubted)
 

@@ -31,7 +31,6 @@ from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from tolerant_client.tracker.rules.api_rows import ApiRow
-from tolerant_client.tracker.rules.apis import row_for
 from tolerant_client.tracker.rules.requests import KafkaRequest, with_correlation_id
 
 PATIENCE = 30.0
@@ -57,7 +56,7 @@ class Wire:
     def twice(self, row: ApiRow, request: Any, version: int | None = None) -> tuple[Any, Any]:
         """Both answers to the same bytes; the request has to fall under `row`."""
         adapted = self._adapt(request, version)
-        assert row_for(adapted) is row
+        assert adapted.row is row
         frame = adapted.frame_buffers(0, "test")
         return self._exchange(adapted, frame), self._exchange(adapted, frame)
 

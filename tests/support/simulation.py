@@ -58,7 +58,7 @@ class Broken(AssertionError):
     """An invariant does not hold; the message starts with the seed."""
 
 
-class Request:
+class Request(apis.Request):
     """A request whose answer is its API and its token; `tells` if it refuses an answer to another one."""
 
     __slots__ = (
@@ -74,6 +74,7 @@ class Request:
         "token",
         "yields_to_newer",
     )
+    expect_response = frame_buffers = None  # the simulation sends it itself
 
     def __init__(self, kind: Kind, token: int, key: int) -> None:
         self.name, self.API_KEY, self.row, self.tells, self.expected_ms, is_keyed = kind
@@ -103,12 +104,11 @@ class Request:
         return response[1] == 45
 
 
-class Question:
+class Question(apis.Request):
     """What a probe asks."""
 
     name, API_KEY, API_VERSION, expected_ms = "Question", apis.METADATA, 1, 0.0
-    order_keys: tuple[Any, ...] = ()
-    yields_to_newer = False
+    expect_response = frame_buffers = None  # the simulation sends it itself
 
     def decode_response(self, body: memoryview) -> None:
         if body == PROBE_BODY:

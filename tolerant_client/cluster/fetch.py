@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from kafka.structs import TopicPartition
 
 from tolerant_client.records.primitives import encode_string, read_topic
+from tolerant_client.tracker.rules.apis import Request
 
 FETCH_API_KEY = 1
 MIN_FETCH_VERSION = 0
@@ -66,7 +67,7 @@ class FetchAnswer(NamedTuple):
     partitions: list[FetchedPartition]
 
 
-class RawFetch:
+class RawFetch(Request):
     """A Fetch request whose answer is handed over as views, never copied.
 
     `positions` maps partitions to the offset to fetch from; with a session only
@@ -76,7 +77,6 @@ class RawFetch:
 
     API_KEY = FETCH_API_KEY
     name = "Fetch"
-    order_keys = ()
 
     __slots__ = (
         "API_VERSION",

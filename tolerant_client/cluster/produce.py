@@ -14,6 +14,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.records.primitives import encode_string, read_topic
 from tolerant_client.records.record_batch import read_header
+from tolerant_client.tracker.rules.apis import Request
 
 PRODUCE_API_KEY = 0
 MIN_PRODUCE_VERSION = 3
@@ -55,7 +56,7 @@ class ProduceAnswer(list[ProducedPartition]):
         self.throttle_time_ms = throttle_time_ms
 
 
-class RawProduce:
+class RawProduce(Request):
     """A Produce request of one record batch for each partition.
 
     The batches are sent from where they are and must not be changed until the
@@ -69,7 +70,6 @@ class RawProduce:
     API_KEY = PRODUCE_API_KEY
     name = "Produce"
     expected_ms = 0.0
-    order_keys = ()
     resend_safe = False
 
     __slots__ = ("API_VERSION", "acks", "batches", "timeout_ms", "transactional_id")

@@ -46,7 +46,7 @@ from tolerant_client.tracker.events import (
 from tolerant_client.tracker.framing import FrameAssembler
 from tolerant_client.tracker.inflight import InFlightRequests
 from tolerant_client.tracker.lifecycle import NEVER, InFlightRequest
-from tolerant_client.tracker.rules.apis import FIND_COORDINATOR, SETUP, Buffer, row_for
+from tolerant_client.tracker.rules.apis import FIND_COORDINATOR, SETUP, Buffer
 from tolerant_client.tracker.rules.requests import KafkaRequest, adapt, with_correlation_id
 
 log = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
             # Never sent: it only has to leave the store again.
             self.in_flight_requests.withdraw(entry)
             return future.failure(error)
-        if getattr(adapted, "is_raw", False):
+        if adapted.is_raw:
             self.transport.assembler.smallest_frame = 0
         self._write(entry, now)
         if len(self.in_flight_requests) >= self._limit:
@@ -259,7 +259,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
             if self.closed or tracker.is_retired:
                 return
             oldest = tracker.oldest
-            if oldest is not None and getattr(oldest.request, "is_raw", False):
+            if oldest is not None and oldest.request.is_raw:
                 events = tracker.response(oldest.correlation_id, frame, now)
                 self.transport.assembler.smallest_frame = 4
             else:
@@ -350,7 +350,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         what = f"{self._node_name}: {event.api} v{entry.request.API_VERSION} (correlation id {event.correlation_id})"
         if event.verdict is Verdict.OUTCOME_UNKNOWN:
             error: BaseException = OutcomeUnknownError(
-                f"{what}: {event.reason}; it may have been carried out. {row_for(entry.request).check}"
+                f"{what}: {event.reason}; it may have been carried out. {entry.request.row.check}"
             )
             error.__cause__ = event.error
         elif event.verdict is Verdict.EXHAUSTED:

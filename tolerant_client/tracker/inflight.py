@@ -19,6 +19,14 @@ I. A response that speaks of something else is believed when a repeat brings the
    nothing, where no repeat is safe (but what cannot be repeated is unknown where nothing is probed), or when
    nothing else is out of step and a probe has no response in time: then of a stream that is in step, which its
    turn shows where nothing is probed.  Not where it fits another in flight.
+
+What a request carries beside its state (lifecycle.py), and why it is none:
+- `response`, `odd`, `said`: what came, kept until it is believed or a repeat has shown what it means (I); it may come in
+  any state before the last.
+- `resends`, `resends_when_said`, `lost_ids`: how often, and under which ids, it was sent: bounds of repeats (E).
+- `is_proved_silent`: a probe sent after it has its response (G).  In flight or doubted, its ways on are the same.
+What the tracker has beside them is of the connection: whether it is retired, disproved (G), on trial (F), and its probe.
+
 It reads no clock, opens no socket and writes no log: every method takes `now`
 (monotonic seconds) and returns the events that the binding has to act upon.
 """
@@ -45,7 +53,7 @@ from tolerant_client.tracker.events import (
 from tolerant_client.tracker.lifecycle import NEVER, IllegalTransition, InFlightRequest, Input, State
 from tolerant_client.tracker.probe_timer import Silence
 from tolerant_client.tracker.repeats import Repeats
-from tolerant_client.tracker.rules.apis import Action, OtherSubject, action_for, is_settled_by_silence
+from tolerant_client.tracker.rules.apis import Action, OtherSubject, Request, action_for, is_settled_by_silence
 from tolerant_client.tracker.sending_order import SendingOrder
 from tolerant_client.tracker.trial import Budget, Trial
 
@@ -61,7 +69,7 @@ class InFlightRequests:
     the connection.
     """
 
-    def __init__(self, policy: RecoveryPolicy, first_id: int, question: Any = None) -> None:
+    def __init__(self, policy: RecoveryPolicy, first_id: int, question: Request | None = None) -> None:
         self.policy = policy
         self.question = question
         self.ids = CorrelationIds(first_id)
@@ -86,7 +94,7 @@ class InFlightRequests:
 
     # -- sending --------------------------------------------------------------
 
-    def queue(self, request: Any, deadline: float, context: Any = None) -> InFlightRequest:
+    def queue(self, request: Request, deadline: float, context: Any = None) -> InFlightRequest:
         """Takes a request in and draws its correlation id; the caller sends it and says `sent`."""
         action = action_for(request, self.policy)
         if not self._requests:
@@ -96,7 +104,7 @@ class InFlightRequests:
             self._deadline_from = deadline
         return entry
 
-    def _enter(self, request: Any, deadline: float, action: Action, context: Any) -> InFlightRequest:
+    def _enter(self, request: Request, deadline: float, action: Action, context: Any) -> InFlightRequest:
         entry = InFlightRequest(request, self.ids.draw(), self._next_order, deadline, action, context)
         self._next_order += 1
         self._requests[entry.correlation_id] = entry
@@ -217,9 +225,7 @@ class InFlightRequests:
             response = probe.request.decode_response(body)
         except Exception:  # a decoder on hostile bytes may raise anything
             return False
-        return (
-            getattr(response, "brokers", None) != []
-        )  # a broker names itself at least: short answers of others do not
+        return probe.request.is_unmistakable(response)
 
     def _hold(self, entry: InFlightRequest, response: Any) -> None:
         entry.move(Input.HOLD)
@@ -306,7 +312,7 @@ class InFlightRequests:
         is_its_own = not any(r.response is None and r.takes(body, entry) for r in self) and entry.reads(body)
         if self._requests.came_out_of_turn(entry, body):
             events += self._retire(f"a late answer to {entry.api} came out of turn, and fits another one")
-        elif is_its_own and not getattr(entry.request, "yields_to_newer", False):
+        elif is_its_own and not entry.request.yields_to_newer:
             self.ids.replace(entry.correlation_id, entry.sent_at)
             self._hold(entry, entry.request.decode_response(body))
             self._release(events, now)
@@ -358,6 +364,7 @@ class InFlightRequests:
         return sum(r.expected for r in self._requests.values() if r.is_unanswered)
 
     def _ask(self, reason: str, now: float) -> Probe:
+        assert self.question is not None  # else nothing is probed: callers have seen to it
         if self._trial is not None:
             self._trial.asks_at = NEVER
         self._drop_probe()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
-from tolerant_client.tracker.rules.apis import Action, OtherSubject
+from tolerant_client.tracker.rules.apis import Action, OtherSubject, Request
 
 NEVER = float("inf")
 
@@ -87,7 +87,7 @@ class InFlightRequest:
     )
 
     def __init__(
-        self, request: Any, correlation_id: int, order: int, deadline: float, action: Action, context: Any
+        self, request: Request, correlation_id: int, order: int, deadline: float, action: Action, context: Any
     ) -> None:
         self.request = request
         self.api: str = request.name
@@ -122,8 +122,7 @@ class InFlightRequest:
     @property
     def is_out_of_turn(self) -> bool:
         """Whether a held response says that the request before it, lost and sent again since, had not been seen."""
-        check = getattr(self.request, "is_out_of_turn", None)
-        return check is not None and bool(check(self.response))
+        return self.request.is_out_of_turn(self.response)
 
     def not_decoded(self, error: Exception) -> str:
         """Says so by the first line of a decoder's message; long ones may quote payload, so they are cut."""

@@ -19,7 +19,7 @@ class Repeats:
 
     def sent(self, entry: InFlightRequest) -> None:
         """Notes that `entry` is on its way for the first time: older ones of its kind yield to it."""
-        if getattr(entry.request, "yields_to_newer", False):
+        if entry.request.yields_to_newer:
             self._newest.update(dict.fromkeys(entry.request.order_keys, entry.order))
 
     def forget(self) -> None:
@@ -33,6 +33,6 @@ class Repeats:
 
     def has_yielded(self, entry: InFlightRequest) -> bool:
         """Whether a repeat would undo a newer request of its kind (an OffsetCommit would rewind its group)."""
-        return getattr(entry.request, "yields_to_newer", False) and any(
+        return entry.request.yields_to_newer and any(
             self._newest.get(key, -1) > entry.order for key in entry.request.order_keys
         )

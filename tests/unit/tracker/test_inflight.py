@@ -31,10 +31,11 @@ HANDED_UP = 999  # an API without a row
 PROBE_ANSWER = memoryview(b"nothing")
 
 
-class FakeRequest:
+class FakeRequest(apis.Request):
     """A request whose answer is any body but b"bad" and a probe's; b"odd..." speaks of something else."""
 
     API_VERSION: int | None = 1
+    order_keys: tuple[Any, ...] = ()
 
     def __init__(
         self,

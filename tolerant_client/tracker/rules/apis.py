@@ -7,8 +7,9 @@ API gets its key and its line here, and a row in api_rows.py.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.tracker.rules import api_rows as rows
@@ -33,19 +34,6 @@ DESCRIBE_QUORUM, UPDATE_FEATURES, DESCRIBE_CLUSTER, DESCRIBE_PRODUCERS = 55, 57,
 DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS, LIST_CONFIG_RESOURCES, DESCRIBE_TOPIC_PARTITIONS = 65, 66, 74, 75
 
 SETUP = frozenset({API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE})  # what makes a connection ready
-
-
-class Request(Protocol):
-    """The tracker's view of a request; cluster/cluster.py's requests and the adapter in requests.py have it."""
-
-    API_KEY: int
-    API_VERSION: int | None
-
-    @property
-    def name(self) -> str: ...
-    def expect_response(self) -> bool: ...
-    def frame_buffers(self, correlation_id: int, client_id: str) -> list[Buffer]: ...
-    def decode_response(self, body: memoryview) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,30 +109,80 @@ _NOTES = (
 )
 
 
-def row_for(request: Any) -> ApiRow:
-    """The row that a request falls under; of an unknown API it is handed up as retriable."""
-    row: ApiRow | None = getattr(request, "row", None)
-    if row is not None:
-        return row
-    api = APIS.get(request.API_KEY)
-    if api is None:
-        return rows.NOT_KNOWN
-    resend_safe: bool | None = getattr(request, "resend_safe", None)
-    if resend_safe is None:
-        return api.rows[-1]
-    fitting = [row for row in api.rows if row.action.is_resend is resend_safe]
-    return fitting[-1] if fitting else rows.NOT_KNOWN
+class Request(ABC):
+    """All that the tracker reads of a request; what it does not say itself assumes least.
+
+    `expected_ms` is how long a broker may take of its own will (a long poll).
+    """
+
+    __slots__ = ()
+
+    API_KEY: int
+    API_VERSION: int
+    name: str
+    expected_ms: float
+
+    is_raw = False  # neither its frame nor that of its response has a correlation id
+    resend_safe: bool | None = None  # what chooses among the rows of its API, where the request itself has no row
+
+    @property
+    def order_keys(self) -> tuple[Any, ...]:
+        """What it shares with requests that it must not overtake."""
+        return ()
+
+    @property
+    def yields_to_newer(self) -> bool:
+        """Whether a repeat could undo a newer request that shares an order key."""
+        return False
+
+    @property
+    def row(self) -> ApiRow:
+        """What a lost response means; of an unknown API it is handed up as retriable."""
+        if self.resend_safe is None or self.API_KEY not in APIS:
+            return row_of_api(self.API_KEY)
+        fitting = [row for row in APIS[self.API_KEY].rows if row.action.is_resend is self.resend_safe]
+        return fitting[-1] if fitting else rows.NOT_KNOWN
+
+    @property
+    def is_repeated_above(self) -> bool:
+        """Whether its owner may send it again at any time."""
+        return False
+
+    @abstractmethod
+    def expect_response(self) -> bool: ...
+
+    @abstractmethod
+    def frame_buffers(self, correlation_id: int, client_id: str) -> list[Buffer]:
+        """The whole frame, length prefix included."""
+
+    @abstractmethod
+    def decode_response(self, body: memoryview) -> Any:
+        """Raises anything where a body is not whole, OtherSubject where it speaks of something else."""
+
+    def is_out_of_turn(self, response: Any) -> bool:
+        """Whether a response says that the request before it, lost and sent again since, had not been seen."""
+        return False
+
+    def is_unmistakable(self, response: Any) -> bool:
+        """Whether no short response to something else decodes as this one."""
+        return True
 
 
-def is_settled_by_silence(request: Any) -> bool:
+def row_of_api(api_key: int) -> ApiRow:
+    """The row that assumes least about a request."""
+    api = APIS.get(api_key)
+    return rows.NOT_KNOWN if api is None else api.rows[-1]
+
+
+def is_settled_by_silence(request: Request) -> bool:
     """Whether a probe's response alone settles `request`: a read, or what its owner may send again at any time."""
-    return row_for(request).is_read or bool(getattr(request, "is_repeated_above", False))
+    return request.row.is_read or request.is_repeated_above
 
 
-def action_for(request: Any, policy: RecoveryPolicy = _DEFAULTS) -> Action:
+def action_for(request: Request, policy: RecoveryPolicy = _DEFAULTS) -> Action:
     """What settles `request` when its answer is lost."""
-    row = row_for(request)
-    if row is rows.PRODUCE_PLAIN and getattr(request, "resend_safe", None) is not False:
+    row = request.row
+    if row is rows.PRODUCE_PLAIN and request.resend_safe is not False:
         if policy.resend_plain_produce:
             return Action.RESEND
         if policy.retries_plain_produce:

@@ -37,7 +37,7 @@ _LEADER_ASSIGNS_MS = 3_000.0  # a follower's SyncGroup waits for the leader's
 def row_of(api_key: int, request: Any) -> ApiRow:
     """What a lost answer to one of kafka-python's requests means."""
     choose = _CHOOSE_ROW.get(api_key)
-    return apis.row_for(request) if choose is None else choose(request)
+    return apis.row_of_api(api_key) if choose is None else choose(request)
 
 
 def order_keys(api_key: int, request: Any) -> tuple[Any, ...]:

@@ -17,8 +17,8 @@ from typing import Any
 
 from tolerant_client.records.primitives import skip_tags
 from tolerant_client.tracker.rules import apis
-from tolerant_client.tracker.rules.api_rows import FETCH_IN_SESSION
-from tolerant_client.tracker.rules.apis import Buffer, OtherSubject
+from tolerant_client.tracker.rules.api_rows import FETCH_IN_SESSION, ApiRow
+from tolerant_client.tracker.rules.apis import Buffer, OtherSubject, Request
 from tolerant_client.tracker.rules.identity import Names, speaks_of, spoken_of
 from tolerant_client.tracker.rules.request_facts import expected_ms, order_keys, partitions_of, row_of
 
@@ -43,12 +43,12 @@ def with_correlation_id(buffers: list[Buffer], correlation_id: int) -> list[Buff
     return [prefix, rest, *buffers[1:]] if len(rest) else [prefix, *buffers[1:]]
 
 
-class KafkaRequest:
+class KafkaRequest(Request):
     """One of kafka-python's own requests."""
 
     __slots__ = ("API_KEY", "API_VERSION", "_order_keys", "_request", "expected_ms", "name", "row")
 
-    is_raw = False
+    row: ApiRow
 
     def __init__(self, request: Any) -> None:
         self._request = request
@@ -105,6 +105,10 @@ class KafkaRequest:
             return False
         return _OUT_OF_ORDER_SEQUENCE in _codes(response)
 
+    def is_unmistakable(self, response: Any) -> bool:
+        """A broker names itself at least; a Metadata response without brokers is as short as many others."""
+        return self.API_KEY != apis.METADATA or bool(response.brokers)
+
     def _check_identity(self, response: Any) -> None:
         """An answer that decodes may still be another request's: it must speak of what was asked for."""
         request = self._request
@@ -151,7 +155,7 @@ def _codes(response: Any) -> list[int]:
     return [part.error_code for topic in response.responses for part in topic.partition_responses]
 
 
-class SaslToken:
+class SaslToken(Request):
     """A raw SASL token (SaslHandshake version 0): no header, no correlation id, either way."""
 
     __slots__ = ("_request",)
@@ -161,8 +165,6 @@ class SaslToken:
     name = "SaslToken"
     is_raw = True
     expected_ms = 0.0
-    order_keys: tuple[Any, ...] = ()
-    yields_to_newer = False
 
     def __init__(self, request: Any) -> None:
         self._request = request
@@ -180,9 +182,9 @@ class SaslToken:
         return self._request.header.decode(io.BytesIO(bytes(body)))
 
 
-def adapt(request: Any) -> Any:
+def adapt(request: Any) -> Request:
     """Any request as the tracker wants it; cluster/cluster.py's own pass through."""
-    if hasattr(request, "frame_buffers"):
+    if isinstance(request, Request):
         return request
     if not hasattr(request, "API_KEY"):
         return SaslToken(request)

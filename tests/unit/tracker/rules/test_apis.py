@@ -83,8 +83,10 @@ def test_every_row_is_shown_on_a_broker() -> None:
     assert [name for name in TABLE if not re.search(rf"\brows\.{name}\b", source)] == []
 
 
-class Bare:
+class Bare(apis.Request):
     """A request that says nothing about itself but its API, and perhaps `resend_safe`."""
+
+    expect_response = frame_buffers = decode_response = None
 
     def __init__(self, api_key: int, resend_safe: bool | None = None) -> None:
         self.API_KEY = api_key
@@ -108,7 +110,7 @@ class Bare:
     ids=lambda value: f"{value.API_KEY}-{value.resend_safe}" if isinstance(value, Bare) else "",
 )
 def test_request_that_says_little_falls_under_the_row_that_assumes_least(request_: Bare, row: ApiRow) -> None:
-    assert apis.row_for(request_) is row
+    assert request_.row is row
     assert apis.action_for(request_) is row.action
 
 
@@ -127,7 +129,7 @@ def test_raw_requests_fall_under_the_rows_they_mean() -> None:
     partition = TopicPartition("t", 0)
     batch = memoryview(bytes(61))
     produce = RawProduce(7, {partition: batch}, 1_000)
-    assert apis.row_for(produce) is rows.PRODUCE_PLAIN
+    assert produce.row is rows.PRODUCE_PLAIN
     assert apis.action_for(produce, RecoveryPolicy(resend_plain_produce=True)) is Action.OUTCOME_UNKNOWN
 
     def fetch(epoch: int) -> RawFetch:
@@ -135,8 +137,8 @@ def test_raw_requests_fall_under_the_rows_they_mean() -> None:
             11, {partition: 0}, max_wait_ms=1, max_bytes=1, partition_max_bytes=1, session_id=7, session_epoch=epoch
         )
 
-    assert apis.row_for(fetch(-1)) is rows.FETCH_ALONE
-    assert apis.row_for(fetch(0)) is apis.row_for(fetch(3)) is rows.FETCH_IN_SESSION
+    assert fetch(-1).row is rows.FETCH_ALONE
+    assert fetch(0).row is fetch(3).row is rows.FETCH_IN_SESSION
 
 
 def test_resends_are_the_two_actions_that_send_again() -> None:

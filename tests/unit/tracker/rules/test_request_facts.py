@@ -175,5 +175,5 @@ def test_row_that_yields_to_newer_requests_shares_a_key_with_them() -> None:
 
 
 def test_requests_without_a_body_of_ours_yield_to_nothing() -> None:
-    assert not SaslToken.yields_to_newer
-    assert apis.row_for(SaslToken(None)) is rows.AUTHENTICATION
+    assert not SaslToken(None).yields_to_newer
+    assert SaslToken(None).row is rows.AUTHENTICATION

@@ -105,6 +105,14 @@ def test_requests_made_of_plain_tuples_are_read_like_objects() -> None:
         fetch_of_tuples.decode_response(fetched(0, 1))
 
 
+def test_metadata_without_a_broker_may_be_a_short_response_to_anything() -> None:
+    metadata, brokers = asked("Metadata", 1), [{"node_id": 1, "host": "h", "port": 1, "rack": None}]
+    metadata.frame_buffers(1, "test")
+    for known, is_unmistakable in (([], False), (brokers, True)):
+        response = metadata.decode_response(answer("Metadata", 1, brokers=known, controller_id=1, topics=[]))
+        assert metadata.is_unmistakable(response) is is_unmistakable
+
+
 def test_resends_share_all_bytes_but_the_correlation_id() -> None:
     request = produce(a=batch(5))
     (frame,) = request.frame_buffers(1, "test")

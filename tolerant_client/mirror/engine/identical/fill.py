@@ -38,11 +38,11 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.log_ends import replicated_end
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.cluster.producer.transaction import Coordinators
+from tolerant_client.cluster.txn_markers import WriteTxnMarkers
 from tolerant_client.errors import OptionError, ProducerFencedError
 from tolerant_client.mirror.batches.gaps import Gap, marker_producer
 from tolerant_client.mirror.engine.identical.gap_producer import GapProducer, gap_transactional_id
 from tolerant_client.mirror.engine.partition_locks import Turns
-from tolerant_client.records.txn_markers import WriteTxnMarkers
 
 # Offsets.  An empty transaction leaves nothing for anybody to see, but each takes some ms; longer gaps get one with
 # filler records, which only read_uncommitted consumers see.

@@ -11,10 +11,10 @@ import pytest
 from kafka.future import Future
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.txn_markers import WriteTxnMarkers
 from tolerant_client.errors import LinkPromotedError, OptionError
 from tolerant_client.mirror.batches.gaps import Gap, marker_producer
 from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller
-from tolerant_client.records.txn_markers import WriteTxnMarkers
 
 P = TopicPartition("orders", 0)
 

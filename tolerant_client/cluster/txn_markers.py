@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from kafka.structs import TopicPartition
 
 from tolerant_client.records.primitives import encode_uvarint, read_uvarint, skip_tags
+from tolerant_client.tracker.rules.apis import Request
 
 WRITE_TXN_MARKERS_API_KEY = 27
 
@@ -24,7 +25,7 @@ _NO_TAGS = b"\0"
 _COORDINATOR_EPOCH = 0  # the lowest: a marker is refused if its producer's last one had a higher
 
 
-class WriteTxnMarkers:
+class WriteTxnMarkers(Request):
     """Abort markers for one partition, in order, each given as (producer id, producer epoch).
 
     A broker appends each marker by itself and answers when the last one is replicated.  A lost answer is handed up:
@@ -35,7 +36,6 @@ class WriteTxnMarkers:
     API_VERSION = 1
     name = "WriteTxnMarkers"
     expected_ms = 0.0
-    order_keys = ()
     resend_safe = False
 
     __slots__ = ("markers", "partition")

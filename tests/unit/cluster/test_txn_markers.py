@@ -7,7 +7,7 @@ import struct
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.records.txn_markers import WriteTxnMarkers
+from tolerant_client.cluster.txn_markers import WriteTxnMarkers
 
 P = TopicPartition("orders", 3)
 MARKERS = [(1 << 62, 5), (1 << 62, 6), ((1 << 62) + 1, 0)]
