@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from support.log_readers import LogRecord, read_bounds, read_with_confluent
 from support.long import LONG
-from support.mirror_link import append_records, both, compare, create_topic, make_anew
+from support.mirror_link import append_records, both, compare, create_topic, delete_topic, make_anew
 from support.nasty_topics import nasty_topic
 from support.nasty_writer import BROKER_CONFIG, write_topics
 from support.tree import SUPPORT
@@ -34,7 +34,7 @@ from tolerant_client.mirror.engine.translated.copy_transaction import CopyTransa
 from tolerant_client.mirror.engine.translated.partition import TransactionLimits
 from tolerant_client.mirror.follow.translate import commit_group, group_offsets, translate, translate_group
 from tolerant_client.mirror.life.plan_report import plan_everything
-from tolerant_client.mirror.life.promotion import promote
+from tolerant_client.mirror.life.promotion import failover, promote
 from tolerant_client.mirror.life.status import read_status
 from tolerant_client.mirror.state import offset_map
 from tolerant_client.mirror.state.health import Health
@@ -554,11 +554,30 @@ def test_a_topic_that_was_deleted_and_created_again_is_named(source: str, target
         plan = origin.run(partial(plan_everything, is_translated=True), origin, there, link, topic)
         report = origin.run(partial(promote, is_dry_run=True), origin, there, link)
         found = origin.run(read_status, origin, there, link)
+        alone = there.run(partial(failover, is_dry_run=True), there, link)
+    assert [("created again" in text) for text in alone.damaged] == [True] * (side == "target")
+    assert alone.exit_code == (3 if side == "target" else 0)
     assert any("created again" in text for text in plan.refusals) and plan.exit_code == 3
     assert any("created again" in text for text in report.blockers), report
     assert any("created again" in reason.text for reason in found.reasons if reason.health is Health.BLOCKED)
     with pytest.raises(DataLossError if side == "source" else TargetDivergedError, match="created again"):
         copy(source, target, topic, link)
+
+
+def test_a_failover_names_a_topic_that_the_target_has_no_more(source: str, target: str) -> None:
+    for link in ("translated-gone", "translated-there"):
+        create_topic(source, link)
+        append_records(source, link, 10)
+    with both(source, target) as (origin, there):
+        for topic in ("translated-gone", "translated-there"):
+            copy(source, target, topic, "translated-lost")
+        delete_topic(target, "translated-gone")
+        report = there.run(failover, there, "translated-lost")
+    assert report.is_done and report.exit_code == 3
+    assert report.damaged == (
+        "topic translated-gone is not on the target any more, and link translated-lost has copied it",
+    )
+    assert [p.topic for p in report.partitions] == ["translated-there"]
 
 
 def test_a_topic_that_is_made_anew_under_a_copier_that_stands_still_is_not_copied_behind_the_old_one(
