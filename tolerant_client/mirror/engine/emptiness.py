@@ -19,7 +19,7 @@ from tolerant_client.cluster.cluster import EARLIEST_LOCAL, READ_COMMITTED, Clus
 from tolerant_client.mirror.engine.throttle import TokenBucket
 
 _ANSWERS = 2
-_BYTES = 1 << 20
+_BYTES = 1  # a broker gives the first batch whole, whatever is asked for (KIP-74): what it brings is dropped
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.25  # records that came meanwhile wait no longer for what waits here
 
 
@@ -71,7 +71,7 @@ class EmptinessChecks:
 
     async def _is_empty(self, partition: TopicPartition, position: int, stable: int) -> bool:
         """What one fetch of the partition alone shows.  Raises KafkaError."""
-        source, most = self._source, self._bucket.answer_bytes(_BYTES)
+        source = self._source
         leader = await source.leader(partition)
         session = await source.session(leader, isolation_level=READ_COMMITTED)
         if source.has_tiers:
@@ -79,7 +79,7 @@ class EmptinessChecks:
             if local[partition] > position:
                 return False
         session.seek(partition, position)
-        request = session.request(max_wait_ms=100, max_bytes=most, partition_max_bytes=most)
+        request = session.request(max_wait_ms=100, max_bytes=_BYTES, partition_max_bytes=_BYTES)
         answer = await source.send_fetch(leader, request)
         self._bucket.take(sum(len(part.records) for part in answer.partitions), self._clock())
         if answer.error_code or answer.throttle_time_ms or len(answer.partitions) != 1:

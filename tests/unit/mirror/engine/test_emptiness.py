@@ -84,12 +84,12 @@ def test_records_that_a_check_brings_are_owed() -> None:
     assert source.bucket.wait_s(source.now) == pytest.approx(3)
 
 
-def test_a_check_waits_until_nothing_is_owed_and_asks_for_as_little_as_a_fetch() -> None:
+def test_a_check_waits_until_nothing_is_owed_and_asks_for_as_little_as_it_can() -> None:
     source = Source(0)
     source.bucket.take(5 * RATE, 0.0)
     assert source.check(FIRST) == [True]
     assert source.asked[0][0] >= 5 - BURST_S
-    assert {most for _, most in source.asked} == {source.bucket.answer_bytes(1 << 20)} == {RATE // 4}
+    assert {most for _, most in source.asked} == {1}, "a broker gives the first batch whole"
 
 
 def test_checks_go_out_one_by_one_under_a_rate_and_together_without_one() -> None:
@@ -100,7 +100,7 @@ def test_checks_go_out_one_by_one_under_a_rate_and_together_without_one() -> Non
     assert limited.most_in_flight == 1 and unlimited.most_in_flight == 20
     times = [when for when, _ in limited.asked]
     assert len(times) == 20 and times[-1] >= 19 - BURST_S
-    assert unlimited.now == 0.0 and {most for _, most in unlimited.asked} == {1 << 20}
+    assert unlimited.now == 0.0
 
 
 def test_what_nobody_wants_to_know_any_more_is_not_fetched() -> None:
