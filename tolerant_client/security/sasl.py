@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tolerant_client.errors import OptionError
-from tolerant_client.security.kafka_config import warn_once
+from tolerant_client.security.java_properties import warn_once
 from tolerant_client.security.keystores import PROPERTIES, WITHOUT_EFFECT, tls_settings
 from tolerant_client.security.logins import KerberosLogin, MskIamLogin, TokenLogin
 

@@ -104,7 +104,6 @@ _MANAGER = ("tolerant_client.stock.manager",)
 _OUT_OF_RANGE = ("tolerant_client.stock.out_of_range",)
 _RAW = ("tolerant_client.cluster.cluster",)
 _RECORDS = ("tolerant_client.stock.consumer_records",)
-_RESUBSCRIBING = ("tolerant_client.stock.resubscribing",)
 _TRANSACTIONS = ("tolerant_client.stock.transactions",)
 _TRANSPORT = ("tolerant_client.stock.transport",)
 
@@ -142,7 +141,7 @@ USES: Final = (
     Use(KafkaConnectionManager, ("_conns",),
         (*_FORKING, *_MANAGER, *_RAW, "tolerant_client.ops.doctor.probing"), "the connections by node"),
     Use(KafkaConnectionManager, ("_net",),
-        (*_FORKING, *_MANAGER, *_OUT_OF_RANGE, *_RESUBSCRIBING, "tolerant_client.stock.any_broker",
+        (*_FORKING, *_MANAGER, *_OUT_OF_RANGE, "tolerant_client.stock.any_broker",
          "tolerant_client.stock.leaders"),
         "its event loop"),
     Use(KafkaConnectionManager,
@@ -184,8 +183,7 @@ USES: Final = (
     Use(KafkaSSLTransport, ("handshake",), _TRANSPORT, "overridden: TLS with a deadline"),
     # -- the consumer
     Use(KafkaConsumer, ("_fetcher", "_iterator"), ("tolerant_client.stock.consumer",), "poll_arrow asks for Arrow there"),
-    Use(KafkaConsumer, ("_closed", "_iterator", "_net", "_subscription"), _FORKING, "what a forked child takes over"),
-    Use(KafkaConsumer, ("_manager", "_subscription"), _RESUBSCRIBING, "subscribes as another consumer was"),
+    Use(KafkaConsumer, ("_closed", "_iterator", "_manager", "_net", "_subscription"), _FORKING, "what a forked child takes over"),
     Use(KafkaConsumer, ("_client",), ("tolerant_client.metrics",), "the way to its connection manager"),
     Use(KafkaAdminClient, ("_client",), ("tolerant_client.metrics",), "the way to its connection manager"),
     Use(KafkaProducer, ("_sender",), ("tolerant_client.metrics",), "the way to its connection manager"),
@@ -221,9 +219,9 @@ USES: Final = (
     Use(SubscriptionState,
         ("assignment", "pause", "rebalance_listener", "request_offset_reset", "seek", "subscribed_pattern",
          "subscription", "subscription_type"),
-        _RESUBSCRIBING, "what another consumer was subscribed to, and where it was"),
+        _FORKING, "what another consumer was subscribed to, and where it was"),
     Use(TopicPartitionState, ("highwater", "position", "preferred_read_replica"), _FETCHER, "the state of a partition"),
-    Use(TopicPartitionState, ("paused", "position", "reset_strategy"), _RESUBSCRIBING, "the state of a partition"),
+    Use(TopicPartitionState, ("paused", "position", "reset_strategy"), _FORKING, "the state of a partition"),
     Use(TopicPartitionState, ("_current_leader_epoch",), _COORDINATOR, "since 3.0.5 a position is validated once",
         is_optional=True),
     # -- the group's coordinator

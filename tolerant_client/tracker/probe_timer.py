@@ -14,10 +14,50 @@ from __future__ import annotations
 
 from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.tracker.lifecycle import NEVER, InFlightRequest
-from tolerant_client.tracker.roundtrips import RoundTrips
 
 _AGAIN = 1.0  # seconds until an unanswered probe is replaced by the next one
 _LONG_POLL = 0.5  # the most that a trial waits for what may rightly wait at the broker (fetch.max.wait.ms)
+_MOST_DOUBLINGS = 16  # far above any ceiling, far below what a float holds
+_FIRST_ESTIMATE = 1.0  # RFC 6298, section 2.1: before the first sample
+
+
+class RoundTrips:
+    """How long a response may take, from the round trips of one connection; seconds.
+
+    The estimate is TCP's (RFC 6298): the smoothed round trip and four deviations, or a fixed margin where that is more,
+    up to a ceiling.
+    """
+
+    __slots__ = ("_ceiling", "_deviation", "_margin", "_smoothed", "unanswered")
+
+    def __init__(self, margin: float, ceiling: float) -> None:
+        self._margin = margin
+        self._ceiling = ceiling
+        self._smoothed = -1.0
+        self._deviation = 0.0
+        self.unanswered = 0
+
+    def sample(self, seconds: float) -> None:
+        """Takes one measured round trip."""
+        smoothed = self._smoothed
+        if smoothed < 0.0:
+            self._smoothed = seconds
+            self._deviation = seconds / 2
+            return
+        error = seconds - smoothed
+        self._deviation += 0.25 * (abs(error) - self._deviation)
+        self._smoothed = smoothed + 0.125 * error
+
+    @property
+    def estimate(self) -> float:
+        """A generous round trip."""
+        if self._smoothed < 0.0:
+            return min(self._ceiling, max(self._margin, _FIRST_ESTIMATE))
+        return min(self._ceiling, self._smoothed + max(self._margin, 4 * self._deviation))
+
+    def after(self, repeats: int) -> float:
+        """The estimate, doubled for each of so many repeats that were not answered either."""
+        return float(min(self._ceiling, self.estimate * 2 ** min(repeats, _MOST_DOUBLINGS)))
 
 
 class Silence:
@@ -65,7 +105,9 @@ class Silence:
     def due(self, oldest: InFlightRequest, is_probing: bool) -> float:
         """When to probe, given the oldest request without an answer."""
         if is_probing:
-            pause = max(_AGAIN * 2.0 ** min(self.round_trips.unanswered - 1, 16), self.round_trips.estimate)
+            pause = max(
+                _AGAIN * 2.0 ** min(self.round_trips.unanswered - 1, _MOST_DOUBLINGS), self.round_trips.estimate
+            )
             return max(self._probed_at, self._progress) + pause
         return max(oldest.sent_at, self._progress) + oldest.expected + self.round_trips.after(oldest.resends)
 

@@ -27,8 +27,9 @@ from support.tree import SUPPORT
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError
 from tolerant_client.mirror.engine.process_copier import LinkConfig
-from tolerant_client.security import kafka_config, logins
-from tolerant_client.security.kafka_config import FORBIDDEN, FORBIDDEN_IN_WRITES, REFUSED, kafka_python_config
+from tolerant_client.security import java_properties, logins
+from tolerant_client.security.java_properties import FORBIDDEN, FORBIDDEN_IN_WRITES, REFUSED
+from tolerant_client.security.kafka_config import kafka_python_config
 from tolerant_client.security.keystores import TlsSettings
 from tolerant_client.security.logins import KerberosLogin, MskIamLogin, TokenLogin
 
@@ -57,7 +58,7 @@ def sasl(mechanism: str, jaas: str, **java: str) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a process remembers."""
-    monkeypatch.setattr(kafka_config, "_warned", set())
+    monkeypatch.setattr(java_properties, "_warned", set())
     monkeypatch.setattr(logins, "_kerberos_login", None)
     monkeypatch.setattr(logins, "_BACKOFFS_S", (0.0, 0.0))
 
@@ -82,9 +83,9 @@ def test_what_spark_refuses_is_refused(use: str) -> None:
 
 
 def test_what_java_knows_is_taken_in_silence(caplog: pytest.LogCaptureFixture) -> None:
-    quiet = {*kafka_config.WITHOUT_EFFECT, *kafka_config.PRODUCING, *kafka_config.READ_ELSEWHERE}
+    quiet = {*java_properties.WITHOUT_EFFECT, *java_properties.PRODUCING, *java_properties.READ_ELSEWHERE}
     quiet -= {*FORBIDDEN, *FORBIDDEN_IN_WRITES}
-    given = {name: "true" if name in kafka_config._BOOLEAN else "-1" for name in quiet}
+    given = {name: "true" if name in java_properties._BOOLEAN else "-1" for name in quiet}
     config = kafka_python_config({"bootstrap.servers": "h:1", **given})
     assert config == {"bootstrap_servers": ["h:1"], "security_protocol": "PLAINTEXT"}
     assert caplog.records == []
@@ -122,7 +123,7 @@ def test_every_property_of_javas_clients_is_in_one_list() -> None:
     """The names of ConsumerConfig and ProducerConfig of Kafka 4.2."""
     names = (SUPPORT / "client_properties.txt").read_text().split()
     assert len(names) == 140
-    assert {*names, *kafka_config.OURS} == kafka_config._KNOWN
+    assert {*names, *java_properties.OURS} == java_properties._KNOWN
 
 
 def test_an_unknown_name_is_a_warning_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -23,7 +23,7 @@ from tolerant_client.tracker.events import (
 )
 from tolerant_client.tracker.inflight import InFlightRequests
 from tolerant_client.tracker.lifecycle import TRANSITIONS, IllegalTransition, InFlightRequest, Input, State
-from tolerant_client.tracker.roundtrips import RoundTrips
+from tolerant_client.tracker.probe_timer import RoundTrips
 from tolerant_client.tracker.rules import apis
 
 OK = memoryview(b"ok")

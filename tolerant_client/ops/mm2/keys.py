@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from tolerant_client.mirror.state.topic_filter import CONFIG_PROPERTIES_EXCLUDE, GROUPS_EXCLUDE, TOPICS_EXCLUDE
-from tolerant_client.security import kafka_config
+from tolerant_client.security import java_properties
 
 
 class Fate(str, enum.Enum):
@@ -252,7 +252,7 @@ _CLIENT_NOTES: Final[Mapping[str, str]] = {
     "compression.type": "batches keep the compression that the source has them in",
     "acks": "all replicas in sync acknowledge always",
     "max.request.size": "the target's max.message.bytes is asked for",
-    "interceptor.classes": kafka_config.FORBIDDEN["interceptor.classes"],
+    "interceptor.classes": java_properties.FORBIDDEN["interceptor.classes"],
     "bootstrap.controllers": "brokers are asked; give bootstrap.servers",
     "transactional.id": _NO_REPEATS,
 }
@@ -265,16 +265,18 @@ def _client(names: Iterable[str], fate: Fate, why: str) -> list[Key]:
 
 
 CLIENT: Final = (
-    *_client((*_BARE, *kafka_config.NUMBERS, *kafka_config.OURS), _USED, "as Kafka's clients have it"),
-    *_client(kafka_config.SECURITY, _USED, "as Kafka's clients have it"),
+    *_client((*_BARE, *java_properties.NUMBERS, *java_properties.OURS), _USED, "as Kafka's clients have it"),
+    *_client(java_properties.SECURITY, _USED, "as Kafka's clients have it"),
     *_client(("auto.offset.reset",), _USED, ""),
-    *_client((*kafka_config.READ_ELSEWHERE, "enable.auto.commit", "bootstrap.controllers"), _IDLE, ""),
-    *_client(kafka_config.SECURITY_WITHOUT_EFFECT, _IDLE, "it tunes the JVM, or Java's logins"),
-    *_client(kafka_config.WITHOUT_EFFECT, _IDLE, "it tunes Java's clients"),
-    *_client((name for name in kafka_config.PRODUCING if name not in _SERIALIZERS), _IDLE, "it tunes Java's producer"),
+    *_client((*java_properties.READ_ELSEWHERE, "enable.auto.commit", "bootstrap.controllers"), _IDLE, ""),
+    *_client(java_properties.SECURITY_WITHOUT_EFFECT, _IDLE, "it tunes the JVM, or Java's logins"),
+    *_client(java_properties.WITHOUT_EFFECT, _IDLE, "it tunes Java's clients"),
+    *_client(
+        (name for name in java_properties.PRODUCING if name not in _SERIALIZERS), _IDLE, "it tunes Java's producer"
+    ),
     *_client(_SERIALIZERS, _IDLE, "records are copied as the bytes they are"),
     *_client(("interceptor.classes",), _NO, ""),
-    *(Key(name, "", _NO, why) for name, why in kafka_config.REFUSED.items() if name != "config.providers"),
+    *(Key(name, "", _NO, why) for name, why in java_properties.REFUSED.items() if name != "config.providers"),
 )
 
 SECTIONS: Final[Mapping[str, tuple[Key, ...]]] = {

@@ -13,7 +13,7 @@ from tolerant_client.errors import OptionError
 from tolerant_client.ops.mm2 import keys
 from tolerant_client.ops.mm2.keys import CLIENT, FLOW, GLOBAL, OURS, WORKER, Key
 from tolerant_client.ops.mm2.properties import Setting
-from tolerant_client.security import kafka_config
+from tolerant_client.security import java_properties
 
 CLIENTS: Final = ("consumer.", "producer.", "admin.")
 _NOT_READ: Final = ("consumer.override.", "admin.override.")
@@ -27,7 +27,7 @@ _FLOW_CLIENTS: Final = (
     *_NOT_READ,
 )
 # Connect's worker reads these of its cluster; here they are for all that a cluster is asked.
-TUNING: Final = ("client.id", "client.dns.lookup", *kafka_config.NUMBERS, *kafka_config.OURS)
+TUNING: Final = ("client.id", "client.dns.lookup", *java_properties.NUMBERS, *java_properties.OURS)
 
 
 class Place(NamedTuple):

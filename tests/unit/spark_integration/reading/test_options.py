@@ -17,7 +17,7 @@ from spark_integration.reading.options import (
     parse_read_options,
 )
 from tolerant_client.errors import OptionError
-from tolerant_client.security.kafka_config import FORBIDDEN
+from tolerant_client.security.java_properties import FORBIDDEN
 
 T0 = TopicPartition("t", 0)
 

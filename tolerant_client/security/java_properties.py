@@ -1,0 +1,158 @@
+"""The properties of Java's clients: which are used, which have no effect here, which are refused.
+
+Laws:
+- A property that Java's client understands never fails a query for being there: it is used, it is without effect
+  (documented), or it is refused by name because going on without it would change what is read or who is trusted.
+- A name that Java's client does not know either is a warning, as there; the nearest known name stands beside it.
+  One that looks like a property of security is refused: without it data might go in the clear, or to anybody.
+
+The lists are those of ConsumerConfig and ProducerConfig of Kafka 4.2; what Spark itself refuses, with its reasons, is
+in KafkaSourceProvider.scala (connector/kafka-0-10-sql).
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from tolerant_client.errors import OptionError
+from tolerant_client.security import keystores
+
+_log = logging.getLogger(__name__)
+
+FORBIDDEN: Final[Mapping[str, str]] = {
+    "auto.offset.reset": "set startingOffsets to say where a query starts; it applies to a new query only, a restarted"
+    " one goes on where it left off, and failOnDataLoss says what happens when records are gone",
+    "key.deserializer": "keys are always binary; deserialize them with DataFrame operations",
+    "value.deserializer": "values are always binary; deserialize them with DataFrame operations",
+    "enable.auto.commit": "offsets are in the query's checkpoint; commitOffsets=true writes them to a group as well",
+    "interceptor.classes": "no Java classes are loaded, and interceptors could change the records",
+}
+FORBIDDEN_IN_WRITES: Final[Mapping[str, str]] = {
+    "key.serializer": "keys are always binary; serialize them with DataFrame operations",
+    "value.serializer": "values are always binary; serialize them with DataFrame operations",
+    "interceptor.classes": "no Java classes are loaded, and interceptors could change the records",
+}
+
+# Of these kafka-python has its own, with _ for dots.
+NUMBERS: Final = (
+    "request.timeout.ms", "reconnect.backoff.ms", "reconnect.backoff.max.ms", "metadata.max.age.ms",
+    "connections.max.idle.ms", "socket.connection.setup.timeout.ms", "socket.connection.setup.timeout.max.ms",
+)  # fmt: skip
+_TEXTS: Final = ("bootstrap.servers", "client.id", "client.dns.lookup", "security.protocol")
+# librdkafka's: brokers before 0.10 do not say which versions they speak.
+OURS: Final = ("broker.version.fallback",)
+# Read by options.py and by the writer.
+READ_ELSEWHERE: Final = ("isolation.level", "group.id")
+PRODUCING: Final = (
+    "acks", "batch.size", "buffer.memory", "compression.gzip.level", "compression.lz4.level", "compression.type",
+    "compression.zstd.level", "delivery.timeout.ms", "enable.idempotence", "linger.ms", "max.block.ms",
+    "max.in.flight.requests.per.connection", "max.request.size", "metadata.max.idle.ms",
+    "partitioner.adaptive.partitioning.enable", "partitioner.availability.timeout.ms", "partitioner.class",
+    "partitioner.ignore.keys", "retries", "transaction.timeout.ms", "transaction.two.phase.commit.enable",
+    "transactional.id", "key.serializer", "value.serializer",
+)  # fmt: skip
+# These tune a consumer group, Java's client, its JVM or its metrics; nothing here has them.
+WITHOUT_EFFECT: Final = (
+    "allow.auto.create.topics", "auto.commit.interval.ms", "check.crcs", "client.rack", "default.api.timeout.ms",
+    "enable.metrics.push", "exclude.internal.topics", "fetch.max.bytes", "fetch.max.wait.ms", "fetch.min.bytes",
+    "group.instance.id", "group.protocol", "group.remote.assignor", "heartbeat.interval.ms",
+    "internal.throw.on.fetch.stable.offset.unsupported", "max.partition.fetch.bytes", "max.poll.interval.ms",
+    "max.poll.records", "metadata.recovery.rebootstrap.trigger.ms", "metadata.recovery.strategy", "metric.reporters",
+    "metrics.num.samples", "metrics.recording.level", "metrics.sample.window.ms", "partition.assignment.strategy",
+    "receive.buffer.bytes", "retry.backoff.max.ms", "retry.backoff.ms", "send.buffer.bytes", "session.timeout.ms",
+    "share.acknowledgement.mode", "share.acquire.mode",
+)  # fmt: skip
+SECURITY: Final = (
+    *keystores.PROPERTIES,
+    "sasl.mechanism", "sasl.jaas.config", "sasl.kerberos.service.name", "sasl.client.callback.handler.class",
+    "sasl.login.callback.handler.class", "sasl.login.class", "sasl.login.connect.timeout.ms",
+    "sasl.login.read.timeout.ms", "sasl.oauthbearer.client.credentials.client.id",
+    "sasl.oauthbearer.client.credentials.client.secret", "sasl.oauthbearer.header.urlencode",
+    "sasl.oauthbearer.jwt.retriever.class", "sasl.oauthbearer.scope", "sasl.oauthbearer.token.endpoint.url",
+    "sasl.oauthbearer.assertion.algorithm", "sasl.oauthbearer.assertion.claim.aud",
+    "sasl.oauthbearer.assertion.claim.exp.seconds", "sasl.oauthbearer.assertion.claim.iss",
+    "sasl.oauthbearer.assertion.claim.jti.include", "sasl.oauthbearer.assertion.claim.nbf.seconds",
+    "sasl.oauthbearer.assertion.claim.sub", "sasl.oauthbearer.assertion.file",
+    "sasl.oauthbearer.assertion.private.key.file", "sasl.oauthbearer.assertion.private.key.passphrase",
+    "sasl.oauthbearer.assertion.template.file",
+)  # fmt: skip
+# Also what a broker or a background thread of Java's client does with tickets and tokens.
+SECURITY_WITHOUT_EFFECT: Final = (
+    *keystores.WITHOUT_EFFECT,
+    "sasl.kerberos.kinit.cmd", "sasl.kerberos.min.time.before.relogin", "sasl.kerberos.ticket.renew.jitter",
+    "sasl.kerberos.ticket.renew.window.factor", "sasl.login.refresh.buffer.seconds",
+    "sasl.login.refresh.min.period.seconds", "sasl.login.refresh.window.factor", "sasl.login.refresh.window.jitter",
+    "sasl.login.retry.backoff.max.ms", "sasl.login.retry.backoff.ms", "sasl.oauthbearer.clock.skew.seconds",
+    "sasl.oauthbearer.expected.audience", "sasl.oauthbearer.expected.issuer",
+    "sasl.oauthbearer.jwks.endpoint.refresh.ms", "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms",
+    "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms", "sasl.oauthbearer.jwks.endpoint.url",
+    "sasl.oauthbearer.jwt.validator.class", "sasl.oauthbearer.scope.claim.name", "sasl.oauthbearer.sub.claim.name",
+)  # fmt: skip
+# Going on without these would send what should be looked up, or trust whom the user's class does not.
+REFUSED: Final[Mapping[str, str]] = {
+    "config.providers": "values such as ${file:path:key} are not looked up; give the value itself",
+    "security.providers": "no Java classes are loaded; TLS is Python's (OpenSSL)",
+    "ssl.engine.factory.class": "no Java classes are loaded; TLS is Python's (OpenSSL)",
+    "ssl.provider": "it names a provider of the JVM; TLS is Python's (OpenSSL)",
+    "ssl.trustmanager.algorithm": "only PKIX can be had: a chain of certificates that ends in the truststore",
+}
+
+_TRUST_ALGORITHMS: Final = ("PKIX", "SUNX509", "SUNPKIX", "X509", "X.509")
+# Wrong values are refused where Java's client refuses them, even where right ones have no effect.
+_NUMERIC: Final = (".ms", ".bytes", ".records", ".samples")
+_BOOLEAN: Final = ("allow.auto.create.topics", "check.crcs", "enable.metrics.push", "exclude.internal.topics")
+_KNOWN: Final = frozenset(
+    (*NUMBERS, *_TEXTS, *READ_ELSEWHERE, *PRODUCING, *WITHOUT_EFFECT, *SECURITY, *SECURITY_WITHOUT_EFFECT, *OURS)
+    + (*REFUSED, *FORBIDDEN, *FORBIDDEN_IN_WRITES)
+)
+_warned: set[str] = set()
+
+
+def check_names(java: Mapping[str, str], protocol: str) -> None:
+    """Warns of what has no effect; raises OptionError for what is refused, or may be meant for security."""
+    for name in java:
+        is_off = (name.startswith("sasl.") and not protocol.startswith("SASL_")) or (
+            name.startswith("ssl.") and not protocol.endswith("SSL")
+        )
+        if is_off:
+            warn_once(f"kafka.{name} has no effect with kafka.security.protocol {protocol}")
+        elif name in REFUSED and not (
+            name == "ssl.trustmanager.algorithm" and java[name].strip().upper() in _TRUST_ALGORITHMS
+        ):
+            raise OptionError(f"kafka.{name} is not supported: {REFUSED[name]}")
+        elif name not in _KNOWN:
+            if _is_security(name):
+                raise OptionError(f"kafka.{name} is no property of a Kafka client{_nearest(name)}")
+            warn_once(f"kafka.{name} is no property of a Kafka client, and has no effect{_nearest(name)}")
+
+
+def check_values(java: Mapping[str, str]) -> None:
+    """Raises OptionError for a wrong value of a property that has no effect."""
+    for name in WITHOUT_EFFECT:
+        value = java.get(name, "").strip()
+        if name in java and name.endswith(_NUMERIC) and not re.fullmatch(r"-?[0-9]+", value):
+            raise OptionError(f"kafka.{name} is {java[name]!r}; it must be a whole number")
+        if name in java and name in _BOOLEAN and value.lower() not in ("true", "false"):
+            raise OptionError(f"kafka.{name} is {java[name]!r}; it must be true or false")
+
+
+def warn_once(text: str) -> None:
+    """Once a process: Spark asks for the same options many times."""
+    if text not in _warned:
+        _warned.add(text)
+        _log.warning("%s", text)
+
+
+def _is_security(name: str) -> bool:
+    close = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.75)
+    return name.startswith(("ssl.", "sasl.", "security.")) or bool({*close} & {"security.protocol", *SECURITY})
+
+
+def _nearest(name: str) -> str:
+    for close in difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.6):
+        return f"; did you mean 'kafka.{close}'?"
+    return ""
