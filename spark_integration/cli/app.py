@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import typer
 from kafka.errors import KafkaError
 
-from spark_integration.cli.command import Command
+from spark_integration.cli.command import Command, unbundled
 from spark_integration.cli.demo import demo
 from spark_integration.cli.doctor import doctor
 from spark_integration.cli.exits import exit_code, tell_failure
@@ -104,7 +104,7 @@ _PANELS = {
 _NAMES: dict[Any, str] = {list_links: "list"}
 for panel, commands in _PANELS.items():
     for command in commands:
-        app.command(_NAMES.get(command), cls=Command, rich_help_panel=panel)(command)
+        app.command(_NAMES.get(command), cls=Command, rich_help_panel=panel)(unbundled(command))
 
 
 class PipedOut(io.TextIOWrapper):

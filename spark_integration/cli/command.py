@@ -4,14 +4,19 @@ Laws:
 - A value of the environment is a default: what is typed and says otherwise takes its place, and nobody complains.
 - Two variables that say otherwise than each other are refused by their names, where nothing typed decides.
 - Properties of the environment have the secrets of the cluster that the environment names: no other cluster gets them.
+
+A *bundle* is a dataclass of options that a command takes as one parameter: it offers all of them, or those whose names the
+parameter's annotation lists, as Annotated[Bundle, ("name", ...)].
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
+import inspect
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from typer.core import TyperCommand
 
@@ -26,6 +31,33 @@ _GIVES_WAY = {
     "link": _FILE,
     **dict.fromkeys(_CLUSTERS, _FILE | _ONE),
 }
+
+
+def unbundled(function: Callable[..., None]) -> Callable[..., None]:
+    """The same command with the options of its bundles among its own, in their place: typer reads signatures."""
+    hints = get_type_hints(function, include_extras=True)
+    bundles: dict[str, tuple[Any, Iterable[str]]] = {}
+    options: dict[str, inspect.Parameter] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind, *offered = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name],)
+        if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+            options[name] = parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name])
+            continue
+        of_kind = inspect.signature(kind).parameters
+        bundles[name] = kind, offered[0] if offered else of_kind
+        annotations = get_type_hints(kind, include_extras=True)
+        for each in bundles[name][1]:
+            options[each] = of_kind[each].replace(kind=parameter.KEYWORD_ONLY, annotation=annotations[each])
+
+    def command(**given: Any) -> None:
+        for name, (kind, offered) in bundles.items():
+            given[name] = kind(**{each: given.pop(each) for each in offered})
+        function(**given)
+
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    command.__annotations__ = {name: option.annotation for name, option in options.items()}
+    command.__dict__["__signature__"] = inspect.Signature([*options.values()])
+    return command
 
 
 class Command(TyperCommand):

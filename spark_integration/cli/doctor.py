@@ -15,8 +15,8 @@ import typer
 from kafka.errors import KafkaError
 from rich.console import Console
 
-from spark_integration.cli.link import MaybeLink, MaybeSource, MaybeTarget, unnamed_link
-from spark_integration.cli.options import LONGEST_S, Json, SourceProperties, TargetProperties, client_properties
+from spark_integration.cli.link import unnamed_link
+from spark_integration.cli.options import LONGEST_S, Json, WhichLink, client_properties, file_option
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.gaps import GapFill
 from tolerant_client.mirror.life.naming import FORMER_DEFAULT
@@ -33,6 +33,7 @@ from tolerant_client.ops.printing import echo
 _PATIENCE_MS = 5_000  # with clusters that are asked for their link before they are examined
 _WORST_FIRST = (NOT_EXAMINED, ERRORS, WARNINGS, HEALTHY)
 
+_Which = Annotated[WhichLink, ("source", "target", "link", "source_properties", "target_properties")]
 _Cluster = Annotated[
     str | None, typer.Option("--cluster", metavar="HOST:PORT", help="One cluster alone, whatever it is for.")
 ]
@@ -44,21 +45,13 @@ _Ids = Annotated[list[str], typer.Option("--transactional-id", help="The same fo
 
 
 def doctor(
-    source: MaybeSource = None,
-    target: MaybeTarget = None,
+    which: _Which,
     cluster: _Cluster = None,
     config: Annotated[
         Path | None,
-        typer.Option(
-            "--config",
-            envvar="TOLERANT_KAFKA_CONFIG",
-            exists=True,
-            dir_okay=False,
-            help="A MirrorMaker 2 file instead: each of its flows.",
-        ),
+        file_option("--config", "A MirrorMaker 2 file instead: each of its flows."),
     ] = None,
     topics: _Topics = ".*",
-    link: MaybeLink = None,
     seconds: Annotated[
         float, typer.Option("--seconds", min=0, max=LONGEST_S, help="How long leaders and progress are watched.")
     ] = 10.0,
@@ -66,8 +59,6 @@ def doctor(
     transactional_id: _Ids = [],
     brief: Annotated[bool, typer.Option("--brief", help="Print no findings of severity info.")] = False,
     in_json: Json = False,
-    source_properties: SourceProperties = None,
-    target_properties: TargetProperties = None,
     cluster_properties: Annotated[
         Path | None,
         typer.Option("--cluster-properties", exists=True, dir_okay=False, help="Java client properties for --cluster."),
@@ -78,8 +69,8 @@ def doctor(
     Exit codes: 0 nothing found, 1 errors, 3 warnings, 2 a cluster did not answer (what was found is printed all the same).
     """
     given = {
-        "source": (source, source_properties),
-        "target": (target, target_properties),
+        "source": (which.source, which.source_properties),
+        "target": (which.target, which.target_properties),
         "cluster": (cluster, cluster_properties),
     }
     for name, (servers, path) in given.items():
@@ -89,13 +80,13 @@ def doctor(
         name: client_properties(servers, path) for name, (servers, path) in given.items() if servers is not None
     }
     if config is not None:
-        if clusters or topics != ".*" or link is not None:
+        if clusters or topics != ".*" or which.link is not None:
             raise OptionError("--config says what the clusters, topics and links are: leave the other options out")
         subjects = flow_subjects(config)
     elif not clusters or "cluster" in clusters and len(clusters) > 1:
         raise OptionError("Give --source, --target or both, or --cluster alone: HOST:PORT[,HOST:PORT...]")
     else:
-        name = link or _meant(clusters)
+        name = which.link or _meant(clusters)
         subjects = [Subject(clusters, LinkTopics.of(topics), name, options=link_options(given, name))]
 
     codes, reports = set(), []

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from spark_integration.cli.exits import told_if_interrupted
-from spark_integration.cli.link import (
-    Config,
-    DryRun,
-    FlowName,
-    GivenTopics,
-    MaybeLink,
-    MaybeSource,
-    MaybeTarget,
-    Yes,
-    confirm,
-    echo_json,
-    given_link,
-)
-from spark_integration.cli.options import Json, SourceProperties, TargetProperties
-from tolerant_client.cluster.cluster import Cluster
+from spark_integration.cli.link import confirm, end_with, given_link
+from spark_integration.cli.options import BothClusters, DryRun, GivenTopics, Json, Yes
 from tolerant_client.mirror.life import failback as way_back
 from tolerant_client.mirror.life.failback import FailbackReport, lost_records
 from tolerant_client.ops.printing import Table, echo, print_table
 
 
 def failback(
-    source: MaybeSource = None,
-    target: MaybeTarget = None,
+    which: BothClusters,
     topics: GivenTopics = None,
-    link: MaybeLink = None,
     discard_diverged: Annotated[
         bool,
         typer.Option(
@@ -42,10 +28,6 @@ def failback(
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: Json = False,
-    config: Config = None,
-    flow: FlowName = None,
-    source_properties: SourceProperties = None,
-    target_properties: TargetProperties = None,
 ) -> None:
     """Prepare copying back: --source has the newer data, --target is the cluster that was the source.
 
@@ -55,20 +37,21 @@ def failback(
     start the mirror of the link back as any other.
     Exit codes: 0 ready, 3 something is in the way, nothing was written.
     """
-    given = given_link(source, target, topics, link, config, flow, None, source_properties, target_properties)
+    given = given_link(replace(which, topics=topics))
     chosen = given.link_topics
-
-    async def ask(origin: Cluster, there: Cluster) -> FailbackReport:
-        return await way_back.failback(origin, there, given.link, chosen, discards=discard_diverged, is_dry_run=dry_run)
-
     if discard_diverged:
         confirm("Delete topics of the target that have what was never copied", is_sure=yes or dry_run)
     what = "failing back had begun, it is not finished, and topics that diverged may be deleted on the target: run this again"
     with told_if_interrupted(what, dry_run):
-        report = given.run(ask)
-    if as_json:
-        echo_json(report.to_json())
-        raise typer.Exit(report.exit_code)
+        report = given.run(
+            lambda origin, there: way_back.failback(
+                origin, there, given.link, chosen, discards=discard_diverged, is_dry_run=dry_run
+            )
+        )
+    end_with(report, as_json, _show)
+
+
+def _show(report: FailbackReport) -> None:
     table = Table(
         "topic", "partition", "same until", "to copy", "only on the target", title=f"link {report.link}: failback"
     )
@@ -85,4 +68,3 @@ def failback(
         echo(f"Link {report.link} is ready: start its mirror with these clusters and --link {report.link}")
     else:
         echo(f"Nothing was written{'' if report.blockers else '; link ' + report.link + ' could be prepared so'}")
-    raise typer.Exit(report.exit_code)

@@ -1,26 +1,28 @@
-"""What the commands about a link share: which link is meant, and its two clusters."""
+"""What the commands about a link share: the link that is meant, its two clusters, and how they end."""
 
 from __future__ import annotations
 
 import json
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import typer
 
-from spark_integration.cli.options import client_properties
+from spark_integration.cli.options import WhichLink, client_properties
 from spark_integration.option_values import whole_number
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.life.naming import name_link
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.link_topics import link_topics, written_topics
+from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter, group_filter
 from tolerant_client.ops.printing import asked, echo
 from tolerant_client.security.kafka_config import kafka_python_config
@@ -29,58 +31,6 @@ if TYPE_CHECKING:
     from tolerant_client.ops.mm2.flows import Flow
 
 _T = TypeVar("_T")
-
-MaybeSource = Annotated[
-    str | None,
-    typer.Option(
-        "--source", envvar="TOLERANT_KAFKA_SOURCE", metavar="HOST:PORT", help="Bootstrap servers of the source cluster."
-    ),
-]
-MaybeTarget = Annotated[
-    str | None,
-    typer.Option(
-        "--target", envvar="TOLERANT_KAFKA_TARGET", metavar="HOST:PORT", help="Bootstrap servers of the target cluster."
-    ),
-]
-MaybeTopics = Annotated[
-    str | None,
-    typer.Option(
-        "--topics",
-        metavar="REGEX[,REGEX]",
-        help="Whole topic names; without it, what the link's mirror has written down.",
-    ),
-]
-GivenTopics = Annotated[
-    str | None,
-    typer.Option("--topics", metavar="REGEX[,REGEX]", help="Topics, by expressions that match a whole name."),
-]
-MaybeLink = Annotated[
-    str | None,
-    typer.Option(
-        "--link",
-        envvar="TOLERANT_KAFKA_LINK",
-        help="Name of the link; without it, the one between these clusters, or of the target.",
-    ),
-]
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        envvar="TOLERANT_KAFKA_CONFIG",
-        exists=True,
-        dir_okay=False,
-        help="A MirrorMaker 2 file, instead of --source, --target, --link, --topics.",
-    ),
-]
-FlowName = Annotated[
-    str | None, typer.Option("--flow", metavar="A->B", help="Which flow of --config, if it has several.")
-]
-Groups = Annotated[
-    str | None,
-    typer.Option("--groups", metavar="REGEX[,REGEX]", help='Consumer groups that move along; none: ""; default all.'),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before what cannot be undone.")]
 
 
 @dataclass(frozen=True)
@@ -133,13 +83,8 @@ class GivenLink:
 
     def run(self, ask: Callable[[Cluster, Cluster], Awaitable[_T]]) -> _T:
         """Asks both clusters; raises OptionError where no source was given."""
-        names = None if self.topics is None else self.topics.names
-        with Cluster(kafka_python_config(self.known_source), name="source", names=names) as source:
-            target = Cluster(kafka_python_config(self.target), source.net, name="target")
-            try:
-                return source.run(ask, source, target)
-            finally:
-                target.close()
+        with both(self.known_source, self.target, None if self.topics is None else self.topics.names) as clusters:
+            return clusters[0].run(ask, *clusters)
 
     def run_on_target(self, ask: Callable[[Cluster], Awaitable[_T]]) -> _T:
         """Asks the target alone."""
@@ -147,43 +92,64 @@ class GivenLink:
             return target.run(ask, target)
 
 
+@contextmanager
+def both(
+    source: Mapping[str, str], target: Mapping[str, str], names: TopicNames | None = None, patience_ms: int = 60_000
+) -> Iterator[tuple[Cluster, Cluster]]:
+    """Clients of both clusters on one event loop, from Java client properties; the source's speaks the target's names."""
+    with Cluster(kafka_python_config(source), name="source", names=names, patience_ms=patience_ms) as origin:
+        there = Cluster(kafka_python_config(target), origin.net, name="target", patience_ms=patience_ms)
+        try:
+            yield origin, there
+        finally:
+            there.close()
+
+
 def given_link(
-    source: str | None,
-    target: str | None,
-    topics: str | None,
-    link: str | None,
-    config: Path | None,
-    flow: str | None,
-    groups: str | None = None,
-    source_properties: Path | None = None,
-    target_properties: Path | None = None,
-    *,
-    needs_link: bool = True,
-    is_start: bool = False,
+    which: WhichLink, groups: str | None = None, *, needs_link: bool = True, is_start: bool = False
 ) -> GivenLink:
     """The link that the options name; raises OptionError where they name none, or contradict each other.
 
     Where none is needed, none is looked for: it is called "" without --link.  `is_start`: it is named as a start names it.
     """
-    if config is not None:
-        if any(option is not None for option in (source, target, topics, link, source_properties, target_properties)):
+    if which.config is not None:
+        if which.says_what_a_file_does:
             raise OptionError(
                 "--config names clusters, topics and links: leave --source, --target, --topics, --link out"
             )
-        return _of_file(config, flow, groups)
-    if flow is not None:
+        return link_of_file(which.config, which.flow, groups)[0]
+    if which.flow is not None:
         raise OptionError("--flow goes with --config")
-    if target is None:
+    if which.target is None:
         raise OptionError("Give --target: HOST:PORT[,HOST:PORT...], or --config with a MirrorMaker 2 file")
-    there = client_properties(target, target_properties)
-    here = None if source is None else client_properties(source, source_properties)
+    there = client_properties(which.target, which.target_properties)
+    here = None if which.source is None else client_properties(which.source, which.source_properties)
     return GivenLink(
-        link or (unnamed_link(here, there, is_start=is_start) if needs_link else ""),
+        which.link or (unnamed_link(here, there, is_start=is_start) if needs_link else ""),
         there,
         here,
-        None if topics is None else LinkTopics.of(topics),
+        None if which.topics is None else LinkTopics.of(which.topics),
         _groups(groups, group_filter()),
     )
+
+
+def link_of_file(config: Path, flow_name: str | None, groups: str | None = None) -> tuple[GivenLink, Flow]:
+    """The link of a flow of a MirrorMaker 2 file; raises OptionError where that is not said, or is not there."""
+    from tolerant_client.ops.mm2.flows import read_flows
+
+    flows = {str(flow): flow for flow in read_flows(config).flows}
+    if flow_name is not None and flow_name not in flows:
+        raise OptionError(f"{config} has no flow {flow_name}; it has {', '.join(flows) or 'none'}")
+    if flow_name is None and len(flows) != 1:
+        raise OptionError(f"{config} has {len(flows)} flows ({', '.join(flows)}): say which with --flow")
+    flow = flows[flow_name] if flow_name is not None else next(iter(flows.values()))
+    return GivenLink(flow.link, flow.target, flow.source, flow.link_topics, _groups(groups, flow.groups), flow), flow
+
+
+def _groups(given: str | None, default: TopicFilter) -> TopicFilter | None:
+    if given == "":
+        return None
+    return default if given is None else group_filter(given, ())
 
 
 def unnamed_link(
@@ -191,32 +157,11 @@ def unnamed_link(
 ) -> str:
     """The link that is meant where none is named, or that is started (mirror/life/naming.py); raises OptionError where several may be."""
     name = partial(name_link, is_start=is_start)
-    with Cluster(kafka_python_config(target), name="target", patience_ms=patience_ms) as cluster:
-        if source is None:
+    if source is None:
+        with Cluster(kafka_python_config(target), name="target", patience_ms=patience_ms) as cluster:
             return cluster.run(name, None, cluster)
-        origin = Cluster(kafka_python_config(source), cluster.net, name="source", patience_ms=patience_ms)
-        try:
-            return cluster.run(name, origin, cluster)
-        finally:
-            origin.close()
-
-
-def _of_file(config: Path, wanted: str | None, groups: str | None) -> GivenLink:
-    from tolerant_client.ops.mm2.flows import read_flows
-
-    flows = {str(flow): flow for flow in read_flows(config).flows}
-    if wanted is not None and wanted not in flows:
-        raise OptionError(f"{config} has no flow {wanted}; it has {', '.join(flows) or 'none'}")
-    if wanted is None and len(flows) != 1:
-        raise OptionError(f"{config} has {len(flows)} flows ({', '.join(flows)}): say which with --flow")
-    flow = flows[wanted] if wanted is not None else next(iter(flows.values()))
-    return GivenLink(flow.link, flow.target, flow.source, flow.link_topics, _groups(groups, flow.groups), flow)
-
-
-def _groups(given: str | None, default: TopicFilter) -> TopicFilter | None:
-    if given == "":
-        return None
-    return default if given is None else group_filter(given, ())
+    with both(source, target, patience_ms=patience_ms) as clusters:
+        return clusters[0].run(name, *clusters)
 
 
 def time_ms(option: str, text: str) -> int:
@@ -255,3 +200,24 @@ def confirm(what: str, *, is_sure: bool) -> None:
 def echo_json(document: Mapping[str, Any]) -> None:
     """One JSON document on standard output."""
     typer.echo(json.dumps(document))
+
+
+class Report(Protocol):
+    """What a command ends with."""
+
+    @property
+    def exit_code(self) -> int: ...
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+_Report = TypeVar("_Report", bound=Report)
+
+
+def end_with(report: _Report, as_json: bool, show: Callable[[_Report], object]) -> NoReturn:
+    """Ends the command: a report as one JSON document, or as `show` tells it to people, and its exit code."""
+    if as_json:
+        echo_json(report.to_json())
+    else:
+        show(report)
+    raise typer.Exit(report.exit_code)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from spark_integration.cli.link import echo_json
-from spark_integration.cli.options import Json, TargetProperties, client_properties
+from spark_integration.cli.options import Json, WhichLink, client_properties, servers_option
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.life.listing import list_links as links_of
 from tolerant_client.ops.printing import Table, echo, print_table
@@ -15,17 +13,12 @@ from tolerant_client.security.kafka_config import kafka_python_config
 
 
 def list_links(
-    target: Annotated[
-        str,
-        typer.Option(
-            "--target", envvar="TOLERANT_KAFKA_TARGET", metavar="HOST:PORT", help="Bootstrap servers of the target."
-        ),
-    ],
+    target: Annotated[str, servers_option("--target", "Bootstrap servers of the target.")],
+    which: Annotated[WhichLink, ("target_properties",)],
     as_json: Json = False,
-    target_properties: TargetProperties = None,
 ) -> None:
     """The links that copy, or have copied, to a cluster: from where, which topics, and whether a mirror of each runs."""
-    with Cluster(kafka_python_config(client_properties(target, target_properties)), name="target") as cluster:
+    with Cluster(kafka_python_config(client_properties(target, which.target_properties)), name="target") as cluster:
         links = cluster.run(links_of, cluster)
     if as_json:
         echo_json({"links": [link.to_json() for link in links]})

@@ -13,25 +13,9 @@ from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from spark_integration.cli.exits import FAILED, LOOK, NOT_STARTED, require_spark, tell_failure
-from spark_integration.cli.link import (
-    Config,
-    GivenTopics,
-    MaybeLink,
-    MaybeSource,
-    MaybeTarget,
-    echo_json,
-    time_ms,
-    unnamed_link,
-)
+from spark_integration.cli.link import echo_json, time_ms, unnamed_link
 from spark_integration.cli.mirror_flows import mirror_flows
-from spark_integration.cli.options import (
-    Json,
-    Offsets,
-    OffsetsKind,
-    SourceProperties,
-    TargetProperties,
-    client_properties,
-)
+from spark_integration.cli.options import GivenTopics, Json, Offsets, OffsetsKind, WhichLink, client_properties
 from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import MirrorPolicy
@@ -55,6 +39,7 @@ _T = TypeVar("_T")
 _SHOWN: Final = 20  # partitions of an interrupted copy
 _PATIENCE_MS: Final = 5_000  # with a target that is asked how far it is, and may be why the copy was interrupted
 
+_Which = Annotated[WhichLink, ("source", "target", "link", "config", "source_properties", "target_properties")]
 GapFill = Annotated[
     list[str],
     typer.Option(
@@ -81,10 +66,8 @@ _Time = "2026-11-22T05:00:00+00:00, or ms since 1970"
 
 
 def mirror(
-    source: MaybeSource = None,
-    target: MaybeTarget = None,
+    which: _Which,
     topics: GivenTopics = None,
-    config: Config = None,
     clusters: Annotated[
         str | None,
         typer.Option("--clusters", metavar="ALIAS[,ALIAS]", help="With --config: only the flows into these clusters."),
@@ -94,7 +77,6 @@ def mirror(
         bool, typer.Option("--dry-run", help="With --config: show the flows, and copy nothing.")
     ] = False,
     as_json: Json = False,
-    link: MaybeLink = None,
     tasks: Annotated[
         int | None,
         typer.Option(
@@ -119,35 +101,22 @@ def mirror(
     until_time: Annotated[
         str | None, typer.Option("--until", metavar="TIME", help="With --once: stop before that time.")
     ] = None,
-    source_properties: SourceProperties = None,
-    target_properties: TargetProperties = None,
 ) -> None:
     """Copy topics to another cluster, every record at the same offset.
 
     With --config a MirrorMaker 2 file says everything: all its flows run, and are started again after any failure.
     """
-    if config is not None:
-        own = (
-            source,
-            target,
-            topics,
-            link,
-            tasks,
-            offsets,
-            from_time,
-            until_time,
-            source_properties,
-            target_properties,
-        )
-        if once or gap_fill or on_loss or on_oversized or any(option is not None for option in own):
+    if which.config is not None:
+        own = any(option is not None for option in (topics, tasks, offsets, from_time, until_time))
+        if own or once or gap_fill or on_loss or on_oversized or which.says_what_a_file_does:
             raise OptionError(
                 "--config says what is copied and how: only --clusters, --metrics, --dry-run and --json go with it"
             )
-        mirror_flows(config, names_of(clusters or ""), metrics, is_dry_run=is_dry_run, as_json=as_json)
+        mirror_flows(which.config, names_of(clusters or ""), metrics, is_dry_run=is_dry_run, as_json=as_json)
         return
     if clusters is not None:
         raise OptionError("--clusters goes with --config")
-    if source is None or target is None or topics is None:
+    if which.source is None or which.target is None or topics is None:
         raise OptionError("Give --source, --target and --topics, or --config with a MirrorMaker 2 file")
     if is_dry_run:
         raise OptionError("--dry-run goes with --config; for one link: tolerant-kafka plan")
@@ -159,12 +128,13 @@ def mirror(
     prepare, run = _here() if tasks == 0 else _with_spark()
 
     is_identical = offsets is not OffsetsKind.TRANSLATED
-    here, there = client_properties(source, source_properties), client_properties(target, target_properties)
+    here = client_properties(which.source, which.source_properties)
+    there = client_properties(which.target, which.target_properties)
     settings = MirrorSettings(
         here,
         there,
         topics,
-        link or unnamed_link(here, there, is_start=True),
+        which.link or unnamed_link(here, there, is_start=True),
         once,
         1 if tasks is None else tasks,
         policy=MirrorPolicy.parse(gap_fill=gap_fill, on_loss=on_loss, on_oversized=on_oversized),

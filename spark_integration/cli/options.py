@@ -1,10 +1,11 @@
-"""Options that several commands share."""
+"""Options that several commands share, and the one bundle of those that say which link is meant."""
 
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import javaproperties
 import typer
@@ -12,28 +13,83 @@ import typer
 from tolerant_client.errors import OptionError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
-SourceProperties = Annotated[
-    Path | None,
-    typer.Option(
-        "--source-properties",
-        envvar="TOLERANT_KAFKA_SOURCE_PROPERTIES",
-        exists=True,
-        dir_okay=False,
-        help="Java client properties of the source (security.protocol, ...).",
-    ),
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before what cannot be undone.")]
+GivenTopics = Annotated[
+    str | None,
+    typer.Option("--topics", metavar="REGEX[,REGEX]", help="Topics, by expressions that match a whole name."),
 ]
-TargetProperties = Annotated[
-    Path | None,
-    typer.Option(
-        "--target-properties",
-        envvar="TOLERANT_KAFKA_TARGET_PROPERTIES",
-        exists=True,
-        dir_okay=False,
-        help="Java client properties of the target.",
-    ),
+Groups = Annotated[
+    str | None,
+    typer.Option("--groups", metavar="REGEX[,REGEX]", help='Consumer groups that move along; none: ""; default all.'),
+]
+FlowName = Annotated[
+    str | None, typer.Option("--flow", metavar="A->B", help="Which flow of --config, if it has several.")
 ]
 
 LONGEST_S = 366 * 86_400  # that a command waits; no clock counts for ever
+
+
+def file_option(name: str, help_: str) -> Any:
+    """An option that takes a file which is there; the environment may say it."""
+    return typer.Option(name, envvar=_variable(name), exists=True, dir_okay=False, help=help_)
+
+
+def servers_option(name: str, help_: str) -> Any:
+    """An option that takes bootstrap servers; the environment may say them."""
+    return typer.Option(name, envvar=_variable(name), metavar="HOST:PORT", help=help_)
+
+
+def _variable(name: str) -> str:
+    return f"TOLERANT_KAFKA{name.removeprefix('-').replace('-', '_').upper()}"
+
+
+@dataclass(frozen=True)
+class WhichLink:
+    """Which link is meant: by its clusters, its name and its topics, or by a file.  A bundle (command.py)."""
+
+    source: Annotated[str | None, servers_option("--source", "Bootstrap servers of the source cluster.")] = None
+    target: Annotated[str | None, servers_option("--target", "Bootstrap servers of the target cluster.")] = None
+    link: Annotated[
+        str | None,
+        typer.Option(
+            "--link",
+            envvar="TOLERANT_KAFKA_LINK",
+            help="Name of the link; without it, the one between these clusters, or of the target.",
+        ),
+    ] = None
+    topics: Annotated[
+        str | None,
+        typer.Option(
+            "--topics",
+            metavar="REGEX[,REGEX]",
+            help="Whole topic names; without it, what the link's mirror has written down.",
+        ),
+    ] = None
+    config: Annotated[
+        Path | None, file_option("--config", "A MirrorMaker 2 file, instead of --source, --target, --link, --topics.")
+    ] = None
+    flow: FlowName = None
+    source_properties: Annotated[
+        Path | None,
+        file_option("--source-properties", "Java client properties of the source (security.protocol, ...)."),
+    ] = None
+    target_properties: Annotated[
+        Path | None, file_option("--target-properties", "Java client properties of the target.")
+    ] = None
+
+    @property
+    def says_what_a_file_does(self) -> bool:
+        """Whether an option is given that has no place beside --config."""
+        named = self.source, self.target, self.topics, self.link, self.source_properties, self.target_properties
+        return any(option is not None for option in named)
+
+
+# What of it a command offers that asks the target alone, and one that takes --topics in its own sense.
+OnTarget = Annotated[WhichLink, ("target", "link", "config", "flow", "target_properties")]
+BothClusters = Annotated[
+    WhichLink, ("source", "target", "link", "config", "flow", "source_properties", "target_properties")
+]
 
 
 class OffsetsKind(str, enum.Enum):

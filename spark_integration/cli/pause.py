@@ -10,17 +10,8 @@ from typing import Annotated
 import typer
 from kafka.structs import TopicPartition
 
-from spark_integration.cli.link import (
-    Config,
-    DryRun,
-    FlowName,
-    GivenLink,
-    MaybeLink,
-    MaybeTarget,
-    echo_json,
-    given_link,
-)
-from spark_integration.cli.options import Json, TargetProperties
+from spark_integration.cli.link import GivenLink, echo_json, given_link
+from spark_integration.cli.options import DryRun, Json, OnTarget
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.control_topic import read_control, read_controls, update_control
@@ -42,36 +33,28 @@ Partitions = Annotated[
 
 
 def pause(
-    target: MaybeTarget = None,
-    link: MaybeLink = None,
+    which: OnTarget,
     topic: TopicsToPause = [],
     partition: Partitions = [],
     dry_run: DryRun = False,
     as_json: Json = False,
-    config: Config = None,
-    flow: FlowName = None,
-    target_properties: TargetProperties = None,
 ) -> None:
     """Stop copying a link, topics or partitions for now; a running mirror obeys within 2 seconds."""
-    given = given_link(None, target, None, link, config, flow, target_properties=target_properties)
+    given = given_link(which)
     names = _names(topic, partition)
     _require_there(given, topic, partition)
     _change(given, lambda now: paused(now, *names), dry_run, as_json)
 
 
 def resume(
-    target: MaybeTarget = None,
-    link: MaybeLink = None,
+    which: OnTarget,
     topic: TopicsToPause = [],
     partition: Partitions = [],
     dry_run: DryRun = False,
     as_json: Json = False,
-    config: Config = None,
-    flow: FlowName = None,
-    target_properties: TargetProperties = None,
 ) -> None:
     """Let go on what was paused: all of it, or the topics and partitions that are named."""
-    given = given_link(None, target, None, link, config, flow, target_properties=target_properties)
+    given = given_link(which)
     names = _names(topic, partition)
 
     async def held(there: Cluster) -> list[str]:
@@ -90,13 +73,9 @@ def throttle(
             help="As 20M, 512Ki or 1000000; off for no limit; default for what the mirror's file says.",
         ),
     ],
-    target: MaybeTarget = None,
-    link: MaybeLink = None,
+    which: OnTarget,
     dry_run: DryRun = False,
     as_json: Json = False,
-    config: Config = None,
-    flow: FlowName = None,
-    target_properties: TargetProperties = None,
 ) -> None:
     """Limit how many bytes a second a link fetches from its source, all of its tasks together.
 
@@ -104,7 +83,7 @@ def throttle(
     it may be exceeded by half a second's worth and an answer of each broker.
     """
     limit = parse_rate(rate)
-    given = given_link(None, target, None, link, config, flow, target_properties=target_properties)
+    given = given_link(which)
     _change(given, lambda now: replace(now, bytes_per_s=limit), dry_run, as_json)
 
 

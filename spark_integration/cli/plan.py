@@ -5,20 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import typer
-
-from spark_integration.cli.link import (
-    Config,
-    FlowName,
-    MaybeLink,
-    MaybeSource,
-    MaybeTarget,
-    MaybeTopics,
-    echo_json,
-    given_link,
-)
-from spark_integration.cli.options import Json, Offsets, OffsetsKind, SourceProperties, TargetProperties
-from tolerant_client.cluster.cluster import Cluster
+from spark_integration.cli.link import end_with, given_link
+from spark_integration.cli.options import Json, Offsets, OffsetsKind, WhichLink
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.life.plan_report import Besides, LinkPlan, plan_everything
@@ -28,41 +16,29 @@ if TYPE_CHECKING:
     from tolerant_client.ops.mm2.flows import Flow
 
 
-def plan(
-    source: MaybeSource = None,
-    target: MaybeTarget = None,
-    topics: MaybeTopics = None,
-    link: MaybeLink = None,
-    offsets: Offsets = None,
-    as_json: Json = False,
-    config: Config = None,
-    flow: FlowName = None,
-    source_properties: SourceProperties = None,
-    target_properties: TargetProperties = None,
-) -> None:
+def plan(which: WhichLink, offsets: Offsets = None, as_json: Json = False) -> None:
     """What a mirror would do; writes nothing.  Exit code 3: it would stop, or leave something out.
 
     With --config that of a flow, with all that its file switches on; else that of `mirror`, which copies topics only.
     """
-    if config is not None and offsets is not None:
+    if which.config is not None and offsets is not None:
         raise OptionError("--config says whether offsets are translated: leave --offsets out")
-    options = (source, target, topics, link, config, flow, None, source_properties, target_properties)
     # A start takes --topics; without them a link is meant that has written its own down.
-    given = given_link(*options, is_start=topics is not None).with_source().known()
+    given = given_link(which, is_start=which.topics is not None).with_source().known()
     besides, policy = Besides(), MirrorPolicy()
     is_translated = None if offsets is None else offsets is OffsetsKind.TRANSLATED
     if given.flow is not None:
         besides, policy, is_translated = besides_of(given.flow), given.flow.policy, given.flow.offsets == "translated"
 
-    async def ask(origin: Cluster, there: Cluster) -> LinkPlan:
-        return await plan_everything(
+    found = given.run(
+        lambda origin, there: plan_everything(
             origin, there, given.link, given.link_topics, besides, is_translated=is_translated, policy=policy
         )
+    )
+    end_with(found, as_json, _show)
 
-    found = given.run(ask)
-    if as_json:
-        echo_json(found.to_json())
-        raise typer.Exit(found.exit_code)
+
+def _show(found: LinkPlan) -> None:
     title = f"link {found.link}: plan, {found.offsets} offsets"
     table = Table("topic", "what", "partitions", "replicas", "offsets to copy", "why", title=title)
     for t in found.topics:
@@ -72,7 +48,6 @@ def plan(
     print_table(table)
     for line in _lines(found):
         echo(line)
-    raise typer.Exit(found.exit_code)
 
 
 def besides_of(flow: Flow) -> Besides:

@@ -7,35 +7,20 @@ from typing import Annotated
 import typer
 
 from spark_integration.cli.exits import told_if_interrupted
-from spark_integration.cli.link import (
-    Config,
-    DryRun,
-    FlowName,
-    Groups,
-    MaybeLink,
-    MaybeSource,
-    MaybeTarget,
-    MaybeTopics,
-    Yes,
-    confirm,
-    echo_json,
-    given_link,
-)
-from spark_integration.cli.options import LONGEST_S, Json, SourceProperties, TargetProperties
-from tolerant_client.cluster.cluster import Cluster
+from spark_integration.cli.link import confirm, end_with, given_link
+from spark_integration.cli.options import LONGEST_S, DryRun, Groups, Json, WhichLink, Yes
 from tolerant_client.mirror.life import promotion
 from tolerant_client.mirror.life.promotion_report import PromotionReport
 from tolerant_client.mirror.state.health import few
 from tolerant_client.ops.printing import Table, echo, print_table
 
+_OfTarget = Annotated[WhichLink, ("target", "link", "topics", "config", "flow", "target_properties")]
+
 _PROMOTION = "the promotion had begun, it is not finished: run this again; tolerant-kafka status says whether it had"
 
 
 def promote(
-    source: MaybeSource = None,
-    target: MaybeTarget = None,
-    link: MaybeLink = None,
-    topics: MaybeTopics = None,
+    which: WhichLink,
     groups: Groups = None,
     wait: Annotated[
         float,
@@ -44,10 +29,6 @@ def promote(
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: Json = False,
-    config: Config = None,
-    flow: FlowName = None,
-    source_properties: SourceProperties = None,
-    target_properties: TargetProperties = None,
 ) -> None:
     """Make the target the cluster to write to, once all is copied; stop the source's producers first, keep the mirror running.
 
@@ -57,37 +38,31 @@ def promote(
     each partition of the target has gained a marker.  Exit codes: 0 promoted, 3 something is in the way (nothing was written
     then), or was left.
     """
-    given = given_link(source, target, topics, link, config, flow, groups, source_properties, target_properties)
+    given = given_link(which, groups)
 
     def tell(text: str) -> None:
         if not as_json:
             echo(f"tolerant-kafka: {text}", err=True)
-
-    async def ask(origin: Cluster, there: Cluster) -> PromotionReport:
-        return await promotion.promote(
-            origin, there, given.link, given.topics, given.groups, deadline_s=wait, is_dry_run=dry_run, tell=tell
-        )
 
     whole = given.with_source().whole()
     confirm(
         f"Promote link {given.link}: its mirror stops for good, and failback alone leads back", is_sure=yes or dry_run
     )
     with told_if_interrupted(_PROMOTION, dry_run):
-        report = whole.run(ask)
-    _show(report, as_json)
+        report = whole.run(
+            lambda origin, there: promotion.promote(
+                origin, there, given.link, given.topics, given.groups, deadline_s=wait, is_dry_run=dry_run, tell=tell
+            )
+        )
+    end_with(report, as_json, _show)
 
 
 def failover(
-    target: MaybeTarget = None,
-    link: MaybeLink = None,
-    topics: MaybeTopics = None,
+    which: _OfTarget,
     groups: Groups = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: Json = False,
-    config: Config = None,
-    flow: FlowName = None,
-    target_properties: TargetProperties = None,
 ) -> None:
     """The source is gone: make the target the cluster to write to, with what was copied.  The source is not asked.
 
@@ -96,24 +71,20 @@ def failover(
     them when they have one.  Exit codes: 0 promoted, 3 all but what is named, or
     the target has lost what was copied.
     """
-    given = given_link(None, target, topics, link, config, flow, groups, target_properties=target_properties)
-
-    async def ask(there: Cluster) -> PromotionReport:
-        return await promotion.failover(there, given.link, given.topics, given.groups, is_dry_run=dry_run)
+    given = given_link(which, groups)
 
     confirm(
         f"Fail link {given.link} over: what is not copied stays behind, and failback alone leads back",
         is_sure=yes or dry_run,
     )
     with told_if_interrupted(_PROMOTION, dry_run):
-        report = given.run_on_target(ask)
-    _show(report, as_json)
+        report = given.run_on_target(
+            lambda there: promotion.failover(there, given.link, given.topics, given.groups, is_dry_run=dry_run)
+        )
+    end_with(report, as_json, _show)
 
 
-def _show(report: PromotionReport, as_json: bool) -> None:
-    if as_json:
-        echo_json(report.to_json())
-        raise typer.Exit(report.exit_code)
+def _show(report: PromotionReport) -> None:
     if report.partitions:
         table = Table("topic", "partition", "copied until", "left behind", title=f"link {report.link}: {report.action}")
         for p in report.partitions:
@@ -152,4 +123,3 @@ def _show(report: PromotionReport, as_json: bool) -> None:
         echo(f"Link {report.link} could be promoted now; nothing was written")
     else:
         echo(f"Link {report.link} was not promoted; nothing was written")
-    raise typer.Exit(report.exit_code)

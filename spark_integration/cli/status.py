@@ -2,50 +2,21 @@
 
 from __future__ import annotations
 
-import typer
-
-from spark_integration.cli.link import (
-    Config,
-    FlowName,
-    MaybeLink,
-    MaybeSource,
-    MaybeTarget,
-    MaybeTopics,
-    echo_json,
-    given_link,
-)
-from spark_integration.cli.options import Json, SourceProperties, TargetProperties
-from tolerant_client.cluster.cluster import Cluster
+from spark_integration.cli.link import end_with, given_link
+from spark_integration.cli.options import Json, WhichLink
 from tolerant_client.mirror.life.status import LinkStatus, read_status
 from tolerant_client.mirror.state.health import utc
 from tolerant_client.ops.printing import Table, echo, print_table
 
 
-def status(
-    source: MaybeSource = None,
-    target: MaybeTarget = None,
-    link: MaybeLink = None,
-    topics: MaybeTopics = None,
-    as_json: Json = False,
-    config: Config = None,
-    flow: FlowName = None,
-    source_properties: SourceProperties = None,
-    target_properties: TargetProperties = None,
-) -> None:
+def status(which: WhichLink, as_json: Json = False) -> None:
     """How a link is doing: lag in offsets, seconds and bytes, what is paused, lost or wrong.  Exit code 3: look at it."""
-    given = (
-        given_link(source, target, topics, link, config, flow, None, source_properties, target_properties)
-        .with_source()
-        .known()
-    )
+    given = given_link(which).with_source().known()
+    found = given.run(lambda source, target: read_status(source, target, given.link, given.link_topics))
+    end_with(found, as_json, _show)
 
-    async def ask(origin: Cluster, there: Cluster) -> LinkStatus:
-        return await read_status(origin, there, given.link, given.link_topics)
 
-    found = given.run(ask)
-    if as_json:
-        echo_json(found.to_json())
-        raise typer.Exit(found.exit_code)
+def _show(found: LinkStatus) -> None:
     rate = f", at most {found.bytes_per_s:,} bytes/s" if found.bytes_per_s else ""
     table = Table(
         "topic",
@@ -76,4 +47,3 @@ def status(
         echo(f"tolerant-kafka: loss: {row}", err=True)
     for reason in found.reasons:
         echo(f"tolerant-kafka: {reason.health}: {reason.text}", err=True)
-    raise typer.Exit(found.exit_code)

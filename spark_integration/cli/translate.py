@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 from kafka.structs import TopicPartition
 
-from spark_integration.cli.link import Config, FlowName, GivenLink, MaybeLink, MaybeTarget, given_link
-from spark_integration.cli.options import Json, SourceProperties, TargetProperties
+from spark_integration.cli.link import GivenLink, given_link
+from spark_integration.cli.options import Json, WhichLink
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.control_topic import read_control
@@ -18,10 +20,11 @@ from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.ops.printing import Table, print_table
 from tolerant_client.security.kafka_config import kafka_python_config
 
+_Which = Annotated[WhichLink, ("target", "link", "config", "flow", "source_properties", "target_properties")]
+
 
 def translate(
-    target: MaybeTarget = None,
-    link: MaybeLink = None,
+    which: _Which,
     topic: Annotated[str | None, typer.Option("--topic", help="Topic of the source.")] = None,
     partition: Annotated[int, typer.Option("--partition", min=0)] = 0,
     offset: Annotated[int | None, typer.Option("--offset", min=0, help="Offset of the source.")] = None,
@@ -42,10 +45,6 @@ def translate(
         bool, typer.Option("--back", help="--topic and --offset are the target's: translate to the source's.")
     ] = False,
     as_json: Json = False,
-    config: Config = None,
-    flow: FlowName = None,
-    source_properties: SourceProperties = None,
-    target_properties: TargetProperties = None,
 ) -> None:
     """Translate offsets of a link that was mirrored with translated offsets, exactly.
 
@@ -56,13 +55,17 @@ def translate(
     from tolerant_client.mirror.follow import translate as translation
 
     is_group = group is not None
-    if is_group == (topic is not None and offset is not None) or config is None and is_group != (source is not None):
+    if (
+        is_group == (topic is not None and offset is not None)
+        or which.config is None
+        and is_group != (source is not None)
+    ):
         raise OptionError("Give either --topic and --offset, or --group and --source")
     if commit and not is_group or back and is_group or (force or dry_run) and not commit:
         raise OptionError(
             "--commit goes with --group, --force and --dry-run with --commit, --back with --topic and --offset"
         )
-    given = given_link(source, target, None, link, config, flow, None, source_properties, target_properties)
+    given = given_link(replace(which, source=source))
     committed: list[translation.GroupCommit] = []
     with Cluster(kafka_python_config(given.target), name="target") as there:
         names = there.run(_names, there, given)
@@ -78,11 +81,8 @@ def translate(
             name = topic if names is None or back else names.to_target(topic)
             found = there.run(way, there, given.link, {TopicPartition(name, partition): offset})
         if commit and group is not None:
-            # As a closure: run() passes no keyword arguments on.
-            async def move() -> list[translation.GroupCommit]:
-                return await translation.commit_group(there, group, found.values(), is_forced=force, is_dry_run=dry_run)
-
-            committed = there.run(move)
+            move = partial(translation.commit_group, is_forced=force, is_dry_run=dry_run)
+            committed = there.run(move, there, group, found.values())
     _print_translations(found, committed, as_json, names, back, "would commit" if dry_run else "committed")
     raise typer.Exit(0 if all(one.is_exact for one in found.values()) else 1)
 

@@ -12,8 +12,8 @@ import typer
 from kafka.errors import KafkaError
 
 from spark_integration.cli.exits import require_spark, tell_failure
-from spark_integration.cli.link import Config, FlowName, MaybeLink, MaybeSource, MaybeTarget, MaybeTopics, given_link
-from spark_integration.cli.options import Json, SourceProperties, TargetProperties
+from spark_integration.cli.link import given_link
+from spark_integration.cli.options import Json, WhichLink
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.verify.outcome import Difference, Outcome
@@ -24,9 +24,7 @@ _LONGEST_CELL = 80  # characters
 
 
 def verify(
-    source: MaybeSource = None,
-    target: MaybeTarget = None,
-    topics: MaybeTopics = None,
+    which: WhichLink,
     as_json: Json = False,
     while_running: Annotated[
         bool,
@@ -44,15 +42,9 @@ def verify(
     tasks: Annotated[
         int, typer.Option("--tasks", min=0, help="Compare in a Spark job with so many tasks; 0: in this process.")
     ] = 0,
-    link: MaybeLink = None,
-    config: Config = None,
-    flow: FlowName = None,
-    source_properties: SourceProperties = None,
-    target_properties: TargetProperties = None,
 ) -> None:
     """Compare two clusters offset by offset."""
-    options = (source, target, topics, link, config, flow, None, source_properties, target_properties)
-    given = given_link(*options, needs_link=topics is None).known()  # to compare given topics takes two clusters alone
+    given = given_link(which, needs_link=which.topics is None).known()  # given topics take two clusters alone
     before = None if resume is None else _read_report(resume)
 
     def progress(report: VerifyReport) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import kafka
 import pytest
-import typer
 from kafka.admin import (
     ACL,
     ACLOperation,
@@ -26,7 +25,7 @@ from kafka.protocol.producer import InitProducerIdRequest
 from kafka.structs import TopicPartition
 from typer.testing import CliRunner
 
-from spark_integration.cli.doctor import doctor
+from spark_integration.cli.app import app
 from support.mirror_link import append_records, both, create_topic, mirror, topics_of
 from tolerant_client import KafkaProducer
 from tolerant_client.cluster.admin.producers import raise_for
@@ -95,16 +94,14 @@ def test_healthy_link_has_notes_and_warnings_of_its_single_brokers_only(source: 
 
 def test_command_prints_one_document_and_exits_by_the_worst_finding(source: str, target: str) -> None:
     create_topic(source, "doctor-command")
-    app = typer.Typer()
-    app.command()(doctor)
     arguments = ["--source", source, "--target", source, "--topics", "doctor-command", "--seconds", "0"]
-    result = CliRunner().invoke(app, [*arguments, "--json"])
+    result = CliRunner().invoke(app, ["doctor", *arguments, "--json"])
     report = json.loads(result.stdout)
     assert (result.exit_code, report["exit_code"], report["outcome"], report["version"]) == (1, 1, "errors", 1)
     same = [f for f in report["findings"] if f["check"] == "same-cluster"]
     assert [(f["severity"], f["cluster"]) for f in same] == [("error", "link")]
     assert {c["name"]: c["is_examined"] for c in report["clusters"]} == {"source": True, "target": True}
-    table = CliRunner().invoke(app, [*arguments, "--brief"], env={"COLUMNS": "200"})
+    table = CliRunner().invoke(app, ["doctor", *arguments, "--brief"], env={"COLUMNS": "200"})
     assert table.exit_code == 1 and "same-cluster" in table.stdout and "ERRORS: " in table.stdout
 
 
@@ -116,9 +113,7 @@ def test_mirror_maker_file_is_taken_with_its_names_and_links(source: str, target
         f"clusters = A, B\nA.bootstrap.servers = {source}\nB.bootstrap.servers = {target}\n"
         "A->B.enabled = true\nA->B.topics = doctor-ren.*, doctor-not-there\n"
     )
-    app = typer.Typer()
-    app.command()(doctor)
-    result = CliRunner().invoke(app, ["--config", str(file), "--seconds", "0", "--json"])
+    result = CliRunner().invoke(app, ["doctor", "--config", str(file), "--seconds", "0", "--json"])
     report = json.loads(result.stdout)
     assert (result.exit_code, report["exit_code"]) == (1, 1)
     (link,) = report["links"]
@@ -126,7 +121,7 @@ def test_mirror_maker_file_is_taken_with_its_names_and_links(source: str, target
     refused = [f["thing"] for f in link["findings"] if f["check"] == "topics" and f["severity"] == "error"]
     assert refused == ["topic A.doctor-renamed"]
     with pytest.raises(OptionError, match="leave the other options out"):
-        CliRunner().invoke(app, ["--config", str(file), "--source", source], catch_exceptions=False)
+        CliRunner().invoke(app, ["doctor", "--config", str(file), "--source", source], catch_exceptions=False)
 
 
 def test_topics_that_cannot_hold_the_copy_are_named_with_the_setting(source: str, target: str) -> None:

@@ -15,17 +15,11 @@ from typing import Any
 import kafka
 import kafka.errors as Errors
 import pytest
-import typer
 from kafka.future import Future
 from kafka.structs import TopicPartition
 from typer.testing import CliRunner
 
-from spark_integration.cli.failback import failback as failback_command
-from spark_integration.cli.pause import pause, resume, throttle
-from spark_integration.cli.plan import plan
-from spark_integration.cli.promote import failover as failover_command
-from spark_integration.cli.promote import promote as promote_command
-from spark_integration.cli.status import status
+from spark_integration.cli.app import app
 from support.mirror_link import T0, append_records, both, compare, consume, create_topic, ends, mirror, prepare
 from support.tree import SUPPORT
 from tolerant_client.cluster.cluster import Cluster
@@ -534,9 +528,6 @@ def read(servers: str, topic: str, group: str, count: int) -> list[tuple[int, in
 
 
 def invoke(*words: str) -> tuple[int, dict[str, Any]]:
-    app = typer.Typer(pretty_exceptions_enable=False)
-    for command in (pause, resume, throttle, promote_command, failover_command, failback_command, status, plan):
-        app.command(command.__name__)(command)
     result = CliRunner().invoke(app, [*words, "--json"])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

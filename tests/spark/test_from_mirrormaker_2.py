@@ -11,11 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import typer
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from typer.testing import CliRunner
 
-from spark_integration.cli.take_over import hand_back, take_over
+from spark_integration.cli.app import app
 from support.services import Service, wait_for
 from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
 from tolerant_client.mirror.state.plan import TopicSpec
@@ -30,10 +29,6 @@ pytestmark = [
 
 PARTITIONS = 2
 VERSION = "4.2.0"
-
-app = typer.Typer(pretty_exceptions_enable=False)
-app.command()(take_over)
-app.command()(hand_back)
 
 
 @pytest.fixture(scope="module")

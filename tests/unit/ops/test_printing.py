@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from spark_integration.cli import promote
 from spark_integration.cli.app import app
+from spark_integration.cli.link import end_with
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.life.promotion_report import GroupPlace, PromotedPartition, PromotionReport
 from tolerant_client.ops.doctor.checkup import Checkup
@@ -73,7 +74,7 @@ def test_a_failover_with_a_group_named_like_markup_reports_all_of_it(capsys: pyt
         group_places=(GroupPlace(FORGED, "orders", 0, 7, 3),),
     )
     with pytest.raises(typer.Exit) as exit_:
-        promote._show(report, as_json=False)
+        end_with(report, False, promote._show)
     out, err = capsys.readouterr()
     assert exit_.value.exit_code == 0
     assert MARKUP in out and "Link dr is promoted" in out

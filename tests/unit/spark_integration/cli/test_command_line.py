@@ -21,7 +21,6 @@ pytest.importorskip("pyspark")
 
 from typer.testing import CliRunner
 
-from spark_integration.cli import take_over
 from spark_integration.cli.app import app
 from spark_integration.cli.exits import exit_code
 from spark_integration.cli.link import GivenLink, confirm, time_ms
@@ -97,7 +96,6 @@ def test_a_command_that_is_interrupted_says_that_it_may_be_half_done(
     monkeypatch.setattr(GivenLink, "whole", lambda given: given)
     monkeypatch.setattr(GivenLink, "run", interrupt)
     monkeypatch.setattr(GivenLink, "run_on_target", interrupt)
-    monkeypatch.setattr(take_over, "_run", interrupt)
     dry = ["--dry-run"] if is_dry_run else []
     done = CliRunner().invoke(app, [*(str(file) if word == "FILE" else word for word in words), *dry])
     assert done.exit_code == 130

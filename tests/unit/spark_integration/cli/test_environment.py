@@ -11,7 +11,7 @@ pytest.importorskip("pyspark")
 
 from typer.testing import CliRunner
 
-from spark_integration.cli import doctor, link, mirror, take_over
+from spark_integration.cli import doctor, link, mirror
 from spark_integration.cli.app import app
 from tolerant_client.errors import OptionError
 
@@ -44,9 +44,6 @@ def nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Asked(",".join(map(str, config["bootstrap_servers"])))
 
     monkeypatch.setattr(link, "Cluster", ask)
-    monkeypatch.setattr(
-        take_over, "connected", lambda source, *_: ask({"bootstrap_servers": [source["bootstrap.servers"]]})
-    )
     monkeypatch.setattr(
         doctor,
         "_examine",
