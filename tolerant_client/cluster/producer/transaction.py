@@ -129,6 +129,8 @@ class ProducerTransaction:
     With `prepared` it was begun elsewhere: `commit` commits it, and `begin` aborts it.
     """
 
+    _too_long = "kafka.transaction.timeout.ms is {}, more than the brokers' transaction.max.timeout.ms"
+
     def __init__(
         self,
         cluster: Cluster,
@@ -142,6 +144,7 @@ class ProducerTransaction:
         self.producer_epoch = prepared.producer_epoch if prepared else -1
         self.partition: TopicPartition | None = None  # the first one that was added
         self.opened_at: float | None = None  # by this machine's clock, in s: the coordinator counts from later on
+        self._cluster = cluster
         self._timeout_ms = timeout_ms
         self._coordinators = coordinators or Coordinators(cluster)
 
@@ -168,14 +171,13 @@ class ProducerTransaction:
     async def _next_epoch(self, what: str, producer_id: int = -1, producer_epoch: int = -1) -> tuple[int, int]:
         def read(answer: Any) -> tuple[int, int]:
             if answer.error_code == Errors.InvalidTransactionTimeoutError.errno:
-                raise OptionError(
-                    f"kafka.transaction.timeout.ms is {self._timeout_ms},"
-                    " more than the brokers' transaction.max.timeout.ms"
-                )
+                raise OptionError(self._too_long.format(self._timeout_ms))
             raise_for_code(answer.error_code, f"InitProducerId of {self.transactional_id!r}")
             return answer.producer_id, answer.producer_epoch
 
-        return await self._ask(
+        return await self._coordinators.ask(
+            TRANSACTION,
+            self.transactional_id,
             what,
             lambda: InitProducerIdRequest(
                 transactional_id=self.transactional_id,
@@ -263,13 +265,16 @@ class ProducerTransaction:
 
     async def commit(self, patience_ms: int | None = None) -> None:
         """Commits; everything produced must have been acknowledged before.  `patience_ms` is Cluster.insist's."""
+        await self._end_txn("committing a transaction", is_committed=True, patience_ms=patience_ms)
+
+    async def _end_txn(self, what: str, *, is_committed: bool, patience_ms: int | None = None) -> None:
         await self._ask(
-            "committing a transaction",
+            what,
             lambda: EndTxnRequest(
                 transactional_id=self.transactional_id,
                 producer_id=self.producer_id,
                 producer_epoch=self.producer_epoch,
-                committed=True,
+                committed=is_committed,
                 max_version=3,
             ),
             lambda answer: raise_for_code(answer.error_code, f"ending a transaction of {self.transactional_id!r}"),
@@ -354,6 +359,7 @@ class ProducerTransaction:
     def _ask(
         self, what: str, request: Callable[[], Any], read: Callable[[Any], _T], patience_ms: int | None = None
     ) -> Awaitable[_T]:
+        """Asks the coordinator for something in this epoch."""
         return self._coordinators.ask(TRANSACTION, self.transactional_id, what, request, read, patience_ms)
 
 

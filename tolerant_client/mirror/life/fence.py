@@ -29,12 +29,13 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.producers import can_describe_producers, describe_producers
 from tolerant_client.cluster.cluster import LATEST, Cluster
-from tolerant_client.cluster.producer.transaction import ProducerTransaction, raise_for_code, transactional_ids
+from tolerant_client.cluster.producer.stamped import StampedAppends
+from tolerant_client.cluster.producer.transaction import ProducerTransaction, transactional_ids
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.batches.divergence import read_headers
 from tolerant_client.mirror.batches.gaps import Gap, filler_batches
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.records.record_batch import BatchHeader, restamp
+from tolerant_client.records.record_batch import BatchHeader
 
 _TIMEOUT_MS = 30_000
 _AT_ONCE = 200  # transactional ids, and partitions of a request
@@ -154,12 +155,9 @@ async def _write_filler(target: Cluster, partition: TopicPartition, producer_id:
     now_ms = int(time.time() * 1000)
 
     async def write() -> int:
-        ((_, batch),) = filler_batches(Gap(0, 1), is_compacted=True, max_batch_bytes=_FILLER_BYTES, timestamp_ms=now_ms)
-        restamp(batch, producer_id, epoch, 0)
-        (produced,) = await target.produce_and_wait(await target.leader(partition), {partition: batch})
-        raise_for_code(
-            produced.error_code, f"fencing producer id {producer_id} in {partition.topic}-{partition.partition}"
+        (filler,) = filler_batches(Gap(0, 1), is_compacted=True, max_batch_bytes=_FILLER_BYTES, timestamp_ms=now_ms)
+        return await StampedAppends(target, partition, producer_id, epoch).append(
+            await target.leader(partition), *filler
         )
-        return int(produced.base_offset)
 
     return await target.insist("fencing a former producer id of the link", write)

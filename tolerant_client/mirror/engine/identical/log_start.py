@@ -22,16 +22,14 @@ the next one calls start_log_at again (state.read_append_states says so).
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Collection
-from typing import Any
 
 import kafka.errors as Errors
 from kafka.protocol.admin import DeleteRecordsRequest
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.cluster.produce import add_sequence
+from tolerant_client.cluster.producer.stamped import StampedAppends
 from tolerant_client.errors import OptionError, TargetDivergedError
 from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.batches.divergence import LogSlice
@@ -40,7 +38,6 @@ from tolerant_client.mirror.engine.identical.difference import Logs
 from tolerant_client.mirror.engine.identical.places import first_of_others
 from tolerant_client.mirror.state.topics import topic_facts
 from tolerant_client.records import codecs
-from tolerant_client.records.record_batch import BatchHeader, restamp
 
 _PIPELINE = 16  # requests; a batch of filler is small, and what the broker does with it is not
 _DELETE_TIMEOUT_MS = 30_000
@@ -106,18 +103,10 @@ async def start_log_at(
         codec=codecs.GZIP if is_compacted else codecs.ZSTD,  # deleted at once, unless compacted
     )
     node = await target.leader(partition)
-    sequence = state.next_sequence
-    pending: deque[tuple[BatchHeader, Any]] = deque()
-    window = 1  # law E
-    for header, batch in batches:
-        restamp(batch, state.producer_id, state.producer_epoch, sequence)
-        sequence = add_sequence(sequence, header.record_count)
-        pending.append((header, target.produce(node, {partition: batch})))
-        if len(pending) >= window:
-            await _appended(target, *pending.popleft())
-            window = _PIPELINE
-    while pending:
-        await _appended(target, *pending.popleft())
+    appends = StampedAppends(target, partition, state.producer_id, state.producer_epoch, state.next_sequence)
+    if (first := next(batches, None)) is not None:
+        await appends.append_at(node, *first)  # law E
+    await appends.append_all_at(node, batches, _PIPELINE)
     if (refusal := await others_before(target, partition, start, start, own)) is not None:
         raise refusal
     await _delete_before(target, partition, start)
@@ -158,17 +147,6 @@ async def _delete_before(target: Cluster, partition: TopicPartition, offset: int
         )
     if code not in (0, Errors.PolicyViolationError.errno):
         _raise(target, code, f"DeleteRecords of {where}")
-
-
-async def _appended(target: Cluster, header: BatchHeader, future: Any) -> None:
-    (part,) = await future
-    where = f"{part.partition.topic}-{part.partition.partition}"
-    if part.error_code:
-        _raise(target, part.error_code, f"append of filler at offset {header.base_offset} of {where}")
-    if part.base_offset != header.base_offset:
-        raise Errors.OffsetOutOfRangeError(
-            f"filler for offset {header.base_offset} of {where} was appended at {part.base_offset}"
-        )
 
 
 def _raise(target: Cluster, code: int, what: str) -> None:

@@ -14,28 +14,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import kafka.errors as Errors
 from kafka.protocol.producer import InitProducerIdRequest
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.cluster.produce import add_sequence
-from tolerant_client.cluster.producer.transaction import ProducerTransaction, raise_for_code
+from tolerant_client.cluster.producer.stamped import StampedAppends
+from tolerant_client.cluster.producer.transaction import ProducerTransaction
 from tolerant_client.errors import OffsetMapError, OptionError, ProducerFencedError
 from tolerant_client.mirror.batches.merge import DenseBatch
 from tolerant_client.mirror.state.offset_map import MapRow, Run
-from tolerant_client.records.record_batch import Record, encode_batch, restamp
+from tolerant_client.records.record_batch import Record, encode_batch, read_header
 
 _RENEWING = 3  # InitProducerId that says which epoch it follows (KIP-360, Kafka 2.5)
 _ROWS = 500  # of the map in one batch
-
-
-class _Sent(NamedTuple):
-    future: Any
-    held_bytes: int
-    spans: tuple[tuple[int, int], ...]
 
 
 class CopyTransaction(ProducerTransaction):
@@ -50,12 +43,10 @@ class CopyTransaction(ProducerTransaction):
         timeout_ms: int,
     ) -> None:
         super().__init__(cluster, transactional_id, timeout_ms)
-        self._cluster = cluster
         self._partition = partition
         self._map_partition = map_partition
-        self._sequence = 0
         self._end = 0  # the target offset behind the last answer
-        self._sent: deque[_Sent] = deque()
+        self._spans: deque[tuple[int, tuple[tuple[int, int], ...]]] = deque()  # of what is in flight, with its bytes
         self.runs: list[Run] = []  # what has been appended and acknowledged in this transaction
 
     async def take_over(self) -> None:
@@ -67,39 +58,31 @@ class CopyTransaction(ProducerTransaction):
         highest = self._cluster.manager.broker_version_data.api_versions[InitProducerIdRequest.API_KEY][1]
         if highest < _RENEWING:
             raise OptionError("Translated offsets need a target of Kafka 2.5 or newer (KIP-360)")
-        self._forget()
         self._end = 0
         await self.begin()
+        self._start_over()
 
     async def renew(self) -> None:
         """An epoch for the next transaction, once the markers of the last one are written.
 
         Raises ProducerFencedError where another writer has taken over.
         """
+        await self.begin_next()
+        self._start_over()
 
-        def read(answer: Any) -> tuple[int, int]:
-            raise_for_code(answer.error_code, f"InitProducerId of {self.transactional_id!r}")
-            return answer.producer_id, answer.producer_epoch
-
-        mine = (self.producer_id, self.producer_epoch)
-        self.producer_id, self.producer_epoch = await self._ask(
-            "going on with transactions",
-            lambda: InitProducerIdRequest(
-                transactional_id=self.transactional_id,
-                transaction_timeout_ms=self._timeout_ms,
-                producer_id=mine[0],
-                producer_epoch=mine[1],
-                min_version=_RENEWING,
-                max_version=4,
-            ),
-            read,
-        )
-        self._forget()
-
-    def _forget(self) -> None:
-        self._sequence = 0
-        self._sent.clear()
+    def _start_over(self) -> None:
+        self._records, self._rows = map(self._appends_to, (self._partition, self._map_partition))
+        self._spans.clear()
         self.runs = []
+
+    def _appends_to(self, partition: TopicPartition) -> StampedAppends:
+        return StampedAppends(
+            self._cluster,
+            partition,
+            self.producer_id,
+            self.producer_epoch,
+            transactional_id=self.transactional_id,
+        )
 
     async def open(self, *, with_records: bool = True) -> None:
         """Adds the partitions: what is sent from now on belongs to the transaction."""
@@ -108,10 +91,8 @@ class CopyTransaction(ProducerTransaction):
     def send(self, node_id: int, dense: DenseBatch, held_bytes: int) -> None:
         """Sends a batch; `held_bytes` of memory are free once it is settled."""
         header, batch, spans = dense
-        restamp(batch, self.producer_id, self.producer_epoch, self._sequence, is_transactional=True)
-        self._sequence = add_sequence(self._sequence, header.record_count)
-        future = self._cluster.produce(node_id, {self._partition: batch}, transactional_id=self.transactional_id)
-        self._sent.append(_Sent(future, held_bytes, spans))
+        self._records.send(node_id, header, batch)
+        self._spans.append((held_bytes, spans))
 
     async def settle(self, most: int) -> int:
         """Settles what is answered, and waits until at most `most` batches are not; returns the bytes that are free.
@@ -120,19 +101,13 @@ class CopyTransaction(ProducerTransaction):
         or not answered; OffsetMapError for an answer that cannot be.
         """
         freed = 0
-        while self._sent and (self._sent[0].future.is_done or len(self._sent) > most):
-            sent = self._sent[0]
-            (answer,) = await sent.future
-            self._sent.popleft()
-            freed += sent.held_bytes
-            where = f"{self._partition.topic}-{self._partition.partition}"
-            raise_for_code(answer.error_code, f"append to {where}")
-            if answer.base_offset < self._end:
-                raise OffsetMapError(
-                    f"{where}: a batch was appended at {answer.base_offset}, the one before up to {self._end}"
-                )
-            target = answer.base_offset
-            for source, count in sent.spans:
+        async for _, target in self._records.settled(most):
+            held_bytes, spans = self._spans.popleft()
+            freed += held_bytes
+            if target < self._end:
+                where = f"{self._partition.topic}-{self._partition.partition}"
+                raise OffsetMapError(f"{where}: a batch was appended at {target}, the one before up to {self._end}")
+            for source, count in spans:
                 self.runs.append(Run(source, target, count))
                 target += count
             self._end = target
@@ -140,22 +115,10 @@ class CopyTransaction(ProducerTransaction):
 
     async def write_rows(self, rows: Sequence[MapRow], now_ms: int) -> None:
         """Appends rows of the map to the transaction, and waits for the answers."""
-        sequence = 0
         for first in range(0, len(rows), _ROWS):
             records = [Record(0, now_ms, row.key.encode(), row.encode()) for row in rows[first : first + _ROWS]]
-            batch = encode_batch(
-                records,
-                producer_id=self.producer_id,
-                producer_epoch=self.producer_epoch,
-                base_sequence=sequence,
-                is_transactional=True,
-            )
-            sequence += len(records)
-            node_id = await self._cluster.leader(self._map_partition)
-            (answer,) = await self._cluster.produce(
-                node_id, {self._map_partition: memoryview(batch)}, transactional_id=self.transactional_id
-            )
-            raise_for_code(answer.error_code, f"append to {self._map_partition.topic}-{self._map_partition.partition}")
+            batch = memoryview(bytearray(encode_batch(records)))
+            await self._rows.append(await self._cluster.leader(self._map_partition), read_header(batch), batch)
 
 
 def is_fenced(error: BaseException) -> bool:

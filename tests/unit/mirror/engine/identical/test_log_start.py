@@ -44,7 +44,7 @@ class Target(OneLog):
         self.end = self.stable = self.batches[-1][0].next_offset
         return offset
 
-    def produce(self, node: int, batches: Mapping[TopicPartition, memoryview]) -> Future:
+    def produce(self, node: int, batches: Mapping[TopicPartition, memoryview], **_: object) -> Future:
         if self.before is not None:
             self.append(self.before)
             self.before = None

@@ -1,0 +1,97 @@
+"""The batches of one producer in one partition: stamped, sent while others are in flight, settled in order, never sent twice.
+
+For whoever does not send a batch again: transactions that are given up after an error, and filler whose place is read anew
+then.  `batch_producer.py` sends again.  Laws:
+A. Sequences follow one another from `sequence` on.  After an error nothing more is sent, except after `append`: what was
+   refused there is in no log, and the next batch takes its sequence.
+B. A broker that does not know the producer takes any sequence.  So where a batch has its place, as in `append_at`, the first
+   one goes alone, and what follows it is sent once it is in its place.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.produce import add_sequence
+from tolerant_client.cluster.producer.transaction import raise_for_code
+from tolerant_client.records.record_batch import BatchHeader, restamp
+
+
+class StampedAppends:
+    """Appends to `partition` as a producer, in its transaction if there is one; the batches are stamped in place."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        partition: TopicPartition,
+        producer_id: int,
+        producer_epoch: int,
+        sequence: int = 0,
+        *,
+        transactional_id: str | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._partition = partition
+        self._producer = (producer_id, producer_epoch)
+        self._sequence = sequence
+        self._transactional_id = transactional_id
+        self._in_flight: deque[tuple[BatchHeader, Any]] = deque()
+
+    def send(self, node_id: int, header: BatchHeader, batch: memoryview) -> None:
+        """Sends a batch, which is not to be changed until it is settled."""
+        restamp(batch, *self._producer, self._sequence, is_transactional=self._transactional_id is not None)
+        self._sequence = add_sequence(self._sequence, header.record_count)
+        future = self._cluster.produce(node_id, {self._partition: batch}, transactional_id=self._transactional_id)
+        self._in_flight.append((header, future))
+
+    async def settled(self, most: int = 0) -> AsyncIterator[tuple[BatchHeader, int]]:
+        """The batches that were appended, each with its base offset, until at most `most` are in flight.
+
+        Raises Kafka's error, or ProducerFencedError, for one that was refused or not answered.
+        """
+        while self._in_flight and (self._in_flight[0][1].is_done or len(self._in_flight) > most):
+            header, future = self._in_flight.popleft()
+            (part,) = await future
+            if part.error_code and Errors.for_code(part.error_code).invalid_metadata:
+                self._cluster.manager.cluster.request_update()  # the leader that we know may lead no longer
+            raise_for_code(part.error_code, f"append to {self._partition.topic}-{self._partition.partition}")
+            yield header, part.base_offset
+
+    async def append(self, node_id: int, header: BatchHeader, batch: memoryview) -> int:
+        """Appends a batch with nothing else in flight; its base offset.  Raises as `settled`."""
+        sequence = self._sequence
+        self.send(node_id, header, batch)
+        try:
+            ((_, base_offset),) = [each async for each in self.settled()]
+        except Errors.KafkaError:
+            self._sequence = sequence
+            raise
+        return base_offset
+
+    async def append_at(self, node_id: int, header: BatchHeader, batch: memoryview) -> None:
+        """As `append`, where the header says; raises OffsetOutOfRangeError for one that lies elsewhere."""
+        self._require_place(header, await self.append(node_id, header, batch))
+
+    async def append_all_at(
+        self, node_id: int, batches: Iterable[tuple[BatchHeader, memoryview]], in_flight: int
+    ) -> None:
+        """As `append_at`, of many, so many of them in flight at most."""
+        for header, batch in batches:
+            self.send(node_id, header, batch)
+            async for each in self.settled(in_flight - 1):
+                self._require_place(*each)
+        async for each in self.settled():
+            self._require_place(*each)
+
+    def _require_place(self, header: BatchHeader, base_offset: int) -> None:
+        if base_offset != header.base_offset:
+            raise Errors.OffsetOutOfRangeError(
+                f"filler for offset {header.base_offset} of {self._partition.topic}-{self._partition.partition}"
+                f" was appended at {base_offset}"
+            )
