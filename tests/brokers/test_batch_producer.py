@@ -239,12 +239,12 @@ def test_a_producer_goes_on_with_its_sequences_from_task_to_task(
     producer_of: Callable[..., BatchProducer], servers: str, topic: str
 ) -> None:
     producer = producer_of()
-    identity = producer._identity
+    identity = producer._sender.producer_id, producer._sender.producer_epoch
     for number in range(3):
         producer.cluster.run(producer.start)
         enqueue(producer, topic, [b"%d" % number])
         flush(producer)
-    assert producer._identity == identity
+    assert (producer._sender.producer_id, producer._sender.producer_epoch) == identity
     assert read(servers, topic) == [b"0", b"1", b"2"]
 
 

@@ -1,0 +1,351 @@
+"""The requests of a batch producer: who leads what, how many are in flight, what is due when; on a Cluster's event loop.
+
+Laws:
+- A request takes one batch of every partition that has one (a broker accepts no more).
+- What an answer means is `partition.py`'s; what becomes of a batch that is refused for its records is the owner's.
+- The first error ends the sending, and is raised by every later call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.produce import ProducedPartition
+from tolerant_client.cluster.producer.partition import LOST, ProducerBatch, ProducerPartition, Verdict
+from tolerant_client.cluster.producer.settings import ProducerSettings
+from tolerant_client.errors import (
+    DeliveryTimeoutError,
+    OutcomeUnknownError,
+    ProducerFencedError,
+    TolerantClientError,
+    UnsupportedSourceError,
+)
+from tolerant_client.stock.stock_names import Future
+
+_APPENDED = (0, Errors.DuplicateSequenceNumberError.errno)
+_FENCED = (Errors.InvalidProducerEpochError.errno, Errors.ProducerFencedError.errno)
+_LEADER_HAS_LOST = (
+    ": its leader may have lost records that it had acknowledged (an unclean election, or a crash before they were on"
+    " disk); what this producer wrote may not be complete, so write it again"
+)
+_UNKNOWN_TOPIC = Errors.UnknownTopicOrPartitionError.errno
+_REFRESH_EVERY = 0.1  # seconds
+
+Sent = list[tuple[ProducerPartition, ProducerBatch]]
+
+
+class Enrolment(Protocol):
+    """The transaction that batches go into; producer_transaction.ProducerTransaction has it."""
+
+    @property
+    def transactional_id(self) -> str: ...
+    async def add_partitions(self, partitions: Sequence[TopicPartition]) -> None:
+        """Adds partitions; only then may be produced to them."""
+        ...
+
+
+class Sender:
+    """The requests of one producer id and epoch, (-1, -1) without idempotence, in `transaction` if there is one.
+
+    `on_refused` gets the first batch of a partition that was refused for its records, and the code; it is to call `replace`.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: ProducerSettings,
+        on_refused: Callable[[ProducerPartition, ProducerBatch, int], None],
+        producer_id: int = -1,
+        producer_epoch: int = -1,
+        transaction: Enrolment | None = None,
+    ) -> None:
+        self.producer_id = producer_id
+        self.producer_epoch = producer_epoch
+        self.transaction = transaction
+        self.bytes_in_flight = 0
+        self.records_appended = 0
+        self.requests: Counter[int] = Counter()  # in flight, by node; of every node that was sent to since `start`
+        self._cluster = cluster
+        self._settings = settings
+        self._on_refused = on_refused
+        self._partitions: dict[TopicPartition, ProducerPartition] = {}
+        self._ready: dict[TopicPartition, ProducerPartition] = {}
+        self._unenrolled: list[TopicPartition] = []
+        self._is_enrolling = False
+        self._is_dispatching = False
+        self._is_due = False
+        self._error: BaseException | None = None
+        self._waiter: Future | None = None
+        self._timer_at = float("inf")
+        self._is_refreshing = False
+        self._refreshed_at = float("-inf")
+
+    def start(self) -> None:
+        """Expects nothing of the logs: what was appended before is settled."""
+        self.requests = +self.requests
+        for state in self._partitions.values():
+            state.forget()
+
+    @property
+    def is_idle(self) -> bool:
+        return all(state.is_idle for state in self._partitions.values())
+
+    def add(self, partition: TopicPartition, batch: ProducerBatch) -> None:
+        """Queues a batch; `dispatch` sends it."""
+        state = self._partitions.get(partition)
+        if state is None:
+            window = min(self._settings.max_in_flight, 5) if self.producer_id >= 0 else self._settings.max_in_flight
+            state = self._partitions[partition] = ProducerPartition(
+                partition, self.producer_id, self.producer_epoch, window
+            )
+            if self.transaction is not None:
+                state.is_enrolled = False
+                self._unenrolled.append(partition)
+        self.bytes_in_flight += len(batch.data)
+        state.add(batch)
+        self._ready[partition] = state
+
+    def replace(self, state: ProducerPartition, parts: Sequence[ProducerBatch]) -> None:
+        """Puts batches, perhaps none, in the place of the first one of a partition."""
+        first = state.first
+        assert first is not None
+        state.replace_first(parts, self.deadline())
+        self.bytes_in_flight += sum(len(part.data) for part in parts) - len(first.data)
+
+    def deadline(self) -> float:
+        """When what is queued now has to be in its log."""
+        return time.monotonic() + self._settings.delivery_timeout_ms / 1000
+
+    async def wait(self, is_over: Callable[[], bool]) -> None:
+        """Sends until `is_over`; raises the first error."""
+        self.dispatch()
+        while self._error is None and not is_over():
+            self._waiter = Future()
+            await self._waiter
+        self.check()
+
+    def check(self) -> None:
+        """Raises the error that has ended the sending."""
+        if self._error is not None:
+            raise self._error
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the sending; the first error counts."""
+        self._error = self._error or error
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.is_done:
+            waiter.success(None)
+
+    # -- sending ---------------------------------------------------------------
+
+    def dispatch(self) -> None:
+        """Sends what can be sent; a request that is settled while it is being sent has it look again, not within."""
+        self._is_due = True
+        if self._is_dispatching:
+            return
+        self._is_dispatching = True
+        try:
+            while self._is_due and self._error is None:
+                self._is_due = False
+                self._dispatch_once()
+        finally:
+            self._is_dispatching = False
+
+    def _dispatch_once(self) -> None:
+        """Fills requests with a batch of each partition that may send one."""
+        if self._unenrolled and not self._is_enrolling:
+            self._is_enrolling = True
+            self._cluster.net.call_soon(self._enrol)
+        now = time.monotonic()
+        by_node: dict[int, list[ProducerPartition]] = {}
+        for partition, state in list(self._ready.items()):
+            if not state.may_send(now):
+                if state.retry_at > now:
+                    self._arm(state.retry_at)
+                else:
+                    del self._ready[partition]
+                continue
+            node_id = self._cluster.manager.cluster.leader_for_partition(partition)
+            if node_id is None or node_id == -1:
+                self._without_leader(state, now)
+            else:
+                by_node.setdefault(node_id, []).append(state)
+        for node_id, states in by_node.items():
+            self._fill(node_id, states, now)
+
+    def _fill(self, node_id: int, states: list[ProducerPartition], now: float) -> None:
+        while states and self.requests[node_id] < self._settings.max_requests and self._error is None:
+            sent: Sent = []
+            size = 0
+            left: list[ProducerPartition] = []
+            for number, state in enumerate(states):
+                first = state.first
+                if first is not None and size and size + len(first.data) > self._settings.max_request_bytes:
+                    left += states[number:]
+                    break
+                batch = state.send(self.transaction is not None)
+                sent.append((state, batch))
+                size += len(batch.data)
+                left.append(state)
+            self._send(node_id, sent)
+            states = [state for state in left if state.may_send(now)]
+
+    def _send(self, node_id: int, sent: Sent) -> None:
+        self.requests[node_id] += 1
+        future = self._cluster.produce(
+            node_id,
+            {state.partition: batch.data for state, batch in sent},
+            self._settings.request_timeout_ms,
+            acks=self._settings.acks,
+            transactional_id=None if self.transaction is None else self.transaction.transactional_id,
+        )
+        future.add_callback(self._answered, node_id, sent)
+        future.add_errback(self._lost, node_id, sent)
+
+    def _without_leader(self, state: ProducerPartition, now: float) -> None:
+        state.no_leader(now)
+        self._arm(state.retry_at)
+        self._refresh(now)
+        batch = state.first
+        if batch is not None and now > batch.deadline:
+            self._timed_out(state, batch, "it has no leader")
+
+    async def _enrol(self) -> None:
+        partitions = self._unenrolled[:]
+        try:
+            if self.transaction is not None:
+                await self.transaction.add_partitions(partitions)
+            del self._unenrolled[: len(partitions)]
+            for partition in partitions:
+                self._partitions[partition].is_enrolled = True
+                self._ready[partition] = self._partitions[partition]
+        except Exception as error:
+            self.fail(error)
+        finally:
+            self._is_enrolling = False
+        self.dispatch()
+
+    # -- answers ---------------------------------------------------------------
+
+    def _answered(self, node_id: int, sent: Sent, answer: Any) -> None:
+        self.requests[node_id] -= 1
+        now = time.monotonic()
+        found: Mapping[TopicPartition, ProducedPartition] = {p.partition: p for p in answer or ()}
+        for state, batch in sent:
+            part = found.get(state.partition) or ProducedPartition(state.partition, 0, -1)  # acks=0
+            self._settle(state, batch, part.error_code, part.base_offset, now)
+        self._after_answer()
+
+    def _lost(self, node_id: int, sent: Sent, error: BaseException) -> None:
+        self.requests[node_id] -= 1
+        now = time.monotonic()
+        if isinstance(
+            error, (Errors.SaslAuthenticationFailedError, Errors.UnsupportedVersionError, UnsupportedSourceError)
+        ):
+            self.fail(error)
+        if not isinstance(error, OutcomeUnknownError):
+            self._refresh(now)  # a connection that ended: its broker may lead no longer
+        for state, batch in sent:
+            self._settle(state, batch, LOST, -1, now)
+        self._after_answer()
+
+    def _settle(self, state: ProducerPartition, batch: ProducerBatch, code: int, base_offset: int, now: float) -> None:
+        if code in _APPENDED:
+            proven, verdict = state.appended(batch, base_offset, now)
+            for each in proven:
+                self.bytes_in_flight -= len(each.data)
+                self.records_appended += each.record_count
+        else:
+            verdict = state.failed(batch, code, now)
+        self._ready[state.partition] = state
+        if verdict is not Verdict.NOTHING:
+            self._trouble(state, verdict, now)
+
+    def _trouble(self, state: ProducerPartition, verdict: Verdict, now: float) -> None:
+        name = f"{state.partition.topic}-{state.partition.partition}"
+        if verdict is Verdict.DIVERGED:
+            self.fail(
+                TolerantClientError(
+                    f"{name} lost records that had been acknowledged (a topic that was created again, or an unclean"
+                    " election): what this producer wrote is not complete"
+                )
+            )
+            return
+        batch = state.first
+        assert batch is not None
+        code = state.last_code
+        reason = "no answer came" if code == LOST else Errors.for_code(code).__name__
+        if verdict is Verdict.RECORDS:
+            self._on_refused(state, batch, code)
+        elif verdict is Verdict.FAILED and code in _FENCED and self.transaction is not None:
+            self.fail(
+                ProducerFencedError(
+                    f"{name}: another producer with the same transactional.id has taken over, or the transaction took"
+                    f" longer than transaction.timeout.ms ({reason})"
+                )
+            )
+        elif verdict is Verdict.FAILED:
+            remedy = _LEADER_HAS_LOST if code == Errors.OutOfOrderSequenceNumberError.errno else ""
+            self.fail(Errors.for_code(code)(f"{name} refuses what is written, again and again{remedy}"))
+        elif batch.sends > self._settings.retries:
+            self.fail(DeliveryTimeoutError(f"{name}: a batch was sent {batch.sends} times, as retries says ({reason})"))
+        elif now > batch.deadline:
+            self._timed_out(state, batch, reason)
+        else:
+            if code == _UNKNOWN_TOPIC or Errors.for_code(code).invalid_metadata:
+                self._refresh(now)
+            self._arm(state.retry_at)
+
+    def _timed_out(self, state: ProducerPartition, batch: ProducerBatch, reason: str) -> None:
+        name = f"{state.partition.topic}-{state.partition.partition}"
+        self.fail(
+            DeliveryTimeoutError(
+                f"{name}: {batch.record_count} records were not acknowledged within delivery.timeout.ms,"
+                f" {self._settings.delivery_timeout_ms} ({reason}); they may have been written"
+            )
+        )
+
+    def _after_answer(self) -> None:
+        self.dispatch()
+        self._wake()
+
+    # -- time ------------------------------------------------------------------
+
+    def _refresh(self, now: float) -> None:
+        """Asks for the leaders, at most every 100 ms."""
+        if self._is_refreshing:
+            return
+        self._is_refreshing = True
+        pause = max(0.0, self._refreshed_at + _REFRESH_EVERY - now)
+
+        async def refresh() -> None:
+            try:
+                await self._cluster.net.sleep(pause)
+                await self._cluster.manager.cluster.refresh_metadata()
+            except (Errors.KafkaError, ValueError):
+                pass  # the batch that needs it is tried again, and refreshes again
+            finally:
+                self._is_refreshing, self._refreshed_at = False, time.monotonic()
+            self.dispatch()
+
+        self._cluster.net.call_soon(refresh)
+
+    def _arm(self, due: float) -> None:
+        if due < self._timer_at:
+            self._timer_at = due
+            self._cluster.net.call_at(due, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer_at = float("inf")
+        self.dispatch()
+        self._wake()
