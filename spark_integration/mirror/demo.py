@@ -29,6 +29,7 @@ from rich.table import Table
 
 from tolerant_client.cluster.admin.producers import raise_for
 from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.cluster.partition_fetch import fetch_alone
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.state.plan import TopicSpec
 from tolerant_client.mirror.state.topics import create_topics
@@ -234,8 +235,7 @@ async def _count(target: Cluster) -> tuple[int, int, int]:
         keys = []
         position = 0
         while position < end:
-            fetched = await target.fetch(await target.leader(partition), {partition: position})
-            for header, batch in iter_batches(fetched[0].records):
+            for header, batch in iter_batches((await fetch_alone(target, partition, position)).records):
                 for rows in iter_arrow([(header, batch)], partition.topic, partition.partition, position, end):
                     keys.append(rows.column("key"))
                 position = header.next_offset

@@ -5,24 +5,28 @@ Laws:
 - The position only moves over what was received and checked, or over what two
   answers of the broker agree is gone (INCIDENTS.md 2).
 - OFFSET_OUT_OF_RANGE is never believed by itself: ListOffsets decides.
-- Records of another topic of the same name are never taken: every fetch names the topic's id, where the range has one.
+- Records of another topic of the same name are never taken: every fetch is of the topic with the range's id, where it has one.
 - Without progress for `poll_timeout_ms` it ends with an error, never silently.
 """
 
 from __future__ import annotations
 
+import base64
 import logging
 import time
+import uuid
+from collections.abc import Mapping
 from typing import Final, NoReturn
 
 from kafka import errors as kafka_errors
+from kafka.protocol.metadata import MetadataRequest
 from kafka.structs import TopicPartition
 
-from spark_integration.reading.offsets import EARLIEST, EARLIEST_LOCAL, LAST_STABLE, LATEST, OffsetRange
+from spark_integration.reading.offsets import EARLIEST, LAST_STABLE, LATEST, OffsetRange
 from spark_integration.reading.options import ReadOptions
-from spark_integration.reading.topic_fetch import fetch_of_topic
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.cluster.partition_fetch import is_local
 from tolerant_client.errors import (
     ClusterUnreachableError,
     DataLossError,
@@ -162,21 +166,38 @@ class RangeFetch:
         return False
 
     async def _fetch(self) -> FetchedPartition | None:
-        await self._cluster.connect()
-        node = await self._cluster.leader(self._partition)
-        for answer in await fetch_of_topic(
-            self._cluster,
-            node,
-            self._range.topic_id,
-            {self._partition: self.position},
-            max_wait_ms=self._max_wait_ms,
-            max_bytes=self._max_bytes,
-            partition_max_bytes=self._max_bytes,
-            isolation_level=self._options.isolation_level,
-        ):
-            if answer.partition == self._partition:
-                return answer
-        return None
+        """Of the topic with the range's id: brokers since Kafka 3.1 are asked by it (KIP-516), others by name.
+
+        Of these the leader that has answered is asked for the id after it: it never goes back to a former one.
+        """
+        cluster, topic, known = self._cluster, self._range.topic, self._range.topic_id
+        topic_id = None if known is None else uuid.UUID(bytes=base64.urlsafe_b64decode(f"{known}=="))
+        await cluster.connect()
+        node = await cluster.leader(self._partition)
+
+        async def fetch(topic_ids: Mapping[str, uuid.UUID] | None = None) -> FetchedPartition | None:
+            fetched = await cluster.fetch(
+                node,
+                {self._partition: self.position},
+                max_wait_ms=self._max_wait_ms,
+                max_bytes=self._max_bytes,
+                partition_max_bytes=self._max_bytes,
+                isolation_level=self._options.isolation_level,
+                topic_ids=topic_ids,
+            )
+            return next((part for part in fetched if part.partition == self._partition), None)
+
+        if topic_id is None:
+            return await fetch()
+        try:
+            return await fetch({topic: topic_id})
+        except kafka_errors.UnsupportedVersionError:
+            found = await fetch()
+        wanted = [MetadataRequest.MetadataRequestTopic(name=topic)]
+        told = await cluster.send(MetadataRequest(topics=wanted, allow_auto_topic_creation=False), node)
+        if topic_id not in {described.topic_id for described in told.topics}:
+            raise kafka_errors.UnknownTopicIdError(f"topic {topic} with the id {known}")
+        return found
 
     async def _ask_ahead(self) -> None:
         """Sends the next fetch; its answer waits in the socket until it is asked for."""
@@ -222,7 +243,7 @@ class RangeFetch:
 
     async def _is_local(self) -> bool:
         """Whether the broker has the position on its own disks: if not, "nothing" may mean "not yet" (KIP-405)."""
-        if not self._cluster.has_tiers or await self._offset(EARLIEST_LOCAL) <= self.position:
+        if await is_local(self._cluster, self._partition, self.position):
             return True
         self._why = f"no records at offset {self.position}, which is in remote storage"
         return False

@@ -1,25 +1,27 @@
-"""Fetch as whole record batches: requests by topic name, and answers as views.
+"""Fetch as whole record batches: requests by topic name or by topic id, and answers as views.
 
-Wire facts: FetchRequest.json and FetchResponse.json of Apache Kafka, versions
-0 to 11 (Kafka 0.8 to 4.x; 0 to 3 as Kafka 3.9 has them, the last release that
-answers them).  Version 13 is in fetch_by_id.py.
+Wire facts: FetchRequest.json and FetchResponse.json of Apache Kafka.  By name: versions 0 to 11 (Kafka 0.8 to 4.x; 0 to 3
+as Kafka 3.9 has them, the last release that answers them).  By id (KIP-516): version 13 (Kafka 3.1 to 4.x), which is a
+flexible one (KIP-482): lengths and counts are unsigned varints of one more, and each structure ends with tagged fields.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Protocol
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.records.primitives import encode_string, read_topic
+from tolerant_client.records.primitives import encode_string, encode_uvarint, read_topic, read_uvarint, skip_tags
 from tolerant_client.tracker.rules.apis import Request
 
 FETCH_API_KEY = 1
 MIN_FETCH_VERSION = 0
 MAX_FETCH_VERSION = 11
 FIRST_BATCH_FETCH_VERSION = 4  # answers to older ones hold message sets of v0 and v1
+FETCH_BY_ID_VERSION = 13
 
 FINAL_EPOCH = -1  # a request with this session epoch neither uses nor opens a session
 _PARTITION_V11 = struct.Struct(">iiqqi")
@@ -28,6 +30,12 @@ _PARTITION_V4 = struct.Struct(">iqi")
 _ANSWER_V5 = struct.Struct(">ihqqqi")
 _ANSWER_V4 = struct.Struct(">ihqqi")
 _ANSWER_V0 = struct.Struct(">ihq")
+
+_NO_TAGS = b"\0"
+_PARTITION_BY_ID = struct.Struct(">iiqiqib")  # with its tagged fields, none
+_HEAD_BY_ID = struct.Struct(">ihi")
+_ANSWER_BY_ID = struct.Struct(">ihqqq")
+_ABORTED_BY_ID = struct.Struct(">qq")
 
 
 class TopicNames(Protocol):
@@ -136,9 +144,7 @@ class RawFetch(Request):
             body += struct.pack(">b", self.isolation_level)
         if version >= 7:
             body += struct.pack(">ii", self.session_id, self.session_epoch)
-        by_topic: dict[str, list[TopicPartition]] = {}
-        for partition in self.positions:
-            by_topic.setdefault(partition.topic, []).append(partition)
+        by_topic = _by_topic(self.positions)
         body += struct.pack(">i", len(by_topic))
         for topic, partitions in by_topic.items():
             body += self._encode_topic(topic) + struct.pack(">i", len(partitions))
@@ -151,12 +157,10 @@ class RawFetch(Request):
                 else:
                     body += _PARTITION_V4.pack(partition.partition, offset, self.partition_max_bytes)
         if version >= 7:
-            forgotten: dict[str, list[int]] = {}
-            for partition in self.forgotten:
-                forgotten.setdefault(partition.topic, []).append(partition.partition)
+            forgotten = _by_topic(self.forgotten)
             body += struct.pack(">i", len(forgotten))
-            for topic, numbers in forgotten.items():
-                body += self._encode_topic(topic) + struct.pack(f">i{len(numbers)}i", len(numbers), *numbers)
+            for topic, partitions in forgotten.items():
+                body += self._encode_topic(topic) + struct.pack(">i", len(partitions)) + _numbers(partitions)
         if version >= 11:
             body += b"\0\0"  # rack_id
         head = struct.pack(">hhih", FETCH_API_KEY, version, correlation_id, len(client)) + client
@@ -214,8 +218,100 @@ class RawFetch(Request):
                 fetched.append(
                     FetchedPartition(TopicPartition(topic, index), error, high, stable, log_start, aborted, records)
                 )
-        if at != len(body):
-            raise ValueError(f"Fetch answer has {len(body)} bytes, its fields {at}")
-        if len({part.partition for part in fetched}) < len(fetched):
-            raise ValueError("Fetch answer names a partition twice")
+        _require_whole(body, at, fetched)
         return FetchAnswer(error_code, session_id, throttle_time_ms, fetched)
+
+
+class RawFetchById(RawFetch):
+    """A RawFetch of version 13; `topic_ids` has every topic of the session, as the caller calls it."""
+
+    __slots__ = ("topic_ids",)
+
+    def __init__(
+        self, topic_ids: Mapping[str, uuid.UUID], positions: Mapping[TopicPartition, int], **options: Any
+    ) -> None:
+        super().__init__(FETCH_BY_ID_VERSION, positions, **options)
+        self.topic_ids = topic_ids
+
+    def frame_buffers(self, correlation_id: int, client_id: str) -> list[bytes | bytearray | memoryview]:
+        """The whole frame, length prefix included."""
+        client = client_id.encode()
+        body = bytearray(
+            struct.pack(
+                ">iiiibii",
+                -1,
+                self.max_wait_ms,
+                1,
+                self.max_bytes,
+                self.isolation_level,
+                self.session_id,
+                self.session_epoch,
+            )
+        )
+        by_topic = _by_topic(self.positions)
+        body += encode_uvarint(len(by_topic) + 1)
+        for topic, partitions in by_topic.items():
+            body += self.topic_ids[topic].bytes + encode_uvarint(len(partitions) + 1)
+            for partition in partitions:
+                body += _PARTITION_BY_ID.pack(
+                    partition.partition, -1, self.positions[partition], -1, -1, self.partition_max_bytes, 0
+                )
+            body += _NO_TAGS
+        forgotten = _by_topic(self.forgotten)
+        body += encode_uvarint(len(forgotten) + 1)
+        for topic, partitions in forgotten.items():
+            body += self.topic_ids[topic].bytes + encode_uvarint(len(partitions) + 1) + _numbers(partitions) + _NO_TAGS
+        body += encode_uvarint(1) + _NO_TAGS  # rack_id, empty
+        head = struct.pack(">hhih", FETCH_API_KEY, self.API_VERSION, correlation_id, len(client)) + client + _NO_TAGS
+        return [struct.pack(">i", len(head) + len(body)) + head, body]
+
+    def decode_response(self, body: memoryview) -> FetchAnswer:
+        """As RawFetch; raises ValueError for a topic that is not of the session, too."""
+        topics = {topic_id.bytes: topic for topic, topic_id in self.topic_ids.items()}
+        at = skip_tags(body, 0)
+        throttle_time_ms, error_code, session_id = _HEAD_BY_ID.unpack_from(body, at)
+        count, at = read_uvarint(body, at + _HEAD_BY_ID.size)
+        fetched: list[FetchedPartition] = []
+        for _ in range(count - 1):
+            topic = topics.get(bytes(body[at : at + 16]))
+            if topic is None:
+                raise ValueError("Fetch answer has a topic id that is not of its session")
+            partitions, at = read_uvarint(body, at + 16)
+            for _ in range(partitions - 1):
+                index, error, high, stable, log_start = _ANSWER_BY_ID.unpack_from(body, at)
+                n_aborted, at = read_uvarint(body, at + _ANSWER_BY_ID.size)
+                aborted = []
+                for _ in range(n_aborted - 1):
+                    aborted.append(_ABORTED_BY_ID.unpack_from(body, at))
+                    at = skip_tags(body, at + _ABORTED_BY_ID.size)
+                size, at = read_uvarint(body, at + 4)  # behind preferred_read_replica
+                size = max(size - 1, 0)
+                records = body[at : at + size]
+                at = skip_tags(body, at + size)
+                fetched.append(
+                    FetchedPartition(
+                        TopicPartition(topic, index), error, high, stable, log_start, tuple(aborted), records
+                    )
+                )
+            at = skip_tags(body, at)
+        at = skip_tags(body, at)
+        _require_whole(body, at, fetched)
+        return FetchAnswer(error_code, session_id, throttle_time_ms, fetched)
+
+
+def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:
+    by_topic: dict[str, list[TopicPartition]] = {}
+    for partition in partitions:
+        by_topic.setdefault(partition.topic, []).append(partition)
+    return by_topic
+
+
+def _numbers(partitions: Sequence[TopicPartition]) -> bytes:
+    return struct.pack(f">{len(partitions)}i", *(partition.partition for partition in partitions))
+
+
+def _require_whole(body: memoryview, at: int, fetched: Sequence[FetchedPartition]) -> None:
+    if at != len(body):
+        raise ValueError(f"Fetch answer has {len(body)} bytes, its fields {at}")
+    if len({part.partition for part in fetched}) < len(fetched):
+        raise ValueError("Fetch answer names a partition twice")

@@ -13,8 +13,7 @@ from functools import partial
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.fetch import FINAL_EPOCH, FetchAnswer, RawFetch, TopicNames
-from tolerant_client.cluster.fetch_by_id import RawFetchById
+from tolerant_client.cluster.fetch import FINAL_EPOCH, FetchAnswer, RawFetch, RawFetchById, TopicNames
 
 
 class FetchSession:

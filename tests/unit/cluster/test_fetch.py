@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchRequest, FetchResponse
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.fetch import MAX_FETCH_VERSION, MIN_FETCH_VERSION, FetchAnswer, RawFetch
-from tolerant_client.cluster.fetch_by_id import FETCH_BY_ID_VERSION, RawFetchById
+from tolerant_client.cluster.fetch import (
+    FETCH_BY_ID_VERSION,
+    MAX_FETCH_VERSION,
+    MIN_FETCH_VERSION,
+    FetchAnswer,
+    RawFetch,
+    RawFetchById,
+)
 from tolerant_client.cluster.fetch_session import FetchSession
 from tolerant_client.mirror.state.replication_policy import DefaultReplicationPolicy, TopicNames
 

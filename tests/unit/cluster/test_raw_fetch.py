@@ -12,8 +12,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.cluster.fetch import FETCH_API_KEY, RawFetch
-from tolerant_client.cluster.fetch_by_id import FETCH_BY_ID_VERSION, RawFetchById
+from tolerant_client.cluster.fetch import FETCH_API_KEY, FETCH_BY_ID_VERSION, RawFetch, RawFetchById
 
 A0 = TopicPartition("a", 0)
 LIMITS = {"max_wait_ms": 1, "max_bytes": 2, "partition_max_bytes": 3}
@@ -43,9 +42,9 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 
         monkeypatch.setattr(made, "connect", connect)
         monkeypatch.setattr(made, "send", send)
-        monkeypatch.setattr(made, "_fetch_version", 11)
-        monkeypatch.setattr(made, "_highest", lambda api_key: 17)
-        monkeypatch.setattr(made, "_fetch_lane", lambda node_id: f"fetch-{node_id}")
+        monkeypatch.setattr(made, "version", lambda name, api_key, lowest, highest: highest)
+        monkeypatch.setattr(made, "highest_version", lambda api_key: 17)
+        monkeypatch.setattr(made, "fetch_lane", lambda node_id: f"fetch-{node_id}")
         connections = {"fetch-1": Connection(12), "fetch-2": Connection(17)}
         monkeypatch.setattr(made.manager, "get_connection", connections.__getitem__)
         made.manager.cluster._topic_ids = {"a": SimpleNamespace(int=5, bytes=bytes(16))}

@@ -15,7 +15,8 @@ from collections.abc import Callable
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.cluster import EARLIEST_LOCAL, READ_COMMITTED, Cluster
+from tolerant_client.cluster.cluster import READ_COMMITTED, Cluster
+from tolerant_client.cluster.partition_fetch import is_local
 from tolerant_client.mirror.engine.throttle import TokenBucket
 
 _ANSWERS = 2
@@ -74,10 +75,8 @@ class EmptinessChecks:
         source = self._source
         leader = await source.leader(partition)
         session = await source.session(leader, isolation_level=READ_COMMITTED)
-        if source.has_tiers:
-            local = await source.list_offsets({partition: EARLIEST_LOCAL})
-            if local[partition] > position:
-                return False
+        if not await is_local(source, partition, position):
+            return False
         session.seek(partition, position)
         request = session.request(max_wait_ms=100, max_bytes=_BYTES, partition_max_bytes=_BYTES)
         answer = await source.send_fetch(leader, request)

@@ -20,8 +20,9 @@ from typing import Any, Final
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.cluster import EARLIEST, EARLIEST_LOCAL, LATEST, Cluster
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.cluster.partition_fetch import is_local
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.verify.log_columns import NO_BATCHES, is_cut, read_batches
 from tolerant_client.mirror.verify.log_comparison import LogComparison
@@ -335,8 +336,8 @@ class SlicesComparison:
 
     async def _nothing(self, running: Running, number: int, until: int) -> None:
         """The broker knows later offsets but gave no records: there are none, if they are on its own disks (KIP-405)."""
-        cluster, log = self._clusters[number], running.log
-        if cluster.has_tiers and await self._bounds(running, number, EARLIEST_LOCAL) > log.position(number):
+        log = running.log
+        if not await is_local(self._clusters[number], running.partition, log.position(number)):
             self._doubt(running, number, f"offset {log.position(number)} is in remote storage, and does not come")
             return
         log.add(number, NO_BATCHES, until)

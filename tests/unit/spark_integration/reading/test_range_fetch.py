@@ -20,8 +20,7 @@ from spark_integration.reading import range_fetch
 from spark_integration.reading.offsets import EARLIEST, EARLIEST_LOCAL, LATEST, OffsetRange
 from spark_integration.reading.options import parse_read_options
 from spark_integration.reading.range_fetch import RangeFetch
-from tolerant_client.cluster.fetch import FetchAnswer, FetchedPartition
-from tolerant_client.cluster.fetch_by_id import RawFetchById
+from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.errors import ClusterUnreachableError, DataLossError, RecordBatchError
 from tolerant_client.records.read_committed import skip_aborted
 from tolerant_client.records.record_batch import Record, encode_batch, iter_batches
@@ -89,21 +88,24 @@ class ScriptedCluster:
         return {p: named[which] for p, which in timestamps.items()}
 
     async def fetch(
-        self, node: int, positions: dict[TopicPartition, int], max_wait_ms: int = 0, **_: Any
+        self,
+        node: int,
+        positions: dict[TopicPartition, int],
+        max_wait_ms: int = 0,
+        topic_ids: dict[str, uuid.UUID] | None = None,
+        **_: Any,
     ) -> list[FetchedPartition]:
+        if topic_ids is not None:
+            if not self.has_ids:
+                raise kafka_errors.UnsupportedVersionError("Fetch version 13")
+            if topic_ids["t"] != written_id(self.topic_ids["t"]):
+                return [answer(error_code=UNKNOWN_TOPIC_ID)]
         self.asked.append(positions[TP])
         self.waits.append(max_wait_ms)
         step = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         if isinstance(step, Exception):
             raise step
         return [] if step is THROTTLED else [step]
-
-    async def send_fetch(self, node: int, request: RawFetchById) -> FetchAnswer:
-        if not self.has_ids:
-            raise kafka_errors.UnsupportedVersionError("Fetch version 13")
-        if request.topic_ids["t"] != written_id(self.topic_ids["t"]):
-            return FetchAnswer(0, 0, 0, [answer(error_code=UNKNOWN_TOPIC_ID)])
-        return FetchAnswer(0, 0, 0, await self.fetch(node, dict(request.positions)))
 
     async def send(self, request: MetadataRequest, node: int) -> Any:
         (wanted,) = request.topics

@@ -13,6 +13,7 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.partition_fetch import fetch_alone
 from tolerant_client.errors import TargetDivergedError
 from tolerant_client.records.record_batch import HEADER_SIZE, BatchHeader, read_header
 
@@ -38,12 +39,10 @@ async def _batch_at(target: Cluster, partition: TopicPartition, offset: int) -> 
     """The batch that begins before the log's end; None where retention or the cleaner took it."""
 
     async def ask() -> BatchHeader | None:
-        node = await target.leader(partition)
-        (part,) = await target.fetch(node, {partition: offset}, max_wait_ms=0, partition_max_bytes=_READ_BYTES)
-        if part.error_code == Errors.OffsetOutOfRangeError.errno:
+        try:
+            part = await fetch_alone(target, partition, offset, _READ_BYTES)
+        except Errors.OffsetOutOfRangeError:
             return None
-        if part.error_code:
-            raise Errors.for_code(part.error_code)(f"Fetch of {partition.topic}-{partition.partition}")
         if len(part.records) < HEADER_SIZE:
             raise Errors.OffsetNotAvailableError(
                 f"the batch at offset {offset} of {partition.topic}-{partition.partition}"

@@ -18,6 +18,7 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import EARLIEST, Cluster
+from tolerant_client.cluster.partition_fetch import fetch_alone
 from tolerant_client.cluster.produce import add_sequence
 from tolerant_client.mirror.batches.divergence import read_headers, read_slices
 from tolerant_client.mirror.batches.gaps import is_filler, is_filler_marker
@@ -176,11 +177,7 @@ async def _batches(
     batches: list[tuple[BatchHeader, memoryview]] = []
 
     async def ask() -> None:
-        (part,) = await target.fetch(
-            await target.leader(partition), {partition: at}, max_wait_ms=0, partition_max_bytes=max_bytes or _READ_BYTES
-        )
-        if part.error_code:
-            raise Errors.for_code(part.error_code)(f"Fetch of {partition.topic}-{partition.partition}")
+        part = await fetch_alone(target, partition, at, max_bytes or _READ_BYTES)
         batches[:] = [(header, batch) for header, batch in iter_batches(part.records) if header.next_offset > at]
 
     await target.insist("reading where batches lie", ask)

@@ -20,8 +20,7 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import READ_COMMITTED, Cluster
-from tolerant_client.cluster.fetch import FetchedPartition
-from tolerant_client.cluster.fetch_by_id import RawFetchById
+from tolerant_client.cluster.fetch import FetchedPartition, RawFetchById
 from tolerant_client.errors import LinkPromotedError, OptionError
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.emptiness import EmptinessChecks

@@ -1,0 +1,219 @@
+"""The connections to one Kafka cluster: its address book, what its brokers speak, and patience with them.
+
+Laws:
+- One event loop (kafka-python's NetworkSelector) may serve several clusters;
+  everything here runs on it, as coroutines.
+- Long-polling fetches have a connection of their own for each node, so that
+  nothing ever waits behind them.
+- An error code is believed when a broker repeats it; a single one is retried.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Any, TypeVar
+
+import kafka.errors as Errors
+
+from tolerant_client.errors import ClusterUnreachableError, OptionError, UnsupportedSourceError
+from tolerant_client.stock.manager import TolerantConnectionManager
+from tolerant_client.stock.stock_names import NetworkSelector
+
+_T = TypeVar("_T")
+_Self = TypeVar("_Self", bound="Connections")
+
+_DEFAULTS: Mapping[str, Any] = {
+    "client_id": "tolerant-client",
+    # A frame is as large as a fetch may be; anything above is no Kafka frame.
+    "receive_message_max_bytes": 128 << 20,
+    "max_in_flight_requests_per_connection": 256,
+    "reconnect_backoff_ms": 20,
+    "reconnect_backoff_max_ms": 1000,
+    "socket_connection_setup_timeout_ms": 5000,
+}
+
+
+class Connections:
+    """One Kafka cluster's brokers, addressed with kafka-python's configuration keys.
+
+    `credentials` in it are functions without arguments, each called here for more of those keys.
+    `name` appears in error messages ("source", "target").  `net` is the event
+    loop to share; without one the cluster makes its own and closes it.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], net: Any = None, *, name: str = "cluster", patience_ms: int = 60_000
+    ) -> None:
+        self._config = config
+        self._apart: list[Connections] = []
+        if not config.get("bootstrap_servers"):
+            raise OptionError(f"No bootstrap servers were given for the {name}; give HOST:PORT[,HOST:PORT...]")
+        # What cannot be pickled (a TLS context, a ticket) is made by the process that connects.
+        config = dict(config)
+        for made in config.pop("credentials", ()):
+            config.update(made())
+        self.name = name
+        self.bootstrap_servers = config["bootstrap_servers"]
+        self.patience_ms = patience_ms
+        self._owns_net = net is None
+        self.net = NetworkSelector() if net is None else net
+        try:
+            self.manager = TolerantConnectionManager(self.net, **{**_DEFAULTS, **config})
+        except ValueError as error:
+            raise OptionError(f"The {name}'s configuration is wrong: {error}") from error
+        self.manager.cluster.config["allow_auto_create_topics"] = False
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes every connection; idempotent."""
+        for cluster in self._apart:
+            cluster.close()
+        if not self.manager.closed:
+            self.manager.close()
+            if self._owns_net:
+                self.net.drain()
+                self.net.close()
+
+    def apart(self: _Self) -> _Self:
+        """The same cluster on the same event loop, with connections of its own; closed with this one."""
+        made = type(self)(self._config, self.net, name=self.name, patience_ms=self.patience_ms)
+        self._apart.append(made)
+        return made
+
+    def guard(self, may_send: Callable[[], bool]) -> None:
+        """Nothing more goes out while `may_send` says no: a connection that still has something to send is closed then."""
+        self.manager.guards.append(may_send)
+
+    def drop_connections(self, why: str) -> None:
+        """Closes all connections, and so fails what is in flight or was not sent yet."""
+        for connection in list(self.manager._conns.values()):
+            connection.close(Errors.KafkaConnectionError(why))
+
+    def run(self, function: Callable[..., Awaitable[_T]], *args: Any) -> _T:
+        """Drives the event loop until the coroutine is done; not from within the loop."""
+        result: _T = self.net.run(function, *args)
+        return result
+
+    # -- brokers ---------------------------------------------------------------
+
+    async def connect(self, timeout_ms: int = 10_000) -> None:
+        """Finds the brokers; raises ClusterUnreachableError naming the addresses tried."""
+        if self.manager.bootstrapped:
+            return
+        try:
+            await self.manager.bootstrap_async(timeout_ms=timeout_ms)
+        except Errors.KafkaTimeoutError as error:
+            raise self._unreachable(timeout_ms, error) from error
+
+    async def cluster_id(self) -> str | None:
+        """The cluster's own id, by which one cluster under two addresses is recognised."""
+        await self.connect()
+        cluster_id: str | None = self.manager.cluster.cluster_id
+        return cluster_id
+
+    def highest_version(self, api_key: int) -> int:
+        _, highest = self.manager.broker_version_data.api_versions.get(api_key, (0, -1))
+        return int(highest)
+
+    def version(self, name: str, api_key: int, lowest: int, highest: int) -> int:
+        # Whoever leaves an API out of ApiVersions does not speak it.
+        broker_lowest, broker_highest = self.manager.broker_version_data.api_versions.get(api_key, (0, -1))
+        version: int = min(highest, broker_highest)
+        if version < max(lowest, broker_lowest):
+            raise UnsupportedSourceError(
+                f"The brokers of the {self.name} speak {name} versions {broker_lowest}-{broker_highest},"
+                f" tolerant-client {lowest}-{highest} here; Kafka 0.11 or newer is needed"
+            )
+        return version
+
+    def fetch_lane(self, node_id: int) -> str:
+        """A second address-book entry for a node: kafka-python keeps one connection an entry."""
+        cluster = self.manager.cluster
+        broker = cluster.broker_metadata(node_id)
+        if broker is None:
+            raise Errors.NodeNotReadyError(f"node {node_id} of the {self.name} is not in the metadata")
+        lane = f"fetch-{node_id}"
+        known = cluster._coordinator_brokers.get(lane)
+        if known is None or (known.host, known.port) != (broker.host, broker.port):
+            cluster._coordinator_brokers[lane] = type(broker)(lane, broker.host, broker.port, None)
+        return lane
+
+    def _unreachable(self, waited_ms: int, error: BaseException, what: str = "connecting") -> ClusterUnreachableError:
+        where = f"The {self.name} at {self.bootstrap_servers}"
+        lasted = f"failed for {waited_ms / 1000:.0f} s ({error})"
+        if isinstance(error, Errors.UnknownTopicOrPartitionError):  # which a broker has told
+            why = "the topic was deleted, or we may not describe it"
+            return ClusterUnreachableError(f"{where} was reached, but {what} {lasted}: {why}")
+        remedy = "check that its brokers run and that this address is right"
+        if self.manager.is_misunderstood:
+            protocol, mechanism = (self.manager.config[name] for name in ("security_protocol", "sasl_mechanism"))
+            said = f"security.protocol={protocol}" + (
+                f" and sasl.mechanism={mechanism}" if protocol.startswith("SASL") else ""
+            )
+            remedy = f"it takes connections and breaks them off: check that {said} is what its listener at this address speaks"
+        return ClusterUnreachableError(f"{where} could not be reached: {what} {lasted}; {remedy}")
+
+    # -- requests --------------------------------------------------------------
+
+    async def send(self, request: Any, node_id: int | str | None = None) -> Any:
+        """Sends one request once its connection is ready, and returns the decoded answer."""
+        await self.connect()
+        if node_id is None:
+            node_id = self.manager.least_loaded_node()
+        connection = await self.manager.get_connection(node_id)
+        while (wait_s := _throttled_s(connection)) > 0:
+            await self.net.sleep(wait_s)
+        return await connection.send_request(request)
+
+    def throttled_s(self, node_id: int) -> float:
+        """Seconds for which a node has asked to be left alone (KIP-219); what is sent before that is refused here."""
+        connection = self.manager._conns.get(node_id)
+        return 0.0 if connection is None else _throttled_s(connection)
+
+    async def insist(self, what: str, attempt: Callable[[], Awaitable[_T]], patience_ms: int | None = None) -> _T:
+        """Repeats `attempt` while it fails with what may heal, at most `patience_ms` (or the cluster's own).
+
+        An error that is not retriable is believed when it comes three times in a
+        row.  Raises ClusterUnreachableError (cause: the last error) in the end.
+        """
+        patience_ms = self.patience_ms if patience_ms is None else patience_ms
+        deadline = time.monotonic() + patience_ms / 1000
+        backoff, last, repeated = 0.02, "", 0
+        while True:
+            try:
+                return await attempt()
+            except (Errors.KafkaError, ValueError) as error:
+                if isinstance(error, (ClusterUnreachableError, Errors.SaslAuthenticationFailedError)):
+                    raise
+                repeated = repeated + 1 if str(error) == last else 1
+                last = str(error)
+                if repeated >= 3 and not getattr(error, "retriable", False):
+                    if isinstance(error, Errors.AuthorizationError) and not isinstance(error.__cause__, type(error)):
+                        raise type(error)(
+                            f"{error.args[0] if error.args else what}: {what} of the {self.name} is not allowed to us;"
+                            " tolerant-kafka doctor names the right that is missing"
+                        ) from error
+                    raise
+                if time.monotonic() > deadline:
+                    raise self._unreachable(patience_ms, error, what) from error
+                if getattr(error, "invalid_metadata", False):
+                    self.manager.cluster.request_update()  # the leader that we know may lead no longer
+            await self.net.sleep(backoff * random.uniform(0.8, 1.2))
+            backoff = min(backoff * 2, 1.0)
+
+
+def _throttled_s(connection: Any) -> float:
+    if "throttle" not in connection.paused:
+        return 0.0
+    until: float = connection._throttle_time
+    return max(until - time.monotonic(), 0.001)  # it is lifted by a timer, a little later

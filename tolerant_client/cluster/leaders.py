@@ -1,0 +1,147 @@
+"""The topics of one Kafka cluster and who leads their partitions.
+
+Law: with `names` topics are called here as the target of a link calls them, and the brokers are asked for their own: every
+request is built with `wire_topic`, every answer read with `topic_of`.
+"""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import kafka.errors as Errors
+from kafka.protocol.metadata import MetadataRequest
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.connections import Connections
+from tolerant_client.cluster.fetch import TopicNames
+
+_METADATA_WITHOUT_CREATION = 4  # naming a topic in an older request creates it, unless the broker forbids that
+_GROUP_OFFSETS_TOPIC = "__consumer_offsets"  # brokers before 0.10 do not say that it is internal
+
+
+class Leaders(Connections):
+    """Topics, partitions and their leaders, as the brokers told last; `names` are those of the link whose source this is."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        net: Any = None,
+        *,
+        name: str = "cluster",
+        patience_ms: int = 60_000,
+        names: TopicNames | None = None,
+    ) -> None:
+        super().__init__(config, net, name=name, patience_ms=patience_ms)
+        self.names = names
+        self.topic_ids: dict[str, str] = {}  # as Kafka's tools write them, of topics that `partitions` has found
+        self.nodes_without_ids: set[int] = set()  # in an upgrade that has not reached them
+
+    def wire_topic(self, topic: str) -> str:
+        """What the brokers call a topic; raises OptionError for one that `names` have no source for."""
+        return topic if self.names is None else self.names.to_source(topic)
+
+    def topic_of(self, wire_topic: str) -> str:
+        """What a topic of the brokers is called here."""
+        return wire_topic if self.names is None else self.names.to_target(wire_topic)
+
+    async def partitions(self, topics: Iterable[str] | None = None) -> dict[str, list[int]]:
+        """Partition numbers by topic; all topics without internal ones, or those named that exist."""
+        wanted = None if topics is None else set(map(self.wire_topic, topics))
+        if wanted == set():
+            return {}
+
+        def is_meant(topic: Any) -> bool:
+            if wanted is not None:
+                return topic.name in wanted
+            return not topic.is_internal and topic.name != _GROUP_OFFSETS_TOPIC
+
+        def note(topic: Any, found: dict[str, list[int]]) -> None:
+            name = self.topic_of(topic.name)
+            found[name] = sorted(p.partition_index for p in topic.partitions)
+            if topic.topic_id is not None and topic.topic_id.int:  # none before Kafka 2.8
+                self.topic_ids[name] = base64.urlsafe_b64encode(topic.topic_id.bytes).rstrip(b"=").decode()
+
+        async def ask() -> dict[str, list[int]]:
+            await self.connect()
+            names = MetadataRequest.ALL_TOPICS
+            if wanted is not None and self.highest_version(MetadataRequest.API_KEY) >= _METADATA_WITHOUT_CREATION:
+                names = [MetadataRequest.MetadataRequestTopic(name=t) for t in wanted]
+            answer = await self.send(MetadataRequest(topics=names, allow_auto_topic_creation=False))
+            found: dict[str, list[int]] = {}
+            for topic in filter(is_meant, answer.topics):
+                code = topic.error_code
+                if code and code != Errors.UnknownTopicOrPartitionError.errno:
+                    raise Errors.for_code(code)(f"topic {topic.name}")
+                if not code:
+                    note(topic, found)
+            if wanted is not None and len(found) < len(wanted):
+                # Said to be unknown: believed when it is said twice.
+                again = await self.send(MetadataRequest(topics=names, allow_auto_topic_creation=False))
+                for topic in filter(is_meant, again.topics):
+                    if not topic.error_code:
+                        note(topic, found)
+            return found
+
+        return await self.insist("reading the topics", ask)
+
+    async def track(self, topics: Iterable[str]) -> None:
+        """Keeps leaders of these topics (and those tracked before) up to date."""
+        cluster = self.manager.cluster
+        missing = set(map(self.wire_topic, topics)) - set(cluster.topics(exclude_internal_topics=False))
+        if missing:
+            cluster._topics |= missing
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Asks for the leaders anew; many callers share one request."""
+        await self.connect()
+        await self.insist("refreshing metadata", self.manager.cluster.refresh_metadata)
+
+    def known_leader(self, partition: TopicPartition) -> int | None:
+        """The node that leads `partition`, as far as is known without asking; None where there is none."""
+        if self.names is not None:
+            partition = TopicPartition(self.names.to_source(partition.topic), partition.partition)
+        node: int | None = self.manager.cluster.leader_for_partition(partition)
+        return None if node == -1 else node
+
+    def why_leaderless(self, partition: TopicPartition) -> str:
+        """Why `known_leader` has none, as the last Metadata says."""
+        metadata, topic = self.manager.cluster, self.wire_topic(partition.topic)
+        if topic in metadata.unauthorized_topics:
+            return f"it may not be described on the {self.name}; grant Describe on its topic"
+        if metadata.partitions_for_topic(topic) is None:
+            return f"the {self.name} has no such topic (any more)"
+        return f"it has no leader on the {self.name}"
+
+    async def leader(self, partition: TopicPartition) -> int:
+        """The node that leads `partition`, waiting for an election if there is none."""
+        await self.track([partition.topic])
+
+        async def ask() -> int:
+            node = self.known_leader(partition)
+            if node is None:
+                await self.manager.cluster.refresh_metadata()
+                raise Errors.LeaderNotAvailableError(f"{partition.topic}-{partition.partition}")
+            return node
+
+        known = self.known_leader(partition)
+        if known is not None:
+            return known
+        return await self.insist(f"finding the leader of {partition.topic}-{partition.partition}", ask)
+
+    async def by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
+        """Groups partitions by the node that leads them."""
+        wanted = list(partitions)
+        await self.track({p.topic for p in wanted})
+        groups: dict[int, list[TopicPartition]] = {}
+        for partition in wanted:
+            groups.setdefault(await self.leader(partition), []).append(partition)
+        return groups
+
+    def topic_id(self, topic: str) -> uuid.UUID | None:
+        """The id of a topic whose leaders are known; None where the brokers have given it none."""
+        known: uuid.UUID | None = self.manager.cluster.topic_id(self.wire_topic(topic))
+        return known if known is not None and known.int else None
