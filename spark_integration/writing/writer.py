@@ -157,7 +157,7 @@ def _write_once(
     transaction = ProducerTransaction(producer.cluster, _names.take(place), options.transaction_timeout_ms)
     run(producer.connect)
     run(transaction.begin)
-    producer.start_transaction(transaction, transaction.producer_id, transaction.producer_epoch)
+    producer.start_transaction(transaction)
     digest = RowDigest()
     task = WriteTask(producer, options, columns, _task_number(), digest)
     try:

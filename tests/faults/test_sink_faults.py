@@ -286,7 +286,7 @@ def test_a_broker_that_starts_again_with_batches_in_flight_has_each_of_them_once
         if is_transactional:
             transaction = ProducerTransaction(producer.cluster, topic, 600_000)
             run(transaction.begin)
-            producer.start_transaction(transaction, transaction.producer_id, transaction.producer_epoch)
+            producer.start_transaction(transaction)
         run(producer.partition_count, topic)
         enqueue(producer, topic, range(PARTITIONS))
         run(producer.flush)
@@ -313,7 +313,7 @@ def transact(
         run = producer.cluster.run
         transaction = ProducerTransaction(producer.cluster, transactional_id, 60_000)
         run(transaction.begin)
-        producer.start_transaction(transaction, transaction.producer_id, transaction.producer_epoch)
+        producer.start_transaction(transaction)
         run(producer.partition_count, topic)
         enqueue(producer, topic, range(first, first + count))
         run(producer.flush)
@@ -363,7 +363,7 @@ def test_an_aborted_transaction_leaves_nothing_that_the_next_one_could_commit(ab
         run(producer.partition_count, topic)
         transaction = ProducerTransaction(producer.cluster, "sink-a", 60_000)
         run(transaction.begin)
-        producer.start_transaction(transaction, transaction.producer_id, transaction.producer_epoch)
+        producer.start_transaction(transaction)
         enqueue(producer, topic, range(0, 6))
         run(producer.flush)
         (late,) = encode_batches(None, pa.array([b"late"], pa.binary()), None, 1_700_000_000_000)
@@ -676,7 +676,7 @@ def test_an_abort_leaves_the_transaction_of_whoever_has_taken_over_alone(kafka_c
         run(producer.partition_count, topic)
         run(loser.begin)
         run(winner.begin)
-        producer.start_transaction(winner, winner.producer_id, winner.producer_epoch)
+        producer.start_transaction(winner)
         enqueue(producer, topic, range(30))
         run(producer.flush)
         with pytest.raises(ProducerFencedError):
@@ -704,7 +704,7 @@ def test_a_producer_whose_id_was_taken_over_is_fenced_and_writes_nothing(kafka_c
         run = zombie.cluster.run
         transaction = ProducerTransaction(zombie.cluster, "sink-z", 60_000)
         run(transaction.begin)
-        zombie.start_transaction(transaction, transaction.producer_id, transaction.producer_epoch)
+        zombie.start_transaction(transaction)
         run(zombie.partition_count, topic)
         enqueue(zombie, topic, range(100, 110))
         run(zombie.flush)

@@ -58,31 +58,24 @@ class Leaders(Connections):
                 return topic.name in wanted
             return not topic.is_internal and topic.name != _GROUP_OFFSETS_TOPIC
 
-        def note(topic: Any, found: dict[str, list[int]]) -> None:
-            name = self.topic_of(topic.name)
-            found[name] = sorted(p.partition_index for p in topic.partitions)
-            if topic.topic_id is not None and topic.topic_id.int:  # none before Kafka 2.8
-                self.topic_ids[name] = base64.urlsafe_b64encode(topic.topic_id.bytes).rstrip(b"=").decode()
-
         async def ask() -> dict[str, list[int]]:
             await self.connect()
             names = MetadataRequest.ALL_TOPICS
             if wanted is not None and self.highest_version(MetadataRequest.API_KEY) >= _METADATA_WITHOUT_CREATION:
                 names = [MetadataRequest.MetadataRequestTopic(name=t) for t in wanted]
-            answer = await self.send(MetadataRequest(topics=names, allow_auto_topic_creation=False))
             found: dict[str, list[int]] = {}
-            for topic in filter(is_meant, answer.topics):
-                code = topic.error_code
-                if code and code != Errors.UnknownTopicOrPartitionError.errno:
-                    raise Errors.for_code(code)(f"topic {topic.name}")
-                if not code:
-                    note(topic, found)
-            if wanted is not None and len(found) < len(wanted):
-                # Said to be unknown: believed when it is said twice.
-                again = await self.send(MetadataRequest(topics=names, allow_auto_topic_creation=False))
-                for topic in filter(is_meant, again.topics):
+            for is_repeat in (False, True):  # said to be unknown: believed when it is said twice
+                answer = await self.send(MetadataRequest(topics=names, allow_auto_topic_creation=False))
+                for topic in filter(is_meant, answer.topics):
                     if not topic.error_code:
-                        note(topic, found)
+                        name = self.topic_of(topic.name)
+                        found[name] = sorted(p.partition_index for p in topic.partitions)
+                        if topic.topic_id is not None and topic.topic_id.int:  # none before Kafka 2.8
+                            self.topic_ids[name] = base64.urlsafe_b64encode(topic.topic_id.bytes).rstrip(b"=").decode()
+                    elif not is_repeat and topic.error_code != Errors.UnknownTopicOrPartitionError.errno:
+                        raise Errors.for_code(topic.error_code)(f"topic {topic.name}")
+                if wanted is None or len(found) >= len(wanted):
+                    break
             return found
 
         return await self.insist("reading the topics", ask)

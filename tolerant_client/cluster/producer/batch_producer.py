@@ -19,7 +19,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import kafka.errors as Errors
 from kafka.protocol.metadata import MetadataRequest
@@ -28,31 +28,22 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.producer.partition import ProducerBatch, ProducerPartition, is_too_large
-from tolerant_client.cluster.producer.sender import Enrolment, Sender
+from tolerant_client.cluster.producer.sender import Sender
 from tolerant_client.cluster.producer.settings import ProducerSettings
 from tolerant_client.cluster.producer.topic_lookup import TopicLookup
+from tolerant_client.cluster.producer.transaction import ProducerTransaction
 from tolerant_client.errors import (
     OptionError,
     RecordRefusedError,
     RecordTooLargeError,
     UnsupportedSourceError,
 )
+from tolerant_client.records.batch_encoding import EncodedBatch
 from tolerant_client.records.record_batch import Record, decode_records, encode_batch, read_header
 
 _PID_LEASE = 3600.0  # seconds idle after which another producer id is used: brokers forget them after a day
 _MAX_CONNECTING_MS = 10_000
 _MAX_SENT_BYTES = (100 << 20) - (64 << 10)  # the brokers' socket.request.max.bytes, less what is around a batch
-
-
-class Encoded(Protocol):
-    """What is enqueued; batch_encoding.EncodedBatch has it."""
-
-    @property
-    def data(self) -> memoryview: ...
-    @property
-    def record_count(self) -> int: ...
-    @property
-    def uncompressed_size(self) -> int: ...
 
 
 class Refused(NamedTuple):
@@ -122,16 +113,16 @@ class BatchProducer:
             what = "getting a producer id"
             self._become(*await self.cluster.insist(what, self._init_producer_id, self.settings.max_block_ms))
 
-    def start_transaction(self, transaction: Enrolment, producer_id: int, producer_epoch: int) -> None:
-        """Produces from now on in a transaction, as the producer that it was begun by."""
+    def start_transaction(self, transaction: ProducerTransaction) -> None:
+        """Produces from now on in a transaction that was begun, as its producer."""
         self._sender.check()
-        self._become(producer_id, producer_epoch, transaction)
+        self._become(transaction.producer_id, transaction.producer_epoch, transaction)
 
     def stop(self, error: BaseException) -> None:
         """Sends nothing more: `error` is what every later call raises, unless there was one before."""
         self._sender.fail(error)
 
-    def _become(self, producer_id: int, producer_epoch: int, transaction: Enrolment | None = None) -> None:
+    def _become(self, producer_id: int, producer_epoch: int, transaction: ProducerTransaction | None = None) -> None:
         if not self._sender.is_idle:
             raise Errors.IllegalStateError("A producer with batches in flight cannot become another one: flush first")
         self._sender = Sender(self.cluster, self.settings, self._split, producer_id, producer_epoch, transaction)
@@ -181,7 +172,7 @@ class BatchProducer:
 
     # -- batches ---------------------------------------------------------------
 
-    def enqueue(self, partition: TopicPartition, batch: Encoded, rows: Sequence[int]) -> None:
+    def enqueue(self, partition: TopicPartition, batch: EncodedBatch, rows: Sequence[int]) -> None:
         """Takes a batch; `rows` are the caller's numbers of its records.  `pump` or a wait sends it.
 
         The bytes are the producer's from here on: it stamps them.
@@ -195,7 +186,7 @@ class BatchProducer:
             self._refuse(partition, made, RecordTooLargeError, reason)
             self._sender.check()
 
-    def _excess(self, batch: Encoded) -> str | None:
+    def _excess(self, batch: EncodedBatch) -> str | None:
         """Why a record is too large to be sent at all, None if it is not."""
         limit = self.settings.max_record_bytes
         if limit is not None:

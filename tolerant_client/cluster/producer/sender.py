@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -20,6 +20,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.produce import ProducedPartition
 from tolerant_client.cluster.producer.partition import LOST, ProducerBatch, ProducerPartition, Verdict
 from tolerant_client.cluster.producer.settings import ProducerSettings
+from tolerant_client.cluster.producer.transaction import ProducerTransaction
 from tolerant_client.errors import (
     DeliveryTimeoutError,
     OutcomeUnknownError,
@@ -36,19 +37,8 @@ _LEADER_HAS_LOST = (
     " disk); what this producer wrote may not be complete, so write it again"
 )
 _UNKNOWN_TOPIC = Errors.UnknownTopicOrPartitionError.errno
-_REFRESH_EVERY = 0.1  # seconds
 
 Sent = list[tuple[ProducerPartition, ProducerBatch]]
-
-
-class Enrolment(Protocol):
-    """The transaction that batches go into; producer_transaction.ProducerTransaction has it."""
-
-    @property
-    def transactional_id(self) -> str: ...
-    async def add_partitions(self, partitions: Sequence[TopicPartition]) -> None:
-        """Adds partitions; only then may be produced to them."""
-        ...
 
 
 class Sender:
@@ -64,7 +54,7 @@ class Sender:
         on_refused: Callable[[ProducerPartition, ProducerBatch, int], None],
         producer_id: int = -1,
         producer_epoch: int = -1,
-        transaction: Enrolment | None = None,
+        transaction: ProducerTransaction | None = None,
     ) -> None:
         self.producer_id = producer_id
         self.producer_epoch = producer_epoch
@@ -84,8 +74,6 @@ class Sender:
         self._error: BaseException | None = None
         self._waiter: Future | None = None
         self._timer_at = float("inf")
-        self._is_refreshing = False
-        self._refreshed_at = float("-inf")
 
     def start(self) -> None:
         """Expects nothing of the logs: what was appended before is settled."""
@@ -215,7 +203,7 @@ class Sender:
     def _without_leader(self, state: ProducerPartition, now: float) -> None:
         state.no_leader(now)
         self._arm(state.retry_at)
-        self._refresh(now)
+        self._cluster.manager.cluster.request_update()
         batch = state.first
         if batch is not None and now > batch.deadline:
             self._timed_out(state, batch, "it has no leader")
@@ -254,7 +242,7 @@ class Sender:
         ):
             self.fail(error)
         if not isinstance(error, OutcomeUnknownError):
-            self._refresh(now)  # a connection that ended: its broker may lead no longer
+            self._cluster.manager.cluster.request_update()  # a connection that ended: its broker may lead no longer
         for state, batch in sent:
             self._settle(state, batch, LOST, -1, now)
         self._after_answer()
@@ -303,7 +291,7 @@ class Sender:
             self._timed_out(state, batch, reason)
         else:
             if code == _UNKNOWN_TOPIC or Errors.for_code(code).invalid_metadata:
-                self._refresh(now)
+                self._cluster.manager.cluster.request_update()
             self._arm(state.retry_at)
 
     def _timed_out(self, state: ProducerPartition, batch: ProducerBatch, reason: str) -> None:
@@ -320,25 +308,6 @@ class Sender:
         self._wake()
 
     # -- time ------------------------------------------------------------------
-
-    def _refresh(self, now: float) -> None:
-        """Asks for the leaders, at most every 100 ms."""
-        if self._is_refreshing:
-            return
-        self._is_refreshing = True
-        pause = max(0.0, self._refreshed_at + _REFRESH_EVERY - now)
-
-        async def refresh() -> None:
-            try:
-                await self._cluster.net.sleep(pause)
-                await self._cluster.manager.cluster.refresh_metadata()
-            except (Errors.KafkaError, ValueError):
-                pass  # the batch that needs it is tried again, and refreshes again
-            finally:
-                self._is_refreshing, self._refreshed_at = False, time.monotonic()
-            self.dispatch()
-
-        self._cluster.net.call_soon(refresh)
 
     def _arm(self, due: float) -> None:
         if due < self._timer_at:

@@ -76,7 +76,6 @@ class SlicesComparison:
         self._asked: set[tuple[int, Any]] = set()  # (side, node) with a fetch on its way
         self._answers: deque[tuple[int, Mapping[TopicPartition, int], list[FetchedPartition] | Exception]] = deque()
         self._wakeup = WakeupNotifier(self._net)
-        self._refreshing: set[int] = set()
         self._failure: Exception | None = None
 
     async def run(self) -> list[SliceResult]:
@@ -289,7 +288,7 @@ class SlicesComparison:
             name = self._clusters[number].name
             self._finish(running, f"the {name} could not be read from offset {running.log.position(number)} on: {why}")
         elif error is None or getattr(error, "invalid_metadata", True):
-            self._refresh(number)
+            self._clusters[number].manager.cluster.request_update()
 
     def _finish(self, running: Running, error: str | None = None) -> None:
         self._open.pop(running.partition, None)
@@ -396,23 +395,6 @@ class SlicesComparison:
             running.not_compared.append(self._gone(late, running.slice.from_offset, starts[late], why))
         log.fail_without_proof()
         self._finish(running)
-
-    def _refresh(self, number: int) -> None:
-        """Looks for new leaders, one request at a time."""
-        if number in self._refreshing:
-            return
-        self._refreshing.add(number)
-
-        async def ask() -> None:
-            try:
-                await self._clusters[number].manager.cluster.refresh_metadata()
-            except Errors.KafkaError:
-                pass  # the fetches say it
-            finally:
-                await self._net.sleep(_BACKOFF)
-                self._refreshing.discard(number)
-
-        self._spawn(ask)
 
     def _spawn(self, function: Callable[[], Any]) -> None:
         async def guarded() -> None:
