@@ -27,7 +27,7 @@ from kafka.structs import TopicPartition
 from rich.console import Console
 from rich.table import Table
 
-from tolerant_client.cluster.admin.producers import raise_for
+from tolerant_client.cluster.admin.asking import raise_for
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.cluster.partition_fetch import fetch_alone
 from tolerant_client.errors import TolerantClientError

@@ -84,7 +84,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_integration.writing.columns import WriteRows
-from tolerant_client.cluster.producer.transaction import DECISION_GROUPS, CommittedOffset, PreparedTransaction
+from tolerant_client.cluster.admin.groups import CommittedOffset
+from tolerant_client.cluster.producer.transaction import DECISION_GROUPS, PreparedTransaction
 from tolerant_client.errors import OptionError, ProducerFencedError, RepeatDiffersError
 from tolerant_client.state_json import text, whole
 

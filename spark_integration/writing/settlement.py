@@ -35,15 +35,11 @@ from pyspark.sql.datasource import WriterCommitMessage
 from spark_integration.connections import borrowed_cluster
 from spark_integration.writing.exactly_once import Decision, SinkBatch, Written, reserve_ms
 from spark_integration.writing.options import WriteOptions
+from tolerant_client.cluster.admin.coordinators import Coordinators
+from tolerant_client.cluster.admin.groups import CommittedOffset, groups_named
+from tolerant_client.cluster.admin.transactions import transactional_ids
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.cluster.producer.transaction import (
-    CommittedOffset,
-    Coordinators,
-    PreparedTransaction,
-    ProducerTransaction,
-    groups_named,
-    transactional_ids,
-)
+from tolerant_client.cluster.producer.transaction import PreparedTransaction, ProducerTransaction
 from tolerant_client.errors import (
     ClusterUnreachableError,
     DataLossError,

@@ -22,7 +22,7 @@ from types import TracebackType
 from kafka.protocol.admin import DeleteTopicsRequest
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.producers import raise_for
+from tolerant_client.cluster.admin.asking import raise_for
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.mirror.state.plan import TopicSpec
 from tolerant_client.mirror.state.topics import create_topics

@@ -28,9 +28,9 @@ from typer.testing import CliRunner
 from spark_integration.cli.app import app
 from support.mirror_link import append_records, both, create_topic, mirror, topics_of
 from tolerant_client import KafkaProducer
-from tolerant_client.cluster.admin.producers import raise_for
+from tolerant_client.cluster.admin.asking import raise_for
+from tolerant_client.cluster.admin.coordinators import TRANSACTION, Coordinators
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.cluster.producer.transaction import TRANSACTION, Coordinators
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
 from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link

@@ -11,7 +11,7 @@ from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
 from support.mirror_link import append_records, both, create_topic, delete_topic, nobody_is_promoted
-from tolerant_client.cluster.admin.producers import init_producer_id
+from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.appendable import AppendState

@@ -46,7 +46,7 @@ from kafka.protocol.producer import EndTxnRequest
 from kafka.structs import TopicPartition
 
 from support.mirror_link import T0, create_topic, nobody_is_promoted
-from tolerant_client.cluster.admin.producers import init_producer_id
+from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.cluster.txn_markers import WriteTxnMarkers
 from tolerant_client.errors import TargetDivergedError

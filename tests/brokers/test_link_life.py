@@ -22,8 +22,9 @@ from typer.testing import CliRunner
 from spark_integration.cli.app import app
 from support.mirror_link import T0, append_records, both, compare, consume, create_topic, ends, mirror, prepare
 from support.tree import SUPPORT
+from tolerant_client.cluster.admin.coordinators import Coordinators
+from tolerant_client.cluster.admin.topics import delete_topics
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.cluster.producer.transaction import Coordinators
 from tolerant_client.errors import LinkPausedError, LinkPromotedError, OptionError, ProducerFencedError
 from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.engine.identical.copy import LinkCopier
@@ -33,7 +34,7 @@ from tolerant_client.mirror.engine.limits import Progress
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
 from tolerant_client.mirror.follow.groups import sync_groups
-from tolerant_client.mirror.life.failback import delete_topics, failback
+from tolerant_client.mirror.life.failback import failback
 from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.life.promotion import failover, promote
 from tolerant_client.mirror.state import control_topic

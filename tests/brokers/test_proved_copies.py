@@ -29,9 +29,10 @@ from support.mirror_link import (
     make_anew,
     mirror,
 )
-from tolerant_client.cluster.admin.producers import describe_producers, init_producer_id
+from tolerant_client.cluster.admin.coordinators import TRANSACTION, Coordinators
+from tolerant_client.cluster.admin.transactions import describe_producers, init_producer_id
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
-from tolerant_client.cluster.producer.transaction import TRANSACTION, Coordinators, ProducerTransaction
+from tolerant_client.cluster.producer.transaction import ProducerTransaction
 from tolerant_client.errors import (
     OptionError,
     RecoveryExhaustedError,

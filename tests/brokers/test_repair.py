@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from spark_integration.cli.app import app
 from support.mirror_link import append_records, compare, create_topic, mirror
+from tolerant_client.cluster.admin.topics import delete_topics
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.life.failback import delete_topics
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, encode_control
 from tolerant_client.mirror.state.control_topic import read_control, update_control
 from tolerant_client.mirror.state.link_control import LinkControl

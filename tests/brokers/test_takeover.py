@@ -14,10 +14,9 @@ import pytest
 from kafka.structs import TopicPartition
 
 from support.mirror_link import append_batches, append_records, both, compare, consume, create_topic, ends, mirror
-from tolerant_client.cluster.producer.transaction import CommittedOffset
+from tolerant_client.cluster.admin.groups import CommittedOffset, commit_offsets
 from tolerant_client.errors import LinkPromotedError, OptionError
 from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
-from tolerant_client.mirror.follow.group_requests import commit_offsets
 from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
 from tolerant_client.mirror.follow.translate import commit_group, group_offsets, translate_group
 from tolerant_client.mirror.life.handback import HandBackReport, hand_back

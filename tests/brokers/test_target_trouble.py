@@ -32,7 +32,7 @@ from support.mirror_link import (
     header_at,
     mirror,
 )
-from tolerant_client.cluster.admin.producers import describe_producers, init_producer_id
+from tolerant_client.cluster.admin.transactions import describe_producers, init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import (
     ClusterUnreachableError,

@@ -12,6 +12,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from support.mirror_link import T0, append_batches, append_records, both, create_topic
+from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OversizedRecordError
 from tolerant_client.mirror.batches.gaps import FILLER
@@ -21,7 +22,6 @@ from tolerant_client.mirror.state.control_topic import update_control
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.topic_filter import LinkTopics
-from tolerant_client.mirror.state.topics import topic_ids
 from tolerant_client.mirror.verify import slices_comparison, verification
 from tolerant_client.mirror.verify.slices import Slice, SliceResult
 from tolerant_client.mirror.verify.slices_comparison import SlicesComparison

@@ -27,8 +27,10 @@ from spark_integration.writing.settlement import WrittenTask, abort_tasks, commi
 from spark_integration.writing.writer import RecordsWriter, write_task
 from support import sink_batch as sink_batches
 from support.mirror_link import create_topic
+from tolerant_client.cluster.admin.groups import CommittedOffset, commit_offsets
+from tolerant_client.cluster.admin.transactions import transactional_ids
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.cluster.producer.transaction import CommittedOffset, ProducerTransaction, transactional_ids
+from tolerant_client.cluster.producer.transaction import ProducerTransaction
 from tolerant_client.errors import (
     ClusterUnreachableError,
     OptionError,
@@ -36,7 +38,6 @@ from tolerant_client.errors import (
     ProducerFencedError,
     RecordRefusedError,
 )
-from tolerant_client.mirror.follow.group_requests import commit_offsets
 from tolerant_client.testing import KafkaCluster
 
 

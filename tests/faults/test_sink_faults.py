@@ -32,10 +32,12 @@ from support import sink_batch as sink_batches
 from support.long import LONG
 from support.mirror_link import create_topic
 from support.sink_process import ROWS, TASKS
+from tolerant_client.cluster.admin.groups import CommittedOffset
+from tolerant_client.cluster.admin.transactions import transactional_ids
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.cluster.producer.batch_producer import BatchProducer
 from tolerant_client.cluster.producer.settings import ProducerSettings
-from tolerant_client.cluster.producer.transaction import CommittedOffset, ProducerTransaction, transactional_ids
+from tolerant_client.cluster.producer.transaction import ProducerTransaction
 from tolerant_client.errors import (
     ClusterUnreachableError,
     DataLossError,

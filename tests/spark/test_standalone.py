@@ -17,8 +17,8 @@ from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
 
 from support.spark_processes import PATIENCE, Driver, standalone_cluster
+from tolerant_client.cluster.admin.transactions import transactional_ids
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.cluster.producer.transaction import transactional_ids
 from tolerant_client.testing import FaultProxy, KafkaCluster
 
 pytestmark = [

@@ -11,7 +11,7 @@ import kafka
 from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.producers import init_producer_id
+from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.mirror.batches.divergence import read_headers
 from tolerant_client.mirror.batches.gaps import FILLER

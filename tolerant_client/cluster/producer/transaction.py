@@ -26,9 +26,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import kafka.errors as Errors
-from kafka.protocol.admin import ListGroupsRequest, ListTransactionsRequest
 from kafka.protocol.consumer import OffsetFetchRequest
-from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -38,25 +36,17 @@ from kafka.protocol.producer import (
 )
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.coordinators import GROUP, TRANSACTION, Coordinators
+from tolerant_client.cluster.admin.groups import CommittedOffset
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError, ProducerFencedError
 
 DECISION_GROUPS = "tolerant-sink-"  # groups of the Spark sink with exactlyOnce: their offsets number micro-batches
-GROUP, TRANSACTION = 0, 1  # key types of FindCoordinator
 _EPOCH_COMPARED = 3  # InitProducerId that looks at the epoch (KIP-360, Kafka 2.5)
 _STABLE_OFFSETS = 7  # OffsetFetch that waits for pending transactions (KIP-447, Kafka 2.5)
-_MOVED = (Errors.NotCoordinatorError.errno, Errors.CoordinatorNotAvailableError.errno)
-_AWAY = (Errors.KafkaConnectionError, Errors.NodeNotReadyError)
 _FENCED = (Errors.InvalidProducerEpochError.errno, Errors.ProducerFencedError.errno)
 
 _T = TypeVar("_T")
-
-
-class CommittedOffset(NamedTuple):
-    """An offset and what was written beside it."""
-
-    offset: int
-    metadata: str
 
 
 class PreparedTransaction(NamedTuple):
@@ -65,51 +55,6 @@ class PreparedTransaction(NamedTuple):
     transactional_id: str
     producer_id: int
     producer_epoch: int
-
-
-class Coordinators:
-    """Finds the coordinator of groups and transactional ids, and asks it until it answers."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._nodes: dict[tuple[int, str], int] = {}
-
-    async def ask(
-        self,
-        kind: int,
-        key: str,
-        what: str,
-        request: Callable[[], Any],
-        read: Callable[[Any], _T],
-        patience_ms: int | None = None,
-    ) -> _T:
-        """Sends `request()` to the coordinator until `read(answer)`, which raises for error codes, succeeds.
-
-        `patience_ms` is Cluster.insist's.
-        """
-        return await self._cluster.insist(what, lambda: self.ask_once(kind, key, request, read), patience_ms)
-
-    def known(self, kind: int, key: str) -> int | None:
-        """The broker that is asked now; None where it has not been found."""
-        return self._nodes.get((kind, key))
-
-    async def ask_once(self, kind: int, key: str, request: Callable[[], Any], read: Callable[[Any], _T]) -> _T:
-        """Sends `request()` to the coordinator, if there is one, and returns `read(answer)`."""
-        node_id = self._nodes.get((kind, key))
-        if node_id is None:
-            found = await self._cluster.send(FindCoordinatorRequest(key=key, key_type=kind, max_version=3))
-            raise_for_code(found.error_code, f"finding the coordinator of {key!r}")
-            node_id = self._nodes[kind, key] = found.node_id
-        try:
-            return read(await self._cluster.send(request(), node_id))
-        except Errors.UnknownBrokerIdError as error:  # a broker that is away; insist would believe it
-            self._nodes.pop((kind, key), None)
-            self._cluster.manager.cluster.request_update()
-            raise Errors.CoordinatorNotAvailableError(f"coordinator {node_id} of {key!r}") from error
-        except Errors.KafkaError as error:
-            if getattr(error, "errno", None) in _MOVED or isinstance(error, _AWAY):
-                self._nodes.pop((kind, key), None)
-            raise
 
 
 def raise_for_code(code: int, what: str) -> None:
@@ -361,40 +306,3 @@ class ProducerTransaction:
     ) -> Awaitable[_T]:
         """Asks the coordinator for something in this epoch."""
         return self._coordinators.ask(TRANSACTION, self.transactional_id, what, request, read, patience_ms)
-
-
-async def groups_named(cluster: Cluster, prefix: str) -> list[str]:
-    """The groups whose names begin so, as far as this client may see them."""
-
-    async def ask() -> list[str]:
-        await cluster.refresh()
-        found: list[str] = []
-        for broker in cluster.manager.cluster.brokers():
-            answer = await cluster.send(ListGroupsRequest(max_version=3), broker.node_id)
-            raise_for_code(answer.error_code, f"listing the groups of node {broker.node_id}")
-            found += [group.group_id for group in answer.groups if group.group_id.startswith(prefix)]
-        return found
-
-    return await cluster.insist("listing groups", ask)
-
-
-async def transactional_ids(cluster: Cluster, prefix: str, states: Sequence[str] = ()) -> set[str] | None:
-    """Those in one of the states, or in any, that the coordinators know (KIP-664, Kafka 3.0).
-
-    None where the brokers do not tell.
-    """
-    await cluster.connect()
-    if ListTransactionsRequest.API_KEY not in cluster.manager.broker_version_data.api_versions:
-        return None
-
-    async def ask() -> set[str]:
-        await cluster.refresh()
-        found: set[str] = set()
-        for broker in cluster.manager.cluster.brokers():
-            request = ListTransactionsRequest(state_filters=list(states), producer_id_filters=[], max_version=0)
-            answer = await cluster.send(request, broker.node_id)
-            raise_for_code(answer.error_code, f"listing the transactions of node {broker.node_id}")
-            found |= {state.transactional_id for state in answer.transaction_states}
-        return {name for name in found if name.startswith(prefix)}
-
-    return await cluster.insist("listing transactions", ask)

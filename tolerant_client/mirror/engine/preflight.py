@@ -17,6 +17,7 @@ from typing import NamedTuple
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
@@ -24,7 +25,6 @@ from tolerant_client.mirror.state.control_topic import read_controls, update_con
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import hindrance, require_no_unreadable
 from tolerant_client.mirror.state.topic_filter import LinkTopics
-from tolerant_client.mirror.state.topics import topic_ids
 
 _OTHER_KIND = ", with {} offsets, and what is written with identical ones is written by nobody else"
 _MAY_NOT = (

@@ -16,12 +16,22 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import kafka.errors as Errors
-from kafka.protocol.admin import DescribeConfigsRequest, IncrementalAlterConfigsRequest
-from kafka.protocol.metadata import MetadataRequest
 
+from tolerant_client.cluster.admin.asking import chunks, is_retriable
+from tolerant_client.cluster.admin.configs import (
+    DEFAULT,
+    OF_BROKERS_FILE,
+    OF_TOPIC,
+    Setting,
+    alter_configs,
+    changes_configs,
+    describe_configs,
+    tells_configs,
+)
+from tolerant_client.cluster.admin.topics import replication_factors
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.follow.skipped import Left
@@ -38,22 +48,8 @@ from tolerant_client.mirror.state.topic_filter import CONFIG_PROPERTIES_EXCLUDE,
 
 MIN_INSYNC = "min.insync.replicas"
 
-_TOPIC = 2  # ConfigResource.Type
-_SET, _DELETE = 0, 1  # AlterConfigOp.OpType
-_OF_TOPIC, _OF_BROKERS_FILE, _DEFAULT = 1, 4, 5  # DescribeConfigsResponse.ConfigSource
-_UNTOLD = -1  # by version 0 (Kafka 0.11), which has is_default instead
-_TOPICS_OF_A_REQUEST = 200
-
+_GONE = Errors.UnknownTopicOrPartitionError
 _KEPT = NOT_COPIED | {TIMESTAMP_TYPE, TIMESTAMP_BEFORE, TIMESTAMP_AFTER}
-
-
-class Setting(NamedTuple):
-    """A setting of a topic as brokers describe it; `origin` is DescribeConfigs' config_source."""
-
-    value: str
-    origin: int
-    is_sensitive: bool = False
-    is_read_only: bool = False
 
 
 class ConfigChange(NamedTuple):
@@ -93,7 +89,7 @@ def decide_changes(
             continue
         present = target.get(name)
         if present is None:
-            if setting.origin == _OF_TOPIC:
+            if setting.origin == OF_TOPIC:
                 why = f"the target's brokers do not know it; the source has {setting.value}"
                 left.append(Left(f"{topic} {name}", "unknown", why))
             continue
@@ -101,9 +97,9 @@ def decide_changes(
         if why:
             left.append(Left(f"{topic} {name}", "kept", why))
         elif wanted is None:
-            if present.origin == _OF_TOPIC:
+            if present.origin == OF_TOPIC:
                 changes.append(ConfigChange(topic, name, present.value, None))
-        elif present.value != wanted or (present.origin != _OF_TOPIC and setting.origin == _OF_TOPIC):
+        elif present.value != wanted or (present.origin != OF_TOPIC and setting.origin == OF_TOPIC):
             changes.append(ConfigChange(topic, name, present.value, wanted))
     return changes, left
 
@@ -116,16 +112,16 @@ def _wanted(
         return setting.value, ""
     if name == MAX_MESSAGE_BYTES:
         limit = int(setting.value)
-        if setting.origin != _OF_TOPIC:
+        if setting.origin != OF_TOPIC:
             limit = max(limit, DEFAULT_MAX_MESSAGE_BYTES)
         if limit < int(present.value):
-            is_telling = setting.origin == _OF_TOPIC
+            is_telling = setting.origin == OF_TOPIC
             why = f"the source takes {limit} now, but may have larger batches from before: {present.value} stays"
             return present.value, why if is_telling else ""
         return str(limit), ""
-    if setting.origin == _OF_BROKERS_FILE:
+    if setting.origin == OF_BROKERS_FILE:
         return present.value, ""
-    if setting.origin == _DEFAULT and use_defaults_from != "source":
+    if setting.origin == DEFAULT and use_defaults_from != "source":
         return None, ""
     if name == MIN_INSYNC:
         return str(min(int(setting.value), replicas)), ""
@@ -152,16 +148,16 @@ async def sync_configs(
         raise OptionError(f"use.defaults.from is {use_defaults_from!r}: give source or target")
     patterns = _compiled(exclude)
     await source.connect()
-    if DescribeConfigsRequest.API_KEY not in source.manager.broker_version_data.api_versions:
+    if not tells_configs(source):
         why = "its brokers tell no settings of topics; Kafka 0.11 or newer do"
         return ConfigsReport((), (Left(source.name, "unknown", why),))
-    of_source = [source.wire_topic(name) for name in await source.partitions()]
-    names = {name: topics.to_target(name) for name in of_source if topics.takes(name)}
-    replicas = await _replicas(target)
+    of_source = {name: source.wire_topic(name) for name in await source.partitions()}
+    names = {name: topics.to_target(wire) for name, wire in of_source.items() if topics.takes(wire)}
+    replicas = await target.insist("reading the topics", lambda: replication_factors(target))
     names = {name: copied for name, copied in names.items() if copied in replicas and copied not in leave_out}
     left: list[Left] = []
-    originals = await _describe(source, list(names), left)
-    copies = await _describe(target, list(names.values()), left)
+    originals = await _describe(source, names, left)
+    copies = await _describe(target, names.values(), left)
     changes: list[ConfigChange] = []
     for name, copied in names.items():
         if name in originals and copied in copies:
@@ -175,57 +171,30 @@ async def sync_configs(
             )
             changes += more
             left += stay
-    if changes and IncrementalAlterConfigsRequest.API_KEY not in target.manager.broker_version_data.api_versions:
+    if changes and not changes_configs(target):
         why = f"{len(changes)} settings differ, but the target's brokers cannot change single ones; Kafka 2.3 or newer can"
         return ConfigsReport((), (*left, Left("topic settings", "refused", why)))
     changed, refused = await _alter(target, changes, is_dry_run)
     return ConfigsReport(tuple(changed), (*left, *refused))
 
 
-async def _replicas(cluster: Cluster) -> dict[str, int]:
-    """Replication factors of the topics that this client may see."""
-
-    async def ask() -> dict[str, int]:
-        answer = await cluster.send(MetadataRequest(topics=MetadataRequest.ALL_TOPICS, allow_auto_topic_creation=False))
-        return {topic.name: max((len(p.replica_nodes) for p in topic.partitions), default=1) for topic in answer.topics}
-
-    return await cluster.insist("reading the topics", ask)
-
-
-async def _describe(cluster: Cluster, topics: list[str], left: list[Left]) -> dict[str, dict[str, Setting]]:
+async def _describe(cluster: Cluster, topics: Iterable[str], left: list[Left]) -> dict[str, dict[str, Setting]]:
     """The settings of topics; those that are gone are absent, and those that are not ours to see, which go to `left`."""
-    resource = DescribeConfigsRequest.DescribeConfigsResource
     found: dict[str, dict[str, Setting]] = {}
 
-    async def ask(names: list[str]) -> None:
-        wanted = [resource(resource_type=_TOPIC, resource_name=name, configuration_keys=None) for name in names]
-        answer = await cluster.send(
-            DescribeConfigsRequest(resources=wanted, include_synonyms=False, include_documentation=False)
-        )
-        for result in answer.results:
-            error = Errors.for_code(result.error_code)
-            if result.error_code and getattr(error, "retriable", False) and not issubclass(error, _GONE):
-                raise error(f"DescribeConfigs of {result.resource_name}")
-            if result.error_code and error is not _GONE:
-                why = f"the {cluster.name} does not tell its settings ({error.__name__}); grant DescribeConfigs on it"
-                left.append(Left(result.resource_name, "refused", why))
-            if not result.error_code:
-                told = [c for c in result.configs if c.value is not None]
-                found[result.resource_name] = {
-                    c.name: Setting(c.value, _origin(c), c.is_sensitive, c.read_only) for c in told
-                }
+    async def ask(names: Collection[str]) -> None:
+        for name, told in (await describe_configs(cluster, names)).items():
+            if not isinstance(told, Exception):
+                found[name] = told
+            elif not isinstance(told, _GONE):
+                if is_retriable(told):
+                    raise told
+                why = f"the {cluster.name} does not tell its settings ({type(told).__name__}); grant DescribeConfigs on it"
+                left.append(Left(cluster.wire_topic(name), "refused", why))
 
-    for start in range(0, len(topics), _TOPICS_OF_A_REQUEST):
-        chunk = topics[start : start + _TOPICS_OF_A_REQUEST]
+    for chunk in chunks(topics):
         await cluster.insist("describing topic configurations", partial(ask, chunk))
     return found
-
-
-def _origin(config: Any) -> int:
-    if config.config_source != _UNTOLD:
-        origin: int = config.config_source
-        return origin
-    return _DEFAULT if config.is_default else _OF_TOPIC
 
 
 class _Refusal(NamedTuple):
@@ -247,9 +216,8 @@ async def _alter(
         by_topic.setdefault(change.topic, []).append(change)
     changed: list[ConfigChange] = []
     left: list[Left] = []
-    topics = list(by_topic)
-    for start in range(0, len(topics), _TOPICS_OF_A_REQUEST):
-        chunk = {topic: by_topic[topic] for topic in topics[start : start + _TOPICS_OF_A_REQUEST]}
+    for some in chunks(by_topic):
+        chunk = {topic: by_topic[topic] for topic in some}
         refused = await _ask(target, chunk, is_dry_run)
         for topic, wanted in chunk.items():
             refusal = refused.get(topic)
@@ -273,34 +241,20 @@ async def _ask(
     target: Cluster, changes: Mapping[str, Collection[ConfigChange]], is_dry_run: bool
 ) -> dict[str, _Refusal]:
     """Why the target refuses changes, by topic."""
-    resource = IncrementalAlterConfigsRequest.AlterConfigsResource
     refused: dict[str, _Refusal] = {}
-
-    def operation(change: ConfigChange) -> Any:
-        how = _DELETE if change.after is None else _SET
-        return resource.AlterableConfig(name=change.name, config_operation=how, value=change.after)
+    wanted = {topic: {change.name: change.after for change in of_topic} for topic, of_topic in changes.items()}
 
     async def ask() -> None:
-        wanted = [
-            resource(resource_type=_TOPIC, resource_name=topic, configs=[operation(change) for change in of_topic])
-            for topic, of_topic in changes.items()
-        ]
-        answer = await target.send(IncrementalAlterConfigsRequest(resources=wanted, validate_only=is_dry_run))
-        for result in answer.responses:
-            error = Errors.for_code(result.error_code)
-            if result.error_code and getattr(error, "retriable", False) and not issubclass(error, _GONE):
-                raise error(f"changing settings of {result.resource_name}")
-            if result.error_code:
-                is_ours = issubclass(error, Errors.AuthorizationError)
-                words = "grant AlterConfigs on it" if is_ours else result.error_message or error.__name__
-                why = f"the target refuses to change it: {words}"
-                refused[result.resource_name] = _Refusal(why, is_ours or issubclass(error, _GONE))
+        for topic, (error, words) in (await alter_configs(target, wanted, validate_only=is_dry_run)).items():
+            if is_retriable(error) and not isinstance(error, _GONE):
+                raise error
+            is_ours = isinstance(error, Errors.AuthorizationError)
+            words = "grant AlterConfigs on it" if is_ours else words or type(error).__name__
+            why = f"the target refuses to change it: {words}"
+            refused[topic] = _Refusal(why, is_ours or isinstance(error, _GONE))
 
     await target.insist("changing topic settings", ask)
     return refused
-
-
-_GONE = Errors.UnknownTopicOrPartitionError
 
 
 def _compiled(expressions: Iterable[str]) -> list[re.Pattern[str]]:

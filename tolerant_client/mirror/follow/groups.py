@@ -26,12 +26,10 @@ from typing import NamedTuple
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
-from tolerant_client.cluster.producer.transaction import CommittedOffset
-from tolerant_client.mirror.follow.group_requests import (
+from tolerant_client.cluster.admin.groups import (
     EMPTY_STATES,
     IN_USE,
-    OWN_GROUPS,
+    CommittedOffset,
     GroupsHome,
     OffsetsPartition,
     commit_offsets,
@@ -40,12 +38,15 @@ from tolerant_client.mirror.follow.group_requests import (
     groups_home,
     list_groups,
 )
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
+from tolerant_client.cluster.producer.transaction import DECISION_GROUPS
 from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.state.map_topic import read_maps, require_map_topic
 from tolerant_client.mirror.state.offset_map import OffsetMap, Place
-from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
+from tolerant_client.mirror.state.topic_filter import OWN_TOPICS, LinkTopics, TopicFilter
 from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC
 
+OWN_GROUPS = (OWN_TOPICS, DECISION_GROUPS)  # what these begin with stands nowhere in a log: a link leaves it alone
 _SHARED_S = 10.0
 _BEFORE_TAKEOVER = (
     "it stands at {} on the source, where another mirror copied before the link took over: where that is on the target nobody"

@@ -7,20 +7,23 @@ A consumer that stood at an offset of the source and goes on at its translation 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from kafka.protocol.consumer import OffsetFetchRequest
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.asking import raise_for
+from tolerant_client.cluster.admin.groups import (
+    EMPTY_STATES,
+    IN_USE,
+    CommittedOffset,
+    commit_offsets,
+    fetch_offsets,
+    group_states,
+)
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.cluster.producer.transaction import GROUP, CommittedOffset, Coordinators, raise_for_code
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.follow.group_requests import EMPTY_STATES, IN_USE, commit_offsets, group_states
 from tolerant_client.mirror.state.map_topic import read_maps, require_map_topic
 from tolerant_client.mirror.state.offset_map import OffsetMap, Place, Translation
-
-_ALL_TOPICS = 2  # OffsetFetch that tells all offsets of a group
-_LAST_OFFSET_FETCH = 7
 
 
 class TranslatedOffset(NamedTuple):
@@ -100,26 +103,10 @@ def _translated(partition: TopicPartition, offset: int, known: OffsetMap | None)
 
 async def group_offsets(cluster: Cluster, group: str) -> dict[TopicPartition, int]:
     """What a group has committed (KIP-88: brokers since 0.10.2)."""
-
-    def read(answer: Any) -> dict[TopicPartition, int]:
-        raise_for_code(answer.error_code, f"reading the offsets of group {group!r}")
-        found = {}
-        for topic in answer.topics:
-            for part in topic.partitions:
-                raise_for_code(part.error_code, f"reading the offset of {topic.name} for group {group!r}")
-                if part.committed_offset >= 0:
-                    found[TopicPartition(cluster.topic_of(topic.name), part.partition_index)] = part.committed_offset
-        return found
-
-    return await Coordinators(cluster).ask(
-        GROUP,
-        group,
-        "reading committed offsets",
-        lambda: OffsetFetchRequest(
-            group_id=group, topics=None, min_version=_ALL_TOPICS, max_version=_LAST_OFFSET_FETCH
-        ),
-        read,
-    )
+    found, failures = await fetch_offsets(cluster, [group], cluster.patience_ms)
+    for error in failures.values():
+        raise error
+    return {TopicPartition(cluster.topic_of(p.topic), p.partition): at.offset for p, at in found[group].items()}
 
 
 async def commit_group(
@@ -157,7 +144,7 @@ async def _commit(target: Cluster, group: str, offsets: Mapping[TopicPartition, 
     for partition, code in codes[group].items():
         if code in IN_USE:
             raise _busy(group, "it has members")
-        raise_for_code(code, f"committing {partition.topic}-{partition.partition} for group {group!r}")
+        raise_for(code, f"committing {partition.topic}-{partition.partition} for group {group!r}")
 
 
 def _busy(group: str, why: str) -> OptionError:

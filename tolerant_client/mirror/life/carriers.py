@@ -16,7 +16,7 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.led_offsets import list_led_offsets
-from tolerant_client.cluster.admin.producers import can_describe_producers, describe_producers
+from tolerant_client.cluster.admin.transactions import can_describe_producers, describe_producers
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.errors import text_of
 from tolerant_client.mirror.batches.divergence import read_headers

@@ -21,10 +21,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import kafka.errors as Errors
-from kafka.protocol.admin import DeleteTopicsRequest
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.topics import delete_topics
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.divergence import (
@@ -46,7 +45,6 @@ from tolerant_client.mirror.state.topic_filter import LinkTopics
 _LISTED = 1_000  # offsets of lost records that are told one by one
 _COUNTED = 1_000_000  # offsets that are looked through for records
 _PIECE = 10_000  # offsets whose records are in memory at once
-_DELETE_TIMEOUT_MS = 30_000
 
 
 @dataclass(frozen=True)
@@ -337,22 +335,3 @@ async def _with_losses(target: Cluster, log: SharedLog) -> SharedLog:
             break  # nothing can be read there now
         at = piece.until
     return replace(log, lost_records=number, lost_offsets=tuple(runs), is_counted=at >= log.target_end)
-
-
-async def delete_topics(target: Cluster, names: Collection[str]) -> None:
-    """Deletes topics and waits until no broker knows them; raises KafkaError."""
-
-    async def delete() -> None:
-        controller = target.manager.cluster.controller
-        request = DeleteTopicsRequest(topic_names=list(names), timeout_ms=_DELETE_TIMEOUT_MS, max_version=5)
-        answer = await target.send(request, None if controller is None else controller.node_id)
-        for result in answer.responses:
-            if result.error_code not in (0, Errors.UnknownTopicOrPartitionError.errno):
-                raise Errors.for_code(result.error_code)(f"deleting topic {result.name}")
-
-    async def gone() -> None:
-        if left := await target.partitions(names):
-            raise Errors.OffsetNotAvailableError(f"topic {min(left)} is still there")
-
-    await target.insist("deleting topics", delete)
-    await target.insist("waiting until deleted topics are gone", gone)

@@ -27,10 +27,10 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.producers import can_describe_producers, describe_producers
+from tolerant_client.cluster.admin.transactions import can_describe_producers, describe_producers, transactional_ids
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.cluster.producer.stamped import StampedAppends
-from tolerant_client.cluster.producer.transaction import ProducerTransaction, transactional_ids
+from tolerant_client.cluster.producer.transaction import ProducerTransaction
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.batches.divergence import read_headers
 from tolerant_client.mirror.batches.gaps import Gap, filler_batches

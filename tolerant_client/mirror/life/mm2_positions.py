@@ -16,10 +16,10 @@ from typing import NamedTuple
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.producers import raise_for
+from tolerant_client.cluster.admin.asking import raise_for
+from tolerant_client.cluster.admin.groups import EMPTY_STATES, described_states
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.mirror.batches.divergence import read_slices
-from tolerant_client.mirror.follow.group_requests import EMPTY_STATES, described_states
 from tolerant_client.records.record_batch import Record, encode_batch
 from tolerant_client.state_json import MOST, document, elements, members, parsed, partition_number, text, whole
 

@@ -15,7 +15,7 @@ Laws:
   writes down which have none, and the same command again fences these alone.  A partition of the map that cannot be read is
   written down with them: topics that it alone names are unknown until then.
 - A promotion writes its control down, fences, and only then commits for groups; a running mirror looks at the control right
-  before each request that commits for a group (group_requests.py).  So only a request that is on its way for as long as
+  before each request that commits for a group (cluster/admin/groups.py).  So only a request that is on its way for as long as
   all the fencing takes could put a group back.
 
 What is decided is pure (blockers); offsets are half-open, those of the source.
@@ -32,16 +32,17 @@ from typing import NamedTuple
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.groups import fetch_offsets, list_groups
 from tolerant_client.cluster.admin.led_offsets import list_led_offsets
-from tolerant_client.cluster.admin.producers import init_producer_id
+from tolerant_client.cluster.admin.topics import visible_topics
+from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import ClusterUnreachableError, OptionError, text_of
 from tolerant_client.mirror.batches.divergence import read_headers, read_slices, require_readable
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.identical.difference import is_all_filler
 from tolerant_client.mirror.engine.lag import Comparison, Ends, compare_ends, contradicted, look
-from tolerant_client.mirror.follow.group_requests import OWN_GROUPS, fetch_offsets, list_groups
-from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
+from tolerant_client.mirror.follow.groups import OWN_GROUPS, GroupsReport, sync_groups
 from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.life.carriers import Carried, find_carried
 from tolerant_client.mirror.life.fence import Fenced, fence_identical, fence_translated
@@ -72,7 +73,6 @@ from tolerant_client.mirror.state.link_topics import (
 from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics, has_map, map_partition, mapped_topics
 from tolerant_client.mirror.state.open_transactions import Held, find_held
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
-from tolerant_client.mirror.state.topics import visible_topics
 
 _LEADERS_MS = 10_000  # how long leaders are waited for: an election under way ends by then
 _LOOK_S = 1.0  # between two looks: what stands still for that long, stands

@@ -25,11 +25,11 @@ import kafka.errors as Errors
 from kafka.protocol.producer import InitProducerIdRequest
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.producers import raise_for
+from tolerant_client.cluster.admin.asking import raise_for
+from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.state.own_topic import create_own_topic, end_of, has_topic, read_own
-from tolerant_client.mirror.state.topics import topic_ids
 from tolerant_client.records.record_batch import Record, encode_batch
 from tolerant_client.state_json import LAST_MS, document, moment, partition_number, text, whole
 from tolerant_client.stock.stock_names import Future

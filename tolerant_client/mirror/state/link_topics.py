@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.topics import visible_topics
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.control_record import Controls, Unreadable
@@ -20,7 +21,6 @@ from tolerant_client.mirror.state.control_topic import HIDDEN, read_controls
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
-from tolerant_client.mirror.state.topics import visible_topics
 
 NOT_ON_SOURCE = "the source has no such topic"
 _SHOWN = 5

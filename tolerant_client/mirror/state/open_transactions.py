@@ -15,10 +15,16 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import kafka.errors as Errors
-from kafka.protocol.admin import DescribeTransactionsRequest, ListTransactionsRequest
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.producers import can_describe_producers, describe_producers, raise_for
+from tolerant_client.cluster.admin.transactions import (
+    CoordinatorView,
+    can_describe_producers,
+    can_list_transactions,
+    describe_producers,
+    describe_transactions,
+    list_transactions,
+)
 from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import text_of
 from tolerant_client.mirror.state.health import WAITS_AFTER_S
@@ -37,17 +43,6 @@ class OpenTransaction:
     start_offset: int
     last_timestamp: int
     held_back: int  # offsets from the last stable offset to the high watermark
-
-
-@dataclass(frozen=True)
-class CoordinatorView:
-    """What the coordinator says of a producer id; times in ms, `partitions` those that will get a marker."""
-
-    transactional_id: str
-    state: str
-    timeout_ms: int
-    started_ms: int
-    partitions: frozenset[TopicPartition]
 
 
 class Held(NamedTuple):
@@ -189,7 +184,7 @@ async def _described(
 async def views_of(cluster: Cluster, producer_ids: Collection[int]) -> dict[int, CoordinatorView]:
     """What all coordinators that answer say of these producer ids (Kafka 3.0); of others nothing is known."""
     found: dict[int, CoordinatorView] = {}
-    if not producer_ids or ListTransactionsRequest.API_KEY not in cluster.manager.broker_version_data.api_versions:
+    if not producer_ids or not can_list_transactions(cluster):
         return found
     for broker in cluster.manager.cluster.brokers():
         try:
@@ -204,24 +199,13 @@ async def coordinator_views(
 ) -> dict[int, CoordinatorView]:
     """What coordinators say of these producer ids; those of transactional ids that we may not describe are absent."""
     found: dict[int, CoordinatorView] = {}
-    wanted = sorted(producer_ids)
     for node in nodes:
 
-        async def ask(node: int = node) -> Any:
-            listed = await cluster.send(ListTransactionsRequest(state_filters=[], producer_id_filters=wanted), node)
-            raise_for(listed.error_code, f"ListTransactions of broker {node}")
-            ids = [state.transactional_id for state in listed.transaction_states]
-            return await cluster.send(DescribeTransactionsRequest(transactional_ids=ids), node) if ids else None
+        async def ask(node: int = node) -> dict[str, CoordinatorView | Exception]:
+            return await describe_transactions(
+                cluster, await list_transactions(cluster, node, producer_ids=producer_ids), node
+            )
 
-        described = await cluster.insist("asking who has a transaction open", ask, patience_ms)
-        for state in described.transaction_states if described is not None else ():
-            if not state.error_code:
-                partitions = frozenset(TopicPartition(t.topic, index) for t in state.topics for index in t.partitions)
-                found[state.producer_id] = CoordinatorView(
-                    state.transactional_id,
-                    state.transaction_state,
-                    state.transaction_timeout_ms,
-                    state.transaction_start_time_ms,
-                    partitions,
-                )
+        views = (await cluster.insist("asking who has a transaction open", ask, patience_ms)).values()
+        found.update({view.producer_id: view for view in views if isinstance(view, CoordinatorView)})
     return found

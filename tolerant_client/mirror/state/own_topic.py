@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.producers import raise_for
+from tolerant_client.cluster.admin.asking import raise_for
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.mirror.batches.divergence import read_slices
 from tolerant_client.mirror.state.plan import TIMESTAMP_AFTER, TIMESTAMP_BEFORE, TIMESTAMP_TYPE, TopicSpec

@@ -30,6 +30,7 @@ from typing import Any, Final
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.divergence import read_headers, read_slices
@@ -43,7 +44,7 @@ from tolerant_client.mirror.state.map_topic import has_map
 from tolerant_client.mirror.state.open_transactions import find_held
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
-from tolerant_client.mirror.state.topics import describe_topics, require_names, topic_ids
+from tolerant_client.mirror.state.topics import describe_topics, require_names
 from tolerant_client.mirror.verify.log_comparison import Range
 from tolerant_client.mirror.verify.outcome import Difference, Outcome
 from tolerant_client.mirror.verify.report import (

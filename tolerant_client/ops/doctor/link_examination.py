@@ -15,7 +15,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow
-from tolerant_client.mirror.follow.group_requests import OWN_GROUPS
+from tolerant_client.mirror.follow.groups import OWN_GROUPS
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl

@@ -13,12 +13,12 @@ from kafka.protocol.admin import ListTransactionsRequest
 from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.transactions import CoordinatorView
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.mirror.batches.divergence import read_headers
 from tolerant_client.mirror.state import open_transactions
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.map_topic import copied_until, has_map
-from tolerant_client.mirror.state.open_transactions import CoordinatorView
 from tolerant_client.ops.doctor.describe import NotToldError, ask, raise_for, speaks
 from tolerant_client.ops.doctor.facts import ClusterFacts
 from tolerant_client.ops.doctor.link_checks import Backlog

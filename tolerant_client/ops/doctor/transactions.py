@@ -9,7 +9,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
-from tolerant_client.mirror.state.open_transactions import CoordinatorView, OpenTransaction
+from tolerant_client.cluster.admin.transactions import CoordinatorView
+from tolerant_client.mirror.state.open_transactions import OpenTransaction
 from tolerant_client.ops.doctor.facts import ClusterFacts
 from tolerant_client.ops.doctor.finding import Finding, Severity, duration, some
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from tolerant_client.cluster.admin.configs import Setting
 from tolerant_client.mirror.follow import configs
-from tolerant_client.mirror.follow.configs import ConfigChange, Setting, decide_changes
+from tolerant_client.mirror.follow.configs import ConfigChange, decide_changes
 from tolerant_client.mirror.state.topic_filter import CONFIG_PROPERTIES_EXCLUDE
 
 OWN, DYNAMIC_DEFAULT, FILE, DEFAULT = 1, 3, 4, 5

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import kafka.errors as Errors
 import pytest
-from kafka.net.selector import NetworkSelector
-from kafka.protocol.admin import DescribeGroupsRequest, ListGroupsRequest
-from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
-from kafka.protocol.metadata import FindCoordinatorRequest
-from kafka.structs import TopicPartition
+from kafka.protocol.consumer import OffsetCommitRequest
 
 from spark_integration.writing.exactly_once import SinkBatch
-from tolerant_client.cluster.producer.transaction import CommittedOffset
-from tolerant_client.errors import LinkPromotedError, UnsupportedSourceError
-from tolerant_client.mirror.follow import group_requests, groups
-from tolerant_client.mirror.follow.group_requests import (
+from support.group_brokers import NEW, PLACE, Brokers, run
+from tolerant_client.cluster.admin import groups as admin_groups
+from tolerant_client.cluster.admin.groups import (
+    CommittedOffset,
     GroupsHome,
     ListedGroup,
-    OffsetsPartition,
-    commit_offsets,
-    described_states,
-    fetch_offsets,
-    group_states,
 )
+from tolerant_client.errors import LinkPromotedError
+from tolerant_client.mirror.follow import groups
 from tolerant_client.mirror.follow.groups import (
     GroupMove,
     GroupPosition,
@@ -41,9 +32,12 @@ from tolerant_client.mirror.follow.groups import (
 from tolerant_client.mirror.life import promotion
 from tolerant_client.mirror.state.offset_map import MapRow, OffsetMap, RowKey, Run
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
-from tolerant_client.stock.coordinator_partition import partition_of
 
-PLACE = TopicPartition("A.orders", 3)
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_groups, "_READ_PATIENCE_MS", 150)
+    monkeypatch.setattr(admin_groups, "_COMMIT_PATIENCE_MS", 150)
 
 
 @pytest.mark.parametrize(
@@ -200,191 +194,7 @@ def test_a_group_of_which_the_target_says_nothing_is_not_moved() -> None:
     assert decide_moves([position], {"g": {}}, {}) == ([], [], 0)
 
 
-@pytest.mark.parametrize(
-    ("protocol_type", "group_type", "is_of_consumers"),
-    [
-        ("consumer", "classic", True),
-        ("", "classic", True),  # offsets committed without members
-        ("consumer", "consumer", True),
-        ("connect", "classic", False),
-        ("share", "share", False),
-        ("streams", "streams", False),
-    ],
-)
-def test_groups_of_consumers_are_told_from_others(protocol_type: str, group_type: str, is_of_consumers: bool) -> None:
-    assert ListedGroup("g", protocol_type, "Empty", group_type).is_of_consumers is is_of_consumers
-
-
-def test_a_group_belongs_to_a_dead_partition_by_its_name() -> None:
-    home = GroupsHome(tuple(OffsetsPartition(n, -1 if n == 2 else 1, (n,), ()) for n in range(4)))
-    hit = {name: home.dead_home_of(name) for name in (f"group-{n}" for n in range(40))}
-    assert (
-        {name for name, found in hit.items() if found} == {name for name in hit if partition_of(name, 4) == 2} != set()
-    )
-    assert GroupsHome(()).dead_home_of("group-1") is None
-
-
-class Brokers:
-    """Two coordinators in one object: groups are at node len(name) % 2, and answer with `codes` until these run out."""
-
-    name = "target"
-
-    def __init__(self, versions: dict[Any, int], codes: dict[str, list[int]] | None = None) -> None:
-        self.net = NetworkSelector()
-        self.requests: list[tuple[int | None, Any]] = []
-        self.codes = codes or {}
-        self.highest = {request.API_KEY: highest for request, highest in versions.items()}
-        nodes = [SimpleNamespace(node_id=n) for n in (0, 1)]
-        self.manager = SimpleNamespace(
-            broker_version_data=SimpleNamespace(
-                api_versions={key: (0, highest) for key, highest in self.highest.items()}
-            ),
-            cluster=SimpleNamespace(request_update=lambda: None, brokers=lambda: nodes),
-        )
-
-    async def connect(self) -> None:
-        pass
-
-    async def refresh(self) -> None:
-        pass
-
-    async def insist(self, what: str, attempt: Any, patience_ms: int) -> Any:
-        return await attempt()
-
-    def _code(self, group: str) -> int:
-        left = self.codes.get(group, [])
-        return left.pop(0) if len(left) > 1 else left[0] if left else 0
-
-    async def send(self, request: Any, node_id: int | None = None) -> Any:
-        self.requests.append((node_id, request))
-        many = self.highest[request.API_KEY]
-        if isinstance(request, FindCoordinatorRequest):
-            names = request.coordinator_keys if many >= 4 else [request.key]
-            names = [name for name in names if name != "unheard of"]
-            found = [SimpleNamespace(key=n, node_id=len(n) % 2, error_code=15 if n == "homeless" else 0) for n in names]
-            return SimpleNamespace(coordinators=found) if many >= 4 else found[0]
-        if isinstance(request, ListGroupsRequest):
-            name = "g" * (2 + (node_id or 0))
-            listed = SimpleNamespace(group_id=name, protocol_type="consumer", group_state="Stable", group_type="")
-            return SimpleNamespace(error_code=self._code(f"broker {node_id}"), groups=[listed])
-        if isinstance(request, OffsetFetchRequest):
-            names = [g.group_id for g in request.groups] if many >= 8 else [request.group_id]
-            part = SimpleNamespace(partition_index=3, committed_offset=len(names[0]), metadata=None, error_code=0)
-            gone = SimpleNamespace(partition_index=4, committed_offset=-1, metadata=None, error_code=0)
-            topic = SimpleNamespace(name="A.orders", partitions=[part, gone])
-            groups = [SimpleNamespace(group_id=n, error_code=self._code(n), topics=[topic]) for n in names]
-            return SimpleNamespace(groups=groups) if many >= 8 else groups[0]
-        if isinstance(request, OffsetCommitRequest):
-            parts = [SimpleNamespace(partition_index=3, error_code=self._code(request.group_id))]
-            return SimpleNamespace(topics=[SimpleNamespace(name="A.orders", partitions=parts)])
-        assert isinstance(request, DescribeGroupsRequest)
-        told = [SimpleNamespace(group_id=n, error_code=self._code(n), group_state="Empty") for n in request.groups]
-        return SimpleNamespace(groups=told)
-
-    def count(self, kind: Any) -> int:
-        return sum(isinstance(request, kind) for _, request in self.requests)
-
-
-KINDS = (FindCoordinatorRequest, OffsetFetchRequest, OffsetCommitRequest, ListGroupsRequest, DescribeGroupsRequest)
-NEW = dict(zip(KINDS, (6, 10, 10, 5, 6)))  # Kafka 4
-OLD = dict(zip(KINDS, (1, 3, 3, 2, 2)))  # Kafka 1
-NAMES = [f"g{'.' * (n % 2)}{n:03}" for n in range(300)]
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_requests, "_READ_PATIENCE_MS", 150)
-    monkeypatch.setattr(group_requests, "_COMMIT_PATIENCE_MS", 150)
-
-
-@pytest.fixture
-def made() -> Iterator[list[Brokers]]:
-    clusters: list[Brokers] = []
-    yield clusters
-    for cluster in clusters:
-        cluster.net.close()
-
-
-def run(made: list[Brokers], cluster: Brokers, function: Any, *args: Any) -> Any:
-    made.append(cluster)
-    return cluster.net.run(function, cluster, *args)
-
-
-@pytest.mark.parametrize(("versions", "finds", "fetches"), [(NEW, 2, 2), (OLD, 300, 300)])
-def test_many_groups_share_requests_where_the_brokers_can(
-    made: list[Brokers], versions: dict[Any, int], finds: int, fetches: int
-) -> None:
-    cluster = Brokers(versions)
-    found, failures = run(made, cluster, fetch_offsets, NAMES)
-    assert not failures and found == {name: {PLACE: CommittedOffset(len(name), "")} for name in NAMES}
-    assert (cluster.count(FindCoordinatorRequest), cluster.count(OffsetFetchRequest)) == (finds, fetches)
-
-
-@pytest.mark.parametrize("versions", [NEW, OLD])
-@pytest.mark.parametrize(
-    ("codes", "kind"),
-    [
-        ([15], Errors.CoordinatorNotAvailableError),
-        ([30], Errors.GroupAuthorizationFailedError),
-        ([16, 14, 0], None),
-        ([30, 0], None),  # said once is not believed
-    ],
-)
-def test_what_fails_for_a_group_fails_for_it_alone(
-    made: list[Brokers], versions: dict[Any, int], codes: list[int], kind: type[Exception] | None
-) -> None:
-    found, failures = run(made, Brokers(versions, {"bad": codes}), fetch_offsets, ["bad", "good", "homeless"])
-    assert set(found) == {"good"} | ({"bad"} if kind is None else set())
-    assert {name: type(error) for name, error in failures.items()} == {
-        "homeless": Errors.CoordinatorNotAvailableError,
-        **({"bad": kind} if kind else {}),
-    }
-
-
-@pytest.mark.parametrize(
-    ("codes", "written", "kind"),
-    [
-        ([0], 0, None),
-        ([25], 25, None),  # members: for the caller to say
-        ([3], 3, None),
-        ([16, 0], 0, None),
-        ([15], None, Errors.CoordinatorNotAvailableError),
-        ([14, 25], 25, None),
-    ],
-)
-def test_commits_tell_partitions_from_coordinators(
-    made: list[Brokers], codes: list[int], written: int | None, kind: type[Exception] | None
-) -> None:
-    cluster = Brokers(NEW, {"g": codes})
-    found, failures = run(made, cluster, commit_offsets, {"g": {PLACE: CommittedOffset(5, "m")}})
-    assert found == ({} if written is None else {"g": {PLACE: written}})
-    assert {type(error) for error in failures.values()} == ({kind} if kind else set())
-    sent = next(request for _, request in cluster.requests if isinstance(request, OffsetCommitRequest))
-    (topic,) = sent.topics
-    (part,) = topic.partitions
-    assert (part.committed_offset, part.committed_metadata, part.committed_leader_epoch) == (5, "m", -1)
-    assert (sent.generation_id_or_member_epoch, sent.member_id) == (-1, "")
-
-
-def test_a_round_that_began_before_a_promotion_commits_nothing_behind_it(made: list[Brokers]) -> None:
-    # 1. A round has decided.  2. It commits for the first groups.  3. The link is promoted.  4. The others are left alone.
-    cluster = Brokers(NEW, {NAMES[0]: [16, 0]})
-    wanted = {name: {PLACE: CommittedOffset(5, "")} for name in NAMES}
-    committed: list[int] = []
-
-    async def may_write() -> None:
-        committed.append(cluster.count(OffsetCommitRequest))
-        if committed[-1]:
-            raise LinkPromotedError("promoted")
-
-    with pytest.raises(LinkPromotedError):
-        run(made, cluster, commit_offsets, wanted, may_write)
-    assert cluster.count(OffsetCommitRequest) == committed[-1] < 20
-
-
-def test_a_round_passes_on_what_asks_whether_it_may_still_commit(
-    made: list[Brokers], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_round_passes_on_what_asks_whether_it_may_still_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(name: str, value: Any) -> None:
         async def tell(*_: Any) -> Any:
             return value
@@ -405,19 +215,8 @@ def test_a_round_passes_on_what_asks_whether_it_may_still_commit(
         await groups.sync_groups(target, target, topics, every, positions=positions, may_write=may_write)
 
     with pytest.raises(LinkPromotedError):
-        run(made, cluster, round_of)
+        run(cluster, round_of)
     assert not cluster.count(OffsetCommitRequest)
-
-
-def test_a_commit_that_is_sent_again_is_asked_for_again(made: list[Brokers]) -> None:
-    cluster = Brokers(NEW, {"g": [16, 0]})
-    asked: list[None] = []
-
-    async def may_write() -> None:
-        asked.append(None)
-
-    run(made, cluster, commit_offsets, {"g": {PLACE: CommittedOffset(5, "")}}, may_write)
-    assert len(asked) == cluster.count(OffsetCommitRequest) == 2
 
 
 @pytest.mark.parametrize(
@@ -434,42 +233,12 @@ def test_a_commit_that_is_sent_again_is_asked_for_again(made: list[Brokers]) -> 
     ],
 )
 def test_what_the_target_makes_of_a_commit(
-    made: list[Brokers], codes: list[int], is_written: bool, reason: str | None, why: str, sent: list[str] | None
+    codes: list[int], is_written: bool, reason: str | None, why: str, sent: list[str] | None
 ) -> None:
     cluster = Brokers(NEW, {"g": codes})
     move = GroupMove(GroupPosition("g", PLACE, 5, 5, "m", False), -1)
-    written, left = run(made, cluster, groups._write, [move])
+    written, left = run(cluster, groups._write, [move])
     assert written == ([move] if is_written else [])
     assert [x.reason for x in left] == ([reason] if reason else []) and all(why in x.why for x in left)
     commits = [request for _, request in cluster.requests if isinstance(request, OffsetCommitRequest)]
     assert sent is None or [c.topics[0].partitions[0].committed_metadata for c in commits] == sent
-
-
-def test_a_group_that_brokers_say_nothing_of_is_a_failure(made: list[Brokers]) -> None:
-    found, failures = run(made, Brokers(NEW), fetch_offsets, ["good", "unheard of"])
-    assert set(found) == {"good"} and set(failures) == {"unheard of"}
-
-
-def test_what_a_broker_did_not_list_is_not_taken_for_idle(made: list[Brokers]) -> None:
-    assert run(made, Brokers(NEW), group_states, ["gg", "other"]) == ({"gg": "Stable", "other": "Dead"}, {})
-    states, failures = run(made, Brokers(NEW, {"broker 1": [14]}), group_states, ["gg", "ggg", "other"])
-    assert states == {"gg": "Stable"} and set(failures) == {"ggg", "other"}
-
-
-def test_old_brokers_are_asked_for_the_states_of_groups(made: list[Brokers]) -> None:
-    cluster = Brokers(OLD)
-    assert run(made, cluster, group_states, ["one", "three"]) == ({"one": "Empty", "three": "Empty"}, {})
-    assert cluster.count(DescribeGroupsRequest) == 1
-
-
-def test_a_group_that_may_not_be_described_is_a_failure_and_not_dead(made: list[Brokers]) -> None:
-    """Brokers leave it out of their lists, as if it were not there."""
-    cluster = Brokers(NEW, {"A-mm2": [Errors.GroupAuthorizationFailedError.errno]})
-    states, failures = run(made, cluster, described_states, ["A-mm2", "one"])
-    assert states == {"one": "Empty"} and isinstance(failures["A-mm2"], Errors.GroupAuthorizationFailedError)
-    assert cluster.count(ListGroupsRequest) == 0
-
-
-def test_brokers_that_tell_no_offsets_are_named(made: list[Brokers]) -> None:
-    with pytest.raises(UnsupportedSourceError, match="0.10.2"):
-        run(made, Brokers({**OLD, OffsetFetchRequest: 1}), fetch_offsets, ["g"])

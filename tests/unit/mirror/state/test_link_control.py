@@ -16,7 +16,7 @@ from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
 from spark_integration.cli.exits import exit_code
-from tolerant_client.cluster.admin.producers import ProducerEntry
+from tolerant_client.cluster.admin.transactions import ProducerEntry
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import LinkPromotedError, OptionError
 from tolerant_client.mirror.batches.appendable import AppendState

@@ -11,7 +11,8 @@ import pytest
 from kafka.structs import TopicPartition
 
 from support.tree import ROOT
-from tolerant_client.mirror.state.open_transactions import CoordinatorView, OpenTransaction
+from tolerant_client.cluster.admin.transactions import CoordinatorView
+from tolerant_client.mirror.state.open_transactions import OpenTransaction
 from tolerant_client.ops.doctor.access import (
     group_right_findings,
     hidden_findings,

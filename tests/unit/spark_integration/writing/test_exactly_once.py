@@ -18,7 +18,8 @@ from spark_integration.writing.exactly_once import (
     Written,
     reserve_ms,
 )
-from tolerant_client.cluster.producer.transaction import CommittedOffset, PreparedTransaction
+from tolerant_client.cluster.admin.groups import CommittedOffset
+from tolerant_client.cluster.producer.transaction import PreparedTransaction
 from tolerant_client.errors import OptionError, ProducerFencedError, RepeatDiffersError
 
 RUN, LATER_RUN = "0a" * 16, "0b" * 16

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.producers import fresh_producer_id
+from tolerant_client.cluster.admin.transactions import fresh_producer_id
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.appendable import AppendState

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.producers import init_producer_id
+from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.errors import LinkPausedError, LinkPromotedError
 from tolerant_client.mirror.engine.identical.begun import Begun
 from tolerant_client.mirror.engine.identical.flow import Flow

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from tolerant_client.cluster.admin.configs import producer_expiration_ms
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.batches.appendable import AppendRules
 from tolerant_client.mirror.batches.gaps import choose_way
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy
-from tolerant_client.mirror.state.topics import TopicFacts, describe_topics, producer_expiration_ms, topic_facts
+from tolerant_client.mirror.state.topics import TopicFacts, describe_topics, topic_facts
 
 _LAST_S = 60.0  # a topic's configuration may be changed while it is copied
 _REMEMBERED_MS = 3_600_000  # how long a producer is surely remembered where a broker does not tell it; by default a day

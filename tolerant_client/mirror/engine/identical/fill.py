@@ -35,9 +35,9 @@ from collections.abc import Awaitable, Callable
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.coordinators import Coordinators
 from tolerant_client.cluster.admin.log_ends import replicated_end
 from tolerant_client.cluster.cluster import LATEST, Cluster
-from tolerant_client.cluster.producer.transaction import Coordinators
 from tolerant_client.cluster.txn_markers import WriteTxnMarkers
 from tolerant_client.errors import OptionError, ProducerFencedError
 from tolerant_client.mirror.batches.gaps import Gap, marker_producer

@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.coordinators import TRANSACTION, Coordinators
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.producer.stamped import StampedAppends
-from tolerant_client.cluster.producer.transaction import TRANSACTION, Coordinators, ProducerTransaction
+from tolerant_client.cluster.producer.transaction import ProducerTransaction
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.gaps import Gap, filler_batches
 

@@ -25,9 +25,9 @@ import time
 from collections.abc import Collection
 
 import kafka.errors as Errors
-from kafka.protocol.admin import DeleteRecordsRequest
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.topics import delete_records
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.producer.stamped import StampedAppends
 from tolerant_client.errors import OptionError, TargetDivergedError
@@ -40,7 +40,6 @@ from tolerant_client.mirror.state.topics import topic_facts
 from tolerant_client.records import codecs
 
 _PIPELINE = 16  # requests; a batch of filler is small, and what the broker does with it is not
-_DELETE_TIMEOUT_MS = 30_000
 
 
 async def find_log_start(
@@ -131,15 +130,7 @@ async def others_before(
 
 
 async def _delete_before(target: Cluster, partition: TopicPartition, offset: int) -> None:
-    topic_type = DeleteRecordsRequest.DeleteRecordsTopic
-    wanted = topic_type.DeleteRecordsPartition(partition_index=partition.partition, offset=offset)
-    answer = await target.send(
-        DeleteRecordsRequest(
-            topics=[topic_type(name=partition.topic, partitions=[wanted])], timeout_ms=_DELETE_TIMEOUT_MS, max_version=2
-        ),
-        await target.leader(partition),
-    )
-    (code,) = (part.error_code for topic in answer.topics for part in topic.partitions)
+    code = await delete_records(target, partition, offset)
     where = f"{partition.topic}-{partition.partition}"
     if code == Errors.TopicAuthorizationFailedError.errno:
         raise OptionError(

@@ -17,8 +17,8 @@ from kafka.protocol.admin import DescribeTransactionsRequest
 from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.coordinators import TRANSACTION, Coordinators
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.cluster.producer.transaction import TRANSACTION, Coordinators
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine.identical.gap_producer import GapProducer, gap_transactional_id
 from tolerant_client.stock.stock_names import Future

@@ -29,6 +29,7 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.log_ends import Unreplicated, replicated_ends
+from tolerant_client.cluster.admin.topics import present_ids
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.cluster.produce import add_sequence
 from tolerant_client.errors import TolerantClientError
@@ -67,7 +68,6 @@ from tolerant_client.mirror.engine.identical.other_writers import (
 from tolerant_client.mirror.engine.identical.places import ends_in_gap
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
-from tolerant_client.mirror.state.topics import present_ids
 
 _UNKNOWN = TopicIds("", "")
 

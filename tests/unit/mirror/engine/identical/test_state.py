@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tolerant_client.cluster.admin.producers import ProducerEntry
+from tolerant_client.cluster.admin.transactions import ProducerEntry
 from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.batches.divergence import is_copy
 from tolerant_client.mirror.engine.identical.next_sequence import next_append

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tolerant_client.cluster.admin.producers import ProducerEntry, link_entry
+from tolerant_client.cluster.admin.transactions import ProducerEntry, link_entry
 
 LINK = 4711
 

@@ -1,10 +1,8 @@
 """Consumer groups of one cluster, many at a time: which there are, what they have committed, committing for them.
 
 Laws:
-- What fails for a group fails for that group alone: a partition of __consumer_offsets without a leader holds up no
-  group of another one.
-- One request tells of many groups where the brokers can (FindCoordinator 4: KIP-699, OffsetFetch 8: KIP-709), and
-  requests for different groups are under way together.
+- What fails for a group fails for that group alone (coordinators.py).
+- One request tells of many groups where the brokers can (OffsetFetch 8: KIP-709).
 - A commit is repeated for a few seconds at most: what was decided about a group soon gets too old to be written.
 - A running mirror looks right before commits go out, each time, whether its link was promoted: what it decided a moment
   before would set back a group that promotion has moved.
@@ -12,41 +10,35 @@ Laws:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import kafka.errors as Errors
 from kafka.protocol.admin import DescribeGroupsRequest, ListGroupsRequest
 from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
-from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.asking import AT_ONCE, highest, raise_for
+from tolerant_client.cluster.admin.coordinators import Failures, ManyGroups
+from tolerant_client.cluster.admin.topics import metadata_request
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.cluster.producer.transaction import DECISION_GROUPS, GROUP, CommittedOffset, raise_for_code
 from tolerant_client.errors import ClusterUnreachableError, UnsupportedSourceError
-from tolerant_client.mirror.state.topic_filter import OWN_TOPICS
 from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC, partition_of
 
 EMPTY_STATES = ("Empty", "Dead")
 # What a broker answers to a commit for a group that has members.
 IN_USE = (Errors.UnknownMemberIdError.errno, Errors.IllegalGenerationError.errno, Errors.RebalanceInProgressError.errno)
-OWN_GROUPS = (OWN_TOPICS, DECISION_GROUPS)  # what these begin with stands nowhere in a log: a link leaves it alone
 CONSUMER_TYPES = ("classic", "consumer")  # KIP-848; "share" (KIP-932) and "streams" (KIP-1071) are others
 
 _LIST_STATES = 4  # KIP-518, Kafka 2.6
 _LIST_TYPES = 5  # KIP-848
 _LAST_DESCRIBE = 5  # version 6 has an error for groups that are not classic
-_FIND_MANY = 4
-_LAST_FIND = 5
 _FETCH_ALL_TOPICS = 2  # KIP-88, Kafka 0.10.2
+_FETCH_STABLE = 7  # KIP-447, Kafka 2.5
 _FETCH_MANY = 8
 _LAST_FETCH = 9  # version 10 speaks of topics by their ids
 _LAST_COMMIT = 9
-_GROUPS_OF_A_REQUEST = 200
-_UNDER_WAY = 16
-_BELIEVED_AFTER = 3
 _READ_PATIENCE_MS = 15_000  # a cluster without groups makes __consumer_offsets first
 _COMMIT_PATIENCE_MS = 5_000
 
@@ -60,8 +52,12 @@ _OF_THE_COORDINATOR = frozenset(
     }
 )
 
-_T = TypeVar("_T")
-Failures = dict[str, Exception]
+
+class CommittedOffset(NamedTuple):
+    """An offset and what was written beside it."""
+
+    offset: int
+    metadata: str
 
 
 class ListedGroup(NamedTuple):
@@ -108,8 +104,7 @@ async def groups_home(cluster: Cluster) -> GroupsHome:
     """The partitions of __consumer_offsets as the brokers' metadata has them now."""
 
     async def ask() -> GroupsHome:
-        wanted = MetadataRequest.MetadataRequestTopic(name=OFFSETS_TOPIC)
-        (topic,) = (await cluster.send(MetadataRequest(topics=[wanted], allow_auto_topic_creation=False))).topics
+        (topic,) = (await cluster.send(metadata_request([OFFSETS_TOPIC]))).topics
         if topic.error_code in (Errors.UnknownTopicOrPartitionError.errno, Errors.TopicAuthorizationFailedError.errno):
             return GroupsHome(())
         parts = topic.partitions
@@ -121,7 +116,7 @@ async def groups_home(cluster: Cluster) -> GroupsHome:
     return await cluster.insist("looking at the partitions of groups", ask)
 
 
-async def list_groups(cluster: Cluster) -> tuple[dict[str, ListedGroup], Failures]:
+async def list_groups(cluster: Cluster, patience_ms: int | None = None) -> tuple[dict[str, ListedGroup], Failures]:
     """The groups that this client may see, and what failed for which broker ("broker 3").
 
     Groups whose partition of __consumer_offsets has no leader are not among them: nobody lists them.  A group that
@@ -130,11 +125,11 @@ async def list_groups(cluster: Cluster) -> tuple[dict[str, ListedGroup], Failure
     found: dict[str, ListedGroup] = {}
     failures: Failures = {}
     await cluster.refresh()
-    version = _highest(cluster, ListGroupsRequest)
+    version = highest(cluster, ListGroupsRequest)
 
     async def ask(node_id: int) -> None:
         answer = await cluster.send(ListGroupsRequest(max_version=_LIST_TYPES), node_id)
-        raise_for_code(answer.error_code, f"listing the groups of broker {node_id} of the {cluster.name}")
+        raise_for(answer.error_code, f"listing the groups of broker {node_id} of the {cluster.name}")
         for group in answer.groups:
             state = group.group_state if version >= _LIST_STATES else ""
             group_type = (group.group_type if version >= _LIST_TYPES else "") or "classic"
@@ -142,17 +137,25 @@ async def list_groups(cluster: Cluster) -> tuple[dict[str, ListedGroup], Failure
 
     for node_id in sorted(broker.node_id for broker in cluster.manager.cluster.brokers()):
         try:
-            await cluster.insist("listing groups", partial(ask, node_id), _READ_PATIENCE_MS)
+            await cluster.insist("listing groups", partial(ask, node_id), patience_ms or _READ_PATIENCE_MS)
         except (ClusterUnreachableError, Errors.KafkaError) as error:
             failures[f"broker {node_id}"] = error
     return found, failures
+
+
+async def groups_named(cluster: Cluster, prefix: str) -> list[str]:
+    """The groups whose names begin so, as far as this client may see them.  Raises what failed for a broker."""
+    listed, failures = await list_groups(cluster, cluster.patience_ms)
+    for error in failures.values():
+        raise error
+    return [name for name in listed if name.startswith(prefix)]
 
 
 async def group_states(cluster: Cluster, groups: Iterable[str]) -> tuple[dict[str, str], Failures]:
     """The states of groups, "Dead" for those that are not there or are not for us to see, and what failed for which."""
     wanted = list(groups)
     await cluster.connect()
-    if _highest(cluster, ListGroupsRequest) >= _LIST_STATES:
+    if highest(cluster, ListGroupsRequest) >= _LIST_STATES:
         listed, unlisted = await list_groups(cluster)
         states = {name: listed[name].state if name in listed else "Dead" for name in wanted}
         if not unlisted:
@@ -172,24 +175,24 @@ async def described_states(cluster: Cluster, groups: Iterable[str]) -> tuple[dic
     def request(names: Sequence[str]) -> Any:
         return DescribeGroupsRequest(groups=list(names), max_version=_LAST_DESCRIBE)
 
-    return await _Asking(cluster, _READ_PATIENCE_MS).all(list(groups), request, read, _GROUPS_OF_A_REQUEST)
+    return await ManyGroups[str](cluster, _READ_PATIENCE_MS).ask(list(groups), request, read, AT_ONCE)
 
 
 async def fetch_offsets(
-    cluster: Cluster, groups: Iterable[str]
+    cluster: Cluster, groups: Iterable[str], patience_ms: int | None = None
 ) -> tuple[dict[str, dict[TopicPartition, CommittedOffset]], Failures]:
     """All that each group has committed, and what failed for which group.
 
     Raises UnsupportedSourceError for brokers before Kafka 0.10.2, which do not tell all offsets of a group (KIP-88).
     """
     await cluster.connect()
-    highest = _highest(cluster, OffsetFetchRequest)
-    if highest < _FETCH_ALL_TOPICS:
+    version = highest(cluster, OffsetFetchRequest)
+    if version < _FETCH_ALL_TOPICS:
         raise UnsupportedSourceError(
             f"The brokers of the {cluster.name} do not tell all offsets of a group; Kafka 0.10.2 or newer is needed,"
             " or switch sync.group.offsets.enabled and emit.checkpoints.enabled off"
         )
-    has_many = highest >= _FETCH_MANY
+    has_many = version >= _FETCH_MANY
 
     def request(names: Sequence[str]) -> Any:
         if has_many:
@@ -213,8 +216,10 @@ async def fetch_offsets(
                         offsets[place] = CommittedOffset(part.committed_offset, part.metadata or "")
             yield name, code, offsets
 
-    many = _GROUPS_OF_A_REQUEST if has_many else 1
-    return await _Asking(cluster, _READ_PATIENCE_MS).all(list(groups), request, read, many)
+    many = AT_ONCE if has_many else 1
+    return await ManyGroups[dict[TopicPartition, CommittedOffset]](cluster, patience_ms or _READ_PATIENCE_MS).ask(
+        list(groups), request, read, many
+    )
 
 
 async def commit_offsets(
@@ -255,119 +260,6 @@ async def commit_offsets(
         codes = {TopicPartition(t.name, p.partition_index): p.error_code for t in answer.topics for p in t.partitions}
         yield "", next((code for code in codes.values() if code in _OF_THE_COORDINATOR), 0), codes
 
-    return await _Asking(cluster, _COMMIT_PATIENCE_MS, may_write).all(list(wanted), request, read, 1)
-
-
-class _Asking:
-    """Asks the coordinators of many groups, and again those whose answer may heal."""
-
-    def __init__(
-        self, cluster: Cluster, patience_ms: int, may_send: Callable[[], Awaitable[None]] | None = None
-    ) -> None:
-        self._cluster = cluster
-        self._patience_ms = patience_ms
-        self._may_send = may_send
-        self._nodes: dict[str, int] = {}
-        self._failures: Failures = {}
-        self._repeats: dict[str, int] = {}
-
-    async def all(
-        self,
-        groups: Sequence[str],
-        request: Callable[[Sequence[str]], Any],
-        read: Callable[[Any], Iterable[tuple[str, int, _T]]],
-        many: int,
-    ) -> tuple[dict[str, _T], Failures]:
-        """Answers of groups, and the errors of those without; `many` is how many one request may name.
-
-        `read` gives (group, error code, answer) of each; the name "" stands for the only group of its request.
-        """
-        await self._cluster.connect()
-        found: dict[str, _T] = {}
-        pending = list(groups)
-        deadline = time.monotonic() + self._patience_ms / 1000
-        backoff = 0.02
-        while pending:
-            by_node = await self._by_coordinator(pending)
-            chunks = [
-                (node, names[i : i + many]) for node, names in by_node.items() for i in range(0, len(names), many)
-            ]
-            for start in range(0, len(chunks), _UNDER_WAY):
-                if self._may_send is not None:
-                    await self._may_send()
-                asked = [
-                    (names, self._send(node, request(names))) for node, names in chunks[start : start + _UNDER_WAY]
-                ]
-                for names, future in asked:
-                    try:
-                        for name, code, answer in read(await future):
-                            name = name or names[0]
-                            if code:
-                                self._failed(name, Errors.for_code(code)(f"group {name!r} of the {self._cluster.name}"))
-                            else:
-                                found[name] = answer
-                                self._failures.pop(name, None)
-                    except ClusterUnreachableError:
-                        raise
-                    except (Errors.KafkaError, ValueError) as error:
-                        self._cluster.manager.cluster.request_update()
-                        for name in names:
-                            self._failed(name, error)
-            pending = [name for name in pending if name not in found and self._repeats.get(name, 0) < _BELIEVED_AFTER]
-            if pending and time.monotonic() > deadline:
-                break
-            if pending:
-                await self._cluster.net.sleep(backoff)
-                backoff = min(backoff * 2, 1.0)
-        for name in set(pending) - found.keys() - self._failures.keys():
-            self._failures[name] = Errors.CoordinatorNotAvailableError(
-                f"the {self._cluster.name} tells nothing of {name!r}"
-            )
-        return found, self._failures
-
-    def _send(self, node_id: int, request: Any) -> Any:
-        return self._cluster.net.call_soon_with_future(self._cluster.send, request, node_id)
-
-    def _failed(self, group: str, error: Exception) -> None:
-        """An error that cannot heal is believed when it comes three times; another coordinator is looked for in any case."""
-        self._nodes.pop(group, None)
-        is_believed = not getattr(error, "retriable", False)
-        self._repeats[group] = self._repeats.get(group, 0) + 1 if is_believed else 0
-        self._failures[group] = error
-
-    async def _by_coordinator(self, groups: Sequence[str]) -> dict[int, list[str]]:
-        missing = [name for name in groups if name not in self._nodes]
-        highest = _highest(self._cluster, FindCoordinatorRequest)
-        many = _GROUPS_OF_A_REQUEST if highest >= _FIND_MANY else 1
-        for start in range(0, len(missing), many):
-            names = missing[start : start + many]
-            try:
-                answer = await self._cluster.send(self._find(names, highest))
-            except ClusterUnreachableError:
-                raise
-            except (Errors.KafkaError, ValueError) as error:
-                for name in names:
-                    self._failed(name, error)
-                continue
-            for found in answer.coordinators if highest >= _FIND_MANY else [answer]:
-                name = found.key if highest >= _FIND_MANY else names[0]
-                if found.error_code:
-                    self._failed(name, Errors.for_code(found.error_code)(f"coordinator of group {name!r}"))
-                else:
-                    self._nodes[name] = found.node_id
-        by_node: dict[int, list[str]] = {}
-        for name in groups:
-            if name in self._nodes:
-                by_node.setdefault(self._nodes[name], []).append(name)
-        return by_node
-
-    @staticmethod
-    def _find(names: Sequence[str], highest: int) -> Any:
-        if highest >= _FIND_MANY:
-            return FindCoordinatorRequest(key_type=GROUP, coordinator_keys=list(names), max_version=_LAST_FIND)
-        return FindCoordinatorRequest(key=names[0], key_type=GROUP, max_version=_FIND_MANY - 1)
-
-
-def _highest(cluster: Cluster, request: Any) -> int:
-    highest: int = cluster.manager.broker_version_data.api_versions[request.API_KEY][1]
-    return highest
+    return await ManyGroups[dict[TopicPartition, int]](cluster, _COMMIT_PATIENCE_MS, may_write).ask(
+        wanted, request, read, 1
+    )

@@ -1,0 +1,67 @@
+"""What all administrative requests have in common: which ones the brokers know, their error codes, requests of many.
+
+Law: each request is built and read in the module of its noun, beside this one.  Most ask once, so that whoever calls says
+how long it is repeated (Cluster.insist); topics are called as the cluster's `names` call them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import TolerantClientError
+
+AT_ONCE = 200  # topics, groups or transactional ids in a request
+
+_T = TypeVar("_T")
+
+
+class NotToldError(TolerantClientError):
+    """The brokers are too old to answer this."""
+
+
+def highest(cluster: Cluster, request: Any) -> int:
+    """The highest version of a request that the brokers know, -1 for none; only once connected."""
+    return int(cluster.manager.broker_version_data.api_versions.get(request.API_KEY, (0, -1))[1])
+
+
+def speaks(cluster: Cluster, request: Any) -> bool:
+    """Whether the brokers know a request; only once connected."""
+    return highest(cluster, request) >= 0
+
+
+async def require(cluster: Cluster, request: Any) -> None:
+    """Raises NotToldError where the brokers do not know a request."""
+    await cluster.connect()
+    if not speaks(cluster, request):
+        raise NotToldError(f"the brokers of the {cluster.name} do not know {request.__name__.removesuffix('Request')}")
+
+
+def raise_for(error_code: int, what: str) -> None:
+    """Raises kafka-python's error for a code other than 0."""
+    if error_code:
+        raise Errors.for_code(error_code)(what)
+
+
+def is_retriable(error: Exception) -> bool:
+    """Whether the same request may succeed later."""
+    return isinstance(error, Errors.KafkaError) and bool(error.retriable)
+
+
+def chunks(items: Iterable[_T], size: int = AT_ONCE) -> Iterator[Sequence[_T]]:
+    """As many `items` as a request takes, each time."""
+    whole = list(items)
+    for start in range(0, len(whole), size):
+        yield whole[start : start + size]
+
+
+def by_topic(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    """Partition numbers by what the brokers call their topics."""
+    found: dict[str, list[int]] = {}
+    for topic, number in partitions:
+        found.setdefault(cluster.wire_topic(topic), []).append(number)
+    return found

@@ -1,0 +1,220 @@
+"""Topics of one cluster: what Metadata says of them, their ids, and creating, growing, emptying and deleting them.
+
+Brokers before 2.8 tell no topic id: what they cannot tell is left out here, never guessed.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import kafka.errors as Errors
+from kafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest, DeleteRecordsRequest, DeleteTopicsRequest
+from kafka.protocol.metadata import MetadataRequest
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.asking import highest, raise_for
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import ClusterUnreachableError
+
+METADATA_WITHOUT_CREATION = 4  # naming a topic in an older request creates it, unless the broker forbids that
+_WITH_IDS = 10
+_LAST_WITH_RIGHTS = 10  # the last version that tells the rights to the cluster, too (KIP-430, KIP-700)
+_TIMEOUT_MS = 30_000
+_ELECTION_MS = 10_000
+_NO_TOPIC_ID = uuid.UUID(int=0)
+
+
+class Wanted(Protocol):
+    """A topic to create, or to give more partitions."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def partitions(self) -> int: ...
+    @property
+    def replication_factor(self) -> int: ...
+    @property
+    def config(self) -> Mapping[str, str]: ...
+
+
+class Outcome(NamedTuple):
+    """What the controller did for a topic: 0, or an error code and the broker's words."""
+
+    name: str
+    error_code: int
+    words: str
+
+
+def metadata_request(wire_topics: Iterable[str] | None, *, has_rights: bool = False) -> MetadataRequest:
+    """Asks for topics as the brokers call them, all where there are no names; creates none."""
+    if wire_topics is not None:
+        wire_topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in wire_topics]
+    rights = {"max_version": _LAST_WITH_RIGHTS} if has_rights else {}
+    return MetadataRequest(
+        topics=wire_topics,
+        allow_auto_topic_creation=False,
+        include_cluster_authorized_operations=has_rights,
+        include_topic_authorized_operations=has_rights,
+        **rights,
+    )
+
+
+async def read_metadata(cluster: Cluster, topics: Collection[str]) -> dict[str, Any]:
+    """What one Metadata says of these topics, error codes and all."""
+    if not topics:
+        return {}
+    answer = await cluster.send(metadata_request(map(cluster.wire_topic, topics)))
+    return {cluster.topic_of(topic.name): topic for topic in answer.topics}
+
+
+async def replication_factors(cluster: Cluster, topics: Collection[str] | None = None) -> dict[str, int]:
+    """How many replicas each of these topics has, or each that this client may see; asked once."""
+    if topics is None:
+        told = {cluster.topic_of(topic.name): topic for topic in (await cluster.send(metadata_request(None))).topics}
+    else:
+        told = await read_metadata(cluster, topics)
+        for name, topic in told.items():
+            raise_for(topic.error_code, f"Metadata of {name}")
+    return {name: max((len(p.replica_nodes) for p in topic.partitions), default=1) for name, topic in told.items()}
+
+
+async def visible_topics(
+    cluster: Cluster, topics: Collection[str]
+) -> tuple[dict[str, list[int]], dict[str, Exception]]:
+    """Partition numbers of the topics that exist, and those that may not be described, whether they exist or not.
+
+    They are asked for by name: a Metadata of all topics leaves the latter out.  Brokers before 0.11 list all topics instead
+    (naming one could create it), so what they hide does not exist here.
+    """
+    try:
+        return await cluster.partitions(topics), {}
+    except Errors.TopicAuthorizationFailedError:
+        refusal = Errors.TopicAuthorizationFailedError
+        told = await read_metadata(cluster, topics)
+        hidden = {name for name, topic in told.items() if topic.error_code == refusal.errno}
+        if not hidden:
+            raise
+        why = f"of the {cluster.name} may not be described; grant Describe on it"
+        there = await cluster.partitions([name for name in topics if name not in hidden])
+        return there, {name: refusal(f"topic {name} {why}") for name in hidden}
+
+
+async def topic_ids(cluster: Cluster, topics: Iterable[str]) -> dict[str, uuid.UUID]:
+    """The ids of the topics that exist (KIP-516): another id is another topic of the same name.
+
+    Empty from brokers before 2.8.
+    """
+    return {name: topic_id for name, topic_id in (await present_ids(cluster, topics)).items() if topic_id is not None}
+
+
+async def present_ids(cluster: Cluster, topics: Iterable[str]) -> dict[str, uuid.UUID | None]:
+    """The topics that exist, with their ids; None of all of them, there or not, from brokers before 2.8, which tell none.
+
+    A topic that is left out is said to be unknown, once: that says nothing of its id.
+    """
+    await cluster.connect()
+    wanted = list(topics)
+    if not wanted or highest(cluster, MetadataRequest) < _WITH_IDS:
+        return dict.fromkeys(wanted)
+
+    async def ask() -> dict[str, uuid.UUID | None]:
+        found: dict[str, uuid.UUID | None] = {}
+        for name, topic in (await read_metadata(cluster, wanted)).items():
+            if topic.error_code != Errors.UnknownTopicOrPartitionError.errno:
+                raise_for(topic.error_code, f"Metadata of {name}")
+                found[name] = topic.topic_id if topic.topic_id != _NO_TOPIC_ID else None
+        return found
+
+    return await cluster.insist("reading the topics' ids", ask)
+
+
+async def create_topics(cluster: Cluster, topics: Iterable[Wanted], *, validate_only: bool) -> list[Outcome]:
+    """Creates topics, or with `validate_only` says what would become of them; asked once."""
+    creatable = CreateTopicsRequest.CreatableTopic
+    request = CreateTopicsRequest(
+        topics=[
+            creatable(
+                name=t.name,
+                num_partitions=t.partitions,
+                replication_factor=t.replication_factor,
+                assignments=[],
+                configs=[creatable.CreatableTopicConfig(name=k, value=v) for k, v in t.config.items()],
+            )
+            for t in topics
+        ],
+        timeout_ms=_TIMEOUT_MS,
+        validate_only=validate_only,
+    )
+    answer = await cluster.send(request, await _controller(cluster))
+    # Version 0 (Kafka 0.10) has no words.
+    outcomes = [Outcome(r.name, r.error_code, getattr(r, "error_message", None) or "") for r in answer.topics]
+    if any(outcome.error_code == Errors.NotControllerError.errno for outcome in outcomes):
+        await cluster.refresh()
+    return outcomes
+
+
+async def create_partitions(cluster: Cluster, topics: Iterable[Wanted]) -> list[Outcome]:
+    """Gives topics as many partitions as they have here; asked once."""
+    wanted = CreatePartitionsRequest.CreatePartitionsTopic
+    request = CreatePartitionsRequest(
+        topics=[wanted(name=t.name, count=t.partitions, assignments=None) for t in topics],
+        timeout_ms=_TIMEOUT_MS,
+        validate_only=False,
+    )
+    answer = await cluster.send(request, await _controller(cluster))
+    return [Outcome(r.name, r.error_code, r.error_message or "") for r in answer.results]
+
+
+async def wait_for_leaders(cluster: Cluster, topics: Iterable[Wanted]) -> None:
+    """Waits some seconds until all partitions of new topics have leaders; who uses them waits for those that have none then."""
+    counts = {topic.name: topic.partitions for topic in topics}
+
+    async def ready() -> None:
+        await cluster.refresh()
+        for name, count in counts.items():
+            if len(cluster.manager.cluster.available_partitions_for_topic(name) or ()) < count:
+                raise Errors.LeaderNotAvailableError(f"topic {name}")
+
+    if counts:
+        cluster.manager.cluster._topics |= counts.keys()
+        try:
+            await cluster.insist("waiting for the new partitions' leaders", ready, _ELECTION_MS)
+        except ClusterUnreachableError:
+            pass
+
+
+async def delete_topics(cluster: Cluster, names: Collection[str]) -> None:
+    """Deletes topics and waits until no broker knows them; raises KafkaError."""
+
+    async def delete() -> None:
+        request = DeleteTopicsRequest(topic_names=list(names), timeout_ms=_TIMEOUT_MS, max_version=5)
+        for result in (await cluster.send(request, await _controller(cluster))).responses:
+            if result.error_code != Errors.UnknownTopicOrPartitionError.errno:
+                raise_for(result.error_code, f"deleting topic {result.name}")
+
+    async def gone() -> None:
+        if left := await cluster.partitions(names):
+            raise Errors.OffsetNotAvailableError(f"topic {min(left)} is still there")
+
+    await cluster.insist("deleting topics", delete)
+    await cluster.insist("waiting until deleted topics are gone", gone)
+
+
+async def delete_records(cluster: Cluster, partition: TopicPartition, before: int) -> int:
+    """Deletes the records before an offset; the leader's error code, asked once."""
+    topic_type = DeleteRecordsRequest.DeleteRecordsTopic
+    wanted = topic_type.DeleteRecordsPartition(partition_index=partition.partition, offset=before)
+    request = DeleteRecordsRequest(
+        topics=[topic_type(name=partition.topic, partitions=[wanted])], timeout_ms=_TIMEOUT_MS, max_version=2
+    )
+    answer = await cluster.send(request, await cluster.leader(partition))
+    (code,) = (int(part.error_code) for topic in answer.topics for part in topic.partitions)
+    return code
+
+
+async def _controller(cluster: Cluster) -> int | None:
+    await cluster.connect()
+    controller = cluster.manager.cluster.controller
+    return None if controller is None else int(controller.node_id)

@@ -1,0 +1,224 @@
+"""Producer ids and transactions of one cluster: getting ids, and what leaders and coordinators know of their producers.
+
+Wire facts: KIP-98 (InitProducerId), KIP-664 (DescribeProducers, ListTransactions, DescribeTransactions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import kafka.errors as Errors
+from kafka.protocol.admin import DescribeProducersRequest, DescribeTransactionsRequest, ListTransactionsRequest
+from kafka.protocol.producer import InitProducerIdRequest
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.asking import by_topic, is_retriable, raise_for, speaks
+from tolerant_client.cluster.admin.coordinators import TRANSACTION, Coordinators
+from tolerant_client.cluster.cluster import Cluster
+
+_NO_COORDINATOR = -1  # of a producer that has never been in a transaction
+
+
+class ProducerEntry(NamedTuple):
+    """A producer that a partition's leader remembers (KIP-664); `last_sequence` is -1 where it wrote only markers."""
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_timestamp: int
+    coordinator_epoch: int
+    transaction_start: int = -1  # offset where its open transaction begins
+
+
+@dataclass(frozen=True)
+class CoordinatorView:
+    """What the coordinator says of a producer id; times in ms, `partitions` those that will get a marker."""
+
+    transactional_id: str
+    state: str
+    timeout_ms: int
+    started_ms: int
+    partitions: frozenset[TopicPartition]
+    producer_id: int = -1
+
+
+def init_producer_id_request(
+    transactional_id: str | None,
+    timeout_ms: int = 60_000,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    *,
+    min_version: int = 0,
+) -> InitProducerIdRequest:
+    """Asks for a producer id and a new epoch; what was open of `transactional_id` is ended.
+
+    With an id and an epoch the coordinator compares them (version 3: KIP-360, Kafka 2.5).  Versions before transactions v2
+    (KIP-890) are used throughout: with them an epoch lasts for any number of transactions.
+    """
+    return InitProducerIdRequest(
+        transactional_id=transactional_id,
+        transaction_timeout_ms=timeout_ms,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        min_version=min_version,
+        max_version=4,
+    )
+
+
+def _producer_id(answer: Any) -> int:
+    raise_for(answer.error_code, "InitProducerId")
+    return int(answer.producer_id)
+
+
+async def init_producer_id(target: Cluster, link: str) -> int:
+    """The producer id of a link: the same one at every start (KIP-98, transactional.id).
+
+    Data batches are plain idempotent ones of epoch 0: only the id is used (M2).
+    """
+    transactional_id, what = f"tolerant-mirror-{link}", f"getting the producer id of link {link}"
+    return await Coordinators(target).ask(
+        TRANSACTION, transactional_id, what, lambda: init_producer_id_request(transactional_id), _producer_id
+    )
+
+
+async def fresh_producer_id(target: Cluster) -> int:
+    """An id that no broker knows yet, so that any sequence may be its first."""
+
+    async def ask() -> int:
+        return _producer_id(await target.send(init_producer_id_request(None)))
+
+    return await target.insist("getting a producer id", ask)
+
+
+def can_describe_producers(cluster: Cluster) -> bool:
+    """True for Kafka 2.8 and newer; only once connected."""
+    return speaks(cluster, DescribeProducersRequest)
+
+
+async def describe_producers(
+    cluster: Cluster, partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, list[ProducerEntry]]:
+    """The producers that each partition's leader remembers; one request a broker, partitions that failed are absent.
+
+    Needs READ on the topics.
+    """
+    found: dict[TopicPartition, list[ProducerEntry]] = {}
+    topic_type = DescribeProducersRequest.TopicRequest
+
+    async def ask() -> None:
+        failed = False
+        for node, members in (await cluster.by_leader(p for p in wanted if p not in found)).items():
+            topics = [
+                topic_type(name=name, partition_indexes=indexes) for name, indexes in by_topic(cluster, members).items()
+            ]
+            for topic in (await cluster.send(DescribeProducersRequest(topics=topics), node)).topics:
+                name = cluster.topic_of(topic.name)
+                for part in topic.partitions:
+                    error = Errors.for_code(part.error_code)(f"DescribeProducers of {name}-{part.partition_index}")
+                    if part.error_code and not is_retriable(error):
+                        raise error
+                    failed |= bool(part.error_code)
+                    if not part.error_code:
+                        found[TopicPartition(name, part.partition_index)] = [
+                            ProducerEntry(
+                                e.producer_id,
+                                e.producer_epoch,
+                                e.last_sequence,
+                                e.last_timestamp,
+                                e.coordinator_epoch,
+                                e.current_txn_start_offset,
+                            )
+                            for e in part.active_producers
+                        ]
+        if failed:
+            await cluster.refresh()
+
+    wanted = list(partitions)
+    if wanted:
+        await cluster.insist("reading the producers of partitions", ask)
+    return found
+
+
+def link_entry(entries: Iterable[ProducerEntry], producer_id: int, own: Collection[int]) -> ProducerEntry | None:
+    """The entry whose sequence the link goes on with, if there is one.
+
+    That of its producer id; or, where there is none, that of the former id of the link (`own`, from before its
+    transactional.id expired) that wrote last.  What anybody else wrote says nothing of the link.  An entry without
+    sequence is that of markers alone, as the fence of a promotion leaves them.
+    """
+    known = [
+        e
+        for e in entries
+        if (e.producer_id == producer_id or e.producer_id in own)
+        and e.last_sequence >= 0
+        and e.coordinator_epoch == _NO_COORDINATOR
+        and e.transaction_start < 0
+    ]
+    return max(known, key=lambda e: (e.producer_id == producer_id, e.last_timestamp, e.producer_id), default=None)
+
+
+async def list_transactions(
+    cluster: Cluster, node_id: int, states: Sequence[str] = (), producer_ids: Iterable[int] = ()
+) -> list[str]:
+    """The transactional ids in one of these states, or of these producers, that a coordinator has; asked once.
+
+    Those that we may not describe are absent.
+    """
+    request = ListTransactionsRequest(
+        state_filters=list(states), producer_id_filters=sorted(producer_ids), max_version=0
+    )
+    answer = await cluster.send(request, node_id)
+    raise_for(answer.error_code, f"listing the transactions of broker {node_id}")
+    return [state.transactional_id for state in answer.transaction_states]
+
+
+def can_list_transactions(cluster: Cluster) -> bool:
+    """True for Kafka 3.0 and newer; only once connected."""
+    return speaks(cluster, ListTransactionsRequest)
+
+
+async def transactional_ids(cluster: Cluster, prefix: str, states: Sequence[str] = ()) -> set[str] | None:
+    """Those in one of the states, or in any, that the coordinators know; None where the brokers do not tell."""
+    await cluster.connect()
+    if not can_list_transactions(cluster):
+        return None
+
+    async def ask() -> set[str]:
+        await cluster.refresh()
+        found: set[str] = set()
+        for broker in cluster.manager.cluster.brokers():
+            found.update(await list_transactions(cluster, broker.node_id, states))
+        return {name for name in found if name.startswith(prefix)}
+
+    return await cluster.insist("listing transactions", ask)
+
+
+async def describe_transactions(
+    cluster: Cluster, ids: Collection[str], node_id: int | None = None
+) -> dict[str, CoordinatorView | Exception]:
+    """What a coordinator says of transactional ids; asked once.
+
+    Any broker says whether we may describe one, which Write implies, before it says that it is not the coordinator.
+    """
+    if not ids:
+        return {}
+    found: dict[str, CoordinatorView | Exception] = {}
+    for state in (
+        await cluster.send(DescribeTransactionsRequest(transactional_ids=list(ids)), node_id)
+    ).transaction_states:
+        name = state.transactional_id
+        if state.error_code:
+            found[name] = Errors.for_code(state.error_code)(f"the transaction of {name!r}")
+        else:
+            partitions = frozenset(TopicPartition(t.topic, index) for t in state.topics for index in t.partitions)
+            found[name] = CoordinatorView(
+                name,
+                state.transaction_state,
+                state.transaction_timeout_ms,
+                state.transaction_start_time_ms,
+                partitions,
+                state.producer_id,
+            )
+    return found
