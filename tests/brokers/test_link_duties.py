@@ -17,13 +17,14 @@ from kafka.structs import TopicPartition
 import tolerant_client
 from support.mirror_link import append_records, both, create_topic, mirror
 from support.tree import SUPPORT
+from tolerant_client.cluster.admin.acls import TopicAcl
 from tolerant_client.cluster.admin.groups import CommittedOffset, commit_offsets, fetch_offsets, groups_home
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
 from tolerant_client.mirror.engine.translated.partition import TransactionLimits
 from tolerant_client.mirror.follow import groups as duty
-from tolerant_client.mirror.follow.acls import AclsReport, TopicAcl, sync_acls
+from tolerant_client.mirror.follow.acls import AclsReport, sync_acls
 from tolerant_client.mirror.follow.checkpoints import CheckpointsReport, KnownCheckpoints, emit_checkpoints
 from tolerant_client.mirror.follow.configs import ConfigsReport, sync_configs
 from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups

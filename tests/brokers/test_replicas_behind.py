@@ -13,7 +13,7 @@ from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
 
 from support.mirror_link import T0, append_records, both, compare, create_topic, ends
-from tolerant_client.cluster.admin.log_ends import Unreplicated, replicated_ends
+from tolerant_client.cluster.admin.offsets import Unreplicated, replicated_ends
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.identical.copy import LinkCopier

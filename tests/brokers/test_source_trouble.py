@@ -30,7 +30,7 @@ from support.mirror_link import (
     prepare,
     values,
 )
-from tolerant_client.cluster.admin.log_ends import log_end_offsets
+from tolerant_client.cluster.admin.offsets import log_end_offsets
 from tolerant_client.cluster.admin.transactions import ProducerEntry, init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import DataLossError, SourceTruncatedError, TargetDivergedError

@@ -13,15 +13,10 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.errors import TolerantClientError
 
 AT_ONCE = 200  # topics, groups or transactional ids in a request
 
 _T = TypeVar("_T")
-
-
-class NotToldError(TolerantClientError):
-    """The brokers are too old to answer this."""
 
 
 def highest(cluster: Cluster, request: Any) -> int:
@@ -32,13 +27,6 @@ def highest(cluster: Cluster, request: Any) -> int:
 def speaks(cluster: Cluster, request: Any) -> bool:
     """Whether the brokers know a request; only once connected."""
     return highest(cluster, request) >= 0
-
-
-async def require(cluster: Cluster, request: Any) -> None:
-    """Raises NotToldError where the brokers do not know a request."""
-    await cluster.connect()
-    if not speaks(cluster, request):
-        raise NotToldError(f"the brokers of the {cluster.name} do not know {request.__name__.removesuffix('Request')}")
 
 
 def raise_for(error_code: int, what: str) -> None:

@@ -116,6 +116,23 @@ async def groups_home(cluster: Cluster) -> GroupsHome:
     return await cluster.insist("looking at the partitions of groups", ask)
 
 
+async def groups_of(cluster: Cluster, node_id: int) -> list[ListedGroup]:
+    """The groups that a broker coordinates and that we may describe; asked once."""
+    await cluster.connect()
+    version = highest(cluster, ListGroupsRequest)
+    answer = await cluster.send(ListGroupsRequest(max_version=_LIST_TYPES), node_id)
+    raise_for(answer.error_code, f"listing the groups of broker {node_id} of the {cluster.name}")
+    return [
+        ListedGroup(
+            group.group_id,
+            group.protocol_type or "",
+            group.group_state if version >= _LIST_STATES else "",
+            ((group.group_type if version >= _LIST_TYPES else "") or "classic").lower(),
+        )
+        for group in answer.groups
+    ]
+
+
 async def list_groups(cluster: Cluster, patience_ms: int | None = None) -> tuple[dict[str, ListedGroup], Failures]:
     """The groups that this client may see, and what failed for which broker ("broker 3").
 
@@ -125,15 +142,9 @@ async def list_groups(cluster: Cluster, patience_ms: int | None = None) -> tuple
     found: dict[str, ListedGroup] = {}
     failures: Failures = {}
     await cluster.refresh()
-    version = highest(cluster, ListGroupsRequest)
 
     async def ask(node_id: int) -> None:
-        answer = await cluster.send(ListGroupsRequest(max_version=_LIST_TYPES), node_id)
-        raise_for(answer.error_code, f"listing the groups of broker {node_id} of the {cluster.name}")
-        for group in answer.groups:
-            state = group.group_state if version >= _LIST_STATES else ""
-            group_type = (group.group_type if version >= _LIST_TYPES else "") or "classic"
-            found[group.group_id] = ListedGroup(group.group_id, group.protocol_type or "", state, group_type.lower())
+        found.update({group.name: group for group in await groups_of(cluster, node_id)})
 
     for node_id in sorted(broker.node_id for broker in cluster.manager.cluster.brokers()):
         try:
@@ -173,9 +184,16 @@ async def described_states(cluster: Cluster, groups: Iterable[str]) -> tuple[dic
             yield group.group_id, group.error_code, group.group_state or "Dead"
 
     def request(names: Sequence[str]) -> Any:
-        return DescribeGroupsRequest(groups=list(names), max_version=_LAST_DESCRIBE)
+        return describe_groups_request(names)
 
     return await ManyGroups[str](cluster, _READ_PATIENCE_MS).ask(list(groups), request, read, AT_ONCE)
+
+
+def describe_groups_request(names: Iterable[str], *, has_rights: bool = False) -> DescribeGroupsRequest:
+    """Asks a coordinator for groups, with what we may do with them."""
+    return DescribeGroupsRequest(
+        groups=list(names), include_authorized_operations=has_rights, max_version=_LAST_DESCRIBE
+    )
 
 
 async def fetch_offsets(

@@ -16,6 +16,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.asking import by_topic, is_retriable, raise_for, speaks
 from tolerant_client.cluster.admin.coordinators import TRANSACTION, Coordinators
+from tolerant_client.cluster.admin.leaders import insist_on_leaders
 from tolerant_client.cluster.cluster import Cluster
 
 _NO_COORDINATOR = -1  # of a producer that has never been in a transaction
@@ -104,40 +105,40 @@ async def describe_producers(
 
     Needs READ on the topics.
     """
-    found: dict[TopicPartition, list[ProducerEntry]] = {}
     topic_type = DescribeProducersRequest.TopicRequest
+    failed: set[TopicPartition] = set()
 
-    async def ask() -> None:
-        failed = False
-        for node, members in (await cluster.by_leader(p for p in wanted if p not in found)).items():
-            topics = [
-                topic_type(name=name, partition_indexes=indexes) for name, indexes in by_topic(cluster, members).items()
-            ]
-            for topic in (await cluster.send(DescribeProducersRequest(topics=topics), node)).topics:
-                name = cluster.topic_of(topic.name)
-                for part in topic.partitions:
+    async def ask(node_id: int, members: Collection[TopicPartition]) -> dict[TopicPartition, list[ProducerEntry]]:
+        topics = [
+            topic_type(name=name, partition_indexes=indexes) for name, indexes in by_topic(cluster, members).items()
+        ]
+        found: dict[TopicPartition, list[ProducerEntry]] = {}
+        for topic in (await cluster.send(DescribeProducersRequest(topics=topics), node_id)).topics:
+            name = cluster.topic_of(topic.name)
+            for part in topic.partitions:
+                partition = TopicPartition(name, part.partition_index)
+                if part.error_code:
                     error = Errors.for_code(part.error_code)(f"DescribeProducers of {name}-{part.partition_index}")
-                    if part.error_code and not is_retriable(error):
+                    if not is_retriable(error):
                         raise error
-                    failed |= bool(part.error_code)
-                    if not part.error_code:
-                        found[TopicPartition(name, part.partition_index)] = [
-                            ProducerEntry(
-                                e.producer_id,
-                                e.producer_epoch,
-                                e.last_sequence,
-                                e.last_timestamp,
-                                e.coordinator_epoch,
-                                e.current_txn_start_offset,
-                            )
-                            for e in part.active_producers
-                        ]
-        if failed:
-            await cluster.refresh()
+                    failed.add(partition)
+                else:
+                    found[partition] = [
+                        ProducerEntry(
+                            e.producer_id,
+                            e.producer_epoch,
+                            e.last_sequence,
+                            e.last_timestamp,
+                            e.coordinator_epoch,
+                            e.current_txn_start_offset,
+                        )
+                        for e in part.active_producers
+                    ]
+        return found
 
-    wanted = list(partitions)
-    if wanted:
-        await cluster.insist("reading the producers of partitions", ask)
+    found = await insist_on_leaders(cluster, "reading the producers of partitions", partitions, ask)
+    if failed:
+        await cluster.refresh()
     return found
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.led_offsets import list_led_offsets, stable_ends
+from tolerant_client.cluster.admin.offsets import list_led_offsets, stable_ends
 from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError, TolerantClientError, text_of
 from tolerant_client.mirror.batches.divergence import require_readable

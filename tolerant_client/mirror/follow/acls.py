@@ -14,18 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
 
 import kafka.errors as Errors
-from kafka.protocol.admin import (
-    ACLOperation,
-    ACLPermissionType,
-    ACLResourcePatternType,
-    ACLResourceType,
-    CreateAclsRequest,
-    DescribeAclsRequest,
-)
 
+from tolerant_client.cluster.admin.acls import TopicAcl, create_acls, describe_acls
+from tolerant_client.cluster.admin.asking import chunks
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -33,19 +26,6 @@ from tolerant_client.mirror.state.topic_filter import LinkTopics
 WILDCARD = "*"
 
 _CREATED_AT_ONCE = 500
-
-
-class TopicAcl(NamedTuple):
-    """An ACL of a literal topic name; `operation` and `permission` are Kafka's names for them."""
-
-    topic: str
-    principal: str
-    host: str
-    operation: str
-    permission: str
-
-    def __str__(self) -> str:
-        return f"{self.permission} {self.operation} on topic {self.topic} to {self.principal} from {self.host}"
 
 
 @dataclass(frozen=True)
@@ -90,7 +70,7 @@ async def sync_acls(source: Cluster, target: Cluster, topics: LinkTopics, *, is_
     left: list[Left] = []
     for side, cluster in (("source", source), ("target", target)):
         try:
-            found[side], prefixes = await _describe(cluster)
+            found[side], prefixes = await cluster.insist("reading ACLs", partial(describe_acls, cluster))
         except Errors.SecurityDisabledError:
             why = "it has no authorizer: no ACLs are carried over (sync.topic.acls.enabled=false spares the look)"
             return AclsReport((), 0, (Left(cluster.name, "no-authorizer", why),))
@@ -106,74 +86,9 @@ async def sync_acls(source: Cluster, target: Cluster, topics: LinkTopics, *, is_
     added, stay, unchanged = decide_acls(found["source"], found["target"], topics.takes, topics.to_target)
     left += stay
     if not is_dry_run:
-        refused = await _create(target, added)
+        refused: dict[TopicAcl, str] = {}
+        for chunk in chunks(added, _CREATED_AT_ONCE):
+            refused |= await target.insist("adding ACLs", partial(create_acls, target, chunk))
         left += [Left(str(acl), "refused", f"the target refuses it: {why}") for acl, why in refused.items()]
         added = [acl for acl in added if acl not in refused]
     return AclsReport(tuple(added), unchanged, tuple(left))
-
-
-async def _describe(cluster: Cluster) -> tuple[list[TopicAcl], dict[str, int]]:
-    """ACLs of literal topics, and how many there are of each prefix."""
-
-    async def ask() -> tuple[list[TopicAcl], dict[str, int]]:
-        answer = await cluster.send(
-            DescribeAclsRequest(
-                resource_type_filter=ACLResourceType.TOPIC,
-                resource_name_filter=None,
-                pattern_type_filter=ACLResourcePatternType.ANY,
-                principal_filter=None,
-                host_filter=None,
-                operation=ACLOperation.ANY,
-                permission_type=ACLPermissionType.ANY,
-            )
-        )
-        if answer.error_code:
-            # Not in the broker's words: they have addresses of the moment in them, and insist would believe none of them.
-            raise Errors.for_code(answer.error_code)(f"reading the ACLs of the {cluster.name}")
-        literal: list[TopicAcl] = []
-        prefixes: dict[str, int] = {}
-        for resource in answer.resources:
-            if resource.pattern_type == ACLResourcePatternType.LITERAL:
-                literal += [_read(resource.resource_name, acl) for acl in resource.acls]
-            else:
-                prefixes[resource.resource_name] = len(resource.acls)
-        return literal, prefixes
-
-    return await cluster.insist("reading ACLs", ask)
-
-
-def _read(topic: str, acl: Any) -> TopicAcl:
-    operation, permission = ACLOperation(acl.operation).name, ACLPermissionType(acl.permission_type).name
-    return TopicAcl(topic, acl.principal, acl.host, operation, permission)
-
-
-async def _create(target: Cluster, acls: list[TopicAcl]) -> dict[TopicAcl, str]:
-    """Why the target refuses ACLs; creating one that is there changes nothing."""
-    refused: dict[TopicAcl, str] = {}
-
-    async def ask(chunk: list[TopicAcl]) -> None:
-        creations = [
-            CreateAclsRequest.AclCreation(
-                resource_type=ACLResourceType.TOPIC,
-                resource_name=acl.topic,
-                resource_pattern_type=ACLResourcePatternType.LITERAL,
-                principal=acl.principal,
-                host=acl.host,
-                operation=ACLOperation[acl.operation],
-                permission_type=ACLPermissionType[acl.permission],
-            )
-            for acl in chunk
-        ]
-        answer = await target.send(CreateAclsRequest(creations=creations))
-        for acl, result in zip(chunk, answer.results):
-            error = Errors.for_code(result.error_code)
-            if result.error_code and getattr(error, "retriable", False):
-                raise error(f"adding {acl}")
-            if result.error_code:
-                is_ours = error is Errors.ClusterAuthorizationFailedError
-                refused[acl] = "grant Alter on Cluster" if is_ours else result.error_message or error.__name__
-
-    for start in range(0, len(acls), _CREATED_AT_ONCE):
-        chunk = acls[start : start + _CREATED_AT_ONCE]
-        await target.insist("adding ACLs", partial(ask, chunk))
-    return refused

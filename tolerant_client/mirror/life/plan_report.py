@@ -9,7 +9,7 @@ from typing import Any
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.led_offsets import list_led_offsets, stable_ends
+from tolerant_client.cluster.admin.offsets import list_led_offsets, stable_ends
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.errors import LinkPromotedError, OptionError, TolerantClientError, text_of
 from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy

@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import kafka.errors as Errors
-from kafka.protocol.admin import DescribeLogDirsRequest
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.log_dirs import describe_log_dirs, tells_log_dirs
 from tolerant_client.cluster.cluster import EARLIEST, Cluster
 from tolerant_client.mirror.batches.divergence import read_headers
 from tolerant_client.mirror.batches.losses import LedgerRow
@@ -413,25 +413,16 @@ async def _bytes_per_offset(source: Cluster, ends: Iterable[Ends]) -> dict[Topic
 async def log_sizes(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int] | None:
     """What each partition takes on the disks of its fullest replica, bytes; None where that may not be asked (KIP-113)."""
     await cluster.connect()
-    if DescribeLogDirsRequest.API_KEY not in cluster.manager.broker_version_data.api_versions:
+    if not tells_log_dirs(cluster):
         return None
-    by_topic: dict[str, list[int]] = {}
-    for partition in partitions:
-        by_topic.setdefault(cluster.wire_topic(partition.topic), []).append(partition.partition)
-    describable = DescribeLogDirsRequest.DescribableLogDirTopic
+    wanted = list(partitions)
     sizes: dict[TopicPartition, int] = {}
 
     async def ask() -> None:
         for broker in cluster.manager.cluster.brokers():
-            topics = [describable(topic=name, partitions=numbers) for name, numbers in by_topic.items()]
-            answer = await cluster.send(DescribeLogDirsRequest(topics=topics, max_version=3), broker.node_id)
-            if code := getattr(answer, "error_code", 0):
-                raise Errors.for_code(code)("DescribeLogDirs")
-            for result in answer.results:
-                for topic in result.topics:
-                    for part in topic.partitions:
-                        place = TopicPartition(cluster.topic_of(topic.name), part.partition_index)
-                        sizes[place] = max(sizes.get(place, 0), part.partition_size)
+            for one in await describe_log_dirs(cluster, broker.node_id, wanted):
+                for partition, size in one.sizes.items():
+                    sizes[partition] = max(sizes.get(partition, 0), size)
 
     try:
         await cluster.insist("asking what logs take", ask)

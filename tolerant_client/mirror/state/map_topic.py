@@ -19,7 +19,7 @@ import crc32c
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.led_offsets import list_led_offsets
+from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.state.control_topic import read_control

@@ -17,7 +17,6 @@ import kafka.errors as Errors
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import ClusterUnreachableError, text_of
-from tolerant_client.ops.doctor.describe import NotToldError
 from tolerant_client.ops.doctor.finding import CHECKS, Finding, Severity, exit_code
 
 _T = TypeVar("_T")
@@ -135,7 +134,7 @@ def not_made(check: str, cluster: str, error: BaseException) -> Finding:
     """The finding for a check that could not be made."""
     title = CHECKS[check]
     words = text_of(error) or type(error).__name__
-    if isinstance(error, NotToldError):
+    if isinstance(error, Errors.UnsupportedVersionError):
         return Finding(Severity.INFO, check, cluster, f"not looked at: {title}", words, "None; newer brokers tell it")
     if isinstance(error, Errors.AuthorizationError) or "AUTHORIZATION_FAILED" in words.upper():
         needed = _NEEDED.get(check, "Describe on what it looks at")

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import kafka.errors as Errors
-from kafka.protocol.admin import DescribeQuorumRequest
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.offsets import newest_times
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.mirror.state.open_transactions import open_transactions
+from tolerant_client.mirror.state.open_transactions import coordinator_views, open_transactions
 from tolerant_client.ops.doctor import describe, logs
 from tolerant_client.ops.doctor.access import hidden_findings, principal, quota_findings, right_findings
 from tolerant_client.ops.doctor.checkup import Checkup
@@ -160,7 +160,7 @@ def examine_parts(
 
 def _examine_controller(checkup: Checkup, found: Examined) -> None:
     raw, facts = found.raw, found.facts
-    if not describe.speaks(raw, DescribeQuorumRequest):  # ZooKeeper
+    if not describe.has_quorum(raw):  # ZooKeeper
         checkup.add(controller_findings(facts, None))
         checkup.add(clock_findings(raw.name, None))
         return
@@ -184,14 +184,14 @@ def _examine_controller(checkup: Checkup, found: Examined) -> None:
 def _examine_logs(checkup: Checkup, found: Examined, topics: Collection[str], talking: Collection[int]) -> None:
     raw, facts = found.raw, found.facts
     stamped = logs.serving(facts, (*topics, *INTERNAL_TOPICS))
-    newest = checkup.ask("clocks", raw, logs.newest_times, raw, stamped) or {}
+    newest = checkup.ask("clocks", raw, newest_times, raw, stamped) or {}
     checkup.add(future_findings(facts, newest, _now_ms()))
     open_ones = checkup.ask("transactions", raw, open_transactions, raw, logs.serving(facts, topics)) or []
     if open_ones:
         ids = {one.producer_id for one in open_ones}
         coordinators = facts.topics[TRANSACTIONS_TOPIC].partitions if TRANSACTIONS_TOPIC in facts.topics else ()
         is_whole = bool(coordinators) and all(p.leader in talking for p in coordinators)
-        views = checkup.ask("transactions", raw, logs.coordinator_views, raw, talking, ids)
+        views = checkup.ask("transactions", raw, coordinator_views, raw, talking, ids)
         # What ended while we asked the coordinators is not held back any more, whatever they said of it.
         leaders = {one.partition: logs.leader_of(facts, one.partition) for one in open_ones}
         later = checkup.ask("transactions", raw, open_transactions, raw, leaders)

@@ -1,31 +1,29 @@
 """Reads facts from a cluster; writes nothing, and creates nothing by asking.
 
 Each function raises kafka-python's error when the brokers refuse, ClusterUnreachableError when they do not answer
-within the cluster's patience, and NotToldError where they are too old for the question.
+within the cluster's patience, and UnsupportedVersionError where they are too old for the question.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import kafka.errors as Errors
-from kafka.protocol.admin import (
-    DescribeClientQuotasRequest,
-    DescribeClusterRequest,
-    DescribeConfigsRequest,
-    DescribeGroupsRequest,
-    DescribeLogDirsRequest,
-    DescribeQuorumRequest,
-    DescribeTransactionsRequest,
-    ListGroupsRequest,
-)
+from kafka.protocol.admin import DescribeClientQuotasRequest, DescribeClusterRequest, DescribeQuorumRequest
 from kafka.protocol.metadata import MetadataRequest
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.asking import chunks, highest, raise_for, speaks
+from tolerant_client.cluster.admin.configs import BROKER, describe_configs
+from tolerant_client.cluster.admin.groups import describe_groups_request, groups_of
+from tolerant_client.cluster.admin.log_dirs import LogDir, describe_log_dirs
+from tolerant_client.cluster.admin.topics import METADATA_WITHOUT_CREATION, metadata_request
+from tolerant_client.cluster.admin.transactions import describe_transactions
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.errors import OptionError, TolerantClientError
+from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.plan import TopicSpec
 from tolerant_client.mirror.state.topics import fit_topics
 from tolerant_client.ops.doctor.facts import (
@@ -33,23 +31,14 @@ from tolerant_client.ops.doctor.facts import (
     OPERATIONS,
     Broker,
     ClusterFacts,
-    LogDir,
     Operations,
     Partition,
     Quorum,
     Topic,
 )
 
-_METADATA_WITH_RIGHTS = 10  # the last version that tells the rights to the cluster, too (KIP-430, KIP-700)
-_METADATA_WITHOUT_CREATION = 4
 _METADATA_WITH_CONTROLLER = 1
-_TOPIC, _BROKER = 2, 4  # config resource types
-_CHUNK = 200  # topics or groups a request
 _QUORUM_TOPIC = "__cluster_metadata"
-
-
-class NotToldError(TolerantClientError):
-    """The brokers are too old to answer this."""
 
 
 class Quota(NamedTuple):
@@ -59,28 +48,18 @@ class Quota(NamedTuple):
     values: tuple[tuple[str, float], ...]
 
 
-def speaks(cluster: Cluster, request: Any) -> bool:
-    """Whether the brokers know a request; only once connected."""
-    return request.API_KEY in cluster.manager.broker_version_data.api_versions
-
-
 async def ask(cluster: Cluster, make: Callable[[], Any], node_id: int | None = None) -> Any:
     """One answer of a node, or of any; `make` makes the request anew for each attempt."""
-    await cluster.connect()
-    request = make()
-    name = type(request).__name__.removesuffix("Request")
-    if not speaks(cluster, request):
-        raise NotToldError(f"the brokers of the {cluster.name} do not know {name}")
 
     async def once() -> Any:
         return await cluster.send(make(), node_id)
 
-    return await cluster.insist(f"asking {name}", once)
+    return await cluster.insist("asking for what an examination needs", once)
 
 
 async def describe_cluster(cluster: Cluster, silent: Collection[int] = ()) -> ClusterFacts:
     """Brokers, topics and rights, of one Metadata answer and one DescribeCluster answer."""
-    answer = await ask(cluster, lambda: _metadata(None))
+    answer = await ask(cluster, lambda: metadata_request(None, has_rights=True))
     topics = {topic.name: read_topic(topic) for topic in answer.topics}
     topics.update(await hidden_topics(cluster, [name for name in INTERNAL_TOPICS if name not in topics]))
     brokers = {broker.node_id: Broker(broker.node_id, broker.host, broker.port) for broker in answer.brokers}
@@ -90,7 +69,7 @@ async def describe_cluster(cluster: Cluster, silent: Collection[int] = ()) -> Cl
         cluster.name,
         ",".join(map(str, cluster.bootstrap_servers)),
         answer.cluster_id,
-        answer.controller_id if _highest_metadata(cluster) >= _METADATA_WITH_CONTROLLER else None,
+        answer.controller_id if highest(cluster, MetadataRequest) >= _METADATA_WITH_CONTROLLER else None,
         brokers,
         topics,
         operations(answer.authorized_operations),
@@ -106,16 +85,16 @@ async def hidden_topics(cluster: Cluster, names: Sequence[str]) -> dict[str, Top
     Whether such a topic exists is not told.  Brokers before 0.11 might create what is asked for: they are not asked.
     """
     await cluster.connect()
-    if not names or _highest_metadata(cluster) < _METADATA_WITHOUT_CREATION:
+    if not names or highest(cluster, MetadataRequest) < METADATA_WITHOUT_CREATION:
         return {}
-    found = (await ask(cluster, lambda: _metadata(names))).topics
+    found = (await ask(cluster, lambda: metadata_request(names, has_rights=True))).topics
     refused = Errors.TopicAuthorizationFailedError.errno
     return {topic.name: read_topic(topic) for topic in found if topic.error_code == refused}
 
 
 async def read_partitions(cluster: Cluster) -> tuple[dict[int, str], list[Partition]]:
     """Who is registered, and every partition as it is now; one Metadata answer."""
-    answer = await ask(cluster, lambda: MetadataRequest(topics=None, allow_auto_topic_creation=False))
+    answer = await ask(cluster, lambda: metadata_request(None))
     brokers = {broker.node_id: f"{broker.host}:{broker.port}" for broker in answer.brokers}
     return brokers, [partition for topic in answer.topics for partition in read_topic(topic).partitions]
 
@@ -146,11 +125,11 @@ def operations(codes: Iterable[int] | None) -> Operations | None:
 async def topic_configs(cluster: Cluster, topics: Collection[str], names: Collection[str]) -> dict[str, dict[str, str]]:
     """Settings in force by topic; topics that we may not ask about are absent."""
     found: dict[str, dict[str, str]] = {}
-    wanted = sorted(topics)
-    for start in range(0, len(wanted), _CHUNK):
-        for result in await _configs(cluster, _TOPIC, wanted[start : start + _CHUNK], names):
-            if not result.error_code:
-                found[result.resource_name] = {c.name: c.value for c in result.configs if c.value is not None}
+    for chunk in chunks(sorted(topics)):
+        told = await cluster.insist("describing topics", partial(describe_configs, cluster, chunk, names))
+        for name, settings in told.items():
+            if not isinstance(settings, Exception):
+                found[name] = {key: setting.value for key, setting in settings.items()}
     return found
 
 
@@ -158,10 +137,17 @@ async def broker_configs(cluster: Cluster, nodes: Iterable[int], names: Collecti
     """Settings in force by broker; needs DescribeConfigs on the cluster."""
     found: dict[int, dict[str, str]] = {}
     for node in nodes:
-        for result in await _configs(cluster, _BROKER, [str(node)], names, node):
-            raise_for(result.error_code, f"DescribeConfigs of broker {node}")
-            found[node] = {c.name: c.value for c in result.configs if c.value is not None}
+        asked = partial(describe_configs, cluster, [str(node)], names, kind=BROKER, node_id=node)
+        settings = (await cluster.insist("describing brokers", asked))[str(node)]
+        if isinstance(settings, Exception):
+            raise settings
+        found[node] = {key: setting.value for key, setting in settings.items()}
     return found
+
+
+def has_quorum(cluster: Cluster) -> bool:
+    """Whether controllers are a quorum (KRaft); only once connected."""
+    return speaks(cluster, DescribeQuorumRequest)
 
 
 async def quorum(cluster: Cluster) -> Quorum:
@@ -193,14 +179,9 @@ async def log_dirs(
     found: list[LogDir] = []
     sizes: dict[tuple[int, TopicPartition], int] = {}
     for node in nodes:
-        answer = await ask(cluster, lambda: DescribeLogDirsRequest(topics=None), node)
-        raise_for(getattr(answer, "error_code", 0) or 0, f"DescribeLogDirs of broker {node}")
-        for one in answer.results:
-            found.append(LogDir(node, one.log_dir, one.error_code, _told(one.total_bytes), _told(one.usable_bytes)))
-            for topic in one.topics:
-                for part in topic.partitions if topic.name in topics else ():
-                    if not part.is_future_key:
-                        sizes[node, TopicPartition(topic.name, part.partition_index)] = part.partition_size
+        dirs = await cluster.insist("asking for log directories", partial(describe_log_dirs, cluster, node))
+        found += dirs
+        sizes.update({(node, p): size for one in dirs for p, size in one.sizes.items() if p.topic in topics})
     return found, sizes
 
 
@@ -208,9 +189,8 @@ async def list_groups(cluster: Cluster, nodes: Iterable[int]) -> dict[str, int]:
     """Group ids and their coordinators; groups that we may not describe, or whose coordinator is away, are absent."""
     found: dict[str, int] = {}
     for node in nodes:
-        answer = await ask(cluster, ListGroupsRequest, node)
-        raise_for(answer.error_code, f"ListGroups of broker {node}")
-        found.update({group.group_id: node for group in answer.groups})
+        groups = await cluster.insist("listing groups", partial(groups_of, cluster, node))
+        found.update({group.name: node for group in groups})
     return found
 
 
@@ -220,16 +200,10 @@ async def group_rights(cluster: Cluster, groups: Collection[str], nodes: Iterabl
     Every broker is asked: asking for a group's coordinator would create __consumer_offsets, and its metadata may be hidden.
     """
     found: dict[str, Operations] = {}
-    names = sorted(groups)
     for node in nodes:
-        for start in range(0, len(names), _CHUNK):
-            chunk = names[start : start + _CHUNK]
-
-            def request(chunk: Sequence[str] = chunk) -> Any:
-                # From version 6 on (KIP-1043) a group that is not there is an error, and then nothing is told.
-                return DescribeGroupsRequest(groups=list(chunk), include_authorized_operations=True, max_version=5)
-
-            for group in (await ask(cluster, request, node)).groups:
+        for chunk in chunks(sorted(groups)):
+            asked = partial(describe_groups_request, chunk, has_rights=True)
+            for group in (await ask(cluster, asked, node)).groups:
                 if group.error_code == Errors.GroupAuthorizationFailedError.errno:
                     found[group.group_id] = frozenset()
                 elif not group.error_code and (told := operations(group.authorized_operations)) is not None:
@@ -242,9 +216,9 @@ async def may_describe_transactional_ids(cluster: Cluster, ids: Sequence[str]) -
 
     Any broker answers whether we may, before it says that it is not the coordinator.
     """
-    answer = await ask(cluster, lambda: DescribeTransactionsRequest(transactional_ids=list(ids)))
-    refused = Errors.TransactionalIdAuthorizationFailedError.errno
-    return {state.transactional_id: state.error_code != refused for state in answer.transaction_states}
+    found = await cluster.insist("describing transactions", partial(describe_transactions, cluster, ids))
+    refused = Errors.TransactionalIdAuthorizationFailedError
+    return {name: not isinstance(told, refused) for name, told in found.items()}
 
 
 async def uncreatable(cluster: Cluster, topics: Iterable[str]) -> set[str]:
@@ -273,34 +247,10 @@ async def quotas(cluster: Cluster) -> list[Quota]:
     ]
 
 
-def raise_for(error_code: int, what: str) -> None:
-    """Raises kafka-python's error for a code other than 0."""
-    if error_code:
-        raise Errors.for_code(error_code)(what)
-
-
-async def _configs(
-    cluster: Cluster, kind: int, resources: Sequence[str], names: Collection[str], node_id: int | None = None
-) -> Any:
-    resource = DescribeConfigsRequest.DescribeConfigsResource
-
-    def request() -> Any:
-        return DescribeConfigsRequest(
-            resources=[
-                resource(resource_type=kind, resource_name=name, configuration_keys=sorted(names)) for name in resources
-            ],
-            include_synonyms=False,
-            include_documentation=False,
-        )
-
-    return (await ask(cluster, request, node_id)).results
-
-
 async def _fenced(cluster: Cluster) -> list[Broker]:
     """Brokers that are registered and do not serve; brokers before 4.0 do not tell (KIP-1073)."""
     await cluster.connect()
-    highest = cluster.manager.broker_version_data.api_versions.get(DescribeClusterRequest.API_KEY, (0, -1))[1]
-    if highest < 2:
+    if highest(cluster, DescribeClusterRequest) < 2:
         return []
 
     def request() -> Any:
@@ -311,21 +261,6 @@ async def _fenced(cluster: Cluster) -> list[Broker]:
     answer = await ask(cluster, request)
     raise_for(answer.error_code, "DescribeCluster")
     return [Broker(b.broker_id, b.host, b.port, True) for b in answer.brokers if b.is_fenced]
-
-
-def _metadata(names: Sequence[str] | None) -> Any:
-    topics = None if names is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
-    return MetadataRequest(
-        topics=topics,
-        allow_auto_topic_creation=False,
-        include_cluster_authorized_operations=True,
-        include_topic_authorized_operations=True,
-        max_version=_METADATA_WITH_RIGHTS,
-    )
-
-
-def _highest_metadata(cluster: Cluster) -> int:
-    return int(cluster.manager.broker_version_data.api_versions[MetadataRequest.API_KEY][1])
 
 
 def _told(value: Any) -> int:

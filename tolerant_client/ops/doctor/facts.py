@@ -96,17 +96,6 @@ class Quorum:
 
 
 @dataclass(frozen=True)
-class LogDir:
-    """A log directory of a broker; sizes in bytes, -1 where brokers before 3.3 cannot tell (KIP-827)."""
-
-    node_id: int
-    path: str
-    error_code: int
-    total_bytes: int = -1
-    usable_bytes: int = -1
-
-
-@dataclass(frozen=True)
 class ClusterFacts:
     """What metadata shows of a cluster; `name` is "source", "target" or "cluster".
 

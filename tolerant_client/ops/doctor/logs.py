@@ -6,26 +6,19 @@ Partitions without a leader, or with one that does not answer, are left out: not
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from functools import partial
 
 import kafka.errors as Errors
-from kafka.protocol.admin import ListTransactionsRequest
-from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.transactions import CoordinatorView
+from tolerant_client.cluster.admin.transactions import list_transactions
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.mirror.batches.divergence import read_headers
-from tolerant_client.mirror.state import open_transactions
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.map_topic import copied_until, has_map
-from tolerant_client.ops.doctor.describe import NotToldError, ask, raise_for, speaks
 from tolerant_client.ops.doctor.facts import ClusterFacts
 from tolerant_client.ops.doctor.link_checks import Backlog
 
-_MAX_TIMESTAMP = -3  # KIP-734
-_LIST_MAX_TIMESTAMP = 7
-_CHUNK = 500  # partitions a request
 _TIMED_PARTITIONS = 200  # whose oldest uncopied batch is looked at
 
 
@@ -45,55 +38,11 @@ def leader_of(facts: ClusterFacts, partition: TopicPartition) -> int:
     return next((p.leader for p in known if p.index == partition.partition), -1)
 
 
-async def newest_times(cluster: Cluster, leaders: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """The latest timestamp of each log in ms; empty logs, and brokers before 3.0, tell none."""
-    await cluster.connect()
-    found: dict[TopicPartition, int] = {}
-    highest = cluster.manager.broker_version_data.api_versions.get(ListOffsetsRequest.API_KEY, (0, -1))[1]
-    if highest < _LIST_MAX_TIMESTAMP:
-        return found
-    topic_type = ListOffsetsRequest.ListOffsetsTopic
-    for node, chunk in _chunks(leaders):
-        topics = [
-            topic_type(
-                name=name,
-                partitions=[
-                    topic_type.ListOffsetsPartition(
-                        partition_index=index, timestamp=_MAX_TIMESTAMP, current_leader_epoch=-1, max_num_offsets=1
-                    )
-                    for index in indexes
-                ],
-            )
-            for name, indexes in chunk.items()
-        ]
-
-        def request() -> Any:
-            return ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=topics, max_version=_LIST_MAX_TIMESTAMP)
-
-        for topic in (await ask(cluster, request, node)).topics:
-            for part in topic.partitions:
-                if not part.error_code and part.timestamp >= 0:
-                    found[TopicPartition(topic.name, part.partition_index)] = part.timestamp
-    return found
-
-
-async def coordinator_views(
-    cluster: Cluster, nodes: Iterable[int], producer_ids: Collection[int]
-) -> dict[int, CoordinatorView]:
-    """As open_transactions.coordinator_views; raises NotToldError where the brokers are too old for the question."""
-    await cluster.connect()
-    if not speaks(cluster, ListTransactionsRequest):
-        raise NotToldError(f"the brokers of the {cluster.name} do not know ListTransactions")
-    return await open_transactions.coordinator_views(cluster, nodes, producer_ids)
-
-
 async def transactional_ids(cluster: Cluster, nodes: Iterable[int]) -> set[str]:
     """All that living coordinators have, and that we may describe."""
     found: set[str] = set()
     for node in nodes:
-        answer = await ask(cluster, lambda: ListTransactionsRequest(state_filters=[], producer_id_filters=[]), node)
-        raise_for(answer.error_code, f"ListTransactions of broker {node}")
-        found.update(state.transactional_id for state in answer.transaction_states)
+        found.update(await cluster.insist("listing transactions", partial(list_transactions, cluster, node)))
     return found
 
 
@@ -130,16 +79,3 @@ async def oldest_times(source: Cluster, backlogs: Collection[Backlog]) -> dict[T
     except Errors.UnsupportedVersionError:
         return {}
     return {partition: header.max_timestamp for partition, header in headers.items()}
-
-
-def _chunks(leaders: Mapping[TopicPartition, int]) -> Iterable[tuple[int, dict[str, list[int]]]]:
-    """(node, partition numbers by topic), not too many a request."""
-    by_node: dict[int, list[TopicPartition]] = {}
-    for partition, node in leaders.items():
-        by_node.setdefault(node, []).append(partition)
-    for node, members in by_node.items():
-        for start in range(0, len(members), _CHUNK):
-            by_topic: dict[str, list[int]] = {}
-            for partition in members[start : start + _CHUNK]:
-                by_topic.setdefault(partition.topic, []).append(partition.partition)
-            yield node, by_topic

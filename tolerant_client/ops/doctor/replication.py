@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
-from tolerant_client.ops.doctor.facts import INTERNAL_TOPICS, ClusterFacts, LogDir, Partition, Quorum, Topic
+from tolerant_client.cluster.admin.log_dirs import LogDir
+from tolerant_client.ops.doctor.facts import INTERNAL_TOPICS, ClusterFacts, Partition, Quorum, Topic
 from tolerant_client.ops.doctor.finding import Finding, Severity, duration, number_of, size, some
 
 _FULL, _NEARLY_FULL = 0.05, 0.15  # of a log directory's bytes that are left

@@ -7,14 +7,14 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 import kafka.errors as Errors
-from kafka.protocol.admin.cluster import DescribeLogDirsRequest
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.led_offsets import LedOffsets, list_led_offsets
+from tolerant_client.cluster.admin.log_dirs import describe_log_dirs
+from tolerant_client.cluster.admin.offsets import LedOffsets, list_led_offsets
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.records.record_batch import HEADER_SIZE, read_header
 
@@ -89,21 +89,9 @@ async def bytes_per_offset(
     starts = await source.list_offsets(dict.fromkeys(led, EARLIEST))
     sizes: dict[TopicPartition, int] = {}
     for node, members in (await source.by_leader(led)).items():
-        answer = await source.send(DescribeLogDirsRequest(topics=_by_topic(source, members), max_version=4), node)
-        for folder in answer.results:
-            for topic in folder.topics:
-                for part in topic.partitions:
-                    if not part.is_future_key:
-                        sizes[TopicPartition(source.topic_of(topic.name), part.partition_index)] = part.partition_size
+        for one in await describe_log_dirs(source, node, members):
+            sizes.update(one.sizes)
     return {p: sizes[p] / (ends[p] - start) for p, start in starts.items() if p in sizes and ends.get(p, 0) > start}
-
-
-def _by_topic(source: Cluster, partitions: Iterable[TopicPartition]) -> list[Any]:
-    by_topic: dict[str, list[int]] = {}
-    for topic, index in partitions:
-        by_topic.setdefault(topic, []).append(index)
-    kind = DescribeLogDirsRequest.DescribableLogDirTopic
-    return [kind(topic=source.wire_topic(topic), partitions=indexes) for topic, indexes in by_topic.items()]
 
 
 async def _led(cluster: Cluster, partitions: Collection[TopicPartition]) -> list[TopicPartition]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from kafka.errors import KafkaError, TopicAuthorizationFailedError
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.led_offsets import LedOffsets
+from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.state.control_topic import HIDDEN, ControlWatch

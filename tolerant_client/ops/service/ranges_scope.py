@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.led_offsets import LedOffsets
+from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.mirror.engine.prepare import PlannedLink
 
 _GONE = (

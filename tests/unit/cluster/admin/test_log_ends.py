@@ -10,7 +10,12 @@ import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.log_ends import Unreplicated, replicated_end, replicated_ends, replicated_ends_at
+from tolerant_client.cluster.admin.offsets import (
+    Unreplicated,
+    replicated_end,
+    replicated_ends,
+    replicated_ends_at,
+)
 from tolerant_client.cluster.cluster import CONSUMER, DEBUGGING_REPLICA
 
 WHOLE, BEHIND, UNTOLD = (TopicPartition("orders", number) for number in range(3))

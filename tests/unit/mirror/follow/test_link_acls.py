@@ -7,8 +7,9 @@ from typing import Any
 import kafka.errors as Errors
 import pytest
 
+from tolerant_client.cluster.admin.acls import TopicAcl
 from tolerant_client.mirror.follow import acls
-from tolerant_client.mirror.follow.acls import AclsReport, TopicAcl, decide_acls, sync_acls
+from tolerant_client.mirror.follow.acls import AclsReport, decide_acls, sync_acls
 from tolerant_client.mirror.state.replication_policy import (
     DefaultReplicationPolicy,
     IdentityReplicationPolicy,
@@ -86,7 +87,7 @@ def test_a_cluster_without_readable_acls_is_named_once(
     async def refuse(*_: Any) -> Any:
         raise AssertionError("nothing may be written")
 
-    monkeypatch.setattr(acls, "_create", refuse)
+    monkeypatch.setattr(acls, "create_acls", refuse)
     source, target = Cluster("source", None if is_target else error), Cluster("target", error if is_target else None)
     report: AclsReport = drive(sync_acls(source, target, SAME))  # type: ignore[arg-type]
     assert [(x.name, x.reason) for x in report.left] == [("target" if is_target else "source", reason)]

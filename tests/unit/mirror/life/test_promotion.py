@@ -16,7 +16,7 @@ from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
 from spark_integration.cli.exits import exit_code
-from tolerant_client.cluster.admin.led_offsets import LedOffsets
+from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError, UnsupportedSourceError
 from tolerant_client.mirror.batches.losses import LedgerRow

@@ -12,7 +12,7 @@ import pytest
 from kafka.protocol.metadata import MetadataRequest
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.led_offsets import LedOffsets
+from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine import preflight, prepare

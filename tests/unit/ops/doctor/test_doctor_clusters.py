@@ -11,6 +11,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from support.tree import ROOT
+from tolerant_client.cluster.admin.log_dirs import LogDir
 from tolerant_client.cluster.admin.transactions import CoordinatorView
 from tolerant_client.mirror.state.open_transactions import OpenTransaction
 from tolerant_client.ops.doctor.access import (
@@ -31,7 +32,6 @@ from tolerant_client.ops.doctor.facts import (
     OPERATIONS,
     Broker,
     ClusterFacts,
-    LogDir,
     Partition,
     Quorum,
     Topic,

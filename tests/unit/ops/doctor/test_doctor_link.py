@@ -43,7 +43,6 @@ from tolerant_client.ops.doctor.connectivity import (
     same_cluster_findings,
     version_findings,
 )
-from tolerant_client.ops.doctor.describe import NotToldError
 from tolerant_client.ops.doctor.facts import Broker, ClusterFacts
 from tolerant_client.ops.doctor.finding import CHECKS, Finding, Severity, duration, exit_code, size, some
 from tolerant_client.ops.doctor.link_checks import (
@@ -465,7 +464,7 @@ def test_silent_address_ends_in_time() -> None:
 @pytest.mark.parametrize(
     ("error", "severity", "remedy"),
     [
-        (NotToldError("the brokers of the source do not know X"), INFO, "newer brokers tell it"),
+        (Errors.UnsupportedVersionError("the brokers of the source do not know X"), INFO, "newer brokers tell it"),
         (Errors.ClusterAuthorizationFailedError("no"), INFO, "Allow Describe on the cluster"),
         (Errors.KafkaTimeoutError("10 s"), WARNING, "did not answer"),
         (Errors.UnknownError("?"), WARNING, "logs"),

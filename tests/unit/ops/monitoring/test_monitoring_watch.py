@@ -18,7 +18,7 @@ pytest.importorskip("pyspark")
 from kafka.structs import TopicPartition
 from rich.console import Console
 
-from tolerant_client.cluster.admin.led_offsets import LedOffsets
+from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError
 from tolerant_client.mirror.batches.losses import LedgerRow

@@ -19,7 +19,7 @@ from kafka.structs import TopicPartition
 
 from spark_integration.mirror.mirror_job import original_error
 from spark_integration.mirror.stream_ranges import RangesStreamReader, RangesStreamWriter
-from tolerant_client.cluster.admin.led_offsets import LedOffsets
+from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.errors import OptionError, TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.engine.prepare import PlannedLink
 from tolerant_client.mirror.state.plan import TopicsPlan

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.log_ends import Unreplicated, replicated_ends_at
+from tolerant_client.cluster.admin.offsets import Unreplicated, replicated_ends_at
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.produce import ProducedPartition
 from tolerant_client.mirror.batches.appendable import Appendable

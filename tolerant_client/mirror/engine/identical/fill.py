@@ -13,14 +13,14 @@ E. A gap is filled when the coordinator says that the transaction is over, not w
    (TransactionMarkerRequestCompletionHandler.scala), and no broker refuses that.  Such a marker takes one offset more.
    The log end is read again before every transaction that counts on it, and some of a gap is left behind each, so
    only a repeat of a gap's last marker reaches beyond the gap; that is returned as the log end.  What a transaction wrote
-   is replicated when it is over, so only whoever takes over asks the leader whether it has more (log_ends.py).
+   is replicated when it is over, so only whoever takes over asks the leader whether it has more (admin/offsets.py).
 F. Whoever was fenced by a promotion would fence back, too, so `may_write` is asked between taking over and the first
    request that writes, after all that is waited for there: a claim may lapse meanwhile.  The control is written before
    anything is fenced (fence.py): who takes over behind the fence finds it there, and who took over before is fenced.
 
 Laws of the markers:
 G. One request in flight a partition, and one writer a partition: nothing but their order is checked.  So the end that a
-   request begins at is one of which all is replicated (log_ends.py): the leader may have more of ours than clients see.
+   request begins at is one of which all is replicated (admin/offsets.py): the leader may have more of ours than clients see.
 H. What a gap has become is read from the log end; error codes are merged by producer id (KafkaApis.scala,
    handleWriteTxnMarkersRequest), so they do not tell of a single marker.
 I. Nothing fences them, so `may_write` is asked before each request; fence.py says what may come late nevertheless.
@@ -36,7 +36,7 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.coordinators import Coordinators
-from tolerant_client.cluster.admin.log_ends import replicated_end
+from tolerant_client.cluster.admin.offsets import replicated_end
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.cluster.txn_markers import WriteTxnMarkers
 from tolerant_client.errors import OptionError, ProducerFencedError

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.log_ends import log_end_offsets
+from tolerant_client.cluster.admin.offsets import log_end_offsets
 from tolerant_client.cluster.admin.transactions import (
     ProducerEntry,
     can_describe_producers,

@@ -33,7 +33,7 @@ from collections import deque
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.log_ends import Unreplicated
+from tolerant_client.cluster.admin.offsets import Unreplicated
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.cluster.produce import NO_APPEND_TIME, add_sequence
 from tolerant_client.errors import (

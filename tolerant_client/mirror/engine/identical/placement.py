@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tolerant_client.cluster.admin.log_ends import Unreplicated
+from tolerant_client.cluster.admin.offsets import Unreplicated
 from tolerant_client.errors import TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.batches.appendable import AppendRules, AppendState
 from tolerant_client.mirror.batches.losses import LedgerRow, Loss, LossReason

@@ -5,7 +5,7 @@ Read before the first append of a session and after anything unexpected
 reported, never overwritten.
 
 Laws (what a difference means: difference.py):
-- A place to append at is the leader's end, and only where that is replicated (log_ends.py): elsewhere nothing of it is
+- A place to append at is the leader's end, and only where that is replicated (admin/offsets.py): elsewhere nothing of it is
   read yet.  A comparison appends nothing: it reads up to the high watermark, whatever a mirror has appended behind that.
 - The end of a log proves nothing.  A log is a copy up to its end where records of both sides were compared, or where the
   link wrote its last batch, or fills gaps, in a log that it began (control, `begun`).
@@ -28,7 +28,7 @@ from typing import NamedTuple
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.log_ends import Unreplicated, replicated_ends
+from tolerant_client.cluster.admin.offsets import Unreplicated, replicated_ends
 from tolerant_client.cluster.admin.topics import present_ids
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.cluster.produce import add_sequence

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.led_offsets import list_led_offsets
+from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.mirror.engine.partition_locks import Turns
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC

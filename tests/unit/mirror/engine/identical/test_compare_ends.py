@@ -13,7 +13,7 @@ import pytest
 from kafka.protocol.admin import DescribeProducersRequest
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.log_ends import Unreplicated
+from tolerant_client.cluster.admin.offsets import Unreplicated
 from tolerant_client.cluster.admin.transactions import ProducerEntry
 from tolerant_client.cluster.cluster import CONSUMER, EARLIEST, Cluster
 from tolerant_client.cluster.fetch import FetchedPartition

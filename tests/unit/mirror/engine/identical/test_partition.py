@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.log_ends import Unreplicated
+from tolerant_client.cluster.admin.offsets import Unreplicated
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.cluster.produce import add_sequence
 from tolerant_client.errors import (

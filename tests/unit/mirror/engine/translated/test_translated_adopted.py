@@ -12,7 +12,7 @@ import pytest
 from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.led_offsets import LedOffsets
+from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import EARLIEST
 from tolerant_client.errors import DataLossError, TargetDivergedError
 from tolerant_client.mirror.batches.losses import LossReason, MirrorPolicy

@@ -1,0 +1,228 @@
+"""Offsets of one cluster's logs: where they end, for clients and for their leaders, and what leaders say of times and epochs.
+
+Laws:
+- No partition waits for another one, in what returns LedOffsets: `Cluster.list_offsets` answers for all or for none; here
+  what cannot be asked is left out, with the reason.
+- A place to append at is the end of all that the leader has.  For clients a log ends at the high watermark; what the leader
+  has behind that is replicated later.  Who appends at the high watermark may append the same once more: a broker knows a
+  repeat of ours only while it remembers the producer, and that of a bare marker never.
+- So a place is believed only where both ends are the same.  Elsewhere it is looked for again: a follower comes to the
+  leader's end, or leaves the ISR (replica.lag.time.max.ms), or an election takes back what it does not have.
+- A comparison needs no place to append at: the high watermark is end enough for it (resume_point.py).
+- The high watermark is asked for first, and told by the leader alone: so it is known by then who leads.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import kafka.errors as Errors
+from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequest
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.asking import highest, raise_for
+from tolerant_client.cluster.admin.leaders import ask_leaders, insist_on_leaders
+from tolerant_client.cluster.cluster import DEBUGGING_REPLICA, LATEST, READ_COMMITTED, Cluster
+
+_BELIEVED_AFTER = 3  # looks: one wrong answer leaves nothing out
+_LOOKS = 20
+_FIRST_PAUSE_S = 0.002
+_LONGEST_PAUSE_S = 0.5  # with the pauses before: 5 s in all
+_EPOCHS_FOR_CLIENTS = 2  # older versions are for brokers only (ClusterAction)
+_MAX_TIMESTAMP = -3  # KIP-734
+_LIST_MAX_TIMESTAMP = 7
+
+
+class LedOffsets(NamedTuple):
+    """Offsets of the partitions that could be asked, and why each of the others could not."""
+
+    offsets: dict[TopicPartition, int]
+    left_out: dict[TopicPartition, str]
+
+
+async def stable_ends(source: Cluster, partitions: Collection[TopicPartition], patience_ms: int = 0) -> LedOffsets:
+    """How far each partition can be copied: the last stable offsets."""
+    asked = dict.fromkeys(partitions, LATEST)
+    return await list_led_offsets(source, asked, isolation_level=READ_COMMITTED, patience_ms=patience_ms)
+
+
+async def list_led_offsets(
+    cluster: Cluster,
+    timestamps: Mapping[TopicPartition, int],
+    *,
+    isolation_level: int = 0,
+    patience_ms: int = 0,
+    looks: int = _BELIEVED_AFTER,
+) -> LedOffsets:
+    """As Cluster.list_offsets; waits at most `patience_ms` for the leaders that are missing, or do not answer.
+
+    What cannot be asked is believed after so many `looks`.
+
+    Raises ClusterUnreachableError where no broker answers.
+    """
+    found: dict[TopicPartition, int] = {}
+    silent: dict[int, Exception] = {}
+    deadline, pause_s = time.monotonic() + patience_ms / 1000, 0.05
+    await cluster.connect()
+    await cluster.track({p.topic for p in timestamps})
+
+    async def ask(node_id: int, members: Collection[TopicPartition]) -> dict[TopicPartition, int | Exception]:
+        return await cluster.offsets_at(node_id, members, timestamps, isolation_level)
+
+    looked = 0
+    while True:
+        looked += 1
+        told, left_out = await ask_leaders(cluster, "offset", [p for p in timestamps if p not in found], ask, silent)
+        found |= told
+        may_heal = any(cluster.known_leader(p) not in silent for p in left_out)
+        if not left_out or (looked >= looks or not may_heal) and time.monotonic() >= deadline:
+            return LedOffsets(found, left_out)
+        await cluster.net.sleep(pause_s * random.uniform(0.8, 1.2))
+        pause_s = min(pause_s * 2, 1.0)
+        if time.monotonic() < deadline:
+            silent.clear()
+        await cluster.refresh()
+
+
+class Unreplicated(NamedTuple):
+    """A log of which the leader has more, or less, than its high watermark says; `leader_end` is -1 where it was not told."""
+
+    high_watermark: int
+    leader_end: int
+
+    def __str__(self) -> str:
+        if self.leader_end < 0:
+            return (
+                f"where the leader's log on the target ends was not told (its high watermark is {self.high_watermark})"
+            )
+        return (
+            f"replication on the target is behind: the leader's log ends at {self.leader_end}, its high watermark is"
+            f" {self.high_watermark}; a replica in the ISR does not follow, or another producer writes there"
+        )
+
+
+async def replicated_ends(
+    cluster: Cluster, partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, int | Unreplicated]:
+    """Where logs end of which all is replicated; two requests a leader.  Raises KafkaError."""
+    high = await cluster.list_offsets(dict.fromkeys(partitions, LATEST))
+    last = await log_end_offsets(cluster, high)
+    return {p: _end(watermark, last.get(p, -1)) for p, watermark in high.items()}
+
+
+async def replicated_end(cluster: Cluster, partition: TopicPartition) -> int:
+    """As replicated_ends, of one partition; waits for its replicas for some seconds.
+
+    Raises OffsetNotAvailableError, which is retriable, where they do not come so far.
+    """
+    pause = _FIRST_PAUSE_S
+    for _ in range(_LOOKS):
+        end = (await replicated_ends(cluster, [partition]))[partition]
+        if isinstance(end, int):
+            return end
+        await cluster.net.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
+    error: Exception = Errors.OffsetNotAvailableError(f"{partition.topic}-{partition.partition}: {end}")
+    raise error
+
+
+async def replicated_ends_at(
+    cluster: Cluster, node_id: int, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, int | Unreplicated | Exception]:
+    """What one node, asked once, says of the logs that it leads.  Raises KafkaError."""
+    asked = dict.fromkeys(partitions, LATEST)
+    high = await cluster.offsets_at(node_id, asked, asked, 0)
+    last = await cluster.offsets_at(node_id, asked, asked, 0, replica_id=DEBUGGING_REPLICA)
+    found: dict[TopicPartition, int | Unreplicated | Exception] = {}
+    for partition, watermark in high.items():
+        end = last.get(partition, -1)
+        failed = watermark if isinstance(watermark, Exception) else end
+        if isinstance(watermark, int) and isinstance(end, int):
+            found[partition] = _end(watermark, end)
+        elif isinstance(failed, Exception):
+            found[partition] = failed
+    return found
+
+
+async def log_end_offsets(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    """Where the leaders' logs end, what is not replicated yet included; partitions that failed are absent.
+
+    What describe_producers tells is as of that offset, not as of the high watermark.  One request a leader.
+    """
+    wanted = dict.fromkeys(partitions, LATEST)
+
+    async def ask(node_id: int, members: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        told = await cluster.offsets_at(node_id, members, wanted, 0, replica_id=DEBUGGING_REPLICA)
+        return {p: end for p, end in told.items() if isinstance(end, int)}
+
+    return await insist_on_leaders(cluster, "reading the ends of logs", wanted, ask)
+
+
+def _end(high_watermark: int, leader_end: int) -> int | Unreplicated:
+    return high_watermark if leader_end == high_watermark else Unreplicated(high_watermark, leader_end)
+
+
+async def newest_times(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    """The latest timestamp of each log in ms; empty logs, brokers before 3.0, and leaders that do not respond tell none."""
+    await cluster.connect()
+    if highest(cluster, ListOffsetsRequest) < _LIST_MAX_TIMESTAMP:
+        return {}
+    topic_type = ListOffsetsRequest.ListOffsetsTopic
+
+    async def ask(node_id: int, members: Collection[TopicPartition]) -> dict[TopicPartition, int | Exception]:
+        topics: dict[str, list[Any]] = {}
+        for topic, number in members:
+            asked = topic_type.ListOffsetsPartition(
+                partition_index=number, timestamp=_MAX_TIMESTAMP, current_leader_epoch=-1, max_num_offsets=1
+            )
+            topics.setdefault(cluster.wire_topic(topic), []).append(asked)
+        request = ListOffsetsRequest(
+            replica_id=-1,
+            isolation_level=0,
+            topics=[topic_type(name=name, partitions=parts) for name, parts in topics.items()],
+            max_version=_LIST_MAX_TIMESTAMP,
+        )
+        return {
+            TopicPartition(cluster.topic_of(topic.name), part.partition_index): part.timestamp
+            for topic in (await cluster.send(request, node_id)).topics
+            for part in topic.partitions
+            if not part.error_code
+        }
+
+    wanted = list(partitions)
+    await cluster.track({p.topic for p in wanted})
+    found, _ = await ask_leaders(cluster, "time", wanted, ask, {})
+    return {partition: at for partition, at in found.items() if at >= 0}
+
+
+async def leader_epoch_ends(cluster: Cluster, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """Where the leaders' logs end these leader epochs (KIP-320); none of them where brokers (before 2.1) cannot say."""
+    if not epochs:
+        return {}
+    await cluster.connect()
+    if highest(cluster, OffsetForLeaderEpochRequest) < _EPOCHS_FOR_CLIENTS:
+        return {}
+    topic_type = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+
+    async def ask(node_id: int, members: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        topics: dict[str, list[Any]] = {}
+        for partition in members:
+            asked = topic_type.OffsetForLeaderPartition(
+                partition=partition.partition, current_leader_epoch=-1, leader_epoch=epochs[partition]
+            )
+            topics.setdefault(cluster.wire_topic(partition.topic), []).append(asked)
+        request = OffsetForLeaderEpochRequest(
+            replica_id=-1, topics=[topic_type(topic=name, partitions=parts) for name, parts in topics.items()]
+        )
+        ends: dict[TopicPartition, int] = {}
+        for topic in (await cluster.send(request, node_id)).topics:
+            name = cluster.topic_of(topic.topic)
+            for part in topic.partitions:
+                raise_for(part.error_code, f"{name}-{part.partition}")
+                ends[TopicPartition(name, part.partition)] = part.end_offset
+        return ends
+
+    return await insist_on_leaders(cluster, "asking where leader epochs end", epochs, ask)
