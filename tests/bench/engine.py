@@ -13,8 +13,9 @@ import time
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.batches.gaps import GapFill
 from tolerant_client.mirror.batches.losses import MirrorPolicy
-from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import Progress
+from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
 
 LINK = "bench"
@@ -29,7 +30,7 @@ def main(source_servers: str, target_servers: str, topic: str, tail_s: str = "0"
             policy = MirrorPolicy(GapFill(gap_fill))
             link = await prepare_link(source, target, topic, LINK, policy)
             began = time.monotonic()
-            copier = LinkCopier(source, target, link.producer_id, link=LINK, policy=policy)
+            copier = LinkCopier(source, target, identical_offsets(link.producer_id), link=LINK, policy=policy)
             until = {p: None if hold_ms else end for p, end in link.ends.items()}
             return began, list((await copier.copy(until, hold_ms=hold_ms)).values())
 

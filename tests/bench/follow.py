@@ -13,8 +13,9 @@ from typing import Any
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
-from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits
+from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
 
 _LEASE_MS = 60_000
@@ -37,7 +38,9 @@ def main(
             while True:
                 prepared = await prepare_link(source, target, topics, link, policy)
                 if copier is None:
-                    copier = LinkCopier(source, target, prepared.producer_id, limits, link=link, policy=policy)
+                    copier = LinkCopier(
+                        source, target, identical_offsets(prepared.producer_id), limits, link=link, policy=policy
+                    )
                     say(up=sorted(f"{p.topic}-{p.partition}" for p in prepared.ends))
                 # Held on to between two rounds: what takes longer than a round is not begun anew.
                 progress = await copier.copy(dict.fromkeys(prepared.ends), hold_ms=1000, lease_ms=_LEASE_MS)

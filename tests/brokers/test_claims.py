@@ -22,9 +22,11 @@ from support.mirror_link import append_records, both, compare, create_topic, del
 from support.tree import SUPPORT
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError, TargetClaimedError
-from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.identical.offsets import identical_offsets
+from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
-from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.engine.translated.offsets import translated_offsets
+from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.state.claims import (
     CLAIMS_TOPIC,
@@ -70,7 +72,9 @@ def test_a_partition_is_handed_over_within_the_run_while_it_is_copied(clusters: 
 
         async def run() -> list[float]:
             link = await prepare_link(source, target, topic, topic)
-            copiers = [LinkCopier(source, target, link.producer_id, link=topic, run="one") for _ in range(2)]
+            copiers = [
+                LinkCopier(source, target, identical_offsets(link.producer_id), link=topic, run="one") for _ in range(2)
+            ]
             took = []
             for number in range(6):
                 append = LinkCopier.copy(copiers[number % 2], {only: 500}, hold_ms=600, lease_ms=60_000)
@@ -92,9 +96,9 @@ def test_another_run_is_refused_while_the_holder_lives_and_follows_once_it_is_go
 
         async def hold() -> int:
             link = await prepare_link(source, target, topic, topic)
-            first = LinkCopier(source, target, link.producer_id, link=topic)
+            first = LinkCopier(source, target, identical_offsets(link.producer_id), link=topic)
             await first.copy({only: 500}, hold_ms=100, lease_ms=60_000)
-            late = LinkCopier(source, target, link.producer_id, link=topic)
+            late = LinkCopier(source, target, identical_offsets(link.producer_id), link=topic)
             with pytest.raises(
                 TargetClaimedError, match=f"Partition {topic}-0 of the target is written by a mirror of link"
             ):
@@ -103,7 +107,7 @@ def test_another_run_is_refused_while_the_holder_lives_and_follows_once_it_is_go
 
         async def follow() -> float:
             began = time.monotonic()
-            await LinkCopier(second_source, second_target, producer_id, link=topic).copy({only: 700})
+            await LinkCopier(second_source, second_target, identical_offsets(producer_id), link=topic).copy({only: 700})
             return time.monotonic() - began
 
         producer_id = source.run(hold)  # and then nobody drives its loop any more: as if it were frozen
@@ -119,7 +123,7 @@ def test_a_copier_that_was_frozen_through_its_lease_sends_nothing_of_it(clusters
 
         async def begin() -> tuple[LinkCopier, Any]:
             link = await prepare_link(source, target, topic, topic)
-            copier = LinkCopier(source, target, link.producer_id, link=topic)
+            copier = LinkCopier(source, target, identical_offsets(link.producer_id), link=topic)
             done = source.net.call_soon_with_future(
                 partial(copier.copy_each, {only: 20_000}, hold_ms=1_000, lease_ms=60_000)
             )
@@ -128,9 +132,9 @@ def test_a_copier_that_was_frozen_through_its_lease_sends_nothing_of_it(clusters
             return copier, done
 
         async def follow() -> None:
-            await LinkCopier(second_source, second_target, copier.producer_id, link=topic).copy(
-                {only: 20_000}, hold_ms=5_000, lease_ms=60_000
-            )
+            await LinkCopier(
+                second_source, second_target, identical_offsets(copier.strategy.sync_loop._producer_id), link=topic
+            ).copy({only: 20_000}, hold_ms=5_000, lease_ms=60_000)
 
         async def go_on() -> Any:
             return await done
@@ -164,7 +168,9 @@ def test_a_copier_that_was_frozen_while_it_had_nothing_to_do_reads_its_place_ane
 
             async def follow() -> None:
                 link = await prepare_link(source, target, topic, topic)
-                await LinkCopier(source, target, link.producer_id, link=topic, run=run).copy(link.ends)
+                await LinkCopier(source, target, identical_offsets(link.producer_id), link=topic, run=run).copy(
+                    link.ends
+                )
 
             source.run(follow)
         assert ends(clusters[1], topic) == [600]
@@ -263,7 +269,7 @@ def test_of_a_claims_log_whose_records_were_deleted_nobody_holds_what_another_ho
 
         async def hold() -> LinkCopier:
             link = await prepare_link(source, target, topic, topic)
-            copier = LinkCopier(source, target, link.producer_id, link=topic)
+            copier = LinkCopier(source, target, identical_offsets(link.producer_id), link=topic)
             await copier.copy({only: 500}, hold_ms=100, lease_ms=120_000)
             return copier
 
@@ -271,7 +277,9 @@ def test_of_a_claims_log_whose_records_were_deleted_nobody_holds_what_another_ho
         if is_frozen:
             source.net.stop(timeout_ms=2000)
         delete_until(clusters[1], CLAIMS_TOPIC, ends(clusters[1], CLAIMS_TOPIC)[0])
-        late = LinkCopier(second_source, second_target, first.producer_id, link=topic)
+        late = LinkCopier(
+            second_source, second_target, identical_offsets(first.strategy.sync_loop._producer_id), link=topic
+        )
 
         async def want() -> list[tuple[bool, bool]]:
             late.claims.want([only])
@@ -294,7 +302,7 @@ def test_a_copy_that_is_done_leaves_no_claim(clusters: tuple[str, str]) -> None:
 
         async def run() -> None:
             link = await prepare_link(source, target, topic, topic)
-            await LinkCopier(source, target, link.producer_id, link=topic).copy(link.ends)
+            await LinkCopier(source, target, identical_offsets(link.producer_id), link=topic).copy(link.ends)
             log = await read_claims(target)
             assert TopicPartition(topic, 0) not in log.claims()
 
@@ -309,7 +317,7 @@ def test_a_log_that_was_made_anew_is_claimed_anew(clusters: tuple[str, str]) -> 
 
         async def run() -> None:
             link = await prepare_link(source, target, topic, topic)
-            copier = LinkCopier(source, target, link.producer_id, link=topic)
+            copier = LinkCopier(source, target, identical_offsets(link.producer_id), link=topic)
             await copier.copy({only: 500}, hold_ms=100, lease_ms=60_000)
             await delete_topic(target)
             append_records(clusters[0], topic, 100, first=500)
@@ -372,13 +380,13 @@ def test_what_an_identical_copy_has_begun_no_translated_one_writes_to_while_it_r
 
         async def hold() -> None:
             link = await prepare_link(source, target, waits, f"identical-{topic}")
-            copier = LinkCopier(source, target, link.producer_id, link=f"identical-{topic}")
+            copier = LinkCopier(source, target, identical_offsets(link.producer_id), link=f"identical-{topic}")
             await copier.copy({only: 500}, hold_ms=15_000, lease_ms=100)
             await copier.claims.released()
 
         async def intrude() -> None:
             await prepare_translated_link(other_source, other_target, waits, f"translated-{topic}")
-            late = TranslatedCopier(other_source, other_target, f"translated-{topic}")
+            late = LinkCopier(other_source, other_target, translated_offsets(), link=f"translated-{topic}")
             while ends(clusters[1], topic) != [500]:
                 await other_source.net.sleep(0.1)
             told = f"Partition {topic}-0 of the target is written by a mirror of link identical-{topic} on .* with identical"
@@ -386,7 +394,7 @@ def test_what_an_identical_copy_has_begun_no_translated_one_writes_to_while_it_r
                 await late.copy({only: 300})
 
         async def intrude_again() -> None:
-            late = TranslatedCopier(other_source, other_target, f"translated-{topic}")
+            late = LinkCopier(other_source, other_target, translated_offsets(), link=f"translated-{topic}")
             told = f"{topic}-0 of the target was copied by link identical-{topic} with identical offsets"
             with pytest.raises(TargetClaimedError, match=told):
                 await late.copy({only: 300})
@@ -417,19 +425,19 @@ def test_a_translated_copy_that_was_frozen_through_its_lease_writes_nothing_into
     waits = LinkTopics(LinkTopics.of("nothing-yet").filter, waits_for_topics=True)
     with both(*clusters) as (source, target), both(elsewhere, clusters[1]) as (other_source, other_target):
 
-        async def begin() -> tuple[TranslatedCopier, Any]:
+        async def begin() -> tuple[LinkCopier, Any]:
             await prepare_translated_link(other_source, other_target, waits, f"translated-{topic}")
-            copier = TranslatedCopier(other_source, other_target, f"translated-{topic}")
+            copier = LinkCopier(other_source, other_target, translated_offsets(), link=f"translated-{topic}")
             done = other_source.net.call_soon_with_future(
                 partial(copier.copy_each, {only: 0}, hold_ms=25_000, lease_ms=100)
             )
-            while only not in copier._partitions or not copier._partitions[only]._is_taken_over:
+            while only not in copier.strategy.partitions or not copier.strategy.partitions[only]._is_taken_over:
                 await other_source.net.sleep(0.01)
             return copier, done
 
         async def follow() -> LinkCopier:
             link = await prepare_link(source, target, waits, f"identical-{topic}")
-            copier = LinkCopier(source, target, link.producer_id, link=f"identical-{topic}")
+            copier = LinkCopier(source, target, identical_offsets(link.producer_id), link=f"identical-{topic}")
             began = time.monotonic()
             await copier.copy({only: 500}, hold_ms=100, lease_ms=60_000)
             assert time.monotonic() - began > LEASE_S - 4

@@ -33,7 +33,9 @@ from tolerant_client.cluster.admin.coordinators import TRANSACTION, Coordinators
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
-from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.engine.link_copier import LinkCopier
+from tolerant_client.mirror.engine.translated.offsets import translated_offsets
+from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import update_control
 from tolerant_client.mirror.state.ledger import Ledger
@@ -201,7 +203,7 @@ def test_positions_of_a_renamed_link_with_translated_offsets_are_those_of_its_ma
 
         async def copy() -> None:
             prepared = await prepare_translated_link(origin, there, topics, "doctor-map")
-            await TranslatedCopier(origin, there, "doctor-map").copy(prepared.ends)
+            await LinkCopier(origin, there, translated_offsets(), link="doctor-map").copy(prepared.ends)
 
         origin.run(copy)
     append_records(source, "doctor-mapped", 5, first=10, timestamp=now_ms())

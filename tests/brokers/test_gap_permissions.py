@@ -18,7 +18,9 @@ from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller
 from tolerant_client.mirror.engine.identical.log_start import start_log_at
-from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.engine.link_copier import LinkCopier
+from tolerant_client.mirror.engine.translated.offsets import translated_offsets
+from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.life.status import read_status
@@ -114,7 +116,7 @@ def test_a_topic_that_no_cluster_shows_is_known_from_the_map_of_a_translated_lin
         append_records(source, name, 20)
     with both(source, cluster.bootstrap_servers) as (origin, there):
         ends = origin.run(prepare_translated_link, origin, there, "mapped.*", link).ends
-        origin.run(TranslatedCopier(origin, there, link).copy, ends)
+        origin.run(LinkCopier(origin, there, translated_offsets(), link=link).copy, ends)
     delete_topic(source, hidden)
     allow(cluster, "another", ACLOperation.DESCRIBE, ResourceType.TOPIC, hidden)
     with both(source, cluster.bootstrap_servers) as (origin, _):

@@ -30,8 +30,9 @@ from spark_integration.cli.doctor import flow_subjects
 from spark_integration.mirror.flow_links import duties_of, heartbeats_of
 from support.mirror_link import append_records, create_topic
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits
+from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.life.mm2_positions import whether_mm2_runs
 from tolerant_client.mirror.life.plan_report import plan_everything
@@ -187,7 +188,9 @@ class Link:
             async def copy() -> tuple[str, ...]:
                 prepared = await prepare_link(source, target, flow.link_topics, flow.link, flow.policy)
                 limits = CopyLimits(patience_ms=8_000)
-                copier = LinkCopier(source, target, prepared.producer_id, limits, link=flow.link, policy=flow.policy)
+                copier = LinkCopier(
+                    source, target, identical_offsets(prepared.producer_id), limits, link=flow.link, policy=flow.policy
+                )
                 await copier.copy(prepared.ends)
                 return prepared.warnings
 

@@ -21,8 +21,10 @@ from tolerant_client.cluster.admin.acls import TopicAcl
 from tolerant_client.cluster.admin.groups import CommittedOffset, commit_offsets, fetch_offsets, groups_home
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.engine.link_copier import LinkCopier
+from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.engine.translated.partition import TransactionLimits
+from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 from tolerant_client.mirror.follow import groups as duty
 from tolerant_client.mirror.follow.acls import AclsReport, sync_acls
 from tolerant_client.mirror.follow.checkpoints import CheckpointsReport, KnownCheckpoints, emit_checkpoints
@@ -236,7 +238,7 @@ def test_a_group_goes_on_behind_the_last_record_it_read_where_offsets_are_transl
 
         async def run() -> None:
             prepared = await prepare_translated_link(source, target, topics("shifted", names), "shifted")
-            await TranslatedCopier(source, target, "shifted", transactions=limits).copy(prepared.ends)
+            await LinkCopier(source, target, translated_offsets(limits), link="shifted").copy(prepared.ends)
 
         source.run(run)
     commit(origin, "shifting", {TopicPartition("shifted", 0): 30})

@@ -27,12 +27,14 @@ from tolerant_client.cluster.admin.topics import delete_topics
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import LinkPausedError, LinkPromotedError, OptionError, ProducerFencedError
 from tolerant_client.mirror.batches.gaps import Gap
-from tolerant_client.mirror.engine.identical.copy import LinkCopier
 from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller
 from tolerant_client.mirror.engine.identical.gap_producer import GapProducer
+from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import Progress
+from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
-from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.engine.translated.offsets import translated_offsets
+from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 from tolerant_client.mirror.follow.groups import sync_groups
 from tolerant_client.mirror.life.failback import failback
 from tolerant_client.mirror.life.plan_report import plan_everything
@@ -168,7 +170,7 @@ def test_a_throttled_link_copies_no_faster_than_it_may(source: str, target: str)
 
     async def copy(origin: Cluster, there: Cluster) -> dict[TopicPartition, Progress]:
         prepared = await prepare_link(origin, there, "life-slow", "life-slow")
-        copier = LinkCopier(origin, there, prepared.producer_id, link="life-slow")
+        copier = LinkCopier(origin, there, identical_offsets(prepared.producer_id), link="life-slow")
         return await copier.copy(prepared.ends)
 
     started = time.monotonic()
@@ -200,7 +202,7 @@ def test_batches_that_were_on_their_way_are_refused_after_promotion(source: str,
 
         async def begin() -> None:
             prepared = await prepare_link(origin, there, topic, link)
-            copier = LinkCopier(origin, there, prepared.producer_id, link=link)
+            copier = LinkCopier(origin, there, identical_offsets(prepared.producer_id), link=link)
             there.produce = hold  # type: ignore[method-assign]
             copying.append(origin.net.call_soon_with_future(copier.copy, prepared.ends))
             while not on_their_way:
@@ -600,7 +602,7 @@ def test_a_range_of_time_is_copied_at_its_offsets_and_only_into_empty_logs(sourc
 
     async def copy(origin: Cluster, there: Cluster, **bounds: int) -> dict[TopicPartition, Progress]:
         prepared = await prepare_link(origin, there, topic, link, **bounds)
-        return await LinkCopier(origin, there, prepared.producer_id, link=link).copy(prepared.ends)
+        return await LinkCopier(origin, there, identical_offsets(prepared.producer_id), link=link).copy(prepared.ends)
 
     run(source, target, copy, from_ms=T0 + 200, until_ms=T0 + 700)
     assert [offset for offset, *_ in consume(target, topic, 1, 10**9)[0]] == list(range(200, 700))
@@ -630,11 +632,11 @@ def test_a_link_with_translated_offsets_is_paused_and_promoted_too(source: str, 
     create_topic(source, topic, 1)
     append_records(source, topic, 100)
     with both(source, target) as (origin, there):
-        copiers: list[TranslatedCopier] = []
+        copiers: list[LinkCopier] = []
 
         async def copy(lease_ms: int = 0) -> Progress:
             prepared = await prepare_translated_link(origin, there, topic, link)
-            copiers.append(TranslatedCopier(origin, there, link))
+            copiers.append(LinkCopier(origin, there, translated_offsets(), link=link))
             return (await copiers[0].copy(prepared.ends, lease_ms=lease_ms))[partition]
 
         assert origin.run(copy).acked == 100

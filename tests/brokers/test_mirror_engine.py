@@ -37,8 +37,9 @@ from tolerant_client.errors import (
 )
 from tolerant_client.mirror.batches.gaps import is_filler
 from tolerant_client.mirror.batches.losses import MirrorPolicy
-from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits
+from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.topics import describe_topics
@@ -129,7 +130,7 @@ def test_a_copy_ends_at_the_offset_that_was_asked_for(source: str, target: str) 
 
         async def run() -> None:
             link = await prepare_link(origin, copy, topic, "until")
-            copier = LinkCopier(origin, copy, link.producer_id)
+            copier = LinkCopier(origin, copy, identical_offsets(link.producer_id))
             for until in (0, 10, 45, 300):
                 progress = await copier.copy({partition: until})
                 assert progress[partition].acked == (until + 9) // 10 * 10
@@ -147,7 +148,7 @@ def test_records_that_arrive_while_the_copy_is_held_are_copied_too(source: str, 
 
         async def run() -> int:
             link = await prepare_link(origin, copy, topic, "held-link")
-            copier = LinkCopier(origin, copy, link.producer_id)
+            copier = LinkCopier(origin, copy, identical_offsets(link.producer_id))
             held = origin.net.call_soon_with_future(lambda: copier.copy({partition: None}, hold_ms=1500))
             await origin.net.sleep(0.5)
             batch = encode_batch([Record(0, T0, None, b"late")] * 5)
@@ -168,7 +169,7 @@ def test_two_calls_for_one_partition_each_reach_their_offset(source: str, target
 
         async def run() -> tuple[int, int]:
             link = await prepare_link(origin, copy, topic, "two-calls")
-            copier = LinkCopier(origin, copy, link.producer_id, limits)
+            copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), limits)
             far = origin.net.call_soon_with_future(lambda: copier.copy({partition: 20_000}))
             await origin.net.sleep(0.01)
             near = await copier.copy({partition: 1000})
@@ -188,7 +189,7 @@ def test_partition_left_alone_at_the_end_of_its_lease_is_taken_up_again(source: 
 
         async def run() -> int:
             link = await prepare_link(origin, copy, topic, "lease")
-            copier = LinkCopier(origin, copy, link.producer_id)
+            copier = LinkCopier(origin, copy, identical_offsets(link.producer_id))
             await copier.copy({partition: 100}, lease_ms=200)
             await origin.net.sleep(0.3)
             batch = encode_batch([Record(0, T0, None, b"after the lease")] * 50)
@@ -214,16 +215,16 @@ def test_memory_in_flight_stays_within_its_bound_and_small_bounds_still_copy_all
 
         async def run() -> LinkCopier:
             link = await prepare_link(origin, copy, topic, "bounded")
-            copier = LinkCopier(origin, copy, link.producer_id, limits)
+            copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), limits)
             done = origin.net.call_soon_with_future(lambda: copier.copy(link.ends))
             while not done.is_done:
-                seen.append(copier._appender.bytes_in_flight)
+                seen.append(copier.link.memory.in_flight)
                 await origin.net.sleep(0.001)
             await done
             return copier
 
         copier = origin.run(run)
-        assert copier._appender.bytes_in_flight == 0
+        assert copier.link.memory.in_flight == 0
         assert 0 < max(seen) <= limits.max_bytes_in_flight
     assert compare(source, target, topic).identical
 
@@ -294,7 +295,7 @@ def copy_with_foreign_write(source: str, target: str, topic: str, per_batch: int
 
         async def run() -> None:
             link = await prepare_link(origin, copy, topic, "foreign")
-            copier = LinkCopier(origin, copy, link.producer_id)
+            copier = LinkCopier(origin, copy, identical_offsets(link.producer_id))
             await copier.copy({partition: 500}, lease_ms=60_000)
             # Blocks this loop: the mirror sleeps while the others write.
             foreign.append(foreign_write(target, topic))

@@ -22,8 +22,9 @@ from support.zookeeper_kafka import ZooKeeperKafka, require_zookeeper_kafka
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import SourceTruncatedError, TargetDivergedError
 from tolerant_client.mirror.batches.gaps import FILLER
-from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import Progress
+from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.records import codecs
 from tolerant_client.records.record_batch import Record, encode_batch
@@ -133,7 +134,9 @@ def mirror(source: Mapping[str, Any], target: str, topics: str, link: str = "old
 
             async def run() -> dict[TopicPartition, Progress]:
                 prepared = await prepare_link(origin, copy, topics, link)
-                return await LinkCopier(origin, copy, prepared.producer_id, link=link).copy(prepared.ends)
+                return await LinkCopier(origin, copy, identical_offsets(prepared.producer_id), link=link).copy(
+                    prepared.ends
+                )
 
             return origin.run(run)
         finally:
@@ -326,7 +329,7 @@ def test_topic_that_is_made_anew_between_two_fetches_is_not_copied_behind_the_ol
 
         async def run() -> None:
             link = await prepare_link(origin, copy, topic, topic)
-            copier = LinkCopier(origin, copy, link.producer_id, link=topic, bytes_per_s=rate)
+            copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), link=topic, bytes_per_s=rate)
             await copier.copy({partition: 1000 if rate is None else 100}, lease_ms=60_000)
             making = threading.Thread(target=make_anew, args=(broker, topic))
             making.start()

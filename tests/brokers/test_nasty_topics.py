@@ -29,8 +29,9 @@ from support.nasty_topics import Kind, NastyTopic, features, nasty_topic
 from support.nasty_writer import BROKER_CONFIG, CLEANER_CONFIG, write_topics
 from support.tree import SUPPORT
 from tolerant_client.mirror.batches.losses import MirrorPolicy
-from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import Progress
+from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.testing import (
     Corrupt,
@@ -194,7 +195,9 @@ def mirror(source: str, target: str, topics: str, link: str) -> dict[TopicPartit
 
         async def run() -> dict[TopicPartition, Progress]:
             prepared = await prepare_link(origin, copy, topics, link, policy)
-            return await LinkCopier(origin, copy, prepared.producer_id, link=link, policy=policy).copy(prepared.ends)
+            return await LinkCopier(
+                origin, copy, identical_offsets(prepared.producer_id), link=link, policy=policy
+            ).copy(prepared.ends)
 
         return origin.run(run)
 

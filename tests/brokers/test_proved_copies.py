@@ -43,13 +43,14 @@ from tolerant_client.errors import (
 from tolerant_client.mirror.batches.divergence import LogSlice, read_slices
 from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
-from tolerant_client.mirror.engine.identical import begun, control_follower, gap_producer, next_sequence, resting
-from tolerant_client.mirror.engine.identical.control_follower import ControlFollower
-from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.identical import begun, gap_producer, next_sequence, offsets, resting
 from tolerant_client.mirror.engine.identical.gap_producer import GapProducer, gap_transactional_id
+from tolerant_client.mirror.engine.identical.offsets import IdenticalOffsets, identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits
+from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
-from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.engine.translated.offsets import translated_offsets
+from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 from tolerant_client.mirror.state.claims import CLAIMS_TOPIC
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_control
@@ -207,7 +208,9 @@ def copy_until(source: str, target: str, topic: str, offset: int, link: str = "t
 
         async def run() -> None:
             prepared = await prepare_link(origin, copy, topic, link)
-            await LinkCopier(origin, copy, prepared.producer_id, link=link).copy({TopicPartition(topic, 0): offset})
+            await LinkCopier(origin, copy, identical_offsets(prepared.producer_id), link=link).copy(
+                {TopicPartition(topic, 0): offset}
+            )
 
         origin.run(run)
 
@@ -279,7 +282,7 @@ def test_emptied_log_of_a_copier_that_was_killed_is_believed_where_the_broker_re
     create_topic(source, topic)
     append_records(source, topic, 100)
     with monkeypatch.context() as killed:
-        killed.setattr(ControlFollower, "copied", lambda *_: {})
+        killed.setattr(IdenticalOffsets, "copied", lambda *_: {})
         mirror(source, target, topic)
     delete_records(target, topic, 100)
     append_records(source, topic, 100, first=100)
@@ -290,14 +293,14 @@ def test_emptied_log_of_a_copier_that_was_killed_is_believed_where_the_broker_re
 def test_running_copier_writes_down_how_far_it_has_copied_what_rests(
     source: str, forgetful: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_follower, "_RESTS_S", 0.5)
-    monkeypatch.setattr(control_follower, "_REMEMBER_S", 0.5)
+    monkeypatch.setattr(offsets, "_RESTS_S", 0.5)
+    monkeypatch.setattr(offsets, "_REMEMBER_S", 0.5)
     topic, partition = "proved-rests", TopicPartition("proved-rests", 0)
     create_topic(source, topic)
     append_records(source, topic, 100)
     with both(source, forgetful) as (origin, copy):
         link = origin.run(prepare_link, origin, copy, topic, "rests")
-        copier = LinkCopier(origin, copy, link.producer_id, link="rests")
+        copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), link="rests")
 
         async def run() -> None:
             copying = origin.net.call_soon_with_future(lambda: copier.copy({partition: 100}, hold_ms=8000))
@@ -518,7 +521,7 @@ def test_target_topic_that_is_made_anew_under_an_idle_copier_is_filled_from_its_
     append_records(source, topic, 500, timestamp=NOW)
     with both(source, target) as (origin, copy):
         link = origin.run(prepare_link, origin, copy, topic, "tests")
-        copier = LinkCopier(origin, copy, link.producer_id, link="tests")
+        copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), link="tests")
         origin.run(lambda: copier.copy({partition: 500}, lease_ms=120_000))
         make_anew(target, topic)
         origin.run(origin.net.sleep, 2.5)
@@ -538,7 +541,7 @@ def test_log_that_rests_is_looked_at_and_filled_again_or_named(
     monkeypatch.setattr(resting, "LOOK_S", 1.0)
     with both(source, target) as (origin, copy):
         link = origin.run(prepare_link, origin, copy, topic, "tests")
-        copier = LinkCopier(origin, copy, link.producer_id, link="tests")
+        copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), link="tests")
         origin.run(lambda: copier.copy({partition: 500}, lease_ms=120_000))
         if others:
             append_batches(target, [(partition, numbered(0, others, NOW))])
@@ -674,7 +677,7 @@ def test_topic_that_is_set_to_log_append_time_blocks_at_once_and_says_what_was_r
 
         async def run() -> None:
             link = await prepare_link(origin, copy, topic, "tests")
-            copier = LinkCopier(origin, copy, link.producer_id, link="tests")
+            copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), link="tests")
             await copier.copy(link.ends, lease_ms=60_000)
             configure(target, topic, message_timestamp_type="LogAppendTime")
             append_batches(source, [(partition, numbered(100 * n, 100, NOW - 300 * DAY)) for n in range(1, 51)])
@@ -721,7 +724,7 @@ def test_filler_that_was_sent_twice_with_two_times_is_no_rewritten_time(
 
     with both(source, target) as (origin, copy):
         link = origin.run(prepare_link, origin, copy, topic, "tests", policy)
-        copier = LinkCopier(origin, copy, link.producer_id, link="tests", policy=policy)
+        copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), link="tests", policy=policy)
         origin.run(lambda: copier.copy({partition: 300}, lease_ms=60_000))
         monkeypatch.setattr(Cluster, "produce", produce_twice)
         with kafka.KafkaProducer(bootstrap_servers=source, transactional_id=topic) as producer:
@@ -748,7 +751,7 @@ def test_topic_that_was_log_append_time_while_nothing_was_written_goes_on_once_i
 
         async def run() -> None:
             link = await prepare_link(origin, copy, topic, "tests")
-            copier = LinkCopier(origin, copy, link.producer_id, link="tests")
+            copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), link="tests")
             configure(target, topic, message_timestamp_type="LogAppendTime")
             with pytest.raises(TolerantClientError, match="message.timestamp.type=LogAppendTime.*set it to CreateTime"):
                 await copier.copy({partition: 100})
@@ -767,7 +770,7 @@ def test_lowered_max_message_bytes_is_seen_at_the_first_refusal_and_batches_are_
 
         async def run() -> None:
             link = await prepare_link(origin, copy, topic, "tests")
-            copier = LinkCopier(origin, copy, link.producer_id, link="tests")
+            copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), link="tests")
             await copier.copy(link.ends, lease_ms=60_000)
             configure(target, topic, max_message_bytes="20000")
             append_batches(source, [(partition, numbered(100 * n, 100, NOW)) for n in range(1, 11)])
@@ -825,7 +828,7 @@ def test_broker_that_hangs_holds_up_no_partition_that_another_leads(
     with both(source, target) as (origin, copy):
         name = link_coordinated_elsewhere(copy, led, 2)
         link = origin.run(prepare_link, origin, copy, topic, name)
-        copier = LinkCopier(origin, copy, link.producer_id, link=name)
+        copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), link=name)
         apart = copier.claims._target
         origin.run(apart.connect)
         for cluster in (copy, apart):  # what any broker may answer is asked elsewhere
@@ -835,7 +838,7 @@ def test_broker_that_hangs_holds_up_no_partition_that_another_leads(
 
         async def run() -> float:
             copying = origin.net.call_soon_with_future(lambda: copier.copy_each({led: 100, hung: 100}))
-            while copier._partitions.get(led) is None or copier._partitions[led].acked < 100:
+            while copier.strategy.partitions.get(led) is None or copier.strategy.partitions[led].acked < 100:
                 await origin.net.sleep(0.05)
                 assert time.monotonic() < began + 30, "the partition of the broker that answers waits"
             three_nodes.resume(2)
@@ -867,7 +870,7 @@ def test_a_coordinator_that_hangs_is_told_within_half_a_minute_by_name_though_th
     with both(source, target) as (origin, copy):
         name = link_coordinated_elsewhere(copy, led, 2, is_there=True)
         link = origin.run(prepare_link, origin, copy, topic, name)
-        copier = LinkCopier(origin, copy, link.producer_id, link=name)
+        copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), link=name)
         apart = copier.claims._target
         origin.run(apart.connect)
         for cluster in (copy, apart):  # what any broker may answer is asked elsewhere
@@ -916,7 +919,7 @@ def test_translated_copy_whose_records_an_election_took_back_is_named_though_oth
 
             async def copy_all() -> None:
                 prepared = await prepare_translated_link(origin, copy, topic, link)
-                await TranslatedCopier(origin, copy, link, policy=policy).copy(prepared.ends)
+                await LinkCopier(origin, copy, translated_offsets(), link=link, policy=policy).copy(prepared.ends)
 
             origin.run(copy_all)
 

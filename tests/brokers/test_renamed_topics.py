@@ -24,9 +24,11 @@ from support.tree import SUPPORT
 from tolerant_client.errors import DataLossError, OptionError
 from tolerant_client.mirror.batches.gaps import is_filler
 from tolerant_client.mirror.batches.losses import MirrorPolicy
+from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import plan_link
-from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.engine.translated.partition import TransactionLimits
+from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 from tolerant_client.mirror.follow.translate import translate
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.offset_map import Place
@@ -252,7 +254,7 @@ def test_translated_offsets_have_the_target_name_too(source: str, target: str) -
 
         async def copy() -> None:
             prepared = await prepare_translated_link(origin, there, link, topic)
-            await TranslatedCopier(origin, there, topic, transactions=FAST).copy(prepared.ends)
+            await LinkCopier(origin, there, translated_offsets(FAST), link=topic).copy(prepared.ends)
 
         for first in (0, 20):
             append_records(source, topic, 20, first=first)

@@ -16,9 +16,10 @@ from support.mirror_link import T0, append_records, both, compare, create_topic,
 from tolerant_client.cluster.admin.offsets import Unreplicated, replicated_ends
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.batches.losses import MirrorPolicy
-from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.lag import Comparison, compare_ends
 from tolerant_client.mirror.engine.limits import Progress
+from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.state.claims_topic import CLAIMS_TOPIC
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
@@ -94,7 +95,7 @@ class Copying:
 
             async def run() -> None:
                 link = await prepare_link(origin, copy, topic, topic, policy)
-                copier = LinkCopier(origin, copy, link.producer_id, link=topic, policy=policy)
+                copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), link=topic, policy=policy)
                 self.target = copy
                 origin.net.call_soon(lambda: self._watch(copier, origin))
                 self.progress = await copier.copy_each(link.ends, hold_ms=45_000)

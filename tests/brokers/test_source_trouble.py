@@ -39,8 +39,9 @@ from tolerant_client.mirror.batches.epochs import source_truncations
 from tolerant_client.mirror.batches.losses import LedgerRow, Loss, LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine import prepare as sync
 from tolerant_client.mirror.engine.identical import next_sequence, resume_point
-from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits
+from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import plan_link, prepare_link
 from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, Ledger, read_ledger
 from tolerant_client.records.record_batch import Record, encode_batch, restamp
@@ -163,7 +164,7 @@ def test_topic_that_is_created_again_while_it_is_copied_ends_the_mirror(source: 
 
         async def run() -> None:
             link = await prepare_link(origin, copy, topic, "live")
-            copier = LinkCopier(origin, copy, link.producer_id, link="live")
+            copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), link="live")
             await copier.copy({partition: 100}, lease_ms=60_000)
             create_again(source, topic, 150)  # blocks this loop: the mirror sleeps meanwhile
             await copier.copy({partition: 150}, lease_ms=60_000)
@@ -419,9 +420,9 @@ def test_what_an_unclean_election_took_back_is_found_and_written_down(
 
         async def run() -> dict[TopicPartition, int]:
             link = await prepare_link(origin, copy, topic, "tests")
-            copier = LinkCopier(origin, copy, link.producer_id, link="tests")
+            copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), link="tests")
             await copier.copy({partition: 200}, lease_ms=600_000)
-            epoch = copier._partitions[partition].leader_epoch
+            epoch = copier.strategy.partitions[partition].leader_epoch
             cut(three_nodes, topic, records_after)  # blocks this loop: the mirror sleeps meanwhile
             truncated = await source_truncations(origin, {partition: (epoch, 200)})
             with pytest.raises(SourceTruncatedError, match="other records from offset 100 on"):
@@ -456,7 +457,7 @@ def test_a_partition_without_a_leader_holds_up_no_other_and_comes_back(
             {led: 10},
             {lost},
         )  # or its leader is not known to be dead yet
-        copier = LinkCopier(origin, copy, link.producer_id, link=topic)
+        copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), link=topic)
         assert origin.run(copier.copy, link.ends)[led].acked == 10
         three_nodes.restart(2)
         found = origin.run(partial(plan_link, patience_ms=30_000), origin, copy, topic)
@@ -501,7 +502,7 @@ def test_leaders_that_move_and_die_change_nothing(three_nodes: KafkaCluster, tar
             link = await prepare_link(origin, copy, topic, "leaders")
             for thread in threads:
                 thread.start()
-            copier = LinkCopier(origin, copy, link.producer_id, limits, link="leaders")
+            copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), limits, link="leaders")
             while any(thread.is_alive() for thread in threads):
                 await copier.copy(dict.fromkeys(link.ends), hold_ms=2000, lease_ms=10_000)
 

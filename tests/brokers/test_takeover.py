@@ -16,7 +16,9 @@ from kafka.structs import TopicPartition
 from support.mirror_link import append_batches, append_records, both, compare, consume, create_topic, ends, mirror
 from tolerant_client.cluster.admin.groups import CommittedOffset, commit_offsets
 from tolerant_client.errors import LinkPromotedError, OptionError
-from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.engine.link_copier import LinkCopier
+from tolerant_client.mirror.engine.translated.offsets import translated_offsets
+from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
 from tolerant_client.mirror.follow.translate import commit_group, group_offsets, translate_group
 from tolerant_client.mirror.life.handback import HandBackReport, hand_back
@@ -90,7 +92,7 @@ def test_translated_offsets_there_and_back_twice(source: str, target: str) -> No
 
     async def copy(origin: Any, there: Any) -> None:
         prepared = await prepare_translated_link(origin, there, topics, link)
-        await TranslatedCopier(origin, there, link).copy(prepared.ends)
+        await LinkCopier(origin, there, translated_offsets(), link=link).copy(prepared.ends)
 
     assert [p.position for p in taken().partitions] == [100] == [p.position for p in taken().partitions]
     with pytest.raises(OptionError, match="nothing to hand back"):

@@ -42,10 +42,11 @@ from tolerant_client.errors import (
 )
 from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine.identical import sync_loop
-from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy
 from tolerant_client.mirror.engine.identical.resume_point import read_append_states
 from tolerant_client.mirror.engine.limits import CopyLimits, Progress
+from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.testing import KafkaCluster
@@ -118,7 +119,7 @@ class RunningMirror:
 
                 async def run() -> None:
                     prepared = await prepare_link(origin, copy, topics, link)
-                    copier = LinkCopier(origin, copy, prepared.producer_id, limits, link=link)
+                    copier = LinkCopier(origin, copy, identical_offsets(prepared.producer_id), limits, link=link)
                     while not self._ends:
                         until = await origin.list_offsets(dict.fromkeys(prepared.ends, LATEST), isolation_level=1)
                         copying = origin.net.call_soon_with_future(
@@ -126,8 +127,10 @@ class RunningMirror:
                         )
                         while not copying.is_done:
                             await origin.net.sleep(0.05)
-                            self.acked.append((time.monotonic(), sum(c.acked for c in copier._partitions.values())))
-                            self.troubles = sum(c.troubles for c in copier._partitions.values())
+                            self.acked.append(
+                                (time.monotonic(), sum(c.acked for c in copier.strategy.partitions.values()))
+                            )
+                            self.troubles = sum(c.troubles for c in copier.strategy.partitions.values())
                         self.progress = await copying
 
                 origin.run(run)
@@ -240,7 +243,7 @@ def assert_each_is_named(source: str, target: str, topic: str, writers: list[tup
 
         async def run() -> None:
             producer_id = await init_producer_id(copy, "tests")
-            copier = LinkCopier(origin, copy, producer_id, link="tests", policy=CONTINUE)
+            copier = LinkCopier(origin, copy, identical_offsets(producer_id), link="tests", policy=CONTINUE)
             for n, writer in enumerate(writers):
                 with pytest.raises(TargetDivergedError) as raised:
                     await copier.copy({TopicPartition(topic, n): 1000})
@@ -267,7 +270,7 @@ def test_what_others_write_in_the_middle_of_a_copy_stops_it(
 
         async def run() -> list[tuple[int, int]]:
             link = await prepare_link(origin, copy, topic, "tests", CONTINUE)
-            copier = LinkCopier(origin, copy, link.producer_id, link="tests", policy=CONTINUE)
+            copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), link="tests", policy=CONTINUE)
             await copier.copy(link.ends, lease_ms=60_000)
             # Blocks this loop: the mirror sleeps while the others write.
             writers = [foreigners.write(kind, topic, n) for n, kind in enumerate(FOREIGN)]
@@ -299,7 +302,7 @@ def test_topic_that_is_made_anew_between_two_appends_is_named_under_every_policy
 
         async def run() -> None:
             link = await prepare_link(origin, copy, topic, "tests", CONTINUE)
-            copier = LinkCopier(origin, copy, link.producer_id, link="tests", policy=CONTINUE)
+            copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), link="tests", policy=CONTINUE)
             await copier.copy(link.ends, lease_ms=60_000)
             # Blocks this loop: the mirror sleeps meanwhile, and no request of it meets the missing topic.
             delete_topic(target, topic)
@@ -467,6 +470,7 @@ def test_copying_goes_on_in_a_session_whose_producers_were_forgotten(
     with RunningMirror(source, forgetful, topic, topic, limits) as running:
         running.until_copied(topic)
         until_forgotten(forgetful, topic, link=topic)
+        time.sleep(2 * limits.append_lease_ms / 1000)  # all may have been forgotten while the mirror was starting
         before = len(looks)
         fill(source, topic, 4)
         running.until_copied(topic)

@@ -28,10 +28,12 @@ from support.tree import SUPPORT
 from tolerant_client.errors import DataLossError, OptionError, OversizedRecordError, TargetDivergedError
 from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine.limits import CopyLimits, Progress
+from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.translated import partition as translated_partition
-from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
 from tolerant_client.mirror.engine.translated.copy_transaction import CopyTransaction
+from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.engine.translated.partition import TransactionLimits
+from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 from tolerant_client.mirror.follow.translate import commit_group, group_offsets, translate, translate_group
 from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.life.promotion import failover, promote
@@ -93,9 +95,9 @@ def copy(
 
         async def run() -> None:
             prepared = await prepare_translated_link(origin, there, topics, link)
-            copier = TranslatedCopier(origin, there, link, bounds, limits)
+            copier = LinkCopier(origin, there, translated_offsets(limits), bounds, link=link)
             await copier.copy(prepared.ends)
-            assert copier.bytes_in_flight == 0
+            assert copier.link.memory.in_flight == 0
 
         origin.run(run)
 
@@ -240,14 +242,14 @@ def test_what_arrives_while_a_copy_is_held_is_committed_soon(source: str, target
 
         async def run() -> int:
             await prepare_translated_link(origin, there, topic, "held-translated")
-            copier = TranslatedCopier(origin, there, "held-translated")
+            copier = LinkCopier(origin, there, translated_offsets(), link="held-translated")
             held = origin.net.call_soon_with_future(lambda: copier.copy({partition: None}, hold_ms=4000, lease_ms=100))
             await origin.net.sleep(0.5)
             append_records(source, topic, 5)
             progress = (await held)[partition]
             assert progress.records == 5
             await origin.net.sleep(1.0)
-            assert not copier._partitions, "the lease is over"
+            assert not copier.strategy.partitions, "the lease is over"
             return progress.acked
 
         assert origin.run(run) == 5
@@ -303,8 +305,8 @@ def test_a_writer_paused_at_any_step_while_another_takes_over_does_nothing_more(
 
         async def run() -> None:
             await prepare_translated_link(origin, there, topic, link)
-            first = TranslatedCopier(origin, there, link, transactions=FAST)
-            second = TranslatedCopier(origin, there, link, transactions=FAST)
+            first = LinkCopier(origin, there, translated_offsets(FAST), link=link)
+            second = LinkCopier(origin, there, translated_offsets(FAST), link=link)
             monkeypatch.setattr(Paused, "gate", kafka.future.Future())
             monkeypatch.setattr(Paused, "reached", kafka.future.Future())
             monkeypatch.setattr(Paused, "step", step)
@@ -337,7 +339,7 @@ def test_two_copiers_at_once_let_each_other_live_and_copy_every_record_once(sour
 
         async def run() -> None:
             prepared = await prepare_translated_link(origin, there, topic, "two")
-            copiers = [TranslatedCopier(origin, there, "two", transactions=limits) for _ in range(2)]
+            copiers = [LinkCopier(origin, there, translated_offsets(limits), link="two") for _ in range(2)]
             calls = [origin.net.call_soon_with_future(lambda c=c: c.copy(prepared.ends)) for c in copiers]
             done = [await call for call in calls]
             for partition, end in prepared.ends.items():
@@ -591,7 +593,7 @@ def test_a_topic_that_is_made_anew_under_a_copier_that_stands_still_is_not_copie
 
         async def run() -> None:
             await prepare_translated_link(origin, there, topic, topic)
-            copier = TranslatedCopier(origin, there, topic, transactions=FAST)
+            copier = LinkCopier(origin, there, translated_offsets(FAST), link=topic)
             await copier.copy({partition: 1000}, lease_ms=60_000)
             make_anew_with(source, topic, 3000)  # this loop stands still meanwhile
             with pytest.raises(DataLossError, match="created again"):
@@ -619,8 +621,8 @@ def test_records_that_retention_took_before_they_were_copied_are_a_loss(source: 
         with both(source, target) as (origin, there):
 
             async def copy_on() -> Progress:
-                copier = TranslatedCopier(
-                    origin, there, "overtaken", transactions=FAST, policy=MirrorPolicy(on_loss=policy)
+                copier = LinkCopier(
+                    origin, there, translated_offsets(FAST), link="overtaken", policy=MirrorPolicy(on_loss=policy)
                 )
                 return (await copier.copy({partition: 30}))[partition]
 
@@ -651,7 +653,7 @@ def test_a_record_above_the_targets_limit_is_left_out_where_policy_says_so(sourc
     with both(source, target) as (origin, there):
 
         async def run() -> Progress:
-            copier = TranslatedCopier(origin, there, "oversized", transactions=FAST, policy=policy)
+            copier = LinkCopier(origin, there, translated_offsets(FAST), link="oversized", policy=policy)
             return (await copier.copy({partition: 41}))[partition]
 
         assert origin.run(run).losses == 1

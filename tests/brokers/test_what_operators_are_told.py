@@ -16,9 +16,11 @@ from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
 
 from support.mirror_link import append_records, both, create_topic, ends, mirror, prepare
-from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import Progress
-from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.engine.link_copier import LinkCopier
+from tolerant_client.mirror.engine.translated.offsets import translated_offsets
+from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.life.promotion import failover, promote
 from tolerant_client.mirror.life.status import LinkStatus, read_status
@@ -169,13 +171,13 @@ def copy_for(
     with both(source, target) as (origin, copy):
 
         async def run() -> dict[TopicPartition, Progress]:
-            copier: LinkCopier | TranslatedCopier
+            copier: LinkCopier
             if is_translated:
                 await prepare_translated_link(origin, copy, topic, f"{topic}-link")
-                copier = TranslatedCopier(origin, copy, f"{topic}-link")
+                copier = LinkCopier(origin, copy, translated_offsets(), link=f"{topic}-link")
             else:
                 prepared = prepare(source, target, topic, f"{topic}-link")
-                copier = LinkCopier(origin, copy, prepared.producer_id, link=f"{topic}-link")
+                copier = LinkCopier(origin, copy, identical_offsets(prepared.producer_id), link=f"{topic}-link")
             return await copier.copy_each({TopicPartition(topic, 0): None}, hold_ms=int(seconds * 1000), lease_ms=1_000)
 
         return origin.run(run)

@@ -15,8 +15,9 @@ from support.mirror_link import append_records, both, compare, create_topic, end
 from tolerant_client.cluster.admin.topics import delete_topics
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import RecoveryExhaustedError, TolerantClientError
-from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits, Progress
+from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.testing import (
@@ -245,7 +246,7 @@ def test_leader_that_moves_away_from_a_living_broker_is_followed(
 
         async def run() -> int:
             link = await prepare_link(origin, copy, partition.topic, "moved")
-            copier = LinkCopier(origin, copy, link.producer_id, SMALL)
+            copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), SMALL)
             await copier.copy({partition: 1000}, lease_ms=60_000)
             moving = origin if side == "source" else copy
             leader = await moving.leader(partition)

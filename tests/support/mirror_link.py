@@ -16,8 +16,9 @@ from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.mirror.batches.divergence import read_headers
 from tolerant_client.mirror.batches.gaps import FILLER
 from tolerant_client.mirror.batches.losses import MirrorPolicy
-from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits, Progress
+from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import PreparedLink, prepare_link
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.replication_policy import TopicNames
@@ -179,7 +180,7 @@ def mirror(
 
         async def run() -> dict[TopicPartition, Progress]:
             prepared = await prepare_link(origin, copy, topics, link, policy)
-            copier = LinkCopier(origin, copy, prepared.producer_id, limits, link=link, policy=policy)
+            copier = LinkCopier(origin, copy, identical_offsets(prepared.producer_id), limits, link=link, policy=policy)
             return await copier.copy(prepared.ends)
 
         return origin.run(run)

@@ -25,8 +25,9 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.batches.losses import MirrorPolicy
-from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits, Progress
+from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
@@ -52,7 +53,7 @@ def main(source_servers: str, target_servers: str, topics: str, link: str, given
             copier = LinkCopier(
                 source,
                 target,
-                prepared.producer_id,
+                identical_offsets(prepared.producer_id),
                 limits(options),
                 link=link,
                 policy=policy,

@@ -8,8 +8,10 @@ from __future__ import annotations
 import sys
 
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.mirror.engine.translated.copier import TranslatedCopier, prepare_translated_link
+from tolerant_client.mirror.engine.link_copier import LinkCopier
+from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.engine.translated.partition import TransactionLimits
+from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 
 # Small transactions: a writer that is killed has always done a part only.
 LIMITS = TransactionLimits(linger_ms=5, commit_ms=20, commit_bytes=30_000, takeover_ms=500)
@@ -22,7 +24,7 @@ def main(source_servers: str, target_servers: str, topics: str, link: str) -> No
         async def copy() -> None:
             prepared = await prepare_translated_link(source, target, topics, link)
             print("copying", flush=True)
-            await TranslatedCopier(source, target, link, transactions=LIMITS).copy(prepared.ends)
+            await LinkCopier(source, target, translated_offsets(LIMITS), link=link).copy(prepared.ends)
 
         try:
             source.run(copy)

@@ -20,9 +20,10 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.copy_metrics import Measured, MeasuredCluster
-from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits, Progress
-from tolerant_client.mirror.engine.translated.copier import TranslatedCopier
+from tolerant_client.mirror.engine.link_copier import LinkCopier
+from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.stock.stock_names import NetworkSelector
 
@@ -70,30 +71,18 @@ class _Worker:
             link.target, self._net, name="target", has_transactional_copies=link.is_translated
         )
         self._troubles: dict[TopicPartition, int] = {}
-        self.copier: LinkCopier | TranslatedCopier
-        if link.is_translated:
-            self.copier = TranslatedCopier(
-                self._source,
-                self._target,
-                link.link,
-                limits=link.limits,
-                policy=link.policy,
-                bytes_per_s=link.bytes_per_s,
-                shares=link.shares,
-                run=link.run,
-            )
-        else:
-            self.copier = LinkCopier(
-                self._source,
-                self._target,
-                link.producer_id,
-                link.limits,
-                link=link.link,
-                policy=link.policy,
-                bytes_per_s=link.bytes_per_s,
-                shares=link.shares,
-                run=link.run,
-            )
+        offsets = translated_offsets() if link.is_translated else identical_offsets(link.producer_id)
+        self.copier = LinkCopier(
+            self._source,
+            self._target,
+            offsets,
+            link.limits,
+            link=link.link,
+            policy=link.policy,
+            bytes_per_s=link.bytes_per_s,
+            shares=link.shares,
+            run=link.run,
+        )
         self._net.start()
 
     @property

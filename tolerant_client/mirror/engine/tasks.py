@@ -34,6 +34,13 @@ class Tasks:
         for future in list(self._waiters):
             resolve(future)
 
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Waits until something is so.  Raises what ended a task."""
+        while self.failure is None and not is_so():
+            await self.wait(1.0)
+        if self.failure is not None:
+            raise self.failure
+
     async def wait(self, left_s: float) -> None:
         """Waits for a notification, `left_s` at most, and never longer than a second; that where nothing is left."""
         future = Future()

@@ -12,7 +12,7 @@ from typing import Any
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.prepare import PreparedLink, prepare_link
-from tolerant_client.mirror.engine.translated.copier import prepare_translated_link
+from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.ops.service.link_state import TaskReport

@@ -10,10 +10,11 @@ import pytest
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.identical.offsets import identical_offsets
+from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import PreparedLink
 from tolerant_client.mirror.engine.throttle import BURST_S, TokenBucket
-from tolerant_client.mirror.engine.translated.copier import TranslatedCopier
+from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.state.link_control import NO_LIMIT, LinkControl
 
 
@@ -76,23 +77,21 @@ def test_answers_are_as_small_as_the_rate_and_never_tiny() -> None:
     assert bucket.answer_bytes(1000) == 1000
 
 
-@pytest.mark.parametrize("kind", [LinkCopier, TranslatedCopier])
+@pytest.mark.parametrize("offsets", [identical_offsets(7), translated_offsets()], ids=["identical", "translated"])
 @pytest.mark.parametrize(
     ("said", "answer"),
     [(None, 1_000_000), (4_000_000, 500_000), (NO_LIMIT, 24 << 20)],  # a quarter of a second's worth, of two copiers
 )
 def test_a_copier_takes_the_rate_it_was_started_with_unless_the_operator_says_another(
-    kind: Any, said: int | None, answer: int
+    offsets: Any, said: int | None, answer: int
 ) -> None:
     with Cluster({"bootstrap_servers": "a:9092"}, name="source") as source:
         target = Cluster({"bootstrap_servers": "b:9092"}, source.net, name="target")
-        own = (7,) if kind is LinkCopier else ("dr",)
-        copier = kind(source, target, *own, bytes_per_s=8_000_000, shares=2)
+        copier = LinkCopier(source, target, offsets, bytes_per_s=8_000_000, shares=2)
         copier.control.value = LinkControl(bytes_per_s=said)
-        (copier._follower.obey if kind is LinkCopier else copier._obey)()
-        assert copier._bucket.answer_bytes(24 << 20) == answer
-        checks = copier._flow.puller._emptiness if kind is LinkCopier else copier._link.emptiness
-        assert checks._bucket is copier._bucket
+        copier.obey()
+        assert copier.link.bucket.answer_bytes(24 << 20) == answer
+        assert copier.link.emptiness._bucket is copier.link.bucket
         target.close()
 
 
@@ -118,15 +117,18 @@ def test_the_rate_of_a_link_goes_through_spark_to_its_tasks(
 def test_a_copier_of_translated_offsets_knows_its_rate_before_a_second_has_passed() -> None:
     with Cluster({"bootstrap_servers": "a:9092"}, name="source") as source:
         target = Cluster({"bootstrap_servers": "b:9092"}, source.net, name="target")
-        copier = TranslatedCopier(source, target, "dr", bytes_per_s=4_000_000)
-        copier._partitions[TopicPartition("orders", 0)] = MagicMock(wants_more=False)
+        copier = LinkCopier(source, target, translated_offsets(), bytes_per_s=4_000_000)
+        copier.strategy.partitions[TopicPartition("orders", 0)] = MagicMock(wants_more=False)  # type: ignore[index]
 
         async def look() -> LinkControl:
             return LinkControl()
 
         copier.control.refresh = look  # type: ignore[method-assign]
-        following = copier._follow_control()
+        loops: list[Any] = []
+        copier.link.tasks.spawn = lambda step: loops.append(step())  # type: ignore[method-assign, assignment]
+        copier._every_second(copier._follow_control)
+        (following,) = loops
         following.send(None)  # up to its first pause
-        assert copier._bucket.answer_bytes(24 << 20) == 1_000_000
+        assert copier.link.bucket.answer_bytes(24 << 20) == 1_000_000
         following.close()
         target.close()

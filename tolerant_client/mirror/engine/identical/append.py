@@ -5,7 +5,7 @@ one batch a partition and request).  A gap is filled once nothing of its
 partition is in flight, while the other partitions go on; a batch, too, where a
 partition may have one in flight only (law G of identical/partition.py), and the look at the
 log of one that was idle (law H).  Bytes count from
-queueing to the answer, and `room` holds the source side back while there are too many.
+queueing to the answer (memory.py).
 """
 
 from __future__ import annotations
@@ -18,17 +18,12 @@ from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import Unreplicated, replicated_ends_at
-from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.produce import ProducedPartition
 from tolerant_client.mirror.batches.appendable import Appendable
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
-from tolerant_client.mirror.engine.limits import CopyLimits
-from tolerant_client.mirror.engine.tasks import resolve
+from tolerant_client.mirror.engine.strategy import NO_CLAIM, CopiedLink
 from tolerant_client.records.record_batch import BatchHeader
-from tolerant_client.stock.stock_names import Future
-
-NO_CLAIM = "the claim on the target's partition is over"
 
 
 class GapFiller(Protocol):
@@ -55,38 +50,28 @@ class Appender:
 
     `holds` says at the last moment whether a partition may be appended to.
     `on_answer` gets the partitions of every request that was settled, `on_no_leader`
-    one that cannot be sent to anybody.  `spawn` runs a coroutine beside the caller.
+    one that cannot be sent to anybody.
     """
 
     def __init__(
         self,
-        target: Cluster,
-        limits: CopyLimits,
-        clock: Callable[[], float],
+        link: CopiedLink,
         fillers: Mapping[GapFill, GapFiller],
         holds: Callable[[PartitionCopy], bool],
-        spawn: Callable[..., None],
         on_answer: Callable[[list[PartitionCopy]], None],
         on_no_leader: Callable[[PartitionCopy], None],
     ) -> None:
-        self.bytes_in_flight = 0
-        self.settled_at = clock()  # when a request was last settled
-        self._target = target
-        self._limits = limits
-        self._clock = clock
+        self.settled_at = link.clock()  # when a request was last settled
+        self._target = link.target
+        self._limits = link.limits
+        self._clock = link.clock
+        self._memory = link.memory
         self._fillers = fillers
         self._holds = holds
-        self._spawn = spawn
+        self._spawn = link.tasks.spawn
         self._on_answer = on_answer
         self._on_no_leader = on_no_leader
         self._senders: dict[int, _Sender] = {}
-        self._room: Future | None = None  # resolved when bytes in flight fall
-
-    async def room(self, size: int) -> None:
-        """Waits until `size` bytes more may come; with nothing in flight there is always room."""
-        while self.bytes_in_flight and self.bytes_in_flight + size > self._limits.max_bytes_in_flight:
-            self._room = self._room or Future()
-            await self._room
 
     def enqueue(self, accepted: list[tuple[PartitionCopy, Appendable]]) -> None:
         """Stamps and sends what was taken; that of a partition in trouble is dropped."""
@@ -98,7 +83,7 @@ class Appender:
             if node_id is None or node_id == -1:
                 self._on_no_leader(copy)
                 continue
-            self.bytes_in_flight += copy.enqueue(item)
+            self._memory.take(copy.enqueue(item))
             sender = self._senders.get(node_id)
             if sender is None:
                 sender = self._senders[node_id] = _Sender(node_id)
@@ -111,7 +96,7 @@ class Appender:
         """Forgets what is queued for a partition; what is in flight is settled as ever."""
         for sender in self._senders.values():
             sender.ready.pop(copy.partition, None)
-        self._less(copy.drop_queue())
+        self._memory.settle(copy.drop_queue())
 
     def _flush(self, sender: _Sender) -> None:
         limits, now_ms = self._limits, time.time() * 1000
@@ -229,10 +214,4 @@ class Appender:
         self._on_answer(copies)
         sender.ready.update((copy.partition, copy) for copy in copies if copy.queue)
         self._flush(sender)
-        self._less(size)
-
-    def _less(self, size: int) -> None:
-        self.bytes_in_flight -= size
-        if self._room is not None and size:
-            room, self._room = self._room, None
-            resolve(room)
+        self._memory.settle(size)

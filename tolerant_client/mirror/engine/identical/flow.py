@@ -16,20 +16,14 @@ from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.errors import TolerantClientError
+from tolerant_client.errors import LinkPausedError, TolerantClientError
 from tolerant_client.mirror.batches.gaps import GapFill
-from tolerant_client.mirror.engine.identical.append import NO_CLAIM, Appender
+from tolerant_client.mirror.engine.identical.append import Appender
 from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
 from tolerant_client.mirror.engine.identical.reader import Puller
-from tolerant_client.mirror.engine.limits import CopyLimits
-from tolerant_client.mirror.engine.tasks import Tasks
-from tolerant_client.mirror.engine.throttle import TokenBucket
-from tolerant_client.mirror.state.claims_topic import Claims, claimed_by, new_holder
-from tolerant_client.mirror.state.control_topic import ControlWatch
+from tolerant_client.mirror.engine.strategy import NO_CLAIM, CopiedLink
 from tolerant_client.stock.stock_names import WakeupNotifier
-
-_HELD_S = 0.5  # a partition is not handed over before that: of many that ask each gets something done
 
 
 class Flow:
@@ -38,56 +32,32 @@ class Flow:
     `sync` reads the places of all that is in `to_sync`, until that is empty; it runs while there is something.
     """
 
-    def __init__(
-        self,
-        source: Cluster,
-        target: Cluster,
-        control: ControlWatch,
-        run: str,
-        limits: CopyLimits,
-        clock: Callable[[], float],
-        tasks: Tasks,
-        bucket: TokenBucket,
-        sync: Callable[[], Awaitable[None]],
-    ) -> None:
-        self.source = source
-        self.target = target
-        self.control = control
-        self.clock = clock
-        self.tasks = tasks
+    def __init__(self, link: CopiedLink, sync: Callable[[], Awaitable[None]]) -> None:
+        self.link = link
+        self.source = link.source
+        self.target = link.target
+        self.control = link.control
+        self.claims = link.claims
+        self.clock = link.clock
+        self.tasks = link.tasks
         self.partitions: dict[TopicPartition, PartitionCopy] = {}
         self.unclaimed: set[TopicPartition] = set()  # wait for their claim
         self.to_sync: set[TopicPartition] = set()
-        self.sync_wanted = WakeupNotifier(source.net)
-        self.claims = Claims(target, new_holder(control.link, run), tasks.spawn, self._claims_changed)
+        self.sync_wanted = WakeupNotifier(link.source.net)
         self.appender = Appender(
-            target,
-            limits,
-            clock,
+            link,
             {
-                GapFill.TRANSACTIONS: TransactionFiller(target, control.link, self.require_writable),
-                GapFill.MARKERS: MarkerFiller(target, self.require_writable),
+                GapFill.TRANSACTIONS: TransactionFiller(link.target, link.name, self.require_writable),
+                GapFill.MARKERS: MarkerFiller(link.target, self.require_writable),
             },
             self.is_claimed,
-            tasks.spawn,
             self._appended,
             self._no_leader,
         )
-        self.puller = Puller(
-            source,
-            self.partitions,
-            self.appender,
-            limits,
-            clock,
-            tasks.spawn,
-            self.after_trouble,
-            self.drop_expired,
-            bucket,
-        )
+        self.puller = Puller(link, self.partitions, self.appender, self.after_trouble)
         self._sync = sync
         self._is_syncing = False
         self._leaving: dict[TopicPartition, PartitionCopy] = {}  # given up, with requests in flight
-        self._next_drop = 0.0
 
     def copies(self, partitions: Iterable[TopicPartition]) -> list[PartitionCopy]:
         """Those of these partitions that the copier has."""
@@ -99,27 +69,29 @@ class Flow:
 
     # -- adopted and released -------------------------------------------------
 
-    def adopt(self, partition: TopicPartition, until: int | None, hold_until: float, lease_until: float) -> None:
+    def adopt(
+        self, partition: TopicPartition, until: int | None, hold_until: float, lease_until: float
+    ) -> PartitionCopy:
         """Takes a partition to copy up to `until` at least, or a new end of one that the copier has."""
         copy = self.partitions.get(partition)
         if copy is None:
-            copy = self.partitions[partition] = PartitionCopy(partition, until, self.clock())
+            copy = self.partitions[partition] = PartitionCopy(partition, self.clock())
             self.want_sync(copy)
         copy.rested()  # if it had reached its former offset, its patience begins now
-        copy.adopted_at = self.clock()
-        copy.until = until
-        copy.hold_until = hold_until
-        copy.lease_until = lease_until
+        copy.want(until, hold_until, lease_until, self.clock())
         if copy.phase is Phase.COPYING and not self.puller.is_pulling(partition):
             # It had reached its former offset and was left alone since.
             copy.phase = Phase.DRAINING
             self.after_trouble(copy)
+        return copy
 
     def release(self, partition: TopicPartition) -> None:
         """Gives a partition up, and its claim once nothing of it is in flight."""
         copy = self.partitions.pop(partition, None)
         if copy is not None:
-            copy.phase = Phase.STOPPED  # what was accepted for it is not queued any more
+            copy.is_released = True
+            if copy.phase is not Phase.PAUSED:
+                copy.phase = Phase.STOPPED  # what was accepted for it is not queued any more
             self.leave(copy)
             self.to_sync.discard(partition)
             self.unclaimed.discard(partition)
@@ -136,13 +108,13 @@ class Flow:
         elif wanted.phase is Phase.SYNCING:
             self.want_sync(wanted)
 
+    def is_leaving(self, partition: TopicPartition) -> bool:
+        """Whether something is in flight of what was given up."""
+        return partition in self._leaving
+
     def drop_expired(self) -> None:
-        """Releases partitions whose lease is over; checks them once a second."""
+        """Releases partitions whose lease is over."""
         now = self.clock()
-        if now < self._next_drop:
-            return
-        self._next_drop = now + 1.0
-        self._claims_changed()
         for partition, copy in list(self.partitions.items()):
             if copy.has_reached and now > copy.lease_until > copy.hold_until:
                 self.release(partition)
@@ -159,26 +131,14 @@ class Flow:
         """Whether a partition may be appended to from the place that was read (claims.py, laws E and H)."""
         return copy.term is not None and self.claims.term(copy.partition) == copy.term
 
-    def _claims_changed(self) -> None:
-        """Hands over what another process of the run asks for, and has the places read of what was granted."""
+    def claims_changed(self) -> None:
+        """Takes what has lapsed out of the flow, and has the places read of what was granted."""
         for lapsed in [c for c in self.partitions.values() if c.phase is Phase.COPYING and not self.is_claimed(c)]:
             lapsed.trouble(NO_CLAIM, self.clock())
             self.after_trouble(lapsed)
-        claimant = self.claims.claimant
-        for partition in claimant.asked:
-            if (copy := self.partitions.get(partition)) is not None:
-                if claimant.is_run_over or self.clock() - copy.adopted_at > _HELD_S:
-                    self.release(partition)
-                    self.tasks.notify()
-            elif partition not in self._leaving:
-                self.claims.leave([partition])
         for partition in [p for p in self.unclaimed if self.claims.holds(p) and p not in self._leaving]:
             self.unclaimed.discard(partition)
             self.want_sync(self.partitions[partition])
-        rivals = self.claims.rivals() if self.unclaimed else {}
-        for partition in self.unclaimed.intersection(rivals):
-            self.partitions[partition].stop(claimed_by(partition, rivals[partition]))
-            self.tasks.notify()
 
     async def require_writable(self, partition: TopicPartition) -> None:
         """Raises LinkPromotedError where the link may write no more, and KafkaError where the partition is not claimed."""
@@ -234,13 +194,32 @@ class Flow:
                 copy.trouble(reason, self.clock())
                 self.after_trouble(copy)
 
-    def stop_all(self, error: TolerantClientError) -> None:
-        """Stops every partition."""
-        for copy in list(self.partitions.values()):
-            copy.stop(error)
-            self.leave(copy)
-        self.to_sync.clear()
-        self.tasks.notify()
+    def stop(self, partition: TopicPartition, error: TolerantClientError) -> None:
+        """Stops a partition."""
+        copy = self.partitions[partition]
+        copy.stop(error)
+        self.leave(copy)
+        self.to_sync.discard(partition)
+
+    # -- what the operator says -----------------------------------------------
+
+    def set_paused(self, partition: TopicPartition, is_paused: bool) -> None:
+        """Takes a partition out of the flow that the operator has paused, and has one resumed that he had."""
+        copy = self.partitions[partition]
+        if not is_paused:
+            if copy.phase is Phase.PAUSED and isinstance(copy.error, LinkPausedError):
+                self.want_sync(copy)
+        elif copy.phase is Phase.COPYING:
+            copy.trouble("its operator has paused it", self.clock())
+            self.after_trouble(copy)
+
+    def pause_if_said(self, copy: PartitionCopy) -> bool:
+        """Leaves a partition alone that the operator has paused; False for another one."""
+        if not self.control.value.pauses(copy.partition):
+            return False
+        if copy.phase is not Phase.STOPPED:
+            copy.pause(self.link.paused_error(copy), self.clock())
+        return True
 
     # -- what the appender tells ----------------------------------------------
 

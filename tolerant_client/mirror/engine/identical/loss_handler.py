@@ -8,12 +8,11 @@ import kafka.errors as Errors
 from kafka.errors import KafkaError
 
 from tolerant_client.mirror.batches.appendable import AppendRules
-from tolerant_client.mirror.batches.losses import Loss, LossPolicy, LossReason, MirrorPolicy
+from tolerant_client.mirror.batches.losses import Loss, LossPolicy, LossReason
 from tolerant_client.mirror.engine.identical.begun import Begun
 from tolerant_client.mirror.engine.identical.flow import Flow
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
 from tolerant_client.mirror.engine.identical.resume_point import read_ids
-from tolerant_client.mirror.state.ledger import Ledger
 
 _PAUSE_S = 30.0  # between two reads of a partition that policy has paused
 
@@ -21,16 +20,14 @@ _PAUSE_S = 30.0  # between two reads of a partition that policy has paused
 class LossHandler:
     """Settles what was lost of the partitions in a flow."""
 
-    def __init__(self, flow: Flow, policy: MirrorPolicy, ledger: Ledger, begun: Begun) -> None:
+    def __init__(self, flow: Flow, begun: Begun) -> None:
         self._flow = flow
-        self._policy = policy
-        self._ledger = ledger
         self._begun = begun
 
     async def settle(self, copy: PartitionCopy, loss: Loss, rules: AppendRules) -> None:
         """Does what policy says of a loss that was found often enough."""
         flow, now = self._flow, self._flow.clock()
-        chosen = self._policy.for_topic(copy.partition.topic)
+        chosen = flow.link.policy.for_topic(copy.partition.topic)
         is_oversized = loss.row.reason == LossReason.OVERSIZED
         policy = chosen.on_oversized if is_oversized else chosen.on_loss
         if not copy.is_believed(str(loss.error), now):
@@ -59,7 +56,7 @@ class LossHandler:
         """True once a loss is in the ledger, if the partition is still ours then."""
         flow = self._flow
         try:
-            await self._ledger.write([loss.row])
+            await flow.link.ledger.write([loss.row])
             if loss.row.reason == LossReason.RECREATION:  # from now on the link goes on with the new topic
                 ids = await read_ids(flow.source, flow.target, {copy.partition.topic})
                 if copy.partition.topic not in ids:

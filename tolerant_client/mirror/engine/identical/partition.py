@@ -46,6 +46,7 @@ from tolerant_client.errors import (
 from tolerant_client.mirror.batches.appendable import Appendable, AppendRules, AppendState, Claim, appendable, cover
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
 from tolerant_client.mirror.engine.identical.troubles import Troubles, refusal
+from tolerant_client.mirror.engine.strategy import CopiedPartition
 from tolerant_client.records.record_batch import BatchHeader, restamp
 
 _BEHIND_A_GAP = 1 << 20  # bytes that may wait for a gap to be filled, beside what came in the same answer
@@ -61,15 +62,13 @@ class Phase(enum.Enum):
     STOPPED = "stopped"
 
 
-class PartitionCopy:
-    """State of one partition; `until` is the offset to reach at least, or None."""
+class PartitionCopy(CopiedPartition):
+    """State of one partition."""
 
-    def __init__(self, partition: TopicPartition, until: int | None, now: float) -> None:
-        self.partition = partition
-        self.until = until
+    def __init__(self, partition: TopicPartition, now: float) -> None:
+        super().__init__(partition, now)
         self.phase = Phase.SYNCING
         self.position = -1  # next source offset to queue
-        self.acked = -1  # every offset before it is on the target
         self.last_stable_offset = -1  # of the source
         self.leader_epoch = -1  # of the source, of the last batch that was taken
         self.former_epoch = -1  # the one before a new one showed up, until both logs were compared
@@ -79,15 +78,8 @@ class PartitionCopy:
         self.queued_bytes = 0
         self.queued_gaps = 0
         self.was_held_back = False  # what waits for a gap was enough; to be fetched again when it is gone
-        self.hold_until = now  # copies for its owner until then, and after it while nobody else writes
-        self.lease_until = now
-        self.adopted_at = now
         self.not_before = now
         self.first_round = 0  # earlier fetch rounds asked for another position
-        self.bytes = 0
-        self.filled = 0  # offsets in gaps
-        self.losses = 0  # ledger rows
-        self.error: TolerantClientError | None = None
         self._state = AppendState(-1, -1, -1, 0)
         self._rules: AppendRules | None = None
         self._shown: frozenset[Claim] = frozenset()  # what the last answer said and no checksum proves
@@ -107,31 +99,35 @@ class PartitionCopy:
         self.dry_since: float | None = None  # the source has something stable, and answers nothing
         self._troubles = Troubles()
 
-    def __str__(self) -> str:
-        return f"{self.partition.topic}-{self.partition.partition}"
-
     @property
     def is_behind(self) -> bool:
         return self.position < self.last_stable_offset
 
     @property
-    def has_reached(self) -> bool:
-        return self.until is None or self.acked >= self.until
-
-    @property
     def records(self) -> int:
-        """Offsets that the target's log has gained, by whichever writer of the link."""
+        """By whichever writer of the link, in offsets."""
         return 0 if self._first_log_end is None else self.acked - self._first_log_end
 
     @property
     def troubles(self) -> int:
-        """How often it had to drain."""
         return self._troubles.count
 
     @property
     def is_placed(self) -> bool:
         """Whether the target's log was read, and is a copy so far."""
         return self._first_log_end is not None
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.phase is Phase.STOPPED
+
+    @property
+    def paused_by(self) -> TolerantClientError | None:
+        return self.error if self.phase is Phase.PAUSED else None
+
+    @property
+    def is_settled(self) -> bool:
+        return self.phase in (Phase.STOPPED, Phase.PAUSED) or self.has_reached
 
     def rests(self, after_s: float, now: float) -> bool:
         """Whether it has nothing to append, and the last append was acknowledged that long ago."""
@@ -399,7 +395,6 @@ class PartitionCopy:
         return self._troubles.since is not None
 
     def waits(self, after_s: float, now: float) -> tuple[float, str] | None:
-        """Since when nothing moves though there is something to copy, if that is longer than `after_s`, and the last reason."""
         troubles = self._troubles
         if self._ahead_since is not None:
             since = self._ahead_since

@@ -13,17 +13,15 @@ from collections.abc import Callable, Iterable, Mapping
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.cluster import READ_COMMITTED, Cluster
+from tolerant_client.cluster.cluster import READ_COMMITTED
 from tolerant_client.cluster.fetch import FetchAnswer, FetchedPartition
 from tolerant_client.cluster.fetch_session import FetchSession
 from tolerant_client.errors import OversizedRecordError, RecoveryExhaustedError, TolerantClientError
 from tolerant_client.mirror.batches.appendable import Appendable
-from tolerant_client.mirror.engine.emptiness import EmptinessChecks
 from tolerant_client.mirror.engine.identical.append import Appender
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
 from tolerant_client.mirror.engine.identical.witnesses import Witnesses
-from tolerant_client.mirror.engine.limits import CopyLimits
-from tolerant_client.mirror.engine.throttle import TokenBucket
+from tolerant_client.mirror.engine.strategy import CopiedLink
 from tolerant_client.records.record_batch import LOG_OVERHEAD
 
 _LENGTH_AT = 8
@@ -53,34 +51,28 @@ class Puller:
     """Fetches what the partitions need next, and gives it to the appender.
 
     `partitions` is the copier's, and read only here.  `on_trouble` gets a partition
-    that cannot go on as it is, `on_round` is called once an answer was taken.
-    `bucket` says when the next fetch may go out.
+    that cannot go on as it is.
     """
 
     def __init__(
         self,
-        source: Cluster,
+        link: CopiedLink,
         partitions: Mapping[TopicPartition, PartitionCopy],
         appender: Appender,
-        limits: CopyLimits,
-        clock: Callable[[], float],
-        spawn: Callable[..., None],
         on_trouble: Callable[[PartitionCopy], None],
-        on_round: Callable[[], None],
-        bucket: TokenBucket,
     ) -> None:
-        self._source = source
+        self._source = link.source
         self._partitions = partitions
         self._appender = appender
-        self._limits = limits
-        self._clock = clock
-        self._spawn = spawn
+        self._limits = link.limits
+        self._clock = link.clock
+        self._spawn = link.tasks.spawn
         self._on_trouble = on_trouble
-        self._on_round = on_round
-        self._bucket = bucket
+        self._bucket = link.bucket
+        self._memory = link.memory
+        self._emptiness = link.emptiness
         self._fetchers: dict[int, _Fetcher] = {}
-        self._emptiness = EmptinessChecks(source, bucket, clock)
-        self.witnesses = Witnesses(source)
+        self.witnesses = Witnesses(link.source)
 
     def is_pulling(self, partition: TopicPartition) -> bool:
         return any(partition in fetcher.session.positions for fetcher in self._fetchers.values())
@@ -113,7 +105,6 @@ class Puller:
         try:
             while fetcher.session.positions:
                 taken = self._take(fetcher, answer) if answer is not None else []
-                self._on_round()
                 self._watch_dry(fetcher)
                 fetching = None
                 if fetcher.session.positions:
@@ -129,7 +120,7 @@ class Puller:
     async def _ask(self, fetcher: _Fetcher) -> FetchAnswer | None:
         """The next answer of a node, once there is room for it; None after a failure."""
         limits = self._limits
-        await self._appender.room(limits.fetch_max_bytes)
+        await self._memory.room(limits.fetch_max_bytes)
         while (wait_s := self._bucket.wait_s(self._clock())) > 0:
             await self._source.net.sleep(min(wait_s, 1.0))  # the rate may change
         session = fetcher.session

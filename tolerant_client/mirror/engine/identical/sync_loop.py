@@ -18,9 +18,7 @@ from tolerant_client.errors import LinkPromotedError, OptionError, TargetDiverge
 from tolerant_client.mirror.batches.appendable import NO_PRODUCER, AppendRules, AppendState
 from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.batches.losses import Loss
-from tolerant_client.mirror.engine.identical.append import NO_CLAIM
 from tolerant_client.mirror.engine.identical.begun import Begun
-from tolerant_client.mirror.engine.identical.control_follower import ControlFollower
 from tolerant_client.mirror.engine.identical.facts import TargetFacts
 from tolerant_client.mirror.engine.identical.flow import Flow, refresh_quietly
 from tolerant_client.mirror.engine.identical.given_times import rewritten_offsets, times_rewritten
@@ -31,8 +29,8 @@ from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Pha
 from tolerant_client.mirror.engine.identical.placement import placed
 from tolerant_client.mirror.engine.identical.probes import probe_logs
 from tolerant_client.mirror.engine.identical.resume_point import Found, LogStart, read_append_states, read_ids
+from tolerant_client.mirror.engine.strategy import NO_CLAIM
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
-from tolerant_client.mirror.state.ledger import Ledger
 
 
 class SyncLoop:
@@ -42,10 +40,8 @@ class SyncLoop:
         self,
         flow: Flow,
         producer_id: int,
-        ledger: Ledger,
         facts: TargetFacts,
         begun: Begun,
-        follower: ControlFollower,
         losses: LossHandler,
     ) -> None:
         self._flow = flow
@@ -54,10 +50,9 @@ class SyncLoop:
         self._control = flow.control
         self._clock = flow.clock
         self._producer_id = producer_id
-        self._ledger = ledger
+        self._ledger = flow.link.ledger
         self._facts = facts
         self._begun = begun
-        self._follower = follower
         self._losses = losses
         self._open_gaps = OpenGaps(flow.target, flow.control.link, flow.require_writable, flow.clock)
         self._being_read: set[TopicPartition] = set()  # by a group that is not done: one read of a partition at a time
@@ -87,7 +82,7 @@ class SyncLoop:
         try:
             await self.sync(due)
         except LinkPromotedError:
-            self._follower.obey()
+            flow.link.obey()
         except KafkaError as error:
             flow.not_read(due, f"the place could not be read: {type(error).__name__}: {error}")
         finally:
@@ -106,11 +101,11 @@ class SyncLoop:
             return
         # Promotion is written down before the log is fenced: whoever read the log behind the fence finds it here.
         await self._control.refresh()
-        self._follower.obey()
+        flow.link.obey()
         joining = []
         for partition, found in places.items():
             copy = copies[partition]
-            if not flow.has(copy) or copy.phase is Phase.STOPPED or self._follower.pause_if_said(copy):
+            if not flow.has(copy) or copy.phase is Phase.STOPPED or flow.pause_if_said(copy):
                 continue  # whoever took it over since looks for himself
             copy.phase = Phase.SYNCING
             if not flow.is_claimed(copy):
@@ -139,7 +134,7 @@ class SyncLoop:
             await self._control.refresh()
         copies = self._flow.copies(self._flow.claimed(due))
         groups: dict[tuple[int | None, int | None], list[TopicPartition]] = {}
-        wanted = [copy.partition for copy in copies if not self._follower.pause_if_said(copy)]
+        wanted = [copy.partition for copy in copies if not self._flow.pause_if_said(copy)]
         for partition in await self._led(await self._present(wanted)):
             leaders = self._source.known_leader(partition), self._target.known_leader(partition)
             groups.setdefault(leaders, []).append(partition)

@@ -24,7 +24,7 @@ from typing import Any
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.errors import (
     DataLossError,
@@ -40,12 +40,9 @@ from tolerant_client.mirror.batches.appendable import AppendRules
 from tolerant_client.mirror.batches.divergence import read_headers, read_slices
 from tolerant_client.mirror.batches.epochs import source_truncations
 from tolerant_client.mirror.batches.gaps import GapFill
-from tolerant_client.mirror.batches.losses import LedgerRow, LossPolicy, LossReason, MirrorPolicy
+from tolerant_client.mirror.batches.losses import LedgerRow, LossPolicy, LossReason
 from tolerant_client.mirror.batches.merge import dense
-from tolerant_client.mirror.engine.emptiness import EmptinessChecks
-from tolerant_client.mirror.engine.identical.append import NO_CLAIM
-from tolerant_client.mirror.engine.limits import CopyLimits
-from tolerant_client.mirror.engine.throttle import TokenBucket
+from tolerant_client.mirror.engine.strategy import NO_CLAIM, CopiedLink, CopiedPartition
 from tolerant_client.mirror.engine.translated.adopted import Adopted
 from tolerant_client.mirror.engine.translated.copy_transaction import CopyTransaction, is_fenced
 from tolerant_client.mirror.engine.translated.fetched_queue import Intake
@@ -59,9 +56,7 @@ from tolerant_client.mirror.engine.translated.target_checks import (
     is_another,
     taken_over,
 )
-from tolerant_client.mirror.state.control_topic import ControlWatch
-from tolerant_client.mirror.state.ledger import Ledger
-from tolerant_client.mirror.state.link_control import LinkControl, link_options
+from tolerant_client.mirror.state.claims import claimed_part
 from tolerant_client.mirror.state.map_topic import map_partition
 from tolerant_client.mirror.state.offset_map import MapRow, extend
 from tolerant_client.stock.stock_names import WakeupNotifier
@@ -91,46 +86,31 @@ class TransactionLimits:
 
 
 @dataclass(frozen=True)
-class TranslatedLink:
-    """What the partitions of a link share."""
+class TranslatedParts:
+    """What the partitions of a link share, beside what those of every link do."""
 
-    source: Cluster
-    target: Cluster
-    name: str
-    limits: CopyLimits
     transactions: TransactionLimits
-    policy: MirrorPolicy
-    ledger: Ledger
-    clock: Callable[[], float]
     reads: SharedReads
-    control: ControlWatch
     adopted: Adopted
-    bucket: TokenBucket
-    emptiness: EmptinessChecks
-    term: Callable[[TopicPartition], int | None]  # of the link's claim; None where it has none
     on_taken_over: Callable[[], None]
-    on_end: Callable[[], None]  # a partition has reached its offset, or is done
     on_settled: Callable[[int], None]  # bytes that are no longer in memory
 
 
-class TranslatedPartition:
+class TranslatedPartition(CopiedPartition):
     """The copy of one partition: `run` is its course, `deliver` gives it what was fetched from `fetch_position` on."""
 
-    def __init__(self, link: TranslatedLink, partition: TopicPartition) -> None:
-        self.partition = partition
-        self.until: int | None = None
-        self.hold_until = self.lease_until = self.adopted_at = link.clock()
-        self.acked = -1  # all committed records before it are on the target
-        self.records = self.bytes = self.troubles = 0
-        self.losses = 0
-        self.error: TolerantClientError | None = None
+    records = troubles = 0
+
+    def __init__(self, link: CopiedLink, parts: TranslatedParts, partition: TopicPartition) -> None:
+        super().__init__(partition, link.clock())
         self.paused: TolerantClientError | None = (
-            None  # what policy waits for an operator for, or that he has paused it
+            None  # what waits for an operator: by policy, or that he has paused it
         )
-        self.is_released = False
         self.is_done = False
         self.intake = Intake()
         self._link = link
+        self._parts = parts
+        self._claim = claimed_part(partition, link.name)
         self._net: Any = link.source.net
         self._wake = WakeupNotifier(self._net)
         self._producer = CopyTransaction(
@@ -138,7 +118,7 @@ class TranslatedPartition:
             f"tolerant-mirror-{link.name}-copy-{partition.topic}-{partition.partition}",
             self.partition,
             map_partition(link.name, partition),
-            link.transactions.timeout_ms,
+            parts.transactions.timeout_ms,
         )
         self._row: MapRow | None = None
         self._adopted = 0  # the source offset before which another mirror had copied all
@@ -156,20 +136,29 @@ class TranslatedPartition:
         self._is_taken_over = False
         self._term: int | None = None  # of the claim under which the position was read
 
-    def __str__(self) -> str:
-        return f"{self.partition.topic}-{self.partition.partition}"
-
     # -- what the copier asks and tells ---------------------------------------
 
     @property
-    def has_reached(self) -> bool:
-        return self.until is None or self.acked >= self.until
+    def is_placed(self) -> bool:
+        return self.acked >= 0
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.error is not None or self.is_released or self.is_done
+
+    @property
+    def paused_by(self) -> TolerantClientError | None:
+        return self.paused if self.error is None else None
+
+    @property
+    def is_settled(self) -> bool:
+        return self.is_stopped or self.paused is not None or self.has_reached
 
     @property
     def is_over(self) -> bool:
         now = self._link.clock()
         is_idle = self.has_reached or self.paused is not None
-        return self.is_released or self.error is not None or is_idle and now >= max(self.hold_until, self.lease_until)
+        return self.is_released or self.error is not None or is_idle and not self.is_held(now)
 
     @property
     def wants_more(self) -> bool:
@@ -184,23 +173,22 @@ class TranslatedPartition:
 
     @property
     def _is_held(self) -> bool:
-        return self._link.clock() < max(self.hold_until, self.lease_until)
+        return self.is_held(self._link.clock())
 
     def wake(self) -> None:
         self._wake.notify()
 
-    def obey(self, control: LinkControl) -> None:
-        """Takes what the operator says: nothing is fetched while it is paused, what was fetched is copied.
+    def stop(self, error: TolerantClientError) -> None:
+        """Stops the copy."""
+        self.error = error
+        self.wake()
 
-        Raises LinkPromotedError.
-        """
-        control.require_not_promoted(self._link.name)
-        is_held = isinstance(self.paused, LinkPausedError)
-        if control.pauses(self.partition) and self.paused is None:
-            resume = f"tolerant-kafka resume {link_options(self._link.name, self._link.target)}"
-            self.paused = LinkPausedError(f"{self} is paused by an operator; {resume} lets it go on")
+    def set_paused(self, is_paused: bool) -> None:
+        """Takes what the operator says: nothing is fetched while it is paused, what was fetched is copied."""
+        if is_paused and self.paused is None:
+            self.paused = self._link.paused_error(self)
             self.wake()
-        elif is_held and not control.pauses(self.partition):
+        elif not is_paused and isinstance(self.paused, LinkPausedError):
             self.paused = None
             self._progressed_at = self._link.clock()
             self.wake()
@@ -249,24 +237,26 @@ class TranslatedPartition:
         finally:
             self._forget()
             self.is_done = True
-            self._link.on_end()
+            self._link.tasks.notify()
 
     async def _take_over(self) -> None:
         if self._stands_since is None:
             self._stands_since = self._link.clock()
-        self._term = self._link.term(self.partition)
+        self._term = self._link.claims.term(self._claim)
         self._require_claim()
-        if why := await self._link.reads.copied_identically(self.partition):
+        if why := await self._parts.reads.copied_identically(self.partition):
             self.error = TargetClaimedError(why)
             return
         await self._producer.take_over()
         try:
             # Promotion is written down before the copiers are fenced: whoever takes over behind that finds it here.
-            self.obey(await self._link.control.refresh())
+            control = await self._link.control.refresh()
+            control.require_not_promoted(self._link.name)
+            self.set_paused(control.pauses(self.partition))
         except LinkPromotedError as error:
             self.error = error
             return
-        self._row = await self._link.reads.last_row(self.partition)
+        self._row = await self._parts.reads.last_row(self.partition)
         await self._look_at_target()
         position = await self._look_at_source()
         self._advance(position)
@@ -274,15 +264,15 @@ class TranslatedPartition:
         self._is_taken_over = True
         if not self._reasons:
             self._stands_since = None
-        self._link.on_taken_over()
+        self._parts.on_taken_over()
 
     def _require_claim(self) -> None:
         """To be asked at the last moment before anything is written."""
-        if self._term is None or self._link.term(self.partition) != self._term:
+        if self._term is None or self._link.claims.term(self._claim) != self._term:
             raise Errors.NotLeaderForPartitionError(NO_CLAIM)
 
     async def _look_at_target(self) -> None:
-        pair = await self._link.reads.topics(self.partition.topic)
+        pair = await self._parts.reads.topics(self.partition.topic)
         self._ids = pair.ids
         self._rules = self._rules._replace(max_batch_bytes=pair.max_message_bytes)
         end = (await self._link.target.list_offsets({self.partition: LATEST}))[self.partition]
@@ -290,7 +280,7 @@ class TranslatedPartition:
             check_target(self._row, self._link.name, self.partition, self._ids, end)
             if not is_another(self._row.ids[0], self._ids[0]):  # a topic made anew has other records by right
                 await self._look_for_others(self._row)
-        self._adopted = await self._link.adopted.until(self.partition, end)
+        self._adopted = await self._parts.adopted.until(self.partition, end)
         if self._row is not None:
             self._row = taken_over(self._row, self._adopted)
 
@@ -355,7 +345,7 @@ class TranslatedPartition:
         copied, size = self.acked, 0
         while True:
             self._check_fetches()
-            while self.intake and size < self._link.transactions.commit_bytes:
+            while self.intake and size < self._parts.transactions.commit_bytes:
                 batches, copied = self.intake.next_batches(copied)
                 size += (held_bytes := sum(header.size for header, _ in batches))
                 for item in dense(batches, self._rules.max_batch_bytes) if batches else ():
@@ -363,8 +353,8 @@ class TranslatedPartition:
                     self._require_claim()
                     self._producer.send(node, item, held_bytes)
                     held_bytes = 0
-                    await self._settle(self._link.transactions.max_requests)
-            await self._settle(self._link.transactions.max_requests)
+                    await self._settle(self._parts.transactions.max_requests)
+            await self._settle(self._parts.transactions.max_requests)
             pause = self._time_to_commit(began, size, copied)
             if pause <= 0:
                 break
@@ -389,7 +379,7 @@ class TranslatedPartition:
 
     def _time_to_commit(self, began: float, size: int, copied: int) -> float:
         """Seconds until the transaction is to be committed, if nothing arrives before."""
-        limits, now = self._link.transactions, self._link.clock()
+        limits, now = self._parts.transactions, self._link.clock()
         if self.is_released or size >= limits.commit_bytes:
             return 0.0
         if self.until is not None and copied >= self.until and not self._is_held:
@@ -399,7 +389,7 @@ class TranslatedPartition:
 
     async def _commit(self, copied: int, size: int) -> None:
         runs = self._producer.runs
-        pair = await self._link.reads.topics(self.partition.topic)
+        pair = await self._parts.reads.topics(self.partition.topic)
         if pair.ids != self._ids:
             raise Errors.UnknownTopicOrPartitionError(f"{self}: a topic was created anew")  # looked into by _take_over
         rows = extend(self._row, self.partition, self.partition.topic, self._ids, runs, copied, self.intake.epoch)
@@ -431,7 +421,6 @@ class TranslatedPartition:
     # -- when something is wrong ----------------------------------------------
 
     def waits(self, after_s: float, now: float) -> tuple[float, str] | None:
-        """Since when nothing moves though there is something to copy, if that is longer than `after_s`, and the last reason."""
         since = self._stands_since
         if since is None or now - since < after_s or self.error is not None or self.paused is not None:
             return None
@@ -466,7 +455,7 @@ class TranslatedPartition:
                 tuple(self._reasons),
             )
         else:
-            link.reads.forget(self.partition.topic)
+            self._parts.reads.forget(self.partition.topic)
             for cluster in (link.source, link.target):
                 cluster.manager.cluster.request_update()
             await self._net.sleep(min(0.02 * 2 ** min(len(self._reasons), 6), _MAX_PAUSE_S) * random.uniform(0.5, 1.0))
@@ -481,7 +470,7 @@ class TranslatedPartition:
             self.paused = error
             if self._row is not None:
                 self._advance(self._row.position)
-            self._link.on_end()
+            self._link.tasks.notify()
             until = self._link.clock() + _PAUSE_S
             while not self.is_over and (left := until - self._link.clock()) > 0:
                 await self._wake(min(left, _IDLE_S))
@@ -511,10 +500,10 @@ class TranslatedPartition:
         if self.has_reached and link.clock() > self.hold_until:
             self.is_released = True  # only the lease was left
         still_since = link.clock()
-        patience_s = link.transactions.takeover_ms / 1000 * random.uniform(0.7, 1.3)
+        patience_s = self._parts.transactions.takeover_ms / 1000 * random.uniform(0.7, 1.3)
         while not self.is_over:
             await self._wake(patience_s / 4)
-            row = await link.reads.last_row(self.partition)
+            row = await self._parts.reads.last_row(self.partition)
             end = await link.source.list_offsets({self.partition: LATEST}, isolation_level=READ_COMMITTED)
             if row is not None and row.position > self.acked:
                 self._advance(row.position)
@@ -533,7 +522,7 @@ class TranslatedPartition:
         had_reached = self.has_reached
         self.acked = max(self.acked, position)
         if self.has_reached and not had_reached:
-            self._link.on_end()
+            self._link.tasks.notify()
 
     def _forget(self) -> None:
         """Lets go of what is not committed."""
@@ -543,4 +532,4 @@ class TranslatedPartition:
 
     def _freed(self, size: int) -> None:
         self.intake.queued_bytes -= size
-        self._link.on_settled(size)
+        self._parts.on_settled(size)

@@ -19,6 +19,7 @@ from tolerant_client.mirror.batches.gaps import Gap, GapFill
 from tolerant_client.mirror.engine.identical.append import Appender
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
 from tolerant_client.mirror.engine.limits import CopyLimits
+from tolerant_client.mirror.engine.memory import Memory
 from tolerant_client.records.record_batch import BatchHeader, Record, encode_batch, read_header
 
 FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -73,12 +74,17 @@ class Rig:
         self.target, self.filler = Target(), Filler()
         self._tasks: list[asyncio.Task[None]] = []
         self.claimed = True
-        target: Any = self.target
-        fillers = {GapFill.TRANSACTIONS: self.filler}
-        self.appender = Appender(
-            target, CopyLimits(), lambda: 0.0, fillers, self.holds, self._spawn, self._answered, lambda copy: None
+        self.memory = Memory(1 << 20)
+        link: Any = SimpleNamespace(
+            target=self.target,
+            limits=CopyLimits(),
+            clock=lambda: 0.0,
+            memory=self.memory,
+            tasks=SimpleNamespace(spawn=self._spawn),
         )
-        self.copies = {p: PartitionCopy(p, None, 0.0) for p in (FIRST, SECOND)}
+        fillers = {GapFill.TRANSACTIONS: self.filler}
+        self.appender = Appender(link, fillers, self.holds, self._answered, lambda copy: None)
+        self.copies = {p: PartitionCopy(p, 0.0) for p in (FIRST, SECOND)}
         for copy in self.copies.values():
             copy.resume(AppendState(0, 4711, 0, 0), RULES, 0.0)
 
@@ -127,7 +133,7 @@ def test_gap_waits_for_what_is_before_it_and_holds_back_what_is_behind() -> None
         assert len(rig.filler.asked) == 1 and len(rig.target.sent) == 2
         rig.target.answer({FIRST: 6})
         rig.target.answer({FIRST: 11})
-        assert (rig.copies[FIRST].acked, rig.copies[FIRST].filled, rig.appender.bytes_in_flight) == (16, 1, 0)
+        assert (rig.copies[FIRST].acked, rig.copies[FIRST].filled, rig.memory.in_flight) == (16, 1, 0)
 
     asyncio.run(run())
 
@@ -162,7 +168,7 @@ def test_nothing_goes_out_behind_a_gap_that_was_not_filled(outcome: int | Errors
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert copy.phase is Phase.DRAINING and copy.is_drained
-        assert not rig.target.sent and rig.appender.bytes_in_flight == 0
+        assert not rig.target.sent and rig.memory.in_flight == 0
 
     asyncio.run(run())
 

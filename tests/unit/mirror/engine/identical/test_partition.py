@@ -41,7 +41,8 @@ def batch(base_offset: int, count: int = 10, timestamp: int = 1, **options: obje
 
 
 def copying(log_end: int = 100, next_sequence: int = 100, until: int | None = 1000) -> PartitionCopy:
-    copy = PartitionCopy(TP, until, 0.0)
+    copy = PartitionCopy(TP, 0.0)
+    copy.until = until
     copy.resume(AppendState(log_end, PRODUCER, 0, next_sequence), RULES, 0.0)
     return copy
 

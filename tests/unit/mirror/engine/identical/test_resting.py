@@ -49,7 +49,7 @@ class Target:
 class Rig:
     def __init__(self, partitions: int = 4) -> None:
         self.now, self.target, self.troubled = 0.0, Target(), list[int]()
-        self.copies = [PartitionCopy(TopicPartition("orders", n), None, 0.0) for n in range(partitions)]
+        self.copies = [PartitionCopy(TopicPartition("orders", n), 0.0) for n in range(partitions)]
         for copy in self.copies:
             copy.resume(AppendState(100, 4711, 0, 100), RULES, 0.0)
         target: Any = self.target

@@ -71,19 +71,19 @@ class World:
         async def topics(_: str) -> TopicPair:
             return TopicPair(IDS, 1 << 20)
 
-        link = SimpleNamespace(
+        link: Any = SimpleNamespace(
             source=SimpleNamespace(net=self.net, list_offsets=source_offsets),
             target=SimpleNamespace(list_offsets=target_offsets),
             name="dr",
             clock=lambda: 0.0,
             policy=MirrorPolicy(),
-            reads=SimpleNamespace(topics=topics),
             control=self,
-            adopted=self.adopted(),
-            transactions=TransactionLimits(),
-            on_end=lambda: None,
+            tasks=SimpleNamespace(notify=lambda: None),
         )
-        made = TranslatedPartition(link, P)  # type: ignore[arg-type]
+        parts: Any = SimpleNamespace(
+            reads=SimpleNamespace(topics=topics), adopted=self.adopted(), transactions=TransactionLimits()
+        )
+        made = TranslatedPartition(link, parts, P)
         made._row = self.row
         return made
 

@@ -16,8 +16,9 @@ from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.mirror.batches.appendable import AppendRules, AppendState
 from tolerant_client.mirror.batches.gaps import GapFill
 from tolerant_client.mirror.engine.identical import sync_loop
-from tolerant_client.mirror.engine.identical.copy import LinkCopier
+from tolerant_client.mirror.engine.identical.offsets import IdenticalOffsets, identical_offsets
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
+from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 
 FIRST, SECOND = (TopicPartition("orders", number) for number in range(2))
@@ -34,7 +35,7 @@ def copier() -> Iterator[LinkCopier]:
     """A copier that asks nobody; it holds the claims of both partitions, under TERM."""
     with Cluster({"bootstrap_servers": "a:9092"}, name="source") as source:
         target = Cluster({"bootstrap_servers": "b:9092"}, source.net, name="target")
-        copier = LinkCopier(source, target, 7, clock=lambda: 100.0)
+        copier = LinkCopier(source, target, identical_offsets(7), clock=lambda: 100.0)
         claims: Any = copier.claims
         claims.term = lambda partition: TERM
         claims.holds = lambda partition: True
@@ -42,8 +43,14 @@ def copier() -> Iterator[LinkCopier]:
         target.close()
 
 
+def flow_of(copier: LinkCopier) -> IdenticalOffsets:
+    assert isinstance(copier.strategy, IdenticalOffsets)
+    return copier.strategy
+
+
 def placed(copier: LinkCopier, partition: TopicPartition, acked: int, until: int | None = None) -> PartitionCopy:
-    copy = copier._partitions[partition] = PartitionCopy(partition, until, 0.0)
+    copy = flow_of(copier).partitions[partition] = PartitionCopy(partition, 0.0)
+    copy.until = until
     copy.resume(AppendState(acked, 7, 0, acked), RULES, 0.0)
     copy.term = TERM
     return copy
@@ -69,12 +76,12 @@ def test_what_another_process_has_copied_further_is_not_forgotten_when_logs_are_
     monkeypatch.setattr(sync_loop, "read_ids", same)
     monkeypatch.setattr(sync_loop.OpenGaps, "end", nothing)
     facts: Any = SimpleNamespace(read=nothing, has=lambda topic: True, rewrites_times=lambda topic: False)
-    copier._sync_loop._facts, copier._flow.puller.witnesses = facts, SimpleNamespace(look=nothing)  # type: ignore[assignment]
+    flow_of(copier).sync_loop._facts, flow_of(copier).puller.witnesses = facts, SimpleNamespace(look=nothing)  # type: ignore[assignment]
     placed(copier, FIRST, 300)
     placed(copier, SECOND, 300)
     copier.control.value = LinkControl(copied={FIRST: 500, SECOND: 100})
     with pytest.raises(Looked):
-        asyncio.run(copier._sync_loop.sync([FIRST, SECOND]))
+        asyncio.run(flow_of(copier).sync_loop.sync([FIRST, SECOND]))
     assert copied == {FIRST: 500, SECOND: 300}
 
 
@@ -93,10 +100,10 @@ def test_a_topic_that_a_cluster_says_it_does_not_know_is_looked_at_again_before_
         monkeypatch.setattr(sync_loop, name, found)
     monkeypatch.setattr(sync_loop.OpenGaps, "end", nothing)
     facts: Any = SimpleNamespace(read=nothing, has=lambda topic: True, rewrites_times=lambda topic: False)
-    copier._sync_loop._facts, copier._flow.puller.witnesses = facts, SimpleNamespace(look=nothing)  # type: ignore[assignment]
+    flow_of(copier).sync_loop._facts, flow_of(copier).puller.witnesses = facts, SimpleNamespace(look=nothing)  # type: ignore[assignment]
     copy = placed(copier, FIRST, 300)
     copy.phase = Phase.SYNCING
-    asyncio.run(copier._sync_loop.sync([FIRST]))
+    asyncio.run(flow_of(copier).sync_loop.sync([FIRST]))
     assert copy.phase is not Phase.COPYING and copy.troubles == 1
 
 
@@ -105,38 +112,51 @@ def test_how_far_was_copied_is_written_down_under_the_claim_alone_that_the_place
 ) -> None:
     placed(copier, FIRST, 300)
     placed(copier, SECOND, 300).term = TERM - 1
-    assert copier._follower.copied([FIRST, SECOND], 10.0) == {FIRST: 300}
+    assert flow_of(copier).copied([FIRST, SECOND], 10.0) == {FIRST: 300}
 
 
-def test_a_control_that_cannot_be_read_holds_up_no_look_at_resting_logs_and_no_lease(copier: LinkCopier) -> None:
+@pytest.mark.parametrize("is_away", [True, False], ids=["away", "hangs"])
+def test_a_control_that_cannot_be_read_holds_up_no_look_at_resting_logs_and_no_lease(
+    copier: LinkCopier, is_away: bool
+) -> None:
     done: list[str] = []
-
-    sleeps = iter(range(3))
+    sleeps = iter(range(6))
+    flow: Any = flow_of(copier)
+    link: Any = copier.link
 
     async def sleep(seconds: float) -> None:
-        if next(sleeps) == 2:
-            copier._partitions.clear()
+        await asyncio.sleep(0)
+        if next(sleeps) >= (4 if is_away else 2):
+            flow.partitions.clear()
 
     async def refresh() -> None:
+        if not is_away:
+            await asyncio.Event().wait()
         raise Errors.KafkaConnectionError("away")
 
+    async def run() -> None:
+        loops: list[asyncio.Task[None]] = []
+        link.tasks.spawn = lambda function: loops.append(asyncio.ensure_future(function()))
+        copier._every_second(copier._watch)
+        copier._every_second(copier._follow_control)
+        await loops[0]
+        loops[1].cancel()
+
     placed(copier, FIRST, 300)
-    follower: Any = copier._follower
-    flow: Any = copier._flow
-    follower._net = SimpleNamespace(sleep=sleep)
-    flow.control = SimpleNamespace(refresh=refresh)
-    follower._resting = SimpleNamespace(look=lambda copies: done.append(f"look at {len(copies)}"))
+    link.source.net.sleep = sleep
+    copier.control.refresh = refresh  # type: ignore[method-assign, assignment]
+    flow._resting = SimpleNamespace(look=lambda copies: done.append(f"look at {len(copies)}"))
     flow.drop_expired = lambda: done.append("drop")
-    asyncio.run(follower._follow())
-    assert done == ["look at 1", "drop", "look at 1", "drop", "look at 0", "drop"]
+    asyncio.run(run())
+    assert done == ["look at 1", "drop", "look at 1", "drop", "look at 1", "drop"]
 
 
 def test_patience_begins_where_a_partition_that_had_reached_its_end_is_to_go_on(copier: LinkCopier) -> None:
     copy = placed(copier, FIRST, 300, until=300)
     copy.trouble("the end of the target's log could not be read", 0.0)
     copy.resume(AppendState(300, 7, 0, 300), RULES, 1.0)
-    copier._flow.puller.is_pulling = lambda partition: True  # type: ignore[method-assign]
-    copier._flow.adopt(FIRST, 400, 100.0, 100.0)
+    flow_of(copier).puller.is_pulling = lambda partition: True  # type: ignore[method-assign]
+    flow_of(copier).adopt(FIRST, 400, 100.0, 100.0)
     copy.give_up_after(60.0, 100.0)
     assert copy.error is None and copy.phase is Phase.COPYING
 
@@ -151,7 +171,7 @@ def test_a_doubt_about_a_partition_that_was_adopted_anew_meanwhile_is_nothing_to
         copies["new"] = placed(copier, FIRST, 300)
         return set(doubted)
 
-    puller: Any = copier._flow.puller
+    puller: Any = flow_of(copier).puller
     puller.witnesses = SimpleNamespace(doubt=lambda *_, **__: True, missing=missing)
     puller._on_trouble = troubled.append
     parts = [FetchedPartition(p, 0, 400, 400, 0, (), memoryview(b"records")) for p in (FIRST, SECOND)]
@@ -162,13 +182,12 @@ def test_a_doubt_about_a_partition_that_was_adopted_anew_meanwhile_is_nothing_to
 
 def test_what_a_partition_waits_for_is_named_when_it_is_given_up_and_no_silent_source(copier: LinkCopier) -> None:
     """It is adopted before it first finds what it waits for: its patience ends a little later than that with silence."""
-    copy = copier._partitions[FIRST] = PartitionCopy(FIRST, 500, 0.0)
-    times = iter([100.0, 220.5, 220.5, 221.5, 221.5])
-    copier.clock = lambda: next(times)
-
-    async def settled() -> None:
-        copy.trouble("a transaction is open", 101.0)
-        await copier._settled([FIRST], 0.0)
-
-    copier.source.run(settled)
+    copy = flow_of(copier).partitions[FIRST] = PartitionCopy(FIRST, 0.0)
+    copy.until, copy.adopted_at = 500, 100.0
+    copy.trouble("a transaction is open", 101.0)
+    times = iter([220.5, 221.5])
+    flow_of(copier).clock = lambda: next(times)
+    flow_of(copier).lose_patience(FIRST)
+    assert copy.error is None
+    flow_of(copier).lose_patience(FIRST)
     assert "no progress for 120 s" in str(copy.error) and "a transaction is open" in str(copy.error)

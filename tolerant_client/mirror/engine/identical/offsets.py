@@ -1,0 +1,106 @@
+"""Every record at the same offset: the strategy of a copier whose target topics nobody else writes to.
+
+The path of a batch: a fetch loop for each source node receives it (reader.py), the partition takes and stamps it in place
+(partition.py), the appender sends the slice (append.py), and the response moves `acked`.  Whatever goes wrong ends in one
+place: the partition drains (flow.py), and its place is read from the target's log again (sync_loop.py).  There, too, is
+decided what a loss leads to (loss_handler.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from kafka.errors import KafkaError
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.transactions import init_producer_id
+from tolerant_client.errors import RecoveryExhaustedError
+from tolerant_client.mirror.engine.identical.begun import Begun
+from tolerant_client.mirror.engine.identical.facts import TargetFacts
+from tolerant_client.mirror.engine.identical.flow import Flow
+from tolerant_client.mirror.engine.identical.loss_handler import LossHandler
+from tolerant_client.mirror.engine.identical.partition import Phase
+from tolerant_client.mirror.engine.identical.resting import RestingLogs
+from tolerant_client.mirror.engine.identical.sync_loop import SyncLoop
+from tolerant_client.mirror.engine.strategy import CopiedLink, Strategy
+
+_RESTS_S = 10.0  # since the last append, before it is written down how far a partition was copied
+_REMEMBER_S = 60.0  # between two such records
+_KEEP_ID_S = 86_400.0  # coordinators forget a transactional.id that is not used for a week; promotion needs ours
+
+
+def identical_offsets(producer_id: int) -> Callable[[CopiedLink], Strategy]:
+    """Copies at the same offsets; `producer_id` is the link's (init_producer_id)."""
+    return lambda link: IdenticalOffsets(link, producer_id)
+
+
+class IdenticalOffsets(Flow):
+    """The partitions of a link in the flow of batches, and what is due beside that."""
+
+    def __init__(self, link: CopiedLink, producer_id: int) -> None:
+        super().__init__(link, lambda: self.sync_loop.run())
+        self._begun = Begun(link.target, link.control)
+        losses = LossHandler(self, self._begun)
+        facts = TargetFacts(link.source, link.target, link.policy, link.clock)
+        self.sync_loop = SyncLoop(self, producer_id, facts, self._begun, losses)
+        self._resting = RestingLogs(link.target, link.clock, link.tasks.spawn, self.after_trouble)
+        self._next_id_use = link.clock() + _KEEP_ID_S
+        self._next_remembered = link.clock() + _REMEMBER_S
+
+    def claim_of(self, partition: TopicPartition) -> TopicPartition:
+        """The partition itself: nobody else writes there."""
+        return partition
+
+    async def give_back(self, partitions: Collection[TopicPartition]) -> None:
+        """Releases partitions, and has the control say how far those were copied that rest."""
+        ends = self.copied(partitions, 0)
+        for partition in partitions:
+            self.release(partition)
+        await self._remember(ends)
+
+    def lose_patience(self, partition: TopicPartition) -> None:
+        """Stops a partition that had nothing but trouble, or heard nothing, for as long as the patience lasts."""
+        if (copy := self.partitions.get(partition)) is None:
+            return
+        now, patience_s = self.clock(), self.link.limits.patience_ms / 1000
+        copy.give_up_after(patience_s, now)
+        heard_at = max(self.appender.settled_at, copy.adopted_at, self.link.bucket.free_at)
+        is_waiting = copy.is_troubled and partition not in self.unclaimed  # it says itself what for
+        if copy.in_flight or is_waiting or now - heard_at <= patience_s or copy.phase is Phase.STOPPED:
+            return
+        if partition in self.unclaimed:
+            copy.stop(self.link.unclaimed_error(copy))
+        else:
+            copy.stop(
+                RecoveryExhaustedError(f"{copy}: the source sent nothing for {patience_s:.0f} s at offset {copy.acked}")
+            )
+
+    def watch(self) -> None:
+        """Looks at what rests, ends leases, and writes down now and then how far was copied."""
+        now = self.clock()
+        self._resting.look([copy for copy in self.partitions.values() if self.is_claimed(copy)])
+        self.drop_expired()
+        if now > self._next_id_use:
+            self._next_id_use = now + _KEEP_ID_S
+            self.tasks.spawn(self._keep_id)
+        if now > self._next_remembered:
+            self._next_remembered = now + _REMEMBER_S
+            self.tasks.spawn(self._remember, self.copied(self.partitions, _RESTS_S))
+
+    def copied(self, partitions: Iterable[TopicPartition], after_s: float) -> dict[TopicPartition, int]:
+        """How far those were copied that are claimed and have rested so long."""
+        now = self.clock()
+        return {c.partition: c.acked for c in self.copies(partitions) if c.rests(after_s, now) and self.is_claimed(c)}
+
+    async def _remember(self, ends: Mapping[TopicPartition, int]) -> None:
+        """Has the control say how far was copied: the log may be empty, and its producer forgotten, by the next read."""
+        try:
+            await self._begun.write({}, ends)
+        except KafkaError:
+            pass  # the next time it rests
+
+    async def _keep_id(self) -> None:
+        try:
+            await init_producer_id(self.target, self.control.value.producer_name(self.link.name))
+        except KafkaError:
+            self._next_id_use = self.clock()  # in a second

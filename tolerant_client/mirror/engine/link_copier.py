@@ -1,0 +1,235 @@
+"""Copies partitions of a link from source to target, many at once, on one event loop.
+
+Identical and translated offsets are two strategies (strategy.py); here is what does not depend on them: calls that hold
+partitions and leases that outlast a call, claims, what the operator says, the rate, and what is told of it all.
+
+Laws:
+- Calls for the same partition wait for each other.
+- What another process of the run asks for is handed over, also in the middle of a call; what another run has stops.
+- Leases end and partitions are handed over in time though the control cannot be read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+
+from kafka.errors import KafkaError
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import LinkPromotedError
+from tolerant_client.mirror.batches.losses import MirrorPolicy
+from tolerant_client.mirror.engine.emptiness import EmptinessChecks
+from tolerant_client.mirror.engine.limits import CopyLimits, Progress, raise_stopped
+from tolerant_client.mirror.engine.memory import Memory
+from tolerant_client.mirror.engine.partition_locks import Turns
+from tolerant_client.mirror.engine.strategy import CopiedLink, CopiedPartition, Strategy
+from tolerant_client.mirror.engine.tasks import Tasks
+from tolerant_client.mirror.engine.throttle import TokenBucket
+from tolerant_client.mirror.state.claims import Waiting
+from tolerant_client.mirror.state.claims_topic import Claims, claimed_by, new_holder
+from tolerant_client.mirror.state.control_topic import ControlWatch
+from tolerant_client.mirror.state.health import WAITS_AFTER_S
+from tolerant_client.mirror.state.ledger import Ledger
+
+_EVERY_S = 1.0  # between two reads of what the operator says, and two looks at what is over
+_HELD_S = 0.5  # a partition is not handed over before that: of many that ask each gets something done
+
+
+class LinkCopier:
+    """Copies partitions of one link; both clusters must share one event loop.
+
+    All methods run on that loop.  `offsets` makes the strategy (identical_offsets, translated_offsets); the link must have been
+    prepared for it.  `clock` returns monotonic seconds.  `bytes_per_s` is the link's rate unless the operator gives it another;
+    either is divided by `shares`, the number of its copiers.
+    """
+
+    def __init__(
+        self,
+        source: Cluster,
+        target: Cluster,
+        offsets: Callable[[CopiedLink], Strategy],
+        limits: CopyLimits = CopyLimits(),
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        link: str = "default",
+        policy: MirrorPolicy = MirrorPolicy(),
+        bytes_per_s: int | None = None,
+        shares: int = 1,
+        run: str = "",
+    ) -> None:
+        tasks, bucket = Tasks(source), TokenBucket()
+        self.control = ControlWatch(target, link)
+        self.claims = Claims(target, new_holder(link, run), tasks.spawn, self._claims_changed)
+        self.link = CopiedLink(
+            source,
+            target,
+            link,
+            limits,
+            policy,
+            clock,
+            self.control,
+            self.claims,
+            Ledger(target, link),
+            tasks,
+            bucket,
+            EmptinessChecks(source, bucket, clock),
+            Memory(limits.max_bytes_in_flight),
+            self.obey,
+        )
+        self.strategy = offsets(self.link)
+        self._bytes_per_s = bytes_per_s
+        self._shares = shares
+        self._turns = Turns()
+        self._repeated: set[Callable[[], Awaitable[None]]] = set()
+
+    @property
+    def failure(self) -> Exception | None:
+        """What ended a loop; the copier is of no more use then."""
+        return self.link.tasks.failure
+
+    # -- calls ----------------------------------------------------------------
+
+    async def copy(
+        self, until: Mapping[TopicPartition, int | None], *, hold_ms: int = 0, lease_ms: int = 0
+    ) -> dict[TopicPartition, Progress]:
+        """As copy_each, but raises the first error that stopped a partition."""
+        return raise_stopped(await self.copy_each(until, hold_ms=hold_ms, lease_ms=lease_ms))
+
+    async def copy_each(
+        self, until: Mapping[TopicPartition, int | None], *, hold_ms: int = 0, lease_ms: int = 0
+    ) -> dict[TopicPartition, Progress]:
+        """Copies each partition at least up to its source offset, and what arrives for `hold_ms` more.
+
+        For `lease_ms` after that the copying goes on in the background, unless
+        another process of the run asks for the partition.  A partition that stopped has its error in its progress;
+        the other partitions are brought to their end.  Calls for the same partition wait for each other.
+        """
+        await self._turns.take(until)
+        try:
+            return await self._copy(until, hold_ms, lease_ms)
+        finally:
+            self._turns.leave(until)
+
+    async def _copy(
+        self, until: Mapping[TopicPartition, int | None], hold_ms: int, lease_ms: int
+    ) -> dict[TopicPartition, Progress]:
+        strategy = self.strategy
+        hold_until = self.link.clock() + hold_ms / 1000
+        self.claims.want(map(strategy.claim_of, until))
+        copies = {p: strategy.adopt(p, offset, hold_until, hold_until + lease_ms / 1000) for p, offset in until.items()}
+        before = {p: (c.records, c.bytes, c.filled, c.losses) for p, c in copies.items()}
+        self._every_second(self._watch)
+        self._every_second(self._follow_control)
+        try:
+            await self._settled(copies.values(), hold_until)
+        except BaseException:
+            for partition in copies:
+                strategy.release(partition)
+            raise
+        waits = self.waiting()
+        # What was handed over is its next owner's to tell of.
+        copies = {p: copy for p, copy in copies.items() if not copy.is_released or copy.is_placed and copy.has_reached}
+        await strategy.give_back([p for p, copy in copies.items() if not lease_ms or copy.is_stopped])
+        await self.claims.released()
+        return {p: _progress(copy, *before[p], waits.get(p)) for p, copy in copies.items()}
+
+    async def _settled(self, copies: Collection[CopiedPartition], hold_until: float) -> None:
+        """Waits until all have reached their offset, stopped or are paused, and the hold is over."""
+        tasks, clock = self.link.tasks, self.link.clock
+        while tasks.failure is None:
+            now = clock()
+            is_over = now >= hold_until or all(copy.is_stopped for copy in copies)
+            if is_over and all(copy.is_settled for copy in copies):
+                return
+            await tasks.wait(hold_until - now)
+            for copy in copies:
+                if not copy.is_settled:
+                    self.strategy.lose_patience(copy.partition)
+        raise tasks.failure
+
+    def waiting(self) -> dict[TopicPartition, Waiting]:
+        """Partitions that have not moved for WAITS_AFTER_S though there is something to copy, and why."""
+        now, now_ms = self.link.clock(), int(time.time() * 1000)
+        found = {p: copy.waits(WAITS_AFTER_S, now) for p, copy in self.strategy.partitions.items()}
+        return {p: Waiting(w[1], now_ms - int(1000 * (now - w[0]))) for p, w in found.items() if w is not None}
+
+    # -- beside the calls -----------------------------------------------------
+
+    def _every_second(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Repeats a step for as long as there is anything to copy."""
+
+        async def repeat() -> None:
+            try:
+                while self.strategy.partitions:
+                    await step()
+                    await self.link.source.net.sleep(_EVERY_S)
+            finally:
+                self._repeated.discard(step)
+
+        if step not in self._repeated:
+            self._repeated.add(step)
+            self.link.tasks.spawn(repeat)
+
+    async def _watch(self) -> None:
+        self.claims.claimant.waiting = self.waiting()
+        self._claims_changed()
+        self.strategy.watch()
+
+    async def _follow_control(self) -> None:
+        try:
+            await self.control.refresh()
+        except KafkaError:
+            return  # what was said before holds
+        self.obey()
+
+    def obey(self) -> None:
+        """Makes what the operator said last take effect."""
+        link, strategy, control = self.link, self.strategy, self.control.value
+        rate = control.rate(self._bytes_per_s)
+        link.bucket.set_rate(None if rate is None else rate / self._shares, link.clock())
+        try:
+            control.require_not_promoted(link.name)
+        except LinkPromotedError as error:
+            for partition in list(strategy.partitions):
+                strategy.stop(partition, error)
+        else:
+            for partition in list(strategy.partitions):
+                strategy.set_paused(partition, control.pauses(partition))
+        link.tasks.notify()
+
+    def _claims_changed(self) -> None:
+        """Hands over what another process of the run asks for, and stops what another run has."""
+        strategy, claimant = self.strategy, self.claims.claimant
+        copies = {strategy.claim_of(p): copy for p, copy in strategy.partitions.items()}
+        for claim in claimant.asked:
+            copy = copies.get(claim)
+            if copy is None:
+                if not strategy.is_leaving(claim):
+                    self.claims.leave([claim])
+            elif claimant.is_run_over or self.link.clock() - copy.adopted_at > _HELD_S:
+                strategy.release(copy.partition)
+        strategy.claims_changed()
+        for claim, rival in self.claims.rivals().items():
+            if (copy := copies.get(claim)) is not None and not copy.is_stopped:
+                strategy.stop(copy.partition, claimed_by(claim, rival))
+        self.link.tasks.notify()
+
+
+def _progress(
+    copy: CopiedPartition, records: int, size: int, filled: int, losses: int, wait: Waiting | None
+) -> Progress:
+    """What was done for a partition since it had these records, bytes, filled offsets and losses."""
+    return Progress(
+        acked=copy.acked,
+        records=copy.records - records,
+        bytes=copy.bytes - size,
+        troubles=copy.troubles,
+        filled=copy.filled - filled,
+        losses=copy.losses - losses,
+        is_paused=copy.paused_by is not None,
+        error=copy.error or copy.paused_by,
+        is_placed=copy.is_placed,
+        wait=wait,
+    )

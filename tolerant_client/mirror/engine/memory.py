@@ -1,0 +1,32 @@
+"""How many bytes a copier has in memory, from a fetch's response until they are settled on the target."""
+
+from __future__ import annotations
+
+from tolerant_client.mirror.engine.tasks import resolve
+from tolerant_client.stock.stock_names import Future
+
+
+class Memory:
+    """At most `most` bytes, and what one response brings more; on one event loop."""
+
+    def __init__(self, most: int) -> None:
+        self.in_flight = 0
+        self._most = most
+        self._room: Future | None = None  # resolved when bytes are settled
+
+    async def room(self, size: int) -> None:
+        """Waits until `size` bytes more may come; with nothing in flight there is always room."""
+        while self.in_flight and self.in_flight + size > self._most:
+            self._room = self._room or Future()
+            await self._room
+
+    def take(self, size: int) -> None:
+        """Counts bytes that have come."""
+        self.in_flight += size
+
+    def settle(self, size: int) -> None:
+        """Takes bytes off that are no longer in memory."""
+        self.in_flight -= size
+        if self._room is not None and size:
+            room, self._room = self._room, None
+            resolve(room)

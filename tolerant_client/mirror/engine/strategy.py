@@ -1,0 +1,167 @@
+"""What identical and translated offsets have in common, and what each does in its own way.
+
+A copier (link_copier.py) has calls, leases, claims, the operator's orders and the rate; a strategy has the partitions: how each
+finds its place, what is appended and what a response means.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import LinkPausedError, RecoveryExhaustedError, TolerantClientError
+from tolerant_client.mirror.batches.losses import MirrorPolicy
+from tolerant_client.mirror.engine.emptiness import EmptinessChecks
+from tolerant_client.mirror.engine.limits import CopyLimits
+from tolerant_client.mirror.engine.memory import Memory
+from tolerant_client.mirror.engine.tasks import Tasks
+from tolerant_client.mirror.engine.throttle import TokenBucket
+from tolerant_client.mirror.state.claims_topic import Claims
+from tolerant_client.mirror.state.control_topic import ControlWatch
+from tolerant_client.mirror.state.ledger import Ledger
+from tolerant_client.mirror.state.link_control import link_options
+
+NO_CLAIM = "the claim on the target's partition is over"
+
+
+class CopiedPartition(ABC):
+    """One partition as whoever wants it copied sees it; times are those of the copier's clock."""
+
+    def __init__(self, partition: TopicPartition, now: float) -> None:
+        self.partition = partition
+        self.until: int | None = None  # the source offset to reach at least
+        self.hold_until = self.lease_until = now  # copied for its owner until then, and after it while nobody else asks
+        self.adopted_at = now
+        self.acked = -1  # every committed record before it is on the target
+        self.bytes = 0
+        self.filled = 0  # offsets in gaps
+        self.losses = 0  # ledger rows
+        self.error: TolerantClientError | None = None
+        self.is_released = False  # given up: by its owner, or for another process of the run
+
+    def __str__(self) -> str:
+        return f"{self.partition.topic}-{self.partition.partition}"
+
+    def want(self, until: int | None, hold_until: float, lease_until: float, now: float) -> None:
+        """Takes what its owner wants from now on."""
+        self.until, self.hold_until, self.lease_until, self.adopted_at = until, hold_until, lease_until, now
+
+    @property
+    def has_reached(self) -> bool:
+        return self.until is None or self.acked >= self.until
+
+    def is_held(self, now: float) -> bool:
+        """Whether it is copied on beyond its end."""
+        return now < max(self.hold_until, self.lease_until)
+
+    @property
+    @abstractmethod
+    def records(self) -> int:
+        """What the target has gained."""
+
+    @property
+    @abstractmethod
+    def troubles(self) -> int:
+        """How often its place had to be read again."""
+
+    @property
+    @abstractmethod
+    def is_placed(self) -> bool:
+        """Whether the target's log was read, and is a copy so far."""
+
+    @property
+    @abstractmethod
+    def is_stopped(self) -> bool:
+        """Whether nothing more is copied."""
+
+    @property
+    @abstractmethod
+    def paused_by(self) -> TolerantClientError | None:
+        """Why it is left alone for a time."""
+
+    @property
+    @abstractmethod
+    def is_settled(self) -> bool:
+        """Whether nobody has to wait for it now."""
+
+    @abstractmethod
+    def waits(self, after_s: float, now: float) -> tuple[float, str] | None:
+        """Since when nothing moves though there is something to copy, if that is longer than `after_s`, and the last reason."""
+
+
+@dataclass(frozen=True)
+class CopiedLink:
+    """What all partitions of a copier share; both clusters are on one event loop.
+
+    `clock` returns monotonic seconds.  `obey` makes what `control.value` says take effect.
+    """
+
+    source: Cluster
+    target: Cluster
+    name: str
+    limits: CopyLimits
+    policy: MirrorPolicy
+    clock: Callable[[], float]
+    control: ControlWatch
+    claims: Claims
+    ledger: Ledger
+    tasks: Tasks
+    bucket: TokenBucket
+    emptiness: EmptinessChecks
+    memory: Memory
+    obey: Callable[[], None]
+
+    def paused_error(self, copy: CopiedPartition) -> LinkPausedError:
+        """What is told of a partition that the operator has paused."""
+        resume = f"tolerant-kafka resume {link_options(self.name, self.target)}"
+        return LinkPausedError(f"{copy} is paused by an operator; {resume} lets it go on")
+
+    def unclaimed_error(self, copy: CopiedPartition) -> RecoveryExhaustedError:
+        """What stops a partition whose claim was never granted."""
+        patience_s = self.limits.patience_ms / 1000
+        return RecoveryExhaustedError(f"{copy} could not be claimed for {patience_s:.0f} s: {self.claims.problem}")
+
+
+class Strategy(Protocol):
+    """How the partitions of a link are copied; all methods run on the clusters' event loop."""
+
+    @property
+    def partitions(self) -> Mapping[TopicPartition, CopiedPartition]:
+        """Those that the copier has."""
+
+    def claim_of(self, partition: TopicPartition) -> TopicPartition:
+        """What is claimed of it on the target."""
+
+    def adopt(
+        self, partition: TopicPartition, until: int | None, hold_until: float, lease_until: float
+    ) -> CopiedPartition:
+        """Takes a partition to copy up to `until` at least, or a new end of one that the copier has."""
+
+    def release(self, partition: TopicPartition) -> None:
+        """Gives it up, and its claim once nothing of it is in flight."""
+
+    def is_leaving(self, claim: TopicPartition) -> bool:
+        """Whether what was claimed of a partition that was given up is still needed: something is in flight."""
+
+    async def give_back(self, partitions: Collection[TopicPartition]) -> None:
+        """Releases these for their owner; returns once nothing more is written for him."""
+
+    def claims_changed(self) -> None:
+        """Takes it that something was granted or lost."""
+
+    def stop(self, partition: TopicPartition, error: TolerantClientError) -> None:
+        """Stops it for good."""
+
+    def set_paused(self, partition: TopicPartition, is_paused: bool) -> None:
+        """Takes whether the operator has paused it."""
+
+    def lose_patience(self, partition: TopicPartition) -> None:
+        """Stops it where it has waited for longer than anybody should."""
+
+    def watch(self) -> None:
+        """Does what is due, once a second."""
