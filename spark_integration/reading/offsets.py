@@ -126,11 +126,6 @@ def flat_offsets(nested: NestedOffsets) -> dict[TopicPartition, int]:
     }
 
 
-def format_offsets(offsets: Mapping[TopicPartition, int]) -> str:
-    """The JSON that parse_partition_numbers reads, in a stable order."""
-    return json.dumps(nested_offsets(offsets), separators=(",", ":"))
-
-
 def parse_assignment(text: str, option: str) -> tuple[TopicPartition, ...]:
     """`{"topic":[0,1]}`."""
     found = []

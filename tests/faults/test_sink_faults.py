@@ -29,6 +29,7 @@ from spark_integration.writing.options import WriteOptions, parse_write_options
 from spark_integration.writing.settlement import abort_tasks, commit_tasks
 from spark_integration.writing.writer import write_task
 from support import sink_batch as sink_batches
+from support.encoding import encode_batches
 from support.long import LONG
 from support.mirror_link import create_topic
 from support.sink_process import ROWS, TASKS
@@ -46,7 +47,6 @@ from tolerant_client.errors import (
     ProducerFencedError,
     RepeatDiffersError,
 )
-from tolerant_client.records.batch_encoding import encode_batches
 from tolerant_client.records.record_batch import restamp
 from tolerant_client.testing import (
     Drop,

@@ -56,39 +56,6 @@ class EncodedBatch(NamedTuple):
     uncompressed_size: int
 
 
-def encode_batches(
-    keys: pa.Array | None,
-    values: pa.Array,
-    headers: pa.Array | None,
-    timestamps: Int64s | int,
-    *,
-    codec: int = codecs.NONE,
-    level: int | None = None,
-    max_batch_bytes: int = MAX_BATCH_BYTES,
-    is_transactional: bool = False,
-) -> Iterator[EncodedBatch]:
-    """The rows of one partition, in order, as batches of at most `max_batch_bytes`.
-
-    Keys and values are binary or string, also large; a null value is a
-    tombstone.  Headers are list<struct<key: string, value: binary>>, null for
-    none, or binary: as they lie in records, their count first.  Timestamps are in ms, one for each row or one for all.
-    Raises ValueError for a header without a key and for a record beyond
-    2 GiB, naming the row; CodecError for an unknown codec.
-    """
-    for _, batch in encode_groups(
-        keys,
-        values,
-        headers,
-        timestamps,
-        [len(values)],
-        codec=codec,
-        level=level,
-        max_batch_bytes=max_batch_bytes,
-        is_transactional=is_transactional,
-    ):
-        yield batch
-
-
 def encode_groups(
     keys: pa.Array | None,
     values: pa.Array,
@@ -101,11 +68,15 @@ def encode_groups(
     max_batch_bytes: int = MAX_BATCH_BYTES,
     is_transactional: bool = False,
 ) -> Iterator[tuple[int, EncodedBatch]]:
-    """As encode_batches, for rows sorted by partition: no batch spans two groups.
+    """Rows sorted by partition as batches of at most `max_batch_bytes`, in order: no batch spans two groups.
 
-    Group g is the next group_rows[g] rows; the number of the group is yielded
-    beside each batch.  One call is much cheaper than one for each partition
-    when partitions have few rows.
+    Group g is the next group_rows[g] rows; the number of the group is yielded beside each batch.  One call is much
+    cheaper than one for each partition when partitions have few rows.
+
+    Keys and values are binary or string, also large; a null value is a tombstone.  Headers are
+    list<struct<key: string, value: binary>>, null for none, or binary: as they lie in records, their count first.
+    Timestamps are in ms, one for each row or one for all.  Raises ValueError for a header without a key and for a record
+    beyond 2 GiB, naming the row; CodecError for an unknown codec.
     """
     if sum(group_rows) != len(values):
         raise ValueError(f"groups of {sum(group_rows)} rows, but there are {len(values)}")

@@ -231,23 +231,6 @@ def restamp(
     _CRC.pack_into(batch, CRC_OFFSET, crc32c.crc32c(memoryview(batch)[ATTRIBUTES_OFFSET:]))
 
 
-def payload_digest(batch: memoryview | bytes) -> tuple[int, int, int, int, int, int]:
-    """Equal for two copies of one batch, whoever produced them and wherever they lie.
-
-    (attributes without the transactional bit, last offset delta, base timestamp,
-    max timestamp, record count, CRC-32C of the records section)
-    """
-    header = read_header(batch)
-    return (
-        header.attributes & ~TRANSACTIONAL_BIT,
-        header.last_offset_delta,
-        header.base_timestamp,
-        header.max_timestamp,
-        header.record_count,
-        crc32c.crc32c(memoryview(batch)[HEADER_SIZE:]),
-    )
-
-
 def records_section(
     header: BatchHeader,
     batch: memoryview,

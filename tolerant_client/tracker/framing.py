@@ -75,11 +75,6 @@ class FrameAssembler:
         self.error: FrameError | None = None
 
     @property
-    def is_inside_frame(self) -> bool:
-        """True when a frame has begun and not ended."""
-        return self._large is not None or self._start != self._end
-
-    @property
     def missing(self) -> int:
         """Bytes that surely come before the next frame is whole; 1 where that is not known."""
         return len(self._large) - self._filled if self._large is not None else 1

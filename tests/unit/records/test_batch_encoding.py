@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.encoding import encode_batches
 from tolerant_client.records import codecs
-from tolerant_client.records.batch_encoding import EncodedBatch, encode_batches, encode_groups, row_without_header_key
+from tolerant_client.records.batch_encoding import EncodedBatch, encode_groups, row_without_header_key
 from tolerant_client.records.record_batch import (
     HEADER_SIZE,
     Record,

@@ -46,7 +46,7 @@ def test_whole_bytewise_and_random_pieces_give_the_same_frames(
         # Compared at the end: no frame may change while later ones arrive.
         assert [bytes(f) for f in frames] == bodies
         assert assembler.error is None
-        assert not assembler.is_inside_frame
+        assert assembler._large is None and assembler._start == assembler._end  # no frame has begun
 
 
 def test_large_frame_is_received_into_a_buffer_of_its_size() -> None:

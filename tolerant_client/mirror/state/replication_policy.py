@@ -53,9 +53,6 @@ class ReplicationPolicy(Protocol):
     def checkpoints_topic(self, alias: str) -> str:
         """Where the target keeps the checkpoints of the source `alias`."""
 
-    def offset_syncs_topic(self, alias: str) -> str:
-        """Where a link keeps its offset syncs; `alias` is the cluster at the other end."""
-
 
 @dataclass(frozen=True)
 class DefaultReplicationPolicy:
@@ -112,10 +109,6 @@ class DefaultReplicationPolicy:
     def checkpoints_topic(self, alias: str) -> str:
         separator = self._internal_separator
         return f"{alias}{separator}checkpoints{separator}internal"
-
-    def offset_syncs_topic(self, alias: str) -> str:
-        separator = self._internal_separator
-        return f"mm2-offset-syncs{separator}{alias}{separator}internal"
 
     @property
     def _internal_separator(self) -> str:

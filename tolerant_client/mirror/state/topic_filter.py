@@ -80,11 +80,6 @@ class TopicFilter:
                 ) from error
         self.matches("")  # a wrong expression is told where it is given
 
-    @staticmethod
-    def from_list(include: str, exclude: str = "") -> TopicFilter:
-        """From lists as a properties file has them: "a, b.*"."""
-        return TopicFilter(names_of(include), names_of(exclude))
-
     def matches(self, name: str) -> bool:
         include, exclude = self._patterns
         if include is None or not include.fullmatch(name):
@@ -94,11 +89,6 @@ class TopicFilter:
     @cached_property
     def _patterns(self) -> tuple[re.Pattern[str] | None, re.Pattern[str] | None]:
         return _compiled(self.include), _compiled(self.exclude)
-
-
-def topic_filter(include: str = ".*", exclude: Iterable[str] = TOPICS_EXCLUDE) -> TopicFilter:
-    """`topics` of MirrorMaker 2, with its default exclusions."""
-    return TopicFilter(names_of(include), tuple(exclude))
 
 
 def group_filter(include: str = ".*", exclude: Iterable[str] = GROUPS_EXCLUDE) -> TopicFilter:

@@ -15,10 +15,11 @@ from tolerant_client.mirror.state.replication_policy import (
     IdentityReplicationPolicy,
     TopicNames,
 )
-from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter, topic_filter
+from tolerant_client.mirror.state.topic_filter import TOPICS_EXCLUDE, LinkTopics, TopicFilter
 
-RENAMED = LinkTopics(topic_filter(), TopicNames(DefaultReplicationPolicy(), "A"), "B")
-SAME = LinkTopics(topic_filter(), TopicNames(IdentityReplicationPolicy(), "A"), "B")
+ALL = TopicFilter((".*",), TOPICS_EXCLUDE)
+RENAMED = LinkTopics(ALL, TopicNames(DefaultReplicationPolicy(), "A"), "B")
+SAME = LinkTopics(ALL, TopicNames(IdentityReplicationPolicy(), "A"), "B")
 
 
 def acl(topic: str, operation: str, permission: str = "ALLOW") -> TopicAcl:

@@ -52,7 +52,6 @@ def test_hidden_topics_and_those_of_kafka_and_mirror_maker_are_internal(topic: s
 def test_internal_topics_have_the_separator_unless_it_is_switched_off(
     policy: DefaultReplicationPolicy, offset_syncs: str, checkpoints: str
 ) -> None:
-    assert policy.offset_syncs_topic("CLUSTER") == offset_syncs
     assert policy.checkpoints_topic("CLUSTER") == checkpoints
     assert policy.heartbeats_topic() == "heartbeats"
     assert policy.is_checkpoints(checkpoints) and not policy.is_checkpoints(offset_syncs)

@@ -14,14 +14,15 @@ from tolerant_client.mirror.state.replication_policy import (
 )
 from tolerant_client.mirror.state.topic_filter import (
     CONFIG_PROPERTIES_EXCLUDE,
+    TOPICS_EXCLUDE,
     LinkTopics,
     TopicCreation,
     TopicFilter,
     group_filter,
     names_of,
-    topic_filter,
 )
 
+MIRROR_MAKERS = TopicFilter((".*",), TOPICS_EXCLUDE)
 A_TO_B = LinkTopics(TopicFilter(), TopicNames(DefaultReplicationPolicy(), "A"), "B")
 
 
@@ -53,7 +54,7 @@ def test_lists_are_read_as_kafka_reads_them(text: str, names: tuple[str, ...]) -
     ],
 )
 def test_whole_names_are_matched_and_exclusions_win(include: str, exclude: str, name: str, is_taken: bool) -> None:
-    assert TopicFilter.from_list(include, exclude).matches(name) is is_taken
+    assert TopicFilter(names_of(include), names_of(exclude)).matches(name) is is_taken
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_whole_names_are_matched_and_exclusions_win(include: str, exclude: str, 
     ],
 )
 def test_default_topics_of_mirror_maker(name: str, is_taken: bool) -> None:
-    assert topic_filter().matches(name) is is_taken
+    assert MIRROR_MAKERS.matches(name) is is_taken
 
 
 @pytest.mark.parametrize(
@@ -141,7 +142,7 @@ def test_link_without_names_takes_what_the_filter_says_except_our_own_topics() -
         LinkTopics(),
         A_TO_B,
         LinkTopics(
-            topic_filter("a, b"),
+            TopicFilter(("a", "b"), TOPICS_EXCLUDE),
             TopicNames(IdentityReplicationPolicy("-"), "x"),
             "y",
             copies_heartbeats=False,
@@ -173,13 +174,13 @@ _ON_A = (
     ("link", "made"),
     [
         (
-            LinkTopics(topic_filter(), TopicNames(DefaultReplicationPolicy(), "A"), "B"),
+            LinkTopics(MIRROR_MAKERS, TopicNames(DefaultReplicationPolicy(), "A"), "B"),
             "A.A.orders A.B. A.B_x A.Bx A.C..orders A.C.heartbeats A.C.orders A.PAY A._schemas A.clicks A.heartbeats"
             " A.my-heartbeats A.orders A.orders.v2 A.other A.payments A.payments-1 A.payments-22 A.x-internal A.x.internal",
         ),
         (
             LinkTopics(
-                topic_filter(r"(?i)PAY.*, \Qorders.v2\E, C.*, .*heartbeats", (r"payments-\d",)),
+                TopicFilter(names_of(r"(?i)PAY.*, \Qorders.v2\E, C.*, .*heartbeats"), (r"payments-\d",)),
                 TopicNames(IdentityReplicationPolicy(source_alias="A"), "A"),
                 "B",
             ),
@@ -187,7 +188,11 @@ _ON_A = (
             " payments-22",
         ),
         (
-            LinkTopics(topic_filter("B_x|orders.*, C.*"), TopicNames(DefaultReplicationPolicy("_"), "A"), "B"),
+            LinkTopics(
+                TopicFilter(names_of("B_x|orders.*, C.*"), TOPICS_EXCLUDE),
+                TopicNames(DefaultReplicationPolicy("_"), "A"),
+                "B",
+            ),
             "A_C..orders A_C.B.orders A_C.checkpoints.internal A_C.heartbeats A_C.orders A_heartbeats A_orders A_orders.v2",
         ),
     ],
@@ -200,4 +205,4 @@ def test_topics_are_those_that_mirror_maker_made(link: LinkTopics, made: str) ->
 @pytest.mark.parametrize("lists", [("lt|b\udcfccher", ""), ("orders", "a, \udcff")])
 def test_an_expression_that_is_not_utf_8_is_told_where_it_is_given(lists: tuple[str, str]) -> None:
     with pytest.raises(OptionError, match="is not UTF-8"):
-        TopicFilter.from_list(*lists)
+        TopicFilter(*map(names_of, lists))

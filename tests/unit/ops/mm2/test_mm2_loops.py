@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tolerant_client.mirror.state import topic_filter
 from tolerant_client.mirror.state.replication_policy import (
     DefaultReplicationPolicy,
     IdentityReplicationPolicy,
@@ -33,13 +34,13 @@ class Copies(NamedTuple):
 def same(flow: str, topics: str = ".*", without: str = "") -> Copies:
     source, _, target = flow.partition("->")
     names = TopicNames(IdentityReplicationPolicy(source_alias=source), source)
-    return Copies(source, target, TopicFilter.from_list(topics, without), names)
+    return Copies(source, target, TopicFilter(topic_filter.names_of(topics), topic_filter.names_of(without)), names)
 
 
 def prefixed(flow: str, topics: str = ".*", without: str = "", separator: str = ".") -> Copies:
     source, _, target = flow.partition("->")
     names = TopicNames(DefaultReplicationPolicy(separator), source)
-    return Copies(source, target, TopicFilter.from_list(topics, without), names)
+    return Copies(source, target, TopicFilter(topic_filter.names_of(topics), topic_filter.names_of(without)), names)
 
 
 def loop(*flows: Copies) -> list[str]:

@@ -22,8 +22,8 @@ from pyspark.sql.types import (
 )
 
 from spark_integration.writing.columns import WriteColumns, choose_columns
+from support.encoding import encode_batches
 from tolerant_client.errors import OptionError
-from tolerant_client.records.batch_encoding import encode_batches
 from tolerant_client.records.record_batch import decode_records
 
 ARROW_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
