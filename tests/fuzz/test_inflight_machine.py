@@ -24,9 +24,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.tracker.correlation import SPACE
-from tolerant_client.tracker.events import Completed, Event, Failed, Lost, Orphan, Probe, Requeued, Retired, Verdict
+from tolerant_client.tracker.events import Completed, Event, Failed, Lost, Orphan, Probe, Requeued, Retired
 from tolerant_client.tracker.inflight import InFlightRequests
-from tolerant_client.tracker.lifecycle import InFlightRequest, State
+from tolerant_client.tracker.lifecycle import InFlightRequest, State, Verdict
 from tolerant_client.tracker.rules import api_rows as rows
 from tolerant_client.tracker.rules import apis
 
@@ -184,7 +184,9 @@ class TrackerMachine(RuleBasedStateMachine):
         token, _ = event.response
         # One that speaks of something else is believed where no repeat is safe, or when a repeat brings the same.
         is_meant = (
-            entry.said is not None and entry.said.names == token if entry.action.is_resend else entry.odd is not None
+            entry.said is not None and entry.said.names == token
+            if entry.action.is_resend
+            else entry.odd is not None and entry.odd.names == token
         )
         assert token == request.token or is_meant or (not request.tells and event.correlation_id in self.liars)
         assert entry.sent_at >= 0
@@ -291,7 +293,7 @@ class TrackerMachine(RuleBasedStateMachine):
     @rule(is_answered=st.booleans())
     def send_without_answer(self, is_answered: bool) -> None:
         """acks=0; Event Hubs answers it all the same."""
-        correlation_id = self.store.unanswered_id()
+        correlation_id = self.store.ids.draw_unanswered()
         self.unasked.add(correlation_id)
         if is_answered:
             before = len(self.store)
@@ -370,11 +372,11 @@ class TrackerMachine(RuleBasedStateMachine):
     @rule(throttled=st.sampled_from([0.0, 0.5, 3.0]))
     def make_progress(self, throttled: float) -> None:
         """Bytes arrive, or the broker says that it does not read for a while: no probe before that."""
-        self.store.progress(self.now + throttled)
+        self.store.silence.progress(self.now + throttled)
         if self.store._trial is None:
             assert self.store._probe_due() > self.now + throttled
         else:
-            assert self.store._trial_ends() > self.now + throttled
+            assert self.store.silence.trial_ends(self.store._trial) > self.now + throttled
 
     # -- time ---------------------------------------------------------------------
 
@@ -437,7 +439,9 @@ class TrackerMachine(RuleBasedStateMachine):
         if not hasattr(self, "store"):
             return
         entries = self.store._requests.values()
-        assert [e for e in entries if isinstance(e.request, Question)] == [e for e in (self.store._probe,) if e]
+        assert [e for e in entries if isinstance(e.request, Question)] == [
+            e for e in (self.store._requests.probe,) if e
+        ]
         if self.store._is_regular:
             assert self.store._trial is None
             assert not any(e.state is State.HELD or e.resends for e in entries)

@@ -113,7 +113,7 @@ def test_broker_that_throttles_is_not_probed_before_it_reads_again(shared: Simul
 
 def test_broken_tracker_is_found_by_the_matrix(monkeypatch: pytest.MonkeyPatch, shared: Simulation) -> None:
     """A check that cannot fail proves nothing: a stream that is not put on trial delivers what it should not."""
-    monkeypatch.setattr(InFlightRequests, "_put_on_trial", lambda self, now, grace, **_: [])
+    monkeypatch.setattr(InFlightRequests, "_put_on_trial", lambda self, now, grace, **_: None)
     with pytest.raises(Violated):
         for cell in cells(fault("drop"), "steady", depths=(2,)):
             run_cell(shared, cell)

@@ -21,7 +21,7 @@ from support.long import LONG
 from support.simulation import FAULTS, Broken, Simulation
 from tolerant_client.tracker.inflight import InFlightRequests
 from tolerant_client.tracker.lifecycle import InFlightRequest
-from tolerant_client.tracker.repeats import Repeats
+from tolerant_client.tracker.limits import Repeats
 from tolerant_client.tracker.rules.apis import OtherSubject
 
 SEEDS = int(os.environ.get("TOLERANT_SIMULATIONS", "100000")) * (10 if LONG else 1)
@@ -84,7 +84,7 @@ def test_a_seed_is_the_same_every_time() -> None:
 @pytest.mark.parametrize(
     ("broken_rule", "law"),
     [
-        ((InFlightRequests, "_disprove", lambda self: []), "J"),
+        ((InFlightRequests, "_disprove", lambda self: None), "J"),
         ((Repeats, "allow", lambda self, entry, now: entry.action.is_resend), "[DE]"),
         ((InFlightRequests, "_doubt", lambda self, entries: None), "B"),
         ((Repeats, "has_yielded", lambda self, entry: False), "D"),

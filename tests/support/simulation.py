@@ -41,9 +41,9 @@ from typing import Any, NoReturn
 
 from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.tracker.correlation import SPACE
-from tolerant_client.tracker.events import Completed, Event, Failed, Lost, Orphan, Probe, Requeued, Retired, Verdict
+from tolerant_client.tracker.events import Completed, Event, Failed, Lost, Orphan, Probe, Requeued, Retired
 from tolerant_client.tracker.inflight import InFlightRequests
-from tolerant_client.tracker.lifecycle import NEVER, InFlightRequest
+from tolerant_client.tracker.lifecycle import NEVER, InFlightRequest, Verdict
 from tolerant_client.tracker.rules import api_rows as rows
 from tolerant_client.tracker.rules import apis
 from tolerant_client.tracker.rules.apis import Action, OtherSubject
@@ -277,7 +277,7 @@ class Simulation:
                 self.arrive(correlation_id, body, throttle)
             else:
                 self.now = max(self.now, wake)
-                self.is_out_of_patience = self.now >= tracker._trial_ends()
+                self.is_out_of_patience = self.now >= tracker.silence.trial_ends(tracker._trial)
                 self.act(tracker.expired(self.now))
                 self.is_out_of_patience = False
                 for _ in range(_AT_ONCE):  # what the end of a trial delivers may leave another one overdue
@@ -310,7 +310,7 @@ class Simulation:
 
     def send_unasked(self) -> None:
         """A Produce with acks=0; where the fault says so it is answered all the same (Event Hubs)."""
-        correlation_id = self.tracker.unanswered_id()
+        correlation_id = self.tracker.ids.draw_unanswered()
         self.used.append(correlation_id)
         if self.is_struck("unasked"):
             self.orphan_makers += 1
@@ -506,7 +506,7 @@ class Simulation:
             self.is_lasting_since = self.now  # bytes that arrive are progress of a trial
         if throttle and any(type(e) is Completed for e in events):
             # KIP-219: nothing is read from us before that.
-            self.tracker.progress(self.now + throttle)
+            self.tracker.silence.progress(self.now + throttle)
             self.happened["throttle"] += 1
         self.act(events)
 

@@ -41,11 +41,10 @@ from tolerant_client.tracker.events import (
     RecoveryCounters,
     Requeued,
     Retired,
-    Verdict,
 )
 from tolerant_client.tracker.framing import FrameAssembler
 from tolerant_client.tracker.inflight import InFlightRequests
-from tolerant_client.tracker.lifecycle import NEVER, InFlightRequest
+from tolerant_client.tracker.lifecycle import NEVER, InFlightRequest, Verdict
 from tolerant_client.tracker.rules.apis import FIND_COORDINATOR, SETUP, Buffer
 from tolerant_client.tracker.rules.requests import KafkaRequest, adapt, with_correlation_id
 
@@ -162,7 +161,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         if adapted.API_KEY in SETUP:
             deadline = min(deadline, max(now, self._throttle_time) + self._setup_timeout)
         if not adapted.expect_response():
-            correlation_id = self.in_flight_requests.unanswered_id()
+            correlation_id = self.in_flight_requests.ids.draw_unanswered()
             self._write_bare(adapted.frame_buffers(correlation_id, self.config["client_id"]))
             return future.success(None)
         context = _Context(future)
@@ -237,7 +236,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
 
     def bytes_received(self, now: float) -> None:
         """Notes that bytes are arriving: a large answer on its way is progress, not silence."""
-        self.in_flight_requests.progress(now)
+        self.in_flight_requests.silence.progress(now)
 
     def data_received(self, data: Buffer) -> None:
         """Takes bytes from a transport that is not ours, by kafka-python's own interface."""
@@ -328,7 +327,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         super()._maybe_throttle(response)
         if self._throttle_time:
             # A throttling broker does not read our requests before that (KIP-219).
-            self.in_flight_requests.progress(self._throttle_time)
+            self.in_flight_requests.silence.progress(self._throttle_time)
 
     def _send_probe(self, event: Probe, now: float) -> None:
         entry = event.request

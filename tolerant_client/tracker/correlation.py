@@ -40,11 +40,13 @@ class CorrelationIds:
             return False
         return (correlation_id - self._start) % SPACE < self._drawn
 
-    def forget_answer(self, correlation_id: int) -> None:
-        """Remembers that no answer is expected to this id (acks=0)."""
+    def draw_unanswered(self) -> int:
+        """The next id, for a request without an answer (acks=0), which is not tracked."""
+        correlation_id = self.draw()
         self._unasked[correlation_id] = None
         if len(self._unasked) > _MEMORY:
             del self._unasked[next(iter(self._unasked))]
+        return correlation_id
 
     def lose(self, correlation_id: int, sent_at: float) -> None:
         """Remembers an id whose request was declared lost."""

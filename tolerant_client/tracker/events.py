@@ -9,17 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, ClassVar
 
-
-class Verdict(Enum):
-    """Why a request failed; the binding makes the caller's error of it."""
-
-    HAND_UP = "retriable"
-    OUTCOME_UNKNOWN = "outcome unknown"
-    EXHAUSTED = "resent too often"
-    CLOSED = "connection closed"
+from tolerant_client.tracker.lifecycle import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +75,11 @@ class Orphan(Event):
 
     kind = "orphan"
     cause: str
+
+    @property
+    def what(self) -> str:
+        """What makes it nobody's, for a message."""
+        return "that does not decode" if self.cause == "misfit" else f"with a {self.cause} correlation id"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ Laws:
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any
 
 from tolerant_client.tracker.rules.apis import Action, OtherSubject, Request
@@ -20,32 +20,39 @@ class State(IntEnum):
 
     QUEUED = 0
     IN_FLIGHT = 1
-    HELD = 2
-    DOUBTED = 3
-    COMPLETED = 4
-    REQUEUED = 5
-    FAILED = 6
+    ODD = 2
+    HELD = 3
+    DOUBTED = 4
+    COMPLETED = 5
+    REQUEUED = 6
+    FAILED = 7
 
 
 class Input(IntEnum):
     """What happens to it."""
 
     SENT = 0
-    HOLD = 1
-    DOUBT = 2
-    ANSWERED = 3
-    RESEND = 4
-    FAIL = 5
+    SUSPECT = 1
+    HOLD = 2
+    DOUBT = 3
+    ANSWERED = 4
+    RESEND = 5
+    FAIL = 6
 
 
 TRANSITIONS: dict[tuple[State, Input], State] = {
     (State.QUEUED, Input.SENT): State.IN_FLIGHT,
     (State.QUEUED, Input.FAIL): State.FAILED,
+    (State.IN_FLIGHT, Input.SUSPECT): State.ODD,
     (State.IN_FLIGHT, Input.HOLD): State.HELD,
     (State.IN_FLIGHT, Input.DOUBT): State.DOUBTED,
     (State.IN_FLIGHT, Input.ANSWERED): State.COMPLETED,
     (State.IN_FLIGHT, Input.RESEND): State.REQUEUED,
     (State.IN_FLIGHT, Input.FAIL): State.FAILED,
+    (State.ODD, Input.HOLD): State.HELD,
+    (State.ODD, Input.DOUBT): State.DOUBTED,
+    (State.ODD, Input.RESEND): State.REQUEUED,
+    (State.ODD, Input.FAIL): State.FAILED,
     (State.HELD, Input.DOUBT): State.DOUBTED,
     (State.HELD, Input.ANSWERED): State.COMPLETED,
     (State.HELD, Input.RESEND): State.REQUEUED,
@@ -55,6 +62,15 @@ TRANSITIONS: dict[tuple[State, Input], State] = {
     (State.REQUEUED, Input.SENT): State.IN_FLIGHT,
     (State.REQUEUED, Input.FAIL): State.FAILED,
 }
+
+
+class Verdict(Enum):
+    """Why a request failed; the binding makes the caller's error of it."""
+
+    HAND_UP = "retriable"
+    OUTCOME_UNKNOWN = "outcome unknown"
+    EXHAUSTED = "resent too often"
+    CLOSED = "connection closed"
 
 
 class IllegalTransition(Exception):
@@ -78,7 +94,6 @@ class InFlightRequest:
         "odd",
         "order",
         "request",
-        "resends",
         "resends_when_said",
         "response",
         "said",
@@ -98,11 +113,11 @@ class InFlightRequest:
         self.context = context
         self.expected: float = request.expected_ms / 1000
         self.state = State.QUEUED
-        self.response: Any = None  # while held
-        self.odd: OtherSubject | None = None  # a response that speaks of something else
-        self.said: OtherSubject | None = None  # the one before, after which it was sent again
+        self.response: Any = None  # what is HELD
+        self.odd: OtherSubject | None = None  # what is ODD: a response that speaks of something else
+        self.said: OtherSubject | None = None  # the odd one after which it was sent again...
+        self.resends_when_said = 0  # ...and how often it had been sent again before
         self.first_sent_at = self.sent_at = -1.0
-        self.resends = self.resends_when_said = 0
         self.lost_ids: list[int] = []  # those it was sent under before
         self.is_proved_silent = False  # a probe behind it was answered, which alone settles nothing
         self.history: list[str] = []
@@ -115,9 +130,19 @@ class InFlightRequest:
         self.state = state
 
     @property
+    def is_open(self) -> bool:
+        """True on the wire while the right answer to it is still to come."""
+        return self.state is State.IN_FLIGHT or self.state is State.ODD
+
+    @property
     def is_unanswered(self) -> bool:
         """True on the wire without an answer that is believed."""
-        return self.state is State.IN_FLIGHT or self.state is State.DOUBTED
+        return self.state is State.IN_FLIGHT or self.state is State.DOUBTED or self.state is State.ODD
+
+    @property
+    def resends(self) -> int:
+        """How often it was sent again."""
+        return len(self.lost_ids)
 
     @property
     def is_out_of_turn(self) -> bool:

@@ -8,12 +8,17 @@ Laws:
   a generous round trip are over; a repeat is given twice as long each time.
 - One probe is in flight at most; an unanswered one is replaced after a second,
   then after twice as long each time, and no sooner than this peer may take.
+- What was sent after a probe has as much more time as the probe's response has kept it waiting (law E of inflight.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.tracker.lifecycle import NEVER, InFlightRequest
+from tolerant_client.tracker.limits import Trial
+from tolerant_client.tracker.sending_order import SendingOrder
 
 _AGAIN = 1.0  # seconds until an unanswered probe is replaced by the next one
 _LONG_POLL = 0.5  # the most that a trial waits for what may rightly wait at the broker (fetch.max.wait.ms)
@@ -93,23 +98,37 @@ class Silence:
         elif took > expected:
             self.round_trips.sample(took - expected)
 
+    def allow_for(self, probe: InFlightRequest, entries: Iterable[InFlightRequest], now: float) -> None:
+        """Moves the deadlines of those of `entries` that were sent after a probe, which has just been answered (law E)."""
+        for entry in entries:
+            if entry.order > probe.order and entry.sent_at >= 0:
+                entry.deadline += now - max(entry.sent_at, self.responded_at)
+
     def probed(self, now: float) -> None:
         """Notes that a probe is sent."""
         self._probed_at = now
         self.round_trips.unanswered += 1
 
-    def proved(self) -> None:
+    def proved(self, probe: InFlightRequest, now: float) -> None:
         """Notes that a probe is answered; no other response resets the pauses, for a slow peer has its probes yet to do."""
+        self.answered(probe, now)
         self.round_trips.unanswered = 0
 
-    def due(self, oldest: InFlightRequest, is_probing: bool) -> float:
-        """When to probe, given the oldest request without an answer."""
-        if is_probing:
+    def due(self, requests: SendingOrder) -> float:
+        """When to probe, by the oldest request without an answer; never while the connection authenticates."""
+        oldest = requests.silent
+        if oldest is None or requests.is_setting_up:
+            return NEVER
+        if requests.probe is not None:
             pause = max(
                 _AGAIN * 2.0 ** min(self.round_trips.unanswered - 1, _MOST_DOUBLINGS), self.round_trips.estimate
             )
             return max(self._probed_at, self._progress) + pause
         return max(oldest.sent_at, self._progress) + oldest.expected + self.round_trips.after(oldest.resends)
+
+    def trial_ends(self, trial: Trial | None) -> float:
+        """When a trial has taken too long; never without one."""
+        return NEVER if trial is None else self.since(trial.began) + trial.patience
 
     def patience(self, rightly: float) -> float:
         """How long a stream may take to show that it is in step, while what is in flight may rightly wait so long."""

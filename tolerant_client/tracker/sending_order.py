@@ -1,18 +1,42 @@
-"""The requests of one connection by correlation id, in the order of the wire (law D of inflight.py)."""
+"""The requests of one connection by correlation id, in the order of the wire (law D of inflight.py), and what that order
+tells: which is the oldest, which is silent, whose a body may be (law H of inflight.py).  It settles nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import takewhile
+from typing import Any
 
-from tolerant_client.tracker.lifecycle import InFlightRequest, State
+from tolerant_client.tracker.lifecycle import NEVER, InFlightRequest, State
+from tolerant_client.tracker.rules.apis import Action, Request
 
 
 class SendingOrder(dict[int, InFlightRequest]):
     """The store of the tracker, the probe included; who asks owns the entries."""
 
-    def was_sent(self, entry: InFlightRequest) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self.probe: InFlightRequest | None = None  # the one that is in flight
+        self.open_probes: dict[int, InFlightRequest] = {}  # without a response, those that were replaced included
+        self.deadline_from = NEVER  # a lower bound of all deadlines, made exact by late()
+        self._next_order = 0
+
+    def enter(
+        self, request: Request, correlation_id: int, deadline: float, action: Action, context: Any
+    ) -> InFlightRequest:
+        """Takes a request in."""
+        entry = InFlightRequest(request, correlation_id, self._next_order, deadline, action, context)
+        self._next_order += 1
+        self[correlation_id] = entry
+        if deadline < self.deadline_from:
+            self.deadline_from = deadline
+        return entry
+
+    def was_sent(self, entry: InFlightRequest, now: float) -> None:
         """Notes that `entry` is written: behind others, if they were queued after it."""
+        entry.sent_at = now
+        if entry.first_sent_at < 0:
+            entry.first_sent_at = now
         if next(reversed(self)) != entry.correlation_id:
             self[entry.correlation_id] = self.pop(entry.correlation_id)
 
@@ -23,6 +47,30 @@ class SendingOrder(dict[int, InFlightRequest]):
             if entry.is_unanswered:
                 return entry
         return None
+
+    @property
+    def silent(self) -> InFlightRequest | None:
+        """The oldest one whose silence a probe may still explain: not the probe, nor one sent before a probe that was answered."""
+        for entry in self.values():
+            if entry.is_unanswered and not entry.is_proved_silent and entry is not self.probe:
+                return entry
+        return None
+
+    def remove_probe(self) -> InFlightRequest | None:
+        """Takes the probe out, if there is one; where it has no response that is still to come."""
+        probe, self.probe = self.probe, None
+        return None if probe is None else self.pop(probe.correlation_id)
+
+    def late(self, now: float) -> InFlightRequest | None:
+        """One whose deadline is over."""
+        if now < self.deadline_from:
+            return None
+        self.deadline_from = min((r.deadline for r in self.values()), default=NEVER)
+        return next((r for r in self.values() if r.deadline <= now), None)
+
+    def callers(self) -> Iterator[InFlightRequest]:
+        """All but the probe; the store may change meanwhile."""
+        return (r for r in list(self.values()) if r is not self.probe)
 
     def before(self, entry: InFlightRequest) -> Iterator[InFlightRequest]:
         """Those sent before `entry`, oldest first."""
@@ -36,18 +84,47 @@ class SendingOrder(dict[int, InFlightRequest]):
         """Those sent after `entry` to which an answer came, believed or not."""
         return [r for r in self.after(entry) if r.state is State.HELD or r.state is State.DOUBTED]
 
-    def overtakes(self, entry: InFlightRequest, older: InFlightRequest | None) -> bool:
-        """Whether `older` is without an answer, and was sent before `entry`, which has one."""
-        return older is not None and older.state is State.IN_FLIGHT and entry in self.after(older)
+    def is_next(self, entry: InFlightRequest) -> bool:
+        """Whether each request before `entry` has had an answer, if one that speaks of something else."""
+        return all(r.state is State.ODD for r in self.before(entry) if r.is_unanswered)
+
+    # -- whose a body may be --------------------------------------------------
+
+    def takers(self, body: memoryview, entry: InFlightRequest) -> list[InFlightRequest]:
+        """The other requests that a body which came as the answer to `entry` fits."""
+        return [r for r in self.callers() if r.takes(body, entry)]
+
+    def overtakes_probe(self, entry: InFlightRequest) -> bool:
+        """Whether the probe is without an answer, and was sent before `entry`, which has one."""
+        return self.probe is not None and self.probe.state is State.IN_FLIGHT and entry in self.after(self.probe)
 
     def came_out_of_turn(self, late: InFlightRequest, body: memoryview) -> bool:
-        """Law H: whether a body that came late also fits an older one without an answer, or a later one with one."""
+        """Whether a body that came late also fits an older one without an answer, or a later one with one."""
         return any(
             r.order > late.order if r.state is State.HELD else r.order < late.order and not r.resends
             for r in self.values()
             if r.takes(body, late)
         )
 
-    def is_next(self, entry: InFlightRequest) -> bool:
-        """Whether each request before `entry` has had an answer, if one that speaks of something else."""
-        return all(r.odd is not None for r in self.before(entry) if r.is_unanswered)
+    def is_of_a_probe(self, body: memoryview) -> bool:
+        """Whether a body that came under another id is the answer of a probe, whatever else takes it, too."""
+        probe = next(iter(self.open_probes.values()), None)  # all ask the same
+        if probe is None:
+            return False
+        try:
+            response = probe.request.decode_response(body)
+        except Exception:  # a decoder on hostile bytes may raise anything
+            return False
+        return probe.request.is_unmistakable(response)
+
+    # -- what the broker may be doing -----------------------------------------
+
+    @property
+    def is_setting_up(self) -> bool:
+        """While the connection authenticates, where nothing out of step is survived (T7)."""
+        return any(r.action is Action.CLOSE for r in self.values())
+
+    @property
+    def expected(self) -> float:
+        """How long what is in flight may rightly wait at the broker, in seconds."""
+        return sum(r.expected for r in self.values() if r.is_unanswered)

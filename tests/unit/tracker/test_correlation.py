@@ -22,9 +22,7 @@ def test_only_the_latest_lost_ids_are_remembered_as_such(start: int) -> None:
 
 def test_only_the_latest_ids_without_an_answer_are_remembered_as_such() -> None:
     ids = CorrelationIds(0)
-    drawn = [ids.draw() for _ in range(MANY)]
-    for correlation_id in drawn:
-        ids.forget_answer(correlation_id)
+    drawn = [ids.draw_unanswered() for _ in range(MANY)]
     causes = [ids.recall(correlation_id)[0] for correlation_id in drawn]
     assert causes == ["duplicate"] * (MANY - REMEMBERED) + ["unasked"] * REMEMBERED
 

@@ -19,10 +19,9 @@ from tolerant_client.tracker.events import (
     Reordered,
     Requeued,
     Retired,
-    Verdict,
 )
 from tolerant_client.tracker.inflight import InFlightRequests
-from tolerant_client.tracker.lifecycle import TRANSITIONS, IllegalTransition, InFlightRequest, Input, State
+from tolerant_client.tracker.lifecycle import TRANSITIONS, IllegalTransition, InFlightRequest, Input, State, Verdict
 from tolerant_client.tracker.probe_timer import RoundTrips
 from tolerant_client.tracker.rules import apis
 
@@ -487,7 +486,7 @@ def test_orphan_response_is_dropped_and_named() -> None:
     assert [e.cause for e in of(Orphan, store.response(entry.correlation_id, OK, 0.2))] == ["duplicate"]
     assert [e.cause for e in of(Orphan, store.response(7, OK, 0.2))] == ["unknown"]
     assert [e.cause for e in of(Orphan, store.response(-5, OK, 0.2))] == ["unknown"]
-    unasked = store.unanswered_id()
+    unasked = store.ids.draw_unanswered()
     assert [e.cause for e in of(Orphan, store.response(unasked, OK, 0.2))] == ["unasked"]
 
 
@@ -825,7 +824,7 @@ def test_slow_request_survives_its_probe() -> None:
 def test_arriving_bytes_are_progress_and_not_silence() -> None:
     store = tracker()
     send(store)
-    store.progress(1.5)
+    store.silence.progress(1.5)
     assert store.expired(1.6) == []
     assert kinds(store.expired(2.6)) == ["probe"]
 
@@ -952,7 +951,7 @@ def test_bytes_that_arrive_on_trial_are_progress() -> None:
     store = warm()
     send(store, now=1.0)
     resend(store, store.response(7, OK, 1.1), 1.1)
-    store.progress(1.25)
+    store.silence.progress(1.25)
     assert store.expired(1.4) == []
     assert "retired" in kinds(store.expired(1.5))
 
@@ -1243,7 +1242,6 @@ def test_odd_response_to_what_is_doubted_is_forgotten() -> None:
     resend(store, store.response(doubted.correlation_id, ODD, 1.1), 1.1)
     events = store.response(other.correlation_id, memoryview(b"for b"), 1.11)
     assert doubted.state is State.DOUBTED
-    assert doubted.odd is None
     resend(store, events, 1.11)
     (probe,) = [e for e in store._requests.values() if isinstance(e.request, Question)]
     events = store.response(probe.correlation_id, PROBE_ANSWER, 1.12)
