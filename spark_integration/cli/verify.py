@@ -17,7 +17,8 @@ from spark_integration.cli.options import Json, WhichLink
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.verify.outcome import Difference, Outcome
-from tolerant_client.mirror.verify.verification import PartitionReport, Verification, VerifyReport, compare_here
+from tolerant_client.mirror.verify.report import PartitionReport, VerifyReport
+from tolerant_client.mirror.verify.verification import Verification, compare_here
 from tolerant_client.ops.printing import Table, echo, print_table
 
 _LONGEST_CELL = 80  # characters

@@ -33,7 +33,8 @@ from tolerant_client.cluster.partition_fetch import fetch_alone
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.state.plan import TopicSpec
 from tolerant_client.mirror.state.topics import create_topics
-from tolerant_client.mirror.verify.verification import VerifyReport, verify
+from tolerant_client.mirror.verify.report import VerifyReport
+from tolerant_client.mirror.verify.verification import verify
 from tolerant_client.records import codecs
 from tolerant_client.records.arrow import iter_arrow
 from tolerant_client.records.record_batch import Record, encode_batch, iter_batches

@@ -15,16 +15,19 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
+from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_integration.mirror.mirror_job import original_error, spark_session
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.batches.divergence import read_headers
 from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.verify.outcome import Difference, NotCompared
+from tolerant_client.mirror.verify.report import VerifyReport
 from tolerant_client.mirror.verify.slices import Slice, SliceResult
 from tolerant_client.mirror.verify.slices_comparison import SlicesComparison
-from tolerant_client.mirror.verify.verification import Verification, VerifyReport
+from tolerant_client.mirror.verify.verification import Verification
 from tolerant_client.security.kafka_config import kafka_python_config
 
 _COLUMNS: Final = {
@@ -53,6 +56,8 @@ _ARROW: Final = pa.schema(_COLUMNS.items())
 SCHEMA: Final = ", ".join(f"{name} {_SPARK_TYPES[kind]}" for name, kind in _COLUMNS.items())
 _GROUPS_A_TASK: Final = 4  # so that a task which is done early takes another group
 _SLICES_A_GROUP: Final = 4  # of one wave: what a restart has to repeat at most
+_SAMPLES: Final = 3  # batches of a log that are looked at to guess how many bytes an offset takes
+_UNKNOWN_BYTES: Final = 1000  # an offset where no sample tells
 
 
 @dataclass(frozen=True)
@@ -183,10 +188,26 @@ def _next_sizes(verification: Verification, settings: VerifySettings) -> dict[Sl
     wanted = verification.source.run(verification.next_slices)
     if not wanted:
         return {}
-    each = verification.source.run(verification.bytes_per_offset, wanted)
+    each = verification.source.run(_bytes_per_offset, verification.source, wanted)
     parts = {whole: cut(whole, each[whole], settings.slice_mb << 20) for whole in wanted}
     verification.split(parts)
     return {part: each[whole] * (part.until_offset - part.from_offset) for whole in wanted for part in parts[whole]}
+
+
+async def _bytes_per_offset(source: Cluster, slices: Iterable[Slice]) -> dict[Slice, float]:
+    """About how many bytes an offset takes on the source, from a few of its batches."""
+    sizes: dict[Slice, list[float]] = {wanted: [] for wanted in slices}
+    for number in range(_SAMPLES):
+        offsets = {}
+        for wanted in sizes:
+            place = (wanted.until_offset - 1 - wanted.from_offset) * number // (_SAMPLES - 1)
+            offsets[TopicPartition(wanted.topic, wanted.partition)] = wanted.from_offset + place
+        headers = await read_headers(source, offsets)
+        for wanted, found in sizes.items():
+            header = headers.get(TopicPartition(wanted.topic, wanted.partition))
+            if header is not None:
+                found.append(header.size / (header.last_offset_delta + 1))
+    return {wanted: sum(found) / len(found) if found else _UNKNOWN_BYTES for wanted, found in sizes.items()}
 
 
 def _waves(sizes: Mapping[Slice, float], tasks: int) -> Iterator[list[list[Slice]]]:

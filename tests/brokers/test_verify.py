@@ -23,16 +23,11 @@ from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.verify import slices_comparison, verification
+from tolerant_client.mirror.verify.outcome import Difference, Outcome
+from tolerant_client.mirror.verify.report import VerifyReport
 from tolerant_client.mirror.verify.slices import Slice, SliceResult
 from tolerant_client.mirror.verify.slices_comparison import SlicesComparison
-from tolerant_client.mirror.verify.verification import (
-    Difference,
-    Outcome,
-    Verification,
-    VerifyReport,
-    compare_here,
-    verify,
-)
+from tolerant_client.mirror.verify.verification import Verification, compare_here, verify
 from tolerant_client.records.record_batch import Record, encode_batch, read_header
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")

@@ -26,7 +26,8 @@ from tolerant_client.mirror.life.promotion import failover, promote
 from tolerant_client.mirror.life.status import LinkStatus, read_status
 from tolerant_client.mirror.state.claims import COPIER, ClaimsLog, ClaimsRecord, Holder, Waiting
 from tolerant_client.mirror.state.health import Health
-from tolerant_client.mirror.verify.verification import Outcome, verify
+from tolerant_client.mirror.verify.outcome import Outcome
+from tolerant_client.mirror.verify.verification import verify
 from tolerant_client.testing import KafkaCluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")

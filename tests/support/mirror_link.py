@@ -23,7 +23,8 @@ from tolerant_client.mirror.engine.prepare import PreparedLink, prepare_link
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics
-from tolerant_client.mirror.verify.verification import VerifyReport, verify
+from tolerant_client.mirror.verify.report import VerifyReport
+from tolerant_client.mirror.verify.verification import verify
 from tolerant_client.records.record_batch import BatchHeader, Record, encode_batch, restamp
 
 T0 = 1_700_000_000_000

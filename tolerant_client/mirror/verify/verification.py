@@ -30,8 +30,9 @@ from typing import Any, Final
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.topics import topic_ids
-from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED, Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.divergence import read_headers, read_slices
 from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
@@ -46,7 +47,7 @@ from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import describe_topics, require_names
 from tolerant_client.mirror.verify.log_comparison import Range
-from tolerant_client.mirror.verify.outcome import Difference, Outcome
+from tolerant_client.mirror.verify.outcome import Difference
 from tolerant_client.mirror.verify.report import (
     LedgerRange,
     LogBounds,
@@ -61,10 +62,6 @@ from tolerant_client.mirror.verify.slices import Slice, SliceResult
 from tolerant_client.mirror.verify.slices_comparison import MAX_BYTES, SlicesComparison
 from tolerant_client.records.record_batch import encode_batch
 
-__all__ = ["Difference", "Outcome", "PartitionReport", "Verification", "VerifyReport", "compare_here", "verify"]
-
-_SAMPLES: Final = 3  # batches of a log that are looked at to guess how many bytes an offset takes
-_UNKNOWN_BYTES: Final = 1000  # an offset where no sample tells
 _LOOK_AGAIN_S: Final = 0.5
 _LIVE_MS: Final = 60_000  # of a transaction: the default of transaction.timeout.ms
 _NOWHERE: Final = LogBounds(None, None, None, None, None, None)
@@ -239,21 +236,6 @@ class Verification:
         await self._find_topics_made_anew()
         return []
 
-    async def bytes_per_offset(self, slices: Iterable[Slice]) -> dict[Slice, float]:
-        """About how many bytes an offset takes on the source, from a few of its batches."""
-        sizes: dict[Slice, list[float]] = {wanted: [] for wanted in slices}
-        for number in range(_SAMPLES):
-            offsets = {}
-            for wanted in sizes:
-                place = (wanted.until_offset - 1 - wanted.from_offset) * number // (_SAMPLES - 1)
-                offsets[TopicPartition(wanted.topic, wanted.partition)] = wanted.from_offset + place
-            headers = await read_headers(self.source, offsets)
-            for wanted, found in sizes.items():
-                header = headers.get(TopicPartition(wanted.topic, wanted.partition))
-                if header is not None:
-                    found.append(header.size / (header.last_offset_delta + 1))
-        return {wanted: sum(found) / len(found) if found else _UNKNOWN_BYTES for wanted, found in sizes.items()}
-
     def split(self, slices: Mapping[Slice, Sequence[Slice]]) -> None:
         """Slices of `next_slices` are compared in these parts."""
         for wanted, parts in slices.items():
@@ -305,9 +287,12 @@ class Verification:
         sides = []
         for cluster, there in ((self.target, self._held_by[1]), (self.source, self._held_by[0])):
             wanted = [p for p in partitions if p in there]
-            end = await self._list(cluster, wanted, LATEST)
-            stable = await self._list(cluster, wanted, LATEST, READ_COMMITTED)
-            start = await self._list(cluster, wanted, EARLIEST)
+            told_by_leaders = [
+                await list_led_offsets(cluster, dict.fromkeys(wanted, which), isolation_level=level)
+                for which, level in ((LATEST, READ_UNCOMMITTED), (LATEST, READ_COMMITTED), (EARLIEST, READ_UNCOMMITTED))
+            ]
+            end, stable, start = (led.offsets for led in told_by_leaders)
+            self._errors |= {p: why for led in told_by_leaders for p, why in led.left_out.items()}
             absent = set(partitions) - there
             told: dict[TopicPartition, tuple[int | None, ...]] = dict.fromkeys(absent, (None, None, None))
             for p in start.keys() & stable.keys() & end.keys():
@@ -315,22 +300,6 @@ class Verification:
             sides.append(told)
         target, source = sides
         return {p: LogBounds(*source[p], *target[p]) for p in partitions if p in source and p in target}
-
-    async def _list(
-        self, cluster: Cluster, partitions: Sequence[TopicPartition], which: int, isolation_level: int = 0
-    ) -> dict[TopicPartition, int]:
-        try:
-            return await cluster.list_offsets(dict.fromkeys(partitions, which), isolation_level=isolation_level)
-        except (Errors.KafkaError, ValueError) as error:
-            if len(partitions) < 2:
-                for partition in partitions:
-                    self._errors[partition] = str(error)
-                return {}
-        # One of them spoils it for all: each is asked for alone, at the same time.
-        asked = [
-            cluster.net.call_soon_with_future(self._list, cluster, [p], which, isolation_level) for p in partitions
-        ]
-        return {p: offset for future in asked for p, offset in (await future).items()}
 
     async def _proved(self, row: LedgerRow, bounds: LogBounds) -> list[LedgerRange]:
         """A row of the ledger, as far as the source proves its reason and as far as it does not."""

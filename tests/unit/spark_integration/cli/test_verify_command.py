@@ -13,7 +13,7 @@ from spark_integration.cli.app import app
 from spark_integration.cli.link import GivenLink
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.topic_filter import LinkTopics
-from tolerant_client.mirror.verify.verification import VerifyReport
+from tolerant_client.mirror.verify.report import VerifyReport
 
 CLUSTERS = ["verify", "--source", "a:1", "--target", "b:1"]
 
