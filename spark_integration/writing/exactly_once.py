@@ -70,15 +70,15 @@ each name for a week.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import crc32c
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -87,9 +87,8 @@ from spark_integration.writing.columns import WriteRows
 from tolerant_client.cluster.admin.groups import CommittedOffset
 from tolerant_client.cluster.producer.transaction import DECISION_GROUPS, PreparedTransaction
 from tolerant_client.errors import OptionError, ProducerFencedError, RepeatDiffersError
-from tolerant_client.state_json import text, whole
+from tolerant_client.state_json import Whole, decoded
 
-_MOST_EPOCH: Final = 2**15 - 1  # int16
 _PIECE: Final = 4000  # characters, below the brokers' offset.metadata.max.bytes, 4096
 _PIECES: Final = 1000  # that a decision may have: some 50,000 transactions
 _SUPERSEDED: Final = 20  # runs that a decision remembers
@@ -97,6 +96,7 @@ _RESERVE_MS: Final = 60_000
 _SINKS: Final = 64  # that a process remembers the ids of
 _ID: Final = re.compile(r"([0-9a-f]+)/[0-9a-f]+-[0-9]+")
 
+_Epoch = Annotated[int, msgspec.Meta(ge=0, le=2**15 - 1)]  # int16
 _UInt64s = npt.NDArray[np.uint64]
 _MASK: Final = 2**64 - 1
 _NULL: Final = 2**63  # no length of a value
@@ -128,6 +128,17 @@ class Decision:
     written: Written
     transactions: tuple[PreparedTransaction, ...] = ()
     superseded: tuple[str, ...] = ()
+
+
+class _Document(msgspec.Struct):
+    """A decision as it is committed; ids of transactions without the sink's prefix."""
+
+    query: str
+    run: str
+    rows: Whole
+    digest: str
+    superseded: tuple[str, ...]
+    transactions: tuple[tuple[str, Whole, _Epoch], ...]
 
 
 @dataclass(frozen=True)
@@ -185,22 +196,19 @@ class SinkBatch:
 
     def pieces(self, decision: Decision) -> list[CommittedOffset]:
         """What is committed for the groups from 0 on.  Raises OptionError for more transactions than these can name."""
-        named = [(t.transactional_id.removeprefix(self.prefix), *t[1:]) for t in decision.transactions]
-        value = json.dumps(
-            {
-                "query": decision.owner,
-                "run": decision.run,
-                "rows": decision.written.rows,
-                "digest": f"{decision.written.digest:016x}",
-                "superseded": decision.superseded,
-                "transactions": named,
-            },
-            separators=(",", ":"),
+        said = _Document(
+            decision.owner,
+            decision.run,
+            decision.written.rows,
+            f"{decision.written.digest:016x}",
+            decision.superseded,
+            tuple((t[0].removeprefix(self.prefix), *t[1:]) for t in decision.transactions),
         )
+        value = msgspec.json.encode(said).decode()
         parts = [value[at : at + _PIECE] for at in range(0, len(value), _PIECE)]
         if len(parts) > _PIECES:
             raise OptionError(
-                f"{self.what} has {len(named)} tasks, more than a decision can name; write it with fewer partitions"
+                f"{self.what} has {len(said.transactions)} tasks, more than a decision can name; write it with fewer partitions"
                 " (coalesce)"
             )
         return [
@@ -222,19 +230,11 @@ class SinkBatch:
         try:
             newest = [_newest(piece) for piece in pieces]
             (offset,) = {piece.offset for piece in newest}
-            found = json.loads("".join(piece.metadata for piece in newest).partition(":")[2])
-            return Decision(
-                text(found["query"]),
-                text(found["run"]),
-                offset - 1,
-                Written(int(found["rows"]), int(found["digest"], 16)),
-                tuple(
-                    PreparedTransaction(self.prefix + text(name), whole(producer_id), whole(epoch, most=_MOST_EPOCH))
-                    for name, producer_id, epoch in found["transactions"]
-                ),
-                tuple(map(text, found["superseded"])),
-            )
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            found = decoded("".join(piece.metadata for piece in newest).partition(":")[2], _Document)
+            transactions = (PreparedTransaction(self.prefix + name, *of) for name, *of in found.transactions)
+            written = Written(found.rows, int(found.digest, 16))
+            return Decision(found.query, found.run, offset - 1, written, tuple(transactions), found.superseded)
+        except ValueError:
             raise self._strange() from None
 
     def ended_note(self, decision: Decision) -> CommittedOffset:

@@ -7,12 +7,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection
-from dataclasses import replace
 
 import kafka
 import pytest
 from kafka.errors import IllegalStateError
 from kafka.structs import TopicPartition
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from spark_integration.cli.app import app

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import asdict
 from typing import Any, NamedTuple
+
+from msgspec.structs import asdict
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.life.status import look_at_claims, mirror_json

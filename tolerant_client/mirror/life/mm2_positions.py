@@ -9,11 +9,11 @@ Not seen are its connectors in a Connect cluster of somebody's own: it has anoth
 
 from __future__ import annotations
 
-import json
 import time
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import kafka.errors as Errors
+import msgspec
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.asking import raise_for
@@ -21,9 +21,22 @@ from tolerant_client.cluster.admin.groups import EMPTY_STATES, described_states
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.mirror.batches.divergence import read_slices
 from tolerant_client.records.record_batch import Record, encode_batch
-from tolerant_client.state_json import MOST, document, elements, members, parsed, partition_number, text, whole
+from tolerant_client.state_json import MOST, PartitionNumber, decoded
 
-_CONNECTOR = "MirrorSourceConnector"
+
+class _Place(msgspec.Struct):
+    cluster: str
+    partition: PartitionNumber
+    topic: str
+
+
+class _Key(NamedTuple):
+    connector: Literal["MirrorSourceConnector"]
+    place: _Place
+
+
+class _Value(msgspec.Struct):
+    offset: Annotated[int, msgspec.Meta(ge=0, le=MOST - 1)]
 
 
 class Mm2Position(NamedTuple):
@@ -42,18 +55,15 @@ def offsets_topic(source_alias: str) -> str:
 def decode_position(key: bytes | None, value: bytes | None) -> tuple[str, TopicPartition, int] | None:
     """The source's alias, the partition by the source's name, and the next offset; None for another connector's record."""
     try:
-        connector, place = elements(parsed(key), 2)
-        if connector != _CONNECTOR or value is None:
-            return None
-        partition = TopicPartition(text(members(place)["topic"]), partition_number(place["partition"]))
-        return text(place["cluster"]), partition, whole(document(value)["offset"], most=MOST - 1) + 1
-    except (ValueError, KeyError):
+        place = decoded(key, _Key).place
+        return place.cluster, TopicPartition(place.topic, place.partition), decoded(value, _Value).offset + 1
+    except ValueError:
         return None
 
 
 def encode_position(next_offset: int) -> bytes:
     """The value that makes MirrorMaker 2 go on at `next_offset`."""
-    return json.dumps({"offset": next_offset - 1}, separators=(",", ":")).encode()
+    return msgspec.json.encode(_Value(next_offset - 1))
 
 
 async def read_positions_of_mm2(target: Cluster, source_alias: str) -> dict[TopicPartition, Mm2Position]:

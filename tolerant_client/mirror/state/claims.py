@@ -40,28 +40,16 @@ J. Another run lives where it has renewed a claim between two looks at the log's
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
+import msgspec
 from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.state.topic_filter import OWN_TOPICS
-from tolerant_client.state_json import (
-    MOST_INDEX,
-    document,
-    elements,
-    flag,
-    members,
-    moment,
-    named_partition,
-    partition_range,
-    require_few,
-    text,
-    whole,
-)
+from tolerant_client.state_json import MOST_INDEX, Moment, Whole, decoded, named_partition, require_few
 
 CLAIMS_TOPIC = f"{OWN_TOPICS}claims"
 LEASE_MS = 10_000
@@ -168,55 +156,70 @@ def whole_of(name: TopicPartition) -> TopicPartition:
 # -- records ------------------------------------------------------------------
 
 
+_Number = Annotated[int, msgspec.Meta(ge=WHOLE_TOPIC, le=MOST_INDEX)]
+_Ranges = dict[str, list[tuple[_Number, _Number]]]
+
+
+class _Document(msgspec.Struct):
+    """The value of a record, as above."""
+
+    version: Whole
+    link: str
+    run: str
+    role: str
+    host: str
+    pid: Whole
+    since_ms: Moment
+    sequence: Whole
+    names: _Ranges
+    asks: _Ranges
+    waiting: dict[str, tuple[str, Moment]]
+    waiting_count: Whole
+    is_end: bool
+    clock_ms: Whole = 0
+    read: Whole = 0
+    blocked: list[str] = []
+
+
 def encode_claims(record: ClaimsRecord) -> bytes:
     """The value of a record."""
-    holder = record.holder
     # What needs a person before what cures itself, the oldest first.
     shown = sorted(record.waiting.items(), key=lambda item: (not item[1].is_blocked, item[1].since_ms, item[0]))[
         :WAITING_SHOWN
     ]
     said = {
+        **vars(record.holder),
+        **vars(record),
         "version": _VERSION,
-        "link": holder.link,
-        "run": holder.run,
-        "role": holder.role,
-        "host": holder.host,
-        "pid": holder.pid,
-        "since_ms": holder.since_ms,
-        "sequence": record.sequence,
-        "clock_ms": record.clock_ms,
-        "read": record.read,
         "names": _ranges(record.names),
         "asks": _ranges(record.asks),
-        "waiting": {f"{topic}-{index}": [why.reason, why.since_ms] for (topic, index), why in shown},
+        "waiting": {f"{topic}-{index}": why[:2] for (topic, index), why in shown},
         "blocked": [f"{topic}-{index}" for (topic, index), why in shown if why.is_blocked],
         "waiting_count": max(record.waiting_count, len(record.waiting)),
-        "is_end": record.is_end,
     }
-    return json.dumps(said, separators=(",", ":")).encode()
+    return msgspec.json.encode({name: said[name] for name in _Document.__struct_fields__})
 
 
 def decode_claims(key: bytes | None, value: bytes | None) -> ClaimsRecord | None:
     """What a record says; None for one that is none of ours, or of a newer version."""
     try:
-        found = document(value)
-        if whole(found["version"]) > _VERSION:
+        found = decoded(value, _Document)
+        if found.version > _VERSION:
             return None
-        link, run, host, role = (text(found[name]) for name in ("link", "run", "host", "role"))
-        waiting = {_partition(name): elements(why, 2) for name, why in members(found["waiting"]).items()}
-        blocked = frozenset(_partition(text(name)) for name in elements(found.get("blocked", [])))
+        blocked = frozenset(map(_partition, found.blocked))
+        waiting = {_partition(name): why for name, why in found.waiting.items()}
         return ClaimsRecord(
-            Holder((key or b"").decode(), link, run, host, whole(found["pid"]), moment(found["since_ms"]), role),
-            whole(found["sequence"]),
-            _names(found["names"]),
-            _names(found["asks"]),
-            {p: Waiting(text(reason), moment(since), p in blocked) for p, (reason, since) in waiting.items()},
-            whole(found["waiting_count"]),
-            flag(found["is_end"]),
-            whole(found.get("clock_ms", 0)),
-            whole(found.get("read", 0)),
+            Holder((key or b"").decode(), found.link, found.run, found.host, found.pid, found.since_ms, found.role),
+            found.sequence,
+            _names(found.names),
+            _names(found.asks),
+            {p: Waiting(reason, since_ms, p in blocked) for p, (reason, since_ms) in waiting.items()},
+            found.waiting_count,
+            found.is_end,
+            found.clock_ms,
+            found.read,
         )
-    except (ValueError, KeyError):
+    except ValueError:
         return None
 
 
@@ -231,19 +234,15 @@ def _ranges(names: Iterable[TopicPartition]) -> dict[str, list[list[int]]]:
     return found
 
 
-def _names(found: Any) -> Names:
-    ranges = [
-        (text(topic), partition_range(first, whole(last, WHOLE_TOPIC, MOST_INDEX) + 1, WHOLE_TOPIC))
-        for topic, spans in members(found).items()
-        for first, last in (elements(span, 2) for span in elements(spans))
-    ]
+def _names(found: _Ranges) -> Names:
+    ranges = [(topic, range(first, last + 1)) for topic, spans in found.items() for first, last in spans]
     require_few(of for _, of in ranges)
     return frozenset(TopicPartition(topic, n) for topic, of in ranges for n in of)
 
 
 def _partition(name: str) -> TopicPartition:
     topic, _, number = name.rpartition("-")
-    return TopicPartition(text(topic), named_partition(number))
+    return TopicPartition(topic, named_partition(number))
 
 
 # -- the fold -----------------------------------------------------------------

@@ -23,12 +23,12 @@ Laws:
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
+import msgspec
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError, text_of
@@ -36,99 +36,73 @@ from tolerant_client.mirror.state.link_control import LinkControl, Positions, To
 from tolerant_client.mirror.state.topic_filter import OWN_TOPICS, LinkTopics
 from tolerant_client.records.record_batch import Record
 from tolerant_client.state_json import (
-    document,
-    elements,
-    flag,
-    members,
+    MOST_INDEX,
+    PartitionNumber,
+    Whole,
+    decoded,
     named_partition,
-    partition_number,
-    partition_range,
     require_few,
     shallow,
-    text,
-    whole,
 )
 
 CONTROL_TOPIC = f"{OWN_TOPICS}control"
 
 _VERSION = 1
+_Until = Annotated[int, msgspec.Meta(ge=0, le=MOST_INDEX + 1)]
 _SHOWN = 200  # letters of what others wrote
 
 
+class _Version(msgspec.Struct):
+    version: Whole
+
+
+class _Knew(msgspec.Struct):
+    knew: tuple[Whole, Whole]
+    time_ms: Whole
+
+
+class _SourceCluster(msgspec.Struct):
+    source_cluster_id: str
+    is_promoted: Any = False
+    is_handed_back: Any = False
+
+
 def encode_control(control: LinkControl, time_ms: int, knew: int = 0) -> bytes:
-    """The value of a record; `knew` is the offset behind the record of the link that it changes."""
-    known = {
-        "version": _VERSION,
-        "time_ms": time_ms,
-        "knew": [knew, time_ms],
-        "paused": sorted(control.paused),
-        "paused_partitions": sorted(control.paused_partitions),
-        "bytes_per_s": control.bytes_per_s,
-        "is_promoted": control.is_promoted,
-        "is_fenced": control.is_fenced,
-        "unfenced": sorted(control.unfenced),
-        "is_handed_back": control.is_handed_back,
-        "generation": control.generation,
-        "source_cluster_id": control.source_cluster_id,
-        "topics": control.topics,
-        "producer_ids": list(control.producer_ids),
-        "adopted": _nested(control.adopted),
-        "starts": _nested(control.starts),
-        "begun": _by_ids(control.begun),
-        "copied": _nested(control.copied),
-        "log_starts": _nested(control.log_starts),
-    }
-    return json.dumps({**control.others, **known}).encode()
+    """The value of a record; `knew` is the offset behind the record of the link that it changes.
+
+    Raises ValueError for a text that cannot be encoded.
+    """
+    said = {name: value for name, value in vars(control).items() if name not in _IN_NO_RECORD}
+    nested = {name: write(said[name]) for name, (_, write) in _NESTED.items()}
+    head = {"version": _VERSION, "time_ms": time_ms, "knew": [knew, time_ms]}
+    return msgspec.json.encode({**control.others, **said, **nested, **head}, order="deterministic")
 
 
 def decode_control(value: bytes) -> LinkControl:
     """What a record says; raises OptionError for one that no mirror of this version has written."""
+    if is_newer(value):
+        raise OptionError(f"{CONTROL_TOPIC} was written by a newer tolerant-client; install that version here, too")
     try:
-        found = document(value)
-        if whole(found["version"]) > _VERSION:
-            raise OptionError(f"{CONTROL_TOPIC} was written by a newer tolerant-client; install that version here, too")
-        rate, cluster_id, topics = (found.get(name) for name in ("bytes_per_s", "source_cluster_id", "topics"))
-        names = frozenset(map(text, elements(found.get("paused", []))))
-        return LinkControl(
-            paused=names,
-            bytes_per_s=None if rate is None else whole(rate),
-            is_promoted=flag(found.get("is_promoted", False)),
-            is_fenced=flag(found.get("is_fenced", False)),
-            generation=whole(found.get("generation", 0)),
-            source_cluster_id=None if cluster_id is None else text(cluster_id),
-            topics=None if topics is None else _topics(text(topics)),
-            producer_ids=tuple(map(whole, elements(found.get("producer_ids", [])))),
-            adopted=_flat(found.get("adopted", {})),
-            starts=_flat(found.get("starts", {})),
-            others={name: shallow(each) for name, each in found.items() if name not in _KNOWN},
-            is_handed_back=flag(found.get("is_handed_back", False)),
-            unfenced=_pairs(found.get("unfenced", [])),
-            begun=_begun(found.get("begun", {})),
-            copied=_flat(found.get("copied", {})),
-            log_starts=_flat(found.get("log_starts", {})),
-            # Without the field it is of a version that called a partition by one name, too.
-            paused_partitions=_pairs(found["paused_partitions"]) if "paused_partitions" in found else _named(names),
-        )
-    except OptionError:
-        raise
-    except (ValueError, KeyError) as error:
-        raise OptionError(f"A record of {CONTROL_TOPIC} is none of ours ({error})") from error
+        found = decoded(value, dict[str, Any])
+        msgspec.convert(found, _Version)
+        nested = {name: read(found[name]) for name, (read, _) in _NESTED.items() if name in found}
+        plain = {name: each for name, each in found.items() if name in _KNOWN and name not in nested}
+        control = msgspec.convert(plain, LinkControl)
+        if control.topics is not None:
+            LinkTopics.from_json(control.topics)
+        if "paused_partitions" not in nested:  # of a version that called a partition by one name, too
+            nested["paused_partitions"] = _named(control.paused)
+        return replace(control, **nested, others={n: shallow(each) for n, each in found.items() if n not in _KNOWN})
+    except ValueError as error:
+        raise OptionError(f"A record of {CONTROL_TOPIC} is none of ours ({text_of(error)})") from error
 
 
 def is_newer(value: bytes) -> bool:
     """Whether a record that cannot be read says that a newer version wrote it.  Pure."""
     try:
-        return whole(document(value)["version"]) > _VERSION
-    except (ValueError, KeyError):
+        return decoded(value, _Version).version > _VERSION
+    except ValueError:
         return False
-
-
-def _topics(written: str) -> str:
-    try:
-        LinkTopics.from_json(written)
-    except OptionError as error:
-        raise ValueError(text_of(error)) from error
-    return written
 
 
 def _named(names: Iterable[str]) -> frozenset[TopicPartition]:
@@ -141,25 +115,23 @@ def _named(names: Iterable[str]) -> frozenset[TopicPartition]:
 
 
 def _pairs(found: Any) -> frozenset[TopicPartition]:
-    pairs = [elements(pair, 2) for pair in elements(found)]
+    pairs = msgspec.convert(found, list[tuple[str, PartitionNumber]])
     require_few([range(len(pairs))])
-    return frozenset(TopicPartition(text(topic), partition_number(n)) for topic, n in pairs)
+    return frozenset(TopicPartition(*pair) for pair in pairs)
 
 
 def _nested(positions: Positions) -> dict[str, dict[str, int]]:
     nested: dict[str, dict[str, int]] = {}
-    for (topic, index), offset in sorted(positions.items()):
+    for (topic, index), offset in positions.items():
         nested.setdefault(topic, {})[str(index)] = offset
     return nested
 
 
 def _flat(nested: Any) -> Positions:
-    by_topic = {text(topic): members(found) for topic, found in members(nested).items()}
+    by_topic = msgspec.convert(nested, dict[str, dict[PartitionNumber, Whole]], str_keys=True)
     require_few(range(len(found)) for found in by_topic.values())
     return {
-        TopicPartition(topic, named_partition(n)): whole(offset)
-        for topic, found in by_topic.items()
-        for n, offset in found.items()
+        TopicPartition(topic, index): offset for topic, found in by_topic.items() for index, offset in found.items()
     }
 
 
@@ -179,16 +151,26 @@ def _by_ids(begun: Mapping[TopicPartition, TopicIds]) -> dict[str, list[Any]]:
 
 
 def _begun(nested: Any) -> dict[TopicPartition, TopicIds]:
-    found: list[tuple[str, TopicIds, range]] = []
-    for topic, entries in members(nested).items():
-        for source, target, spans in (elements(entry, 3) for entry in elements(entries)):
-            ids = TopicIds(text(source), text(target))
-            found += [(text(topic), ids, partition_range(*elements(span, 2))) for span in elements(spans)]
+    by_topic = msgspec.convert(nested, dict[str, list[tuple[str, str, list[tuple[PartitionNumber, _Until]]]]])
+    found = [
+        (topic, TopicIds(source, target), range(*span))
+        for topic, entries in by_topic.items()
+        for source, target, spans in entries
+        for span in spans
+    ]
     require_few(span for _, _, span in found)
     return {TopicPartition(topic, n): ids for topic, ids, span in found for n in span}
 
 
-_KNOWN = frozenset(json.loads(encode_control(LinkControl(), 0)))  # fields of a record
+# How fields are read and written that stand in a record otherwise than in LinkControl.
+_NESTED: Final[Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]] = {
+    "paused_partitions": (_pairs, list),
+    "unfenced": (_pairs, list),
+    "begun": (_begun, _by_ids),
+    **dict.fromkeys(("adopted", "starts", "copied", "log_starts"), (_flat, _nested)),
+}
+_IN_NO_RECORD: Final = ("others", "is_hidden")
+_KNOWN: Final = frozenset(decoded(encode_control(LinkControl(), 0), dict[str, Any]))  # fields of a record
 
 
 # -- which records count -------------------------------------------------------
@@ -213,11 +195,11 @@ def newest_of(link: str, records: Iterable[Record], newest: Record | None = None
 def rank(record: Record) -> tuple[int, int]:
     """The larger one counts, of records with the same key.  Pure."""
     try:
-        said = json.loads(record.value or b"")
-        knew, time_ms = said["knew"]
-        is_said = type(knew) is int and 0 <= knew <= record.offset and time_ms == said["time_ms"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        is_said = False
+        found = decoded(record.value, _Knew)
+        knew, time_ms = found.knew
+        is_said = knew <= record.offset and time_ms == found.time_ms
+    except ValueError:
+        is_said, knew = False, 0
     return (knew if is_said else record.offset), -record.offset
 
 
@@ -274,8 +256,8 @@ def why_unreadable(record: Record) -> str | None:
 
 def _copies_from(value: bytes) -> str | None:
     try:
-        found = document(value)
-        is_over = found.get("is_promoted") is True or found.get("is_handed_back") is True
-        return None if is_over else text(found["source_cluster_id"])
-    except (ValueError, KeyError):
+        found = decoded(value, _SourceCluster)
+        is_over = found.is_promoted is True or found.is_handed_back is True
+        return None if is_over else found.source_cluster_id
+    except ValueError:
         return None

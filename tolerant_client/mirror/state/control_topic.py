@@ -172,8 +172,12 @@ async def update_control(target: Cluster, link: str, change: Callable[[LinkContr
 
 def _readable(link: str, wanted: LinkControl, knew: int) -> bytes:
     """The value of a record that is written now.  One that could not be read again would stop every mirror of the target."""
-    value = encode_control(wanted, int(time.time() * 1000), knew)
-    if why := why_unreadable(Record(0, 0, link.encode(), value)):
+    try:
+        value = encode_control(wanted, int(time.time() * 1000), knew)
+        why = why_unreadable(Record(0, 0, link.encode(), value))
+    except ValueError as error:
+        why = str(error)
+    if why is not None:
         raise OptionError(
             f"Nothing is written down of link {link}, since {CONTROL_TOPIC} could not be read after it: what it would say has a"
             f" name that is not UTF-8, a number above 2^63-1, or more than a cluster has ({why.partition(';')[0]})"

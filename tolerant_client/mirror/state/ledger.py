@@ -16,12 +16,12 @@ Offsets are half-open; reasons are those of losses.LossReason.  Laws:
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 import kafka.errors as Errors
+import msgspec
 from kafka.protocol.producer import InitProducerIdRequest
 from kafka.structs import TopicPartition
 
@@ -31,7 +31,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.state.own_topic import create_own_topic, end_of, has_topic, read_own
 from tolerant_client.records.record_batch import Record, encode_batch
-from tolerant_client.state_json import LAST_MS, document, moment, partition_number, text, whole
+from tolerant_client.state_json import LAST_MS, Moment, PartitionNumber, Whole, decoded
 from tolerant_client.stock.stock_names import Future
 
 LEDGER_TOPIC = "tolerant-mirror-ledger"
@@ -47,25 +47,36 @@ _FRESH_PRODUCER = {  # what the broker knew of our producer id is gone: a new on
 }
 
 
+class _Document(msgspec.Struct):
+    """The value of a record, as above."""
+
+    time_ms: Moment
+    link: str
+    topic: str
+    partition: PartitionNumber
+    from_offset: Whole
+    until_offset: Whole
+    reason: str
+    detail: str
+    topic_id: str = ""
+
+
 def encode_row(row: LedgerRow) -> Record:
     """A row as a record of the ledger topic."""
-    value = json.dumps({"version": _VERSION, **row._asdict(), "reason": str(row.reason)})
-    return Record(0, row.time_ms, f"{row.link}/{row.topic}/{row.partition}".encode(), value.encode())
+    value = msgspec.json.encode({"version": _VERSION, **row._asdict()})
+    return Record(0, row.time_ms, f"{row.link}/{row.topic}/{row.partition}".encode(), value)
 
 
 def decode_row(record: Record) -> LedgerRow:
     """The row in a record; one with the reason UNREADABLE for a record that is no row."""
     try:
-        found = document(record.value)
-        link, topic, reason, detail = (text(found[name]) for name in ("link", "topic", "reason", "detail"))
-        topic_id = text(found.get("topic_id", ""))
-        time_ms, partition = moment(found["time_ms"]), partition_number(found["partition"])
-        start = whole(found["from_offset"])
-        end = whole(found["until_offset"], least=start)
-    except (ValueError, KeyError):
+        row = LedgerRow(*msgspec.structs.astuple(decoded(record.value, _Document)))
+    except ValueError:
+        row = None
+    if row is None or row.from_offset > row.until_offset:
         seen_ms = min(max(0, record.timestamp), LAST_MS)  # its writer says that, too
         return LedgerRow(seen_ms, "", "", -1, 0, 0, UNREADABLE, f"record at offset {record.offset} is no ledger row")
-    return LedgerRow(time_ms, link, topic, partition, start, end, reason, detail, topic_id)
+    return row
 
 
 def limit_of(row: LedgerRow) -> int | None:

@@ -15,6 +15,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import LinkPromotedError, OptionError
 from tolerant_client.mirror.state.health import names as names_of
+from tolerant_client.state_json import Whole
 
 WHOLE_LINK = ""
 NO_LIMIT = 0
@@ -54,13 +55,13 @@ class LinkControl:
     """
 
     paused: frozenset[str] = frozenset()
-    bytes_per_s: int | None = None
+    bytes_per_s: Whole | None = None
     is_promoted: bool = False
     is_fenced: bool = False
-    generation: int = 0
+    generation: Whole = 0
     source_cluster_id: str | None = None
     topics: str | None = None
-    producer_ids: tuple[int, ...] = ()
+    producer_ids: tuple[Whole, ...] = ()
     adopted: Positions = field(default_factory=dict)
     starts: Positions = field(default_factory=dict)
     others: Mapping[str, Any] = field(default_factory=dict)

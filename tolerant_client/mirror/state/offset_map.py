@@ -25,19 +25,33 @@ from __future__ import annotations
 
 import bisect
 import enum
-import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
+import msgspec
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OffsetMapError
 from tolerant_client.records.read_committed import ABORT
 from tolerant_client.records.record_batch import BatchHeader, Record, control_type, decode_records
-from tolerant_client.state_json import document, elements, parsed, partition_number, text, whole
+from tolerant_client.state_json import MOST, PartitionNumber, Whole, decoded
 
 RUNS_PER_ROW: Final = 64
-_VERSION: Final = 1
+
+
+class _Key(NamedTuple):
+    topic: str
+    partition: PartitionNumber
+    number: Whole
+
+
+class _Value(msgspec.Struct):
+    target: str
+    ids: tuple[str, str]
+    position: Whole
+    epoch: Annotated[int, msgspec.Meta(ge=-1, le=MOST)]
+    runs: Annotated[list[Whole], msgspec.Meta(min_length=3)]
+    version: Literal[1]
 
 
 class Run(NamedTuple):
@@ -63,13 +77,13 @@ class RowKey(NamedTuple):
     number: int
 
     def encode(self) -> bytes:
-        return json.dumps([self.partition.topic, self.partition.partition, self.number], separators=(",", ":")).encode()
+        return msgspec.json.encode(_Key(self.partition.topic, self.partition.partition, self.number))
 
     @classmethod
     def decode(cls, data: bytes | None) -> RowKey:
         """Raises ValueError for what is no key of a row."""
-        topic, partition, number = elements(parsed(data), 3)
-        return cls(TopicPartition(text(topic), partition_number(partition)), whole(number))
+        topic, partition, number = decoded(data, _Key)
+        return cls(TopicPartition(topic, partition), number)
 
 
 class MapRow(NamedTuple):
@@ -88,35 +102,20 @@ class MapRow(NamedTuple):
         for run in self.runs:
             flat += (run.source - at[0], run.target - at[1], run.length)
             at = (run.source_until, run.target_until)
-        value = {
-            "version": _VERSION,
-            "target": self.target_topic,
-            "ids": self.ids,
-            "position": self.position,
-            "epoch": self.epoch,
-            "runs": flat,
-        }
-        return json.dumps(value, separators=(",", ":")).encode()
+        return msgspec.json.encode(_Value(self.target_topic, self.ids, self.position, self.epoch, flat, 1))
 
     @classmethod
     def decode(cls, key: RowKey, data: bytes) -> MapRow:
         """Raises ValueError for what is no row, or one of a later version."""
-        value = document(data)
-        if value.get("version") != _VERSION:
-            raise ValueError("not a row of version 1")
-        flat = [whole(number) for number in elements(value.get("runs"))]
-        if not flat or len(flat) % 3:
-            raise ValueError("runs that are none")
+        found = decoded(data, _Value)
         runs: list[Run] = []
         source, target = 0, 0
-        for source_step, target_step, count in zip(flat[::3], flat[1::3], flat[2::3]):
+        for source_step, target_step, count in zip(found.runs[::3], found.runs[1::3], found.runs[2::3], strict=True):
             runs.append(Run(source + source_step, target + target_step, count))
             source, target = runs[-1].source_until, runs[-1].target_until
-        whole(target)
-        position = whole(value.get("position"), least=source)
-        epoch = whole(value.get("epoch"), least=-1)
-        source_id, target_id = map(text, elements(value.get("ids"), 2))
-        return cls(key, text(value.get("target")), (source_id, target_id), position, epoch, tuple(runs))
+        if target > MOST or source > found.position:
+            raise ValueError("runs that no log has")
+        return cls(key, found.target, found.ids, found.position, found.epoch, tuple(runs))
 
     @property
     def target_until(self) -> int:

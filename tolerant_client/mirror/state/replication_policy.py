@@ -6,13 +6,13 @@ IdentityReplicationPolicy.java of connect/mirror-client, as Kafka 4.2 has them),
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+import msgspec
+from msgspec.structs import asdict
+
 from tolerant_client.errors import OptionError
-from tolerant_client.state_json import checked, document, flag, members, text
+from tolerant_client.state_json import decoded
 
 _HEARTBEATS = "heartbeats"
 
@@ -54,8 +54,7 @@ class ReplicationPolicy(Protocol):
         """Where the target keeps the checkpoints of the source `alias`."""
 
 
-@dataclass(frozen=True)
-class DefaultReplicationPolicy:
+class DefaultReplicationPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """The source's alias before each name: `A.orders`.
 
     Without `internal_separator_enabled` the internal topics keep "." whatever the separator is (KIP-690).
@@ -115,8 +114,7 @@ class DefaultReplicationPolicy:
         return self.separator if self.internal_separator_enabled else "."
 
 
-@dataclass(frozen=True)
-class IdentityReplicationPolicy(DefaultReplicationPolicy):
+class IdentityReplicationPolicy(DefaultReplicationPolicy, frozen=True, tag=True):
     """Every topic keeps its name, except heartbeats, which are named as by the default policy.
 
     Names tell nothing of a topic's source then: it is `source_alias` for all of them, if that is given.
@@ -141,17 +139,18 @@ def _looks_like_heartbeats(topic: str) -> bool:
     return topic.endswith(_HEARTBEATS)
 
 
-_POLICIES: Mapping[str, type[DefaultReplicationPolicy]] = {
-    "DefaultReplicationPolicy": DefaultReplicationPolicy,
-    "IdentityReplicationPolicy": IdentityReplicationPolicy,
-}
+class _WrittenNames(msgspec.Struct):
+    """TopicNames as the control topic keeps them."""
+
+    name: str
+    policy: dict[str, Any]
+    source_alias: str
 
 
-@dataclass(frozen=True)
-class TopicNames:
+class TopicNames(msgspec.Struct, frozen=True):
     """The names of one link's topics: `source_alias` is its source."""
 
-    policy: DefaultReplicationPolicy
+    policy: DefaultReplicationPolicy | IdentityReplicationPolicy
     source_alias: str
 
     def to_target(self, topic: str) -> str:
@@ -172,28 +171,23 @@ class TopicNames:
         return name
 
     def to_json(self) -> str:
-        fields = {"name": type(self.policy).__name__, "policy": asdict(self.policy), "source_alias": self.source_alias}
-        return json.dumps(fields)
+        written = _WrittenNames(type(self.policy).__name__, asdict(self.policy), self.source_alias)
+        return msgspec.json.encode(written).decode()
 
     @staticmethod
     def from_json(written: str) -> TopicNames:
         """Raises OptionError for what to_json did not write."""
         try:
-            fields = document(written)
-            policy = checked(members(fields["policy"]), _POLICY_FIELDS)
-            return TopicNames(_POLICIES[text(fields["name"])](**policy), text(fields["source_alias"]))
-        except (ValueError, KeyError, TypeError) as error:
+            found = decoded(written, _WrittenNames)
+            policy = {**found.policy, "type": found.name}
+            return msgspec.convert({"policy": policy, "source_alias": found.source_alias}, TopicNames)
+        except ValueError as error:
             raise OptionError(
                 f"Not the names of a link's topics ({str(error)[:_SHOWN]}): {written[:_SHOWN]!r}"
             ) from error
 
 
 _SHOWN = 200  # of what cannot be read
-_POLICY_FIELDS: Mapping[str, Callable[[Any], Any]] = {
-    "separator": text,
-    "internal_separator_enabled": flag,
-    "source_alias": lambda value: None if value is None else text(value),
-}
 
 
 def is_cycle(policy: ReplicationPolicy, topic: str, target_alias: str) -> bool:

@@ -6,16 +6,17 @@ MirrorSourceConnector.shouldReplicateTopic of connect/mirror.  Pure.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec.structs import asdict, replace
 
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.replication_policy import TopicNames, is_cycle
-from tolerant_client.state_json import checked, document, elements, flag, members, text, whole
+from tolerant_client.state_json import MOST, decoded
 
 # Ledgers, offset maps and controls say what is on their own cluster: two links in opposite directions do not mix them.
 OWN_TOPICS = "tolerant-mirror-"
@@ -56,8 +57,7 @@ def _compiled(expressions: tuple[str, ...]) -> re.Pattern[str] | None:
         ) from error
 
 
-@dataclass(frozen=True)
-class TopicFilter:
+class TopicFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """Names that one of `include` matches as a whole, and none of `exclude`; an empty list matches nothing.
 
     Each is a regular expression of Java that Python reads alike.  Raises OptionError for others.
@@ -73,8 +73,8 @@ class TopicFilter:
     def __post_init__(self) -> None:
         for expression in (*self.include, *self.exclude):
             try:
-                text(expression)
-            except ValueError as error:
+                expression.encode()
+            except UnicodeEncodeError as error:
                 raise OptionError(
                     f"{expression!r} is not UTF-8, as the names of Kafka are; write it in UTF-8"
                 ) from error
@@ -106,8 +106,7 @@ def expressions_of(text: str) -> tuple[str, ...]:
     return tuple(_COMMA_BETWEEN.split(text.strip()))
 
 
-@dataclass(frozen=True)
-class TopicCreation:
+class TopicCreation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How missing topics are created on the target.
 
     `replication_factor` is the source topic's without one, and the target's default where it is -1.  Properties that an
@@ -115,13 +114,12 @@ class TopicCreation:
     are set, too (`use.defaults.from` of MirrorMaker 2).
     """
 
-    replication_factor: int | None = None
+    replication_factor: Annotated[int, msgspec.Meta(ge=-1, le=MOST)] | None = None
     config_exclude: tuple[str, ...] = ()
     use_defaults_from: str = "target"
 
 
-@dataclass(frozen=True)
-class LinkTopics:
+class LinkTopics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which topics of the source a link copies, what they are called on the target, and how they are created there.
 
     Without `names` they keep their names, and only Kafka's and the mirror's own are never copied.  With
@@ -195,39 +193,18 @@ class LinkTopics:
         return True
 
     def to_json(self) -> str:
-        return json.dumps({**asdict(self), "names": self.names and self.names.to_json()})
+        return msgspec.json.encode({**asdict(self), "names": self.names and self.names.to_json()}).decode()
 
     @staticmethod
     def from_json(written: str) -> LinkTopics:
         """Raises OptionError for what to_json did not write."""
         try:
-            fields = document(written)
-            return LinkTopics(_filter(fields.pop("filter")), **checked(fields, _LINK_FIELDS))
-        except (ValueError, KeyError, TypeError) as error:
+            found = decoded(written, dict[str, Any])
+            names = msgspec.convert(found.get("names"), str | None)
+            named = {"filter": found["filter"], "names": None if names is None else TopicNames.from_json(names)}
+            return msgspec.convert({**found, **named}, LinkTopics)
+        except (ValueError, KeyError) as error:
             raise OptionError(f"Not the topics of a link ({str(error)[:_SHOWN]}): {written[:_SHOWN]!r}") from error
 
 
 _SHOWN = 200  # of what cannot be read
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(map(text, elements(value)))
-
-
-def _filter(value: Any) -> TopicFilter:
-    return TopicFilter(**checked(members(value), {"include": _texts, "exclude": _texts}))
-
-
-_CREATION_FIELDS: Mapping[str, Callable[[Any], Any]] = {
-    "replication_factor": lambda value: None if value is None else whole(value, least=-1),
-    "config_exclude": _texts,
-    "use_defaults_from": text,
-}
-_LINK_FIELDS: Mapping[str, Callable[[Any], Any]] = {
-    "names": lambda value: None if value is None else TopicNames.from_json(text(value)),
-    "target_alias": text,
-    "copies_heartbeats": flag,
-    "waits_for_topics": flag,
-    "creation": lambda value: TopicCreation(**checked(members(value), _CREATION_FIELDS)),
-    "also": lambda value: tuple(map(_filter, elements(value))),
-}

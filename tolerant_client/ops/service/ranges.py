@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kafka.structs import TopicPartition
+from msgspec import structs
 
 from tolerant_client.cluster.admin.offsets import list_led_offsets, stable_ends
 from tolerant_client.cluster.cluster import EARLIEST, Cluster
@@ -156,7 +157,7 @@ class RangesPlanner:
 
     def _planned(self) -> Scope:
         source, target = self._connected()
-        topics = self._topics if not self._has_planned else replace(self._topics, waits_for_topics=True)
+        topics = self._topics if not self._has_planned else structs.replace(self._topics, waits_for_topics=True)
         known = {p.topic for p in (*self._scope.ends, *self._scope.leaderless)}
         grow = partial(grow_link, is_identical=self._is_identical)
         if not self._has_planned:

@@ -14,6 +14,7 @@ import pytest
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
+from msgspec import structs
 
 from spark_integration.cli.exits import exit_code
 from tolerant_client.cluster.admin.offsets import LedOffsets
@@ -163,7 +164,7 @@ def whole(control: LinkControl, given: LinkTopics | None, source: FakeTarget | N
     return found
 
 
-RENAMED = replace(LinkTopics.of("orders|clicks"), names=TopicNames(DefaultReplicationPolicy(), "A"))
+RENAMED = structs.replace(LinkTopics.of("orders|clicks"), names=TopicNames(DefaultReplicationPolicy(), "A"))
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.plan import TopicSpec, fit_config, in_operations, plan_topics, select_topics
@@ -64,7 +64,7 @@ def test_topics_of_a_link_are_chosen_by_their_source_names_and_told_by_the_targe
     other = LinkTopics(TopicFilter(("zzz",)), names, "B")
     with pytest.raises(OptionError, match="No topic of the source matches 'zzz'; the source has 1 topics"):
         select_topics(other, {"A.orders": 1})
-    assert select_topics(replace(other, waits_for_topics=True), {"A.orders": 1}) == []
+    assert select_topics(structs.replace(other, waits_for_topics=True), {"A.orders": 1}) == []
 
 
 def test_missing_topic_is_created_like_the_source() -> None:
