@@ -30,9 +30,10 @@ from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.engine.prepare import PreparedLink
 from tolerant_client.ops.printing import echo
 from tolerant_client.ops.service.link_state import TaskReport
-from tolerant_client.ops.service.mirror_settings import MirrorSettings, RunReport, copy_options, plan_options
+from tolerant_client.ops.service.mirror_settings import MirrorJob, MirrorSettings
 from tolerant_client.ops.service.mirror_settings import prepare as prepare_settings
 from tolerant_client.ops.service.run_claim import RunClaim
+from tolerant_client.ops.service.task_reports import RunReport
 
 # A failed task is cheap to repeat: it goes on from the target's log.
 _TASK_ATTEMPTS = 8
@@ -95,20 +96,15 @@ def start(settings: MirrorSettings, link: PreparedLink, session: SparkSession, c
     """Starts the streaming query of a prepared link; its checkpoint is for RunReport, too."""
     session.dataSource.register(TolerantKafkaDataSource)
     session.createDataFrame([], "nothing INT")  # makes it this thread's session: Spark looks its data sources up there
-    ranges = (
-        session.readStream.format("tolerantkafka")
-        .option("payload", "ranges")
-        .options(**plan_options(settings, checkpoint))
-        .load()
-    )
+    job = MirrorJob(settings, link.producer_id, str(checkpoint))
+    ranges = session.readStream.format("tolerantkafka").options(**job.options).load()
     # Within one stage Spark has a Python worker read the rows and another one write them, and changes their parts with each
     # micro-batch: then both would have a copier of every partition.  A row is what one task copies.
     ranges = ranges.repartition(settings.tasks)
     writer = (
         ranges.writeStream.format("tolerantkafka")
-        .option("payload", "ranges")
         .option("checkpointLocation", f"file://{checkpoint}")  # not where a cluster keeps its files
-        .options(**copy_options(settings, link, checkpoint))
+        .options(**job.options)
         .queryName(f"tolerant-mirror-{settings.link}")
     )
     writer = writer.trigger(availableNow=True) if settings.once else writer.trigger(processingTime="0 seconds")

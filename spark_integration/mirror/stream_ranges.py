@@ -5,25 +5,12 @@ The records never cross the JVM.  Read side: a stream with one row for each task
 All rows are read in one Spark partition: repartitioned to as many partitions as there are tasks, each gets one.  Write
 side: each task hands its ranges to the copier of its Python worker process (tolerant_client.mirror.engine.process_copier).
 
-Options of the read side: kafka.* (source), target.kafka.*, linkTopics (JSON of
-mirror.topic_filter.LinkTopics) or subscribePattern (a regular expression), tasks
-(default 1), tail (default false: Trigger.AvailableNow copies up to the ends of its start), refreshIntervalMs (default
-30000), untilMs (with Trigger.AvailableNow: no record from the first one of that time on; default none), waiting (a file
-on the driver that gets, when that changes, what cannot be copied now and why, as the `paused` of a
-link_state.TaskReport; default none).
-Options of the write side: kafka.* (target), source.kafka.*, link (default
-"default"), offsets (identical, the default, or translated), producerId (for
-identical offsets), linkTopics (where topics have other names on the target),
-policy (JSON of mirror.losses.MirrorPolicy, default its defaults), run (the same for all tasks of one
-mirror), bytesPerSecond (of the link, unless its operator
-says another rate; default none), tasks (that share the link's rate, default 1), holdMs (default 0), leaseMs (default 0),
-report (a file on the driver that gets, after each micro-batch, link_state.TaskReport as JSON; default none), goesOn
-(default false).
+Both sides get one option besides, which tells all of the link (tolerant_client.ops.service.mirror_settings.MirrorJob).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +18,7 @@ from kafka.structs import TopicPartition
 from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, InputPartition, WriterCommitMessage
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
+from tolerant_client.ops.service.mirror_settings import MirrorJob
 from tolerant_client.ops.service.ranges import CopiedRanges, Range, RangesCopier, RangesPlanner
 
 
@@ -59,6 +47,9 @@ class RangesStreamReader(RangesPlanner, DataSourceStreamReader, SupportsTriggerA
     need not be written down for each micro-batch.  In tail mode n moves on each time, so that tasks always run, else once.
     """
 
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(MirrorJob.of(options))
+
     def __getstate__(self) -> dict[str, Any]:
         return {}  # executors get the reader for `read` alone, once for each micro-batch
 
@@ -86,6 +77,9 @@ class RangesStreamReader(RangesPlanner, DataSourceStreamReader, SupportsTriggerA
 
 class RangesStreamWriter(RangesCopier, DataSourceStreamWriter):
     """Copies the ranges of its rows; Spark settles a micro-batch on the driver, in a process of its own."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(MirrorJob.of(options))
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         until = {TopicPartition(r.topic, r.partition): r.until_offset for row in iterator for r in row.ranges}

@@ -33,9 +33,10 @@ from tolerant_client.mirror.engine.prepare import PreparedLink
 from tolerant_client.ops.service.duties import Duty, DutyThread, connected, lanes
 from tolerant_client.ops.service.link_events import LinkEvent, Tell, sentence, tell_duty
 from tolerant_client.ops.service.link_state import TaskReport
-from tolerant_client.ops.service.mirror_settings import MirrorSettings, RunReport, run_claim
+from tolerant_client.ops.service.mirror_settings import MirrorSettings, run_claim
 from tolerant_client.ops.service.restarts import LinkLife, RestartPolicy, Step
 from tolerant_client.ops.service.run_claim import RunClaim
+from tolerant_client.ops.service.task_reports import RunReport
 
 _log = logging.getLogger(__name__)
 

@@ -43,6 +43,7 @@ from tolerant_client.mirror.state.link_control import TopicIds
 from tolerant_client.mirror.state.own_topic import append_own
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.ops.service.link_state import TaskReport
+from tolerant_client.ops.service.mirror_settings import MirrorJob, MirrorSettings
 from tolerant_client.ops.service.run_claim import RunClaim
 
 # kafka-python leaves the socket of a refused connection to the garbage collector.
@@ -469,16 +470,10 @@ def test_a_topic_that_a_running_link_finds_is_refused_alone_where_another_link_w
     name = f"found-{secrets.token_hex(3)}"
     first, second, other = f"{name}-one", f"{name}-two", f"another-{name}"
     create_topic(clusters[0], first)
-    options = {
-        "kafka.bootstrap.servers": clusters[0],
-        "target.kafka.bootstrap.servers": clusters[1],
-        "subscribePattern": f"{name}.*",
-        "link": name,
-        "offsets": "identical" if is_identical else "translated",
-        "refreshIntervalMs": "0",
-        "tail": "true",
-    }
-    reader = RangesStreamReader(options)
+    properties = [{"bootstrap.servers": servers} for servers in clusters]
+    offsets = "identical" if is_identical else "translated"
+    settings = MirrorSettings(*properties, f"{name}.*", name, offsets=offsets, refresh_s=0)
+    reader = RangesStreamReader(MirrorJob(settings).options)
     try:
         reader.initialOffset()
         assert reader._scope.ends.keys() == {TopicPartition(first, 0)} and not reader._scope.blocked

@@ -16,7 +16,8 @@ pytest.importorskip("pyspark")
 from spark_integration.mirror.stream_ranges import RangesStreamReader
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine.prepare import PreparedLink, prepare_link
-from tolerant_client.ops.service.ranges import ReportFile
+from tolerant_client.ops.service.mirror_settings import MirrorJob, MirrorSettings
+from tolerant_client.ops.service.task_reports import RunReport
 
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
 
@@ -65,17 +66,10 @@ def test_a_running_mirror_leaves_out_what_is_refused_or_deleted_and_takes_it_bac
     for name in names:
         create_topic(source, name)
         append_records(source, name, 10)
-    reader = RangesStreamReader(
-        {
-            "kafka.bootstrap.servers": source,
-            "target.kafka.bootstrap.servers": target,
-            "subscribePattern": "running[.].*",
-            "tail": "true",
-            "refreshIntervalMs": "0",
-            "waiting": str(tmp_path / "waiting"),
-        }
-    )
-    waiting = ReportFile(tmp_path / "waiting")
+    properties = [{"bootstrap.servers": servers} for servers in (source, target)]
+    settings = MirrorSettings(*properties, "running[.].*", refresh_s=0)
+    reader = RangesStreamReader(MirrorJob(settings, folder=str(tmp_path)).options)
+    waiting = RunReport(tmp_path).waiting
 
     def copied() -> set[str]:
         start = reader.initialOffset()

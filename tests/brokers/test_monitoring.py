@@ -25,7 +25,8 @@ from tolerant_client.ops.monitoring.board import Board
 from tolerant_client.ops.monitoring.server import StatusServer
 from tolerant_client.ops.monitoring.watch import LinkWatch
 from tolerant_client.ops.service.link_state import Phase
-from tolerant_client.ops.service.ranges import ReportFile
+from tolerant_client.ops.service.mirror_settings import MirrorJob, MirrorSettings
+from tolerant_client.ops.service.task_reports import RunReport
 
 EACH, PARTITIONS, AGE_MS = 500, 2, 20_000
 
@@ -53,15 +54,8 @@ def test_lag_is_told_before_a_copy_and_what_was_copied_after_it(source: str, tar
     append_records(source, topic, EACH, partitions=PARTITIONS, timestamp=written_ms)
     link = prepare(source, target, topic, "A-B")
     properties = [{"bootstrap.servers": servers} for servers in (source, target)]
-    report = tmp_path / "report.json"
-    writer = RangesStreamWriter(
-        {
-            "kafka.bootstrap.servers": target,
-            "source.kafka.bootstrap.servers": source,
-            "producerId": str(link.producer_id),
-            "report": str(report),
-        }
-    )
+    settings = MirrorSettings(*properties, topic, once=True)
+    writer = RangesStreamWriter(MirrorJob(settings, link.producer_id, str(tmp_path)).options)
     board = Board()
     with (
         StatusServer(board, "127.0.0.1:0") as server,
@@ -78,7 +72,7 @@ def test_lag_is_told_before_a_copy_and_what_was_copied_after_it(source: str, tar
             iter([SimpleNamespace(ranges=[Row(topic, index, 0, EACH) for index in range(PARTITIONS)])])
         )
         writer.commit([message], 0)
-        watch.tell(ReportFile(report).read())
+        watch.tell(RunReport(tmp_path).done.read())
         after = until(watch, lambda state: state.topics[topic].lag_offsets == 0)
         copied = after.topics[topic]
         assert (copied.records, copied.lag_seconds, after.phase) == (EACH * PARTITIONS, 0, Phase.RUNNING)
@@ -108,20 +102,14 @@ def test_a_second_copy_adds_to_the_report(source: str, target: str, tmp_path: Pa
     topic = f"seen-{secrets.token_hex(4)}"
     create_topic(source, topic)
     partition = TopicPartition(topic, 0)
-    report = tmp_path / "report.json"
+    properties = [{"bootstrap.servers": servers} for servers in (source, target)]
+    settings = MirrorSettings(*properties, topic, once=True)
     for number in (1, 2):
         append_records(source, topic, EACH, first=EACH * (number - 1))
         link = prepare(source, target, topic)
-        writer = RangesStreamWriter(
-            {
-                "kafka.bootstrap.servers": target,
-                "source.kafka.bootstrap.servers": source,
-                "producerId": str(link.producer_id),
-                "report": str(report),
-            }
-        )
+        writer = RangesStreamWriter(MirrorJob(settings, link.producer_id, str(tmp_path)).options)
         writer.commit([writer.write(iter([SimpleNamespace(ranges=[Row(topic, 0, 0, EACH * number)])]))], number)
-        told = ReportFile(report).read()
+        told = RunReport(tmp_path).done.read()
         assert (told.records, told.copied[partition].records, told.latest[partition].records) == (
             EACH * number,
         ) * 2 + (EACH,)

@@ -9,10 +9,9 @@ Laws:
 from __future__ import annotations
 
 import enum
-import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tolerant_client.errors import OptionError, TolerantClientError
@@ -127,21 +126,6 @@ class MirrorPolicy:
             if re.fullmatch(expression, topic)
         }
         return replace(self, overrides=(), **chosen)
-
-    def to_json(self) -> str:
-        """The policy as an option of a Spark job carries it."""
-        return json.dumps({f.name: getattr(self, f.name) for f in fields(self)})
-
-    @classmethod
-    def from_json(cls, text: str) -> MirrorPolicy:
-        """The policy that to_json wrote; raises OptionError."""
-        try:
-            found: dict[str, Any] = json.loads(text)
-            overrides = tuple((str(s), str(e), _VALUES[s](v).value) for s, e, v in found.pop("overrides", ()))
-            settings: dict[str, Any] = {name: _VALUES[name](value) for name, value in found.items()}
-            return cls(overrides=overrides, **settings)
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-            raise OptionError(f"{text!r} is not a mirror policy ({error})") from error
 
 
 _VALUES: Mapping[str, type[GapFill] | type[LossPolicy]] = {

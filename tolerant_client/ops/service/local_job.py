@@ -20,9 +20,10 @@ from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.engine.prepare import PreparedLink
 from tolerant_client.mirror.engine.process_copier import close_workers
 from tolerant_client.ops.service.link_state import TaskReport
-from tolerant_client.ops.service.mirror_settings import MirrorSettings, RunReport, copy_options, plan_options
+from tolerant_client.ops.service.mirror_settings import MirrorJob, MirrorSettings
 from tolerant_client.ops.service.ranges import CopiedRanges, Range, RangesCopier, RangesPlanner
 from tolerant_client.ops.service.run_claim import RunClaim
+from tolerant_client.ops.service.task_reports import RunReport
 
 _HOLD_MS: Final = 1_000
 _ATTEMPTS: Final = 8  # as Spark's of a task: it goes on from the target's log
@@ -48,7 +49,8 @@ def run(
         return False
     with tempfile.TemporaryDirectory(prefix="tolerant-mirror-", ignore_cleanup_errors=True) as folder:
         report = RunReport(Path(folder))
-        batches = _Batches(replace(settings, tasks=1, hold_ms=_HOLD_MS), link, Path(folder))
+        here = replace(settings, tasks=1, hold_ms=_HOLD_MS)
+        batches = _Batches(MirrorJob(here, link.producer_id, folder))
         batches.start()
         is_stopped = False
         try:
@@ -71,13 +73,12 @@ def run(
 class _Batches(threading.Thread):
     """The micro-batches of a link; `error` is what ended them.  A daemon: a copy that waits for brokers holds up no exit."""
 
-    def __init__(self, settings: MirrorSettings, link: PreparedLink, folder: Path) -> None:
-        super().__init__(name=f"tolerant-mirror-{settings.link}", daemon=True)
+    def __init__(self, job: MirrorJob) -> None:
+        super().__init__(name=f"tolerant-mirror-{job.settings.link}", daemon=True)
         self.stopped = threading.Event()
         self.error: Exception | None = None
-        self._planner = RangesPlanner(plan_options(settings, folder))
-        self._copier = RangesCopier(copy_options(settings, link, folder))
-        self._is_once = settings.once
+        self._planner, self._copier = RangesPlanner(job), RangesCopier(job)
+        self._is_once = job.settings.once
 
     def run(self) -> None:
         try:

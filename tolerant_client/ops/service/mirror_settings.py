@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.prepare import PreparedLink, prepare_link
 from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics
-from tolerant_client.ops.service.link_state import TaskReport
-from tolerant_client.ops.service.ranges import ReportFile
 from tolerant_client.ops.service.run_claim import RunClaim
 from tolerant_client.security.kafka_config import kafka_python_config
+from tolerant_client.state_json import decoded
 
-NO_PRODUCER_ID = -1
-_NEVER_MS = 10 * 365 * 86_400_000
-# What commits and plans on the driver, which are processes of their own, tell the mirror's.
-_REPORT, _WAITING = "tolerant-mirror-report.json", "tolerant-mirror-waiting.json"
+NO_PRODUCER_ID: Final = -1
+_OPTION: Final = "linkSecrets"  # Spark shows no option with that word in its name: the clusters' passwords are in it
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,10 @@ class MirrorSettings:
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
+    def is_identical(self) -> bool:
+        return self.offsets == "identical"
+
+    @property
     def link_topics(self) -> LinkTopics:
         return LinkTopics.of(self.topics)
 
@@ -66,9 +69,36 @@ class MirrorSettings:
         return self.link_topics.names
 
 
+@dataclass(frozen=True)
+class MirrorJob:
+    """A prepared link as those are told of it who plan and copy, which may be other processes: one document.
+
+    In `folder` of the driver they tell what became of it (task_reports.py), if there is one.
+    """
+
+    settings: MirrorSettings
+    producer_id: int = NO_PRODUCER_ID
+    folder: str | None = None
+
+    @property
+    def options(self) -> dict[str, str]:
+        """As options of Spark's data source."""
+        return {"payload": "ranges", _OPTION: msgspec.json.encode(self).decode()}
+
+    @staticmethod
+    def of(options: Mapping[str, str]) -> MirrorJob:
+        """The job that such options tell; raises OptionError."""
+        try:
+            return decoded(options.get(_OPTION), MirrorJob)
+        except ValueError as error:
+            raise OptionError(
+                f"payload=ranges is for mirrors: start one with tolerant-kafka mirror ({error})"
+            ) from error
+
+
 def run_claim(settings: MirrorSettings) -> RunClaim:
     """The claim of a mirror that starts now; to be closed."""
-    return RunClaim(settings.target, settings.link, settings.run, is_translated=settings.offsets == "translated")
+    return RunClaim(settings.target, settings.link, settings.run, is_translated=not settings.is_identical)
 
 
 def prepare(settings: MirrorSettings, claim: RunClaim) -> PreparedLink:
@@ -85,7 +115,7 @@ def prepare(settings: MirrorSettings, claim: RunClaim) -> PreparedLink:
     with Cluster(kafka_python_config(settings.source), name="source", names=settings.names) as source:
         target = Cluster(kafka_python_config(settings.target), source.net, name="target")
         try:
-            if settings.offsets == "identical":
+            if settings.is_identical:
                 return source.run(
                     partial(prepare_link, **how), source, target, settings.topics, settings.link, settings.policy
                 )
@@ -93,60 +123,3 @@ def prepare(settings: MirrorSettings, claim: RunClaim) -> PreparedLink:
             return PreparedLink(NO_PRODUCER_ID, copies.created, copies.ends, copies.warnings, copies.waiting)
         finally:
             target.close()
-
-
-def plan_options(settings: MirrorSettings, folder: Path) -> dict[str, str]:
-    """The options of the side that plans (stream_ranges.py)."""
-    until = {} if settings.until_ms is None else {"untilMs": str(settings.until_ms)}
-    return {
-        "link": settings.link,
-        "offsets": settings.offsets,
-        "linkTopics": settings.link_topics.to_json(),
-        "tasks": str(max(1, settings.tasks)),
-        "tail": str(not settings.once).lower(),
-        "refreshIntervalMs": str(_NEVER_MS if settings.refresh_s is None else round(settings.refresh_s * 1000)),
-        "waiting": str(folder / _WAITING),
-        **until,
-        **_clusters(settings, "kafka.", "target.kafka."),
-    }
-
-
-def copy_options(settings: MirrorSettings, link: PreparedLink, folder: Path) -> dict[str, str]:
-    """The options of the side that copies (stream_ranges.py)."""
-    return {
-        "link": settings.link,
-        "offsets": settings.offsets,
-        "linkTopics": settings.link_topics.to_json(),
-        "producerId": str(link.producer_id),
-        "policy": settings.policy.to_json(),
-        "tasks": str(max(1, settings.tasks)),
-        "run": settings.run,
-        "bytesPerSecond": str(settings.bytes_per_s or 0),
-        "holdMs": str(0 if settings.once else settings.hold_ms),
-        "leaseMs": str(0 if settings.once else settings.lease_ms),
-        "goesOn": str(settings.goes_on).lower(),
-        "report": str(folder / _REPORT),
-        **_clusters(settings, "source.kafka.", "kafka."),
-    }
-
-
-def _clusters(settings: MirrorSettings, source: str, target: str) -> dict[str, str]:
-    return {
-        **{f"{source}{key}": value for key, value in settings.source.items()},
-        **{f"{target}{key}": value for key, value in settings.target.items()},
-    }
-
-
-class RunReport:
-    """What a mirror with this folder has told up to its last micro-batch, and what its planner leaves out."""
-
-    def __init__(self, folder: Path) -> None:
-        self._done = ReportFile(folder / _REPORT)
-        self._waiting = ReportFile(folder / _WAITING)
-
-    def read(self) -> TaskReport:
-        done, left_out = self._done.read(), self._waiting.read()
-        blocked, waiting = {**left_out.blocked, **done.blocked}, {**left_out.waiting, **done.waiting}
-        if not (left_out.blocked or left_out.waiting or left_out.made_again):
-            return done
-        return replace(done, blocked=blocked, waiting=waiting, made_again=left_out.made_again)

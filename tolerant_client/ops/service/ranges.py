@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from kafka.structs import TopicPartition
 from msgspec import structs
@@ -34,17 +33,17 @@ from tolerant_client.errors import (
     TolerantClientError,
     UnsupportedSourceError,
 )
-from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.preflight import ends_at
 from tolerant_client.mirror.engine.prepare import grow_link
 from tolerant_client.mirror.engine.process_copier import LinkConfig, copy_ranges, take_measures
 from tolerant_client.mirror.state.claims import Waiting
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.ops.service.link_events import sentence
 from tolerant_client.ops.service.link_state import TaskReport
+from tolerant_client.ops.service.mirror_settings import MirrorJob
 from tolerant_client.ops.service.ranges_scope import Scope
+from tolerant_client.ops.service.task_reports import RunReport
 from tolerant_client.security.kafka_config import kafka_python_config
 
 _INCURABLE = (
@@ -75,24 +74,12 @@ Range = tuple[str, int, int | None]  # topic, partition, until_offset
 class RangesPlanner:
     """Plans what there is to copy, and creates topics that appear on the target."""
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        lowered = {key.lower(): value for key, value in options.items()}
-        self._configs = (_cluster(lowered, "kafka."), _cluster(lowered, "target.kafka."))
+    def __init__(self, job: MirrorJob) -> None:
+        self._settings = settings = job.settings
         self._clusters: tuple[Cluster, Cluster] | None = None
-        topics = _topics(lowered)
-        if topics is None:
-            raise OptionError(
-                "payload=ranges needs subscribePattern, a regular expression over topic names, or linkTopics"
-            )
-        self._topics = topics
-        self._link, self._is_identical = lowered.get("link", "default"), _is_identical(lowered)
-        self._tasks = _number(lowered, "tasks", 1)
-        if self._tasks < 1:
-            raise OptionError(f"tasks must be at least 1, not {self._tasks}")
-        self._is_tail = lowered.get("tail", "false").lower() == "true"
-        self._refresh_s = _number(lowered, "refreshIntervalMs", 30_000) / 1000
-        self._until_ms = _number(lowered, "untilMs", 0) if "untilms" in lowered else None
-        self._told = ReportFile(Path(lowered["waiting"])) if lowered.get("waiting") else None
+        self._tasks = max(1, settings.tasks)
+        self._refresh_s = float("inf") if settings.refresh_s is None else settings.refresh_s
+        self._told = None if job.folder is None else RunReport(Path(job.folder)).waiting
         self._refreshed_at = self._looked_at = float("-inf")
         self._scope, self._control = Scope(), LinkControl()
         self._made_again: dict[str, int] = {}
@@ -101,15 +88,15 @@ class RangesPlanner:
     @property
     def is_tail(self) -> bool:
         """Whether what arrives is copied, too, and not only up to the ends of the start."""
-        return self._is_tail
+        return not self._settings.once
 
     def begin(self, *, is_final: bool = False) -> None:
         """Looks at the source, if nobody has; `is_final`: anew, and the ends that it has now, or at a time, are to be reached."""
         if is_final or not self._has_planned:
             self._refresh()
-        if is_final and self._until_ms is not None:
+        if is_final and (until_ms := self._settings.until_ms) is not None:
             source, _ = self._connected()
-            self._scope = replace(self._scope, ends=source.run(ends_at, source, self._scope.ends, self._until_ms))
+            self._scope = replace(self._scope, ends=source.run(ends_at, source, self._scope.ends, until_ms))
 
     def look(self) -> None:
         """Looks again at what there is to copy, as often as is due; without any topic it waits a moment."""
@@ -120,9 +107,9 @@ class RangesPlanner:
     def tasks(self) -> tuple[tuple[Range, ...], ...]:
         """The ranges of each task that has any."""
         sizes: dict[Range, int] = {
-            (*p, None if self._is_tail else until): self._scope.gained.get(p, 0)
+            (*p, None if self.is_tail else until): self._scope.gained.get(p, 0)
             for p, until in self._scope.ends.items()
-            if self._is_tail or until > 0  # also a log that is empty by now: the target has to get as far
+            if self.is_tail or until > 0  # also a log that is empty by now: the target has to get as far
         }
         self._task_of = dealt(sizes, self._tasks, self._task_of)
         rows = [tuple(r for r in sizes if self._task_of[TopicPartition(*r[:2])] == task) for task in range(self._tasks)]
@@ -136,8 +123,9 @@ class RangesPlanner:
 
     def _connected(self) -> tuple[Cluster, Cluster]:
         if self._clusters is None:
-            source = Cluster(self._configs[0], name="source", names=self._topics.names)
-            self._clusters = (source, Cluster(self._configs[1], source.net, name="target"))
+            settings = self._settings
+            source = Cluster(kafka_python_config(settings.source), name="source", names=settings.names)
+            self._clusters = (source, Cluster(kafka_python_config(settings.target), source.net, name="target"))
         return self._clusters
 
     def _refresh(self) -> None:
@@ -157,12 +145,14 @@ class RangesPlanner:
 
     def _planned(self) -> Scope:
         source, target = self._connected()
-        topics = self._topics if not self._has_planned else structs.replace(self._topics, waits_for_topics=True)
+        topics, link = self._settings.link_topics, self._settings.link
+        if self._has_planned:
+            topics = structs.replace(topics, waits_for_topics=True)
         known = {p.topic for p in (*self._scope.ends, *self._scope.leaderless)}
-        grow = partial(grow_link, is_identical=self._is_identical)
+        grow = partial(grow_link, is_identical=self._settings.is_identical)
         if not self._has_planned:
-            self._control = source.run(read_control, target, self._link)
-        planned = source.run(grow, source, target, topics, self._link, known, self._control)
+            self._control = source.run(read_control, target, link)
+        planned = source.run(grow, source, target, topics, link, known, self._control)
         self._made_again |= dict.fromkeys(self._scope.made_again(planned), int(time.time() * 1000))
         copies = source.run(target.partitions, self._scope.lacking(planned))
         starts: Mapping[TopicPartition, int] = {}
@@ -184,30 +174,23 @@ class RangesPlanner:
 class RangesCopier:
     """Copies ranges from source to target, at the same offsets."""
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        lowered = {key.lower(): value for key, value in options.items()}
-        is_identical = _is_identical(lowered)
-        if is_identical and "producerid" not in lowered:
-            raise OptionError(
-                "payload=ranges needs producerId, the link's producer id (tolerant_client.mirror.engine.prepare.prepare_link)"
-            )
-        topics = _topics(lowered) or LinkTopics()
+    def __init__(self, job: MirrorJob) -> None:
+        settings = job.settings
         self._link = LinkConfig(
-            _cluster(lowered, "source.kafka."),
-            _cluster(lowered, "kafka."),
-            _number(lowered, "producerId", -1),
-            link=lowered.get("link", "default"),
-            policy=MirrorPolicy.from_json(lowered.get("policy", "{}")),
-            is_translated=not is_identical,
-            names=topics.names,
-            bytes_per_s=_number(lowered, "bytesPerSecond", 0) or None,
-            run=lowered.get("run", ""),
-            shares=max(1, _number(lowered, "tasks", 1)),
+            kafka_python_config(settings.source),
+            kafka_python_config(settings.target),
+            job.producer_id,
+            link=settings.link,
+            policy=settings.policy,
+            is_translated=not settings.is_identical,
+            names=settings.names,
+            bytes_per_s=settings.bytes_per_s or None,
+            run=settings.run,
+            shares=max(1, settings.tasks),
         )
-        self._hold_ms = _number(lowered, "holdMs", 0)
-        self._lease_ms = _number(lowered, "leaseMs", 0)
-        self._report = ReportFile(Path(lowered["report"])) if lowered.get("report") else None
-        self._goes_on = lowered.get("goeson", "false").lower() == "true"
+        self._hold_ms, self._lease_ms = (0, 0) if settings.once else (settings.hold_ms, settings.lease_ms)
+        self._report = None if job.folder is None else RunReport(Path(job.folder)).done
+        self._goes_on = settings.goes_on
 
     def copy(self, until: Mapping[TopicPartition, int | None]) -> CopiedRanges:
         """Copies partitions at least up to these offsets, for as long as a micro-batch lasts."""
@@ -268,57 +251,3 @@ def dealt(
             found[p] = load.index(min(load))
             load[found[p]] += sizes[r] + 1
     return found
-
-
-class ReportFile:
-    """A TaskReport in a file, by which processes of one host tell each other; read again only when it was replaced."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen: tuple[int, int] | None = None
-        self._report = TaskReport()
-
-    def read(self) -> TaskReport:
-        """What was written last; an empty report before that."""
-        try:
-            stat = self._path.stat()
-            if (seen := (stat.st_ino, stat.st_mtime_ns)) != self._seen:
-                self._report, self._seen = TaskReport.from_json(self._path.read_text()), seen
-        except FileNotFoundError:
-            pass
-        return self._report
-
-    def write(self, report: TaskReport) -> None:
-        """Replaces the file at once: a reader finds the whole of it, or that of the micro-batch before."""
-        beside = self._path.with_name(f"{self._path.name}.new")
-        beside.write_text(report.to_json())
-        beside.replace(self._path)
-
-
-def _topics(lowered: Mapping[str, str]) -> LinkTopics | None:
-    if text := lowered.get("linktopics"):
-        return LinkTopics.from_json(text)
-    pattern = lowered.get("subscribepattern")
-    return LinkTopics.of(pattern) if pattern else None
-
-
-def _is_identical(lowered: Mapping[str, str]) -> bool:
-    offsets = lowered.get("offsets", "identical")
-    if offsets not in ("identical", "translated"):
-        raise OptionError(f"offsets must be identical or translated, not {offsets!r}")
-    return offsets == "identical"
-
-
-def _cluster(lowered: Mapping[str, str], prefix: str) -> dict[str, Any]:
-    java = {key.removeprefix(prefix): value for key, value in lowered.items() if key.startswith(prefix)}
-    if not java.get("bootstrap.servers"):
-        raise OptionError(f"payload=ranges needs {prefix}bootstrap.servers")
-    return kafka_python_config(java)
-
-
-def _number(lowered: Mapping[str, str], name: str, default: int) -> int:
-    text = lowered.get(name.lower(), str(default))
-    try:
-        return int(text)
-    except ValueError:
-        raise OptionError(f"{name} must be a whole number, not {text!r}") from None

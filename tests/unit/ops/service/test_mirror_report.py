@@ -40,15 +40,17 @@ from tolerant_client.ops.monitoring.board import Board
 from tolerant_client.ops.monitoring.lag_probe import SourceEnds
 from tolerant_client.ops.monitoring.server import StatusServer
 from tolerant_client.ops.monitoring.watch import LinkWatch
-from tolerant_client.ops.service import mirror_settings, ranges
+from tolerant_client.ops.service import ranges
 from tolerant_client.ops.service.link_state import LeftOut, Phase, TaskReport
-from tolerant_client.ops.service.mirror_settings import RunReport
-from tolerant_client.ops.service.ranges import CopiedRanges, ReportFile
+from tolerant_client.ops.service.mirror_settings import MirrorJob, MirrorSettings
+from tolerant_client.ops.service.ranges import CopiedRanges
 from tolerant_client.ops.service.standing import FORGOTTEN_MS, Away, Standing, carried
+from tolerant_client.ops.service.task_reports import ReportFile, RunReport
 
 FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
 PROPERTIES = {"bootstrap.servers": "127.0.0.1:1"}
-WRITE = {"kafka.bootstrap.servers": "b:1", "source.kafka.bootstrap.servers": "a:1", "producerId": "7"}
+ONCE = MirrorSettings({"bootstrap.servers": "a:1"}, {"bootstrap.servers": "b:1"}, "orders", once=True)
+WRITE = MirrorJob(ONCE, 7).options
 MEASURED = Measured({FIRST: Copied(10, 100)}, (1,) + (0,) * 14, {"lost": 1})
 GONE = DataLossError("orders-0: offsets 5 to 9 are gone")
 
@@ -63,7 +65,7 @@ def progress(paused: TolerantClientError | None = None, stopped: TolerantClientE
     return Progress(10, 10, 100, 0, 0, 0, paused is not None, paused or stopped)
 
 
-def write(monkeypatch: pytest.MonkeyPatch, outcome: Any, **options: str) -> CopiedRanges:
+def write(monkeypatch: pytest.MonkeyPatch, outcome: Any, settings: MirrorSettings = ONCE) -> CopiedRanges:
     """The message of a task, as it comes to the driver, whose copier returns or raises `outcome`."""
 
     def copy_ranges(*_: object, **__: object) -> Any:
@@ -73,7 +75,7 @@ def write(monkeypatch: pytest.MonkeyPatch, outcome: Any, **options: str) -> Copi
 
     monkeypatch.setattr(ranges, "copy_ranges", copy_ranges)
     monkeypatch.setattr(ranges, "take_measures", lambda link: MEASURED)
-    message = RangesStreamWriter({**WRITE, **options}).write(
+    message = RangesStreamWriter(MirrorJob(settings, 7).options).write(
         iter([SimpleNamespace(ranges=[Row("orders", 0, 10), Row("orders", 1, 10)])])
     )
     travelled = pickle.loads(pickle.dumps(message))
@@ -111,31 +113,31 @@ def test_other_errors_are_left_to_spark_to_repeat(monkeypatch: pytest.MonkeyPatc
         write(monkeypatch, error)
     if isinstance(error, TolerantClientError):
         with pytest.raises(type(error)):
-            write(monkeypatch, {FIRST: progress(), SECOND: progress(stopped=error)}, goesOn="true")
+            write(monkeypatch, {FIRST: progress(), SECOND: progress(stopped=error)}, replace(ONCE, goes_on=True))
 
 
 def test_a_link_that_goes_on_names_each_stopped_partition_with_its_own_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     stopped = {FIRST: progress(stopped=GONE), SECOND: progress(stopped=TargetDivergedError("orders-1: foreign"))}
-    message = write(monkeypatch, stopped, goesOn="true")
+    message = write(monkeypatch, stopped, replace(ONCE, goes_on=True))
     assert message.error is None
     assert message.report.blocked == {FIRST: "orders-0: offsets 5 to 9 are gone", SECOND: "orders-1: foreign"}
     assert message.report.records == 10
 
 
 def test_an_error_of_a_whole_task_is_told_of_all_its_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = write(monkeypatch, OffsetMapError("the map is gone"), goesOn="true")
+    message = write(monkeypatch, OffsetMapError("the map is gone"), replace(ONCE, goes_on=True))
     assert message.report.blocked == {FIRST: "the map is gone", SECOND: "the map is gone"}
 
 
 def test_a_promoted_link_ends_also_where_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     promoted = LinkPromotedError("promoted")
     for outcome in (promoted, {FIRST: progress(stopped=GONE), SECOND: progress(stopped=promoted)}):
-        assert isinstance(write(monkeypatch, outcome, goesOn="true").error, LinkPromotedError)
+        assert isinstance(write(monkeypatch, outcome, replace(ONCE, goes_on=True)).error, LinkPromotedError)
 
 
 def test_partitions_that_the_reader_leaves_out_are_in_the_report_of_the_query(tmp_path: Path) -> None:
-    tasks, waiting = (ReportFile(tmp_path / name) for name in (mirror_settings._REPORT, mirror_settings._WAITING))
     report = RunReport(tmp_path)
+    tasks, waiting = report.done, report.waiting
     assert report.read() == TaskReport()
     leaderless = {FIRST: Waiting("it has no leader", 5)}
     waiting.write(TaskReport(blocked={SECOND: "refused"}, waiting=leaderless))
@@ -185,7 +187,7 @@ def test_a_target_topic_that_was_made_again_is_told_each_time(tmp_path: Path) ->
     standing, report = Standing(), RunReport(tmp_path)
     rounds: list[tuple[dict[str, int], int]] = [({}, 0), ({"orders": 5}, 1), ({"orders": 5}, 0), ({"orders": 9}, 1)]
     for made, lines in rounds:
-        ReportFile(tmp_path / mirror_settings._WAITING).write(TaskReport(made_again=made))
+        report.waiting.write(TaskReport(made_again=made))
         found = report.read()
         assert found.made_again == found.plus([], 1).made_again == made
         told = standing.news(found, {}, 10)
@@ -235,29 +237,31 @@ def test_a_report_is_read_again_only_when_it_was_replaced(tmp_path: Path) -> Non
 def test_blocked_partitions_reach_the_report_with_their_reasons(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    report = tmp_path / "paused.json"
-    assert ReportFile(report).read().blocked == {}
+    report = RunReport(tmp_path).done
+    assert report.read().blocked == {}
     message = write(monkeypatch, {FIRST: progress(GONE), SECOND: progress()})
-    writer = RangesStreamWriter({**WRITE, "report": str(report)})
+    writer = RangesStreamWriter(MirrorJob(ONCE, 7, str(tmp_path)).options)
     writer.commit([RangesMessage(message), RangesMessage(CopiedRanges())], 0)
-    assert ReportFile(report).read().blocked == {FIRST: "orders-0: offsets 5 to 9 are gone"}
+    assert report.read().blocked == {FIRST: "orders-0: offsets 5 to 9 are gone"}
     writer.commit([RangesMessage(CopiedRanges())], 1)
-    assert ReportFile(report).read().blocked == {}
+    assert report.read().blocked == {}
 
 
 def test_blocked_partitions_are_told_even_if_another_one_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    report = tmp_path / "paused.json"
+    report = RunReport(tmp_path).done
     foreign = {FIRST: progress(stopped=TargetDivergedError("foreign"))}
     messages = [write(monkeypatch, {SECOND: progress(GONE)}), write(monkeypatch, foreign)]
     with pytest.raises(TargetDivergedError):
-        RangesStreamWriter({**WRITE, "report": str(report)}).commit([RangesMessage(message) for message in messages], 0)
-    assert list(ReportFile(report).read().blocked) == [SECOND]
+        RangesStreamWriter(MirrorJob(ONCE, 7, str(tmp_path)).options).commit(
+            [RangesMessage(message) for message in messages], 0
+        )
+    assert list(report.read().blocked) == [SECOND]
 
 
 def test_task_of_nothing_but_paused_partitions_lasts_as_long_as_its_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(ranges.time, "sleep", slept.append)
-    write(monkeypatch, {FIRST: progress(GONE)}, holdMs="10000")
+    write(monkeypatch, {FIRST: progress(GONE)}, replace(ONCE, once=False))
     assert slept == [pytest.approx(10, abs=1)]
 
 

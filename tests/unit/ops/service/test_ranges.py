@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +23,28 @@ from spark_integration.mirror.mirror_job import original_error
 from spark_integration.mirror.stream_ranges import RangesStreamReader, RangesStreamWriter
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.errors import OptionError, TargetDivergedError, TolerantClientError
+from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.prepare import PlannedLink
 from tolerant_client.mirror.state.plan import TopicsPlan
-from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.mirror.state.replication_policy import (
+    DefaultReplicationPolicy,
+    IdentityReplicationPolicy,
+    TopicNames,
+)
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicCreation, TopicFilter
 from tolerant_client.ops.service.link_state import TaskReport
-from tolerant_client.ops.service.ranges import Range, ReportFile, dealt
+from tolerant_client.ops.service.mirror_settings import MirrorJob, MirrorSettings
+from tolerant_client.ops.service.ranges import Range, dealt
 from tolerant_client.ops.service.ranges_scope import Scope
+from tolerant_client.ops.service.task_reports import RunReport
 
 rows: st.SearchStrategy[dict[Range, int]] = st.dictionaries(
     st.tuples(st.sampled_from("abc"), st.integers(0, 50), st.none()), st.integers(0, 10**9), max_size=60
 )
 
 FIRST, SECOND, NEW = TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("new", 0)
-READ = {
-    "kafka.bootstrap.servers": "a:1",
-    "target.kafka.bootstrap.servers": "b:1",
-    "subscribePattern": "orders.*",
-}
-WRITE = {"kafka.bootstrap.servers": "b:1", "source.kafka.bootstrap.servers": "a:1", "producerId": "7"}
+ONCE = MirrorSettings({"bootstrap.servers": "a:1"}, {"bootstrap.servers": "b:1"}, "orders.*", once=True)
+TAIL = replace(ONCE, once=False)
 
 
 @given(rows, st.integers(1, 70))
@@ -73,9 +79,11 @@ def test_a_partition_keeps_its_task(first: dict[Range, int], second: dict[Range,
     assert after.keys() == {TopicPartition(*r[:2]) for r in second}
 
 
-def reader(ends: dict[TopicPartition, int] | None = None, **changes: str) -> RangesStreamReader:
+def reader(
+    settings: MirrorSettings = ONCE, ends: dict[TopicPartition, int] | None = None, folder: str | None = None
+) -> RangesStreamReader:
     """A reader whose last look has found `ends`, and that looks no more."""
-    made = RangesStreamReader({**READ, **changes})
+    made = RangesStreamReader(MirrorJob(settings, folder=folder).options)
     made._scope = Scope(ends or {FIRST: 10, SECOND: 0, NEW: 3})
     made._refreshed_at = made._looked_at = float("inf")
     return made
@@ -98,7 +106,7 @@ def test_once_plans_every_log_that_does_not_end_at_0_and_then_nothing_more() -> 
 
 
 def test_ends_that_are_cut_by_a_time_are_final_however_long_that_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = reader({FIRST: 7})  # as prepareForTriggerAvailableNow leaves it
+    made = reader(ends={FIRST: 7})  # as prepareForTriggerAvailableNow leaves it
     made._refreshed_at = made._looked_at = time.monotonic() - 3600
     monkeypatch.setattr(made, "_planned", lambda: Scope({FIRST: 10}))
     assert planned(made) == [[("orders", 0, 7)]]
@@ -115,7 +123,7 @@ def test_a_mirror_waits_for_topics_once_it_runs(monkeypatch: pytest.MonkeyPatch,
             asked.extend(argument for argument in arguments if isinstance(argument, LinkTopics))
             return {} if isinstance(arguments[0], set) else PlannedLink(TopicsPlan((), ()), {}, {})
 
-    made = reader({}, tail="true", refreshIntervalMs="0")  # its last topic has gone
+    made = reader(replace(TAIL, refresh_s=0), {})  # its last topic has gone
     made._refreshed_at = time.monotonic() if has_planned else float("-inf")
     monkeypatch.setattr(made, "_connected", lambda: (Clusters(), Clusters()))
     made._refresh()
@@ -123,7 +131,7 @@ def test_a_mirror_waits_for_topics_once_it_runs(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_tail_mode_plans_all_partitions_without_an_end_each_time() -> None:
-    made = reader(tail="true")
+    made = reader(TAIL)
     (rows,) = planned(made)
     assert sorted(rows) == [("new", 0, None), ("orders", 0, None), ("orders", 1, None)]
     assert made.latestOffset({"trigger": 7}, None) == {"trigger": 8}  # type: ignore[arg-type]
@@ -131,7 +139,7 @@ def test_tail_mode_plans_all_partitions_without_an_end_each_time() -> None:
 
 def test_what_a_micro_batch_copies_is_in_no_offset_and_goes_to_its_executors_alone() -> None:
     many = {TopicPartition("wide", number): number for number in range(1, 10_001)}
-    made = reader(many, tail="true", tasks="2")
+    made = reader(replace(TAIL, tasks=2), many)
     start = made.initialOffset()
     assert len(json.dumps(made.latestOffset(start, None))) < 20  # type: ignore[arg-type]
     travelled = pickle.dumps(made)
@@ -143,7 +151,7 @@ def test_what_a_micro_batch_copies_is_in_no_offset_and_goes_to_its_executors_alo
 def test_a_reader_looks_for_leaders_between_two_looks_for_topics(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    made = reader(tail="true", refreshIntervalMs="600000", waiting=str(tmp_path / "waiting"))
+    made = reader(replace(TAIL, refresh_s=600), folder=str(tmp_path))
     looks: list[LedOffsets] = [
         LedOffsets({FIRST: 12, NEW: 3}, {SECOND: "it has no leader"}),
         LedOffsets({SECOND: 1}, {}),
@@ -153,7 +161,7 @@ def test_a_reader_looks_for_leaders_between_two_looks_for_topics(
     for waits in ({SECOND: "it has no leader"}, {}):
         made._looked_at = float("-inf")
         made.latestOffset({"trigger": 0}, None)  # type: ignore[arg-type]
-        told = ReportFile(tmp_path / "waiting").read().waiting
+        told = RunReport(tmp_path).waiting.read().waiting
         assert {p: wait.reason for p, wait in told.items()} == waits
         assert made._looked_at > float("-inf")
     assert made._scope.ends == {FIRST: 12, SECOND: 1, NEW: 3}
@@ -169,48 +177,48 @@ class Asked:
         return self._answer()
 
 
-@pytest.mark.parametrize(
-    ("missing", "message"),
-    [
-        ("subscribePattern", "payload=ranges needs subscribePattern"),
-        ("kafka.bootstrap.servers", "payload=ranges needs kafka.bootstrap.servers"),
-        ("target.kafka.bootstrap.servers", "payload=ranges needs target.kafka.bootstrap.servers"),
-    ],
-)
-def test_missing_read_option_is_named(missing: str, message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        RangesStreamReader({key: value for key, value in READ.items() if key != missing})
+@pytest.mark.parametrize("policy", [DefaultReplicationPolicy("_"), IdentityReplicationPolicy(source_alias="A")])
+def test_planner_and_copier_are_told_the_whole_job(policy: DefaultReplicationPolicy) -> None:
+    topics = LinkTopics(TopicFilter(("a", "b.*")), TopicNames(policy, "A"), "B", creation=TopicCreation(-1, ("x",)))
+    losses = MirrorPolicy.parse(gap_fill=["records"], on_loss=["pause", "a.*=continue"])
+    settings = MirrorSettings(
+        {"bootstrap.servers": "a:1", "sasl.jaas.config": 'x password="\u00fc";'},
+        {"bootstrap.servers": "b:1"},
+        topics,
+        "dr",
+        tasks=3,
+        policy=losses,
+        offsets="translated",
+        goes_on=True,
+        refresh_s=None,
+        bytes_per_s=5,
+        from_ms=1,
+        until_ms=2,
+    )
+    job = MirrorJob(settings, 7, "/tmp/x")
+    assert MirrorJob.of(job.options) == job
+    assert type(MirrorJob.of(job.options).settings.names.policy) is type(policy)  # type: ignore[union-attr]
+    written = RangesStreamWriter(job.options)._link
+    assert (written.producer_id, written.policy, written.names, written.shares, written.bytes_per_s, written.run) == (
+        7, losses, topics.names, 3, 5, settings.run,
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("missing", "message"),
-    [
-        ("producerId", "payload=ranges needs producerId"),
-        ("kafka.bootstrap.servers", "payload=ranges needs kafka.bootstrap.servers"),
-        ("source.kafka.bootstrap.servers", "payload=ranges needs source.kafka.bootstrap.servers"),
-    ],
-)
-def test_missing_write_option_is_named(missing: str, message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        RangesStreamWriter({key: value for key, value in WRITE.items() if key != missing})
+@pytest.mark.parametrize("made", [RangesStreamReader, RangesStreamWriter])
+@pytest.mark.parametrize("options", [{}, {"subscribePattern": "orders"}, {"linkSecrets": "{}"}, {"linkSecrets": "["}])
+def test_options_of_no_mirror_are_refused(made: Callable[[dict[str, str]], Any], options: dict[str, str]) -> None:
+    with pytest.raises(OptionError, match="payload=ranges is for mirrors: start one with tolerant-kafka mirror"):
+        made(options)
 
 
-@pytest.mark.parametrize("value", ["x", "", "1.5"])
-def test_option_that_is_no_number_is_named(value: str) -> None:
-    with pytest.raises(OptionError, match="tasks must be a whole number"):
-        reader(tasks=value)
-    with pytest.raises(OptionError, match="holdMs must be a whole number"):
-        RangesStreamWriter({**WRITE, "holdMs": value})
-
-
-@pytest.mark.parametrize("tasks", ["0", "-1"])
-def test_less_than_one_task_is_refused(tasks: str) -> None:
-    with pytest.raises(OptionError, match="tasks must be at least 1"):
-        reader(tasks=tasks)
+def test_spark_shows_no_option_that_holds_passwords() -> None:
+    """Spark's default of spark.redaction.regex, by names and values of options."""
+    (name,) = MirrorJob(ONCE).options.keys() - {"payload"}
+    assert re.search("(?i)secret|password|token|access[.]?key", name)
 
 
 def test_task_without_rows_copies_nothing() -> None:
-    message = RangesStreamWriter(WRITE).write(iter([]))
+    message = RangesStreamWriter(MirrorJob(ONCE).options).write(iter([]))
     assert message is not None
     assert vars(message)["copied"].report == TaskReport()
 

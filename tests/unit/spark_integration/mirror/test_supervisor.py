@@ -34,8 +34,9 @@ from tolerant_client.ops.service import ranges
 from tolerant_client.ops.service.duties import Duty, DutyThread, Timetable, lanes
 from tolerant_client.ops.service.link_events import EventPrinter, LinkEvent, Listeners, undone
 from tolerant_client.ops.service.link_state import TaskReport
-from tolerant_client.ops.service.mirror_settings import MirrorSettings
+from tolerant_client.ops.service.mirror_settings import MirrorJob, MirrorSettings
 from tolerant_client.ops.service.restarts import LinkLife, RestartPolicy, Step
+from tolerant_client.ops.service.task_reports import RunReport
 
 POLICY = RestartPolicy(first_s=1, longest_s=60, healthy_s=60, stalled_s=300, promoted_s=45)
 
@@ -567,8 +568,9 @@ def writer(
 
     monkeypatch.setattr(ranges, "copy_ranges", copy)
     monkeypatch.setattr(ranges, "take_measures", lambda link: Measured({}, TaskReport().latencies, {}))
-    both = {"kafka.bootstrap.servers": "b:1", "source.kafka.bootstrap.servers": "a:1", "producerId": "1"}
-    return RangesStreamWriter({**both, "goesOn": str(goes_on).lower(), "report": str(folder / "report.json")})
+    clusters = {"bootstrap.servers": "a:1"}, {"bootstrap.servers": "b:1"}
+    settings = MirrorSettings(*clusters, "a.*", once=True, goes_on=goes_on)
+    return RangesStreamWriter(MirrorJob(settings, 1, str(folder)).options)
 
 
 ROWS = [SimpleNamespace(topic=topic, partition=index, until_offset=None) for topic in ("a", "a-1") for index in (1, 11)]
@@ -580,7 +582,7 @@ def test_a_service_reports_the_partition_that_cannot_go_on_and_lives(
     error = TargetDivergedError("a-1-11: records of producer 5 at offset 7")
     going_on = writer(tmp_path, monkeypatch, error, goes_on=True)
     going_on.commit([going_on.write(iter([SimpleNamespace(ranges=ROWS)]))], 0)
-    told = ranges.ReportFile(tmp_path / "report.json").read()
+    told = RunReport(tmp_path).done.read()
     assert dict(told.blocked) == {STOPPED: "a-1-11: records of producer 5 at offset 7"}
 
 

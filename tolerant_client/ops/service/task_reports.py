@@ -1,0 +1,48 @@
+"""What the processes of a mirror on the driver's host tell each other, in files of its folder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from tolerant_client.ops.service.link_state import TaskReport
+
+
+class ReportFile:
+    """A TaskReport in a file; read again only when it was replaced."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int] | None = None
+        self._report = TaskReport()
+
+    def read(self) -> TaskReport:
+        """What was written last; an empty report before that."""
+        try:
+            stat = self._path.stat()
+            if (seen := (stat.st_ino, stat.st_mtime_ns)) != self._seen:
+                self._report, self._seen = TaskReport.from_json(self._path.read_text()), seen
+        except FileNotFoundError:
+            pass
+        return self._report
+
+    def write(self, report: TaskReport) -> None:
+        """Replaces the file at once: a reader finds the whole of it, or that of the micro-batch before."""
+        beside = self._path.with_name(f"{self._path.name}.new")
+        beside.write_text(report.to_json())
+        beside.replace(self._path)
+
+
+class RunReport:
+    """What a mirror with this folder has `done` up to its last micro-batch, and what its planner leaves `waiting`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.done = ReportFile(folder / "tolerant-mirror-report.json")
+        self.waiting = ReportFile(folder / "tolerant-mirror-waiting.json")
+
+    def read(self) -> TaskReport:
+        done, left_out = self.done.read(), self.waiting.read()
+        blocked, waiting = {**left_out.blocked, **done.blocked}, {**left_out.waiting, **done.waiting}
+        if not (left_out.blocked or left_out.waiting or left_out.made_again):
+            return done
+        return replace(done, blocked=blocked, waiting=waiting, made_again=left_out.made_again)
