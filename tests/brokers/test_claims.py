@@ -37,10 +37,9 @@ from tolerant_client.mirror.state.claims import (
     Waiting,
     encode_claims,
 )
-from tolerant_client.mirror.state.claims_topic import create_claims_topic, read_claims
+from tolerant_client.mirror.state.claims_topic import claims_topic, create_claims_topic, read_claims
 from tolerant_client.mirror.state.control_topic import read_control, update_control
 from tolerant_client.mirror.state.link_control import TopicIds
-from tolerant_client.mirror.state.own_topic import append_own
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.ops.service.link_state import TaskReport
 from tolerant_client.ops.service.mirror_settings import MirrorJob, MirrorSettings
@@ -220,7 +219,7 @@ def test_a_start_is_not_refused_for_a_mirror_that_is_gone_however_much_of_its_cl
         await create_claims_topic(target)
         for n in range(1, 12):
             record = ClaimsRecord(ghost, n, names=many | {TopicPartition(topic, WHOLE_TOPIC)})
-            await append_own(target, CLAIMS_TOPIC, ghost.id, encode_claims(record))
+            await claims_topic(target).put(ghost.id.encode(), encode_claims(record))
 
     with Cluster({"bootstrap_servers": clusters[1]}, name="target") as target:
         target.run(haunt, target)

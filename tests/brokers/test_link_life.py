@@ -273,7 +273,7 @@ def test_a_failover_holds_though_a_mirror_was_killed_that_had_not_seen_it_when_i
 ) -> None:
     link, copied = "life-killed-writer", {TopicPartition("life-killed-writer", 0): 100}
     held = control_of(target, link, producer_ids=(1,))
-    append = control_topic.append_own
+    append = control_topic.write_record
 
     class Killed(Exception):
         pass
@@ -284,7 +284,7 @@ def test_a_failover_holds_though_a_mirror_was_killed_that_had_not_seen_it_when_i
         await append(*args)
         raise Killed
 
-    monkeypatch.setattr(control_topic, "append_own", append_late_and_die)
+    monkeypatch.setattr(control_topic, "write_record", append_late_and_die)
     with pytest.raises(Killed):
         control_of(target, link, copied=copied)
     promoted = replace(held, is_promoted=True, is_fenced=True)

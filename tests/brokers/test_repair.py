@@ -15,9 +15,8 @@ from tolerant_client.cluster.admin.topics import delete_topics
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, encode_control
-from tolerant_client.mirror.state.control_topic import read_control, update_control
+from tolerant_client.mirror.state.control_topic import control_topic, read_control, update_control
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.own_topic import append_own, end_of
 from tolerant_client.ops.service.run_claim import RunClaim
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -30,8 +29,12 @@ def on(target: str, function: Any, *args: Any) -> Any:
         return cluster.run(function, cluster, *args)
 
 
+def log_end(target: str) -> int:
+    return int(on(target, lambda cluster: control_topic(cluster).end()))
+
+
 def write(target: str, key: str, value: bytes) -> None:
-    on(target, append_own, CONTROL_TOPIC, key, value)
+    on(target, lambda cluster: control_topic(cluster).put(key.encode(), value))
 
 
 def repair(target: str, link: str, *options: str) -> tuple[int, dict[str, Any]]:
@@ -66,8 +69,8 @@ def test_what_a_link_has_written_down_is_written_once_more_and_nothing_is_forgot
     assert on(target, read_control, link) == before and on(target, read_control, "another") == LinkControl(
         bytes_per_s=7
     )
-    end = on(target, end_of, CONTROL_TOPIC)
-    assert repair(target, link)[1]["unreadable"] is None and on(target, end_of, CONTROL_TOPIC) == end
+    end = log_end(target)
+    assert repair(target, link)[1]["unreadable"] is None and log_end(target) == end
     append_records(source, link, 10, first=100)
     assert mirror(source, target, link, link)[TopicPartition(link, 0)].acked == 110
     with pytest.raises(OptionError, match="says nothing of link no-such-link"):
@@ -108,10 +111,10 @@ def test_nothing_is_repaired_while_a_mirror_of_the_link_runs(target: str, begun:
     write(target, link, b"rubbish")
     with RunClaim({"bootstrap.servers": target}, link, "run") as claim:
         claim.take([link])
-        end = on(target, end_of, CONTROL_TOPIC)
+        end = log_end(target)
         with pytest.raises(OptionError, match=f"A mirror of link {link} runs on .*: stop it"):
             repair(target, link)
-        assert on(target, end_of, CONTROL_TOPIC) == end
+        assert log_end(target) == end
     assert repair(target, link)[0] == 0 and on(target, read_control, link) == before
 
 

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.batches.divergence import read_slices
 from tolerant_client.mirror.follow.groups import GroupPosition, GroupPositions, read_positions
 from tolerant_client.mirror.follow.internal_topics import write_records
 from tolerant_client.mirror.follow.mm2_records import Checkpoint, decode_checkpoint, encode_checkpoint
 from tolerant_client.mirror.follow.skipped import Left
+from tolerant_client.mirror.state.state_topic import COMPACTED, StateTopic
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 _READ_AT_ONCE = 50_000  # offsets
@@ -63,22 +63,18 @@ class KnownCheckpoints:
             ) from error
 
     async def _read_on(self, target: Cluster) -> None:
-        partition = TopicPartition(self.topic, 0)
-        if self.topic not in await target.partitions([self.topic]):
+        topic = StateTopic(target, self.topic, COMPACTED, self.topic)
+        if not await topic.exists():
             self.last, self._position = {}, -1
             return
-        start = (await target.list_offsets({partition: EARLIEST}))[partition]
-        end = (await target.list_offsets({partition: LATEST}))[partition]
+        start, end = await topic.start(), await topic.end()
         if not start <= self._position <= end:
             self.last, self._position = {}, start
         while self._position < end:
             until = min(self._position + _READ_AT_ONCE, end)
-            found = (await read_slices(target, {partition: (self._position, until)}, is_committed=False))[partition]
-            for _, record in sorted(found.records.items()):
+            for record in await topic.records(self._position, until):
                 self._take(record.key, record.value)
-            if found.until <= self._position:
-                raise Errors.OffsetNotAvailableError(f"{self.topic} could be read up to {found.until} of {end} only")
-            self._position = min(found.until, end)
+            self._position = until
 
     def _take(self, key: bytes | None, value: bytes | None) -> None:
         try:

@@ -16,11 +16,11 @@ import kafka.errors as Errors
 import msgspec
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.asking import raise_for
 from tolerant_client.cluster.admin.groups import EMPTY_STATES, described_states
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.mirror.batches.divergence import read_slices
-from tolerant_client.records.record_batch import Record, encode_batch
+from tolerant_client.mirror.state.state_topic import COMPACTED, StateTopic
+from tolerant_client.records.record_batch import Record
 from tolerant_client.state_json import MOST, PartitionNumber, decoded
 
 
@@ -117,12 +117,6 @@ async def write_position(target: Cluster, source_alias: str, known: Mm2Position,
 
     Written twice, if an answer is lost, it says the same.  Raises KafkaError.
     """
-    place = TopicPartition(offsets_topic(source_alias), known.partition)
-
-    async def write() -> None:
-        batch = encode_batch([Record(0, int(time.time() * 1000), known.key, encode_position(offset))])
-        node = await target.leader(place)
-        (produced,) = await target.produce_and_wait(node, {place: memoryview(bytearray(batch))})
-        raise_for(produced.error_code, f"appending to {place.topic}")
-
-    await target.insist("writing MirrorMaker 2's position", write)
+    topic = StateTopic(target, offsets_topic(source_alias), COMPACTED, "MirrorMaker 2's positions")
+    record = Record(0, int(time.time() * 1000), known.key, encode_position(offset))
+    await target.insist("writing MirrorMaker 2's position", lambda: topic.append([record], known.partition))

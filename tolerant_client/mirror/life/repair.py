@@ -25,9 +25,8 @@ from tolerant_client.mirror.state.control_record import (
     newest_of,
     why_unreadable,
 )
-from tolerant_client.mirror.state.control_topic import read_control, read_records
+from tolerant_client.mirror.state.control_topic import control_topic, read_control, read_records, write_record
 from tolerant_client.mirror.state.link_control import LinkControl, link_options
-from tolerant_client.mirror.state.own_topic import append_own
 from tolerant_client.records.record_batch import Record
 
 _EVERYTHING = (
@@ -89,7 +88,7 @@ async def repair(target: Cluster, link: str, *, forgets: bool = False, is_dry_ru
         return RepairReport(link, why, former is not None, forgotten, is_dry_run, False)
     await _require_no_mirror(target, link)
     value = None if former is None else encode_control(former, int(time.time() * 1000), newest.offset + 1)
-    await target.insist("writing the link's control", lambda: append_own(target, CONTROL_TOPIC, link, value))
+    await write_record(control_topic(target), link, value)
     await read_control(target, link)  # whoever wrote before may have written again: then it says so
     return RepairReport(link, why, former is not None, forgotten, False, True)
 

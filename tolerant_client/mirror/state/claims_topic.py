@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.cluster import EARLIEST, Cluster
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError, RecoveryExhaustedError, TargetClaimedError, text_of
 from tolerant_client.mirror.state.claimant import Claimant
 from tolerant_client.mirror.state.claims import (
@@ -28,12 +28,12 @@ from tolerant_client.mirror.state.claims import (
     encode_claims,
     whole_of,
 )
-from tolerant_client.mirror.state.own_topic import append_own, create_own_topic, end_of, has_topic
+from tolerant_client.mirror.state.state_topic import StateTopic
+from tolerant_client.records import codecs
 from tolerant_client.records.record_batch import decode_records
 from tolerant_client.records.record_sets import iter_record_sets
 from tolerant_client.stock.stock_names import WakeupNotifier
 
-_PARTITION = TopicPartition(CLAIMS_TOPIC, 0)
 _TICK_S = 0.25
 _POLL_MS = 500
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
@@ -50,38 +50,43 @@ _CONFIG = {
 }
 
 
+def claims_topic(cluster: Cluster) -> StateTopic:
+    """The claims log of a cluster."""
+    return StateTopic(cluster, CLAIMS_TOPIC, _CONFIG, "the claims of mirrors", insync_of_two=1, codec=codecs.GZIP)
+
+
 async def read_claims(target: Cluster) -> ClaimsLog:
     """What the claims log of a target says now: its `claims` and `runs`; empty where no mirror ever claimed anything.
 
     Raises KafkaError, TopicAuthorizationFailedError among them.
     """
     log = ClaimsLog()
-    if not await has_topic(target, CLAIMS_TOPIC):
+    topic = claims_topic(target)
+    if not await topic.exists():
         return log
-    follower = Follower(target, log)
-    await target.insist("reading the claims of mirrors", lambda: follower.read_to_end())
+    follower = Follower(topic, log)
+    await target.insist(f"reading {topic.what}", lambda: follower.read_to_end())
     return log
 
 
 class Follower:
-    """Reads the claims log in its order and hands every record to `log` once; on the event loop of `target`."""
+    """Reads the claims log in its order and hands every record to `log` once."""
 
-    def __init__(self, target: Cluster, log: ClaimsLog | Claimant) -> None:
+    def __init__(self, topic: StateTopic, log: ClaimsLog | Claimant) -> None:
         self.position = -1  # the next offset to be read
         self.log_start = -1
-        self._target = target
+        self._topic = topic
         self._log = log
 
     async def read_to_end(self) -> None:
         """Reads what is there now; raises KafkaError."""
-        end = await end_of(self._target, CLAIMS_TOPIC)
-        await self.read_to(end)
+        await self.read_to(await self._topic.end())
 
     async def read_to(self, end: int) -> None:
         """Reads up to an offset."""
         while self.position < end:
             if not await self.follow(0) and self.position < end:
-                await self._target.net.sleep(0.005)  # the high watermark is to come
+                await self._topic.cluster.net.sleep(0.005)  # the high watermark is to come
 
     async def follow(self, max_wait_ms: int) -> bool:
         """Reads what is new, and waits for it so long at most; whether there was something.
@@ -89,11 +94,8 @@ class Follower:
         Raises OffsetOutOfRangeError where the log was made anew or cut: the caller begins anew.
         """
         if self.position < 0:
-            self.position = self.log_start = (await self._target.list_offsets({_PARTITION: EARLIEST}))[_PARTITION]
-        node = await self._target.leader(_PARTITION)
-        (part,) = await self._target.fetch(node, {_PARTITION: self.position}, max_wait_ms=max_wait_ms)
-        if part.error_code:
-            raise Errors.for_code(part.error_code)(f"reading {CLAIMS_TOPIC}")
+            self.position = self.log_start = await self._topic.start()
+        part = await self._topic.fetch(self.position, max_wait_ms=max_wait_ms)
         before, self.log_start = self.position, part.log_start_offset
         for header, batch in iter_record_sets(part.records, from_offset=self.position):
             if not header.has_log_append_time:
@@ -111,8 +113,9 @@ class Follower:
 
 async def create_claims_topic(target: Cluster) -> None:
     """Makes the claims log where it is not there."""
-    if not await has_topic(target, CLAIMS_TOPIC):
-        await create_own_topic(target, CLAIMS_TOPIC, _CONFIG, insync_of_two=1)
+    topic = claims_topic(target)
+    if not await topic.exists():
+        await topic.create()
 
 
 class Claims:
@@ -244,7 +247,7 @@ class Claims:
                     continue
                 record, read_before = claimant.record(boot_s()), self._follower.position
                 try:
-                    offset = await append_own(self._target, CLAIMS_TOPIC, record.holder.id, encode_claims(record))
+                    offset = await claims_topic(self._target).put(record.holder.id.encode(), encode_claims(record))
                 except Errors.KafkaError as error:
                     claimant.not_said()
                     await self._trouble(error, pause_s)
@@ -305,7 +308,7 @@ class Claims:
     @property
     def _follower(self) -> Follower:
         if self._reader is None:
-            self._reader = Follower(self._target, self.claimant)
+            self._reader = Follower(claims_topic(self._target), self.claimant)
         return self._reader
 
     def _start_anew(self) -> None:

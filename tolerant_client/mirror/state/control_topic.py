@@ -26,7 +26,8 @@ from tolerant_client.mirror.state.control_record import (
     why_unreadable,
 )
 from tolerant_client.mirror.state.link_control import LinkControl, link_options
-from tolerant_client.mirror.state.own_topic import append_own, create_own_topic, end_of, has_topic, read_own
+from tolerant_client.mirror.state.state_topic import COMPACTED, StateTopic
+from tolerant_client.records import codecs
 from tolerant_client.records.record_batch import Record
 from tolerant_client.stock.stock_names import Future
 
@@ -34,6 +35,12 @@ HIDDEN = f"we may not read topic {CONTROL_TOPIC} of the target: grant us Describ
 UNKNOWN_ORDERS = "whether an operator has paused, limited or promoted the link is unknown"
 
 _HIDDEN_FOR_S = 60.0  # a topic that we may not see is looked for again after that
+
+
+def control_topic(cluster: Cluster) -> StateTopic:
+    """The control topic of a cluster; a source calls its topics as the link does.  A failover must not wait for the second of two brokers."""
+    name = cluster.topic_of(CONTROL_TOPIC)
+    return StateTopic(cluster, name, COMPACTED, "the controls of links", insync_of_two=1, codec=codecs.GZIP)
 
 
 class ControlWatch:
@@ -91,18 +98,19 @@ class ControlWatch:
         if self.is_hidden:
             return
         try:
-            if await has_topic(self._target, CONTROL_TOPIC):  # what it said last still holds
-                await self._follow()
+            topic = control_topic(self._target)
+            if await topic.exists():  # what it said last still holds
+                await self._follow(topic)
         except Errors.TopicAuthorizationFailedError:
             self._hidden_until = self._clock() + _HIDDEN_FOR_S
         self.is_read = True
 
-    async def _follow(self) -> None:
-        end = await end_of(self._target, CONTROL_TOPIC)
+    async def _follow(self, topic: StateTopic) -> None:
+        end = await topic.end()
         if end < self.position:
             self.position, self.newest = 0, None  # made anew
         if end > self.position:
-            newest = newest_of(self.link, await _records(self._target, self.position, end), self.newest)
+            newest = newest_of(self.link, await topic.records(self.position, end), self.newest)
             if newest is not None and newest is not self.newest:
                 self.value = self._as_of_our_life(_decoded(newest.value or b"", self.link, self._target))
             self.position, self.newest = end, newest
@@ -134,10 +142,8 @@ async def read_controls(cluster: Cluster, begun_of: Collection[str] = ()) -> Con
 
 async def read_records(cluster: Cluster) -> list[Record]:
     """All records of the control topic; none where there is no such topic."""
-    topic = cluster.topic_of(CONTROL_TOPIC)  # a source calls its topics as the link does
-    if not await has_topic(cluster, topic):
-        return []
-    return await _records(cluster, 0, await end_of(cluster, topic), topic)
+    topic = control_topic(cluster)
+    return await topic.records(0, await topic.end()) if await topic.exists() else []
 
 
 async def update_control(target: Cluster, link: str, change: Callable[[LinkControl], LinkControl]) -> LinkControl:
@@ -153,21 +159,24 @@ async def update_control(target: Cluster, link: str, change: Callable[[LinkContr
     wanted = change(current)
     if wanted == current:
         return current
-    if not await has_topic(target, CONTROL_TOPIC):
-        # A failover must not wait for the second of two brokers.
-        await create_own_topic(target, CONTROL_TOPIC, {"cleanup.policy": "compact"}, insync_of_two=1)
+    topic = control_topic(target)
+    if not await topic.exists():
+        await topic.create()
     position, newest = watch.position, watch.newest
     while True:
         knew = 0 if newest is None else newest.offset + 1
-        value = _readable(link, wanted, knew)  # written twice, if an answer is lost, it says the same
-        offset = await target.insist(
-            "writing the link's control", lambda: append_own(target, CONTROL_TOPIC, link, value)
-        )
-        newest = newest_of(link, await _records(target, position, offset + 1), newest)
+        value = _readable(link, wanted, knew)
+        offset = await write_record(topic, link, value)
+        newest = newest_of(link, await topic.records(position, offset + 1), newest)
         if newest is None or newest.value == value:
             return wanted
         # Whoever wrote between our look and our record goes before us: our change is made to that.
         wanted, position = change(_decoded(newest.value or b"", link, target)), offset + 1
+
+
+async def write_record(topic: StateTopic, link: str, value: bytes | None) -> int:
+    """Appends a record of a link to the control topic, and returns its offset; written twice, it says the same."""
+    return await topic.cluster.insist("writing the link's control", lambda: topic.put(link.encode(), value))
 
 
 def _readable(link: str, wanted: LinkControl, knew: int) -> bytes:
@@ -196,7 +205,3 @@ def _decoded(value: bytes, link: str, target: Cluster) -> LinkControl:
             f"{text_of(error)}, under the name of link {link}: take away the right to write there from whoever wrote it, and"
             f" run tolerant-kafka repair {link_options(link, target)}"
         ) from error
-
-
-async def _records(cluster: Cluster, start: int, end: int, topic: str = CONTROL_TOPIC) -> list[Record]:
-    return await read_own(cluster, topic, start, end, "the controls of links")

@@ -29,7 +29,7 @@ from tolerant_client.cluster.admin.asking import raise_for
 from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.batches.losses import LedgerRow
-from tolerant_client.mirror.state.own_topic import create_own_topic, end_of, has_topic, read_own
+from tolerant_client.mirror.state.state_topic import StateTopic
 from tolerant_client.records.record_batch import Record, encode_batch
 from tolerant_client.state_json import LAST_MS, Moment, PartitionNumber, Whole, decoded
 from tolerant_client.stock.stock_names import Future
@@ -37,14 +37,13 @@ from tolerant_client.stock.stock_names import Future
 LEDGER_TOPIC = "tolerant-mirror-ledger"
 UNREADABLE = "unreadable"  # the reason of a row that stands for a record which is none
 
-_PARTITION = TopicPartition(LEDGER_TOPIC, 0)
 _LIMIT_TOLD = re.compile(r"max\.message\.bytes is (\d+)")  # as OversizedRecordError says it
 _VERSION = 1
-_FRESH_PRODUCER = {  # what the broker knew of our producer id is gone: a new one may write the row again
-    Errors.OutOfOrderSequenceNumberError.errno,
-    Errors.InvalidProducerEpochError.errno,
-    Errors.UnknownProducerIdError.errno,
-}
+_FRESH_PRODUCER = (  # what the broker knew of our producer id is gone: a new one may write the row again
+    Errors.OutOfOrderSequenceNumberError,
+    Errors.InvalidProducerEpochError,
+    Errors.UnknownProducerIdError,
+)
 
 
 class _Document(msgspec.Struct):
@@ -118,19 +117,25 @@ def lost_offsets(rows: Iterable[LedgerRow]) -> Counter[tuple[str, str]]:
     return lost
 
 
+def ledger_topic(cluster: Cluster) -> StateTopic:
+    """The ledger of a target, as durable as that can."""
+    config = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+    return StateTopic(cluster, LEDGER_TOPIC, config, "the ledger", insync_of_two=2)
+
+
 async def read_ledger(cluster: Cluster) -> list[LedgerRow]:
     """Every loss that the ledger of a target cluster tells of, oldest first; empty where there is no ledger."""
-    if not await has_topic(cluster, LEDGER_TOPIC):
+    topic = ledger_topic(cluster)
+    if not await topic.exists():
         return []
-    records = await read_own(cluster, LEDGER_TOPIC, 0, await end_of(cluster, LEDGER_TOPIC), "the ledger")
-    return distinct(map(decode_row, records))
+    return distinct(map(decode_row, await topic.records(0, await topic.end())))
 
 
 class Ledger:
     """The ledger of one link; reads the topic when it is first needed, and makes it when something is to be written."""
 
     def __init__(self, target: Cluster, link: str) -> None:
-        self._target = target
+        self._target, self._topic = target, ledger_topic(target)
         self.link = link
         self._rows: list[LedgerRow] | None = None
         self._producer_id = -1
@@ -174,8 +179,8 @@ class Ledger:
         new = [rest for row in named if (rest := unwritten(row, known)) is not None]
         if not new:
             return
-        if not await has_topic(self._target, LEDGER_TOPIC):
-            await create_ledger(self._target)
+        if not await self._topic.exists():
+            await self._topic.create()
         await self._target.insist("writing the ledger", lambda: self._append([encode_row(row) for row in new]))
         self._sequence += len(new)
         known += new
@@ -190,16 +195,10 @@ class Ledger:
             raise_for(answer.error_code, "InitProducerId")
             self._producer_id, self._sequence = answer.producer_id, 0
         batch = encode_batch(records, producer_id=self._producer_id, producer_epoch=0, base_sequence=self._sequence)
-        node = await self._target.leader(_PARTITION)
-        (produced,) = await self._target.produce_and_wait(node, {_PARTITION: memoryview(bytearray(batch))})
-        if produced.error_code in _FRESH_PRODUCER:
+        try:
+            await self._topic.send(batch)
+        except Errors.DuplicateSequenceNumberError:
+            pass
+        except _FRESH_PRODUCER as error:
             self._producer_id = -1
-            raise Errors.RequestTimedOutError(f"{LEDGER_TOPIC} has forgotten our producer id")
-        if produced.error_code != Errors.DuplicateSequenceNumberError.errno:
-            raise_for(produced.error_code, f"appending to {LEDGER_TOPIC}")
-
-
-async def create_ledger(target: Cluster) -> None:
-    """Makes the ledger topic, as durable as the target can; one that is there stays as it is."""
-    config = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
-    await create_own_topic(target, LEDGER_TOPIC, config, insync_of_two=2)
+            raise Errors.RequestTimedOutError(f"{LEDGER_TOPIC} has forgotten our producer id") from error

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -25,23 +26,14 @@ from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.offset_map import CommittedRows, MapRow, OffsetMap, RowKey
-from tolerant_client.mirror.state.plan import (
-    CLEANUP_POLICY,
-    TIMESTAMP_AFTER,
-    TIMESTAMP_BEFORE,
-    TIMESTAMP_TYPE,
-    TopicSpec,
-)
-from tolerant_client.mirror.state.topics import create_topics, describe_topics, fit_topics
-from tolerant_client.records.record_batch import BatchHeader, Record, encode_batch, iter_batches
+from tolerant_client.mirror.state.plan import CLEANUP_POLICY
+from tolerant_client.mirror.state.state_topic import COMPACTED, StateTopic
+from tolerant_client.mirror.state.topics import describe_topics
+from tolerant_client.records.record_batch import Record
 
 MAP_PARTITIONS: Final = 8
-_REPLICAS: Final = 3
-_LONG_MAX: Final = 2**63 - 1
 _FIRST_LOOK: Final = 2_000  # offsets before the end, where the newest rows are looked for first
-_FETCH_BYTES: Final = 4 << 20
 _TOMBSTONES: Final = 1_000  # of one batch
-_BELIEVED_AFTER: Final = 3
 
 
 def map_topic(link: str) -> str:
@@ -55,21 +47,16 @@ def map_partition(link: str, partition: TopicPartition) -> TopicPartition:
     return TopicPartition(map_topic(link), number)
 
 
+def _map_of(target: Cluster, link: str) -> StateTopic:
+    """A link's map topic: its place, as durable as its control."""
+    return StateTopic(target, map_topic(link), COMPACTED, "the offset map", partitions=MAP_PARTITIONS, insync_of_two=1)
+
+
 async def ensure_map_topic(target: Cluster, link: str) -> None:
     """Creates the topic where it is missing; raises OptionError for one that would lose rows or cannot hold them."""
-    name = map_topic(link)
-    if name not in await describe_topics(target, [name]):
-        await target.refresh()
-        replicas = min(_REPLICAS, len(target.manager.cluster.brokers()))
-        config = {
-            CLEANUP_POLICY: "compact",
-            "min.insync.replicas": "2" if replicas > 2 else "1",  # the place of the link: as durable as its control
-            TIMESTAMP_TYPE: "CreateTime",
-            TIMESTAMP_BEFORE: str(_LONG_MAX),
-            TIMESTAMP_AFTER: str(_LONG_MAX),
-        }
-        topics, _ = await fit_topics(target, [TopicSpec(name, MAP_PARTITIONS, replicas, config)])
-        await create_topics(target, topics)
+    topic = _map_of(target, link)
+    if not await topic.exists():
+        await topic.create()
     await require_map_topic(target, link)
 
 
@@ -94,15 +81,15 @@ async def read_last_rows(
     target: Cluster, link: str, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, MapRow]:
     """The newest committed row of each source partition that has one; looks from the end backwards."""
-    found: dict[TopicPartition, MapRow] = {}
+    topic, found = _map_of(target, link), dict[TopicPartition, MapRow]()
     for there, wanted in _by_map_partition(link, partitions).items():
-        start, end = await _bounds(target, there)
+        start, end = await topic.start(there.partition), await topic.end(there.partition)
         size, from_offset = _FIRST_LOOK, end
         missing = wanted
         while missing and from_offset > start:
             from_offset = max(start, end - size)
             newest: dict[TopicPartition, MapRow] = {}
-            async for key, row in _rows(target, there, from_offset, end):
+            async for key, row in _rows(topic, there.partition, from_offset, end):
                 if row is not None and key.partition in missing:
                     newest[key.partition] = row  # rows are written in the order of their numbers
             found.update(newest)
@@ -137,11 +124,11 @@ async def read_maps(
     target: Cluster, link: str, partitions: Iterable[TopicPartition] | None = None
 ) -> dict[TopicPartition, OffsetMap]:
     """The whole maps of these source partitions, or of all; those of which nothing was copied are absent."""
-    rows: dict[TopicPartition, dict[int, MapRow]] = {}
+    topic, rows = _map_of(target, link), dict[TopicPartition, dict[int, MapRow]]()
     chosen = None if partitions is None else set(partitions)
     everywhere = [TopicPartition(map_topic(link), number) for number in range(MAP_PARTITIONS)]
     for there in everywhere if chosen is None else _by_map_partition(link, chosen):
-        async for key, row in _rows(target, there, *await _bounds(target, there)):
+        async for key, row in _rows(topic, there.partition):
             if chosen is not None and key.partition not in chosen:
                 continue
             of = rows.setdefault(key.partition, {})
@@ -177,27 +164,28 @@ async def mapped_topics(
     starts, more = await list_led_offsets(target, dict.fromkeys(ends, EARLIEST))
     unread = {**unread, **more}
     until = None if within_s is None else time.monotonic() + within_s
-    reads = {p: target.net.call_soon_with_future(_topics_of, target, p, start, ends[p]) for p, start in starts.items()}
+    read = partial(target.net.call_soon_with_future, _topics_of, _map_of(target, link))
+    reads = {p: read(p.partition, start, ends[p]) for p, start in starts.items()}
     names: set[str] = set()
-    for partition, read in reads.items():
+    for partition, reading in reads.items():
         try:
             left_ms = None if until is None else max(0.0, 1000 * (until - time.monotonic()))
-            names |= await target.manager.wait_for(read, left_ms)
+            names |= await target.manager.wait_for(reading, left_ms)
         except Errors.KafkaError as error:
             unread[partition] = text_of(error)
     return MappedTopics(frozenset(names), unread)
 
 
-async def _topics_of(target: Cluster, partition: TopicPartition, start: int, end: int) -> set[str]:
-    return {key.partition.topic async for key, row in _rows(target, partition, start, end) if row is not None}
+async def _topics_of(topic: StateTopic, number: int, start: int, end: int) -> set[str]:
+    return {key.partition.topic async for key, row in _rows(topic, number, start, end) if row is not None}
 
 
 async def clear_deleted(target: Cluster, link: str, partitions: Iterable[TopicPartition]) -> int:
     """Takes away rows whose records the target's retention has deleted, never a partition's newest; returns how many."""
-    doomed: dict[TopicPartition, list[RowKey]] = {}
+    topic, doomed = _map_of(target, link), dict[TopicPartition, list[RowKey]]()
     for there, wanted in _by_map_partition(link, partitions).items():
         rows: dict[RowKey, MapRow | None] = {}
-        async for key, row in _rows(target, there, *await _bounds(target, there)):
+        async for key, row in _rows(topic, there.partition):
             if key.partition in wanted:
                 rows[key] = row
         known = [row for row in rows.values() if row is not None]
@@ -217,17 +205,8 @@ async def clear_deleted(target: Cluster, link: str, partitions: Iterable[TopicPa
         for first in range(0, len(keys), _TOMBSTONES):
             now_ms = int(time.time() * 1000)
             records = [Record(0, now_ms, key.encode(), None) for key in keys[first : first + _TOMBSTONES]]
-            await _append(target, there, encode_batch(records))
+            await target.insist("clearing the offset map", partial(topic.append, records, there.partition))
     return sum(map(len, doomed.values()))
-
-
-async def _append(target: Cluster, partition: TopicPartition, batch: bytes) -> None:
-    async def append() -> None:
-        (answer,) = await target.produce_and_wait(await target.leader(partition), {partition: memoryview(batch)})
-        if answer.error_code:
-            raise Errors.for_code(answer.error_code)(f"append to {partition.topic}-{partition.partition}")
-
-    await target.insist("clearing the offset map", append)
 
 
 def _by_map_partition(link: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, set[TopicPartition]]:
@@ -237,40 +216,12 @@ def _by_map_partition(link: str, partitions: Iterable[TopicPartition]) -> dict[T
     return places
 
 
-async def _bounds(target: Cluster, partition: TopicPartition) -> tuple[int, int]:
-    start = await target.list_offsets({partition: EARLIEST})
-    return start[partition], (await target.list_offsets({partition: LATEST}))[partition]
-
-
 async def _rows(
-    target: Cluster, partition: TopicPartition, start: int, end: int
+    topic: StateTopic, number: int, start: int | None = None, end: int | None = None
 ) -> AsyncIterator[tuple[RowKey, MapRow | None]]:
-    """What the log between two offsets shows to be committed, in its order."""
-    committed = CommittedRows(f"{partition.topic}-{partition.partition}")
-    position = start
-    while position < end:
-        batches = await _fetch(target, partition, position)
-        if not batches:
-            return  # the cleaner has taken all that was there
-        for header, batch in batches:
-            if header.base_offset < end:
-                for found in committed.feed(header, batch):
-                    yield found
-            position = header.next_offset
-
-
-async def _fetch(target: Cluster, partition: TopicPartition, position: int) -> list[tuple[BatchHeader, memoryview]]:
-    """The batches from an offset on; none where the broker says so three times."""
-
-    async def ask() -> list[tuple[BatchHeader, memoryview]]:
-        node = await target.leader(partition)
-        for part in await target.fetch(node, {partition: position}, max_wait_ms=0, partition_max_bytes=_FETCH_BYTES):
-            if part.error_code:
-                raise Errors.for_code(part.error_code)(f"Fetch of {partition.topic}-{partition.partition}")
-            return [pair for pair in iter_batches(part.records) if pair[0].next_offset > position]
-        raise Errors.UnknownTopicOrPartitionError(f"{partition.topic}-{partition.partition}: an answer without it")
-
-    for _ in range(_BELIEVED_AFTER):
-        if batches := await target.insist("reading the offset map", ask):
-            return batches
-    return []
+    """What the log of a map partition shows to be committed, in its order; all of it, or between two offsets."""
+    committed = CommittedRows(f"{topic.name}-{number}")
+    start = await topic.start(number) if start is None else start
+    async for header, batch in topic.batches(start, await topic.end(number) if end is None else end, number):
+        for found in committed.feed(header, batch):
+            yield found

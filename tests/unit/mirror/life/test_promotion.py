@@ -588,11 +588,11 @@ def test_what_a_map_names_is_read_where_it_has_a_leader(monkeypatch: pytest.Monk
     async def leaders(_: Any, wanted: Any, *, patience_ms: int = 0) -> LedOffsets:
         return LedOffsets({p: p.partition for p in wanted if p != away}, {p: "no leader" for p in wanted if p == away})
 
-    async def rows(_: Any, partition: TopicPartition, *__: int) -> Any:
-        assert partition != away
-        if partition.partition == 5:
+    async def rows(_: Any, number: int, *__: int) -> Any:
+        assert number != away.partition
+        if number == 5:
             raise ClusterUnreachableError("its leader went away")
-        yield RowKey(TopicPartition(f"topic-{partition.partition}", 0), 0), None if partition.partition == 6 else ""
+        yield RowKey(TopicPartition(f"topic-{number}", 0), 0), None if number == 6 else ""
 
     monkeypatch.setattr(map_topic_module, "list_led_offsets", leaders)
     monkeypatch.setattr(map_topic_module, "_rows", rows)

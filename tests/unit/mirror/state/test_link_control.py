@@ -201,25 +201,25 @@ class ControlTopic:
         self.log: list[Record] = []
         self.before_append: list[Callable[[], Awaitable[object]]] = []
         self.is_killed = False
-        for name in ("has_topic", "end_of", "read_own", "append_own"):
-            monkeypatch.setattr(control_topic, name, getattr(self, name))
+        self.cluster = self
+        monkeypatch.setattr(control_topic, "control_topic", lambda _: self)
 
     async def insist(self, what: str, attempt: Callable[[], Awaitable[int]]) -> int:
         return await attempt()
 
-    async def has_topic(self, *_: object) -> bool:
+    async def exists(self) -> bool:
         return True
 
-    async def end_of(self, *_: object) -> int:
+    async def end(self) -> int:
         return len(self.log)
 
-    async def read_own(self, cluster: object, topic: str, start: int, end: int, what: str) -> list[Record]:
+    async def records(self, start: int, end: int) -> list[Record]:
         return self.log[start:end]
 
-    async def append_own(self, cluster: object, topic: str, key: str, value: bytes) -> int:
+    async def put(self, key: bytes, value: bytes) -> int:
         while self.before_append:
             await self.before_append.pop()()
-        self.log.append(Record(len(self.log), 0, key.encode(), value))
+        self.log.append(Record(len(self.log), 0, key, value))
         if self.is_killed:
             raise KeyboardInterrupt
         return len(self.log) - 1
@@ -483,23 +483,12 @@ def test_a_look_that_fails_is_told_to_all_who_wait_for_it() -> None:
 def test_only_the_newest_record_of_a_link_counts_so_that_rubbish_is_cleared_by_the_one_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    log = [
+    log = ControlTopic(monkeypatch).log
+    log += [
         Record(0, 1, b"dr", encode_control(FULL, 1)),
         Record(1, 1, b"dr", b"rubbish"),
         Record(2, 1, b"eu", b"rubbish"),
     ]
-
-    async def has_topic(*_: object) -> bool:
-        return True
-
-    async def end_of(*_: object) -> int:
-        return len(log)
-
-    async def read_own(_: object, topic: str, start: int, end: int, what: str) -> list[Record]:
-        return log[start:end]
-
-    for fake in (has_topic, end_of, read_own):
-        monkeypatch.setattr(control_topic, fake.__name__, fake)
 
     def look(watch: ControlWatch) -> LinkControl:
         with pytest.raises(StopIteration):

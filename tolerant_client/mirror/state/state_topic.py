@@ -1,0 +1,144 @@
+"""Topics that keep what a link knows: as durable as their cluster can, appended to rarely, read on from an offset.
+
+On it stand control, claims, ledger, offset maps, and MirrorMaker 2's own topics; each says itself what its records mean.
+It stands here and not in `cluster`, since it is made as other topics are: fitted to what the brokers take.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.asking import raise_for
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
+from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.mirror.batches.divergence import tail_records
+from tolerant_client.mirror.state.plan import (
+    CLEANUP_POLICY,
+    TIMESTAMP_AFTER,
+    TIMESTAMP_BEFORE,
+    TIMESTAMP_TYPE,
+    TopicSpec,
+)
+from tolerant_client.mirror.state.topics import create_topics, fit_topics
+from tolerant_client.records import codecs
+from tolerant_client.records.record_batch import BatchHeader, Record, encode_batch
+from tolerant_client.records.record_sets import iter_record_sets
+
+COMPACTED: Final = {CLEANUP_POLICY: "compact"}
+
+_LONG_MAX: Final = str(2**63 - 1)
+_BELIEVED_AFTER: Final = 3  # responses without a record
+
+
+@dataclass(frozen=True)
+class StateTopic:
+    """One topic on `cluster`, on whose event loop it is used; `what` names it in errors.
+
+    It is made with `config` besides its times, and with `replicas`, or as many as there are brokers; -1: the brokers' default.
+    `insync_of_two` is how many replicas must have a record where there are two, None what the brokers say.
+    """
+
+    cluster: Cluster
+    name: str
+    config: Mapping[str, str]
+    what: str
+    partitions: int = 1
+    replicas: int = 3
+    insync_of_two: int | None = 1
+    codec: int = codecs.NONE
+
+    async def exists(self) -> bool:
+        """Asked each time, since of a topic that was deleted nobody knows the end."""
+        return self.name in await self.cluster.partitions([self.name])
+
+    async def create(self) -> None:
+        """Makes it where it is not there; one that is stays as it is.  Raises OptionError."""
+        await self.cluster.refresh()
+        brokers = len(self.cluster.manager.cluster.brokers())
+        replicas = min(self.replicas, brokers) if self.replicas > 0 else -1
+        config = {TIMESTAMP_TYPE: "CreateTime", TIMESTAMP_BEFORE: _LONG_MAX, TIMESTAMP_AFTER: _LONG_MAX}
+        if self.insync_of_two is not None:
+            config["min.insync.replicas"] = {1: "1", 2: str(self.insync_of_two)}.get(replicas, "2")
+        wanted = TopicSpec(self.name, self.partitions, replicas, {**config, **self.config})
+        topics, _ = await fit_topics(self.cluster, [wanted])
+        await create_topics(self.cluster, topics)
+
+    async def put(self, key: bytes, value: bytes | None) -> int:
+        """Appends one record of now, and returns its offset; as `append`."""
+        return await self.append([Record(0, int(time.time() * 1000), key, value)])
+
+    async def append(self, records: Iterable[Record], partition: int = 0) -> int:
+        """Appends records, and returns the first one's offset once all in-sync replicas have them; tried once.
+
+        They may be there although an error is raised, or twice, so they must say the same then.
+        """
+        return await self.send(encode_batch(list(records), codec=self.codec), partition)
+
+    async def send(self, batch: bytes, partition: int = 0) -> int:
+        """As `append`, of records that are encoded already."""
+        there = TopicPartition(self.name, partition)
+        node = await self.cluster.leader(there)
+        (produced,) = await self.cluster.produce_and_wait(node, {there: memoryview(batch)})
+        raise_for(produced.error_code, f"appending to {self.name}")
+        return int(produced.base_offset)
+
+    async def start(self, partition: int = 0) -> int:
+        """Where the log starts."""
+        return await self._offset(partition, EARLIEST)
+
+    async def end(self, partition: int = 0) -> int:
+        """Where the log ends: the high watermark."""
+        return await self._offset(partition, LATEST)
+
+    async def fetch(self, position: int, partition: int = 0, *, max_wait_ms: int = 0) -> FetchedPartition:
+        """What one fetch brings; raises its error."""
+        there = TopicPartition(self.name, partition)
+        node = await self.cluster.leader(there)
+        for part in await self.cluster.fetch(node, {there: position}, max_wait_ms=max_wait_ms):
+            raise_for(part.error_code, f"reading {self.name}")
+            return part
+        raise Errors.UnknownTopicOrPartitionError(f"{self.name}-{partition}: a response without it")
+
+    async def batches(
+        self, position: int, end: int, partition: int = 0
+    ) -> AsyncIterator[tuple[BatchHeader, memoryview]]:
+        """The batches from `position` on to `end`, committed or not; fewer where the brokers say three times that these are all."""
+
+        async def ask() -> list[tuple[BatchHeader, memoryview]]:
+            found = iter_record_sets((await self.fetch(position, partition)).records, from_offset=position)
+            return [pair for pair in found if pair[0].next_offset > position]
+
+        in_vain = 0
+        while position < end and in_vain < _BELIEVED_AFTER:
+            found = await self.cluster.insist(f"reading {self.what}", ask)
+            in_vain = 0 if found else in_vain + 1
+            for header, batch in found:
+                if header.base_offset < end:
+                    yield header, batch
+                position = header.next_offset
+
+    async def records(self, position: int, end: int) -> list[Record]:
+        """The records from `position` on that are still there, all up to `end`, committed or not."""
+
+        async def read() -> list[Record]:
+            first = until = max(position, await self.start())
+            found: list[Record] = []
+            async for header, batch in self.batches(first, end):
+                if not header.is_control:
+                    found += (r for r in tail_records(header, batch, first) if first <= r.offset < end)
+                until = header.next_offset
+            if until < end:  # a response that said so falsely, or a log that was made anew
+                raise Errors.OffsetNotAvailableError(f"{self.name} could be read up to {until} of {end} only")
+            return found
+
+        return await self.cluster.insist(f"reading {self.what}", read)
+
+    async def _offset(self, partition: int, timestamp: int) -> int:
+        there = TopicPartition(self.name, partition)
+        return (await self.cluster.list_offsets({there: timestamp}))[there]
