@@ -10,7 +10,6 @@ Laws:
 from __future__ import annotations
 
 import enum
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,6 @@ from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held
 
 _NO_LATENCIES = (0,) * (len(LATENCY_BOUNDS_MS) + 1)
-_BY_PARTITION = ("paused", "blocked", "waiting", "acked", "copied", "latest")
 OTHERS = "(others)"  # no topic can be called so
 
 
@@ -98,27 +96,6 @@ class TaskReport:
             dict(recoveries),
             {**self.made_again, **{topic: at for task in tasks for topic, at in task.made_again.items()}},
         )
-
-    def to_json(self) -> str:
-        """The report as JSON: partitions are [topic, index], what was copied of one [records, bytes, age, latency]."""
-        found = dict(vars(self))
-        for name in _BY_PARTITION:
-            found[name] = [[*partition, value] for partition, value in found[name].items()]
-        return json.dumps(found)
-
-    @classmethod
-    def from_json(cls, text: str) -> TaskReport:
-        """The report that to_json wrote."""
-        found: dict[str, Any] = json.loads(text)
-        for name in _BY_PARTITION:
-            found[name] = {TopicPartition(topic, index): value for topic, index, value in found[name]}
-        for name in ("copied", "latest"):
-            found[name] = {
-                partition: Copied(records, size, Span(*age), Span(*latency))
-                for partition, (records, size, age, latency) in found[name].items()
-            }
-        found["waiting"] = {partition: Waiting(*wait) for partition, wait in found["waiting"].items()}
-        return cls(**{**found, "latencies": tuple(found["latencies"])})
 
 
 class Phase(str, enum.Enum):

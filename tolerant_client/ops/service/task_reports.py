@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from tolerant_client.ops.service.link_state import TaskReport
 
 
@@ -21,7 +23,7 @@ class ReportFile:
         try:
             stat = self._path.stat()
             if (seen := (stat.st_ino, stat.st_mtime_ns)) != self._seen:
-                self._report, self._seen = TaskReport.from_json(self._path.read_text()), seen
+                self._report, self._seen = msgspec.msgpack.decode(self._path.read_bytes(), type=TaskReport), seen
         except FileNotFoundError:
             pass
         return self._report
@@ -29,7 +31,7 @@ class ReportFile:
     def write(self, report: TaskReport) -> None:
         """Replaces the file at once: a reader finds the whole of it, or that of the micro-batch before."""
         beside = self._path.with_name(f"{self._path.name}.new")
-        beside.write_text(report.to_json())
+        beside.write_bytes(msgspec.msgpack.encode(report))
         beside.replace(self._path)
 
 
@@ -37,8 +39,8 @@ class RunReport:
     """What a mirror with this folder has `done` up to its last micro-batch, and what its planner leaves `waiting`."""
 
     def __init__(self, folder: Path) -> None:
-        self.done = ReportFile(folder / "tolerant-mirror-report.json")
-        self.waiting = ReportFile(folder / "tolerant-mirror-waiting.json")
+        self.done = ReportFile(folder / "tolerant-mirror-report")
+        self.waiting = ReportFile(folder / "tolerant-mirror-waiting")
 
     def read(self) -> TaskReport:
         done, left_out = self.done.read(), self.waiting.read()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +15,7 @@ from tolerant_client.mirror.engine.copy_metrics import LATENCY_BOUNDS_MS, Copied
 from tolerant_client.mirror.state.claims import Waiting
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.ops.service.link_state import OTHERS, LinkState, PartitionState, TaskReport
+from tolerant_client.ops.service.task_reports import ReportFile
 
 FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
 spans = st.lists(st.integers(0, 10**6), max_size=5).map(lambda times: seen(*times))
@@ -45,8 +49,10 @@ def seen(*times: int) -> Span:
 
 @settings(max_examples=25)
 @given(reports)
-def test_report_is_the_same_after_its_way_through_json(report: TaskReport) -> None:
-    assert TaskReport.from_json(report.to_json()) == report
+def test_report_is_the_same_after_its_way_through_a_file(report: TaskReport) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        ReportFile(Path(folder) / "report").write(report)
+        assert ReportFile(Path(folder) / "report").read() == report
 
 
 @settings(max_examples=25)
