@@ -17,10 +17,10 @@ from tolerant_client.cluster.admin.offsets import Unreplicated, replicated_ends
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
-from tolerant_client.mirror.engine.lag import Comparison, compare_ends
 from tolerant_client.mirror.engine.limits import Progress
 from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
+from tolerant_client.mirror.life.comparison import Comparison, compare_ends
 from tolerant_client.mirror.state.claims_topic import CLAIMS_TOPIC
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_control

@@ -281,7 +281,7 @@ def test_a_topic_that_the_source_has_deleted_is_named_by_every_command(source: s
 def test_status_names_the_mirror_that_runs_and_says_when_none_was_seen(
     source: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tolerant_client.mirror.life import status as module
+    from tolerant_client.mirror.life import mirrors as module
 
     create_topic(source, "seen")
     append_records(source, "seen", 10)

@@ -17,6 +17,28 @@ HOSTILE = """</script><img src=x onerror="document.title='owned'">'"&<b>"""
 NAMES = ("orders", "payments", "clicks", "audit.log", "inventory", "shipments", "prices", "sessions")
 
 
+def seen(
+    partition: TopicPartition,
+    end: int,
+    position: int,
+    oldest_ms: int | None = None,
+    bytes_per_offset: float | None = None,
+    target_end: int | None = None,
+    offsets_per_s: float = 0.0,
+) -> PartitionState:
+    """A partition without open transactions; with identical offsets, unless the target has another end."""
+    return PartitionState(
+        partition,
+        position,
+        end,
+        end,
+        oldest_ms=oldest_ms,
+        bytes_per_offset=bytes_per_offset,
+        target_end=position if target_end is None else target_end,
+        offsets_per_s=offsets_per_s,
+    )
+
+
 def state(
     at_ms: int = NOW_MS, *, link: str = "A-B", topics: int = 8, partitions: int = 4, busy: float = 1.0
 ) -> LinkState:
@@ -28,8 +50,13 @@ def state(
         for index in range(partitions):
             partition = TopicPartition(name, index)
             end, lag = 1_000_000 + 1_000 * number, int(100 * number * busy)
-            states[partition] = PartitionState(
-                end, end - lag, end - lag, at_ms - 1_500 * number if lag else None, 250.0, 125.0 * (number + 1) * busy
+            states[partition] = seen(
+                partition,
+                end,
+                end - lag,
+                at_ms - 1_500 * number if lag else None,
+                250.0,
+                offsets_per_s=125.0 * (number + 1) * busy,
             )
             copied[partition] = Copied(
                 9_000, 2_250_000, Span(90, 1_800, 2, 90, 20), Span(90, 3_600, 5, 180 + number, 40)

@@ -27,7 +27,7 @@ from tolerant_client.cluster.admin.asking import highest, raise_for
 from tolerant_client.cluster.admin.leaders import ask_leaders, insist_on_leaders
 from tolerant_client.cluster.cluster import DEBUGGING_REPLICA, LATEST, READ_COMMITTED, Cluster
 
-_BELIEVED_AFTER = 3  # looks: one wrong answer leaves nothing out
+BELIEVED_AFTER = 3  # looks: one wrong answer leaves nothing out
 _LOOKS = 20
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.5  # with the pauses before: 5 s in all
@@ -55,7 +55,7 @@ async def list_led_offsets(
     *,
     isolation_level: int = 0,
     patience_ms: int = 0,
-    looks: int = _BELIEVED_AFTER,
+    looks: int = BELIEVED_AFTER,
 ) -> LedOffsets:
     """As Cluster.list_offsets; waits at most `patience_ms` for the leaders that are missing, or do not answer.
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import asdict
 
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.mirror.life.status import look_at_claims, mirror_json
+from tolerant_client.mirror.life.mirrors import look_at_claims, mirror_json
 from tolerant_client.mirror.state.claims import RENEW_MS, Run
 from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.control_topic import read_controls

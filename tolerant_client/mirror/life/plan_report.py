@@ -14,12 +14,12 @@ from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.errors import LinkPromotedError, OptionError, TolerantClientError, text_of
 from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine.identical.difference import OpenTransaction
-from tolerant_client.mirror.engine.lag import contradicted, read_both, require_no_copies_of_identical
 from tolerant_client.mirror.engine.preflight import grown, look_for_others, refuse_circle, require_same_source
 from tolerant_client.mirror.engine.prepare import PlannedLink, plan_link
 from tolerant_client.mirror.follow.acls import AclsReport, sync_acls
 from tolerant_client.mirror.follow.configs import ConfigsReport, sync_configs
 from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
+from tolerant_client.mirror.life.comparison import contradicted, read_both
 from tolerant_client.mirror.life.promotion_report import groups_json
 from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
 from tolerant_client.mirror.state.ledger import Ledger
@@ -143,7 +143,7 @@ async def plan_everything(
     try:
         control.require_not_promoted(link)
         if is_translated:
-            require_no_copies_of_identical(control, link)
+            control.require_not_identical(link)
         copied = [source.wire_topic(topic.name) for topic in planned.topics.copied]
         grown(control, chosen)
         require_same_source(control, link, await source.cluster_id())

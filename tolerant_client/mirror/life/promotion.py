@@ -41,12 +41,13 @@ from tolerant_client.errors import ClusterUnreachableError, OptionError, text_of
 from tolerant_client.mirror.batches.divergence import read_headers, read_slices, require_readable
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.identical.difference import is_all_filler
-from tolerant_client.mirror.engine.lag import Comparison, Ends, compare_ends, contradicted, look
 from tolerant_client.mirror.follow.groups import OWN_GROUPS, GroupsReport, sync_groups
 from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.life.carriers import Carried, find_carried
+from tolerant_client.mirror.life.comparison import Comparison, compare_ends, contradicted
 from tolerant_client.mirror.life.fence import Fenced, fence_identical, fence_translated
 from tolerant_client.mirror.life.half_done import half_done
+from tolerant_client.mirror.life.lens import PartitionLag, look
 from tolerant_client.mirror.life.promotion_report import (
     GroupPlace,
     PromotedPartition,
@@ -99,8 +100,8 @@ class Blocker(NamedTuple):
 
 
 def blockers(
-    ends: Iterable[Ends],
-    before: Mapping[TopicPartition, Ends],
+    ends: Iterable[PartitionLag],
+    before: Mapping[TopicPartition, PartitionLag],
     control: LinkControl = LinkControl(),
     compared: Comparison | None = None,
     held: Iterable[Held] = (),
@@ -126,7 +127,7 @@ def blockers(
         text = f"partitions could not be compared with the source's this time: {some(map(_name, unread))}; try again"
         found.append(Blocker(text))
     if compared is None and (beyond := [e for e in known if e.ahead]):
-        what = some(f"{e} ends at {e.copied}, on the source at {e.end}" for e in beyond)
+        what = some(f"{e} ends at {e.position}, on the source at {e.source_end}" for e in beyond)
         text = f"the target has more than the source: {what}; which records differ: tolerant-kafka verify {of_both}"
         found.append(Blocker(text, lasts=True))
     lagging = [e for e in known if e.copyable and e.partition not in differing]
@@ -140,10 +141,10 @@ def blockers(
         what = some(f"{e} {e.copyable:,}" for e in waiting)
         found.append(Blocker(f"{sum(e.copyable for e in waiting):,} offsets are not copied yet: {what}"))
     if opened := [e for e in known if e.open_offsets]:
-        what = some(map(str, held), "; ") or some(f"{e} from offset {e.stable} on" for e in opened)
+        what = some(map(str, held), "; ") or some(f"{e} from offset {e.stable_end} on" for e in opened)
         text = f"transactions are open on the source, nothing after their first records is copied: {what}"
         found.append(Blocker(text))
-    if grown := [e for e in known if e.partition in before and e.end != before[e.partition].end]:
+    if grown := [e for e in known if e.partition in before and e.source_end != before[e.partition].source_end]:
         found.append(Blocker(f"producers still write to the source: {some(map(str, grown))}; stop them"))
     return found
 
@@ -256,7 +257,7 @@ async def failover(
     async def seen(fences: Mapping[TopicPartition, Fenced]) -> PromotionReport:
         ends = _as_fenced(await look(None, target, link, led, of.is_translated), fences)
         shown = await _partitions(of, ends, fences)
-        places, unread = await _group_places(of, groups or TopicFilter(), {e.partition: e.copied for e in ends})
+        places, unread = await _group_places(of, groups or TopicFilter(), _positions(ends))
         return PromotionReport(
             "failover",
             link,
@@ -307,7 +308,7 @@ async def _of_source(of: _Link, source: Cluster, partitions: Collection[TopicPar
 
 async def _wait(
     of: _Link, source: Cluster, besides: list[TopicPartition], deadline_s: float, tell: Callable[[str], None]
-) -> tuple[list[Ends], list[str]]:
+) -> tuple[list[PartitionLag], list[str]]:
     """Looks at least twice, until nothing is in the way, something is that no waiting cures, or the deadline: how far both
     sides are then, and what is in the way.
 
@@ -316,7 +317,7 @@ async def _wait(
     told = ""
     deadline = time.monotonic() + deadline_s
     options = link_options(of.name, of.target), link_options(of.name, of.target, source)
-    before: dict[TopicPartition, Ends] | None = None  # no look yet; one that finds no partition is one, too
+    before: dict[TopicPartition, PartitionLag] | None = None  # no look yet; one that finds no partition is one, too
     while True:
         control = await read_control(of.target, of.name)
         partitions, lacking = await partitions_of_link(source, of.target, of.topics, of.name, control, of.mapped)
@@ -343,11 +344,11 @@ async def _wait(
         await source.net.sleep(_LOOK_S)
 
 
-async def _look_again(of: _Link, source: Cluster, ends: Iterable[Ends]) -> list[Ends]:
+async def _look_again(of: _Link, source: Cluster, ends: Iterable[PartitionLag]) -> list[PartitionLag]:
     """The same partitions; those that the source does not have on the target alone."""
     known = list(ends)
-    there = [e.partition for e in known if e.stable is not None]
-    gone = [e.partition for e in known if e.stable is None]
+    there = [e.partition for e in known if e.stable_end is not None]
+    gone = [e.partition for e in known if e.stable_end is None]
     found = await look(source, of.target, of.name, there, of.is_translated)
     return found + await look(None, of.target, of.name, gone, of.is_translated)
 
@@ -372,11 +373,13 @@ async def _move_groups(of: _Link, source: Cluster, groups: TopicFilter, *, is_dr
         return GroupsReport((), 0, (), (Left("all groups", "error", why),))
 
 
-def _open_spans(ends: Iterable[Ends]) -> dict[TopicPartition, tuple[int, int]]:
+def _positions(ends: Iterable[PartitionLag]) -> dict[TopicPartition, int]:
+    return {e.partition: e.position for e in ends if e.position is not None}
+
+
+def _open_spans(ends: Iterable[PartitionLag]) -> dict[TopicPartition, tuple[int, int]]:
     """What open transactions hold back, by last stable offset and high watermark."""
-    return {
-        e.partition: (e.stable, e.end) for e in ends if e.open_offsets and e.stable is not None and e.end is not None
-    }
+    return {e.partition: span for e in ends if (span := e.open_span) is not None}
 
 
 def _to_fence(control: LinkControl, partitions: list[TopicPartition]) -> list[TopicPartition]:
@@ -432,8 +435,8 @@ async def _fence(of: _Link, partitions: list[TopicPartition]) -> dict[TopicParti
     return await fence_identical(of.target, of.name, control, partitions)
 
 
-def _as_fenced(ends: Iterable[Ends], fences: Mapping[TopicPartition, Fenced]) -> list[Ends]:
-    return [e._replace(copied=fences[e.partition].copied_until) if e.partition in fences else e for e in ends]
+def _as_fenced(ends: Iterable[PartitionLag], fences: Mapping[TopicPartition, Fenced]) -> list[PartitionLag]:
+    return [replace(e, position=fences[e.partition].copied_until) if e.partition in fences else e for e in ends]
 
 
 async def _group_places(
@@ -463,15 +466,13 @@ async def _group_places(
 
 
 async def _partitions(
-    of: _Link, ends: Iterable[Ends], fences: Mapping[TopicPartition, Fenced]
+    of: _Link, ends: Iterable[PartitionLag], fences: Mapping[TopicPartition, Fenced]
 ) -> tuple[PromotedPartition, ...]:
     known = list(ends)
-    last = (
-        {}
-        if of.is_translated
-        else await read_headers(of.target, {e.partition: e.copied - 1 for e in known if e.copied})
-    )
-    lasts = {e.partition: (e.copied - 1, e.copied) for e in known if e.partition in last}
+    copied = _positions(known)
+    asked = {} if of.is_translated else {p: position - 1 for p, position in copied.items() if position}
+    last = await read_headers(of.target, asked)
+    lasts = {p: (copied[p] - 1, copied[p]) for p in last}
     ends_with = await read_slices(of.target, lasts, is_committed=False)
     partitions = []
     for e in known:
@@ -482,8 +483,8 @@ async def _partitions(
             PromotedPartition(
                 e.partition.topic,
                 e.partition.partition,
-                e.copied,
-                None if e.stable is None else e.lag,
+                copied[e.partition],
+                e.lag_offsets,
                 time_ms,
                 None if fence is None else fence.marker,
                 () if fence is None else fence.records,

@@ -16,7 +16,7 @@ from typing import Any
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.life.status import look_at_claims, seen_mirrors
+from tolerant_client.mirror.life.mirrors import look_at_claims, seen_mirrors
 from tolerant_client.mirror.state.control_record import (
     CONTROL_TOPIC,
     decode_control,

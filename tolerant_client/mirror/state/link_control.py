@@ -92,6 +92,14 @@ class LinkControl:
         """What init_producer_id takes: a later life of a link is not fenced with the former one."""
         return f"{link}~{self.generation}" if self.generation else link
 
+    def require_not_identical(self, link: str) -> None:
+        """Raises OptionError where a link that is to have translated offsets has copied with identical ones."""
+        if self.producer_ids:
+            raise OptionError(
+                f"Link {link} has copied into this target with identical offsets: give the one with translated offsets a name"
+                " of its own with --link"
+            )
+
     def require_not_promoted(self, link: str) -> None:
         """Raises LinkPromotedError for a link that may not write any more."""
         if self.is_handed_back:

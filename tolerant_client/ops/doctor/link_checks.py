@@ -7,10 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kafka.structs import TopicPartition
-
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.state.ledger import UNREADABLE
 from tolerant_client.mirror.state.link_control import WHOLE_LINK, LinkControl
 from tolerant_client.mirror.state.plan import LOG_APPEND_TIME, MAX_MESSAGE_BYTES, TIMESTAMP_TYPE, TopicSpec, plan_topics
@@ -131,37 +130,46 @@ def size_findings(facts: ClusterFacts, specs: Mapping[str, TopicSpec]) -> Iterat
 
 @dataclass(frozen=True)
 class Backlog:
-    """What of a partition is not copied yet: source offsets [position, source_end); position 0 where nothing was.
+    """What of a partition is not copied yet, as of the end of two looks; `oldest_ms` is the latest time in its first batch."""
 
-    `oldest_ms` is the latest time in the batch at `position` (None where it is not known), `source_bytes` the size of
-    the source's log; `copied` are the offsets by which `position` moved while we looked, `appended` those that came.
-    """
-
-    partition: TopicPartition
-    position: int
-    source_start: int
-    source_end: int
-    oldest_ms: int | None = None
-    source_bytes: int | None = None
-    copied: int = 0
-    appended: int = 0
+    before: PartitionLag
+    now: PartitionLag
 
     @property
-    def lag(self) -> int:
-        return max(0, self.source_end - max(self.position, self.source_start))
+    def position(self) -> int:
+        """0 where nothing was copied."""
+        return self.now.position or 0
+
+    @property
+    def source_start(self) -> int:
+        return self.now.source_start or 0
+
+    @property
+    def source_end(self) -> int:
+        """The last stable offset: what comes after it no mirror can copy."""
+        return self.now.stable_end or 0
+
+    @property
+    def copied(self) -> int:
+        """By how much it moved while we looked."""
+        return self.position - (self.before.position or 0)
+
+    @property
+    def appended(self) -> int:
+        return self.source_end - (self.before.stable_end or 0)
 
     @property
     def has_stood(self) -> bool:
         """Whether it had a lag at the first look, and has not moved since."""
-        return self.lag > self.appended and not self.copied
+        return self.now.copyable > self.appended and not self.copied
 
     def __str__(self) -> str:
-        return f"{self.partition.topic}-{self.partition.partition}"
+        return str(self.now)
 
     def ready_in_ms(self, seconds: float) -> float | None:
         """When it will be copied if it goes on as in these seconds; None for never."""
-        gained = self.copied - self.appended
-        return 0.0 if not self.lag else None if gained <= 0 or seconds <= 0 else self.lag / (gained / seconds) * 1000
+        lag, gained = self.now.copyable, self.copied - self.appended
+        return 0.0 if not lag else None if gained <= 0 or seconds <= 0 else lag / (gained / seconds) * 1000
 
 
 @dataclass(frozen=True)
@@ -190,7 +198,7 @@ def ahead_findings(backlogs: Iterable[Backlog], options: LinkOptions = LinkOptio
     ahead: dict[str, list[Backlog]] = {}
     for backlog in backlogs:
         if backlog.position > backlog.source_end:
-            ahead.setdefault(backlog.partition.topic, []).append(backlog)
+            ahead.setdefault(backlog.now.partition.topic, []).append(backlog)
     for topic, found in sorted(ahead.items()):
         worst = max(found, key=lambda b: b.position - b.source_end)
         yield _link(
@@ -219,7 +227,7 @@ def retention_findings(
     by_topic: dict[str, list[Backlog]] = {}
     for backlog in backlogs:
         if backlog.position > 0:
-            by_topic.setdefault(backlog.partition.topic, []).append(backlog)
+            by_topic.setdefault(backlog.now.partition.topic, []).append(backlog)
     for topic, found in sorted(by_topic.items()):
         lost = [b for b in found if b.position < b.source_start and not _is_written_down(b, known)]
         if lost:
@@ -234,11 +242,11 @@ def retention_findings(
             )
         limits = retentions.get(topic)
         if limits is not None:
-            yield from _in_danger(topic, [b for b in found if b.lag], limits, now_ms, seconds)
+            yield from _in_danger(topic, [b for b in found if b.now.copyable], limits, now_ms, seconds)
 
 
 def _is_written_down(backlog: Backlog, ledger: Sequence[LedgerRow]) -> bool:
-    rows = [row for row in ledger if (row.topic, row.partition) == tuple(backlog.partition)]
+    rows = [row for row in ledger if (row.topic, row.partition) == tuple(backlog.now.partition)]
     return any(row.from_offset <= backlog.position and row.until_offset >= backlog.source_start for row in rows)
 
 
@@ -259,7 +267,7 @@ def _in_danger(
             Severity.ERROR if is_late else Severity.WARNING,
             "retention",
             f"topic {topic}",
-            f"the oldest of {worst.lag} uncopied offsets of {worst} {when} (retention.ms={limits.ms}); {speed};"
+            f"the oldest of {worst.now.copyable} uncopied offsets of {worst} {when} (retention.ms={limits.ms}); {speed};"
             f" {number_of(len(dangers), 'partition')} in danger",
             "Raise retention.ms on the source until the mirror has caught up, and start, or speed up, the mirror",
         )
@@ -280,9 +288,10 @@ def _in_danger(
 
 def _left_ms(backlog: Backlog, limits: Retention, now_ms: int) -> float | None:
     """Until the oldest uncopied records may be deleted; a segment lives as long as its newest record, so rather later."""
-    if limits.ms is None or backlog.oldest_ms is None or backlog.oldest_ms < 0:
+    oldest_ms = backlog.now.oldest_ms
+    if limits.ms is None or oldest_ms is None or oldest_ms < 0:
         return None
-    return backlog.oldest_ms + limits.ms - now_ms
+    return oldest_ms + limits.ms - now_ms
 
 
 def _is_in_danger(left_ms: float, ready_ms: float | None, limits: Retention) -> bool:
@@ -292,10 +301,7 @@ def _is_in_danger(left_ms: float, ready_ms: float | None, limits: Retention) -> 
 
 
 def _byte_share(backlog: Backlog, limit: int) -> float:
-    held = backlog.source_end - backlog.source_start
-    if backlog.source_bytes is None or held <= 0:
-        return 0.0
-    return backlog.source_bytes * backlog.lag / held / limit
+    return (backlog.now.bytes_per_offset or 0.0) * backlog.now.copyable / limit
 
 
 def progress_findings(
@@ -304,10 +310,10 @@ def progress_findings(
     """Whether the link copies at all, and which partitions it leaves; the ones that an operator paused are known."""
     if seconds < _PROGRESS_S or (control is not None and (control.is_promoted or WHOLE_LINK in control.paused)):
         return
-    standing = [b for b in backlogs if b.has_stood and not (control is not None and control.pauses(b.partition))]
+    standing = [b for b in backlogs if b.has_stood and not (control is not None and control.pauses(b.now.partition))]
     if not standing or not any(b.position > 0 for b in backlogs):  # the second: a link that was never started
         return
-    lag = sum(b.lag for b in standing)
+    lag = sum(b.now.copyable for b in standing)
     others = ", while others go on" if any(b.copied for b in backlogs) else ""
     yield _link(
         Severity.WARNING,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -16,6 +16,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.follow.groups import OWN_GROUPS
+from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl
@@ -118,7 +119,7 @@ class _Examination:
                 if source is None or target is None
                 else _Link(self._subject, source, target, chosen, self._checkup)
             )
-            before: dict[TopicPartition, _Look] = {} if link is None else link.look()
+            before: dict[TopicPartition, PartitionLag] = {} if link is None else link.look()
             self._in_each(self._found, self._watch)
             if link is not None:
                 link.examine(before)
@@ -191,14 +192,6 @@ def literal_names(topics: LinkTopics) -> list[str]:
     )
 
 
-class _Look(NamedTuple):
-    """Where a partition stood: the link's position, the source's log start and last stable offset."""
-
-    position: int
-    start: int
-    end: int
-
-
 class _Link:
     """The checks that need both clusters."""
 
@@ -209,7 +202,7 @@ class _Link:
         self._source, self._target = source, target
         self._chosen = chosen
 
-    def look(self) -> dict[TopicPartition, _Look]:
+    def look(self) -> dict[TopicPartition, PartitionLag]:
         """How far each partition that serves on both sides has come."""
         source, target, ask = self._source, self._target, self._checkup.ask
         leaders = logs.serving(target.facts, self._chosen.values())
@@ -219,11 +212,10 @@ class _Link:
         positions = (
             ask("retention", target.raw, logs.positions, target.raw, self._subject.link, leaders, self._chosen) or {}
         )
-        asked = {p: node for p, node in logs.serving(source.facts, self._chosen).items() if p in positions}
-        bounds = ask("retention", source.raw, logs.source_bounds, source.raw, asked) if asked else None
-        return {p: _Look(positions[p], *found) for p, found in (bounds or {}).items()}
+        asked = {p: positions[p] for p in logs.serving(source.facts, self._chosen) if p in positions}
+        return (ask("retention", source.raw, logs.lags, source.raw, asked) if asked else None) or {}
 
-    def examine(self, before: Mapping[TopicPartition, _Look]) -> None:
+    def examine(self, before: Mapping[TopicPartition, PartitionLag]) -> None:
         source, target, checkup, link = self._source, self._target, self._checkup, self._subject.link
         checkup.add(same_cluster_findings(source.facts.cluster_id, target.facts.cluster_id))
         checkup.add(both_clocks_findings(source.quorum, target.quorum))
@@ -285,31 +277,27 @@ class _Link:
         checkup.add(creation_findings(target.facts, list(missing), warnings, refusal, target.who))
 
     def _examine_backlog(
-        self, before: Mapping[TopicPartition, _Look], ledger: Iterable[LedgerRow], control: LinkControl | None
+        self, before: Mapping[TopicPartition, PartitionLag], ledger: Iterable[LedgerRow], control: LinkControl | None
     ) -> None:
         source, checkup, link = self._source, self._checkup, self._subject.link
         if control is not None and control.is_promoted:
             return  # the target has a life of its own
+        lags = {p: lag for p, lag in self.look().items() if p in before}
+        if not lags:
+            return
+        times = checkup.ask("retention", source.raw, logs.oldest_times, source.raw, lags.values()) or {}
         sizes = {p: size for (node, p), size in source.sizes.items() if logs.leader_of(source.facts, p) == node}
         backlogs = [
             Backlog(
-                p,
-                now.position,
-                now.start,
-                now.end,
-                None,
-                sizes.get(p),
-                now.position - then.position,
-                now.end - then.end,
+                before[p],
+                replace(
+                    lag,
+                    partition=TopicPartition(self._chosen[p.topic], p.partition),
+                    oldest_ms=times.get(p),
+                    bytes_per_offset=_share(sizes.get(p), lag),
+                ),
             )
-            for p, now in self.look().items()
-            if (then := before.get(p)) is not None
-        ]
-        if not backlogs:
-            return
-        times = checkup.ask("retention", source.raw, logs.oldest_times, source.raw, backlogs) or {}
-        backlogs = [
-            replace(b, partition=self._on_target(b.partition), oldest_ms=times.get(b.partition)) for b in backlogs
+            for p, lag in lags.items()
         ]
         told = source.facts.configs
         retentions = {
@@ -322,5 +310,8 @@ class _Link:
         checkup.add(ahead_findings(backlogs, self._subject.options))
         checkup.add(progress_findings(link, backlogs, control, self._subject.seconds))
 
-    def _on_target(self, partition: TopicPartition) -> TopicPartition:
-        return TopicPartition(self._chosen[partition.topic], partition.partition)
+
+def _share(size: int | None, lag: PartitionLag) -> float | None:
+    """What an offset takes of a log of this size."""
+    held = (lag.stable_end or 0) - (lag.source_start or 0)
+    return None if size is None or held <= 0 else size / held

@@ -14,10 +14,11 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.transactions import list_transactions
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.mirror.batches.divergence import read_headers
+from tolerant_client.mirror.life import lens
+from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.state.control_topic import read_control
-from tolerant_client.mirror.state.map_topic import copied_until, has_map
+from tolerant_client.mirror.state.map_topic import has_map
 from tolerant_client.ops.doctor.facts import ClusterFacts
-from tolerant_client.ops.doctor.link_checks import Backlog
 
 _TIMED_PARTITIONS = 200  # whose oldest uncopied batch is looked at
 
@@ -47,35 +48,28 @@ async def transactional_ids(cluster: Cluster, nodes: Iterable[int]) -> set[str]:
 
 
 async def positions(
-    target: Cluster, link: str, leaders: Mapping[TopicPartition, int], topics: Mapping[str, str]
+    target: Cluster, link: str, leaders: Collection[TopicPartition], topics: Mapping[str, str]
 ) -> dict[TopicPartition, int]:
-    """How far each source partition was copied; `topics` maps the source's names to the target's.
-
-    With identical offsets it is the end of the target's log; with translated ones what the link's map says.
-    0 where nothing was copied.
-    """
-    if await has_map(target, link, await read_control(target, link)):
-        found = await copied_until(target, link, leaders)
-    else:
-        found = await target.list_offsets(dict.fromkeys(leaders, LATEST))
+    """How far each source partition was copied, 0 where nothing was; `topics` maps the source's names to the target's."""
+    is_translated = await has_map(target, link, await read_control(target, link))
+    found = await lens.positions(target, link, leaders, is_translated)
     sources = {name: source for source, name in topics.items()}
     return {TopicPartition(sources[p.topic], p.partition): at for p, at in found.items() if p.topic in sources}
 
 
-async def source_bounds(
-    source: Cluster, leaders: Mapping[TopicPartition, int]
-) -> dict[TopicPartition, tuple[int, int]]:
-    """Where each log begins, and its last stable offset."""
-    starts = await source.list_offsets(dict.fromkeys(leaders, EARLIEST))
-    ends = await source.list_offsets(dict.fromkeys(leaders, LATEST), isolation_level=READ_COMMITTED)
-    return {p: (starts[p], ends[p]) for p in leaders}
+async def lags(source: Cluster, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, PartitionLag]:
+    """With where each log begins, and its last stable offset."""
+    starts = await source.list_offsets(dict.fromkeys(positions, EARLIEST))
+    ends = await source.list_offsets(dict.fromkeys(positions, LATEST), isolation_level=READ_COMMITTED)
+    return {p: PartitionLag(p, at, ends[p], source_start=starts[p]) for p, at in positions.items()}
 
 
-async def oldest_times(source: Cluster, backlogs: Collection[Backlog]) -> dict[TopicPartition, int]:
-    """The latest time in the first uncopied batch of those partitions that lag most; ms."""
-    behind = sorted((b for b in backlogs if b.lag), key=lambda b: b.lag, reverse=True)[:_TIMED_PARTITIONS]
+async def oldest_times(source: Cluster, lags: Collection[PartitionLag]) -> dict[TopicPartition, int]:
+    """The latest time in the first uncopied batch of those partitions that lag most, which its segment lives by; ms."""
+    behind = sorted((lag for lag in lags if lag.copyable), key=lambda lag: lag.copyable, reverse=True)
+    firsts = {lag.partition: max(lag.position or 0, lag.source_start or 0) for lag in behind[:_TIMED_PARTITIONS]}
     try:
-        headers = await read_headers(source, {b.partition: max(b.position, b.source_start) for b in behind})
+        headers = await read_headers(source, firsts)
     except Errors.UnsupportedVersionError:
         return {}
     return {partition: header.max_timestamp for partition, header in headers.items()}

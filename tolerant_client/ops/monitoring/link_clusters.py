@@ -15,12 +15,12 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.life import lens
 from tolerant_client.mirror.state.control_topic import HIDDEN, ControlWatch
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held, find_held
 from tolerant_client.mirror.state.replication_policy import TopicNames
-from tolerant_client.ops.monitoring import lag_probe
 from tolerant_client.ops.service.duties import connected
 
 _T = TypeVar("_T")
@@ -44,13 +44,13 @@ class LinkClusters:
         self._target.close()
         self._source.close()
 
-    def source_ends(self, partitions: Collection[TopicPartition]) -> lag_probe.SourceEnds:
+    def source_ends(self, partitions: Collection[TopicPartition]) -> lens.SourceEnds:
         """Where the source's logs end, and how far they are stable; without those that have no leader that responds."""
-        return self._ask(self._source, lag_probe.source_ends, self._source, partitions)
+        return self._ask(self._source, lens.source_ends, self._source, partitions)
 
     def target_ends(self, partitions: Collection[TopicPartition]) -> LedOffsets:
         """Where the target's logs end; without those that have no leader that responds."""
-        return self._ask(self._target, lag_probe.log_ends, self._target, partitions)
+        return self._ask(self._target, lens.log_ends, self._target, partitions)
 
     def held(self, spans: Mapping[TopicPartition, tuple[int, int]]) -> list[Held]:
         """Whose transactions hold back these partitions of the source, by last stable offset and high watermark."""
@@ -69,15 +69,13 @@ class LinkClusters:
             self._control = ControlWatch(self._target, self._link)  # a later life of the link is not promoted
         return found
 
-    def written_ms(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    def oldest_ms(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """When the records at these offsets of the source were written; absent where that is not told."""
-        return self._ask(self._source, lag_probe.written_ms, self._source, positions)
+        return self._ask(self._source, lens.oldest_ms, self._source, positions)
 
-    def bytes_per_offset(
-        self, partitions: Collection[TopicPartition], ends: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, float]:
+    def bytes_per_offset(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, float]:
         """What an offset takes on the source's disks on average; absent where that is not known."""
-        return self._ask(self._source, lag_probe.bytes_per_offset, self._source, partitions, ends)
+        return self._ask(self._source, lens.bytes_per_offset, self._source, ends)
 
     def _ask(self, cluster: Cluster, function: Callable[..., Awaitable[_T]], *args: Any) -> _T:
         async def bounded() -> _T:

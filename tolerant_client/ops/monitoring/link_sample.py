@@ -57,7 +57,7 @@ class LinkSample:
         self._latest.append((report.time_ms, report.latest))
         while report.time_ms - self._latest[0][0] > _RECENT_MS:
             self._latest.popleft()
-        new = {p: PartitionState() for p in report.acked if p not in state.partitions}
+        new = {p: PartitionState(p) for p in report.acked if p not in state.partitions}
         return replace(
             state,
             report=replace(self._former_reports.plus([report], report.time_ms), latest=report.latest),

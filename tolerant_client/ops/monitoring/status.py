@@ -169,7 +169,7 @@ def _partition(state: LinkState, partition: TopicPartition, known: PartitionStat
         "target_end": known.target_end,
         "lag_offsets": known.lag_offsets,
         "lag_seconds": known.lag_seconds(state.time_ms),
-        "uncommitted": known.uncommitted,
+        "uncommitted": known.open_offsets,
         "is_paused": state.control.pauses(partition),
         "reason": state.reason_of(partition),
     }

@@ -24,6 +24,7 @@ from rich.console import Console
 from tolerant_client.errors import TolerantClientError, text_of
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.copy_metrics import Copied
+from tolerant_client.mirror.life.lens import MOST_AGES, SourceEnds
 from tolerant_client.mirror.state.control_topic import UNKNOWN_ORDERS
 from tolerant_client.mirror.state.health import waiting_reasons
 from tolerant_client.mirror.state.open_transactions import Held, is_held_long
@@ -31,7 +32,6 @@ from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.ops.monitoring.bars import LinkBars
 from tolerant_client.ops.monitoring.board import Board
 from tolerant_client.ops.monitoring.estimates import Ages, Rates, Standstill, sizes_by_topic
-from tolerant_client.ops.monitoring.lag_probe import MOST_AGES, SourceEnds
 from tolerant_client.ops.monitoring.link_clusters import AWAY, LinkClusters
 from tolerant_client.ops.monitoring.link_sample import LinkSample
 from tolerant_client.ops.service.link_events import sentence
@@ -110,7 +110,7 @@ class LinkWatch:
                 *names,
                 offsets=offsets,
                 query=f"tolerant-mirror-{link}",
-                partitions={p: PartitionState(source_end=end) for p, end in ends.items()},
+                partitions={p: PartitionState(p, stable_end=end, source_end=end) for p, end in ends.items()},
                 duties={duty: DutyState(interval_s=interval_s) for duty, interval_s in duties.items()},
                 own_rate=own_rate,
                 addresses=(source.get("bootstrap.servers", ""), target.get("bootstrap.servers", "")),
@@ -335,18 +335,15 @@ class LinkWatch:
         may_ask: bool,
     ) -> tuple[Held, ...]:
         """Whose transactions hold back the source's last stable offsets, of those that have stood for long."""
-        stable = {
-            p: state.stable_end for p, state in states.items() if state.uncommitted and state.stable_end is not None
-        }
-        long = self._held.of(now_ms, stable, _HELD_AFTER_MS)
+        spans = {p: span for p, state in states.items() if (span := state.open_span) is not None}
+        long = self._held.of(now_ms, {p: stable for p, (stable, _) in spans.items()}, _HELD_AFTER_MS)
         known = tuple(
-            one for one in self.state.held if one.partition in long and stable[one.partition] == one.from_offset
+            one for one in self.state.held if one.partition in long and spans[one.partition][0] == one.from_offset
         )
         if long and may_ask and now - self._held_at >= _HELD_INTERVAL_S:
             self._held_at = now
             oldest = sorted(long, key=lambda p: (long[p], p))[:_MOST_HELD]
-            spans = {p: (stable[p], states[p].source_end or 0) for p in oldest}
-            known = tuple(_quietly(clusters.held, spans) or known)
+            known = tuple(_quietly(clusters.held, {p: spans[p] for p in oldest}) or known)
         return known
 
     def _tell_still(self) -> None:
@@ -394,21 +391,21 @@ class LinkWatch:
         rates = self._rates.of(now, positions)
         topics = sizes_by_topic(report.copied)
         states = {
-            partition: PartitionState(
-                ends.get(partition, known.source_end),
-                self._last.get(partition),
-                positions.get(partition),
-                None,
-                topics.get(partition.topic) or self._sizes.get(partition),
-                rates.get(partition, 0.0),
-                max(0, ends[partition] - stable[partition]) if partition in ends else known.uncommitted,
+            p: PartitionState(
+                p,
+                positions.get(p),
+                stable.get(p, known.stable_end),
+                ends.get(p, known.source_end),
+                bytes_per_offset=topics.get(p.topic) or self._sizes.get(p),
+                target_end=self._last.get(p),
+                offsets_per_s=rates.get(p, 0.0),
             )
-            for partition, known in former.items()
+            for p, known in former.items()
         }
         if may_ask:
             turn = self._ages.turn({p: state for p, state in states.items() if p not in left_out}, MOST_AGES)
             if turn:
-                self._ages.told(turn, _quietly(clusters.written_ms, turn) or {})
+                self._ages.told(turn, _quietly(clusters.oldest_ms, turn) or {})
             self._read_sizes(clusters, states, now)
         for partition, state in states.items():
             oldest_ms = self._ages.oldest_ms(partition, state.position)
@@ -418,9 +415,13 @@ class LinkWatch:
 
     def _read_sizes(self, clusters: LinkClusters, states: Mapping[TopicPartition, PartitionState], now: float) -> None:
         """Asks what offsets take of partitions that are behind and have not told it by what was copied."""
-        wanted = [p for p, state in states.items() if state.lag_offsets and state.bytes_per_offset is None]
+        wanted = {
+            p: state.source_end
+            for p, state in states.items()
+            if state.source_end is not None and state.lag_offsets and state.bytes_per_offset is None
+        }
         if wanted and now - self._sizes_at >= _SIZES_INTERVAL_S:
-            sizes = _quietly(clusters.bytes_per_offset, wanted, {p: states[p].source_end or 0 for p in wanted})
+            sizes = _quietly(clusters.bytes_per_offset, wanted)
             self._sizes = sizes or {}
             self._sizes_at = now if sizes is not None else now - _SIZES_INTERVAL_S + _AGAIN_S
 

@@ -20,6 +20,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.copy_metrics import LATENCY_BOUNDS_MS, Copied, Measured, Span
+from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.state.claims import Waiting
 from tolerant_client.mirror.state.health import utc
 from tolerant_client.mirror.state.ledger import lost_offsets
@@ -112,57 +113,17 @@ class Phase(str, enum.Enum):
 
 
 @dataclass(frozen=True)
-class PartitionState:
-    """One partition: both logs' ends, how far it is copied, and when the oldest record that is not was written.
+class PartitionState(PartitionLag):
+    """One partition, with where the target's log ends, and how fast it is copied."""
 
-    `source_end` is the high watermark; `uncommitted` offsets before it come after the last stable offset, and cannot be
-    copied before a transaction has ended.
-    """
-
-    source_end: int | None = None
     target_end: int | None = None
-    position: int | None = None
-    oldest_ms: int | None = None
-    bytes_per_offset: float | None = None
     offsets_per_s: float = 0.0
-    uncommitted: int = 0
-
-    @property
-    def stable_end(self) -> int | None:
-        """The last stable offset."""
-        return None if self.source_end is None else self.source_end - self.uncommitted
-
-    @property
-    def copyable(self) -> int:
-        """Of the lag what can be copied now; 0 also where that is not known."""
-        if self.stable_end is None or self.position is None:
-            return 0
-        return max(self.stable_end - self.position, 0)
-
-    @property
-    def lag_offsets(self) -> int | None:
-        if self.source_end is None or self.position is None:
-            return None
-        return max(self.source_end - self.position, 0)
-
-    @property
-    def lag_bytes(self) -> float | None:
-        lag = self.lag_offsets
-        if not lag:
-            return None if lag is None else 0.0
-        return None if self.bytes_per_offset is None else lag * self.bytes_per_offset
 
     @property
     def bytes_per_s(self) -> float | None:
         if not self.offsets_per_s:
             return 0.0
         return None if self.bytes_per_offset is None else self.offsets_per_s * self.bytes_per_offset
-
-    def lag_seconds(self, now_ms: int) -> float | None:
-        """The age of the oldest record that is not copied; 0 where there is none."""
-        if self.lag_offsets == 0:
-            return 0.0
-        return None if self.lag_offsets is None or self.oldest_ms is None else max(now_ms - self.oldest_ms, 0) / 1000
 
 
 class TopicState(NamedTuple):
@@ -348,7 +309,7 @@ class LinkState:
             sum(bool(state.lag_offsets) and state.oldest_ms is not None for state in states),
             sum(partition in self.blocked for partition in partitions),
             sum(partition in self.waiting for partition in partitions),
-            sum(state.uncommitted for state in states),
+            sum(state.open_offsets for state in states),
         )
 
     @cached_property

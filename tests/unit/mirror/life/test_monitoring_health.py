@@ -15,12 +15,12 @@ from prometheus_client import CollectorRegistry
 
 from support.link_samples import NOW_MS, state, troubled
 from tolerant_client.mirror.batches.losses import LedgerRow
-from tolerant_client.mirror.engine.lag import Comparison, Ends, is_comparable
+from tolerant_client.mirror.life.comparison import Comparison, is_comparable
+from tolerant_client.mirror.life.lens import PartitionLag
+from tolerant_client.mirror.life.mirrors import mirror_reasons, standing
 from tolerant_client.mirror.life.status import (
     LinkStatus,
-    mirror_reasons,
     read_rows,
-    standing,
     still,
     uncompared_reasons,
 )
@@ -209,11 +209,11 @@ def test_what_needs_a_person_is_told_as_blocked_and_what_cures_itself_as_waiting
 
 def test_what_cannot_be_copied_yet_does_not_stand_still() -> None:
     held, moving, standing = (
-        Ends(P, 10, 10, 50),
-        Ends(TopicPartition("orders", 1), 10, 50, 50),
-        Ends(TopicPartition("orders", 2), 10, 50, 50),
+        PartitionLag(P, 10, 10, 50),
+        PartitionLag(TopicPartition("orders", 1), 10, 50, 50),
+        PartitionLag(TopicPartition("orders", 2), 10, 50, 50),
     )
-    (reason,) = still([held, moving, standing], [held, moving._replace(copied=11), standing], LinkControl(), 2.0)
+    (reason,) = still([held, moving, standing], [held, replace(moving, position=11), standing], LinkControl(), 2.0)
     assert reason.health is Health.WAITING and reason.text.startswith(
         "orders-2 has not moved for 2 s: it is at offset 10"
     )

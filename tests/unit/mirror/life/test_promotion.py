@@ -21,13 +21,14 @@ from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError, UnsupportedSourceError
 from tolerant_client.mirror.batches.losses import LedgerRow
-from tolerant_client.mirror.engine.lag import Comparison, Ends, require_no_copies_of_identical
 from tolerant_client.mirror.follow.groups import GroupsReport
 from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.life import fence, promotion
 from tolerant_client.mirror.life.carriers import Carried
+from tolerant_client.mirror.life.comparison import Comparison
 from tolerant_client.mirror.life.fence import Fenced
 from tolerant_client.mirror.life.half_done import half_done
+from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.promotion import Blocker, blockers, failover, promote
 from tolerant_client.mirror.life.promotion_report import PromotedPartition, PromotionReport, failover_warnings
 from tolerant_client.mirror.state import link_topics
@@ -44,8 +45,8 @@ P = TopicPartition("orders", 0)
 ORDERS = LinkTopics.of("orders")
 
 
-def ends(copied: int, stable: int | None, end: int | None, index: int = 0) -> Ends:
-    return Ends(TopicPartition("orders", index), copied, stable, end)
+def ends(copied: int, stable: int | None, end: int | None, index: int = 0) -> PartitionLag:
+    return PartitionLag(TopicPartition("orders", index), copied, stable, end)
 
 
 # -- what is in the way -------------------------------------------------------
@@ -69,7 +70,7 @@ def test_nothing_is_in_the_way_when_all_is_copied_and_stands_still() -> None:
         ),
     ],
 )
-def test_what_is_in_the_way_of_a_promotion_is_named(now: Ends, before: Ends, text: str) -> None:
+def test_what_is_in_the_way_of_a_promotion_is_named(now: PartitionLag, before: PartitionLag, text: str) -> None:
     (found,) = blockers([now], {P: before})
     assert text in found.text
     assert found.lasts == ("more than" in text)
@@ -110,8 +111,8 @@ def test_what_an_operator_has_paused_is_named_with_the_command_that_resumes_it()
 
 
 def test_a_target_that_is_ahead_has_no_lag() -> None:
-    assert (ends(12, 10, 10).lag, ends(12, 10, 10).ahead) == (0, 2)
-    assert (ends(12, None, None).lag, ends(12, None, None).ahead) == (0, 0)
+    assert (ends(12, 10, 10).lag_offsets, ends(12, 10, 10).ahead) == (0, 2)
+    assert (ends(12, None, None).lag_offsets, ends(12, None, None).ahead) == (None, 0)
 
 
 def test_a_failover_says_what_nobody_can_know() -> None:
@@ -226,7 +227,7 @@ class World:
     """Both clusters of a link, as far as promotion asks them; `done` is what it wrote, in its order."""
 
     control: LinkControl = LinkControl(producer_ids=(7,), topics=ORDERS.to_json())
-    ends: Ends = ends(10, 10, 10)
+    ends: PartitionLag = ends(10, 10, 10)
     lacking: tuple[TopicPartition, ...] = ()
     compared: Comparison | None = Comparison({})
     groups: list[GroupsReport | Exception] = field(default_factory=list)
@@ -244,7 +245,7 @@ class World:
     carried: Carried = Carried()
     on_target: tuple[str, ...] = ("orders",)
     looks: int = 0
-    later: list[Ends] = field(default_factory=list)  # what the next looks find
+    later: list[PartitionLag] = field(default_factory=list)  # what the next looks find
 
     def promote(self, **how: Any) -> PromotionReport:
         cluster, target = cast(Cluster, FakeTarget("orders")), cast(Cluster, FakeTarget(*self.on_target))
@@ -294,13 +295,13 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
         left_out = {p: "it has no leader on the target" for p in wanted if p in found.leaderless}
         return LedOffsets({p: 10 for p in wanted if p not in left_out}, left_out)
 
-    async def look(source: Any, __: Any, ___: str, wanted: Any, is_translated: bool) -> list[Ends]:
+    async def look(source: Any, __: Any, ___: str, wanted: Any, is_translated: bool) -> list[PartitionLag]:
         if source is None:
-            return [Ends(p, found.ends.copied, None, None) for p in wanted]
+            return [PartitionLag(p, found.ends.position, None, None) for p in wanted]
         found.looks += 1
         if found.later:
             found.ends = found.later.pop(0)
-        return [found.ends._replace(partition=p) for p in wanted]
+        return [replace(found.ends, partition=p) for p in wanted]
 
     async def groups(_: Any) -> tuple[dict[str, Any], dict[str, Exception]]:
         if found.unlisted is not None:
@@ -615,9 +616,9 @@ def test_a_map_that_a_former_link_of_this_name_has_left_makes_no_link_translated
     identical, translated = LinkControl(producer_ids=(7,)), LinkControl(topics=ORDERS.to_json())
     assert target.net.run(has_map, target, "dr", translated)
     assert not target.net.run(has_map, target, "dr", identical), "it would be promoted without a fence"
-    require_no_copies_of_identical(translated, "dr")
+    translated.require_not_identical("dr")
     with pytest.raises(OptionError, match="a name of its own with --link"):
-        require_no_copies_of_identical(identical, "dr")
+        identical.require_not_identical("dr")
 
 
 def test_a_failover_fences_and_moves_nothing(world: World) -> None:

@@ -23,9 +23,9 @@ from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.engine.identical.begun import copied_so_far
 from tolerant_client.mirror.engine.identical.difference import Logs
 from tolerant_client.mirror.engine.identical.next_sequence import next_append
-from tolerant_client.mirror.engine.lag import Ends
 from tolerant_client.mirror.life import failback
 from tolerant_client.mirror.life.failback import SharedLog
+from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.plan_report import durability
 from tolerant_client.mirror.life.repair import former_of
 from tolerant_client.mirror.life.status import still
@@ -589,8 +589,8 @@ def test_only_what_lies_behind_an_adopted_log_is_compared() -> None:
     assert Logs(5, 60, 0, 50).common == (5, 50)
 
 
-def ends(copied: int, stable: int | None, end: int | None, index: int = 0) -> Ends:
-    return Ends(TopicPartition("orders", index), copied, stable, end)
+def ends(copied: int, stable: int | None, end: int | None, index: int = 0) -> PartitionLag:
+    return PartitionLag(TopicPartition("orders", index), copied, stable, end)
 
 
 # -- the others ---------------------------------------------------------------

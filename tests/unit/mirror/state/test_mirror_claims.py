@@ -14,7 +14,7 @@ import pytest
 from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.life.status import untold_reasons
+from tolerant_client.mirror.life.mirrors import untold_reasons
 from tolerant_client.mirror.state.claimant import Claimant
 from tolerant_client.mirror.state.claims import (
     COPIER,

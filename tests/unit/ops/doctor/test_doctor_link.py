@@ -29,6 +29,7 @@ from support.certificate import self_signed
 from support.commands import COMMANDS
 from tolerant_client.errors import ClusterUnreachableError, OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.state.ledger import UNREADABLE
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.plan import TopicSpec
@@ -135,8 +136,27 @@ LOSS = LedgerRow(1, "l", "orders", 0, 40, 60, "retention", "")
 P = TopicPartition("orders", 0)
 
 
-def backlog(position: int, start: int, end: int, age_ms: int | None = 0, **more: Any) -> Backlog:
-    return Backlog(P, position, start, end, None if age_ms is None else NOW - age_ms, **more)
+def backlog(
+    position: int,
+    start: int,
+    end: int,
+    age_ms: int | None = 0,
+    *,
+    copied: int = 0,
+    appended: int = 0,
+    source_bytes: int | None = None,
+    partition: TopicPartition = P,
+) -> Backlog:
+    before = PartitionLag(partition, position - copied, end - appended, source_start=start)
+    now = PartitionLag(
+        partition,
+        position,
+        end,
+        source_start=start,
+        oldest_ms=None if age_ms is None else NOW - age_ms,
+        bytes_per_offset=None if source_bytes is None else source_bytes / (end - start),
+    )
+    return Backlog(before, now)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +217,7 @@ def test_target_that_is_ahead() -> None:
     assert severities(ahead_findings([backlog(101, 0, 100)])) == [ERROR]
 
 
-MOVING = replace(backlog(9, 0, 100, copied=1), partition=TopicPartition("orders", 1))
+MOVING = backlog(9, 0, 100, copied=1, partition=TopicPartition("orders", 1))
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,8 @@ def everything() -> Any:
     clicks = TopicPartition("clicks", 0)
     one = OpenTransaction(clicks, 7, 0, 1, 100, NOW_MS - 60_000, 50)
     paused = replace(troubled(), control=LinkControl(paused=frozenset(("orders",)), bytes_per_s=1_000_000))
-    uncommitted = {**paused.partitions, clicks: replace(paused.partitions[clicks], uncommitted=50)}
+    held = paused.partitions[clicks]
+    uncommitted = {**paused.partitions, clicks: replace(held, stable_end=(held.source_end or 0) - 50)}
     return replace(paused, partitions=uncommitted, held=(Held(clicks, 100, 50, one),), still={clicks: NOW_MS - 30_000})
 
 

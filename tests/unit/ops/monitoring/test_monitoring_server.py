@@ -18,7 +18,7 @@ from dataclasses import replace
 import pytest
 from kafka.structs import TopicPartition
 
-from support.link_samples import HOSTILE, NOW_MS, hour, state, troubled
+from support.link_samples import HOSTILE, NOW_MS, hour, seen, state, troubled
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.ledger import decode_row
 from tolerant_client.mirror.state.link_control import LinkControl
@@ -26,7 +26,7 @@ from tolerant_client.ops.monitoring import server
 from tolerant_client.ops.monitoring.board import MOST_TRACES, Board, Point, Trace, thinned
 from tolerant_client.ops.monitoring.server import MOST_CONNECTIONS, StatusServer, content_security_policy, liveness
 from tolerant_client.ops.monitoring.status import MOST_ROWS, state_json
-from tolerant_client.ops.service.link_state import DutyState, LinkState, PartitionState, Phase
+from tolerant_client.ops.service.link_state import DutyState, LinkState, Phase
 from tolerant_client.records.record_batch import Record
 
 # -- the past -----------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_of_a_wide_topic_the_partitions_that_wait_or_are_behind_most_are_told() 
     board = Board()
     wide = state(topics=1, partitions=1_000)
     lagging, waiting = TopicPartition("orders", 700), TopicPartition("orders", 900)
-    partitions = {**wide.partitions, lagging: PartitionState(1_000_000, 5, 5)}
+    partitions = {**wide.partitions, lagging: seen(lagging, 1_000_000, 5)}
     board.tell(replace(wide, partitions=partitions, report=replace(wide.report, blocked={waiting: "too large"})))
     link = state_json(board, NOW_MS, focus="orders")["link"]
     shown = [p["partition"] for p in link["partitions"]]

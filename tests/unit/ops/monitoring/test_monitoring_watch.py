@@ -1,14 +1,12 @@
-"""watch.py and lag_probe.py: what a watch makes of what clusters and tasks tell; no broker."""
+"""watch.py: what a watch makes of what clusters and tasks tell; no broker."""
 
 from __future__ import annotations
 
 import functools
 import io
-import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,16 +21,15 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.copy_metrics import Copied, Span
+from tolerant_client.mirror.life.lens import MOST_AGES, SourceEnds
 from tolerant_client.mirror.state.claims import Waiting
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held, OpenTransaction
-from tolerant_client.ops.monitoring import lag_probe
 from tolerant_client.ops.monitoring import watch as module
 from tolerant_client.ops.monitoring.bars import Terminal
 from tolerant_client.ops.monitoring.board import Board
 from tolerant_client.ops.monitoring.watch import LinkWatch
 from tolerant_client.ops.service.link_state import DutyState, GroupState, LeftOut, Phase, TaskReport
-from tolerant_client.records.record_batch import Record, encode_batch
 
 FIRST, SECOND, NEW = TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("new", 0)
 PROPERTIES = {"bootstrap.servers": "127.0.0.1:1"}
@@ -60,9 +57,9 @@ class Clusters:
             raise found
         return dict(found)
 
-    def source_ends(self, partitions: Any) -> lag_probe.SourceEnds:
+    def source_ends(self, partitions: Any) -> SourceEnds:
         ends = self._ends("source")
-        return lag_probe.SourceEnds(ends, {**ends, **self.stable}, self.without_leader.get("source", {}))
+        return SourceEnds(ends, {**ends, **self.stable}, self.without_leader.get("source", {}))
 
     def target_ends(self, partitions: Any) -> LedOffsets:
         return LedOffsets(self._ends("target"), self.without_leader.get("target", {}))
@@ -79,12 +76,12 @@ class Clusters:
             raise self.ordered
         return self.ordered
 
-    def written_ms(self, positions: Any) -> dict[TopicPartition, int]:
-        self.asked.append(("written_ms", positions))
+    def oldest_ms(self, positions: Any) -> dict[TopicPartition, int]:
+        self.asked.append(("oldest_ms", positions))
         return {p: time_ms for p, time_ms in self.times.items() if p in positions}
 
-    def bytes_per_offset(self, partitions: Any, ends: Any) -> dict[TopicPartition, float]:
-        self.asked.append(("bytes_per_offset", partitions))
+    def bytes_per_offset(self, ends: Any) -> dict[TopicPartition, float]:
+        self.asked.append(("bytes_per_offset", list(ends)))
         if self.sizes is None:
             raise ClusterUnreachableError("away")
         return self.sizes
@@ -168,10 +165,10 @@ def test_age_is_asked_for_lagging_partitions_only_and_once_for_an_offset(watch: 
     age = watch.after(1).partitions[FIRST].lag_seconds(now_ms)
     assert age == 5.0 and watch.state.partitions[SECOND].lag_seconds(now_ms) == 0
     watch.after(1)
-    assert [asked for asked in watch.clusters.asked if asked[0] == "written_ms"] == [("written_ms", {FIRST: 4})]
+    assert [asked for asked in watch.clusters.asked if asked[0] == "oldest_ms"] == [("oldest_ms", {FIRST: 4})]
     watch.clusters.times = {}
     found = watch.after(1, target={FIRST: 6, SECOND: 10})
-    assert watch.clusters.asked[-1] == ("written_ms", {FIRST: 6})
+    assert watch.clusters.asked[-1] == ("oldest_ms", {FIRST: 6})
     assert found.partitions[FIRST].lag_seconds(now_ms) is None  # the old answer is not of this offset
 
 
@@ -181,8 +178,8 @@ def test_so_many_lagging_partitions_are_asked_for_in_turn(monkeypatch: pytest.Mo
     watch.tell(report(1, acked=dict.fromkeys(many, 0)))
     for _ in range(3):
         watch.after(1, source=dict.fromkeys(many, 9), target=dict.fromkeys(many, 0))
-    rounds = [set(asked) for name, asked in watch.clusters.asked if name == "written_ms"]
-    assert {len(r) for r in rounds} == {lag_probe.MOST_AGES}
+    rounds = [set(asked) for name, asked in watch.clusters.asked if name == "oldest_ms"]
+    assert {len(r) for r in rounds} == {MOST_AGES}
     assert set().union(*rounds) >= set(many)
 
 
@@ -196,7 +193,7 @@ def test_what_stands_still_is_known_after_one_turn_however_much_moves(watch: Wat
         watch.after(1, source=dict.fromkeys(many, 1_000), target=target)
     wide = watch.state.topics["wide"]
     assert watch.state.partitions[stuck].oldest_ms == 5
-    assert wide.behind == 300 and 1 <= wide.aged <= lag_probe.MOST_AGES + 1
+    assert wide.behind == 300 and 1 <= wide.aged <= MOST_AGES + 1
 
 
 def test_size_of_offsets_is_what_was_copied_or_else_asked_for(watch: Watch) -> None:
@@ -567,64 +564,6 @@ def test_groups_that_were_moved_before_stay_with_where_they_were_left(watch: Wat
     watch.sample.tell_groups([GroupState("billing", "orders", 0, 5, note="not all that it has read is copied yet")])
     watch.sample.tell_groups([GroupState("search", "orders", 0, 7)])
     assert [(g.group, g.offset, g.note) for g in watch.state.groups or ()] == [("billing", 5, ""), ("search", 7, "")]
-
-
-# -- what is asked of a cluster -----------------------------------------------
-
-
-class FakeCluster:
-    """A source with two brokers; `led` are the partitions that have a leader."""
-
-    def __init__(self, led: Mapping[TopicPartition, int], batches: Mapping[TopicPartition, bytes]) -> None:
-        self.led, self.batches = led, batches
-        self.fetched: list[list[TopicPartition]] = []
-        self.refreshed = 0
-
-    patience_ms = 5_000
-    manager = SimpleNamespace(cluster=SimpleNamespace(partitions_for_topic=lambda topic: {"orders": {0, 1}}.get(topic)))
-
-    async def connect(self, timeout_ms: int) -> None: ...
-    def wire_topic(self, topic: str) -> str:
-        return topic
-
-    async def track(self, topics: Any) -> None: ...
-    def known_leader(self, partition: TopicPartition) -> int | None:
-        return self.led.get(partition)
-
-    async def refresh(self) -> None:
-        self.refreshed += 1
-
-    async def by_leader(self, partitions: Any) -> dict[int, list[TopicPartition]]:
-        keyed = sorted(partitions, key=lambda p: self.led[p])
-        return {node: list(group) for node, group in itertools.groupby(keyed, key=lambda p: self.led[p])}
-
-    async def fetch(self, node: int, positions: Mapping[TopicPartition, int], **limits: int) -> list[Any]:
-        assert limits["max_bytes"] <= 1 << 20 and limits["max_wait_ms"] == 0
-        self.fetched.append(list(positions))
-        return [
-            SimpleNamespace(partition=p, error_code=0, records=memoryview(self.batches.get(p, b""))) for p in positions
-        ]
-
-
-def done(coroutine: Any) -> Any:
-    with pytest.raises(StopIteration) as stopped:
-        coroutine.send(None)
-    return stopped.value.value
-
-
-def test_times_are_those_of_the_first_record_and_partitions_without_a_leader_are_left_out() -> None:
-    batch = encode_batch([Record(0, 5_000, b"k", b"v"), Record(1, 9_000, b"k", b"v")])
-    timeless = encode_batch([Record(0, -1, b"k", b"v")])
-    cluster = FakeCluster({FIRST: 1, NEW: 2}, {FIRST: batch, NEW: timeless})
-    assert done(lag_probe.written_ms(cluster, {FIRST: 4, SECOND: 4, NEW: 4})) == {FIRST: 5_000}  # type: ignore[arg-type]
-    assert cluster.fetched == [[FIRST], [NEW]] and cluster.refreshed == 1
-
-
-def test_no_more_than_the_limit_is_fetched() -> None:
-    many = {TopicPartition("wide", index): 1 for index in range(500)}
-    cluster = FakeCluster(many, {})
-    assert done(lag_probe.written_ms(cluster, many)) == {}  # type: ignore[arg-type]
-    assert [len(asked) for asked in cluster.fetched] == [lag_probe.MOST_AGES]
 
 
 @pytest.mark.parametrize("name", ["source", "target"])

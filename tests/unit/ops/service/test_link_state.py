@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
 from support.link_samples import NOW_MS, state
+from support.link_samples import seen as sample
 from tolerant_client.mirror.engine.copy_metrics import LATENCY_BOUNDS_MS, Copied, Measured, Span
 from tolerant_client.mirror.state.claims import Waiting
 from tolerant_client.mirror.state.link_control import LinkControl
@@ -93,13 +94,13 @@ def test_spans_know_the_least_the_greatest_and_the_last() -> None:
 @pytest.mark.parametrize(
     ("known", "lag", "size", "age"),
     [
-        (PartitionState(), None, None, None),
-        (PartitionState(10, 10, 10), 0, 0.0, 0.0),
-        (PartitionState(10, 20, 20), 0, 0.0, 0.0),  # filler, or other writers
-        (PartitionState(10, 7, 7), 3, None, None),
-        (PartitionState(10, 7, 7, NOW_MS - 1_500, 100.0), 3, 300.0, 1.5),
-        (PartitionState(10, 7, 7, NOW_MS + 9_000, 100.0), 3, 300.0, 0.0),  # a producer's clock that is ahead
-        (PartitionState(10, 99, 4, None, 2.0), 6, 12.0, None),  # translated offsets: the target's end says nothing
+        (PartitionState(FIRST), None, None, None),
+        (sample(FIRST, 10, 10), 0, 0.0, 0.0),
+        (sample(FIRST, 10, 20), 0, 0.0, 0.0),  # filler, or other writers
+        (sample(FIRST, 10, 7), 3, None, None),
+        (sample(FIRST, 10, 7, NOW_MS - 1_500, 100.0), 3, 300.0, 1.5),
+        (sample(FIRST, 10, 7, NOW_MS + 9_000, 100.0), 3, 300.0, 0.0),  # a producer's clock that is ahead
+        (sample(FIRST, 10, 4, None, 2.0, 99), 6, 12.0, None),  # translated offsets: the target's end says nothing
     ],
 )
 def test_lag_is_none_while_it_is_not_known(known: PartitionState, lag: int, size: float, age: float) -> None:
@@ -111,9 +112,9 @@ def test_topic_is_the_sum_of_its_partitions_and_as_old_as_the_oldest() -> None:
         "A-B",
         NOW_MS,
         partitions={
-            FIRST: PartitionState(10, 8, 8, NOW_MS - 1_000, 10.0, 5.0),
-            SECOND: PartitionState(10, 4, 4, NOW_MS - 9_000, None, 1.0),
-            TopicPartition("other", 0): PartitionState(),
+            FIRST: sample(FIRST, 10, 8, NOW_MS - 1_000, 10.0, offsets_per_s=5.0),
+            SECOND: sample(SECOND, 10, 4, NOW_MS - 9_000, offsets_per_s=1.0),
+            TopicPartition("other", 0): PartitionState(TopicPartition("other", 0)),
         },
         report=TaskReport(NOW_MS, blocked={SECOND: "why"}, copied={FIRST: Copied(8, 80)}),
     )
@@ -128,9 +129,9 @@ def test_topic_counts_what_is_behind_whose_age_is_known_and_what_is_paused() -> 
         "A-B",
         NOW_MS,
         partitions={
-            FIRST: PartitionState(10, 8, 8, NOW_MS - 1_000),
-            SECOND: PartitionState(10, 4, 4),
-            TopicPartition("orders", 2): PartitionState(10, 10, 10),
+            FIRST: sample(FIRST, 10, 8, NOW_MS - 1_000),
+            SECOND: sample(SECOND, 10, 4),
+            TopicPartition("orders", 2): sample(TopicPartition("orders", 2), 10, 10),
         },
         control=LinkControl(paused=frozenset(("other",)), paused_partitions=frozenset({TopicPartition("orders", 1)})),
     )

@@ -34,8 +34,8 @@ from tolerant_client.errors import (
     UnsupportedSourceError,
     text_of,
 )
-from tolerant_client.mirror.engine.lag import Ends
 from tolerant_client.mirror.engine.prepare import PreparedLink
+from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.state.open_transactions import Held, OpenTransaction
 from tolerant_client.ops.service import mirror_settings, stop_signals
 from tolerant_client.ops.service.link_state import TaskReport
@@ -111,11 +111,11 @@ def run(monkeypatch: pytest.MonkeyPatch, prepared: list[str]) -> Callable[..., A
                 raise outcome
             return outcome
 
-        async def look(*asked: Any) -> list[Ends]:
+        async def look(*asked: Any) -> list[PartitionLag]:
             if away is not None:
                 raise away
             assert asked[4] is ("translated" in options)
-            return [Ends(p, end, None, None) for p, end in zip((FIRST, SECOND), copied)]
+            return [PartitionLag(p, end, None, None) for p, end in zip((FIRST, SECOND), copied)]
 
         monkeypatch.setattr(mirror_job, "run", copy)
         monkeypatch.setattr(mirror_settings, "run_claim", lambda settings: contextlib.nullcontext())

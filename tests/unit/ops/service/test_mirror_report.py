@@ -34,10 +34,10 @@ from tolerant_client.errors import (
 )
 from tolerant_client.mirror.engine.copy_metrics import Copied, Measured
 from tolerant_client.mirror.engine.limits import Progress
+from tolerant_client.mirror.life.lens import SourceEnds
 from tolerant_client.mirror.state.claims import Waiting
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.ops.monitoring.board import Board
-from tolerant_client.ops.monitoring.lag_probe import SourceEnds
 from tolerant_client.ops.monitoring.server import StatusServer
 from tolerant_client.ops.monitoring.watch import LinkWatch
 from tolerant_client.ops.service import ranges
@@ -284,7 +284,7 @@ class Target:
     def control(self) -> LinkControl:
         return LinkControl()
 
-    def written_ms(self, positions: object) -> dict[TopicPartition, int]:
+    def oldest_ms(self, positions: object) -> dict[TopicPartition, int]:
         return {}
 
     def bytes_per_offset(self, partitions: object, ends: object) -> dict[TopicPartition, float]:

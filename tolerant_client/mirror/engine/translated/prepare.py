@@ -9,7 +9,6 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.engine.lag import require_no_copies_of_identical
 from tolerant_client.mirror.engine.preflight import ends_at, offsets_at, write_down
 from tolerant_client.mirror.engine.prepare import check_link, make_topics
 from tolerant_client.mirror.state.map_topic import ensure_map_topic, read_maps
@@ -49,7 +48,7 @@ async def prepare_translated_link(
     planned, control = await check_link(
         source, target, topics, link, goes_on=goes_on, has_start=from_ms is not None, is_identical=False
     )
-    require_no_copies_of_identical(control, link)
+    control.require_not_identical(link)
     claim([topic.name for topic in planned.topics.copied])
     await ensure_map_topic(target, link)
     starts: dict[TopicPartition, int] = {}

@@ -22,11 +22,10 @@ from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.batches.gaps import FILLER, marker_producer
 from tolerant_client.mirror.batches.losses import Loss, MirrorPolicy
-from tolerant_client.mirror.engine import lag
 from tolerant_client.mirror.engine.identical import log_start, next_sequence, other_writers, resume_point
 from tolerant_client.mirror.engine.identical.difference import OpenTransaction
-from tolerant_client.mirror.engine.lag import Comparison, compare_ends
-from tolerant_client.mirror.life import plan_report
+from tolerant_client.mirror.life import comparison, plan_report
+from tolerant_client.mirror.life.comparison import Comparison, compare_ends
 from tolerant_client.mirror.life.promotion import blockers
 from tolerant_client.mirror.life.status import uncompared_reasons
 from tolerant_client.mirror.state.health import Health
@@ -615,7 +614,7 @@ def test_a_target_whose_log_we_may_not_read_is_refused_and_does_not_just_fail_th
     target = Log(of_link(0), end=10)
     target.fetch_error = Errors.TopicAuthorizationFailedError.errno
     found = asyncio.run(
-        lag.compare_ends(cast(Cluster, SOURCE), cast(Cluster, target), [P], KnownLedger(), CONTROL, False)
+        comparison.compare_ends(cast(Cluster, SOURCE), cast(Cluster, target), [P], KnownLedger(), CONTROL, False)
     )
     assert found is not None and not found.unread and "Fetch of orders-0; comparing takes Read" in found.refused[P]
 
@@ -636,7 +635,7 @@ def test_a_plan_tells_of_what_may_not_be_read_as_refused_and_of_the_rest_as_ever
     async def refuse(*_: Any, **__: Any) -> None:
         raise Errors.TopicAuthorizationFailedError("Fetch of orders-0")
 
-    monkeypatch.setattr(lag, "read_append_states", refuse)
+    monkeypatch.setattr(comparison, "read_append_states", refuse)
     course = plan_report._differences(Any, Any, [P], KnownLedger(), CONTROL, MirrorPolicy())
     stopped, told = asyncio.run(course)
     assert stopped[P].startswith("orders-0 could not be compared: Fetch of orders-0; ") and not told
@@ -657,10 +656,10 @@ def test_topics_that_we_may_not_read_keep_no_other_from_being_compared(monkeypat
             for p in wanted
         }
 
-    monkeypatch.setattr(lag, "read_append_states", read)
+    monkeypatch.setattr(comparison, "read_append_states", read)
     partitions = [TopicPartition(name, n) for name in ("audit", "clicks", "differs", "orders", "views") for n in (0, 1)]
     for hidden in (set(), {"clicks"}, {"audit", "views"}, {p.topic for p in partitions}):
-        found = asyncio.run(lag.compare_ends(Any, Any, partitions, KnownLedger(), CONTROL, False))
+        found = asyncio.run(comparison.compare_ends(Any, Any, partitions, KnownLedger(), CONTROL, False))
         assert found is not None and {p.topic for p in found.refused} == hidden and not found.unread
         assert all(
             "of the source is not allowed to us; comparing takes Read and" in why for why in found.refused.values()

@@ -1,20 +1,17 @@
-"""How far the two clusters of a link are, and whether what the target has is a copy of what the source has.
-
-Offsets are the source's, half-open.
-"""
+"""Whether what the target of a link has is a copy of what the source has: what its mirror would stop at, before it does."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.offsets import list_led_offsets, stable_ends
-from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
-from tolerant_client.errors import OptionError, TolerantClientError, text_of
+from tolerant_client.cluster.admin.offsets import list_led_offsets
+from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.errors import TolerantClientError, text_of
 from tolerant_client.mirror.batches.divergence import require_readable
 from tolerant_client.mirror.batches.losses import Loss
 from tolerant_client.mirror.engine.identical.difference import OpenTransaction
@@ -22,89 +19,7 @@ from tolerant_client.mirror.engine.identical.resume_point import Found, read_app
 from tolerant_client.mirror.engine.translated.target_checks import check_target, find_loss
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.map_topic import copied_until, last_rows, map_partition
-
-
-class Ends(NamedTuple):
-    """A partition of a link: offsets before `copied` are on the target.
-
-    The source's committed part ends at `stable` (the last stable offset), its log at `end` (the high watermark); both None
-    where the source is not asked.
-    """
-
-    partition: TopicPartition
-    copied: int
-    stable: int | None
-    end: int | None
-
-    @property
-    def lag(self) -> int:
-        """What of the source's log is not on the target, offsets after an open transaction included."""
-        return 0 if self.stable is None else max(0, max(self.stable, self.end or 0) - self.copied)
-
-    @property
-    def copyable(self) -> int:
-        """Of the lag what a mirror can copy now: that before the last stable offset."""
-        return 0 if self.stable is None else max(0, self.stable - self.copied)
-
-    @property
-    def ahead(self) -> int:
-        """What the target has and the source's log has no room for: it is no copy, or the source has lost it."""
-        return 0 if self.end is None else max(0, self.copied - self.end)
-
-    @property
-    def open_offsets(self) -> int:
-        """What lies after the first record of a transaction that is open: no mirror copies it before that has ended."""
-        return 0 if self.stable is None or self.end is None else max(0, self.end - self.stable)
-
-    def __str__(self) -> str:
-        return f"{self.partition.topic}-{self.partition.partition}"
-
-
-def require_no_copies_of_identical(control: LinkControl, link: str) -> None:
-    """Raises OptionError where a link that is to have translated offsets has copied with identical ones.  Pure."""
-    if control.producer_ids:
-        raise OptionError(
-            f"Link {link} has copied into this target with identical offsets: give the one with translated offsets a name of"
-            " its own with --link"
-        )
-
-
-async def look(
-    source: Cluster | None, target: Cluster, link: str, partitions: Iterable[TopicPartition], is_translated: bool
-) -> list[Ends]:
-    """How far both sides are.  The target is asked before the source, so a lag is never told too small; the source's high
-    watermark before its last stable offset, so that what is appended between does not look like an open transaction.
-    """
-    wanted = list(partitions)
-    if is_translated:
-        copied = await copied_until(target, link, wanted)
-    else:
-        copied = await target.list_offsets(dict.fromkeys(wanted, LATEST))
-    if source is None:
-        return [Ends(p, copied[p], None, None) for p in wanted]
-    end = await source.list_offsets(dict.fromkeys(wanted, LATEST))
-    stable = await source.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
-    return [Ends(p, copied[p], stable[p], end[p]) for p in wanted]
-
-
-async def look_led(
-    source: Cluster, target: Cluster, link: str, partitions: Iterable[TopicPartition], is_translated: bool
-) -> tuple[list[Ends], dict[TopicPartition, str]]:
-    """As look, but no partition waits for a broker of another one: also why each of the others could not be looked at."""
-    wanted = list(partitions)
-    left_out: dict[TopicPartition, str] = {}
-    if is_translated:
-        maps = {p: map_partition(link, p) for p in wanted}
-        away = (await list_led_offsets(target, dict.fromkeys(maps.values(), LATEST))).left_out
-        left_out = {p: away[at] for p, at in maps.items() if at in away}
-        copied = await copied_until(target, link, [p for p in wanted if p not in left_out])
-    else:
-        copied, left_out = await list_led_offsets(target, dict.fromkeys(wanted, LATEST))
-    end, without_end = await list_led_offsets(source, dict.fromkeys(copied, LATEST))
-    stable, without_stable = await stable_ends(source, end)
-    left_out = {**left_out, **without_end, **without_stable}
-    return [Ends(p, copied[p], stable[p], end[p]) for p in wanted if p in stable], left_out
+from tolerant_client.mirror.state.map_topic import last_rows
 
 
 class Comparison(NamedTuple):

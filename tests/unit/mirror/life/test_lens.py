@@ -1,0 +1,71 @@
+"""lens.py: what is asked of a cluster, and how much of it; no broker."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+
+from tolerant_client.mirror.life import lens
+from tolerant_client.records.record_batch import Record, encode_batch
+
+FIRST, SECOND, NEW = TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("new", 0)
+
+
+class FakeCluster:
+    """A source with two brokers; `led` are the partitions that have a leader."""
+
+    def __init__(self, led: Mapping[TopicPartition, int], batches: Mapping[TopicPartition, bytes]) -> None:
+        self.led, self.batches = led, batches
+        self.fetched: list[list[TopicPartition]] = []
+        self.refreshed = 0
+
+    patience_ms = 5_000
+    manager = SimpleNamespace(cluster=SimpleNamespace(partitions_for_topic=lambda topic: {"orders": {0, 1}}.get(topic)))
+
+    async def connect(self, timeout_ms: int) -> None: ...
+    def wire_topic(self, topic: str) -> str:
+        return topic
+
+    async def track(self, topics: Any) -> None: ...
+    def known_leader(self, partition: TopicPartition) -> int | None:
+        return self.led.get(partition)
+
+    async def refresh(self) -> None:
+        self.refreshed += 1
+
+    async def by_leader(self, partitions: Any) -> dict[int, list[TopicPartition]]:
+        keyed = sorted(partitions, key=lambda p: self.led[p])
+        return {node: list(group) for node, group in itertools.groupby(keyed, key=lambda p: self.led[p])}
+
+    async def fetch(self, node: int, positions: Mapping[TopicPartition, int], **limits: int) -> list[Any]:
+        assert limits["max_bytes"] <= 1 << 20 and limits["max_wait_ms"] == 0
+        self.fetched.append(list(positions))
+        return [
+            SimpleNamespace(partition=p, error_code=0, records=memoryview(self.batches.get(p, b""))) for p in positions
+        ]
+
+
+def done(coroutine: Any) -> Any:
+    with pytest.raises(StopIteration) as stopped:
+        coroutine.send(None)
+    return stopped.value.value
+
+
+def test_times_are_those_of_the_first_record_and_partitions_without_a_leader_are_left_out() -> None:
+    batch = encode_batch([Record(0, 5_000, b"k", b"v"), Record(1, 9_000, b"k", b"v")])
+    timeless = encode_batch([Record(0, -1, b"k", b"v")])
+    cluster = FakeCluster({FIRST: 1, NEW: 2}, {FIRST: batch, NEW: timeless})
+    assert done(lens.oldest_ms(cluster, {FIRST: 4, SECOND: 4, NEW: 4})) == {FIRST: 5_000}  # type: ignore[arg-type]
+    assert cluster.fetched == [[FIRST], [NEW]] and cluster.refreshed == 1
+
+
+def test_no_more_than_the_limit_is_fetched() -> None:
+    many = {TopicPartition("wide", index): 1 for index in range(500)}
+    cluster = FakeCluster(many, {})
+    assert done(lens.oldest_ms(cluster, many)) == {}  # type: ignore[arg-type]
+    assert [len(asked) for asked in cluster.fetched] == [lens.MOST_AGES]

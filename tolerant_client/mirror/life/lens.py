@@ -1,0 +1,221 @@
+"""One lens on the two clusters of a link: how far each partition is copied, how old what waits is, and what it takes.
+
+`status`, the status page, the metrics and `doctor` show what is seen here.
+Laws:
+- What was not seen is None, or absent, never 0.
+- The target is asked before the source, so a lag is never told too small; the source's high watermark before its last stable
+  offset, so that what is appended between does not look like an open transaction.
+- Where `left_out` is told no partition waits for another one: what has no leader, or one that does not respond, is left out.
+- What ages cost is bounded: one request a broker, of about a MiB, for MOST_AGES partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.log_dirs import describe_log_dirs, tells_log_dirs
+from tolerant_client.cluster.admin.offsets import BELIEVED_AFTER, LedOffsets, list_led_offsets
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
+from tolerant_client.mirror.state.map_topic import copied_until, map_partition
+from tolerant_client.records.record_batch import HEADER_SIZE, BatchHeader, read_header
+
+MOST_AGES = 64
+_AGES_MAX_BYTES = 1 << 20
+_MAGIC_AT, _BATCHES = 16, 2  # older formats have no header of a batch
+
+
+@dataclass(frozen=True)
+class PartitionLag:
+    """A partition of a link as both clusters show it; offsets are the source's, half-open, those before `position` are copied.
+
+    The source's log begins at `source_start`, is committed up to `stable_end` (the last stable offset), and ends at
+    `source_end` (the high watermark).  `oldest_ms` is when the first record was written that is not copied,
+    `bytes_per_offset` what an offset takes on average.
+    """
+
+    partition: TopicPartition
+    position: int | None = None
+    stable_end: int | None = None
+    source_end: int | None = None
+    source_start: int | None = None
+    oldest_ms: int | None = None
+    bytes_per_offset: float | None = None
+
+    @property
+    def lag_offsets(self) -> int | None:
+        """What of the source's log is not on the target, offsets after an open transaction included."""
+        if self.source_end is None or self.position is None:
+            return None
+        return max(0, self.source_end - self.position)
+
+    @property
+    def copyable(self) -> int:
+        """What a mirror can copy now: that before the last stable offset; 0 also where that is not known."""
+        if self.stable_end is None or self.position is None:
+            return 0
+        return max(0, self.stable_end - max(self.position, self.source_start or 0))
+
+    @property
+    def ahead(self) -> int:
+        """What the target has and the source's log has no room for: it is no copy, or the source has lost it."""
+        return 0 if self.source_end is None or self.position is None else max(0, self.position - self.source_end)
+
+    @property
+    def open_offsets(self) -> int:
+        """What lies after the first record of a transaction that is open: no mirror copies it before that has ended."""
+        return 0 if self.stable_end is None or self.source_end is None else max(0, self.source_end - self.stable_end)
+
+    @property
+    def open_span(self) -> tuple[int, int] | None:
+        """That, from the last stable offset to the high watermark."""
+        if self.stable_end is None or self.source_end is None or not self.open_offsets:
+            return None
+        return self.stable_end, self.source_end
+
+    @property
+    def lag_bytes(self) -> float | None:
+        lag = self.lag_offsets
+        if not lag:
+            return None if lag is None else 0.0
+        return None if self.bytes_per_offset is None else lag * self.bytes_per_offset
+
+    def lag_seconds(self, now_ms: float) -> float | None:
+        """The age of the oldest record that is not copied; 0 where there is none."""
+        if self.lag_offsets == 0:
+            return 0.0
+        return None if self.lag_offsets is None or self.oldest_ms is None else max(now_ms - self.oldest_ms, 0) / 1000
+
+    def __str__(self) -> str:
+        return f"{self.partition.topic}-{self.partition.partition}"
+
+
+class SourceEnds(NamedTuple):
+    """High watermarks and last stable offsets of partitions, and why others could not be asked."""
+
+    ends: Mapping[TopicPartition, int]
+    stable: Mapping[TopicPartition, int]
+    left_out: Mapping[TopicPartition, str]
+
+
+async def look(
+    source: Cluster | None, target: Cluster, link: str, partitions: Iterable[TopicPartition], is_translated: bool
+) -> list[PartitionLag]:
+    """How far both sides are, of all partitions or of none; without a source as far as the target alone tells."""
+    wanted = list(partitions)
+    copied = await positions(target, link, wanted, is_translated)
+    if source is None:
+        return [PartitionLag(p, copied[p]) for p in wanted]
+    end = await source.list_offsets(dict.fromkeys(wanted, LATEST))
+    stable = await source.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
+    return [PartitionLag(p, copied[p], stable[p], max(stable[p], end[p])) for p in wanted]
+
+
+async def look_led(
+    source: Cluster, target: Cluster, link: str, partitions: Iterable[TopicPartition], is_translated: bool
+) -> tuple[list[PartitionLag], dict[TopicPartition, str]]:
+    """As look, but no partition waits for a broker of another one: also why each of the others was left out."""
+    wanted = list(partitions)
+    if is_translated:
+        maps = {p: map_partition(link, p) for p in wanted}
+        away = (await list_led_offsets(target, dict.fromkeys(maps.values(), LATEST))).left_out
+        left_out = {p: away[at] for p, at in maps.items() if at in away}
+        copied = await copied_until(target, link, [p for p in wanted if p not in left_out])
+    else:
+        copied, left_out = await list_led_offsets(target, dict.fromkeys(wanted, LATEST))
+    ends, stable, unseen = await source_ends(source, copied, looks=BELIEVED_AFTER)
+    return [PartitionLag(p, copied[p], stable[p], ends[p]) for p in wanted if p in stable], {**left_out, **unseen}
+
+
+async def positions(
+    target: Cluster, link: str, partitions: Collection[TopicPartition], is_translated: bool
+) -> dict[TopicPartition, int]:
+    """How far each partition is copied: what the link's map says, or with identical offsets the end of the target's log."""
+    if is_translated:
+        return await copied_until(target, link, partitions)
+    return await target.list_offsets(dict.fromkeys(partitions, LATEST))
+
+
+async def source_ends(source: Cluster, partitions: Collection[TopicPartition], *, looks: int = 1) -> SourceEnds:
+    """Where the source's logs end, and how far each partition can be copied."""
+    high = await log_ends(source, partitions, looks=looks)
+    stable = await list_led_offsets(
+        source, dict.fromkeys(high.offsets, LATEST), isolation_level=READ_COMMITTED, looks=looks
+    )
+    ends = {p: max(high.offsets[p], offset) for p, offset in stable.offsets.items()}
+    return SourceEnds(ends, stable.offsets, {**high.left_out, **stable.left_out})
+
+
+async def log_ends(cluster: Cluster, partitions: Collection[TopicPartition], *, looks: int = 1) -> LedOffsets:
+    """Where the logs end (high watermarks), and why those of others are not known."""
+    await cluster.connect(cluster.patience_ms)
+    found = await list_led_offsets(cluster, dict.fromkeys(partitions, LATEST), looks=looks)
+    if found.left_out:
+        cluster.manager.cluster.request_update()  # for the next look
+    return found
+
+
+def written_ms(header: BatchHeader) -> int | None:
+    """When the first record of a batch was written, as it says itself."""
+    time_ms = header.max_timestamp if header.has_log_append_time else header.base_timestamp
+    return time_ms if time_ms >= 0 else None
+
+
+async def oldest_ms(source: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """When the batch at each offset was written; absent where that is not told.
+
+    Asks for the first MOST_AGES of them.  A broker leaves out batches above the limit but the very first one of a
+    response (KIP-74): give those in another order the next time.
+    """
+    found: dict[TopicPartition, int] = {}
+    chosen = list(offsets)[:MOST_AGES]
+    for node, members in (await source.by_leader(await _led(source, chosen))).items():
+        fetched = await source.fetch(
+            node,
+            {p: offsets[p] for p in members},
+            max_wait_ms=0,
+            max_bytes=_AGES_MAX_BYTES,
+            partition_max_bytes=_AGES_MAX_BYTES // 16,
+        )
+        for part in fetched:
+            if part.error_code == 0 and len(part.records) >= HEADER_SIZE and part.records[_MAGIC_AT] == _BATCHES:
+                time_ms = written_ms(read_header(part.records))
+                if time_ms is not None:
+                    found[part.partition] = time_ms
+    return found
+
+
+async def bytes_per_offset(source: Cluster, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, float]:
+    """What an offset of logs with these ends takes on their leaders' disks on average (DescribeLogDirs, KIP-113).
+
+    Needs Describe on the cluster; absent where that is not known.
+    """
+    led = await _led(source, ends)
+    if not tells_log_dirs(source):
+        return {}
+    starts = await source.list_offsets(dict.fromkeys(led, EARLIEST))
+    sizes: dict[TopicPartition, int] = {}
+    try:
+        for node, members in (await source.by_leader(led)).items():
+            for log_dir in await describe_log_dirs(source, node, members):
+                sizes.update(log_dir.sizes)
+    except Errors.ClusterAuthorizationFailedError:
+        return {}
+    return {p: sizes[p] / (ends[p] - start) for p, start in starts.items() if p in sizes and ends[p] > start}
+
+
+async def _led(cluster: Cluster, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
+    await cluster.connect(cluster.patience_ms)
+    await cluster.track({p.topic for p in partitions})
+    led = [p for p in partitions if cluster.known_leader(p) is not None]
+    if len(led) < len(partitions):
+        try:
+            await cluster.refresh()
+        except Errors.KafkaError:
+            return led
+        led = [p for p in partitions if cluster.known_leader(p) is not None]
+    return led
