@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tolerant_client.ops.service.link_state import LinkState, greatest, total
+from tolerant_client.ops.service.link_state import LinkState, TopicState
 
 MOST_TRACES = 1_000  # topics of a link whose past is kept
 _STEP_MS, _STEPS = 2_000, 150
@@ -72,7 +72,8 @@ class Board:
 
     def tell(self, state: LinkState) -> None:
         """Takes a link's newest sample; may be called by any thread."""
-        points = {"": _of_link(state), **_of_topics(state)} if state.time_ms else {}
+        rows = {"": state.every, **state.topics} if state.time_ms else {}
+        points = {topic: _point(state.time_ms, row) for topic, row in rows.items()}
         with self._lock:
             self._states[state.link] = state
             traces = self._traces.setdefault(state.link, {})
@@ -106,30 +107,15 @@ def thinned(points: list[Point]) -> Point:
     return Point(points[-1].time_ms, most[1], most[2], mean[3], mean[4], most[5])
 
 
-def _of_link(state: LinkState) -> Point:
-    topics = state.topics.values()
+def _point(time_ms: int, row: TopicState) -> Point:
     return Point(
-        state.time_ms,
-        _known(total(t.lag_offsets for t in topics)),
-        _known(greatest(t.lag_seconds for t in topics)),
-        sum(t.offsets_per_s for t in topics),
-        _known(total(t.bytes_per_s for t in topics)),
-        _known(greatest(t.latency.greatest for t in topics if t.latency.number)),
+        time_ms,
+        _known(row.lag_offsets),
+        _known(row.lag_seconds),
+        row.offsets_per_s,
+        _known(row.bytes_per_s),
+        _known(row.latency.greatest if row.latency.number else None),
     )
-
-
-def _of_topics(state: LinkState) -> dict[str, Point]:
-    return {
-        topic: Point(
-            state.time_ms,
-            _known(t.lag_offsets),
-            _known(t.lag_seconds),
-            t.offsets_per_s,
-            _known(t.bytes_per_s),
-            _known(t.latency.greatest if t.latency.number else None),
-        )
-        for topic, t in state.topics.items()
-    }
 
 
 def _known(value: float | None) -> float:

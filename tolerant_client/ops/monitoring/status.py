@@ -19,12 +19,16 @@ from tolerant_client.mirror.engine.copy_metrics import Span
 from tolerant_client.mirror.state.health import Health
 from tolerant_client.ops.monitoring.board import Board, Point
 from tolerant_client.ops.monitoring.health import health_of
-from tolerant_client.ops.service.link_state import DutyState, LinkState, PartitionState, TopicState, greatest, total
+from tolerant_client.ops.service.link_state import DutyState, LinkState, PartitionState, TopicState, greatest
 
 DEFAULT_TOPICS = 50
 MOST_TOPICS = 1_000
 MOST_ROWS = 200
 _SPARK_POINTS = 40
+_TOTALS = (
+    *("partitions", "lag_offsets", "lag_bytes", "lag_seconds", "behind", "aged"),
+    *("paused", "blocked", "waiting", "uncommitted", "offsets_per_s", "bytes_per_s"),
+)
 _CHARTED = 5  # topics with an hour of their own
 
 
@@ -66,11 +70,7 @@ def _in_short(state: LinkState, now_ms: int) -> dict[str, Any]:
 
 def _in_full(board: Board, state: LinkState, now_ms: int, most: int, matching: str, focus: str) -> dict[str, Any]:
     report = state.report
-    rows = list(state.topics.values())
-    found = [row for row in state.most(len(rows)) if matching.lower() in row.topic.lower()]
-    latency = Span()
-    for row in rows:
-        latency = latency.plus(row.latency)
+    found = [row for row in state.most(len(state.topics)) if matching.lower() in row.topic.lower()]
     charted = [focus] if focus in state.topics else [row.topic for row in found[:_CHARTED]]
     shown = found[:most]
     return {
@@ -80,23 +80,12 @@ def _in_full(board: Board, state: LinkState, now_ms: int, most: int, matching: s
         "reported_ms": report.time_ms or None,
         "control": _control(state),
         "totals": {
-            "topics": len(rows),
-            "partitions": len(state.partitions),
-            "lag_offsets": total(row.lag_offsets for row in rows),
-            "lag_bytes": total(row.lag_bytes for row in rows),
-            "lag_seconds": greatest(row.lag_seconds for row in rows),
-            "behind": sum(row.behind for row in rows),
-            "aged": sum(row.aged for row in rows),
-            "paused": sum(row.paused for row in rows),
-            "blocked": sum(row.blocked for row in rows),
-            "waiting": sum(row.waiting for row in rows),
-            "uncommitted": sum(row.uncommitted for row in rows),
-            "offsets_per_s": sum(row.offsets_per_s for row in rows),
-            "bytes_per_s": total(row.bytes_per_s for row in rows),
+            "topics": len(state.topics),
+            **{name: getattr(state.every, name) for name in _TOTALS},
             "records": report.records,
             "bytes": report.bytes,
             "filled": report.filled,
-            "latency_ms": _span(latency),
+            "latency_ms": _span(state.every.latency),
         },
         "topics_found": len(found),
         "topics": [{**_topic(row), "past": _lags(board.past(state.link, row.topic, _SPARK_POINTS))} for row in shown],

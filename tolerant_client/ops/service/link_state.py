@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -275,7 +275,7 @@ class LinkState:
         members: dict[str, list[TopicPartition]] = {}
         for partition in self.partitions:
             members.setdefault(partition.topic, []).append(partition)
-        return {topic: self._topic(topic, partitions) for topic, partitions in sorted(members.items())}
+        return {topic: together(topic, map(self._row, partitions)) for topic, partitions in sorted(members.items())}
 
     def most(self, limit: int) -> list[TopicState]:
         """The topics that are behind most, at most `limit`; the others, if there are any, are one row more, OTHERS."""
@@ -284,32 +284,34 @@ class LinkState:
             return topics
         return [*topics[:limit], together(OTHERS, topics[limit:])]
 
-    def _topic(self, topic: str, partitions: list[TopicPartition]) -> TopicState:
-        states = [self.partitions[p] for p in partitions]
-        copied, recent = Copied(), Copied()
-        for partition in partitions:
-            copied = copied.plus(self.report.copied.get(partition, Copied()))
-            recent = recent.plus(self.recent.get(partition, Copied()))
+    @cached_property
+    def every(self) -> TopicState:
+        """All topics together."""
+        return together("", self.topics.values())
+
+    def _row(self, partition: TopicPartition) -> TopicState:
+        known = self.partitions[partition]
+        copied, recent = self.report.copied.get(partition, Copied()), self.recent.get(partition, Copied())
         return TopicState(
-            topic,
-            len(partitions),
-            total(state.source_end for state in states),
-            total(state.target_end for state in states),
-            total(state.lag_offsets for state in states),
-            total(state.lag_bytes for state in states),
-            greatest(state.lag_seconds(self.time_ms) for state in states),
-            sum(state.offsets_per_s for state in states),
-            total(state.bytes_per_s for state in states),
+            partition.topic,
+            1,
+            known.source_end,
+            known.target_end,
+            known.lag_offsets,
+            known.lag_bytes,
+            known.lag_seconds(self.time_ms),
+            known.offsets_per_s,
+            known.bytes_per_s,
             copied.records,
             copied.bytes,
             recent.age,
             recent.latency,
-            sum(self.control.pauses(partition) for partition in partitions),
-            sum(bool(state.lag_offsets) for state in states),
-            sum(bool(state.lag_offsets) and state.oldest_ms is not None for state in states),
-            sum(partition in self.blocked for partition in partitions),
-            sum(partition in self.waiting for partition in partitions),
-            sum(state.open_offsets for state in states),
+            int(self.control.pauses(partition)),
+            int(bool(known.lag_offsets)),
+            int(bool(known.lag_offsets) and known.oldest_ms is not None),
+            int(partition in self.blocked),
+            int(partition in self.waiting),
+            known.open_offsets,
         )
 
     @cached_property
@@ -318,33 +320,11 @@ class LinkState:
         return lost_offsets(self.ledger or ())
 
 
-def together(name: str, topics: Iterable[TopicState]) -> TopicState:
-    """Several topics as one row."""
-    rows = list(topics)
-    age, latency = Span(), Span()
-    for row in rows:
-        age, latency = age.plus(row.age), latency.plus(row.latency)
-    return TopicState(
-        name,
-        sum(t.partitions for t in rows),
-        total(t.source_end for t in rows),
-        total(t.target_end for t in rows),
-        total(t.lag_offsets for t in rows),
-        total(t.lag_bytes for t in rows),
-        greatest(t.lag_seconds for t in rows),
-        sum(t.offsets_per_s for t in rows),
-        total(t.bytes_per_s for t in rows),
-        sum(t.records for t in rows),
-        sum(t.bytes for t in rows),
-        age,
-        latency,
-        sum(t.paused for t in rows),
-        sum(t.behind for t in rows),
-        sum(t.aged for t in rows),
-        sum(t.blocked for t in rows),
-        sum(t.waiting for t in rows),
-        sum(t.uncommitted for t in rows),
-    )
+def together(name: str, rows: Iterable[TopicState]) -> TopicState:
+    """Several topics, or partitions, as one row."""
+    known = list(rows)
+    columns = {column: [getattr(row, column) for row in known] for column in TopicState._fields[1:]}
+    return TopicState(name, **{column: _COMBINED.get(column, sum)(values) for column, values in columns.items()})
 
 
 def added(
@@ -368,3 +348,18 @@ def total(values: Iterable[Any]) -> Any:
 def greatest(values: Iterable[Any]) -> Any:
     """The greatest of what is known; None where nothing is."""
     return max((value for value in values if value is not None), default=None)
+
+
+def _together_spans(values: Iterable[Span]) -> Span:
+    found = Span()
+    for value in values:
+        found = found.plus(value)
+    return found
+
+
+# How columns of TopicState are combined that are no plain sums.
+_COMBINED: Mapping[str, Callable[[Iterable[Any]], Any]] = {
+    **dict.fromkeys(("source_end", "target_end", "lag_offsets", "lag_bytes", "bytes_per_s"), total),
+    "lag_seconds": greatest,
+    **dict.fromkeys(("age", "latency"), _together_spans),
+}
