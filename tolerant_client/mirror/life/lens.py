@@ -94,6 +94,16 @@ class PartitionLag:
         return f"{self.partition.topic}-{self.partition.partition}"
 
 
+def positions_of(lags: Iterable[PartitionLag]) -> dict[TopicPartition, int]:
+    """How far partitions are copied; without those of which that is not known."""
+    return {lag.partition: lag.position for lag in lags if lag.position is not None}
+
+
+def open_spans(lags: Iterable[PartitionLag]) -> dict[TopicPartition, tuple[int, int]]:
+    """What open transactions hold back, by last stable offset and high watermark."""
+    return {lag.partition: span for lag in lags if (span := lag.open_span) is not None}
+
+
 class SourceEnds(NamedTuple):
     """High watermarks and last stable offsets of partitions, and why others could not be asked."""
 

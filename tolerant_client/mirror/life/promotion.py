@@ -18,7 +18,7 @@ Laws:
   before each request that commits for a group (cluster/admin/groups.py).  So only a request that is on its way for as long as
   all the fencing takes could put a group back.
 
-What is decided is pure (blockers); offsets are half-open, those of the source.
+What is decided is pure (promotion_blockers.py); offsets are half-open, those of the source.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.groups import fetch_offsets, list_groups
 from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.topics import visible_topics
 from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import ClusterUnreachableError, OptionError, text_of
-from tolerant_client.mirror.batches.divergence import read_headers, read_slices, require_readable
-from tolerant_client.mirror.batches.losses import LedgerRow
-from tolerant_client.mirror.engine.identical.difference import is_all_filler
-from tolerant_client.mirror.follow.groups import OWN_GROUPS, GroupsReport, sync_groups
+from tolerant_client.mirror.batches.divergence import require_readable
+from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
 from tolerant_client.mirror.follow.skipped import Left
-from tolerant_client.mirror.life.carriers import Carried, find_carried
-from tolerant_client.mirror.life.comparison import Comparison, compare_ends, contradicted
+from tolerant_client.mirror.life.carriers import find_carried
+from tolerant_client.mirror.life.comparison import compare_ends
 from tolerant_client.mirror.life.fence import Fenced, fence_identical, fence_translated
 from tolerant_client.mirror.life.half_done import half_done
-from tolerant_client.mirror.life.lens import PartitionLag, look
+from tolerant_client.mirror.life.lens import PartitionLag, look, open_spans, positions_of
+from tolerant_client.mirror.life.promotion_blockers import Blocker, blockers, named
 from tolerant_client.mirror.life.promotion_report import (
-    GroupPlace,
-    PromotedPartition,
     PromotionReport,
     carried_warnings,
     failover_warnings,
     gone_warnings,
     promoted_before,
 )
+from tolerant_client.mirror.life.promotion_view import (
+    PromotedLink,
+    damage,
+    group_places,
+    losses_of,
+    promoted_partitions,
+)
 from tolerant_client.mirror.state.control_topic import read_control, update_control
-from tolerant_client.mirror.state.health import by_reason
-from tolerant_client.mirror.state.health import names as names_of
-from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, Ledger, read_ledger
+from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, link_options
 from tolerant_client.mirror.state.link_topics import (
     is_heartbeats,
@@ -68,85 +68,14 @@ from tolerant_client.mirror.state.link_topics import (
     partitions_of_link,
     partitions_on_target,
     require_whole,
-    some,
     unread_map,
 )
-from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics, has_map, map_partition, mapped_topics
-from tolerant_client.mirror.state.open_transactions import Held, find_held
+from tolerant_client.mirror.state.map_topic import has_map, map_partition, mapped_topics
+from tolerant_client.mirror.state.open_transactions import find_held
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 _LEADERS_MS = 10_000  # how long leaders are waited for: an election under way ends by then
 _LOOK_S = 1.0  # between two looks: what stands still for that long, stands
-_SENTENCES = 5  # differences that are told one by one
-
-
-@dataclass(frozen=True)
-class _Link:
-    """What is promoted."""
-
-    name: str
-    target: Cluster
-    topics: LinkTopics
-    is_translated: bool
-    carried: Carried = Carried()  # besides its topics
-    mapped: MappedTopics = NO_MAP
-
-
-class Blocker(NamedTuple):
-    """Why a link cannot be promoted now; one that `lasts` no waiting cures."""
-
-    text: str
-    lasts: bool = False
-
-
-def blockers(
-    ends: Iterable[PartitionLag],
-    before: Mapping[TopicPartition, PartitionLag],
-    control: LinkControl = LinkControl(),
-    compared: Comparison | None = None,
-    held: Iterable[Held] = (),
-    of_target: str = "--target TARGET",
-    of_both: str = "--source SOURCE --target TARGET",
-) -> list[Blocker]:
-    """Why a link cannot be promoted now; pure.
-
-    `before` is an earlier look, `compared` what the logs themselves say, and None where they were not compared, `held` whose
-    transactions are open.  `of_target` and `of_both` are what commands take to mean the link (link_options).
-    """
-    known = list(ends)
-    differing, unread, refused, open_there = compared or Comparison({})
-    found = [Blocker(text, lasts=True) for text in list(differing.values())[:_SENTENCES]]
-    if len(differing) > _SENTENCES:
-        more = f"{len(differing) - _SENTENCES} more partitions differ; all of them: tolerant-kafka status {of_both}"
-        found.append(Blocker(more, lasts=True))
-    for why, members in list(by_reason(refused).items())[:_SENTENCES]:
-        found.append(Blocker(f"{names_of(members)} could not be compared: {why}", lasts=True))
-    for why, members in list(by_reason(open_there).items())[:_SENTENCES]:
-        found.append(Blocker(f"{names_of(members)} could not be compared: {why}"))
-    if unread:
-        text = f"partitions could not be compared with the source's this time: {some(map(_name, unread))}; try again"
-        found.append(Blocker(text))
-    if compared is None and (beyond := [e for e in known if e.ahead]):
-        what = some(f"{e} ends at {e.position}, on the source at {e.source_end}" for e in beyond)
-        text = f"the target has more than the source: {what}; which records differ: tolerant-kafka verify {of_both}"
-        found.append(Blocker(text, lasts=True))
-    lagging = [e for e in known if e.copyable and e.partition not in differing]
-    if paused := [e for e in lagging if control.pauses(e.partition)]:
-        what = some(f"{e} {e.copyable:,}" for e in paused)
-        count = sum(e.copyable for e in paused)
-        resume = f"tolerant-kafka resume {of_target}"
-        text = f"{count:,} offsets are not copied, since an operator has paused them: {what}; let them go on: {resume}"
-        found.append(Blocker(text, lasts=True))
-    if waiting := [e for e in lagging if not control.pauses(e.partition)]:
-        what = some(f"{e} {e.copyable:,}" for e in waiting)
-        found.append(Blocker(f"{sum(e.copyable for e in waiting):,} offsets are not copied yet: {what}"))
-    if opened := [e for e in known if e.open_offsets]:
-        what = some(map(str, held), "; ") or some(f"{e} from offset {e.stable_end} on" for e in opened)
-        text = f"transactions are open on the source, nothing after their first records is copied: {what}"
-        found.append(Blocker(text))
-    if grown := [e for e in known if e.partition in before and e.source_end != before[e.partition].source_end]:
-        found.append(Blocker(f"producers still write to the source: {some(map(str, grown))}; stop them"))
-    return found
 
 
 async def promote(
@@ -174,7 +103,7 @@ async def promote(
     mapped = await mapped_topics(target, link, control, patience_ms=_LEADERS_MS)
     partitions, lacking = await partitions_of_link(source, target, chosen, link, control, mapped)
     carried = await find_carried(target, control.producer_ids, partitions)
-    of = _Link(link, target, chosen, await has_map(target, link, control), carried, mapped)
+    of = PromotedLink(link, target, chosen, await has_map(target, link, control), carried, mapped)
     on_source = await _of_source(of, source, carried.partitions)
     # What the source has deleted is promoted, too, and nobody knows how much of it was left to copy.
     gone = await only_on_target(source, target, chosen, link, control, mapped)
@@ -188,14 +117,14 @@ async def promote(
                 tell(f"left will be {left}")
     if control.is_promoted:  # what was begun before has no way back
         found: list[str] = []
-        warnings = [f"{some(map(_name, lacking))}: on the source alone, and so not promoted"] if lacking else []
+        warnings = [f"{named(lacking)}: on the source alone, and so not promoted"] if lacking else []
         ends = await look(source, target, link, [p for p in partitions if p not in on_target], of.is_translated)
     else:
         ends, found = await _wait(of, source, on_source, 0.0 if is_dry_run else deadline_s, tell)
         warnings = []
     ends = [*ends, *await look(None, target, link, _to_fence(control, on_target), of.is_translated)]
     warnings += [*carried_warnings(carried, gone), *gone_warnings(gone)]
-    await _losses(target, link)  # what may not be read is refused before anything is written
+    await losses_of(target, link)  # what may not be read is refused before anything is written
     fences: dict[TopicPartition, Fenced] = {}
     will_do = not is_dry_run and not found
     if will_do:
@@ -211,11 +140,11 @@ async def promote(
             link,
             is_dry_run,
             will_do,
-            await _partitions(of, ends, fences),
+            await promoted_partitions(of, ends, fences),
             tuple(found),
-            (*warnings, *map(str, await find_held(source, _open_spans(ends)))),
+            (*warnings, *map(str, await find_held(source, open_spans(ends)))),
             moved,
-            losses=await _losses(target, link),
+            losses=await losses_of(target, link),
         )
         if will_do:
             await update_control(target, link, lambda now: replace(now, is_fenced=True, unfenced=frozenset()))
@@ -242,7 +171,7 @@ async def failover(
     mapped = await mapped_topics(target, link, control, patience_ms=_LEADERS_MS)
     partitions = await partitions_on_target(target, chosen, link, control, mapped)
     carried = await find_carried(target, control.producer_ids, partitions)
-    of = _Link(link, target, chosen, await has_map(target, link, control), carried, mapped)
+    of = PromotedLink(link, target, chosen, await has_map(target, link, control), carried, mapped)
     there = partitions = sorted({*partitions, *carried.partitions})
     if not partitions and not control.unfenced:
         raise OptionError(f"The target has no topic of link {link}; check --target and --link")
@@ -256,8 +185,8 @@ async def failover(
 
     async def seen(fences: Mapping[TopicPartition, Fenced]) -> PromotionReport:
         ends = _as_fenced(await look(None, target, link, led, of.is_translated), fences)
-        shown = await _partitions(of, ends, fences)
-        places, unread = await _group_places(of, groups or TopicFilter(), _positions(ends))
+        shown = await promoted_partitions(of, ends, fences)
+        places, unread = await group_places(of, groups or TopicFilter(), positions_of(ends))
         return PromotionReport(
             "failover",
             link,
@@ -267,9 +196,9 @@ async def failover(
             tuple(blocked),
             (*carried_warnings(carried), *failover_warnings(shown), *unread),
             group_places=places,
-            losses=await _losses(target, link),
+            losses=await losses_of(target, link),
             is_begun=not is_dry_run and bool(blocked),
-            damaged=await _damaged(of, control, there, led),
+            damaged=await damage(of, control, there, led),
         )
 
     await _require_readable(of, led)
@@ -297,7 +226,7 @@ async def _control(target: Cluster, link: str) -> LinkControl:
     return control
 
 
-async def _of_source(of: _Link, source: Cluster, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
+async def _of_source(of: PromotedLink, source: Cluster, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
     """Those that the source has.  Raises OptionError where it does not let us describe one."""
     names = {p.topic for p in partitions if of.topics.has_source(p.topic)}
     there, refused = await visible_topics(source, sorted(names))
@@ -307,7 +236,7 @@ async def _of_source(of: _Link, source: Cluster, partitions: Collection[TopicPar
 
 
 async def _wait(
-    of: _Link, source: Cluster, besides: list[TopicPartition], deadline_s: float, tell: Callable[[str], None]
+    of: PromotedLink, source: Cluster, besides: list[TopicPartition], deadline_s: float, tell: Callable[[str], None]
 ) -> tuple[list[PartitionLag], list[str]]:
     """Looks at least twice, until nothing is in the way, something is that no waiting cures, or the deadline: how far both
     sides are then, and what is in the way.
@@ -326,11 +255,9 @@ async def _wait(
         kept = [e for e in ends if not is_heartbeats(of.topics, e.partition.topic)]
         there, ledger = [e.partition for e in kept], Ledger(of.target, of.name)
         compared = await compare_ends(source, of.target, there, ledger, control, of.is_translated)
-        found = blockers(kept, before or {}, control, compared, await find_held(source, _open_spans(kept)), *options)
+        found = blockers(kept, before or {}, control, compared, await find_held(source, open_spans(kept)), *options)
         if lacking:
-            text = (
-                f"{some(map(_name, lacking))}: not on the target yet; let the mirror run until it has made them there"
-            )
+            text = f"{named(lacking)}: not on the target yet; let the mirror run until it has made them there"
             found.insert(0, Blocker(text))
         if before is not None and (
             not found or any(blocker.lasts for blocker in found) or time.monotonic() >= deadline
@@ -344,7 +271,7 @@ async def _wait(
         await source.net.sleep(_LOOK_S)
 
 
-async def _look_again(of: _Link, source: Cluster, ends: Iterable[PartitionLag]) -> list[PartitionLag]:
+async def _look_again(of: PromotedLink, source: Cluster, ends: Iterable[PartitionLag]) -> list[PartitionLag]:
     """The same partitions; those that the source does not have on the target alone."""
     known = list(ends)
     there = [e.partition for e in known if e.stable_end is not None]
@@ -353,11 +280,7 @@ async def _look_again(of: _Link, source: Cluster, ends: Iterable[PartitionLag]) 
     return found + await look(None, of.target, of.name, gone, of.is_translated)
 
 
-def _name(partition: TopicPartition) -> str:
-    return f"{partition.topic}-{partition.partition}"
-
-
-async def _move_groups(of: _Link, source: Cluster, groups: TopicFilter, *, is_dry_run: bool) -> GroupsReport:
+async def _move_groups(of: PromotedLink, source: Cluster, groups: TopicFilter, *, is_dry_run: bool) -> GroupsReport:
     """A round of group offsets.  What no repeat cures is left: a link that is fenced is promoted, whatever its groups do."""
     name = of.name if of.is_translated else None
     try:
@@ -373,21 +296,12 @@ async def _move_groups(of: _Link, source: Cluster, groups: TopicFilter, *, is_dr
         return GroupsReport((), 0, (), (Left("all groups", "error", why),))
 
 
-def _positions(ends: Iterable[PartitionLag]) -> dict[TopicPartition, int]:
-    return {e.partition: e.position for e in ends if e.position is not None}
-
-
-def _open_spans(ends: Iterable[PartitionLag]) -> dict[TopicPartition, tuple[int, int]]:
-    """What open transactions hold back, by last stable offset and high watermark."""
-    return {e.partition: span for e in ends if (span := e.open_span) is not None}
-
-
 def _to_fence(control: LinkControl, partitions: list[TopicPartition]) -> list[TopicPartition]:
     """What is not fenced yet: of the others a failover has told where their copies end, and applications write there."""
     return [p for p in partitions if p in control.unfenced] if control.unfenced else partitions
 
 
-async def _without_leader(of: _Link, partitions: Collection[TopicPartition]) -> dict[TopicPartition, str]:
+async def _without_leader(of: PromotedLink, partitions: Collection[TopicPartition]) -> dict[TopicPartition, str]:
     """Partitions of the target that nothing can be written to now, and why; those whose map cannot, or is unread, too."""
     maps = {p: map_partition(of.name, p) for p in partitions} if of.is_translated else {}
     asked = dict.fromkeys([*partitions, *maps.values()], LATEST)
@@ -400,12 +314,12 @@ async def _without_leader(of: _Link, partitions: Collection[TopicPartition]) -> 
 def _not_to_be_fenced(leaderless: Mapping[TopicPartition, str]) -> str:
     partition, why = next(iter(leaderless.items()))
     return (
-        f"{some(map(_name, leaderless))} cannot be fenced, so a process of the link may still write there ({_name(partition)}:"
-        f" {why}); start a broker that has it, or delete the topic, then run this again"
+        f"{named(leaderless)} cannot be fenced, so a process of the link may still write there"
+        f" ({partition.topic}-{partition.partition}: {why}); start a broker that has it, or delete the topic, then run this again"
     )
 
 
-async def _require_rights(of: _Link) -> None:
+async def _require_rights(of: PromotedLink) -> None:
     """Raises OptionError where we may not fence: found out behind the control, it would leave half a promotion."""
     name = (await read_control(of.target, of.name)).producer_name(of.name)
     try:
@@ -417,7 +331,7 @@ async def _require_rights(of: _Link) -> None:
         ) from error
 
 
-async def _require_readable(of: _Link, partitions: Collection[TopicPartition]) -> None:
+async def _require_readable(of: PromotedLink, partitions: Collection[TopicPartition]) -> None:
     """Raises OptionError where we may not read what is to be fenced: the markers are looked for behind the control."""
     try:
         await require_readable(of.target, () if of.is_translated else partitions)
@@ -427,7 +341,7 @@ async def _require_readable(of: _Link, partitions: Collection[TopicPartition]) -
         ) from error
 
 
-async def _fence(of: _Link, partitions: list[TopicPartition]) -> dict[TopicPartition, Fenced]:
+async def _fence(of: PromotedLink, partitions: list[TopicPartition]) -> dict[TopicPartition, Fenced]:
     control = await update_control(of.target, of.name, lambda now: replace(now, is_promoted=True))
     if of.is_translated:
         await fence_translated(of.target, of.name, partitions)
@@ -437,80 +351,3 @@ async def _fence(of: _Link, partitions: list[TopicPartition]) -> dict[TopicParti
 
 def _as_fenced(ends: Iterable[PartitionLag], fences: Mapping[TopicPartition, Fenced]) -> list[PartitionLag]:
     return [replace(e, position=fences[e.partition].copied_until) if e.partition in fences else e for e in ends]
-
-
-async def _group_places(
-    of: _Link, groups: TopicFilter, copied: Mapping[TopicPartition, int]
-) -> tuple[tuple[GroupPlace, ...], tuple[str, ...]]:
-    """Where the groups stand on the target, and a sentence for each that cannot be said of."""
-    try:
-        listed, failures = await list_groups(of.target)
-        consumers = [g.name for g in listed.values() if g.is_of_consumers and not g.name.startswith(OWN_GROUPS)]
-        names = [name for name in consumers if groups.matches(name)]
-        committed, unread = await fetch_offsets(of.target, names) if names else ({}, {})
-    except ClusterUnreachableError:
-        raise
-    except Exception as error:  # a link that is fenced is promoted, whatever its groups do
-        return (), (f"where groups stand on the target is not known: {type(error).__name__}: {error}",)
-    ends = await of.target.list_offsets(dict.fromkeys(copied, LATEST)) if of.is_translated else copied
-    places = [
-        GroupPlace(name, place.topic, place.partition, offset.offset, max(0, ends[place] - offset.offset))
-        for name, by_partition in sorted(committed.items())
-        for place, offset in sorted(by_partition.items())
-        if place in copied
-    ]
-    missing = {**{f"groups of {name}": error for name, error in failures.items()}, **unread}
-    return tuple(places), tuple(
-        f"where {name} stands on the target is not known: {error}" for name, error in missing.items()
-    )
-
-
-async def _partitions(
-    of: _Link, ends: Iterable[PartitionLag], fences: Mapping[TopicPartition, Fenced]
-) -> tuple[PromotedPartition, ...]:
-    known = list(ends)
-    copied = _positions(known)
-    asked = {} if of.is_translated else {p: position - 1 for p, position in copied.items() if position}
-    last = await read_headers(of.target, asked)
-    lasts = {p: (copied[p] - 1, copied[p]) for p in last}
-    ends_with = await read_slices(of.target, lasts, is_committed=False)
-    partitions = []
-    for e in known:
-        header, fence = last.get(e.partition), fences.get(e.partition)
-        is_data = header is not None and not header.is_control and not is_all_filler(ends_with.get(e.partition))
-        time_ms = header.max_timestamp if header is not None and is_data and header.max_timestamp >= 0 else None
-        partitions.append(
-            PromotedPartition(
-                e.partition.topic,
-                e.partition.partition,
-                copied[e.partition],
-                e.lag_offsets,
-                time_ms,
-                None if fence is None else fence.marker,
-                () if fence is None else fence.records,
-                is_heartbeats(of.topics, e.partition.topic),
-            )
-        )
-    return tuple(partitions)
-
-
-async def _damaged(
-    of: _Link, control: LinkControl, there: Iterable[TopicPartition], led: list[TopicPartition]
-) -> tuple[str, ...]:
-    """What the target has lost of what the link has copied, as far as the target itself tells."""
-    copied = of.mapped.names | {p.topic for p in (*control.begun, *control.copied) if of.topics.writes(p.topic)}
-    missing = sorted(copied - {p.topic for p in there})
-    found = [f"topic {name} is not on the target any more, and link {of.name} has copied it" for name in missing]
-    if of.is_translated:
-        found += (await contradicted(None, of.target, of.name, led)).values()
-    return tuple(found)
-
-
-async def _losses(target: Cluster, link: str) -> tuple[LedgerRow, ...]:
-    try:
-        rows = await read_ledger(target)
-    except Errors.TopicAuthorizationFailedError as error:
-        raise OptionError(
-            f"What link {link} has lost may not be read: grant us Read and Describe on topic {LEDGER_TOPIC} of the target"
-        ) from error
-    return tuple(row for row in rows if row.link == link)

@@ -22,7 +22,14 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.batches.divergence import read_headers
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life.comparison import Comparison, compare_ends, is_comparable
-from tolerant_client.mirror.life.lens import PartitionLag, bytes_per_offset, look_led, written_ms
+from tolerant_client.mirror.life.lens import (
+    PartitionLag,
+    bytes_per_offset,
+    look_led,
+    open_spans,
+    positions_of,
+    written_ms,
+)
 from tolerant_client.mirror.life.mirrors import (
     BOUND_S,
     look_at_claims,
@@ -210,8 +217,7 @@ async def _with_age_and_size(source: Cluster, seen: list[PartitionLag]) -> list[
     behind = {e.partition: e for e in seen if e.lag_offsets}
     if not behind:
         return seen
-    at = {p: e.position for p, e in behind.items() if e.position is not None}
-    headers = await within_bound(source, read_headers, source, at) or {}
+    headers = await within_bound(source, read_headers, source, positions_of(behind.values())) or {}
     ask = partial(bytes_per_offset, source, {p: e.source_end for p, e in behind.items() if e.source_end is not None})
     sizes = await within_bound(source, source.insist, "asking what logs take", ask) or {}
     return [
@@ -239,16 +245,14 @@ async def read_rows(
 
 def moved_per_s(first: Iterable[PartitionLag], second: Iterable[PartitionLag], seconds: float) -> float:
     """How fast partitions that were seen twice were copied, offsets a second.  Pure."""
-    before = {e.partition: e.position or 0 for e in first}
-    return sum((e.position or 0) - before[e.partition] for e in second if e.partition in before) / seconds
+    before = positions_of(first)
+    return sum(position - before[p] for p, position in positions_of(second).items() if p in before) / seconds
 
 
 def held_spans(first: Iterable[PartitionLag], second: Iterable[PartitionLag]) -> dict[TopicPartition, tuple[int, int]]:
     """What open transactions held back in both looks, at the same last stable offset.  Pure."""
-    before = {e.partition: e.stable_end for e in first if e.open_span}
-    return {
-        e.partition: span for e in second if (span := e.open_span) is not None and before.get(e.partition) == span[0]
-    }
+    before = open_spans(first)
+    return {p: span for p, span in open_spans(second).items() if p in before and before[p][0] == span[0]}
 
 
 def _unseen_reasons(unseen: Mapping[TopicPartition, str]) -> list[Reason]:

@@ -14,6 +14,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import text_of
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life import lens
 from tolerant_client.mirror.state.control_topic import HIDDEN, ControlWatch
@@ -22,6 +23,7 @@ from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held, find_held
 from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.ops.service.duties import connected
+from tolerant_client.ops.service.link_state import LeftOut
 
 _T = TypeVar("_T")
 AWAY = (KafkaError, OSError, ValueError)  # ValueError: an answer that cannot be decoded, again and again
@@ -83,3 +85,30 @@ class LinkClusters:
             return answer
 
         return cluster.run(bounded)
+
+
+def asked_of(unreachable: dict[str, str], name: str, ask: Callable[..., _T], *arguments: object) -> _T | None:
+    """What a cluster answered; where it did not, `unreachable` says why."""
+    try:
+        return ask(*arguments)
+    except AWAY as error:
+        unreachable[name] = text_of(error)
+        return None
+
+
+def leave_out(
+    leaderless: dict[str, LeftOut], name: str, why: Mapping[TopicPartition, str], told: Collection[TopicPartition]
+) -> set[TopicPartition]:
+    """Takes it down which partitions of a cluster cannot be looked at; of those `told` as blocked that is known."""
+    if dark := why.keys() - set(told):
+        first = min(dark)
+        leaderless[name] = LeftOut(len(dark), f"{first.topic}-{first.partition}: {why[first]}")
+    return set(why)
+
+
+def quietly(ask: Callable[..., _T], *arguments: object) -> _T | None:
+    """What was answered; None where that failed: the next look tells whether the cluster is away."""
+    try:
+        return ask(*arguments)
+    except AWAY:
+        return None

@@ -13,7 +13,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import TypeVar
@@ -21,19 +21,19 @@ from typing import TypeVar
 from kafka.structs import TopicPartition
 from rich.console import Console
 
-from tolerant_client.errors import TolerantClientError, text_of
+from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.copy_metrics import Copied
-from tolerant_client.mirror.life.lens import MOST_AGES, SourceEnds
+from tolerant_client.mirror.life.lens import SourceEnds
 from tolerant_client.mirror.state.control_topic import UNKNOWN_ORDERS
 from tolerant_client.mirror.state.health import waiting_reasons
-from tolerant_client.mirror.state.open_transactions import Held, is_held_long
+from tolerant_client.mirror.state.open_transactions import is_held_long
 from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.ops.monitoring.bars import LinkBars
 from tolerant_client.ops.monitoring.board import Board
-from tolerant_client.ops.monitoring.estimates import Ages, Rates, Standstill, sizes_by_topic
-from tolerant_client.ops.monitoring.link_clusters import AWAY, LinkClusters
+from tolerant_client.ops.monitoring.link_clusters import AWAY, LinkClusters, asked_of, leave_out, quietly
 from tolerant_client.ops.monitoring.link_sample import LinkSample
+from tolerant_client.ops.monitoring.partition_watch import PartitionWatch
 from tolerant_client.ops.service.link_events import sentence
 from tolerant_client.ops.service.link_state import DutyState, LeftOut, LinkState, PartitionState, Phase, TaskReport
 from tolerant_client.ops.service.standing import Away, Standing
@@ -48,14 +48,8 @@ _SHARE = 30  # a look that takes the processor n seconds is followed by 30 n wit
 _LONGEST_S = 30.0
 _UNSEEN_S = 5.0  # between two looks where nothing is shown but what stands still
 _CONTROL_INTERVAL_S = 2.0
-_HELD_INTERVAL_S = 10.0
-_HELD_AFTER_MS = 5_000  # most transactions are over by then
-_MOST_HELD = 50  # partitions of which is asked whose transactions hold them back
-_STILL_AFTER_MS = 25_000
 _START_MS = 120_000  # Spark takes its time on a busy machine: until then a partition that no task has begun is no news
 _LEDGER_INTERVAL_S = 10.0
-_SIZES_INTERVAL_S = 60.0
-_AGAIN_S = 5.0  # after a question that failed
 
 
 class LinkWatch:
@@ -118,15 +112,11 @@ class LinkWatch:
         )
         self._first: dict[TopicPartition, int] = {}
         self._last: dict[TopicPartition, int] = {}
-        self._rates = Rates()
-        self._ages = Ages()
-        self._sizes: Mapping[TopicPartition, float] = {}
-        self._held = Standstill()
-        self._still = Standstill()
+        self._partitions = PartitionWatch(is_identical=self._is_identical)
         self._standing_told = Standing()
         self._told_still: set[TopicPartition] = set()
         self._away = Away()
-        self._held_at = self._control_at = self._ledger_at = self._sizes_at = float("-inf")
+        self._control_at = self._ledger_at = float("-inf")
         self._former_losses: list[LedgerRow] | None = None
         self._problem = "it was not asked"  # why the last look has not seen all
         self.losses: list[LedgerRow] = []  # ledger rows of the link since the start
@@ -255,26 +245,26 @@ class LinkWatch:
         unreachable: dict[str, str] = {}
         partitions = list(self.state.partitions)
         leaderless: dict[str, LeftOut] = {}
-        ends = _asked(unreachable, "target", clusters.target_ends, partitions)
+        ends = asked_of(unreachable, "target", clusters.target_ends, partitions)
         left_out: set[TopicPartition] = set()
         if ends is not None:
             self._took(ends.offsets)
-            left_out |= _leave_out(leaderless, "target", ends.left_out, self.state.report.blocked)
+            left_out |= leave_out(leaderless, "target", ends.left_out, self.state.report.blocked)
         if self._former_losses is None and not unreachable:
-            self._former_losses = _quietly(clusters.ledger)
+            self._former_losses = quietly(clusters.ledger)
         asked = {"target"}
         source: SourceEnds | None = None
         if self._board is not None or not self._is_once or self.state.still or "source" in self.state.unreachable:
             asked.add("source")
-            source = _asked(unreachable, "source", clusters.source_ends, partitions)
+            source = asked_of(unreachable, "source", clusters.source_ends, partitions)
         if source is not None:
-            left_out |= _leave_out(leaderless, "source", source.left_out, self.state.report.blocked)
+            left_out |= leave_out(leaderless, "source", source.left_out, self.state.report.blocked)
         now, now_ms = time.monotonic(), _now_ms()
         ledger, control, control_problem = self.state.ledger, self.state.control, self.state.control_problem
         if self._board is not None and "target" not in unreachable:
             if now - self._ledger_at >= _LEDGER_INTERVAL_S:
                 self._ledger_at = now
-                rows = _quietly(clusters.ledger)
+                rows = quietly(clusters.ledger)
                 ledger = ledger if rows is None else tuple(rows)
                 self.losses = self._since_the_start(ledger or ())
             if now - self._control_at >= _CONTROL_INTERVAL_S:
@@ -285,9 +275,11 @@ class LinkWatch:
                     control_problem = sentence(error)
         before = self.state.control_problem
         may_ask = self._board is not None and not unreachable
-        states = self._partition_states(clusters, source, now, left_out, may_ask=may_ask)
-        held = self._held_by(clusters, states, now, now_ms, may_ask="source" in asked and "source" not in unreachable)
-        still = self.state.still if unreachable else self._standing(states, left_out, now_ms)
+        states = self._partitions.states(clusters, self.state, source, self._last, left_out, now, may_ask=may_ask)
+        has_source = "source" in asked and "source" not in unreachable
+        held = self._partitions.held(clusters, states, self.state.held, now, now_ms, may_ask=has_source)
+        goals = self._ends if self._is_once else {}
+        still = self.state.still if unreachable else self._partitions.still(states, goals, left_out, now_ms)
         moves = any(state.offsets_per_s for state in states.values())  # the first micro-batch may be long
         self.sample.change(
             lambda state: replace(
@@ -313,39 +305,6 @@ class LinkWatch:
         self._tell_still()
         self._show()
 
-    def _standing(
-        self, states: Mapping[TopicPartition, PartitionState], left_out: Collection[TopicPartition], now_ms: int
-    ) -> dict[TopicPartition, int]:
-        """What has not moved for long though there is something to copy, since when."""
-        goals = self._ends if self._is_once else {}
-        waiting = {
-            p: state.position
-            for p, state in states.items()
-            if state.position is not None and (state.copyable or state.position < goals.get(p, 0))
-        }
-        return self._still.of(now_ms, {p: at for p, at in waiting.items() if p not in left_out}, _STILL_AFTER_MS)
-
-    def _held_by(
-        self,
-        clusters: LinkClusters,
-        states: Mapping[TopicPartition, PartitionState],
-        now: float,
-        now_ms: int,
-        *,
-        may_ask: bool,
-    ) -> tuple[Held, ...]:
-        """Whose transactions hold back the source's last stable offsets, of those that have stood for long."""
-        spans = {p: span for p, state in states.items() if (span := state.open_span) is not None}
-        long = self._held.of(now_ms, {p: stable for p, (stable, _) in spans.items()}, _HELD_AFTER_MS)
-        known = tuple(
-            one for one in self.state.held if one.partition in long and spans[one.partition][0] == one.from_offset
-        )
-        if long and may_ask and now - self._held_at >= _HELD_INTERVAL_S:
-            self._held_at = now
-            oldest = sorted(long, key=lambda p: (long[p], p))[:_MOST_HELD]
-            known = tuple(_quietly(clusters.held, {p: spans[p] for p in oldest}) or known)
-        return known
-
     def _tell_still(self) -> None:
         """Says on the terminal, once, what stands still and no task has spoken of, and whose transactions hold it up."""
         state = self.state
@@ -366,64 +325,15 @@ class LinkWatch:
     def look_last(self, clusters: LinkClusters) -> None:
         """What counts once the mirror has ended: how far the target is, and what was lost."""
         unreachable: dict[str, str] = {}
-        ends = _asked(unreachable, "target", clusters.target_ends, list(self.state.partitions))
+        ends = asked_of(unreachable, "target", clusters.target_ends, list(self.state.partitions))
         if ends is not None:
             self._took(ends.offsets)
             if ends.left_out:
                 unreachable["target"] = next(iter(ends.left_out.values()))
         if not unreachable:
-            rows = _asked(unreachable, "target", clusters.ledger)
+            rows = asked_of(unreachable, "target", clusters.ledger)
             self.losses = self.losses if rows is None else self._since_the_start(rows)
         self._problem = unreachable.get("target", "")
-
-    def _partition_states(
-        self,
-        clusters: LinkClusters,
-        source: SourceEnds | None,
-        now: float,
-        left_out: Collection[TopicPartition],
-        *,
-        may_ask: bool,
-    ) -> dict[TopicPartition, PartitionState]:
-        former, report = self.state.partitions, self.state.report
-        ends, stable = (source.ends, source.stable) if source is not None else ({}, {})
-        positions = dict(self._last if self._is_identical else report.acked)
-        rates = self._rates.of(now, positions)
-        topics = sizes_by_topic(report.copied)
-        states = {
-            p: PartitionState(
-                p,
-                positions.get(p),
-                stable.get(p, known.stable_end),
-                ends.get(p, known.source_end),
-                bytes_per_offset=topics.get(p.topic) or self._sizes.get(p),
-                target_end=self._last.get(p),
-                offsets_per_s=rates.get(p, 0.0),
-            )
-            for p, known in former.items()
-        }
-        if may_ask:
-            turn = self._ages.turn({p: state for p, state in states.items() if p not in left_out}, MOST_AGES)
-            if turn:
-                self._ages.told(turn, _quietly(clusters.oldest_ms, turn) or {})
-            self._read_sizes(clusters, states, now)
-        for partition, state in states.items():
-            oldest_ms = self._ages.oldest_ms(partition, state.position)
-            if oldest_ms is not None:
-                states[partition] = replace(state, oldest_ms=oldest_ms)
-        return states
-
-    def _read_sizes(self, clusters: LinkClusters, states: Mapping[TopicPartition, PartitionState], now: float) -> None:
-        """Asks what offsets take of partitions that are behind and have not told it by what was copied."""
-        wanted = {
-            p: state.source_end
-            for p, state in states.items()
-            if state.source_end is not None and state.lag_offsets and state.bytes_per_offset is None
-        }
-        if wanted and now - self._sizes_at >= _SIZES_INTERVAL_S:
-            sizes = _quietly(clusters.bytes_per_offset, wanted)
-            self._sizes = sizes or {}
-            self._sizes_at = now if sizes is not None else now - _SIZES_INTERVAL_S + _AGAIN_S
 
     def _took(self, target_ends: Mapping[TopicPartition, int]) -> None:
         """Takes the target's ends; of partitions that are new, what was copied so far counts as gained."""
@@ -448,33 +358,6 @@ class LinkWatch:
         if self._board is not None:
             self._board.tell(self.state)
         self._bars.show(self.state, self._goals)
-
-
-def _asked(unreachable: dict[str, str], name: str, ask: Callable[..., _T], *arguments: object) -> _T | None:
-    """What a cluster answered; where it did not, `unreachable` says why."""
-    try:
-        return ask(*arguments)
-    except AWAY as error:
-        unreachable[name] = text_of(error)
-        return None
-
-
-def _leave_out(
-    leaderless: dict[str, LeftOut], name: str, why: Mapping[TopicPartition, str], told: Collection[TopicPartition]
-) -> set[TopicPartition]:
-    """Takes it down which partitions of a cluster cannot be looked at; of those `told` as blocked that is known."""
-    if dark := why.keys() - set(told):
-        first = min(dark)
-        leaderless[name] = LeftOut(len(dark), f"{first.topic}-{first.partition}: {why[first]}")
-    return set(why)
-
-
-def _quietly(ask: Callable[..., _T], *arguments: object) -> _T | None:
-    """What was answered; None where that failed: the next look tells whether the cluster is away."""
-    try:
-        return ask(*arguments)
-    except AWAY:
-        return None
 
 
 def _by_topic(ends: Mapping[TopicPartition, int]) -> dict[str, int]:

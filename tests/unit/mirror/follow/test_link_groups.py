@@ -29,7 +29,7 @@ from tolerant_client.mirror.follow.groups import (
     position_of,
     read_positions,
 )
-from tolerant_client.mirror.life import promotion
+from tolerant_client.mirror.life import promotion_view
 from tolerant_client.mirror.state.offset_map import MapRow, OffsetMap, RowKey, Run
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
@@ -141,7 +141,7 @@ def test_groups_whose_offsets_are_no_positions_are_left_alone(monkeypatch: pytes
     async def target_logs(target: Any, wanted: Any, link: str) -> Any:
         return {PLACE: TargetLog(0, 80)}, {}
 
-    for module in (groups, promotion):
+    for module in (groups, promotion_view):
         monkeypatch.setattr(module, "list_groups", list_groups)
         monkeypatch.setattr(module, "fetch_offsets", fetch_offsets)
     monkeypatch.setattr(groups, "groups_home", groups_home)
@@ -150,7 +150,7 @@ def test_groups_whose_offsets_are_no_positions_are_left_alone(monkeypatch: pytes
     found = drive(read_positions(cluster, cluster, LinkTopics.of("A.orders"), TopicFilter()))
     assert ([(p.group, p.offset) for p in found.positions], found.left, asked) == ([("billing", 80)], (), ["billing"])
     link: Any = SimpleNamespace(target=Named(), is_translated=False)
-    places, unknown = drive(promotion._group_places(link, TopicFilter(), {PLACE: 80}))
+    places, unknown = drive(promotion_view.group_places(link, TopicFilter(), {PLACE: 80}))
     assert ([place.group for place in places], unknown) == (["billing"], ())
 
 

@@ -26,7 +26,7 @@ from tolerant_client.mirror.engine.identical import log_start, next_sequence, ot
 from tolerant_client.mirror.engine.identical.difference import OpenTransaction
 from tolerant_client.mirror.life import comparison, plan_report
 from tolerant_client.mirror.life.comparison import Comparison, compare_ends
-from tolerant_client.mirror.life.promotion import blockers
+from tolerant_client.mirror.life.promotion_blockers import blockers
 from tolerant_client.mirror.life.status import uncompared_reasons
 from tolerant_client.mirror.state.health import Health
 from tolerant_client.mirror.state.ledger import Ledger

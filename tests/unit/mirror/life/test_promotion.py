@@ -23,13 +23,14 @@ from tolerant_client.errors import ClusterUnreachableError, OptionError, Toleran
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.follow.groups import GroupsReport
 from tolerant_client.mirror.follow.skipped import Left
-from tolerant_client.mirror.life import fence, promotion
+from tolerant_client.mirror.life import fence, promotion, promotion_view
 from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.comparison import Comparison
 from tolerant_client.mirror.life.fence import Fenced
 from tolerant_client.mirror.life.half_done import half_done
 from tolerant_client.mirror.life.lens import PartitionLag
-from tolerant_client.mirror.life.promotion import Blocker, blockers, failover, promote
+from tolerant_client.mirror.life.promotion import failover, promote
+from tolerant_client.mirror.life.promotion_blockers import Blocker, blockers
 from tolerant_client.mirror.life.promotion_report import PromotedPartition, PromotionReport, failover_warnings
 from tolerant_client.mirror.state import link_topics
 from tolerant_client.mirror.state import map_topic as map_topic_module
@@ -321,7 +322,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
         async def tell(*_: Any, **__: Any) -> Any:
             return value()
 
-        monkeypatch.setattr(promotion, name, tell)
+        for module in (promotion, promotion_view):
+            if name in vars(module):
+                monkeypatch.setattr(module, name, tell)
 
     answer("read_control", lambda: found.control)
     answer("has_map", lambda: found.is_translated)
@@ -342,8 +345,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(promotion, "init_producer_id", use_id)
     monkeypatch.setattr(promotion, "fence_identical", fence_all)
     monkeypatch.setattr(promotion, "fence_translated", fence_all)
-    monkeypatch.setattr(promotion, "list_groups", groups)
-    monkeypatch.setattr(promotion, "read_ledger", ledger)
+    monkeypatch.setattr(promotion_view, "list_groups", groups)
+    monkeypatch.setattr(promotion_view, "read_ledger", ledger)
     return found
 
 

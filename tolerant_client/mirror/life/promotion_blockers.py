@@ -1,0 +1,80 @@
+"""Why a link cannot be promoted now.  Pure; offsets are half-open, those of the source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.mirror.life.comparison import Comparison
+from tolerant_client.mirror.life.lens import PartitionLag
+from tolerant_client.mirror.state.health import by_reason
+from tolerant_client.mirror.state.health import names as names_of
+from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.link_topics import some
+from tolerant_client.mirror.state.open_transactions import Held
+
+_SENTENCES = 5  # differences that are told one by one
+
+
+def named(partitions: Iterable[TopicPartition]) -> str:
+    """The first of some partitions, and how many more there are."""
+    return some(f"{p.topic}-{p.partition}" for p in partitions)
+
+
+class Blocker(NamedTuple):
+    """Why a link cannot be promoted now; one that `lasts` no waiting cures."""
+
+    text: str
+    lasts: bool = False
+
+
+def blockers(
+    ends: Iterable[PartitionLag],
+    before: Mapping[TopicPartition, PartitionLag],
+    control: LinkControl = LinkControl(),
+    compared: Comparison | None = None,
+    held: Iterable[Held] = (),
+    of_target: str = "--target TARGET",
+    of_both: str = "--source SOURCE --target TARGET",
+) -> list[Blocker]:
+    """Why a link cannot be promoted now; pure.
+
+    `before` is an earlier look, `compared` what the logs themselves say, and None where they were not compared, `held` whose
+    transactions are open.  `of_target` and `of_both` are what commands take to mean the link (link_options).
+    """
+    known = list(ends)
+    differing, unread, refused, open_there = compared or Comparison({})
+    found = [Blocker(text, lasts=True) for text in list(differing.values())[:_SENTENCES]]
+    if len(differing) > _SENTENCES:
+        more = f"{len(differing) - _SENTENCES} more partitions differ; all of them: tolerant-kafka status {of_both}"
+        found.append(Blocker(more, lasts=True))
+    for why, members in list(by_reason(refused).items())[:_SENTENCES]:
+        found.append(Blocker(f"{names_of(members)} could not be compared: {why}", lasts=True))
+    for why, members in list(by_reason(open_there).items())[:_SENTENCES]:
+        found.append(Blocker(f"{names_of(members)} could not be compared: {why}"))
+    if unread:
+        text = f"partitions could not be compared with the source's this time: {named(unread)}; try again"
+        found.append(Blocker(text))
+    if compared is None and (beyond := [e for e in known if e.ahead]):
+        what = some(f"{e} ends at {e.position}, on the source at {e.source_end}" for e in beyond)
+        text = f"the target has more than the source: {what}; which records differ: tolerant-kafka verify {of_both}"
+        found.append(Blocker(text, lasts=True))
+    lagging = [e for e in known if e.copyable and e.partition not in differing]
+    if paused := [e for e in lagging if control.pauses(e.partition)]:
+        what = some(f"{e} {e.copyable:,}" for e in paused)
+        count = sum(e.copyable for e in paused)
+        resume = f"tolerant-kafka resume {of_target}"
+        text = f"{count:,} offsets are not copied, since an operator has paused them: {what}; let them go on: {resume}"
+        found.append(Blocker(text, lasts=True))
+    if waiting := [e for e in lagging if not control.pauses(e.partition)]:
+        what = some(f"{e} {e.copyable:,}" for e in waiting)
+        found.append(Blocker(f"{sum(e.copyable for e in waiting):,} offsets are not copied yet: {what}"))
+    if opened := [e for e in known if e.open_offsets]:
+        what = some(map(str, held), "; ") or some(f"{e} from offset {e.stable_end} on" for e in opened)
+        text = f"transactions are open on the source, nothing after their first records is copied: {what}"
+        found.append(Blocker(text))
+    if grown := [e for e in known if e.partition in before and e.source_end != before[e.partition].source_end]:
+        found.append(Blocker(f"producers still write to the source: {some(map(str, grown))}; stop them"))
+    return found

@@ -1,0 +1,116 @@
+"""What promotion and failover read of the target of a link, for their reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.groups import fetch_offsets, list_groups
+from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.errors import ClusterUnreachableError, OptionError
+from tolerant_client.mirror.batches.divergence import read_headers, read_slices
+from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.engine.identical.difference import is_all_filler
+from tolerant_client.mirror.follow.groups import OWN_GROUPS
+from tolerant_client.mirror.life.carriers import Carried
+from tolerant_client.mirror.life.comparison import contradicted
+from tolerant_client.mirror.life.fence import Fenced
+from tolerant_client.mirror.life.lens import PartitionLag, positions_of
+from tolerant_client.mirror.life.promotion_report import GroupPlace, PromotedPartition
+from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, read_ledger
+from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.link_topics import is_heartbeats
+from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
+
+
+@dataclass(frozen=True)
+class PromotedLink:
+    """What is promoted."""
+
+    name: str
+    target: Cluster
+    topics: LinkTopics
+    is_translated: bool
+    carried: Carried = Carried()  # besides its topics
+    mapped: MappedTopics = NO_MAP
+
+
+async def group_places(
+    of: PromotedLink, groups: TopicFilter, copied: Mapping[TopicPartition, int]
+) -> tuple[tuple[GroupPlace, ...], tuple[str, ...]]:
+    """Where the groups stand on the target, and a sentence for each that cannot be said of."""
+    try:
+        listed, failures = await list_groups(of.target)
+        consumers = [g.name for g in listed.values() if g.is_of_consumers and not g.name.startswith(OWN_GROUPS)]
+        names = [name for name in consumers if groups.matches(name)]
+        committed, unread = await fetch_offsets(of.target, names) if names else ({}, {})
+    except ClusterUnreachableError:
+        raise
+    except Exception as error:  # a link that is fenced is promoted, whatever its groups do
+        return (), (f"where groups stand on the target is not known: {type(error).__name__}: {error}",)
+    ends = await of.target.list_offsets(dict.fromkeys(copied, LATEST)) if of.is_translated else copied
+    places = [
+        GroupPlace(name, place.topic, place.partition, offset.offset, max(0, ends[place] - offset.offset))
+        for name, by_partition in sorted(committed.items())
+        for place, offset in sorted(by_partition.items())
+        if place in copied
+    ]
+    missing = {**{f"groups of {name}": error for name, error in failures.items()}, **unread}
+    return tuple(places), tuple(
+        f"where {name} stands on the target is not known: {error}" for name, error in missing.items()
+    )
+
+
+async def promoted_partitions(
+    of: PromotedLink, ends: Iterable[PartitionLag], fences: Mapping[TopicPartition, Fenced]
+) -> tuple[PromotedPartition, ...]:
+    known = list(ends)
+    copied = positions_of(known)
+    asked = {} if of.is_translated else {p: position - 1 for p, position in copied.items() if position}
+    last = await read_headers(of.target, asked)
+    lasts = {p: (copied[p] - 1, copied[p]) for p in last}
+    ends_with = await read_slices(of.target, lasts, is_committed=False)
+    partitions = []
+    for e in known:
+        header, fence = last.get(e.partition), fences.get(e.partition)
+        is_data = header is not None and not header.is_control and not is_all_filler(ends_with.get(e.partition))
+        time_ms = header.max_timestamp if header is not None and is_data and header.max_timestamp >= 0 else None
+        partitions.append(
+            PromotedPartition(
+                e.partition.topic,
+                e.partition.partition,
+                copied[e.partition],
+                e.lag_offsets,
+                time_ms,
+                None if fence is None else fence.marker,
+                () if fence is None else fence.records,
+                is_heartbeats(of.topics, e.partition.topic),
+            )
+        )
+    return tuple(partitions)
+
+
+async def damage(
+    of: PromotedLink, control: LinkControl, there: Iterable[TopicPartition], led: list[TopicPartition]
+) -> tuple[str, ...]:
+    """What the target has lost of what the link has copied, as far as the target itself tells."""
+    copied = of.mapped.names | {p.topic for p in (*control.begun, *control.copied) if of.topics.writes(p.topic)}
+    missing = sorted(copied - {p.topic for p in there})
+    found = [f"topic {name} is not on the target any more, and link {of.name} has copied it" for name in missing]
+    if of.is_translated:
+        found += (await contradicted(None, of.target, of.name, led)).values()
+    return tuple(found)
+
+
+async def losses_of(target: Cluster, link: str) -> tuple[LedgerRow, ...]:
+    try:
+        rows = await read_ledger(target)
+    except Errors.TopicAuthorizationFailedError as error:
+        raise OptionError(
+            f"What link {link} has lost may not be read: grant us Read and Describe on topic {LEDGER_TOPIC} of the target"
+        ) from error
+    return tuple(row for row in rows if row.link == link)

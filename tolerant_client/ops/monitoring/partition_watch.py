@@ -1,0 +1,119 @@
+"""What a watch knows of a link's partitions from one look to the next: lag, age, size, rate, and what stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.mirror.life.lens import MOST_AGES, SourceEnds, open_spans
+from tolerant_client.mirror.state.open_transactions import Held
+from tolerant_client.ops.monitoring.estimates import Ages, Rates, Standstill, sizes_by_topic
+from tolerant_client.ops.monitoring.link_clusters import LinkClusters, quietly
+from tolerant_client.ops.service.link_state import LinkState, PartitionState
+
+_HELD_INTERVAL_S = 10.0
+_HELD_AFTER_MS = 5_000  # most transactions are over by then
+_MOST_HELD = 50  # partitions of which is asked whose transactions hold them back
+_STILL_AFTER_MS = 25_000
+_SIZES_INTERVAL_S = 60.0
+_AGAIN_S = 5.0  # after a question that failed
+
+States = Mapping[TopicPartition, PartitionState]
+Offsets = Mapping[TopicPartition, int]
+
+
+class PartitionWatch:
+    """Takes what each look has seen; `now` is monotonic, in seconds."""
+
+    def __init__(self, *, is_identical: bool) -> None:
+        self._is_identical = is_identical
+        self._rates = Rates()
+        self._ages = Ages()
+        self._sizes: Mapping[TopicPartition, float] = {}
+        self._held = Standstill()
+        self._still = Standstill()
+        self._held_at = self._sizes_at = float("-inf")
+
+    def states(
+        self,
+        clusters: LinkClusters,
+        state: LinkState,
+        source: SourceEnds | None,
+        target_ends: Offsets,
+        left_out: Collection[TopicPartition],
+        now: float,
+        *,
+        may_ask: bool,
+    ) -> dict[TopicPartition, PartitionState]:
+        """The partitions of `state` now; with `may_ask` the source is asked for ages and sizes."""
+        ends, stable = (source.ends, source.stable) if source is not None else ({}, {})
+        positions = dict(target_ends if self._is_identical else state.report.acked)
+        rates = self._rates.of(now, positions)
+        topics = sizes_by_topic(state.report.copied)
+        states = {
+            p: PartitionState(
+                p,
+                positions.get(p),
+                stable.get(p, known.stable_end),
+                ends.get(p, known.source_end),
+                bytes_per_offset=topics.get(p.topic) or self._sizes.get(p),
+                target_end=target_ends.get(p),
+                offsets_per_s=rates.get(p, 0.0),
+            )
+            for p, known in state.partitions.items()
+        }
+        if may_ask:
+            turn = self._ages.turn({p: known for p, known in states.items() if p not in left_out}, MOST_AGES)
+            if turn:
+                self._ages.told(turn, quietly(clusters.oldest_ms, turn) or {})
+            self._read_sizes(clusters, states, now)
+        for p, known in states.items():
+            oldest_ms = self._ages.oldest_ms(p, known.position)
+            if oldest_ms is not None:
+                states[p] = replace(known, oldest_ms=oldest_ms)
+        return states
+
+    def _read_sizes(self, clusters: LinkClusters, states: States, now: float) -> None:
+        """Asks what offsets take of partitions that are behind and have not told it by what was copied."""
+        wanted = {
+            p: known.source_end
+            for p, known in states.items()
+            if known.source_end is not None and known.lag_offsets and known.bytes_per_offset is None
+        }
+        if wanted and now - self._sizes_at >= _SIZES_INTERVAL_S:
+            sizes = quietly(clusters.bytes_per_offset, wanted)
+            self._sizes = sizes or {}
+            self._sizes_at = now if sizes is not None else now - _SIZES_INTERVAL_S + _AGAIN_S
+
+    def still(
+        self, states: States, goals: Offsets, left_out: Collection[TopicPartition], now_ms: int
+    ) -> dict[TopicPartition, int]:
+        """What has not moved for long though there is something to copy, since when."""
+        waiting = {
+            p: known.position
+            for p, known in states.items()
+            if p not in left_out and known.position is not None and (known.copyable or known.position < goals.get(p, 0))
+        }
+        return self._still.of(now_ms, waiting, _STILL_AFTER_MS)
+
+    def held(
+        self,
+        clusters: LinkClusters,
+        states: States,
+        former: Collection[Held],
+        now: float,
+        now_ms: int,
+        *,
+        may_ask: bool,
+    ) -> tuple[Held, ...]:
+        """Whose transactions hold back the source's last stable offsets, of those that have stood for long."""
+        spans = open_spans(states.values())
+        long = self._held.of(now_ms, {p: stable for p, (stable, _) in spans.items()}, _HELD_AFTER_MS)
+        found = tuple(one for one in former if one.partition in long and spans[one.partition][0] == one.from_offset)
+        if long and may_ask and now - self._held_at >= _HELD_INTERVAL_S:
+            self._held_at = now
+            oldest = sorted(long, key=lambda p: (long[p], p))[:_MOST_HELD]
+            found = tuple(quietly(clusters.held, {p: spans[p] for p in oldest}) or found)
+        return found
