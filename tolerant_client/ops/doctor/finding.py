@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 HEALTHY, ERRORS, NOT_EXAMINED, WARNINGS = 0, 1, 2, 3  # exit codes
@@ -64,14 +64,7 @@ class Finding:
     remedy: str
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "severity": self.severity.value,
-            "check": self.check,
-            "cluster": self.cluster,
-            "thing": self.thing,
-            "evidence": self.evidence,
-            "remedy": self.remedy,
-        }
+        return {**asdict(self), "severity": self.severity.value}
 
 
 def exit_code(findings: Iterable[Finding], *, is_examined: bool) -> int:
