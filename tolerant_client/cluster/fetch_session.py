@@ -44,7 +44,11 @@ class FetchSession:
         self._epoch = 0
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Fetch `partition` from `offset` in the next request."""
+        """Fetch `partition` from `offset` in the next request.
+
+        It goes behind the others: a response has room for the first ones, where no session has the broker rotate them (KIP-74).
+        """
+        self.positions.pop(partition, None)
         self.positions[partition] = offset
         self._changed.add(partition)
         self._forgotten.discard(partition)

@@ -337,6 +337,17 @@ def test_version_without_sessions_sends_all_positions_each_time() -> None:
     assert request.resend_safe
 
 
+def test_without_sessions_a_partition_whose_records_came_goes_behind_the_others() -> None:
+    """A response has room for the first ones: each would wait until those before it had all."""
+    session = Session(6)
+    session.session.seek(A0, 1)
+    session.session.seek(B0, 2)
+    assert list(session.request().positions) == [A0, B0]
+    session.answered(session_id=0)
+    session.session.seek(A0, 10)
+    assert list(session.request().positions) == [B0, A0]
+
+
 class ByIds(Session):
     """A session with a broker that knows topic ids, `ids` by the names of topics."""
 

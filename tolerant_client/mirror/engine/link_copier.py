@@ -20,11 +20,12 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import LinkPromotedError
 from tolerant_client.mirror.batches.losses import MirrorPolicy
+from tolerant_client.mirror.engine.copied_partition import CopiedPartition
 from tolerant_client.mirror.engine.emptiness import EmptinessChecks
 from tolerant_client.mirror.engine.limits import CopyLimits, Progress, raise_stopped
 from tolerant_client.mirror.engine.memory import Memory
 from tolerant_client.mirror.engine.partition_locks import Turns
-from tolerant_client.mirror.engine.strategy import CopiedLink, CopiedPartition, Strategy
+from tolerant_client.mirror.engine.strategy import CopiedLink, Strategy
 from tolerant_client.mirror.engine.tasks import Tasks
 from tolerant_client.mirror.engine.throttle import TokenBucket
 from tolerant_client.mirror.state.claims import Waiting

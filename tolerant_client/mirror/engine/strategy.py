@@ -6,7 +6,6 @@ finds its place, what is appended and what a response means.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,6 +15,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import LinkPausedError, RecoveryExhaustedError, TolerantClientError
 from tolerant_client.mirror.batches.losses import MirrorPolicy
+from tolerant_client.mirror.engine.copied_partition import CopiedPartition
 from tolerant_client.mirror.engine.emptiness import EmptinessChecks
 from tolerant_client.mirror.engine.limits import CopyLimits
 from tolerant_client.mirror.engine.memory import Memory
@@ -27,71 +27,6 @@ from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import link_options
 
 NO_CLAIM = "the claim on the target's partition is over"
-
-
-class CopiedPartition(ABC):
-    """One partition as whoever wants it copied sees it; times are those of the copier's clock."""
-
-    def __init__(self, partition: TopicPartition, now: float) -> None:
-        self.partition = partition
-        self.until: int | None = None  # the source offset to reach at least
-        self.hold_until = self.lease_until = now  # copied for its owner until then, and after it while nobody else asks
-        self.adopted_at = now
-        self.acked = -1  # every committed record before it is on the target
-        self.bytes = 0
-        self.filled = 0  # offsets in gaps
-        self.losses = 0  # ledger rows
-        self.error: TolerantClientError | None = None
-        self.is_released = False  # given up: by its owner, or for another process of the run
-
-    def __str__(self) -> str:
-        return f"{self.partition.topic}-{self.partition.partition}"
-
-    def want(self, until: int | None, hold_until: float, lease_until: float, now: float) -> None:
-        """Takes what its owner wants from now on."""
-        self.until, self.hold_until, self.lease_until, self.adopted_at = until, hold_until, lease_until, now
-
-    @property
-    def has_reached(self) -> bool:
-        return self.until is None or self.acked >= self.until
-
-    def is_held(self, now: float) -> bool:
-        """Whether it is copied on beyond its end."""
-        return now < max(self.hold_until, self.lease_until)
-
-    @property
-    @abstractmethod
-    def records(self) -> int:
-        """What the target has gained."""
-
-    @property
-    @abstractmethod
-    def troubles(self) -> int:
-        """How often its place had to be read again."""
-
-    @property
-    @abstractmethod
-    def is_placed(self) -> bool:
-        """Whether the target's log was read, and is a copy so far."""
-
-    @property
-    @abstractmethod
-    def is_stopped(self) -> bool:
-        """Whether nothing more is copied."""
-
-    @property
-    @abstractmethod
-    def paused_by(self) -> TolerantClientError | None:
-        """Why it is left alone for a time."""
-
-    @property
-    @abstractmethod
-    def is_settled(self) -> bool:
-        """Whether nobody has to wait for it now."""
-
-    @abstractmethod
-    def waits(self, after_s: float, now: float) -> tuple[float, str] | None:
-        """Since when nothing moves though there is something to copy, if that is longer than `after_s`, and the last reason."""
 
 
 @dataclass(frozen=True)

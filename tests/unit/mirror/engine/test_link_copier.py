@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from tolerant_client.mirror.engine.identical import sync_loop
 from tolerant_client.mirror.engine.identical.offsets import IdenticalOffsets, identical_offsets
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
 from tolerant_client.mirror.engine.link_copier import LinkCopier
+from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 
 FIRST, SECOND = (TopicPartition("orders", number) for number in range(2))
@@ -76,7 +78,7 @@ def test_what_another_process_has_copied_further_is_not_forgotten_when_logs_are_
     monkeypatch.setattr(sync_loop, "read_ids", same)
     monkeypatch.setattr(sync_loop.OpenGaps, "end", nothing)
     facts: Any = SimpleNamespace(read=nothing, has=lambda topic: True, rewrites_times=lambda topic: False)
-    flow_of(copier).sync_loop._facts, flow_of(copier).puller.witnesses = facts, SimpleNamespace(look=nothing)  # type: ignore[assignment]
+    flow_of(copier).sync_loop._facts, flow_of(copier).witnesses = facts, SimpleNamespace(look=nothing)  # type: ignore[assignment]
     placed(copier, FIRST, 300)
     placed(copier, SECOND, 300)
     copier.control.value = LinkControl(copied={FIRST: 500, SECOND: 100})
@@ -100,7 +102,7 @@ def test_a_topic_that_a_cluster_says_it_does_not_know_is_looked_at_again_before_
         monkeypatch.setattr(sync_loop, name, found)
     monkeypatch.setattr(sync_loop.OpenGaps, "end", nothing)
     facts: Any = SimpleNamespace(read=nothing, has=lambda topic: True, rewrites_times=lambda topic: False)
-    flow_of(copier).sync_loop._facts, flow_of(copier).puller.witnesses = facts, SimpleNamespace(look=nothing)  # type: ignore[assignment]
+    flow_of(copier).sync_loop._facts, flow_of(copier).witnesses = facts, SimpleNamespace(look=nothing)  # type: ignore[assignment]
     copy = placed(copier, FIRST, 300)
     copy.phase = Phase.SYNCING
     asyncio.run(flow_of(copier).sync_loop.sync([FIRST]))
@@ -155,7 +157,7 @@ def test_patience_begins_where_a_partition_that_had_reached_its_end_is_to_go_on(
     copy = placed(copier, FIRST, 300, until=300)
     copy.trouble("the end of the target's log could not be read", 0.0)
     copy.resume(AppendState(300, 7, 0, 300), RULES, 1.0)
-    flow_of(copier).puller.is_pulling = lambda partition: True  # type: ignore[method-assign]
+    flow_of(copier).reader.is_reading = lambda partition: True  # type: ignore[method-assign]
     flow_of(copier).adopt(FIRST, 400, 100.0, 100.0)
     copy.give_up_after(60.0, 100.0)
     assert copy.error is None and copy.phase is Phase.COPYING
@@ -171,12 +173,12 @@ def test_a_doubt_about_a_partition_that_was_adopted_anew_meanwhile_is_nothing_to
         copies["new"] = placed(copier, FIRST, 300)
         return set(doubted)
 
-    puller: Any = flow_of(copier).puller
-    puller.witnesses = SimpleNamespace(doubt=lambda *_, **__: True, missing=missing)
-    puller._on_trouble = troubled.append
+    reader: Any = flow_of(copier).reader
+    witnesses = SimpleNamespace(doubt=lambda *_, **__: True, missing=missing)
+    reader._on_trouble = troubled.append
     parts = [FetchedPartition(p, 0, 400, 400, 0, (), memoryview(b"records")) for p in (FIRST, SECOND)]
     fetcher = SimpleNamespace(node_id=1, round=1, seen_at=0.0)
-    asyncio.run(puller._look_again(fetcher, SimpleNamespace(partitions=parts)))
+    asyncio.run(reader._look_again(fetcher, SimpleNamespace(partitions=parts), witnesses))
     assert troubled == [copies["kept"]] and copies["new"].phase is Phase.COPYING
 
 
@@ -191,3 +193,88 @@ def test_what_a_partition_waits_for_is_named_when_it_is_given_up_and_no_silent_s
     assert copy.error is None
     flow_of(copier).lose_patience(FIRST)
     assert "no progress for 120 s" in str(copy.error) and "a transaction is open" in str(copy.error)
+
+
+# -- translated offsets -------------------------------------------------------
+
+
+class Unclaimed:
+    """Claims that nobody grants."""
+
+    problem = "the claims log hangs"
+
+    def __init__(self) -> None:
+        self.claimant: Any = SimpleNamespace(asked=(), is_run_over=False, waiting={})
+        self.left: list[TopicPartition] = []
+
+    def want(self, claims: Iterable[TopicPartition]) -> None:
+        list(claims)
+
+    def leave(self, claims: Iterable[TopicPartition]) -> None:
+        self.left += claims
+
+    def holds(self, claim: TopicPartition) -> bool:
+        return False
+
+    def rivals(self) -> dict[TopicPartition, Any]:
+        return {}
+
+    async def released(self) -> None:
+        pass
+
+
+@pytest.fixture
+def translated() -> Iterator[tuple[LinkCopier, list[float]]]:
+    """A copier of translated offsets that holds no claim, and its clock."""
+    now = [100.0]
+    with Cluster({"bootstrap_servers": "a:9092"}, name="source") as source:
+        target = Cluster({"bootstrap_servers": "b:9092"}, source.net, name="target")
+        copier = LinkCopier(source, target, translated_offsets(), clock=lambda: now[-1])
+        claims = Unclaimed()
+        copier.claims = claims  # type: ignore[assignment]
+        copier.link = copier.strategy._link = replace(copier.link, claims=claims)  # type: ignore[arg-type, attr-defined]
+
+        async def nothing() -> LinkControl:
+            return LinkControl()
+
+        copier.control.refresh = nothing  # type: ignore[method-assign]
+        yield copier, now
+        target.close()
+
+
+def test_a_translated_partition_that_another_task_asks_for_in_the_middle_of_a_call_holds_it_up_no_longer(
+    translated: tuple[LinkCopier, list[float]],
+) -> None:
+    copier, now = translated
+    claims: Any = copier.claims
+
+    async def run() -> None:
+        copying = copier.link.source.net.call_soon_with_future(lambda: copier.copy_each({FIRST: 500}))
+        await copier.link.source.net.sleep(0.05)
+        assert not copying.is_done
+        claims.claimant.asked = [copier.strategy.claim_of(FIRST)]
+        copier._claims_changed()
+        await copier.link.source.net.sleep(0.05)
+        assert not copying.is_done, "of many that ask each gets something done"
+        now.append(101.0)
+        copier._claims_changed()
+        assert await copying == {}
+        assert claims.left == [copier.strategy.claim_of(FIRST)] and not copier.strategy.partitions
+
+    copier.link.source.run(run)
+
+
+def test_a_translated_partition_that_is_never_claimed_says_why_after_the_patience(
+    translated: tuple[LinkCopier, list[float]],
+) -> None:
+    copier, now = translated
+
+    async def run() -> None:
+        copying = copier.link.source.net.call_soon_with_future(lambda: copier.copy_each({FIRST: 500}))
+        await copier.link.source.net.sleep(0.05)
+        now.append(221.0)
+        copier.link.tasks.notify()
+        error = (await copying)[FIRST].error
+        assert "could not be claimed for 120 s: the claims log hangs" in str(error)
+
+    copier.link.source.run(run)

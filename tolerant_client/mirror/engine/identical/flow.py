@@ -9,6 +9,7 @@ Laws:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Iterable
 
 import kafka.errors as Errors
@@ -16,13 +17,17 @@ from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.errors import LinkPausedError, TolerantClientError
+from tolerant_client.mirror.batches.appendable import Appendable
 from tolerant_client.mirror.batches.gaps import GapFill
+from tolerant_client.mirror.engine.identical.accept import accept
 from tolerant_client.mirror.engine.identical.append import Appender
 from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
-from tolerant_client.mirror.engine.identical.reader import Puller
+from tolerant_client.mirror.engine.reader import Reader
 from tolerant_client.mirror.engine.strategy import NO_CLAIM, CopiedLink
+from tolerant_client.mirror.engine.witnesses import Witnesses
 from tolerant_client.stock.stock_names import WakeupNotifier
 
 
@@ -54,7 +59,10 @@ class Flow:
             self._appended,
             self._no_leader,
         )
-        self.puller = Puller(link, self.partitions, self.appender, self.after_trouble)
+        self.witnesses = Witnesses(link.source)
+        self.reader = Reader(
+            link, self.partitions, self._accept, self.appender.enqueue, self.after_trouble, self.witnesses
+        )
         self._sync = sync
         self._is_syncing = False
         self._leaving: dict[TopicPartition, PartitionCopy] = {}  # given up, with requests in flight
@@ -79,7 +87,7 @@ class Flow:
             self.want_sync(copy)
         copy.rested()  # if it had reached its former offset, its patience begins now
         copy.want(until, hold_until, lease_until, self.clock())
-        if copy.phase is Phase.COPYING and not self.puller.is_pulling(partition):
+        if copy.phase is Phase.COPYING and not self.reader.is_reading(partition):
             # It had reached its former offset and was left alone since.
             copy.phase = Phase.DRAINING
             self.after_trouble(copy)
@@ -149,18 +157,13 @@ class Flow:
 
     # -- in the flow and out of it --------------------------------------------
 
-    async def join(self, partitions: list[TopicPartition]) -> None:
-        """Has partitions fetched from the nodes that lead them."""
-        try:
-            await self.puller.join(partitions)
-        except KafkaError as error:
-            for copy in self.copies(partitions):
-                copy.trouble(f"the source's leader was not found: {error}", self.clock())
-                self.after_trouble(copy)
+    def _accept(self, copy: PartitionCopy, part: FetchedPartition, until: int | None) -> list[Appendable]:
+        append_lease_s = self.link.limits.append_lease_ms / 1000
+        return accept(copy, part, until, append_lease_s, self.clock(), int(time.time() * 1000))
 
     def leave(self, copy: PartitionCopy) -> None:
         """Takes a partition out of the flow; what is in flight is settled as ever."""
-        self.puller.leave(copy.partition)
+        self.reader.leave(copy.partition)
         self.appender.drop(copy)
 
     def after_trouble(self, copy: PartitionCopy) -> None:
@@ -232,9 +235,8 @@ class Flow:
             if copy.phase is not Phase.COPYING:
                 self.after_trouble(copy)
             else:
-                if copy.was_held_back and not copy.queue:
-                    copy.was_held_back = False
-                    self.tasks.spawn(self.join, [copy.partition])
+                if not copy.queue:
+                    self.reader.rejoin(copy)
                 has_reached |= copy.until is not None and copy.acked >= copy.until
         if has_reached:
             self.tasks.notify()

@@ -45,7 +45,7 @@ class LossHandler:
                 copy.resume(loss.state, rules, flow.clock())
                 items = copy.leave_out(loss.resume_at, int(time.time() * 1000))
                 flow.appender.enqueue([(copy, item) for item in items])
-                await flow.join([copy.partition])
+                await flow.reader.try_join([copy.partition])
             else:
                 copy.trouble("a loss was written down", now)  # with the row in the ledger the place is another one
         if flow.has(copy) and copy.phase not in (Phase.COPYING, Phase.PAUSED):

@@ -43,10 +43,10 @@ from tolerant_client.errors import (
     TargetDivergedError,
     TolerantClientError,
 )
-from tolerant_client.mirror.batches.appendable import Appendable, AppendRules, AppendState, Claim, appendable, cover
+from tolerant_client.mirror.batches.appendable import Appendable, AppendRules, AppendState, cover
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
+from tolerant_client.mirror.engine.copied_partition import CopiedPartition
 from tolerant_client.mirror.engine.identical.troubles import Troubles, refusal
-from tolerant_client.mirror.engine.strategy import CopiedPartition
 from tolerant_client.records.record_batch import BatchHeader, restamp
 
 _BEHIND_A_GAP = 1 << 20  # bytes that may wait for a gap to be filled, beside what came in the same answer
@@ -68,8 +68,6 @@ class PartitionCopy(CopiedPartition):
     def __init__(self, partition: TopicPartition, now: float) -> None:
         super().__init__(partition, now)
         self.phase = Phase.SYNCING
-        self.position = -1  # next source offset to queue
-        self.last_stable_offset = -1  # of the source
         self.leader_epoch = -1  # of the source, of the last batch that was taken
         self.former_epoch = -1  # the one before a new one showed up, until both logs were compared
         self.term: int | None = None  # of the claim under which its place was read (claims.py, law H)
@@ -77,12 +75,9 @@ class PartitionCopy(CopiedPartition):
         self.queue: deque[Appendable] = deque()
         self.queued_bytes = 0
         self.queued_gaps = 0
-        self.was_held_back = False  # what waits for a gap was enough; to be fetched again when it is gone
         self.not_before = now
-        self.first_round = 0  # earlier fetch rounds asked for another position
         self._state = AppendState(-1, -1, -1, 0)
         self._rules: AppendRules | None = None
-        self._shown: frozenset[Claim] = frozenset()  # what the last answer said and no checksum proves
         self._first_log_end: int | None = None
         self.is_looked_at = False  # where its log ends is being asked
         self._misplaced = ""  # what says that the target's log has become shorter than what was acknowledged
@@ -96,12 +91,19 @@ class PartitionCopy(CopiedPartition):
         self.log_start = 0  # where the log is to begin that this process fills up to there
         self.left_out: set[int] = set()  # offsets of records that the user's policy gave up
         self.too_large: OversizedRecordError | None = None  # a record that no batch of the target can hold
-        self.dry_since: float | None = None  # the source has something stable, and answers nothing
         self._troubles = Troubles()
 
     @property
-    def is_behind(self) -> bool:
-        return self.position < self.last_stable_offset
+    def is_read(self) -> bool:
+        return self.phase is Phase.COPYING
+
+    @property
+    def is_full(self) -> bool:
+        return self.queued_gaps > 0 and self.queued_bytes > _BEHIND_A_GAP
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.queue or self.in_flight)
 
     @property
     def records(self) -> int:
@@ -157,7 +159,7 @@ class PartitionCopy(CopiedPartition):
         self._rules = rules
         self._reached(state.log_end)
         self._ahead_since = None
-        self.was_held_back = False
+        self.was_full = False
         self._troubles.absent_since = None
         self._misplaced = ""
         self.phase = Phase.COPYING
@@ -167,20 +169,15 @@ class PartitionCopy(CopiedPartition):
         self._remembered_until_ms = _FORGOTTEN
 
     def take(self, part: FetchedPartition, until: int | None, now_ms: int) -> list[Appendable]:
-        """What is appended next of an answer to a fetch at `position`; moves the position over it.
-
-        Raises what appendable() does.
-        """
+        """As `course`, under the rules of the target's topic."""
         assert self._rules is not None
-        course = appendable(part, self.position, until, self._rules, self._shown, now_ms)
-        self._shown = course.shown
-        self.position = course.position
+        course = self.course(part, until, self._rules, now_ms)
         self.left_out.difference_update([offset for offset in self.left_out if offset < self.position])
         self.leader_epoch = max(self.leader_epoch, course.leader_epoch)
         return course.items
 
     def leave_out(self, until_offset: int, now_ms: int) -> list[Appendable]:
-        """Offsets from the position on that are given up, as what is appended next; not all of them where they are many.
+        """As CopiedPartition's; not all of them where they are many.
 
         Always as records: another writer may still have what was lost, and only their sequence makes the broker choose.
         """
@@ -243,11 +240,6 @@ class PartitionCopy(CopiedPartition):
         assert self._rules is not None
         self.in_flight += 1
         self._remembered_until_ms = min(self._remembered_until_ms, header.max_timestamp + self._rules.remembered_ms)
-
-    @property
-    def is_held_back(self) -> bool:
-        """True while so much waits for a gap to be filled that no more should be fetched."""
-        return self.queued_gaps > 0 and self.queued_bytes > _BEHIND_A_GAP
 
     def is_lease_over(self, now: float, append_lease_s: float) -> bool:
         """M4: a broker forgets an idle producer, so an old view of the log must not be appended to."""
@@ -370,7 +362,7 @@ class PartitionCopy(CopiedPartition):
         return False
 
     def trouble(self, reason: str, now: float) -> None:
-        """Starts to drain: the place is read from the target's log once all in flight is settled."""
+        """Starts to drain: its place is read from the target's log once all in flight is settled."""
         if self.phase in (Phase.STOPPED, Phase.DRAINING):
             return
         self.phase = Phase.DRAINING

@@ -17,7 +17,6 @@ import random
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,16 +35,18 @@ from tolerant_client.errors import (
     TargetClaimedError,
     TolerantClientError,
 )
-from tolerant_client.mirror.batches.appendable import AppendRules
+from tolerant_client.mirror.batches.appendable import Appendable, AppendRules
 from tolerant_client.mirror.batches.divergence import read_headers, read_slices
 from tolerant_client.mirror.batches.epochs import source_truncations
-from tolerant_client.mirror.batches.gaps import GapFill
+from tolerant_client.mirror.batches.gaps import Gap, GapFill
 from tolerant_client.mirror.batches.losses import LedgerRow, LossPolicy, LossReason
 from tolerant_client.mirror.batches.merge import dense
-from tolerant_client.mirror.engine.strategy import NO_CLAIM, CopiedLink, CopiedPartition
+from tolerant_client.mirror.engine.copied_partition import CopiedPartition
+from tolerant_client.mirror.engine.reader import Reader
+from tolerant_client.mirror.engine.strategy import NO_CLAIM, CopiedLink
 from tolerant_client.mirror.engine.translated.adopted import Adopted
 from tolerant_client.mirror.engine.translated.copy_transaction import CopyTransaction, is_fenced
-from tolerant_client.mirror.engine.translated.fetched_queue import Intake
+from tolerant_client.mirror.engine.translated.fetched_queue import FetchedQueue, newest_epoch
 from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
 from tolerant_client.mirror.engine.translated.target_checks import (
     LostOffsets,
@@ -92,12 +93,11 @@ class TranslatedParts:
     transactions: TransactionLimits
     reads: SharedReads
     adopted: Adopted
-    on_taken_over: Callable[[], None]
-    on_settled: Callable[[int], None]  # bytes that are no longer in memory
+    reader: Reader[TranslatedPartition]
 
 
 class TranslatedPartition(CopiedPartition):
-    """The copy of one partition: `run` is its course, `deliver` gives it what was fetched from `fetch_position` on."""
+    """The copy of one partition: `run` is its course, `accept` gives it what was fetched."""
 
     records = troubles = 0
 
@@ -107,7 +107,8 @@ class TranslatedPartition(CopiedPartition):
             None  # what waits for an operator: by policy, or that he has paused it
         )
         self.is_done = False
-        self.intake = Intake()
+        self.queue = FetchedQueue()
+        self.leader_epoch = -1  # the newest one seen in the source's log
         self._link = link
         self._parts = parts
         self._claim = claimed_part(partition, link.name)
@@ -161,15 +162,16 @@ class TranslatedPartition(CopiedPartition):
         return self.is_released or self.error is not None or is_idle and not self.is_held(now)
 
     @property
-    def wants_more(self) -> bool:
-        """Whether the next fetch is to ask for this partition."""
-        return (
-            self.intake.fetch_position >= 0
-            and not isinstance(self.paused, LinkPausedError)
-            and self._fetch_error is None
-            and self.intake.queued_bytes < 2 * self._link.limits.partition_max_bytes
-            and (self._is_held or self.until is None or self.intake.fetch_position < self.until)
-        )
+    def is_read(self) -> bool:
+        return self.position >= 0 and self._fetch_error is None and not isinstance(self.paused, LinkPausedError)
+
+    @property
+    def is_full(self) -> bool:
+        return self.queue.bytes >= 2 * self._link.limits.partition_max_bytes
+
+    @property
+    def has_work(self) -> bool:
+        return len(self.queue) > 0
 
     @property
     def _is_held(self) -> bool:
@@ -187,6 +189,7 @@ class TranslatedPartition(CopiedPartition):
         """Takes what the operator says: nothing is fetched while it is paused, what was fetched is copied."""
         if is_paused and self.paused is None:
             self.paused = self._link.paused_error(self)
+            self._parts.reader.leave(self.partition)
             self.wake()
         elif not is_paused and isinstance(self.paused, LinkPausedError):
             self.paused = None
@@ -200,21 +203,42 @@ class TranslatedPartition(CopiedPartition):
 
     @property
     def source_id(self) -> uuid.UUID | None:
-        """The id of the topic that it copies, None where the source tells none (before 2.8)."""
         return uuid.UUID(self._ids[0]) if self._ids[0] else None
 
-    def deliver(self, part: FetchedPartition, position: int) -> None:
-        """Takes the answer to a fetch from `position`."""
+    def accept(self, part: FetchedPartition, until: int | None) -> None:
+        """Takes a response to a fetch from `position`; batches from `until` on are left for later.
+
+        One that shows a newer leader epoch is not used: the log may have been cut, and grown again, since (KIP-101).
+        """
         try:
-            until = None if self._is_held else self.until
-            self.intake.deliver(part, position, until, self._rules, int(time.time() * 1000))
+            if part.error_code:
+                raise Errors.for_code(part.error_code)(f"Fetch of {self} at offset {self.position}")
+            epoch, known = newest_epoch(part.records), self.leader_epoch
+            self.leader_epoch = max(known, epoch)
+            if epoch > known >= 0:
+                raise Errors.OffsetNotAvailableError(f"the source of {self} has leader epoch {epoch} now")
+            course = self.course(part, until, self._rules, int(time.time() * 1000))
         except Errors.KafkaError as error:
             if isinstance(error, OversizedRecordError):
                 self._loss = LostOffsets(LossReason.OVERSIZED, error.offset, error.offset + 1)
                 error = error.at(str(self))
             self._fetch_error = error
-        if self.intake or self._fetch_error is not None or self.intake.dry_gap is not None:
+        else:
+            self.last_stable_offset = part.last_stable_offset
+            self._link.memory.take(self.queue.put(course.items))
+        if self.queue or self._fetch_error is not None:
             self.wake()
+
+    def leave_out(self, until_offset: int, now_ms: int) -> list[Appendable]:
+        """As CopiedPartition's; a gap takes no offsets here."""
+        self.queue.put([Gap(self.position, until_offset)])
+        self.position = until_offset
+        self.wake()
+        return []
+
+    def trouble(self, reason: str, now: float) -> None:
+        self._fetch_error = Errors.OffsetNotAvailableError(f"{self}: {reason}")
+        self.wake()
 
     # -- the course -----------------------------------------------------------
 
@@ -260,11 +284,11 @@ class TranslatedPartition(CopiedPartition):
         await self._look_at_target()
         position = await self._look_at_source()
         self._advance(position)
-        self.intake.begin(position)
+        self.position = position
         self._is_taken_over = True
         if not self._reasons:
             self._stands_since = None
-        self._parts.on_taken_over()
+        await self._parts.reader.try_join([self.partition])
 
     def _require_claim(self) -> None:
         """To be asked at the last moment before anything is written."""
@@ -311,7 +335,7 @@ class TranslatedPartition(CopiedPartition):
         else:
             position = row.position
             # A topic that was made anew counts its leader epochs from 0.
-            self.intake.epoch = -1 if is_another(row.ids[0], self._ids[0]) else max(self.intake.epoch, row.epoch)
+            self.leader_epoch = -1 if is_another(row.ids[0], self._ids[0]) else max(self.leader_epoch, row.epoch)
             cuts = await source_truncations(source, {self.partition: (row.epoch, position)})
             found = find_loss(row, self._ids, start, end, cuts.get(self.partition))
         if found is not None and not any(found[0].is_part_of(loss) for loss in self._accepted):
@@ -324,18 +348,17 @@ class TranslatedPartition(CopiedPartition):
 
     async def _copy_one_transaction(self) -> None:
         """From the first record that waits to the commit."""
-        position = self.intake.skip_gaps()
+        position = self.queue.skip_gaps()
         if position is not None:
             self._advance(position)
-        while not self.intake:
+        while not self.queue:
             self._check_fetches()
             if self.is_over:
                 return
             await self._wake(_IDLE_S)
-            await self._end_dry_gap()
-            if (position := self.intake.skip_gaps()) is not None:
+            if (position := self.queue.skip_gaps()) is not None:
                 self._advance(position)
-            elif not self.intake:
+            elif not self.queue:
                 await self._record_position()
         began = self._link.clock()
         if self._stands_since is None:
@@ -345,8 +368,8 @@ class TranslatedPartition(CopiedPartition):
         copied, size = self.acked, 0
         while True:
             self._check_fetches()
-            while self.intake and size < self._parts.transactions.commit_bytes:
-                batches, copied = self.intake.next_batches(copied)
+            while self.queue and size < self._parts.transactions.commit_bytes:
+                batches, copied = self.queue.next_batches(copied)
                 size += (held_bytes := sum(header.size for header, _ in batches))
                 for item in dense(batches, self._rules.max_batch_bytes) if batches else ():
                     node = await self._link.target.leader(self.partition)
@@ -362,15 +385,6 @@ class TranslatedPartition(CopiedPartition):
         await self._settle(0)
         await self._commit(copied, size)
 
-    async def _end_dry_gap(self) -> None:
-        """Lets the intake go over offsets of which the source has no records."""
-        if (gap := self.intake.dry_gap) is not None:
-            self.intake.settle_dry_gap(
-                await self._link.emptiness.has_no_records(
-                    self.partition, *gap, lambda: self.intake.is_dry and not self.is_over
-                )
-            )
-
     async def _record_position(self) -> None:
         """Has the map say that what came after the last record was looked at, too: markers, aborted records, holes."""
         if self._row is not None and self.acked > self._row.position:
@@ -384,7 +398,7 @@ class TranslatedPartition(CopiedPartition):
             return 0.0
         if self.until is not None and copied >= self.until and not self._is_held:
             return 0.0
-        is_drained = not self.intake and not self.intake.is_behind
+        is_drained = not self.queue and not self.is_behind
         return began + (limits.linger_ms if is_drained else limits.commit_ms) / 1000 - now
 
     async def _commit(self, copied: int, size: int) -> None:
@@ -392,7 +406,7 @@ class TranslatedPartition(CopiedPartition):
         pair = await self._parts.reads.topics(self.partition.topic)
         if pair.ids != self._ids:
             raise Errors.UnknownTopicOrPartitionError(f"{self}: a topic was created anew")  # looked into by _take_over
-        rows = extend(self._row, self.partition, self.partition.topic, self._ids, runs, copied, self.intake.epoch)
+        rows = extend(self._row, self.partition, self.partition.topic, self._ids, runs, copied, self.leader_epoch)
         self._require_claim()
         await self._producer.write_rows(rows, int(time.time() * 1000))
         self._require_claim()
@@ -404,7 +418,11 @@ class TranslatedPartition(CopiedPartition):
         await self._producer.renew()
 
     async def _settle(self, most: int) -> None:
-        self._freed(await self._producer.settle(most))
+        freed = await self._producer.settle(most)
+        self.queue.bytes -= freed
+        self._link.memory.settle(freed)
+        if not self.is_full:
+            self._parts.reader.rejoin(self)
 
     def _check_fetches(self) -> None:
         if self._fetch_error is not None:
@@ -424,7 +442,7 @@ class TranslatedPartition(CopiedPartition):
         since = self._stands_since
         if since is None or now - since < after_s or self.error is not None or self.paused is not None:
             return None
-        has_work = not self._is_taken_over or bool(self.intake) or self.intake.is_behind
+        has_work = not self._is_taken_over or self.has_work or self.is_behind
         reason = self._reasons[-1] if self._reasons else "the target's brokers have not finished what was asked of them"
         return (since, reason) if has_work else None
 
@@ -526,10 +544,8 @@ class TranslatedPartition(CopiedPartition):
 
     def _forget(self) -> None:
         """Lets go of what is not committed."""
+        self._parts.reader.leave(self.partition)
         self._fetch_error = None
-        self._freed(self.intake.queued_bytes)
-        self.intake.forget()
-
-    def _freed(self, size: int) -> None:
-        self.intake.queued_bytes -= size
-        self._parts.on_settled(size)
+        self.position = self.last_stable_offset = -1
+        self._shown = frozenset()
+        self._link.memory.settle(self.queue.clear())

@@ -137,7 +137,7 @@ def test_a_source_that_was_made_anew_is_no_election_of_the_target_and_counts_its
     partition = world.partition()
     with pytest.raises(DataLossError, match="deleted and created again"):
         world.goes_on_at(partition)
-    assert partition.intake.epoch == -1
+    assert partition.leader_epoch == -1
 
 
 def test_what_was_taken_over_and_is_there_stays_adopted(world: World) -> None:

@@ -1,7 +1,14 @@
 """The source side of a copier: one fetch loop for each node, with an incremental fetch session.
 
-Only what is stable is asked for (isolation level 1): the answers end at the last
+Only what is stable is asked for (isolation level 1): the responses end at the last
 stable offset and name the transactions that were aborted (M6).
+
+Laws:
+- A response to a fetch from elsewhere than a partition's position, or of another topic than the one that its position was read
+  in, is dropped.
+- A partition of which enough waits is left out of the session until it has less.
+- Offsets without records are gone over where the source has shown for some time that it has none, and fetches of the
+  partition alone show it, too (emptiness.py).
 """
 
 from __future__ import annotations
@@ -9,37 +16,41 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import Generic, TypeVar
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import READ_COMMITTED
-from tolerant_client.cluster.fetch import FetchAnswer, FetchedPartition
+from tolerant_client.cluster.fetch import FetchAnswer, FetchedPartition, RawFetch, RawFetchById
 from tolerant_client.cluster.fetch_session import FetchSession
-from tolerant_client.errors import OversizedRecordError, RecoveryExhaustedError, TolerantClientError
+from tolerant_client.errors import RecoveryExhaustedError
 from tolerant_client.mirror.batches.appendable import Appendable
-from tolerant_client.mirror.engine.identical.append import Appender
-from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
-from tolerant_client.mirror.engine.identical.witnesses import Witnesses
+from tolerant_client.mirror.engine.copied_partition import CopiedPartition
 from tolerant_client.mirror.engine.strategy import CopiedLink
+from tolerant_client.mirror.engine.witnesses import Witnesses
 from tolerant_client.records.record_batch import LOG_OVERHEAD
+from tolerant_client.stock.stock_names import WakeupNotifier
 
-_LENGTH_AT = 8
-_LEADER_EPOCH_AT = 12  # in a record batch; byte 16 is the magic
-_MAGIC_AT = 16
+_LENGTH_AT = 8  # in a record batch
 _LARGEST_SET = 1 << 28  # bytes; a length beyond is taken for damage
 _DRY_S = 2.0
+_IDLE_S = 1.0  # of a loop whose partitions have all enough
 
 _AWAY = (Errors.KafkaConnectionError, Errors.NodeNotReadyError, Errors.RequestTimedOutError, Errors.KafkaTimeoutError)
+
+C = TypeVar("C", bound=CopiedPartition)
 
 
 class _Fetcher:
     """The fetch session with one source node and the rounds it has gone through."""
 
-    def __init__(self, node_id: int, session: FetchSession, partition_max_bytes: int) -> None:
+    def __init__(self, node_id: int, session: FetchSession, partition_max_bytes: int, wakeup: WakeupNotifier) -> None:
         self.node_id = node_id
         self.session = session
         self.partition_max_bytes = partition_max_bytes  # grows where a broker before 0.10.1 cuts even the first set
+        self.wakeup = wakeup
+        self.full: set[TopicPartition] = set()  # left out until they have less
         self.round = 0
         self.is_behind = True  # the last answer left records on the source
         self.next_dry_watch = 0.0
@@ -47,54 +58,82 @@ class _Fetcher:
         self.seen_at = float("-inf")  # when the last fetch was sent that was answered
 
 
-class Puller:
-    """Fetches what the partitions need next, and gives it to the appender.
+class Reader(Generic[C]):
+    """Fetches what the partitions need next.
 
-    `partitions` is the copier's, and read only here.  `on_trouble` gets a partition
-    that cannot go on as it is.
+    `partitions` is the strategy's, and read only here.  `accept` says what a partition takes of its part of a response, up to an
+    offset, and moves its position; `enqueue` gets what all have taken, once the next fetch is on its way.  `on_trouble` gets a
+    partition that cannot go on as it is.
     """
 
     def __init__(
         self,
         link: CopiedLink,
-        partitions: Mapping[TopicPartition, PartitionCopy],
-        appender: Appender,
-        on_trouble: Callable[[PartitionCopy], None],
+        partitions: Mapping[TopicPartition, C],
+        accept: Callable[[C, FetchedPartition, int | None], list[Appendable]],
+        enqueue: Callable[[list[tuple[C, Appendable]]], None],
+        on_trouble: Callable[[C], None],
+        witnesses: Witnesses | None = None,
     ) -> None:
         self._source = link.source
-        self._partitions = partitions
-        self._appender = appender
         self._limits = link.limits
         self._clock = link.clock
         self._spawn = link.tasks.spawn
-        self._on_trouble = on_trouble
         self._bucket = link.bucket
         self._memory = link.memory
         self._emptiness = link.emptiness
+        self._partitions = partitions
+        self._accept = accept
+        self._enqueue = enqueue
+        self._on_trouble = on_trouble
+        self._witnesses = witnesses
         self._fetchers: dict[int, _Fetcher] = {}
-        self.witnesses = Witnesses(link.source)
 
-    def is_pulling(self, partition: TopicPartition) -> bool:
+    def is_reading(self, partition: TopicPartition) -> bool:
+        """Whether it is fetched now."""
         return any(partition in fetcher.session.positions for fetcher in self._fetchers.values())
 
     def leave(self, partition: TopicPartition) -> None:
         """Stops fetching a partition."""
         for fetcher in self._fetchers.values():
             fetcher.session.forget(partition)
+            if partition in fetcher.full:
+                fetcher.full.discard(partition)
+                fetcher.wakeup.notify()
+
+    def rejoin(self, copy: C) -> None:
+        """Has a partition fetched again that was left out, and has less now."""
+        if copy.was_full:
+            copy.was_full = False
+            self._spawn(self.try_join, [copy.partition])
+
+    async def try_join(self, partitions: Iterable[TopicPartition]) -> None:
+        """As join; a partition whose leader is not found is in trouble."""
+        members = list(partitions)
+        try:
+            await self.join(members)
+        except Errors.KafkaError as error:
+            for partition in members:
+                if (copy := self._partitions.get(partition)) is not None:
+                    self._trouble(copy, f"the source's leader was not found: {error}")
 
     async def join(self, partitions: Iterable[TopicPartition]) -> None:
-        """Puts partitions into the fetch session of the node that leads them."""
+        """Puts partitions into the fetch session of the node that leads them.  Raises KafkaError."""
         for node_id, members in (await self._source.by_leader(partitions)).items():
             fetcher = self._fetchers.get(node_id)
             is_new = fetcher is None
             if fetcher is None:
                 session = await self._source.session(node_id, isolation_level=READ_COMMITTED)
-                fetcher = self._fetchers[node_id] = _Fetcher(node_id, session, self._limits.partition_max_bytes)
+                wakeup = WakeupNotifier(self._source.net)
+                fetcher = self._fetchers[node_id] = _Fetcher(node_id, session, self._limits.partition_max_bytes, wakeup)
             for partition in members:
                 copy = self._partitions.get(partition)
-                if copy is not None and copy.phase is Phase.COPYING:
+                if copy is not None and copy.is_read:
+                    self.leave(partition)
+                    copy.was_full = False
                     copy.first_round = fetcher.round + 1
                     fetcher.session.seek(partition, copy.position)
+            fetcher.wakeup.notify()
             if is_new:
                 self._spawn(self._loop, fetcher)
 
@@ -103,16 +142,18 @@ class Puller:
     async def _loop(self, fetcher: _Fetcher) -> None:
         answer: FetchAnswer | None = None
         try:
-            while fetcher.session.positions:
+            while fetcher.session.positions or fetcher.full:
                 taken = self._take(fetcher, answer) if answer is not None else []
                 self._watch_dry(fetcher)
                 fetching = None
                 if fetcher.session.positions:
                     fetching = self._source.net.call_soon_with_future(self._ask, fetcher)
-                self._appender.enqueue(taken)
-                if fetching is None:
-                    break
-                answer = await fetching
+                self._enqueue(taken)
+                if fetching is not None:
+                    answer = await fetching
+                else:
+                    answer = None
+                    await fetcher.wakeup(_IDLE_S)
         finally:
             if self._fetchers.get(fetcher.node_id) is fetcher:
                 del self._fetchers[fetcher.node_id]
@@ -134,6 +175,7 @@ class Puller:
             max_bytes=self._bucket.answer_bytes(limits.fetch_max_bytes),
             partition_max_bytes=fetcher.partition_max_bytes,
         )
+        self._require_ids(request)
         asked_at = self._clock()
         try:
             answer = await self._source.send_fetch(fetcher.node_id, request)
@@ -149,28 +191,32 @@ class Puller:
             return None
         fetcher.failing_since = None
         self._bucket.take(sum(len(part.records) for part in answer.partitions), self._clock())
-        if session.goes_by_names:
-            await self._look_again(fetcher, answer)
+        if session.goes_by_names and self._witnesses is not None:
+            await self._look_again(fetcher, answer, self._witnesses)
         fetcher.seen_at = asked_at
         return answer
 
-    async def _look_again(self, fetcher: _Fetcher, answer: FetchAnswer) -> None:
+    def _require_ids(self, request: RawFetch) -> None:
+        """Takes partitions out that were placed in another topic than the one that is asked for; their part is dropped."""
+        if not isinstance(request, RawFetchById):
+            return
+        for partition in request.positions:
+            copy = self._partitions.get(partition)
+            if copy is not None and copy.source_id not in (None, request.topic_ids[partition.topic]):
+                self._source.manager.cluster.request_update()
+                self._trouble(copy, "its topic was made anew on the source")
+
+    async def _look_again(self, fetcher: _Fetcher, answer: FetchAnswer, witnesses: Witnesses) -> None:
         """Believes records that came after a pause only where the source still has what was copied before (witnesses.py)."""
         unseen_s, doubted = self._clock() - fetcher.seen_at, {}
         for part in answer.partitions:
             copy = self._partitions.get(part.partition)
-            if (
-                copy is None
-                or copy.phase is not Phase.COPYING
-                or copy.position == 0
-                or part.error_code
-                or not len(part.records)
-            ):
+            if copy is None or not copy.is_read or copy.position == 0 or part.error_code or not len(part.records):
                 continue
-            if self.witnesses.doubt(part.partition, unseen_s, is_compared=copy.first_round == fetcher.round):
+            if witnesses.doubt(part.partition, unseen_s, is_compared=copy.first_round == fetcher.round):
                 doubted[part.partition] = copy
         reason = "the source does not show that its topic is still the one that was copied"
-        for partition in await self.witnesses.missing(fetcher.node_id, doubted):
+        for partition in await witnesses.missing(fetcher.node_id, doubted):
             if self._partitions.get(partition) is doubted[partition]:  # not released, nor adopted anew, meanwhile
                 self._trouble(doubted[partition], reason)
 
@@ -206,59 +252,48 @@ class Puller:
 
     # -- one answer -----------------------------------------------------------
 
-    def _take(self, fetcher: _Fetcher, answer: FetchAnswer) -> list[tuple[PartitionCopy, Appendable]]:
-        """What each partition can append, with the session moved past it."""
-        taken: list[tuple[PartitionCopy, Appendable]] = []
-        now = self._clock()
+    def _take(self, fetcher: _Fetcher, answer: FetchAnswer) -> list[tuple[C, Appendable]]:
+        """What each partition takes, with the session moved past it."""
+        taken: list[tuple[C, Appendable]] = []
+        session, now = fetcher.session, self._clock()
         fetcher.is_behind = False
         for part in answer.partitions:
             copy = self._partitions.get(part.partition)
-            if copy is None or copy.phase is not Phase.COPYING or part.partition not in fetcher.session.positions:
+            if copy is None or not copy.is_read or part.partition not in session.positions:
                 continue
             if copy.first_round > fetcher.round:
                 continue
-            if part.error_code:
-                if getattr(Errors.for_code(part.error_code), "invalid_metadata", False):
-                    self._source.manager.cluster.request_update()  # the leader, or the topic, may be another one by now
-                copy.refused("fetch", part.error_code, now)
+            if part.error_code and getattr(Errors.for_code(part.error_code), "invalid_metadata", False):
+                self._source.manager.cluster.request_update()  # the leader, or the topic, may be another one by now
+            if copy.is_full and not part.error_code:
+                self._leave_out(fetcher, copy)
+                continue
+            until = None if copy.is_held(now) else copy.until
+            items = self._accept(copy, part, until)
+            if not copy.is_read:
                 self._on_trouble(copy)
                 continue
-            copy.last_stable_offset = part.last_stable_offset
-            if copy.is_lease_over(now, self._limits.append_lease_ms / 1000):
-                self._trouble(copy, "the last look at the target's log is too old")
-                continue
-            if -1 not in (epoch := _leader_epoch(part), copy.leader_epoch) and epoch != copy.leader_epoch:
-                # An unclean election may have taken back what was copied: both logs are compared (KIP-101).
-                copy.former_epoch, copy.leader_epoch = copy.leader_epoch, -1
-                self._trouble(copy, "the source has a new leader epoch")
-                continue
-            if copy.is_held_back:
-                copy.was_held_back = True  # until all that waits has gone out
-                fetcher.session.forget(part.partition)
-                continue
-            until = None if now < copy.hold_until or now < copy.lease_until else copy.until
-            try:
-                taken += [(copy, item) for item in copy.take(part, until, int(time.time() * 1000))]
-            except OversizedRecordError as error:
-                copy.too_large = error.at(str(copy))  # what that leads to is decided when the place has been read again
-                self._trouble(copy, str(error))
-                continue
-            except TolerantClientError as error:
-                copy.doubt(error, now)
-                self._on_trouble(copy)
-                continue
-            if fetcher.session.goes_by_names:
-                self.witnesses.saw(part)
+            taken += [(copy, item) for item in items]
+            if session.goes_by_names and self._witnesses is not None:
+                self._witnesses.saw(part)
             if until is not None and copy.position >= until:
-                fetcher.session.forget(part.partition)
+                session.forget(part.partition)
             elif len(part.records):
                 fetcher.partition_max_bytes = max(fetcher.partition_max_bytes, min(_first_size(part), _LARGEST_SET))
-                fetcher.session.seek(part.partition, copy.position)
+                session.seek(part.partition, copy.position)
                 fetcher.is_behind |= copy.is_behind
                 copy.dry_since = None
+                if copy.is_full:
+                    self._leave_out(fetcher, copy)
         return taken
 
-    def _trouble(self, copy: PartitionCopy, reason: str) -> None:
+    def _leave_out(self, fetcher: _Fetcher, copy: C) -> None:
+        """Fetches no more of a partition until `rejoin`."""
+        copy.was_full = True
+        fetcher.session.forget(copy.partition)
+        fetcher.full.add(copy.partition)
+
+    def _trouble(self, copy: C, reason: str) -> None:
         copy.trouble(reason, self._clock())
         self._on_trouble(copy)
 
@@ -273,7 +308,7 @@ class Puller:
         fetcher.next_dry_watch = now + _DRY_S / 2
         for partition in fetcher.session.positions:
             copy = self._partitions.get(partition)
-            if copy is None or copy.phase is not Phase.COPYING or not copy.is_behind or copy.queue or copy.in_flight:
+            if copy is None or not copy.is_read or not copy.is_behind or copy.has_work:
                 continue
             if copy.dry_since is None:
                 copy.dry_since = now
@@ -281,19 +316,19 @@ class Puller:
                 copy.dry_since = now
                 self._spawn(self._end_dry, copy, copy.position, copy.last_stable_offset)
 
-    async def _end_dry(self, copy: PartitionCopy, position: int, stable: int) -> None:
+    async def _end_dry(self, copy: C, position: int, stable: int) -> None:
         """Goes over offsets without records, where the source has none and nothing has come since."""
 
         def is_dry() -> bool:
-            is_copied = self._partitions.get(copy.partition) is copy and copy.phase is Phase.COPYING
-            return is_copied and copy.position == position and not copy.queue and not copy.in_flight
+            is_copied = self._partitions.get(copy.partition) is copy and copy.is_read
+            return is_copied and copy.position == position and not copy.has_work
 
         if not await self._emptiness.has_no_records(copy.partition, position, stable, is_dry):
             return
-        self._appender.enqueue([(copy, item) for item in copy.leave_out(stable, int(time.time() * 1000))])
-        if copy.phase is Phase.COPYING:
+        self._enqueue([(copy, item) for item in copy.leave_out(stable, int(time.time() * 1000))])
+        if copy.is_read:
             self.leave(copy.partition)
-            await self.join([copy.partition])
+            await self.try_join([copy.partition])
 
 
 def _first_size(part: FetchedPartition) -> int:
@@ -301,10 +336,3 @@ def _first_size(part: FetchedPartition) -> int:
     if len(part.records) < LOG_OVERHEAD:
         return 0
     return LOG_OVERHEAD + int.from_bytes(part.records[_LENGTH_AT:LOG_OVERHEAD], "big", signed=True)
-
-
-def _leader_epoch(part: FetchedPartition) -> int:
-    """That of the first batch; -1 without one, and for message sets."""
-    if len(part.records) <= _MAGIC_AT or part.records[_MAGIC_AT] < 2:
-        return -1
-    return int.from_bytes(part.records[_LEADER_EPOCH_AT : _LEADER_EPOCH_AT + 4], "big", signed=True)

@@ -12,7 +12,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
-from tolerant_client.mirror.engine.identical.witnesses import UNSEEN_S, UNSHOWN_S, Witnesses
+from tolerant_client.mirror.engine.witnesses import UNSEEN_S, UNSHOWN_S, Witnesses
 from tolerant_client.records.record_batch import Record, encode_batch
 
 FIRST, SECOND = TopicPartition("t", 0), TopicPartition("t", 1)

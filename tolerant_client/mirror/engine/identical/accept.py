@@ -1,0 +1,44 @@
+"""What a partition takes of a response to a fetch, and what keeps it from that.  Pure: time is passed."""
+
+from __future__ import annotations
+
+from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.errors import OversizedRecordError, TolerantClientError
+from tolerant_client.mirror.batches.appendable import Appendable
+from tolerant_client.mirror.engine.identical.partition import PartitionCopy
+
+_LEADER_EPOCH_AT = 12  # in a record batch; byte 16 is the magic
+_MAGIC_AT = 16
+
+
+def accept(
+    copy: PartitionCopy, part: FetchedPartition, until: int | None, append_lease_s: float, now: float, now_ms: int
+) -> list[Appendable]:
+    """What is appended next, up to an offset, with the position moved over it; nothing, and trouble, where that is in doubt."""
+    if part.error_code:
+        copy.refused("fetch", part.error_code, now)
+        return []
+    copy.last_stable_offset = part.last_stable_offset
+    if copy.is_lease_over(now, append_lease_s):
+        copy.trouble("the last look at the target's log is too old", now)
+        return []
+    if -1 not in (epoch := _leader_epoch(part), copy.leader_epoch) and epoch != copy.leader_epoch:
+        # An unclean election may have taken back what was copied: both logs are compared (KIP-101).
+        copy.former_epoch, copy.leader_epoch = copy.leader_epoch, -1
+        copy.trouble("the source has a new leader epoch", now)
+        return []
+    try:
+        return copy.take(part, until, now_ms)
+    except OversizedRecordError as error:
+        copy.too_large = error.at(str(copy))  # what that leads to is decided when the place has been read again
+        copy.trouble(str(error), now)
+    except TolerantClientError as error:
+        copy.doubt(error, now)
+    return []
+
+
+def _leader_epoch(part: FetchedPartition) -> int:
+    """That of the first batch; -1 without one, and for message sets."""
+    if len(part.records) <= _MAGIC_AT or part.records[_MAGIC_AT] < 2:
+        return -1
+    return int.from_bytes(part.records[_LEADER_EPOCH_AT : _LEADER_EPOCH_AT + 4], "big", signed=True)
