@@ -21,9 +21,9 @@ from tolerant_client.cluster.admin.acls import TopicAcl
 from tolerant_client.cluster.admin.groups import CommittedOffset, commit_offsets, fetch_offsets, groups_home
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.engine.limits import TransactionLimits
 from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
-from tolerant_client.mirror.engine.translated.partition import TransactionLimits
 from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 from tolerant_client.mirror.follow import groups as duty
 from tolerant_client.mirror.follow.acls import AclsReport, sync_acls

@@ -27,12 +27,11 @@ from support.nasty_writer import BROKER_CONFIG, write_topics
 from support.tree import SUPPORT
 from tolerant_client.errors import DataLossError, OptionError, OversizedRecordError, TargetDivergedError
 from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
-from tolerant_client.mirror.engine.limits import CopyLimits, Progress
+from tolerant_client.mirror.engine.limits import CopyLimits, Progress, TransactionLimits
 from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.translated import partition as translated_partition
 from tolerant_client.mirror.engine.translated.copy_transaction import CopyTransaction
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
-from tolerant_client.mirror.engine.translated.partition import TransactionLimits
 from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 from tolerant_client.mirror.follow.translate import commit_group, group_offsets, translate, translate_group
 from tolerant_client.mirror.life.plan_report import plan_everything

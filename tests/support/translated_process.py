@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.engine.limits import TransactionLimits
 from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
-from tolerant_client.mirror.engine.translated.partition import TransactionLimits
 from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 
 # Small transactions: a writer that is killed has always done a part only.

@@ -127,6 +127,11 @@ class MirrorPolicy:
         }
         return replace(self, overrides=(), **chosen)
 
+    def on(self, topic: str, reason: str) -> LossPolicy:
+        """What is to be done where something of a topic is lost."""
+        chosen = self.for_topic(topic)
+        return chosen.on_oversized if reason == LossReason.OVERSIZED else chosen.on_loss
+
 
 _VALUES: Mapping[str, type[GapFill] | type[LossPolicy]] = {
     "gap_fill": GapFill,

@@ -13,6 +13,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.batches.appendable import Appendable, AppendRules, Claim, Course, appendable
+from tolerant_client.mirror.engine.troubles import Troubles
 
 
 class CopiedPartition(ABC):
@@ -34,6 +35,7 @@ class CopiedPartition(ABC):
         self.first_round = 0  # earlier rounds of the reader asked for another position
         self.was_full = False  # the reader leaves it out until it has less
         self.dry_since: float | None = None  # the source has something stable, and answers nothing
+        self._troubles = Troubles()
         self._shown: frozenset[Claim] = frozenset()  # what the last response said and no checksum proves
 
     def __str__(self) -> str:
@@ -57,9 +59,9 @@ class CopiedPartition(ABC):
         """What the target has gained."""
 
     @property
-    @abstractmethod
     def troubles(self) -> int:
         """How often its place had to be read again."""
+        return self._troubles.count
 
     @property
     @abstractmethod

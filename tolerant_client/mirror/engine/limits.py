@@ -10,6 +10,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.errors import LinkPausedError, TolerantClientError
 from tolerant_client.mirror.state.claims import Waiting
 
+PAUSE_S = 30.0  # between two reads of a partition that policy has paused
 _MANY = 1_000  # partitions
 
 
@@ -29,6 +30,24 @@ class CopyLimits:
     def fetch_wait_ms(self, partitions: int) -> int:
         """How long a fetch may wait for records: a broker looks at every partition of it each time, so longer with many."""
         return self.fetch_max_wait_ms * (2 if partitions > _MANY else 1)
+
+
+@dataclass(frozen=True)
+class TransactionLimits:
+    """How long a transaction may be; ms, bytes and requests.
+
+    One is committed `linger_ms` after it began when all is copied, and in any
+    case after `commit_ms` or `commit_bytes`.  Brokers abort it after
+    `timeout_ms`.  A fenced copier takes over again after `takeover_ms` without
+    progress of the other one.
+    """
+
+    linger_ms: int = 50
+    commit_ms: int = 400
+    commit_bytes: int = 32 << 20
+    max_requests: int = 16
+    timeout_ms: int = 60_000
+    takeover_ms: int = 3_000
 
 
 class Progress(NamedTuple):

@@ -13,8 +13,7 @@ from tolerant_client.mirror.engine.identical.begun import Begun
 from tolerant_client.mirror.engine.identical.flow import Flow
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
 from tolerant_client.mirror.engine.identical.resume_point import read_ids
-
-_PAUSE_S = 30.0  # between two reads of a partition that policy has paused
+from tolerant_client.mirror.engine.limits import PAUSE_S
 
 
 class LossHandler:
@@ -27,18 +26,16 @@ class LossHandler:
     async def settle(self, copy: PartitionCopy, loss: Loss, rules: AppendRules) -> None:
         """Does what policy says of a loss that was found often enough."""
         flow, now = self._flow, self._flow.clock()
-        chosen = flow.link.policy.for_topic(copy.partition.topic)
-        is_oversized = loss.row.reason == LossReason.OVERSIZED
-        policy = chosen.on_oversized if is_oversized else chosen.on_loss
+        policy = flow.link.policy.on(copy.partition.topic, loss.row.reason)
         if not copy.is_believed(str(loss.error), now):
             pass
         elif policy is LossPolicy.FAIL:
             copy.stop(loss.error)
         elif policy is LossPolicy.PAUSE:
-            copy.pause(loss.error, now + _PAUSE_S)
+            copy.pause(loss.error, now + PAUSE_S)
             flow.want_sync(copy)
         elif await self._written(copy, loss):
-            if is_oversized:
+            if loss.row.reason == LossReason.OVERSIZED:
                 copy.left_out.add(loss.row.from_offset)
                 copy.too_large = None
             if loss.resume_at > loss.state.log_end:

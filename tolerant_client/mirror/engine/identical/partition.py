@@ -46,7 +46,7 @@ from tolerant_client.errors import (
 from tolerant_client.mirror.batches.appendable import Appendable, AppendRules, AppendState, cover
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
 from tolerant_client.mirror.engine.copied_partition import CopiedPartition
-from tolerant_client.mirror.engine.identical.troubles import Troubles, refusal
+from tolerant_client.mirror.engine.troubles import refusal
 from tolerant_client.records.record_batch import BatchHeader, restamp
 
 _BEHIND_A_GAP = 1 << 20  # bytes that may wait for a gap to be filled, beside what came in the same answer
@@ -91,7 +91,6 @@ class PartitionCopy(CopiedPartition):
         self.log_start = 0  # where the log is to begin that this process fills up to there
         self.left_out: set[int] = set()  # offsets of records that the user's policy gave up
         self.too_large: OversizedRecordError | None = None  # a record that no batch of the target can hold
-        self._troubles = Troubles()
 
     @property
     def is_read(self) -> bool:
@@ -109,10 +108,6 @@ class PartitionCopy(CopiedPartition):
     def records(self) -> int:
         """By whichever writer of the link, in offsets."""
         return 0 if self._first_log_end is None else self.acked - self._first_log_end
-
-    @property
-    def troubles(self) -> int:
-        return self._troubles.count
 
     @property
     def is_placed(self) -> bool:

@@ -17,10 +17,11 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.batches.appendable import Appendable
+from tolerant_client.mirror.engine.limits import TransactionLimits
 from tolerant_client.mirror.engine.reader import Reader
 from tolerant_client.mirror.engine.strategy import CopiedLink, Strategy
 from tolerant_client.mirror.engine.translated.adopted import Adopted
-from tolerant_client.mirror.engine.translated.partition import TransactionLimits, TranslatedPartition, TranslatedParts
+from tolerant_client.mirror.engine.translated.partition import TranslatedPartition, TranslatedParts
 from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
 from tolerant_client.mirror.state.claims import claimed_part
 from tolerant_client.mirror.state.map_topic import clear_deleted
@@ -65,7 +66,7 @@ class TranslatedOffsets:
             self._link.tasks.spawn(self._run, copy)
         copy.want(until, hold_until, lease_until, self._link.clock())
         if not is_new:
-            copy.wake()
+            copy.wakeup.notify()
             self._read(copy)
         return copy
 

@@ -16,14 +16,13 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED
+from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.errors import (
     DataLossError,
@@ -36,54 +35,26 @@ from tolerant_client.errors import (
     TolerantClientError,
 )
 from tolerant_client.mirror.batches.appendable import Appendable, AppendRules
-from tolerant_client.mirror.batches.divergence import read_headers, read_slices
-from tolerant_client.mirror.batches.epochs import source_truncations
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
-from tolerant_client.mirror.batches.losses import LedgerRow, LossPolicy, LossReason
+from tolerant_client.mirror.batches.losses import LossPolicy, LossReason
 from tolerant_client.mirror.batches.merge import dense
 from tolerant_client.mirror.engine.copied_partition import CopiedPartition
+from tolerant_client.mirror.engine.limits import PAUSE_S, TransactionLimits
 from tolerant_client.mirror.engine.reader import Reader
 from tolerant_client.mirror.engine.strategy import NO_CLAIM, CopiedLink
 from tolerant_client.mirror.engine.translated.adopted import Adopted
 from tolerant_client.mirror.engine.translated.copy_transaction import CopyTransaction, is_fenced
 from tolerant_client.mirror.engine.translated.fetched_queue import FetchedQueue, newest_epoch
+from tolerant_client.mirror.engine.translated.place import Place
 from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
-from tolerant_client.mirror.engine.translated.target_checks import (
-    LostOffsets,
-    check_last_record,
-    check_target,
-    find_adopted_loss,
-    find_loss,
-    is_another,
-    taken_over,
-)
+from tolerant_client.mirror.engine.translated.target_checks import LostOffsets
 from tolerant_client.mirror.state.claims import claimed_part
 from tolerant_client.mirror.state.map_topic import map_partition
-from tolerant_client.mirror.state.offset_map import MapRow, extend
+from tolerant_client.mirror.state.offset_map import extend
 from tolerant_client.stock.stock_names import WakeupNotifier
 
-BELIEVED_AFTER = 3
 _MAX_PAUSE_S = 1.0
 _IDLE_S = 0.5
-_PAUSE_S = 30.0  # between two looks at a partition that policy has paused
-
-
-@dataclass(frozen=True)
-class TransactionLimits:
-    """How long a transaction may be; ms, bytes and requests.
-
-    One is committed `linger_ms` after it began when all is copied, and in any
-    case after `commit_ms` or `commit_bytes`.  Brokers abort it after
-    `timeout_ms`.  A fenced copier takes over again after `takeover_ms` without
-    progress of the other one.
-    """
-
-    linger_ms: int = 50
-    commit_ms: int = 400
-    commit_bytes: int = 32 << 20
-    max_requests: int = 16
-    timeout_ms: int = 60_000
-    takeover_ms: int = 3_000
 
 
 @dataclass(frozen=True)
@@ -99,21 +70,19 @@ class TranslatedParts:
 class TranslatedPartition(CopiedPartition):
     """The copy of one partition: `run` is its course, `accept` gives it what was fetched."""
 
-    records = troubles = 0
+    records = 0
 
     def __init__(self, link: CopiedLink, parts: TranslatedParts, partition: TopicPartition) -> None:
         super().__init__(partition, link.clock())
-        self.paused: TolerantClientError | None = (
-            None  # what waits for an operator: by policy, or that he has paused it
-        )
+        self.paused: TolerantClientError | None = None  # by its operator, or by policy: then it waits for him
         self.is_done = False
         self.queue = FetchedQueue()
-        self.leader_epoch = -1  # the newest one seen in the source's log
+        self.place = Place(link, parts.reads, parts.adopted, partition)
         self._link = link
         self._parts = parts
         self._claim = claimed_part(partition, link.name)
         self._net: Any = link.source.net
-        self._wake = WakeupNotifier(self._net)
+        self.wakeup = WakeupNotifier(self._net)
         self._producer = CopyTransaction(
             link.target,
             f"tolerant-mirror-{link.name}-copy-{partition.topic}-{partition.partition}",
@@ -121,18 +90,9 @@ class TranslatedPartition(CopiedPartition):
             map_partition(link.name, partition),
             parts.transactions.timeout_ms,
         )
-        self._row: MapRow | None = None
-        self._adopted = 0  # the source offset before which another mirror had copied all
-        self._ids = ("", "")
         self._rules = AppendRules(GapFill.TRANSACTIONS, False, 0)
         self._fetch_error: Exception | None = None
-        self._policy = link.policy.for_topic(partition.topic)
-        self._loss: LostOffsets | None = None  # what the last error means
-        self._accepted: set[LostOffsets] = set()
-        self._doubts = 0
-        self._damage = ""
         self._progressed_at = link.clock()
-        self._reasons: deque[str] = deque(maxlen=5)
         self._stands_since: float | None = None  # there is something to copy, or trouble
         self._is_taken_over = False
         self._term: int | None = None  # of the claim under which the position was read
@@ -173,37 +133,31 @@ class TranslatedPartition(CopiedPartition):
     def has_work(self) -> bool:
         return len(self.queue) > 0
 
-    @property
-    def _is_held(self) -> bool:
-        return self.is_held(self._link.clock())
-
-    def wake(self) -> None:
-        self._wake.notify()
-
     def stop(self, error: TolerantClientError) -> None:
         """Stops the copy."""
         self.error = error
-        self.wake()
+        self.wakeup.notify()
 
     def set_paused(self, is_paused: bool) -> None:
         """Takes what the operator says: nothing is fetched while it is paused, what was fetched is copied."""
         if is_paused and self.paused is None:
             self.paused = self._link.paused_error(self)
             self._parts.reader.leave(self.partition)
-            self.wake()
+            self.wakeup.notify()
         elif not is_paused and isinstance(self.paused, LinkPausedError):
             self.paused = None
             self._progressed_at = self._link.clock()
-            self.wake()
+            self.wakeup.notify()
 
     def release(self) -> None:
         """Ends the copy once the transaction that is open is committed."""
         self.is_released = True
-        self.wake()
+        self.wakeup.notify()
 
     @property
     def source_id(self) -> uuid.UUID | None:
-        return uuid.UUID(self._ids[0]) if self._ids[0] else None
+        known = self.place.ids[0]
+        return uuid.UUID(known) if known else None
 
     def accept(self, part: FetchedPartition, until: int | None) -> None:
         """Takes a response to a fetch from `position`; batches from `until` on are left for later.
@@ -213,32 +167,32 @@ class TranslatedPartition(CopiedPartition):
         try:
             if part.error_code:
                 raise Errors.for_code(part.error_code)(f"Fetch of {self} at offset {self.position}")
-            epoch, known = newest_epoch(part.records), self.leader_epoch
-            self.leader_epoch = max(known, epoch)
+            epoch, known = newest_epoch(part.records), self.place.leader_epoch
+            self.place.leader_epoch = max(known, epoch)
             if epoch > known >= 0:
                 raise Errors.OffsetNotAvailableError(f"the source of {self} has leader epoch {epoch} now")
             course = self.course(part, until, self._rules, int(time.time() * 1000))
         except Errors.KafkaError as error:
             if isinstance(error, OversizedRecordError):
-                self._loss = LostOffsets(LossReason.OVERSIZED, error.offset, error.offset + 1)
+                self.place.loss = LostOffsets(LossReason.OVERSIZED, error.offset, error.offset + 1)
                 error = error.at(str(self))
             self._fetch_error = error
         else:
             self.last_stable_offset = part.last_stable_offset
             self._link.memory.take(self.queue.put(course.items))
         if self.queue or self._fetch_error is not None:
-            self.wake()
+            self.wakeup.notify()
 
     def leave_out(self, until_offset: int, now_ms: int) -> list[Appendable]:
         """As CopiedPartition's; a gap takes no offsets here."""
         self.queue.put([Gap(self.position, until_offset)])
         self.position = until_offset
-        self.wake()
+        self.wakeup.notify()
         return []
 
     def trouble(self, reason: str, now: float) -> None:
         self._fetch_error = Errors.OffsetNotAvailableError(f"{self}: {reason}")
-        self.wake()
+        self.wakeup.notify()
 
     # -- the course -----------------------------------------------------------
 
@@ -280,13 +234,16 @@ class TranslatedPartition(CopiedPartition):
         except LinkPromotedError as error:
             self.error = error
             return
-        self._row = await self._parts.reads.last_row(self.partition)
-        await self._look_at_target()
-        position = await self._look_at_source()
+        try:
+            position = await self.place.read(self._producer.producer_id)
+        except Errors.OffsetNotAvailableError:
+            self._advance(self.place.position)
+            raise
         self._advance(position)
+        self._rules = self._rules._replace(max_batch_bytes=self.place.max_batch_bytes)
         self.position = position
         self._is_taken_over = True
-        if not self._reasons:
+        if not self._troubles.reasons:
             self._stands_since = None
         await self._parts.reader.try_join([self.partition])
 
@@ -295,67 +252,15 @@ class TranslatedPartition(CopiedPartition):
         if self._term is None or self._link.claims.term(self._claim) != self._term:
             raise Errors.NotLeaderForPartitionError(NO_CLAIM)
 
-    async def _look_at_target(self) -> None:
-        pair = await self._parts.reads.topics(self.partition.topic)
-        self._ids = pair.ids
-        self._rules = self._rules._replace(max_batch_bytes=pair.max_message_bytes)
-        end = (await self._link.target.list_offsets({self.partition: LATEST}))[self.partition]
-        if self._row is not None:
-            check_target(self._row, self._link.name, self.partition, self._ids, end)
-            if not is_another(self._row.ids[0], self._ids[0]):  # a topic made anew has other records by right
-                await self._look_for_others(self._row)
-        self._adopted = await self._parts.adopted.until(self.partition, end)
-        if self._row is not None:
-            self._row = taken_over(self._row, self._adopted)
-
-    async def _look_for_others(self, row: MapRow) -> None:
-        """Raises TargetDivergedError where others wrote what lies at the end of the map's newest run (an election's loss)."""
-        offsets = row.runs[-1].source_until - 1, row.runs[-1].target_until - 1
-        header = (await read_headers(self._link.target, {self.partition: offsets[1]})).get(self.partition)
-        if header is None or header.producer_id == self._producer.producer_id:
-            return  # the cleaner or retention took it, or it is ours: then only the source may have lost it
-        original, copied = [
-            (await read_slices(side, {self.partition: (at, at + 1)}, is_committed=False))[self.partition].records.get(
-                at
-            )
-            for side, at in zip((self._link.source, self._link.target), offsets)
-        ]
-        check_last_record(row, self._link.name, original, copied)
-
-    async def _look_at_source(self) -> int:
-        """Where to go on; raises DataLossError where the source no longer has it, unless policy has accepted that."""
-        source, row = self._link.source, self._row
-        start = (await source.list_offsets({self.partition: EARLIEST}))[self.partition]
-        if row is None and not self._adopted:
-            return max(start, self._link.control.value.starts.get(self.partition, 0))
-        end = (await source.list_offsets({self.partition: LATEST}))[self.partition]
-        if row is None:
-            position = self._adopted
-            found = find_adopted_loss(self.partition, position, start, end)
-        else:
-            position = row.position
-            # A topic that was made anew counts its leader epochs from 0.
-            self.leader_epoch = -1 if is_another(row.ids[0], self._ids[0]) else max(self.leader_epoch, row.epoch)
-            cuts = await source_truncations(source, {self.partition: (row.epoch, position)})
-            found = find_loss(row, self._ids, start, end, cuts.get(self.partition))
-        if found is not None and not any(found[0].is_part_of(loss) for loss in self._accepted):
-            self._loss, error = found
-            raise error
-        if position > end:
-            self._advance(position)
-            raise Errors.OffsetNotAvailableError(f"{self}: the source has not come to offset {position} again")
-        return max(start, position)
-
     async def _copy_one_transaction(self) -> None:
         """From the first record that waits to the commit."""
-        position = self.queue.skip_gaps()
-        if position is not None:
+        if (position := self.queue.skip_gaps()) is not None:
             self._advance(position)
         while not self.queue:
             self._check_fetches()
             if self.is_over:
                 return
-            await self._wake(_IDLE_S)
+            await self.wakeup(_IDLE_S)
             if (position := self.queue.skip_gaps()) is not None:
                 self._advance(position)
             elif not self.queue:
@@ -381,13 +286,13 @@ class TranslatedPartition(CopiedPartition):
             pause = self._time_to_commit(began, size, copied)
             if pause <= 0:
                 break
-            await self._wake(pause)
+            await self.wakeup(pause)
         await self._settle(0)
         await self._commit(copied, size)
 
     async def _record_position(self) -> None:
         """Has the map say that what came after the last record was looked at, too: markers, aborted records, holes."""
-        if self._row is not None and self.acked > self._row.position:
+        if self.place.row is not None and self.acked > self.place.row.position:
             await self._producer.open(with_records=False)
             await self._commit(self.acked, 0)
 
@@ -396,22 +301,20 @@ class TranslatedPartition(CopiedPartition):
         limits, now = self._parts.transactions, self._link.clock()
         if self.is_released or size >= limits.commit_bytes:
             return 0.0
-        if self.until is not None and copied >= self.until and not self._is_held:
+        if self.until is not None and copied >= self.until and not self.is_held(now):
             return 0.0
         is_drained = not self.queue and not self.is_behind
         return began + (limits.linger_ms if is_drained else limits.commit_ms) / 1000 - now
 
     async def _commit(self, copied: int, size: int) -> None:
-        runs = self._producer.runs
-        pair = await self._parts.reads.topics(self.partition.topic)
-        if pair.ids != self._ids:
-            raise Errors.UnknownTopicOrPartitionError(f"{self}: a topic was created anew")  # looked into by _take_over
-        rows = extend(self._row, self.partition, self.partition.topic, self._ids, runs, copied, self.leader_epoch)
+        runs, place = self._producer.runs, self.place
+        await place.require_same_topics()
+        rows = extend(place.row, self.partition, self.partition.topic, place.ids, runs, copied, place.leader_epoch)
         self._require_claim()
         await self._producer.write_rows(rows, int(time.time() * 1000))
         self._require_claim()
         await self._producer.commit()
-        self._row = rows[-1]
+        place.row = rows[-1]
         self.records += sum(run.length for run in runs)
         self.bytes += size
         self._advance(copied)
@@ -443,23 +346,22 @@ class TranslatedPartition(CopiedPartition):
         if since is None or now - since < after_s or self.error is not None or self.paused is not None:
             return None
         has_work = not self._is_taken_over or self.has_work or self.is_behind
-        reason = self._reasons[-1] if self._reasons else "the target's brokers have not finished what was asked of them"
+        reasons = self._troubles.reasons
+        reason = reasons[-1] if reasons else "the target's brokers have not finished what was asked of them"
         return (since, reason) if has_work else None
 
     async def _trouble(self, error: Exception) -> None:
         """Pauses, or stops: for good reasons found three times without progress between, or after the patience."""
         link, now = self._link, self._link.clock()
-        loss, self._loss = self._loss, None
+        loss, self.place.loss = self.place.loss, None
         cause = error.__cause__ if isinstance(error.__cause__, Errors.KafkaError) else error
-        self.troubles += 1
         self._is_taken_over = False
         if self._stands_since is None:
             self._stands_since = now
-        self._reasons.append(f"{type(cause).__name__}: {cause}")
-        if isinstance(error, RecordBatchError) and str(error) != self._damage:
-            self._damage, self._doubts = str(error), 0  # what differs from one response to the next was done on the way
-        self._doubts += not getattr(cause, "retriable", False)
-        is_believed = self._doubts >= BELIEVED_AFTER
+        self._troubles.add(f"{type(cause).__name__}: {cause}", now)
+        if isinstance(error, RecordBatchError):
+            self._troubles.damaged(str(error))
+        is_believed = not getattr(cause, "retriable", False) and self._troubles.is_believed()
         patience_s = link.limits.patience_ms / 1000
         if is_believed and isinstance(error, TolerantClientError) and not getattr(error, "retriable", False):
             await self._decide(error, loss if isinstance(error, (DataLossError, OversizedRecordError)) else None)
@@ -470,45 +372,40 @@ class TranslatedPartition(CopiedPartition):
         elif not self.has_reached and now - max(self._progressed_at, self.adopted_at) > patience_s:
             self.error = RecoveryExhaustedError(
                 f"{self}: no progress for {patience_s:.0f} s at offset {self.acked}; check the brokers that lead it",
-                tuple(self._reasons),
+                self._troubles.reasons,
             )
         else:
-            self._parts.reads.forget(self.partition.topic)
+            self.place.forget_topics()
             for cluster in (link.source, link.target):
                 cluster.manager.cluster.request_update()
-            await self._net.sleep(min(0.02 * 2 ** min(len(self._reasons), 6), _MAX_PAUSE_S) * random.uniform(0.5, 1.0))
+            await self._net.sleep(
+                min(0.02 * 2 ** min(len(self._troubles.reasons), 6), _MAX_PAUSE_S) * random.uniform(0.5, 1.0)
+            )
 
     async def _decide(self, error: TolerantClientError, loss: LostOffsets | None) -> None:
         """Stops, or does what policy says of a loss (M7); its ledger row is written before anything goes on."""
-        reason = loss.reason if loss is not None else None
-        policy = self._policy.on_oversized if reason is LossReason.OVERSIZED else self._policy.on_loss
+        policy = self._link.policy.on(self.partition.topic, loss.reason) if loss is not None else LossPolicy.FAIL
         if loss is None or policy is LossPolicy.FAIL:
             self.error = error
         elif policy is LossPolicy.PAUSE:
             self.paused = error
-            if self._row is not None:
-                self._advance(self._row.position)
+            if self.place.row is not None:
+                self._advance(self.place.row.position)
             self._link.tasks.notify()
-            until = self._link.clock() + _PAUSE_S
+            until = self._link.clock() + PAUSE_S
             while not self.is_over and (left := until - self._link.clock()) > 0:
-                await self._wake(min(left, _IDLE_S))
+                await self.wakeup(min(left, _IDLE_S))
             if not self.is_over:
                 self.paused = None
         else:
-            now_ms = int(time.time() * 1000)
-            topic, index = self.partition
-            row = LedgerRow(
-                now_ms, self._link.name, topic, index, loss.from_offset, loss.until_offset, loss.reason, str(error)
-            )
             try:
-                await self._link.ledger.write([row])
+                await self.place.accept(loss, error)
             except Errors.KafkaError as failure:
                 self.error = TolerantClientError(
                     f"{self}: a loss could not be written to the ledger ({failure}): {error}"
                 )
                 return
             self.losses += 1
-            self._accepted.add(loss)
             if loss.reason is LossReason.OVERSIZED:
                 self._rules = self._rules._replace(left_out={*self._rules.left_out, loss.from_offset})
 
@@ -520,7 +417,7 @@ class TranslatedPartition(CopiedPartition):
         still_since = link.clock()
         patience_s = self._parts.transactions.takeover_ms / 1000 * random.uniform(0.7, 1.3)
         while not self.is_over:
-            await self._wake(patience_s / 4)
+            await self.wakeup(patience_s / 4)
             row = await self._parts.reads.last_row(self.partition)
             end = await link.source.list_offsets({self.partition: LATEST}, isolation_level=READ_COMMITTED)
             if row is not None and row.position > self.acked:
@@ -534,9 +431,8 @@ class TranslatedPartition(CopiedPartition):
     def _advance(self, position: int) -> None:
         if position > self.acked:
             self._progressed_at = self._link.clock()
-            self._doubts = 0
             self._stands_since = None
-            self._reasons.clear()
+            self._troubles.progressed()
         had_reached = self.has_reached
         self.acked = max(self.acked, position)
         if self.has_reached and not had_reached:

@@ -20,7 +20,7 @@ from tolerant_client.errors import (
 from tolerant_client.mirror.batches.appendable import Appendable, AppendRules, AppendState
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
-from tolerant_client.mirror.engine.identical.troubles import BELIEVED_AFTER
+from tolerant_client.mirror.engine.troubles import BELIEVED_AFTER
 from tolerant_client.records.record_batch import BatchHeader, Record, encode_batch, iter_batches, read_header
 
 TP = TopicPartition("orders", 3)

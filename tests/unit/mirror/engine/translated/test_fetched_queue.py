@@ -14,9 +14,9 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.batches.losses import MirrorPolicy
-from tolerant_client.mirror.engine.limits import CopyLimits
+from tolerant_client.mirror.engine.limits import CopyLimits, TransactionLimits
 from tolerant_client.mirror.engine.memory import Memory
-from tolerant_client.mirror.engine.translated.partition import TransactionLimits, TranslatedPartition
+from tolerant_client.mirror.engine.translated.partition import TranslatedPartition
 from tolerant_client.records.record_batch import Record, encode_batch
 
 PARTITION = TopicPartition("orders", 3)
@@ -47,7 +47,10 @@ class Rig:
             memory=self.memory,
         )
         parts: Any = SimpleNamespace(
-            transactions=TransactionLimits(), reader=SimpleNamespace(leave=self.left.append, rejoin=lambda copy: None)
+            transactions=TransactionLimits(),
+            reads=None,
+            adopted=None,
+            reader=SimpleNamespace(leave=self.left.append, rejoin=lambda copy: None),
         )
         self.copy = TranslatedPartition(link, parts, PARTITION)
         self.queue = self.copy.queue
@@ -102,7 +105,7 @@ def test_an_answer_with_a_newer_leader_epoch_is_not_used_until_somebody_has_look
     newer = [batch(10, epoch=4), batch(20, epoch=5)]
     with pytest.raises(Errors.OffsetNotAvailableError):
         rig.take(*newer)
-    assert rig.copy.position == 10 and rig.copy.leader_epoch == 5
+    assert rig.copy.position == 10 and rig.copy.place.leader_epoch == 5
     rig.begin(10)
     rig.take(*newer)
     assert rig.copy.position == 30

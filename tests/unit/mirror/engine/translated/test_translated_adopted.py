@@ -15,10 +15,10 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import EARLIEST
 from tolerant_client.errors import DataLossError, TargetDivergedError
-from tolerant_client.mirror.batches.losses import LossReason, MirrorPolicy
+from tolerant_client.mirror.batches.losses import LossReason
 from tolerant_client.mirror.engine.translated import adopted as module
 from tolerant_client.mirror.engine.translated.adopted import Adopted
-from tolerant_client.mirror.engine.translated.partition import TransactionLimits, TranslatedPartition
+from tolerant_client.mirror.engine.translated.place import Place
 from tolerant_client.mirror.engine.translated.target_checks import LostOffsets, TopicPair, find_adopted_loss
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.offset_map import MapRow, Run, extend
@@ -59,7 +59,7 @@ class World:
     def adopted(self) -> Adopted:
         return Adopted(None, self)  # type: ignore[arg-type]
 
-    def partition(self) -> TranslatedPartition:
+    def place(self) -> Place:
         """As a process makes it that has just started."""
 
         async def source_offsets(wanted: Any) -> Any:
@@ -71,27 +71,21 @@ class World:
         async def topics(_: str) -> TopicPair:
             return TopicPair(IDS, 1 << 20)
 
+        async def last_row(_: TopicPartition) -> MapRow | None:
+            return self.row
+
         link: Any = SimpleNamespace(
-            source=SimpleNamespace(net=self.net, list_offsets=source_offsets),
+            source=SimpleNamespace(list_offsets=source_offsets),
             target=SimpleNamespace(list_offsets=target_offsets),
             name="dr",
-            clock=lambda: 0.0,
-            policy=MirrorPolicy(),
             control=self,
-            tasks=SimpleNamespace(notify=lambda: None),
         )
-        parts: Any = SimpleNamespace(
-            reads=SimpleNamespace(topics=topics), adopted=self.adopted(), transactions=TransactionLimits()
-        )
-        made = TranslatedPartition(link, parts, P)
-        made._row = self.row
-        return made
+        reads: Any = SimpleNamespace(topics=topics, last_row=last_row)
+        return Place(link, reads, self.adopted(), P)
 
-    def goes_on_at(self, partition: TranslatedPartition | None = None) -> int:
+    def goes_on_at(self, place: Place | None = None) -> int:
         async def look() -> int:
-            chosen = partition or self.partition()
-            await chosen._look_at_target()
-            return await chosen._look_at_source()
+            return await (place or self.place()).read(7)
 
         found: int = self.net.run(look)
         return found
@@ -106,7 +100,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     async def cleaned(*_: Any) -> dict[TopicPartition, Any]:
         return {}  # of the last batch nothing is left that could show who wrote it
 
-    monkeypatch.setattr("tolerant_client.mirror.engine.translated.partition.read_headers", cleaned)
+    monkeypatch.setattr("tolerant_client.mirror.engine.translated.place.read_headers", cleaned)
     yield found
     found.net.close()
 
@@ -132,12 +126,12 @@ def test_a_source_that_was_made_anew_is_no_election_of_the_target_and_counts_its
     async def uncut(*_: Any) -> dict[TopicPartition, int]:
         return {}
 
-    monkeypatch.setattr(TranslatedPartition, "_look_for_others", compared)
-    monkeypatch.setattr("tolerant_client.mirror.engine.translated.partition.source_truncations", uncut)
-    partition = world.partition()
+    monkeypatch.setattr(Place, "_look_for_others", compared)
+    monkeypatch.setattr("tolerant_client.mirror.engine.translated.place.source_truncations", uncut)
+    place = world.place()
     with pytest.raises(DataLossError, match="deleted and created again"):
-        world.goes_on_at(partition)
-    assert partition.leader_epoch == -1
+        world.goes_on_at(place)
+    assert place.leader_epoch == -1
 
 
 def test_what_was_taken_over_and_is_there_stays_adopted(world: World) -> None:
@@ -167,36 +161,36 @@ def test_a_later_life_of_the_link_keeps_what_it_has_taken_over(world: World) -> 
 
 def test_a_source_that_was_cut_before_the_link_copied_anything_itself_is_found(world: World) -> None:
     world.target_ends[P], world.source_end = 900, 400
-    partition = world.partition()
+    place = world.place()
     with pytest.raises(DataLossError, match=r"orders-0 ends at offset 400, but up to 1000 .*; let policy go on"):
-        world.goes_on_at(partition)
-    assert partition._loss == (LossReason.TRUNCATION, 400, 1_000)
+        world.goes_on_at(place)
+    assert place.loss == (LossReason.TRUNCATION, 400, 1_000)
 
 
 def test_a_cut_that_policy_has_accepted_is_waited_for_while_the_log_grows(world: World) -> None:
     world.target_ends[P], world.source_end = 900, 400
-    partition = world.partition()
-    partition._accepted.add(LostOffsets(LossReason.TRUNCATION, 400, 1_000))
+    place = world.place()
+    place._accepted.add(LostOffsets(LossReason.TRUNCATION, 400, 1_000))
     for world.source_end in (400, 700):  # one loss, not another at each look
         with pytest.raises(Errors.OffsetNotAvailableError, match="come to offset 1000 again"):
-            world.goes_on_at(partition)
+            world.goes_on_at(place)
     world.source_end = 1_200
-    assert world.goes_on_at(partition) == 1_000
+    assert world.goes_on_at(place) == 1_000
 
 
 def test_a_cut_behind_a_row_is_one_loss_too_while_the_log_grows(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def no_cuts(*_: Any) -> dict[TopicPartition, int]:
         return {}
 
-    monkeypatch.setattr("tolerant_client.mirror.engine.translated.partition.source_truncations", no_cuts)
+    monkeypatch.setattr("tolerant_client.mirror.engine.translated.place.source_truncations", no_cuts)
     world.written = world.value = replace(world.written, adopted={})
     (world.row,) = extend(None, P, "orders", IDS, [Run(0, 0, 1_000)], 1_000, -1)
     world.target_ends[P], world.source_end = 1_000, 400
-    partition = world.partition()
-    partition._accepted.add(LostOffsets(LossReason.TRUNCATION, 400, 1_000))
+    place = world.place()
+    place._accepted.add(LostOffsets(LossReason.TRUNCATION, 400, 1_000))
     for world.source_end in (400, 700):
         with pytest.raises(Errors.OffsetNotAvailableError):
-            world.goes_on_at(partition)
+            world.goes_on_at(place)
 
 
 def test_what_retention_takes_later_is_another_loss() -> None:

@@ -1,4 +1,5 @@
-"""What went wrong with a partition since it last moved, and how much of it is believed (law E of identical/partition.py).
+"""What went wrong with a partition since it last moved, and how much of it is believed: what would stop it only when it was
+found three times without progress in between.
 
 No clock here: time is passed.
 """
