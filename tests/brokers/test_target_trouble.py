@@ -41,7 +41,7 @@ from tolerant_client.errors import (
     TolerantClientError,
 )
 from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
-from tolerant_client.mirror.engine.identical import sync_loop
+from tolerant_client.mirror.engine.identical import resting, sync_loop
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy
 from tolerant_client.mirror.engine.identical.resume_point import read_append_states
@@ -464,6 +464,7 @@ def test_copying_goes_on_in_a_session_whose_producers_were_forgotten(
         return await read_append_states(*args)
 
     monkeypatch.setattr(sync_loop, "read_append_states", counted)
+    monkeypatch.setattr(resting, "LOOK_S", 3600.0)  # a look at the resting log would renew what was seen of it
     create_topic(source, topic)
     fill(source, topic, 4)
     limits = CopyLimits(append_lease_ms=500)

@@ -1,4 +1,4 @@
-"""The tracker in 100,000 seeded simulations (a million with TOLERANT_LONG=1), in two processes.
+"""The tracker in 30,000 seeded simulations (a million with TOLERANT_LONG=1), in two processes.
 
 A seed that breaks an invariant is printed with the line that replays it, event by event:
 `PYTHONPATH=tests python -m support.simulation <seed>`.
@@ -24,7 +24,7 @@ from tolerant_client.tracker.lifecycle import InFlightRequest
 from tolerant_client.tracker.limits import Repeats
 from tolerant_client.tracker.rules.apis import OtherSubject
 
-SEEDS = int(os.environ.get("TOLERANT_SIMULATIONS", "100000")) * (10 if LONG else 1)
+SEEDS = int(os.environ.get("TOLERANT_SIMULATIONS", "1000000" if LONG else "30000"))
 PROCESSES = 2
 FIRST_SEED = 1_000_000
 

@@ -175,7 +175,7 @@ def test_without_once_records_follow_within_a_second_until_it_is_told_to_stop(cl
         command("mirror", *link(clusters, "cmd-tail")), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     try:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 240  # Spark starts, beside whatever else runs
         while "cmd-tail" not in topics(clusters[1]) or ends(clusters[1], "cmd-tail") != [10, 10]:
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.2)
