@@ -27,7 +27,7 @@ class TolerantKafkaDataSource(DataSource):
     | kafka.bootstrap.servers | HOST:PORT[,HOST:PORT...]; other `kafka.*` are Java's client properties | required |
     | assign, subscribe, subscribePattern | exactly one: `{"t":[0,1]}`, topics, a regular expression | required |
     | startingOffsets | `earliest`, `latest` (streams only) or `{"t":{"0":23,"1":-2}}` | batch earliest, stream latest |
-    | startingTimestamp, startingOffsetsByTimestamp | ms since the epoch, for all or by partition | |
+    | startingTimestamp, startingOffsetsByTimestamp | ms since the epoch, for all or by partition (-1: its end) | |
     | startingOffsetsByTimestampStrategy | `error` or `latest`, where no record is that young | error |
     | endingOffsets, endingTimestamp, endingOffsetsByTimestamp | as above, exclusive, batch only; -1 is latest | latest |
     | failOnDataLoss | fail when records are gone that should be read | true |

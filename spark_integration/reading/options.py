@@ -205,8 +205,10 @@ def _by_timestamp(own: Mapping[str, str], one: str, each: str, if_none: str) -> 
     if each in own:
         times = parse_partition_numbers(own[each], each)
         for partition, time in times.items():
-            if time < 0:
-                raise OptionError(f"{each}: {partition.topic}-{partition.partition} has the negative time {time}")
+            if time < 0 and time != LATEST:
+                raise OptionError(
+                    f"{each}: {partition.topic}-{partition.partition} has the negative time {time}; only -1 (latest) may be"
+                )
         return AtTimestamp(times, each, if_none)
     return None
 

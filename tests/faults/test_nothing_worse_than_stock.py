@@ -134,6 +134,38 @@ def test_consumer_is_no_slower_and_raises_no_more_often(name: str, compare: Call
     assert runs["ours"].errors == []
 
 
+def read_here_and_there(servers: str, library: Any, topic: str) -> Run:
+    """A record here and a record there, near the log's end, as a handler does that seeks back to the record that failed."""
+    run = Run()
+    with kafka.KafkaProducer(bootstrap_servers=servers) as producer:
+        for n in range(100):
+            producer.send(topic, b"%d" % n, partition=0)
+    consumer = library.KafkaConsumer(bootstrap_servers=servers, group_id=None, fetch_max_wait_ms=2_000)
+    partition = TopicPartition(topic, 0)
+    consumer.assign([partition])
+    for n in range(12):
+        offset = n * 61 % 100
+
+        def read(offset: int = offset) -> None:
+            consumer.seek(partition, offset)
+            assert consumer.poll(10_000, max_records=1)[partition][0].offset == offset
+
+        run.timed(read)
+    consumer.close(timeout_ms=1_000)
+    return run
+
+
+def test_a_seek_among_buffered_records_waits_for_no_fetch_at_the_end_of_the_log(kafka_cluster: KafkaCluster) -> None:
+    """Without a fault: a fetch that was sent ahead would hold up the one that the seek needs for `fetch_max_wait_ms`."""
+    runs = {
+        name: read_here_and_there(
+            kafka_cluster.bootstrap_servers, library, new_topic(kafka_cluster, f"here-and-there-{name}")
+        )
+        for name, library in LIBRARIES.items()
+    }
+    runs["ours"].is_no_worse_than(runs["stock"])
+
+
 def transact(servers: str, library: Any, topic: str) -> Run:
     run = Run()
     producer = library.KafkaProducer(

@@ -6,7 +6,8 @@ Laws:
 - One fetch a node is in flight.  It leaves when the last buffered answer is
   begun, and asks for what follows that answer: memory holds two answers a node,
   each of `fetch_max_bytes` at most.  An answer is used only if the position has
-  come to its first offset, so a seek in between costs a fetch and nothing else.
+  come to its first offset, so a seek in between costs a fetch and nothing else: what ends where the log ends
+  is followed by none, since that one would wait at the broker, and whatever else is asked of the node after it.
 - A fill gives an iterator records of as many partitions as poll() would; a fetch
   that follows what this fill has handed out waits for the next one.
 - An OffsetOutOfRange is believed only when `out_of_range` has looked (incident 2),
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import kafka.errors as Errors
@@ -28,7 +29,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from tolerant_client.stock.consumer_records import PartitionRecords
 from tolerant_client.stock.out_of_range import Doubts, report
-from tolerant_client.stock.stock_names import Fetcher, FetchMetadata, FetchRequestData, FetchSessionHandler
+from tolerant_client.stock.stock_names import Fetcher, FetchMetadata, FetchRequestData, FetchSessionHandler, Future
 from tolerant_client.tracker.events import CorruptRecords
 
 _CORRUPT_AFTER = 3  # fetches of the same offset
@@ -64,27 +65,42 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
 
         Raises IllegalStateError when another thread is in it.
         """
-        if not self._taking.acquire(blocking=False):
+        if self._taking.locked():
             raise Errors.IllegalStateError(
                 "KafkaConsumer is not safe for multi-threaded access: two threads poll this one;"
                 " give each its own, or lock around it"
             )
-        try:
+        with self._taking:
             return self._fetch_records(max_records, update_offsets, timeout_ms)
-        finally:
-            self._taking.release()
 
     def _fetch_records(
         self, max_records: int | None, update_offsets: bool, timeout_ms: float | None
     ) -> tuple[dict[TopicPartition, list[Any]], bool]:
-        is_idle = False
         self._handed_out.clear()
-        records, _ = self.fetched_records(max_records, update_offsets=update_offsets)
+        records, is_more_buffered = self.fetched_records(max_records, update_offsets=update_offsets)
         if not records:
-            records, is_idle = super().fetch_records(max_records, update_offsets=update_offsets, timeout_ms=timeout_ms)
+            if not is_more_buffered:
+                self.send_fetches()
+            if not self._awaited():
+                return records, True
+            with suppress(Errors.KafkaTimeoutError):
+                self._net.run(self._until_fetched, timeout_ms)
+            records, _ = self.fetched_records(max_records, update_offsets=update_offsets)
         if records:
             self._ask_ahead()
-        return records, is_idle
+        return records, False
+
+    def _awaited(self) -> list[Any]:
+        """What may bring records: fetches, and a reset of positions, after which one can be sent."""
+        resets = [self._reset_task] if self._reset_task is not None and not self._reset_task.is_done else []
+        return [*self._fetch_futures, *resets]
+
+    async def _until_fetched(self, timeout_ms: float | None) -> None:
+        """Waits until one of `_awaited` is done; raises KafkaTimeoutError after `timeout_ms`."""
+        done = Future()
+        for future in self._awaited():
+            future.add_both(lambda _: done.is_done or done.success(None))
+        await self._manager.wait_for(done, timeout_ms)
 
     def _ask_ahead(self) -> None:
         """Has the next fetch leave, if there is one to send; the records at hand are given out either way."""
@@ -210,6 +226,9 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         if any(fetch.topic_partition == tp for fetch in self._completed_fetches.copy()):
             return False
         position = self._subscriptions.position(tp)
+        log_end = self._subscriptions.assignment[tp].highwater
+        if log_end is not None and end_offset >= log_end:
+            return False
         return position is not None and from_offset <= position.offset <= end_offset
 
     def _node_to_ask(self, tp: TopicPartition) -> Any:

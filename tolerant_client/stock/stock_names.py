@@ -102,7 +102,7 @@ _FORKING = ("tolerant_client.stock.forking",)
 _INSTALLATION = ("tolerant_client.stock.installation",)
 _MANAGER = ("tolerant_client.stock.manager",)
 _OUT_OF_RANGE = ("tolerant_client.stock.out_of_range",)
-_RAW = ("tolerant_client.cluster.cluster",)
+_CONNECTIONS = ("tolerant_client.cluster.connections",)
 _RECORDS = ("tolerant_client.stock.consumer_records",)
 _TRANSACTIONS = ("tolerant_client.stock.transactions",)
 _TRANSPORT = ("tolerant_client.stock.transport",)
@@ -139,7 +139,7 @@ USES: Final = (
     Use(KafkaConnectionManager, ("_build_ssl_context",), _MANAGER, "up to 3.0.4 TLS transports take a context",
         is_optional=True),
     Use(KafkaConnectionManager, ("_conns",),
-        (*_FORKING, *_MANAGER, *_RAW, "tolerant_client.ops.doctor.probing"), "the connections by node"),
+        (*_FORKING, *_MANAGER, *_CONNECTIONS, "tolerant_client.ops.doctor.probing"), "the connections by node"),
     Use(KafkaConnectionManager, ("_net",),
         (*_FORKING, *_MANAGER, *_OUT_OF_RANGE, "tolerant_client.stock.any_broker",
          "tolerant_client.stock.leaders"),
@@ -148,13 +148,13 @@ USES: Final = (
         ("close", "closed", "cluster", "config", "wait_for"), _ALL, "how everything is asked and awaited"),
     Use(KafkaConnectionManager, ("broker_version_data", "call_soon"), ("tolerant_client",), "which versions; from threads"),
     Use(AbstractTokenProvider, ("extensions", "token"), ("tolerant_client.security.logins",), "overridden: our logins"),
-    Use(KafkaConnectionManager, ("bootstrapped",), _RAW, "whether the brokers have been found"),
+    Use(KafkaConnectionManager, ("bootstrapped",), _CONNECTIONS, "whether the brokers have been found"),
     Use(KafkaConnectionManager, ("connection_delay",), (*_FETCHER, *_MANAGER), "how long a node is not connected to"),
     Use(KafkaNetClient, ("_manager",), ("tolerant_client.metrics",), "where a stock client's recovery counters are"),
     Use(KafkaNetClient, ("throttle_delay",), _FETCHER, "a throttled node is not asked"),
     Use(KafkaNetSocket, ("dns_lookup", "sock_connect", "socket"), _MANAGER, "connects, also through a proxy"),
-    Use(ClusterMetadata, ("_coordinator_brokers",), _RAW, "a second address is a second connection"),
-    Use(ClusterMetadata, ("_topics",), (*_RAW, "tolerant_client.mirror.state.topics"), "topics that are tracked"),
+    Use(ClusterMetadata, ("_coordinator_brokers",), _CONNECTIONS, "a second address is a second connection"),
+    Use(ClusterMetadata, ("_topics",), ("tolerant_client.cluster.admin.topics", "tolerant_client.cluster.leaders"), "topics that are tracked"),
     Use(ClusterMetadata, ("_partitions",), ("tolerant_client.stock.leaders",), "all leaders at once"),
     Use(ClusterMetadata, ("_do_refresh_metadata",), _MANAGER, "metadata from one node, whoever else asks meanwhile"),
     # -- the connection and its transport
@@ -167,7 +167,7 @@ USES: Final = (
          "closed", "config", "net", "node_id", "pause", "paused"),
         _CONNECTION, "connecting, authentication, pauses and configuration stay kafka-python's"),
     Use(KafkaConnection, ("close_future", "connected", "init_future"), _MANAGER, "how connecting ended"),
-    Use(KafkaConnection, ("_throttle_time",), _RAW, "how long a node asks to be left alone"),
+    Use(KafkaConnection, ("_throttle_time",), _CONNECTIONS, "how long a node asks to be left alone"),
     Use(KafkaConnection, ("_sensors",), _TRANSPORT, "bytes sent and received are counted"),
     Use(SaslReauthenticator, ("on_response_processed",), _CONNECTION, "goes on when the responses before it have come"),
     Use(KafkaTCPTransport,
@@ -193,7 +193,7 @@ USES: Final = (
         _FETCHER, "overridden: fetches ahead, decodes in bulk, doubts OffsetOutOfRange"),
     Use(Fetcher,
         ("_client", "_completed_fetches", "_enable_incremental_fetch_sessions", "_fetch_futures", "_isolation_level",
-         "_manager", "_nodes_with_pending_fetch_requests", "_select_read_replica", "_sensors", "_session_handlers",
+         "_manager", "_net", "_nodes_with_pending_fetch_requests", "_reset_task", "_select_read_replica", "_sensors", "_session_handlers",
          "_subscriptions", "config"),
         _FETCHER, "positions, sessions and metrics stay kafka-python's"),
     Use(Fetcher,

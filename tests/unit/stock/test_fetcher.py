@@ -13,6 +13,7 @@ import kafka.errors as Errors
 import pytest
 from kafka.consumer.fetcher import CompletedFetch, Fetcher
 from kafka.consumer.subscription_state import SubscriptionState
+from kafka.future import Future
 from kafka.record import MemoryRecordsBuilder
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
@@ -125,6 +126,17 @@ def test_what_follows_the_buffered_answer_is_asked_for_once_it_is_begun(fetcher:
     assert asked(fetcher) == {B: (0, -1, 7)}
     records, _ = fetcher.fetched_records()
     assert [record.offset for record in records[A]] == list(range(10, 90))
+
+
+def test_nothing_is_fetched_ahead_at_the_end_of_a_log_where_it_would_wait_before_the_fetch_after_a_seek(
+    fetcher: TolerantFetcher,
+) -> None:
+    fetcher._completed_fetches.append(answer(A, 970, batch(970)))
+    fetcher._subscriptions.seek(A, OffsetAndMetadata(970, "", -1))
+    fetcher.fetched_records(max_records=10)
+    assert A not in asked(fetcher)
+    fetcher.fetched_records()
+    assert asked(fetcher)[A][0] == 1_000
 
 
 def test_nothing_is_fetched_ahead_of_a_paused_or_moved_position_or_of_an_old_format(fetcher: TolerantFetcher) -> None:
@@ -313,6 +325,32 @@ def test_two_threads_in_one_consumer_are_refused(fetcher: TolerantFetcher) -> No
         other.start()
         other.join()
     assert len(refused) == 1
+
+
+def test_an_interrupt_within_a_poll_leaves_the_next_one_alone(
+    fetcher: TolerantFetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as within:
+        within.setattr(Fetcher, "fetched_records", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fetcher.fetch_records()
+    fetcher._completed_fetches.append(answer(A, 0, batch(0)))
+    assert fetcher.fetch_records()[0]
+
+
+def test_a_caller_touches_no_fetch_in_flight_itself(fetcher: TolerantFetcher) -> None:
+    """An interrupt between taking a Future's lock and releasing it would stop the event loop, which takes it to settle."""
+    in_flight = Future()
+    fetcher._fetch_futures.append(in_flight)
+    fetcher._nodes_with_pending_fetch_requests.add(1)
+    waits: list[Any] = []
+    fetcher._net = SimpleNamespace(run=lambda *wait: waits.append(wait))
+    with in_flight._lock:  # whoever adds a callback now waits for ever
+        assert fetcher.fetch_records(timeout_ms=7) == ({}, False)
+    assert waits == [(fetcher._until_fetched, 7)]
 
 
 def test_a_batch_found_corrupt_three_times_is_raised_and_fetched_again(fetcher: TolerantFetcher) -> None:

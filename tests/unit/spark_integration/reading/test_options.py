@@ -75,6 +75,12 @@ def test_offsets_are_words_or_json() -> None:
     assert parse(endingOffsets='{"t":{"0":-1}}').end == SpecificOffsets({T0: -1}, "endingOffsets")
 
 
+def test_minus_one_among_timestamps_is_the_end_of_that_partition() -> None:
+    options = parse(startingOffsetsByTimestamp='{"t":{"0":-1}}', endingOffsetsByTimestamp='{"t":{"0":-1}}')
+    assert options.start == AtTimestamp({T0: LATEST}, "startingOffsetsByTimestamp", "error")
+    assert options.end == AtTimestamp({T0: LATEST}, "endingOffsetsByTimestamp", "latest")
+
+
 def test_a_timestamp_for_all_wins_over_others() -> None:
     options = parse(
         startingTimestamp="5",
