@@ -37,7 +37,7 @@ from tolerant_client.mirror.state.claims import (
     Waiting,
     encode_claims,
 )
-from tolerant_client.mirror.state.claims_topic import claims_topic, create_claims_topic, read_claims
+from tolerant_client.mirror.state.claims_topic import claims_topic, read_claims
 from tolerant_client.mirror.state.control_topic import read_control, update_control
 from tolerant_client.mirror.state.link_control import TopicIds
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -216,7 +216,7 @@ def test_a_start_is_not_refused_for_a_mirror_that_is_gone_however_much_of_its_cl
     many = frozenset(TopicPartition("wide", 2 * n) for n in range(60_000))  # 0.8 MB: the log is read in several pieces
 
     async def haunt(target: Cluster) -> None:
-        await create_claims_topic(target)
+        await claims_topic(target).ensure()
         for n in range(1, 12):
             record = ClaimsRecord(ghost, n, names=many | {TopicPartition(topic, WHOLE_TOPIC)})
             await claims_topic(target).put(ghost.id.encode(), encode_claims(record))

@@ -29,8 +29,7 @@ async def write_records(
     """
     there = StateTopic(cluster, topic, COMPACTED, topic, replicas=replication_factor, insync_of_two=None)
     try:
-        if not await there.exists():
-            await there.create()
+        await there.ensure()
         for batch in _batches(records, now_ms):
             await cluster.insist(f"writing {topic}", partial(there.append, batch))
     except (Errors.TopicAuthorizationFailedError, Errors.ClusterAuthorizationFailedError) as error:

@@ -111,13 +111,6 @@ class Follower:
         return self.position > before
 
 
-async def create_claims_topic(target: Cluster) -> None:
-    """Makes the claims log where it is not there."""
-    topic = claims_topic(target)
-    if not await topic.exists():
-        await topic.create()
-
-
 class Claims:
     """One holder at work: claims what is wanted, renews that, and says when it is over; on the event loop of `target`.
 
@@ -270,7 +263,7 @@ class Claims:
     async def _read_on(self) -> None:
         try:
             if not self._is_current:
-                await create_claims_topic(self._target)
+                await claims_topic(self._target).ensure()
                 await self._follower.read_to_end()
                 if self._follower.log_start > self.claimant.log.silent_before:  # law D: deleted, or idle
                     self._quiet_until = boot_s() + LEASE_MS / 1000

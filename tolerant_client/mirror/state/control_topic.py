@@ -142,8 +142,7 @@ async def read_controls(cluster: Cluster, begun_of: Collection[str] = ()) -> Con
 
 async def read_records(cluster: Cluster) -> list[Record]:
     """All records of the control topic; none where there is no such topic."""
-    topic = control_topic(cluster)
-    return await topic.records(0, await topic.end()) if await topic.exists() else []
+    return await control_topic(cluster).read_all()
 
 
 async def update_control(target: Cluster, link: str, change: Callable[[LinkControl], LinkControl]) -> LinkControl:
@@ -160,8 +159,7 @@ async def update_control(target: Cluster, link: str, change: Callable[[LinkContr
     if wanted == current:
         return current
     topic = control_topic(target)
-    if not await topic.exists():
-        await topic.create()
+    await topic.ensure()
     position, newest = watch.position, watch.newest
     while True:
         knew = 0 if newest is None else newest.offset + 1

@@ -125,10 +125,7 @@ def ledger_topic(cluster: Cluster) -> StateTopic:
 
 async def read_ledger(cluster: Cluster) -> list[LedgerRow]:
     """Every loss that the ledger of a target cluster tells of, oldest first; empty where there is no ledger."""
-    topic = ledger_topic(cluster)
-    if not await topic.exists():
-        return []
-    return distinct(map(decode_row, await topic.records(0, await topic.end())))
+    return distinct(map(decode_row, await ledger_topic(cluster).read_all()))
 
 
 class Ledger:
@@ -179,8 +176,7 @@ class Ledger:
         new = [rest for row in named if (rest := unwritten(row, known)) is not None]
         if not new:
             return
-        if not await self._topic.exists():
-            await self._topic.create()
+        await self._topic.ensure()
         await self._target.insist("writing the ledger", lambda: self._append([encode_row(row) for row in new]))
         self._sequence += len(new)
         known += new

@@ -54,9 +54,7 @@ def _map_of(target: Cluster, link: str) -> StateTopic:
 
 async def ensure_map_topic(target: Cluster, link: str) -> None:
     """Creates the topic where it is missing; raises OptionError for one that would lose rows or cannot hold them."""
-    topic = _map_of(target, link)
-    if not await topic.exists():
-        await topic.create()
+    await _map_of(target, link).ensure()
     await require_map_topic(target, link)
 
 

@@ -57,8 +57,10 @@ class StateTopic:
         """Asked each time, since of a topic that was deleted nobody knows the end."""
         return self.name in await self.cluster.partitions([self.name])
 
-    async def create(self) -> None:
+    async def ensure(self) -> None:
         """Makes it where it is not there; one that is stays as it is.  Raises OptionError."""
+        if await self.exists():
+            return
         await self.cluster.refresh()
         brokers = len(self.cluster.manager.cluster.brokers())
         replicas = min(self.replicas, brokers) if self.replicas > 0 else -1
@@ -138,6 +140,10 @@ class StateTopic:
             return found
 
         return await self.cluster.insist(f"reading {self.what}", read)
+
+    async def read_all(self) -> list[Record]:
+        """All records that are there now; none without the topic."""
+        return await self.records(0, await self.end()) if await self.exists() else []
 
     async def _offset(self, partition: int, timestamp: int) -> int:
         there = TopicPartition(self.name, partition)

@@ -216,6 +216,9 @@ class ControlTopic:
     async def records(self, start: int, end: int) -> list[Record]:
         return self.log[start:end]
 
+    async def ensure(self) -> None:
+        """It is there."""
+
     async def put(self, key: bytes, value: bytes) -> int:
         while self.before_append:
             await self.before_append.pop()()

@@ -29,6 +29,9 @@ class Log:
         self.answers, self.first, self.asked = answers, first, list[int]()
         self.manager = SimpleNamespace(cluster=SimpleNamespace(brokers=lambda: range(brokers)))
 
+    async def partitions(self, names: list[str]) -> dict[str, list[int]]:
+        return {name: [0] for name in names if self.answers}
+
     async def leader(self, _: object) -> int:
         return 1
 
@@ -72,6 +75,11 @@ def test_what_was_deleted_is_passed_over() -> None:
     assert read(Log([], first=6), 0, 6) == []
 
 
+def test_all_is_read_up_to_the_end_and_nothing_without_the_topic() -> None:
+    assert len(asyncio.run(topic(Log([batch(0, 1, 2), batch(5, 6, 7, 8)])).read_all())) == 7
+    assert asyncio.run(topic(Log([])).read_all()) == []
+
+
 def test_a_log_that_ends_before_it_was_said_to_is_not_taken_for_all_of_it() -> None:
     with pytest.raises(Errors.OffsetNotAvailableError, match="state could be read up to 3 of 9 only"):
         read(Log([batch(0, 1, 2)]), 0, 9)
@@ -110,7 +118,7 @@ def test_it_is_made_as_durable_as_the_cluster_can(
 
     monkeypatch.setattr(state_topic, "fit_topics", fit)
     monkeypatch.setattr(state_topic, "create_topics", create)
-    asyncio.run(topic(Log([], brokers=brokers), **settings).create())
+    asyncio.run(topic(Log([], brokers=brokers), **settings).ensure())
     (spec,) = made
     assert (spec.partitions, spec.replication_factor, spec.config.get("min.insync.replicas")) == (1, replicas, insync)
     assert spec.config["cleanup.policy"] == "compact" and spec.config["message.timestamp.type"] == "CreateTime"
