@@ -19,11 +19,11 @@ from collections.abc import Mapping
 from typing import Final, NoReturn
 
 from kafka import errors as kafka_errors
-from kafka.protocol.metadata import MetadataRequest
 from kafka.structs import TopicPartition
 
 from spark_integration.reading.offsets import EARLIEST, LAST_STABLE, LATEST, OffsetRange
 from spark_integration.reading.options import ReadOptions
+from tolerant_client.cluster.admin.topics import metadata_request
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.cluster.partition_fetch import is_local
@@ -193,8 +193,7 @@ class RangeFetch:
             return await fetch({topic: topic_id})
         except kafka_errors.UnsupportedVersionError:
             found = await fetch()
-        wanted = [MetadataRequest.MetadataRequestTopic(name=topic)]
-        told = await cluster.send(MetadataRequest(topics=wanted, allow_auto_topic_creation=False), node)
+        told = await cluster.send(metadata_request([topic]), node)
         if topic_id not in {described.topic_id for described in told.topics}:
             raise kafka_errors.UnknownTopicIdError(f"topic {topic} with the id {known}")
         return found

@@ -196,6 +196,32 @@ def describe_groups_request(names: Iterable[str], *, has_rights: bool = False) -
     )
 
 
+def stable_offsets_request(group: str, partitions: Iterable[TopicPartition] | None) -> OffsetFetchRequest:
+    """Asks for what a group has committed, for these partitions or any; pending transactions are waited for (KIP-447)."""
+    topic_type, topics = OffsetFetchRequest.OffsetFetchRequestTopic, None
+    if partitions is not None:
+        numbers: dict[str, list[int]] = {}
+        for partition in partitions:
+            numbers.setdefault(partition.topic, []).append(partition.partition)
+        topics = [topic_type(name=name, partition_indexes=indexes) for name, indexes in numbers.items()]
+    version = {"min_version": _FETCH_STABLE, "max_version": _FETCH_STABLE}
+    return OffsetFetchRequest(group_id=group, topics=topics, require_stable=True, **version)
+
+
+def read_offsets(group: Any) -> tuple[dict[TopicPartition, CommittedOffset], dict[TopicPartition, int]]:
+    """What an OffsetFetch tells of a group: committed offsets, and error codes of partitions."""
+    offsets: dict[TopicPartition, CommittedOffset] = {}
+    codes: dict[TopicPartition, int] = {}
+    for topic in group.topics:
+        for part in topic.partitions:
+            partition = TopicPartition(topic.name, part.partition_index)
+            if part.error_code:
+                codes[partition] = part.error_code
+            elif part.committed_offset >= 0:
+                offsets[partition] = CommittedOffset(part.committed_offset, part.metadata or "")
+    return offsets, codes
+
+
 async def fetch_offsets(
     cluster: Cluster, groups: Iterable[str], patience_ms: int | None = None
 ) -> tuple[dict[str, dict[TopicPartition, CommittedOffset]], Failures]:
@@ -221,18 +247,10 @@ async def fetch_offsets(
         )
 
     def read(answer: Any) -> Iterator[tuple[str, int, dict[TopicPartition, CommittedOffset]]]:
-        answered = answer.groups if has_many else [answer]
-        for group in answered:
-            name = group.group_id if has_many else ""
-            code = group.error_code
-            offsets: dict[TopicPartition, CommittedOffset] = {}
-            for topic in group.topics:
-                for part in topic.partitions:
-                    code = code or part.error_code
-                    if part.committed_offset >= 0:
-                        place = TopicPartition(topic.name, part.partition_index)
-                        offsets[place] = CommittedOffset(part.committed_offset, part.metadata or "")
-            yield name, code, offsets
+        for group in answer.groups if has_many else [answer]:
+            offsets, codes = read_offsets(group)
+            code = group.error_code or next(iter(codes.values()), 0)
+            yield group.group_id if has_many else "", code, offsets
 
     many = AT_ONCE if has_many else 1
     return await ManyGroups[dict[TopicPartition, CommittedOffset]](cluster, patience_ms or _READ_PATIENCE_MS).ask(

@@ -1,6 +1,6 @@
-"""Asking the leaders of many partitions.
+"""Asking several nodes: the leaders of many partitions, or the coordinators of many keys.
 
-Law: a node that hangs makes only its own partitions unknown, where all leaders are asked at once.
+Law: a node that hangs makes only its own partitions unknown, where all are asked at once.
 """
 
 from __future__ import annotations
@@ -13,13 +13,46 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.errors import text_of
+from tolerant_client.errors import TolerantClientError, text_of
 
 SILENT_S = 5.0  # a leader that says nothing for so long is not asked again in the same look
 
+_K = TypeVar("_K")
 _T = TypeVar("_T")
 # What a node says of each of these partitions that it leads.
 Ask = Callable[[int, Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, _T]]]
+
+
+class SilentError(TolerantClientError):
+    """A node said nothing for as long as it was waited for."""
+
+
+async def ask_nodes(
+    cluster: Cluster,
+    by_node: Mapping[int, Collection[_K]],
+    ask: Callable[[int, Collection[_K]], Awaitable[Mapping[_K, _T | Exception]]],
+    within_s: float = SILENT_S,
+) -> dict[_K, _T | Exception]:
+    """What each node says of its keys, all asked at once and once, each for `within_s`; SilentError where it says nothing."""
+
+    async def told(node_id: int) -> Mapping[_K, _T | Exception]:
+        try:
+            return await ask(node_id, by_node[node_id])
+        except (Errors.KafkaError, ValueError) as error:
+            return dict.fromkeys(by_node[node_id], error)
+
+    asked = {node_id: cluster.net.call_soon_with_future(told, node_id) for node_id in by_node}
+    until = time.monotonic() + within_s
+    found: dict[_K, _T | Exception] = {}
+    for node_id, future in asked.items():
+        silent: Exception = Errors.UnknownTopicOrPartitionError("an answer without it")
+        answers: Mapping[_K, _T | Exception] = {}
+        try:
+            answers = await cluster.manager.wait_for(future, max(1.0, 1000 * (until - time.monotonic())))
+        except Errors.KafkaTimeoutError:
+            silent = SilentError(f"no response within {within_s:.0f} s")
+        found.update({key: answers.get(key, silent) for key in by_node[node_id]})
+    return found
 
 
 async def ask_leaders(
@@ -43,23 +76,14 @@ async def ask_leaders(
         else:
             by_node.setdefault(node_id, []).append(partition)
 
-    async def told(node_id: int) -> Mapping[TopicPartition, _T | Exception]:
-        try:
-            return await ask(node_id, by_node[node_id])
-        except (Errors.KafkaError, ValueError) as error:
-            return dict.fromkeys(by_node[node_id], error)
-
-    asked = {node: cluster.net.call_soon_with_future(told, node) for node in by_node if node not in silent}
-    until = time.monotonic() + SILENT_S
-    for node_id, future in asked.items():
-        try:
-            answers = await cluster.manager.wait_for(future, max(1.0, 1000 * (until - time.monotonic())))
-        except Errors.KafkaTimeoutError:
-            silent[node_id] = Errors.KafkaTimeoutError(f"no response within {SILENT_S:.0f} s")
-            continue
-        for partition in by_node[node_id]:
-            answer = answers.get(partition, Errors.UnknownTopicOrPartitionError("an answer without it"))
-            if isinstance(answer, Exception):
+    asked = {node_id: members for node_id, members in by_node.items() if node_id not in silent}
+    answers = await ask_nodes(cluster, asked, ask)
+    for node_id, members in asked.items():
+        for partition in members:
+            answer = answers[partition]
+            if isinstance(answer, SilentError):
+                silent[node_id] = answer
+            elif isinstance(answer, Exception):
                 leader = f"node {node_id} of the {cluster.name}, which leads it"
                 left_out[partition] = f"{leader}, tells no {what} of it: {text_of(answer)}"
             else:

@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 import kafka.errors as Errors
 from kafka.protocol.metadata import MetadataRequest
-from kafka.protocol.producer import InitProducerIdRequest
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.transactions import init_producer_id_request
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.producer.partition import ProducerBatch, ProducerPartition, is_too_large
 from tolerant_client.cluster.producer.sender import Sender
@@ -137,10 +137,7 @@ class BatchProducer:
         return self._sender.records_appended
 
     async def _init_producer_id(self) -> tuple[int, int]:
-        request = InitProducerIdRequest(
-            transactional_id=None, transaction_timeout_ms=0, producer_id=-1, producer_epoch=-1, max_version=4
-        )
-        answer = await self.cluster.send(request)
+        answer = await self.cluster.send(init_producer_id_request(None, 0))
         if answer.error_code:
             raise Errors.for_code(answer.error_code)(
                 "InitProducerId; kafka.enable.idempotence=false writes without a producer id"

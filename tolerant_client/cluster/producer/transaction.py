@@ -26,24 +26,22 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import kafka.errors as Errors
-from kafka.protocol.consumer import OffsetFetchRequest
 from kafka.protocol.producer import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
     EndTxnRequest,
-    InitProducerIdRequest,
     TxnOffsetCommitRequest,
 )
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.coordinators import GROUP, TRANSACTION, Coordinators
-from tolerant_client.cluster.admin.groups import CommittedOffset
+from tolerant_client.cluster.admin.groups import CommittedOffset, read_offsets, stable_offsets_request
+from tolerant_client.cluster.admin.transactions import init_producer_id_request
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError, ProducerFencedError
 
 DECISION_GROUPS = "tolerant-sink-"  # groups of the Spark sink with exactlyOnce: their offsets number micro-batches
 _EPOCH_COMPARED = 3  # InitProducerId that looks at the epoch (KIP-360, Kafka 2.5)
-_STABLE_OFFSETS = 7  # OffsetFetch that waits for pending transactions (KIP-447, Kafka 2.5)
 _FENCED = (Errors.InvalidProducerEpochError.errno, Errors.ProducerFencedError.errno)
 
 _T = TypeVar("_T")
@@ -124,13 +122,12 @@ class ProducerTransaction:
             TRANSACTION,
             self.transactional_id,
             what,
-            lambda: InitProducerIdRequest(
-                transactional_id=self.transactional_id,
-                transaction_timeout_ms=self._timeout_ms,
-                producer_id=producer_id,
-                producer_epoch=producer_epoch,
+            lambda: init_producer_id_request(
+                self.transactional_id,
+                self._timeout_ms,
+                producer_id,
+                producer_epoch,
                 min_version=0 if producer_id < 0 else _EPOCH_COMPARED,
-                max_version=4,
             ),
             read,
         )
@@ -261,43 +258,21 @@ class ProducerTransaction:
         all passes over those of which nothing but a pending commit is there.
         Raises OptionError on brokers before Kafka 2.5, which cannot wait.
         """
-        wanted: dict[str, list[int]] = {}
-        for partition in partitions:
-            wanted.setdefault(partition.topic, []).append(partition.partition)
-        topic_type = OffsetFetchRequest.OffsetFetchRequestTopic
 
         def read(answer: Any) -> dict[TopicPartition, CommittedOffset]:
             raise_for_code(answer.error_code, f"reading the offsets of group {group!r}")
-            found: dict[TopicPartition, CommittedOffset] = {}
-            for topic in answer.topics:
-                for part in topic.partitions:
-                    if part.error_code == Errors.UnknownTopicOrPartitionError.errno:
-                        continue  # nothing can be committed for it
-                    raise_for_code(part.error_code, f"reading the offset of {topic.name} for group {group!r}")
-                    if part.committed_offset >= 0:
-                        found[TopicPartition(topic.name, part.partition_index)] = CommittedOffset(
-                            part.committed_offset, part.metadata or ""
-                        )
+            found, codes = read_offsets(answer)
+            for partition, code in codes.items():
+                if code != Errors.UnknownTopicOrPartitionError.errno:  # nothing can be committed for it
+                    raise_for_code(code, f"reading the offset of {partition.topic} for group {group!r}")
             return found
 
-        async def ask(topics: list[Any] | None) -> dict[TopicPartition, CommittedOffset]:
-            return await self._coordinators.ask(
-                GROUP,
-                group,
-                "reading committed offsets",
-                lambda: OffsetFetchRequest(
-                    group_id=group,
-                    topics=topics,
-                    require_stable=True,
-                    min_version=_STABLE_OFFSETS,
-                    max_version=_STABLE_OFFSETS,
-                ),
-                read,
-            )
+        async def ask(named: Sequence[TopicPartition] | None) -> dict[TopicPartition, CommittedOffset]:
+            what = "reading committed offsets"
+            return await self._coordinators.ask(GROUP, group, what, lambda: stable_offsets_request(group, named), read)
 
         try:
-            named = [topic_type(name=name, partition_indexes=numbers) for name, numbers in wanted.items()]
-            return {**await ask(None), **await ask(named)}
+            return {**await ask(None), **await ask(partitions)}
         except Errors.UnsupportedVersionError as error:
             raise OptionError("exactlyOnce needs brokers of Kafka 2.5 or newer (KIP-447)") from error
 

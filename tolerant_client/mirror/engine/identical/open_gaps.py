@@ -10,24 +10,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from typing import Any
 
 import kafka.errors as Errors
-from kafka.protocol.admin import DescribeTransactionsRequest
-from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.coordinators import TRANSACTION, Coordinators
+from tolerant_client.cluster.admin.coordinators import TRANSACTION, Coordinators, find_coordinators
+from tolerant_client.cluster.admin.leaders import SilentError, ask_nodes
+from tolerant_client.cluster.admin.transactions import CoordinatorView, can_list_transactions, describe_transactions
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.errors import OptionError
+from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.engine.identical.gap_producer import GapProducer, gap_transactional_id
 from tolerant_client.stock.stock_names import Future
 
 _OPEN = {"Ongoing", "PrepareAbort", "PrepareCommit", "PrepareEpochFence"}  # TransactionState.java
-_NEVER_USED = {  # by us: who has no right now had none then
-    Errors.TransactionalIdNotFoundError.errno,
-    Errors.TransactionalIdAuthorizationFailedError.errno,
-}
+# By us: who has no right now had none then.
+_NEVER_USED = (Errors.TransactionalIdNotFoundError, Errors.TransactionalIdAuthorizationFailedError)
 _ANSWERED_IN_S = 5.0  # by a coordinator; one that hangs holds up its own partitions alone
 _AT_ONCE = 200
 
@@ -65,7 +62,7 @@ class OpenGaps:
         if not names:
             return {}
         await target.connect()
-        if DescribeTransactionsRequest.API_KEY in target.manager.broker_version_data.api_versions:
+        if can_list_transactions(target):
             found, unknown = await _described(target, names)
         else:
             found, unknown = list(names), {}
@@ -99,43 +96,28 @@ class OpenGaps:
 
 async def _described(target: Cluster, names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
     """The transactional ids with an open transaction, and why it is not known of others."""
+    found: list[str] = []
     unknown: dict[str, str] = {}
     by_node: dict[int, list[str]] = {}
-    answer = await target.send(
-        FindCoordinatorRequest(key_type=TRANSACTION, coordinator_keys=list(names), min_version=4)
-    )
-    for told in answer.coordinators:
-        if told.error_code in _NEVER_USED:
-            continue
-        if told.error_code:
-            unknown[told.key] = (
-                f"the coordinator of {told.key} was not found: {Errors.for_code(told.error_code).__name__}"
-            )
-        else:
-            by_node.setdefault(told.node_id, []).append(told.key)
+    for key, node in (await find_coordinators(target, TRANSACTION, names)).items():
+        if isinstance(node, int):
+            by_node.setdefault(node, []).append(key)
+        elif not isinstance(node, _NEVER_USED):
+            unknown[key] = f"the coordinator of {key} was not found: {text_of(node)}"
 
-    async def ask(node_id: int, keys: list[str]) -> Any:
-        return await target.send(DescribeTransactionsRequest(transactional_ids=keys), node_id)
+    async def ask(node_id: int, keys: Collection[str]) -> dict[str, CoordinatorView | Exception]:
+        return await describe_transactions(target, keys, node_id)
 
-    asked = {node_id: target.net.call_soon_with_future(ask, node_id, keys) for node_id, keys in by_node.items()}
-    found: list[str] = []
-    deadline = time.monotonic() + _ANSWERED_IN_S
-    for node_id, future in asked.items():
-        if not await _is_done(target, future, deadline):
-            unknown.update({key: _silent(key, node_id) for key in by_node[node_id]})
-            continue
-        try:
-            states = (await future).transaction_states
-        except Errors.KafkaError as error:
-            why = f"the coordinator of its gap transactions does not answer: {type(error).__name__}: {error}"
-            unknown.update(dict.fromkeys(by_node[node_id], why))
-            continue
-        for state in states:
-            if state.error_code and state.error_code not in _NEVER_USED:
-                name = Errors.for_code(state.error_code).__name__
-                unknown[state.transactional_id] = f"the coordinator of its gap transactions answers {name}"
-            elif not state.error_code and state.transaction_state in _OPEN:
-                found.append(state.transactional_id)
+    told = await ask_nodes(target, by_node, ask, _ANSWERED_IN_S)
+    for node_id, keys in by_node.items():
+        for key in keys:
+            view = told[key]
+            if isinstance(view, CoordinatorView):
+                found += [key] if view.state in _OPEN else []
+            elif isinstance(view, SilentError):
+                unknown[key] = _silent(key, node_id)
+            elif not isinstance(view, _NEVER_USED):
+                unknown[key] = f"the coordinator of its gap transactions does not tell of them: {text_of(view)}"
     return found, unknown
 
 
