@@ -27,6 +27,7 @@ from tolerant_client.cluster.admin.topics import metadata_request
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.cluster.partition_fetch import is_local
+from tolerant_client.cluster.patience import Backoff, Belief, Patience
 from tolerant_client.errors import (
     ClusterUnreachableError,
     DataLossError,
@@ -53,9 +54,7 @@ SLOW: Final = 5.0
 
 _OUT_OF_RANGE: Final = 1
 # Believed when said this often in a row, without anything else between.
-_BELIEVED_AFTER: Final = 3
-_BACKOFF: Final = 0.05
-_MAX_BACKOFF: Final = 1.0
+_BACKOFF: Final = Backoff(0.05)
 
 Batches = list[tuple[BatchHeader, memoryview]]
 
@@ -68,8 +67,7 @@ class RangeFetch:
         self._range = wanted
         self._partition = TopicPartition(wanted.topic, wanted.partition)
         self._options = options
-        self._last_doubt = ""
-        self._doubts = 0
+        self._doubts = Belief()
         self._why = ""  # what the last attempt found instead of records
         self._is_stale = False  # an attempt failed since the leader was looked up
         self._max_wait_ms = MAX_WAIT_MS
@@ -92,7 +90,7 @@ class RangeFetch:
         """
         started = time.monotonic()
         is_slow = started - self._given_at > SLOW
-        backoff = _BACKOFF
+        patience = Patience(self._options.poll_timeout_ms / 1000, _BACKOFF)
         while not self.is_done:
             before = self.position
             try:
@@ -103,25 +101,25 @@ class RangeFetch:
                 self._give_up_if_lasting(error)
             else:
                 if self.position > before:
-                    self._doubts, self._max_wait_ms = 0, MAX_WAIT_MS
+                    self._doubts.forget()
+                    self._max_wait_ms = MAX_WAIT_MS
                     if not is_slow:
                         await self._ask_ahead()
                     self._given_at = time.monotonic()
                     return batches
-            if time.monotonic() > started + self._options.poll_timeout_ms / 1000:
+            if patience.is_over:
                 raise ClusterUnreachableError(
                     f"{self._name} could not be read from offset {self.position} for"
                     f" {self._options.poll_timeout_ms} ms ({self._why});"
                     " kafkaConsumer.pollTimeoutMs is how long to try"
                 )
-            await self._cluster.net.sleep(backoff)
-            backoff = min(backoff * 2, _MAX_BACKOFF)
+            await self._cluster.net.sleep(patience.pause_s())
         return []
 
     def _give_up_if_lasting(self, error: Exception) -> None:
         self._is_stale = True
         self._why = f"{type(error).__name__}: {error}"
-        is_lasting = self._is_believed(self._why) and not getattr(error, "retriable", False)
+        is_lasting = self._doubts.hear(self._why) and not getattr(error, "retriable", False)
         if not is_lasting or isinstance(error, ClusterUnreachableError):
             return
         if isinstance(error, RecordBatchError):
@@ -161,7 +159,7 @@ class RangeFetch:
             await self._cluster.refresh()
             self._is_stale = False
             return True
-        if self._is_believed(self._why):
+        if self._doubts.hear(self._why):
             self._lost(self._range.until_offset, self._why)
         return False
 
@@ -234,9 +232,9 @@ class RangeFetch:
         self._max_wait_ms = REMOTE_WAIT_MS
         self._why = f"no records at offset {self.position}, and {what} {end}"
         if end < self._range.until_offset:
-            if self._is_believed(self._why):
+            if self._doubts.hear(self._why):
                 await self._log_ends_before()
-        elif self._is_believed(self._why) and await self._is_local():
+        elif self._doubts.hear(self._why) and await self._is_local():
             # The broker knows offsets up there but has no record from here on: compacted away.
             self.position = self._range.until_offset
 
@@ -251,16 +249,16 @@ class RangeFetch:
         # A new leader knows its high watermark late, so only the log's end counts.
         latest = await self._offset(LATEST)
         if latest > self.position:
-            self._doubts = 0  # there is more meanwhile
+            self._doubts.forget()  # there is more meanwhile
         elif latest < self._range.until_offset:
             self._lost(latest, f"the log ends at {latest}")
 
     async def _out_of_range(self) -> None:
         earliest, latest = await self._offset(EARLIEST), await self._offset(LATEST)
         if earliest <= self.position <= latest:
-            self._doubts = 0  # the broker contradicts itself: fetch again
+            self._doubts.forget()  # the broker contradicts itself: fetch again
             return
-        if not self._is_believed(f"log {earliest}-{latest}"):
+        if not self._doubts.hear(f"log {earliest}-{latest}"):
             return
         if self.position < earliest:
             self._lost(earliest, f"the log starts at {earliest}")
@@ -285,11 +283,6 @@ class RangeFetch:
 
     async def _offset(self, which: int) -> int:
         return (await self._cluster.list_offsets({self._partition: which}))[self._partition]
-
-    def _is_believed(self, doubt: str) -> bool:
-        self._doubts = self._doubts + 1 if doubt == self._last_doubt else 1
-        self._last_doubt = doubt
-        return self._doubts >= _BELIEVED_AFTER
 
 
 def damaged(partition: TopicPartition, error: RecordBatchError) -> RecordBatchError:

@@ -10,7 +10,6 @@ Laws:
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 
 import kafka.errors as Errors
 
+from tolerant_client.cluster.patience import Patience
 from tolerant_client.errors import ClusterUnreachableError, OptionError, UnsupportedSourceError
 from tolerant_client.stock.manager import TolerantConnectionManager
 from tolerant_client.stock.stock_names import NetworkSelector
@@ -187,29 +187,25 @@ class Connections:
         row.  Raises ClusterUnreachableError (cause: the last error) in the end.
         """
         patience_ms = self.patience_ms if patience_ms is None else patience_ms
-        deadline = time.monotonic() + patience_ms / 1000
-        backoff, last, repeated = 0.02, "", 0
+        patience = Patience(patience_ms / 1000)
         while True:
             try:
                 return await attempt()
             except (Errors.KafkaError, ValueError) as error:
                 if isinstance(error, (ClusterUnreachableError, Errors.SaslAuthenticationFailedError)):
                     raise
-                repeated = repeated + 1 if str(error) == last else 1
-                last = str(error)
-                if repeated >= 3 and not getattr(error, "retriable", False):
+                if patience.hear(str(error)) and not getattr(error, "retriable", False):
                     if isinstance(error, Errors.AuthorizationError) and not isinstance(error.__cause__, type(error)):
                         raise type(error)(
                             f"{error.args[0] if error.args else what}: {what} of the {self.name} is not allowed to us;"
                             " tolerant-kafka doctor names the right that is missing"
                         ) from error
                     raise
-                if time.monotonic() > deadline:
+                if patience.is_over:
                     raise self._unreachable(patience_ms, error, what) from error
                 if getattr(error, "invalid_metadata", False):
                     self.manager.cluster.request_update()  # the leader that we know may lead no longer
-            await self.net.sleep(backoff * random.uniform(0.8, 1.2))
-            backoff = min(backoff * 2, 1.0)
+            await self.net.sleep(patience.pause_s())
 
 
 def _throttled_s(connection: Any) -> float:

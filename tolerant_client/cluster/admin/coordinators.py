@@ -8,7 +8,6 @@ Laws:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -17,12 +16,12 @@ from kafka.protocol.metadata import FindCoordinatorRequest
 
 from tolerant_client.cluster.admin.asking import AT_ONCE, chunks, highest, is_retriable
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.patience import BELIEVED_AFTER, Patience
 from tolerant_client.errors import ClusterUnreachableError
 
 GROUP, TRANSACTION = 0, 1  # key types of FindCoordinator
 _FIND_MANY = 4
 _UNDER_WAY = 16
-_BELIEVED_AFTER = 3
 _MOVED = (Errors.NotCoordinatorError.errno, Errors.CoordinatorNotAvailableError.errno)
 _AWAY = (Errors.KafkaConnectionError, Errors.NodeNotReadyError)
 
@@ -134,8 +133,7 @@ class ManyGroups(Generic[_T]):
         """
         net = self._cluster.net
         pending = list(groups)
-        deadline = time.monotonic() + self._patience_ms / 1000
-        backoff = 0.02
+        patience = Patience(self._patience_ms / 1000)
         while pending:
             await self._find([name for name in pending if name not in self._nodes])
             by_node: dict[int, list[str]] = {}
@@ -150,12 +148,11 @@ class ManyGroups(Generic[_T]):
                 ]
                 for names, future in asked:
                     await self._settle(names, future, read)
-            pending = [n for n in pending if n not in self._found and self._repeats.get(n, 0) < _BELIEVED_AFTER]
-            if pending and time.monotonic() > deadline:
+            pending = [n for n in pending if n not in self._found and self._repeats.get(n, 0) < BELIEVED_AFTER]
+            if pending and patience.is_over:
                 break
             if pending:
-                await net.sleep(backoff)
-                backoff = min(backoff * 2, 1.0)
+                await net.sleep(patience.pause_s())
         for name in set(pending) - self._found.keys() - self._failures.keys():
             self._failures[name] = Errors.CoordinatorNotAvailableError(
                 f"the {self._cluster.name} tells nothing of {name!r}"

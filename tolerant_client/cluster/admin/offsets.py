@@ -14,8 +14,6 @@ Laws:
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -26,11 +24,9 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.asking import highest, raise_for
 from tolerant_client.cluster.admin.leaders import ask_leaders, insist_on_leaders
 from tolerant_client.cluster.cluster import DEBUGGING_REPLICA, LATEST, READ_COMMITTED, Cluster
+from tolerant_client.cluster.patience import BELIEVED_AFTER, Backoff, Patience
 
-BELIEVED_AFTER = 3  # looks: one wrong answer leaves nothing out
-_LOOKS = 20
-_FIRST_PAUSE_S = 0.002
-_LONGEST_PAUSE_S = 0.5  # with the pauses before: 5 s in all
+_LOOKS, _PAUSES = 20, Backoff(0.002, 0.5)  # 5 s in all
 _EPOCHS_FOR_CLIENTS = 2  # older versions are for brokers only (ClusterAction)
 _MAX_TIMESTAMP = -3  # KIP-734
 _LIST_MAX_TIMESTAMP = 7
@@ -65,7 +61,7 @@ async def list_led_offsets(
     """
     found: dict[TopicPartition, int] = {}
     silent: dict[int, Exception] = {}
-    deadline, pause_s = time.monotonic() + patience_ms / 1000, 0.05
+    patience = Patience(patience_ms / 1000, Backoff(0.05))
     await cluster.connect()
     await cluster.track({p.topic for p in timestamps})
 
@@ -78,11 +74,10 @@ async def list_led_offsets(
         told, left_out = await ask_leaders(cluster, "offset", [p for p in timestamps if p not in found], ask, silent)
         found |= told
         may_heal = any(cluster.known_leader(p) not in silent for p in left_out)
-        if not left_out or (looked >= looks or not may_heal) and time.monotonic() >= deadline:
+        if not left_out or (looked >= looks or not may_heal) and patience.is_over:
             return LedOffsets(found, left_out)
-        await cluster.net.sleep(pause_s * random.uniform(0.8, 1.2))
-        pause_s = min(pause_s * 2, 1.0)
-        if time.monotonic() < deadline:
+        await cluster.net.sleep(patience.pause_s())
+        if not patience.is_over:
             silent.clear()
         await cluster.refresh()
 
@@ -118,13 +113,11 @@ async def replicated_end(cluster: Cluster, partition: TopicPartition) -> int:
 
     Raises OffsetNotAvailableError, which is retriable, where they do not come so far.
     """
-    pause = _FIRST_PAUSE_S
-    for _ in range(_LOOKS):
+    for look in range(_LOOKS):
         end = (await replicated_ends(cluster, [partition]))[partition]
         if isinstance(end, int):
             return end
-        await cluster.net.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE_S)
+        await cluster.net.sleep(_PAUSES.pause_s(look + 1))
     error: Exception = Errors.OffsetNotAvailableError(f"{partition.topic}-{partition.partition}: {end}")
     raise error
 

@@ -39,16 +39,15 @@ from collections.abc import Sequence
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.patience import BELIEVED_AFTER, Backoff
 from tolerant_client.cluster.produce import add_sequence
 from tolerant_client.records.record_batch import restamp
 
 LOST = -2  # no answer: a code that no broker has
 
-BELIEVED_AFTER = 3
 KNOWN_FOR = 60.0  # seconds after an answer: brokers forget producers one partition at a time
 _OUT_OF_ORDER = Errors.OutOfOrderSequenceNumberError.errno
-_BACKOFF = 0.02
-_MAX_BACKOFF = 1.0
+_BACKOFF = Backoff()
 
 _TOO_LARGE = {Errors.MessageSizeTooLargeError.errno, Errors.RecordListTooLargeError.errno}
 # Refused because of what is in it; of a batch with several records nothing says which.
@@ -225,7 +224,7 @@ class ProducerPartition:
         return (self._passed_over - 1) % sum(batch.sequence >= 0 for batch in self._waiting)
 
     def _pause(self) -> float:
-        return min(_BACKOFF * 2.0 ** min(self._doubts - 1, 16), _MAX_BACKOFF)
+        return _BACKOFF.pause_s(self._doubts)
 
     def replace_first(self, parts: Sequence[ProducerBatch], deadline: float) -> None:
         """Puts batches, perhaps none, in the place of the first one, which is in no log (law D).

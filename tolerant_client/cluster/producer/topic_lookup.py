@@ -9,13 +9,13 @@ Laws:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 
 import kafka.errors as Errors
 from kafka.protocol.metadata import MetadataRequest
 
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.patience import Backoff, Patience
 from tolerant_client.errors import RecordRefusedError
 
 _MAX_PAUSE = 0.25  # seconds, while a topic is being created
@@ -51,7 +51,7 @@ class TopicLookup:
                 )
             else:
                 found[topic] = len(self._cluster.manager.cluster.partitions_for_topic(topic) or ())
-        deadline, pause = time.monotonic() + self._patience, 0.02
+        patience = Patience(self._patience, Backoff(longest_s=_MAX_PAUSE))
         while missing := [topic for topic, count in found.items() if isinstance(count, int) and count <= 0]:
             for at in range(0, len(missing), _ASKED_AT_ONCE):
                 found |= await self._ask(missing[at : at + _ASKED_AT_ONCE])
@@ -60,11 +60,10 @@ class TopicLookup:
                 for topic in new:  # one that is missing again is waited for again
                     self._missed.pop(topic, None)
             left = [topic for topic in missing if found[topic] in (_UNKNOWN, _NOT_READY)]
-            if time.monotonic() > deadline or all(found[topic] == _UNKNOWN and topic in self._missed for topic in left):
+            if patience.is_over or all(found[topic] == _UNKNOWN and topic in self._missed for topic in left):
                 found |= {topic: self._miss(topic, is_there=found[topic] == _NOT_READY) for topic in left}
             else:
-                await self._cluster.net.sleep(pause)
-                pause = min(pause * 2, _MAX_PAUSE)
+                await self._cluster.net.sleep(patience.pause_s())
         return found
 
     async def _ask(self, topics: Sequence[str]) -> dict[str, int | RecordRefusedError]:

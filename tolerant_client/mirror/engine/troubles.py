@@ -10,9 +10,9 @@ from collections import deque
 
 import kafka.errors as Errors
 
+from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.errors import TolerantClientError
 
-BELIEVED_AFTER = 3
 _ABSENT_S = 3.0  # a broker hears of a new topic a little later than the others
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0
 

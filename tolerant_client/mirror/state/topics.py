@@ -25,6 +25,7 @@ from tolerant_client.cluster.admin.topics import (
     wait_for_leaders,
 )
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.plan import (
     CLEANUP_POLICY,
@@ -37,7 +38,6 @@ from tolerant_client.mirror.state.plan import (
 )
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
-_BELIEVED_AFTER = 3  # answers
 _REFUSALS = frozenset(
     {
         Errors.InvalidTopicError.errno,
@@ -293,7 +293,7 @@ class _Doubts:
 
     def refuse(self, name: str, error: Exception) -> None:
         self._answers[name] += 1
-        if self._answers[name] < _BELIEVED_AFTER:
+        if self._answers[name] < BELIEVED_AFTER:
             self._unsure = error
         else:
             self._refused[name] = error

@@ -7,11 +7,11 @@ from typing import Final, NamedTuple
 
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.patience import Backoff, Belief
 from tolerant_client.mirror.verify.log_comparison import LogComparison, Range
 from tolerant_client.mirror.verify.outcome import Difference, NotCompared, Outcome, covered, judge
 
-_BACKOFF: Final = 0.02
-_MAX_BACKOFF: Final = 1.0
+_BACKOFF: Final = Backoff(0.04)
 _UNTOUCHED: Final = float("inf")
 
 
@@ -88,7 +88,7 @@ class SliceResult:
 class Side:
     """How the reading of one side of a slice goes."""
 
-    __slots__ = ("doubt", "doubts", "is_asked", "is_hungry", "limit", "not_before", "trouble_since", "wanting_since")
+    __slots__ = ("_belief", "is_asked", "is_hungry", "limit", "not_before", "trouble_since", "wanting_since")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit  # bytes of a fetch
@@ -97,20 +97,19 @@ class Side:
         self.not_before = 0.0
         self.wanting_since = _UNTOUCHED
         self.trouble_since = _UNTOUCHED
-        self.doubt = ""
-        self.doubts = 0
+        self._belief = Belief()
 
     def moved(self) -> None:
-        self.doubt, self.doubts, self.is_hungry = "", 0, False
+        self._belief.forget()
+        self.is_hungry = False
         self.not_before, self.wanting_since, self.trouble_since = 0.0, _UNTOUCHED, _UNTOUCHED
 
     def doubted(self, why: str, now: float) -> int:
         """Waits a little longer each time; how often the same was found in a row."""
-        self.doubts = self.doubts + 1 if why == self.doubt else 1
-        self.doubt = why
+        self._belief.hear(why)
         self.trouble_since = min(self.trouble_since, now)
-        self.not_before = now + min(_BACKOFF * 2 ** min(self.doubts, 10), _MAX_BACKOFF)
-        return self.doubts
+        self.not_before = now + _BACKOFF.pause_s(self._belief.times)
+        return self._belief.times
 
 
 class Running:

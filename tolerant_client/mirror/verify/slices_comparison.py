@@ -23,6 +23,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.cluster.partition_fetch import is_local
+from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.verify.log_columns import NO_BATCHES, is_cut, read_batches
 from tolerant_client.mirror.verify.log_comparison import LogComparison
@@ -38,7 +39,6 @@ _LEAST_BYTES: Final = 1 << 20  # of a fetch of one partition
 _MOST_BYTES: Final = 8 << 20
 _LARGEST_BATCH: Final = 120 << 20
 _MAX_WAIT_MS: Final = 100
-_BELIEVED_AFTER: Final = 3
 _BACKOFF: Final = 0.02
 _PARKED_AFTER: Final = 3.0  # seconds of trouble, when others wait
 _REPORT_EVERY: Final = 1.0
@@ -225,7 +225,7 @@ class SlicesComparison:
             self._doubt(running, number, error.__name__, error())
         elif not len(part.records):
             if part.last_stable_offset > position:
-                if side.doubted("no records", self._clock()) >= _BELIEVED_AFTER:
+                if side.doubted("no records", self._clock()) >= BELIEVED_AFTER:
                     if is_alone:
                         self._check(running, self._nothing, number, min(part.last_stable_offset, running.goals[number]))
                     side.is_hungry = True  # others may have taken the room: only an answer of its own is believed
@@ -261,7 +261,7 @@ class SlicesComparison:
             running.failures = running.failures + 1 if failure == running.failure else 1
             running.failure = failure
             log.start_over()
-            if running.failures >= _BELIEVED_AFTER:
+            if running.failures >= BELIEVED_AFTER:
                 self._finish(running, str(error))
         else:
             self._after_comparing(running)
@@ -282,7 +282,7 @@ class SlicesComparison:
         """Tries again later, or ends the slice: an error that is not retriable is believed when it comes again and again."""
         side, now = running.sides[number], self._clock()
         times = side.doubted(why, now)
-        is_lasting = times >= _BELIEVED_AFTER and error is not None and not getattr(error, "retriable", False)
+        is_lasting = times >= BELIEVED_AFTER and error is not None and not getattr(error, "retriable", False)
         waited = now - min(side.wanting_since, side.trouble_since)
         if is_lasting or (waited > self._patience and times > 1):
             name = self._clusters[number].name
@@ -329,7 +329,7 @@ class SlicesComparison:
             running.sides[number].not_before = self._clock() + _BACKOFF
         elif position < start:
             self._skip(running, number, start)
-        elif running.sides[number].doubted(f"ends at {end}", self._clock()) >= _BELIEVED_AFTER:
+        elif running.sides[number].doubted(f"ends at {end}", self._clock()) >= BELIEVED_AFTER:
             log.difference = Difference(end, f"the {name} log was cut back to {end}")
             self._finish(running)
 

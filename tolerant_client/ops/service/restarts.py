@@ -11,6 +11,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from tolerant_client.cluster.patience import Backoff
+
 
 @dataclass(frozen=True)
 class RestartPolicy:
@@ -28,8 +30,7 @@ class RestartPolicy:
         """The wait after so many failures in a row: twice the last one, of which chance (0 to 1) takes up to a half away,
         so that many links whose cluster was away do not come back in one moment.
         """
-        whole = min(self.longest_s, self.first_s * 2.0 ** min(failures - 1, 30))
-        return whole * (1 - chance / 2)
+        return Backoff(self.first_s, self.longest_s).pause_s(failures) * (1 - chance / 2)
 
 
 class Step(enum.Enum):

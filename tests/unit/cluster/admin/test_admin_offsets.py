@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,7 +11,6 @@ import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin import offsets
 from tolerant_client.cluster.admin.offsets import LedOffsets, stable_ends
 
 LED, LOST, FAILING, DEAD = (TopicPartition("orders", number) for number in range(4))
@@ -104,7 +104,7 @@ def test_a_leader_that_comes_back_between_two_looks_is_asked() -> None:
 
 def test_a_start_waits_for_an_election_as_long_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(healed_after=6)
-    monkeypatch.setattr(offsets.time, "monotonic", lambda: cluster.slept)
+    monkeypatch.setattr(time, "monotonic", lambda: cluster.slept)
     assert len(ask(cluster).left_out) == 3
     assert not ask(Cluster(healed_after=2)).left_out
     cluster.refreshes, cluster.slept = 0, 0.0

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.cluster.producer.partition import (
-    BELIEVED_AFTER,
     KNOWN_FOR,
     LOST,
     ProducerBatch,

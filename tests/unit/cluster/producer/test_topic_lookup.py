@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 from kafka.protocol.metadata import MetadataRequest
 
+from tolerant_client.cluster import patience
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.cluster.producer import topic_lookup
 from tolerant_client.cluster.producer.topic_lookup import TopicLookup
 from tolerant_client.errors import RecordRefusedError
 
@@ -55,7 +55,7 @@ class FakeCluster:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     cluster = FakeCluster({"there": 0.0, "soon": 2.0})
-    monkeypatch.setattr(topic_lookup, "time", SimpleNamespace(monotonic=lambda: cluster.now))
+    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: cluster.now))
     return cluster
 
 

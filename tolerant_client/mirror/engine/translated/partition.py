@@ -24,6 +24,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED
 from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.errors import (
     DataLossError,
     LinkPausedError,

@@ -10,6 +10,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import Unreplicated
 from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.cluster.produce import add_sequence
 from tolerant_client.errors import (
     RecordBatchError,
@@ -20,7 +21,6 @@ from tolerant_client.errors import (
 from tolerant_client.mirror.batches.appendable import Appendable, AppendRules, AppendState
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
-from tolerant_client.mirror.engine.troubles import BELIEVED_AFTER
 from tolerant_client.records.record_batch import BatchHeader, Record, encode_batch, iter_batches, read_header
 
 TP = TopicPartition("orders", 3)
