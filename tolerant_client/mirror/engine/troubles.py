@@ -10,11 +10,11 @@ from collections import deque
 
 import kafka.errors as Errors
 
-from tolerant_client.cluster.patience import BELIEVED_AFTER
+from tolerant_client.cluster.patience import BELIEVED_AFTER, Backoff
 from tolerant_client.errors import TolerantClientError
 
 _ABSENT_S = 3.0  # a broker hears of a new topic a little later than the others
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0
+_PAUSES = Backoff()
 
 # Refusals that only say "this is not the next batch": somebody else appended it
 # (45, 46), or the broker's state of the producer is not what we read (47, 59).
@@ -50,7 +50,7 @@ class Troubles:
         if self.since is None:
             self.since = now
         elif len(self._reasons) > 1:
-            pause_s = min(_FIRST_PAUSE_S * 2 ** min(self._doubts + len(self._reasons), 7), _LONGEST_PAUSE_S)
+            pause_s = _PAUSES.pause_s(self._doubts + len(self._reasons))
         self._reasons.append(reason)
         return pause_s
 

@@ -19,8 +19,9 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.log_dirs import describe_log_dirs, tells_log_dirs
-from tolerant_client.cluster.admin.offsets import BELIEVED_AFTER, LedOffsets, list_led_offsets
+from tolerant_client.cluster.admin.offsets import LedOffsets, list_led_offsets
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
+from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.mirror.state.map_topic import copied_until, map_partition
 from tolerant_client.records.record_batch import HEADER_SIZE, BatchHeader, read_header
 

@@ -17,6 +17,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.asking import raise_for
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.mirror.batches.divergence import tail_records
 from tolerant_client.mirror.state.plan import (
     CLEANUP_POLICY,
@@ -33,7 +34,6 @@ from tolerant_client.records.record_sets import iter_record_sets
 COMPACTED: Final = {CLEANUP_POLICY: "compact"}
 
 _LONG_MAX: Final = str(2**63 - 1)
-_BELIEVED_AFTER: Final = 3  # responses without a record
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class StateTopic:
             return [pair for pair in found if pair[0].next_offset > position]
 
         in_vain = 0
-        while position < end and in_vain < _BELIEVED_AFTER:
+        while position < end and in_vain < BELIEVED_AFTER:
             found = await self.cluster.insist(f"reading {self.what}", ask)
             in_vain = 0 if found else in_vain + 1
             for header, batch in found:

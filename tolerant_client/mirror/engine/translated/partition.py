@@ -24,7 +24,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED
 from tolerant_client.cluster.fetch import FetchedPartition
-from tolerant_client.cluster.patience import BELIEVED_AFTER
+from tolerant_client.cluster.patience import Backoff
 from tolerant_client.errors import (
     DataLossError,
     LinkPausedError,
@@ -54,7 +54,7 @@ from tolerant_client.mirror.state.map_topic import map_partition
 from tolerant_client.mirror.state.offset_map import extend
 from tolerant_client.stock.stock_names import WakeupNotifier
 
-_MAX_PAUSE_S = 1.0
+_PAUSES = Backoff(0.04)
 _IDLE_S = 0.5
 
 
@@ -379,9 +379,7 @@ class TranslatedPartition(CopiedPartition):
             self.place.forget_topics()
             for cluster in (link.source, link.target):
                 cluster.manager.cluster.request_update()
-            await self._net.sleep(
-                min(0.02 * 2 ** min(len(self._troubles.reasons), 6), _MAX_PAUSE_S) * random.uniform(0.5, 1.0)
-            )
+            await self._net.sleep(_PAUSES.pause_s(len(self._troubles.reasons)) * random.uniform(0.5, 1.0))
 
     async def _decide(self, error: TolerantClientError, loss: LostOffsets | None) -> None:
         """Stops, or does what policy says of a loss (M7); its ledger row is written before anything goes on."""
