@@ -12,10 +12,10 @@ if TYPE_CHECKING:
         TolerantClientError,
         TransactionOutcomeUnknownError,
     )
-    from tolerant_client.policy import RecoveryPolicy
     from tolerant_client.stock.clients import KafkaAdminClient, KafkaProducer
     from tolerant_client.stock.consumer import KafkaConsumer
     from tolerant_client.stock.installation import install, uninstall
+    from tolerant_client.tracker.policy import RecoveryPolicy
 
 __all__ = [
     "CoordinatorUnavailableError",
@@ -38,7 +38,7 @@ _HOMES = {
     "KafkaProducer": "tolerant_client.stock.clients",
     "OutcomeUnknownError": "tolerant_client.errors",
     "RecordBatchError": "tolerant_client.errors",
-    "RecoveryPolicy": "tolerant_client.policy",
+    "RecoveryPolicy": "tolerant_client.tracker.policy",
     "TolerantClientError": "tolerant_client.errors",
     "TransactionOutcomeUnknownError": "tolerant_client.errors",
     "install": "tolerant_client.stock.installation",

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from types import ModuleType, TracebackType
 
-from tolerant_client.policy import POLICIES
 from tolerant_client.stock.installation import install, recovery_counters
+from tolerant_client.tracker.policy import POLICIES
 
 _OUR_FILES = {__file__, runpy.run_path.__code__.co_filename}
 

@@ -25,6 +25,7 @@ from spark_integration.reading.offsets import EARLIEST, LAST_STABLE, LATEST, Off
 from spark_integration.reading.options import ReadOptions
 from tolerant_client.cluster.admin.topics import metadata_request
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.event_loop import Future
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.cluster.partition_fetch import is_local
 from tolerant_client.cluster.patience import Backoff, Belief, Patience
@@ -38,7 +39,6 @@ from tolerant_client.errors import (
 from tolerant_client.records.read_committed import skip_aborted
 from tolerant_client.records.record_batch import BatchHeader
 from tolerant_client.records.record_sets import iter_record_sets
-from tolerant_client.stock.stock_names import Future
 
 log = logging.getLogger(__name__)
 

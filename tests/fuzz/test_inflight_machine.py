@@ -22,11 +22,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.tracker.correlation import SPACE
 from tolerant_client.tracker.events import Completed, Event, Failed, Lost, Orphan, Probe, Requeued, Retired
 from tolerant_client.tracker.inflight import InFlightRequests
 from tolerant_client.tracker.lifecycle import InFlightRequest, State, Verdict
+from tolerant_client.tracker.policy import RecoveryPolicy
 from tolerant_client.tracker.rules import api_rows as rows
 from tolerant_client.tracker.rules import apis
 

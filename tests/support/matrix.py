@@ -60,10 +60,10 @@ from support.samples import (
 )
 from support.simulated import ROUND_TRIP, Clock, SimulatedNet, Wire
 from tolerant_client.errors import OutcomeUnknownError
-from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.stock.connection import TolerantConnection
 from tolerant_client.tracker.correlation import SPACE
 from tolerant_client.tracker.events import Completed, Event, Failed
+from tolerant_client.tracker.policy import RecoveryPolicy
 from tolerant_client.tracker.rules.apis import (
     API_VERSIONS,
     METADATA,

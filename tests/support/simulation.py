@@ -39,11 +39,11 @@ import sys
 from collections import Counter, deque
 from typing import Any, NoReturn
 
-from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.tracker.correlation import SPACE
 from tolerant_client.tracker.events import Completed, Event, Failed, Lost, Orphan, Probe, Requeued, Retired
 from tolerant_client.tracker.inflight import InFlightRequests
 from tolerant_client.tracker.lifecycle import NEVER, InFlightRequest, Verdict
+from tolerant_client.tracker.policy import RecoveryPolicy
 from tolerant_client.tracker.rules import api_rows as rows
 from tolerant_client.tracker.rules import apis
 from tolerant_client.tracker.rules.apis import Action, OtherSubject

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.records.primitives import encode_string, encode_uvarint, read_topic, read_uvarint, skip_tags
+from tolerant_client.tracker.primitives import encode_string, encode_uvarint, read_topic, read_uvarint, skip_tags
 from tolerant_client.tracker.rules.apis import Request
 
 FETCH_API_KEY = 1

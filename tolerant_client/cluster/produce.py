@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.records.primitives import encode_string, read_topic
 from tolerant_client.records.record_batch import read_header
+from tolerant_client.tracker.primitives import encode_string, read_topic
 from tolerant_client.tracker.rules.apis import Request
 
 PRODUCE_API_KEY = 0

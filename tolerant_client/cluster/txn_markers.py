@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.records.primitives import encode_uvarint, read_uvarint, skip_tags
+from tolerant_client.tracker.primitives import encode_uvarint, read_uvarint, skip_tags
 from tolerant_client.tracker.rules.apis import Request
 
 WRITE_TXN_MARKERS_API_KEY = 27

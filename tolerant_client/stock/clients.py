@@ -18,11 +18,11 @@ from typing import Any
 
 import kafka
 
-from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.stock import forking, masking
 from tolerant_client.stock.manager import TolerantNetClient
 from tolerant_client.stock.transactions import TolerantTransactionManager
 from tolerant_client.tracker.events import Listener, RecoveryCounters
+from tolerant_client.tracker.policy import RecoveryPolicy
 
 masking.attach()  # kafka-python logs before it makes a connection manager
 

@@ -30,7 +30,6 @@ from tolerant_client.errors import (
     RecoveryExhaustedError,
     text_of,
 )
-from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.stock.stock_names import Future, KafkaConnection
 from tolerant_client.tracker.events import (
     Completed,
@@ -45,6 +44,7 @@ from tolerant_client.tracker.events import (
 from tolerant_client.tracker.framing import FrameAssembler
 from tolerant_client.tracker.inflight import InFlightRequests
 from tolerant_client.tracker.lifecycle import NEVER, InFlightRequest, Verdict
+from tolerant_client.tracker.policy import RecoveryPolicy
 from tolerant_client.tracker.rules.apis import FIND_COORDINATOR, SETUP, Buffer
 from tolerant_client.tracker.rules.requests import KafkaRequest, adapt, with_correlation_id
 

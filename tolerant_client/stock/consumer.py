@@ -19,13 +19,13 @@ from typing import Any
 import kafka
 import pyarrow as pa
 
-from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.records.arrow import SCHEMA, SCHEMA_WITH_HEADERS
 from tolerant_client.stock import forking
 from tolerant_client.stock.clients import Recovering, stock_init_with
 from tolerant_client.stock.coordinator import TolerantCoordinator
 from tolerant_client.stock.fetcher import TolerantFetcher
 from tolerant_client.tracker.events import Listener
+from tolerant_client.tracker.policy import RecoveryPolicy
 
 _stock_poll: Any = inspect.unwrap(kafka.KafkaConsumer.poll)
 

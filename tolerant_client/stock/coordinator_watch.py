@@ -21,9 +21,9 @@ import kafka.errors as Errors
 from kafka.protocol.metadata import MetadataRequest
 
 from tolerant_client.errors import CoordinatorUnavailableError
-from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC, CoordinatorPartition
 from tolerant_client.tracker.events import CoordinatorUnavailable
+from tolerant_client.tracker.policy import RecoveryPolicy
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,6 @@ from typing import Any
 import kafka
 import kafka.errors as Errors
 
-from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.stock import forking, masking
 from tolerant_client.stock.clients import build
 from tolerant_client.stock.consumer import poll_arrow
@@ -34,6 +33,7 @@ from tolerant_client.stock.manager import TolerantConnectionManager
 from tolerant_client.stock.stock_names import KafkaConnectionManager, consumer_module, producer_module
 from tolerant_client.stock.transactions import TolerantTransactionManager
 from tolerant_client.tracker.events import Listener, RecoveryCounters
+from tolerant_client.tracker.policy import RecoveryPolicy
 
 _ABSENT = object()  # an attribute that its owner did not have
 

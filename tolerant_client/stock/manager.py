@@ -18,7 +18,6 @@ from typing import Any
 
 import kafka.errors as Errors
 
-from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.stock import forking, masking
 from tolerant_client.stock.any_broker import AnyBroker, is_for_any_broker
 from tolerant_client.stock.client_metrics import register
@@ -33,6 +32,7 @@ from tolerant_client.stock.stock_names import (
 )
 from tolerant_client.stock.transport import QuietSocket, TolerantSSLTransport, TolerantTCPTransport
 from tolerant_client.tracker.events import Event, Listener, RecoveryCounters
+from tolerant_client.tracker.policy import RecoveryPolicy
 
 log = logging.getLogger(__name__)
 

@@ -37,11 +37,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.tracker.correlation import CorrelationIds
 from tolerant_client.tracker.events import Completed, Event, Failed, Lost, Orphan, Probe, Reordered, Requeued, Retired
 from tolerant_client.tracker.lifecycle import NEVER, IllegalTransition, InFlightRequest, Input, State, Verdict
 from tolerant_client.tracker.limits import Budget, Repeats, Trial, verdict_at_end
+from tolerant_client.tracker.policy import RecoveryPolicy
 from tolerant_client.tracker.probe_timer import Silence
 from tolerant_client.tracker.rules.apis import Action, OtherSubject, Request, action_for, is_settled_by_silence
 from tolerant_client.tracker.sending_order import SendingOrder

@@ -14,8 +14,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.tracker.lifecycle import InFlightRequest, Verdict
+from tolerant_client.tracker.policy import RecoveryPolicy
 from tolerant_client.tracker.rules.apis import Action
 
 

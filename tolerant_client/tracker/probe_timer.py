@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.tracker.lifecycle import NEVER, InFlightRequest
 from tolerant_client.tracker.limits import Trial
+from tolerant_client.tracker.policy import RecoveryPolicy
 from tolerant_client.tracker.sending_order import SendingOrder
 
 _AGAIN = 1.0  # seconds until an unanswered probe is replaced by the next one

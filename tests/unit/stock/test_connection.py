@@ -30,12 +30,12 @@ from tolerant_client.errors import (
     OutcomeUnknownError,
     RecoveryExhaustedError,
 )
-from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.stock.connection import TolerantConnection, harmless_question
 from tolerant_client.stock.transport import TolerantTCPTransport
 from tolerant_client.tracker.events import Event
 from tolerant_client.tracker.framing import FrameAssembler
 from tolerant_client.tracker.inflight import InFlightRequests
+from tolerant_client.tracker.policy import RecoveryPolicy
 from tolerant_client.tracker.rules.apis import OtherSubject
 
 

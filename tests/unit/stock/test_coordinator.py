@@ -32,7 +32,6 @@ import tolerant_client
 from support import fake_broker
 from support.fake_broker import FakeBroker, serve
 from tolerant_client.errors import CoordinatorUnavailableError, TolerantClientError
-from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.stock.coordinator import TolerantCoordinator
 from tolerant_client.stock.coordinator_partition import (
     OFFSETS_TOPIC,
@@ -44,6 +43,7 @@ from tolerant_client.stock.coordinator_partition import (
 from tolerant_client.stock.coordinator_watch import Absence, describe_coordinator
 from tolerant_client.stock.manager import TolerantConnectionManager, TolerantNetClient
 from tolerant_client.tracker.events import CoordinatorUnavailable, Event, Listener
+from tolerant_client.tracker.policy import RecoveryPolicy
 
 NOT_AVAILABLE, NOT_COORDINATOR, UNKNOWN_MEMBER_ID = 15, 16, 25
 GROUP = "hello"  # belongs to partition 22 of 50

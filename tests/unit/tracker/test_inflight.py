@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tolerant_client.policy import RecoveryPolicy
 from tolerant_client.tracker.correlation import SPACE, CorrelationIds
 from tolerant_client.tracker.events import (
     Completed,
@@ -22,6 +21,7 @@ from tolerant_client.tracker.events import (
 )
 from tolerant_client.tracker.inflight import InFlightRequests
 from tolerant_client.tracker.lifecycle import TRANSITIONS, IllegalTransition, InFlightRequest, Input, State, Verdict
+from tolerant_client.tracker.policy import RecoveryPolicy
 from tolerant_client.tracker.probe_timer import RoundTrips
 from tolerant_client.tracker.rules import apis
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from tolerant_client.policy import RecoveryPolicy
+from tolerant_client.tracker.policy import RecoveryPolicy
 from tolerant_client.tracker.rules import api_rows as rows
 from tolerant_client.tracker.rules.api_rows import Action as Action
 from tolerant_client.tracker.rules.api_rows import ApiRow as ApiRow

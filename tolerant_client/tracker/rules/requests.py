@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from tolerant_client.records.primitives import skip_tags
+from tolerant_client.tracker.primitives import skip_tags
 from tolerant_client.tracker.rules import apis
 from tolerant_client.tracker.rules.api_rows import FETCH_IN_SESSION, ApiRow
 from tolerant_client.tracker.rules.apis import Buffer, OtherSubject, Request

@@ -18,7 +18,7 @@ from kafka.structs import TopicPartition
 from support.tree import ROOT
 from tolerant_client.cluster.fetch import RawFetch
 from tolerant_client.cluster.produce import RawProduce
-from tolerant_client.policy import RecoveryPolicy
+from tolerant_client.tracker.policy import RecoveryPolicy
 from tolerant_client.tracker.rules import api_rows as rows
 from tolerant_client.tracker.rules import apis
 from tolerant_client.tracker.rules.api_rows import Action, ApiRow
