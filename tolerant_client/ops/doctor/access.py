@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tolerant_client.ops.doctor.describe import Quota
 from tolerant_client.ops.doctor.facts import ClusterFacts, Topic
-from tolerant_client.ops.doctor.finding import Finding, Severity, number_of, size, some, worst
+from tolerant_client.ops.doctor.finding import Severity, Told, check, number_of, size, some, worst
 from tolerant_client.ops.doctor.rights import Asked, Duty, Right, rights_to
 
 _NOT_AUTHORIZED = 29  # TOPIC_AUTHORIZATION_FAILED
@@ -29,9 +29,10 @@ def principal(config: Mapping[str, Any]) -> str:
     return _ANONYMOUS if config.get("security_protocol", "PLAINTEXT") == "PLAINTEXT" else _UNKNOWN
 
 
+@check("rights")
 def right_findings(
     facts: ClusterFacts, asked: Iterable[Asked], who: str, uncreatable: Collection[str] = ()
-) -> Iterator[Finding]:
+) -> Iterator[Told]:
     """Rights to topics and to the cluster that a link lacks; the brokers refuse to create `uncreatable`."""
     hidden: dict[str, list[Right]] = {}
     lacking: list[_Lack] = []
@@ -56,59 +57,57 @@ def right_findings(
     yield from _hidden(facts, hidden, who)
     yield from _told(facts, lacking, who)
     if untold:
-        yield Finding(
+        yield Told(
             Severity.INFO,
-            "rights",
-            facts.name,
             number_of(len(untold), "topic"),
             "the brokers do not tell what a principal may do (before Kafka 2.3)",
             f"Compare {facts.tool('kafka-acls.sh')} --list with the table of rights in this project's guide to security",
         )
 
 
-def _not_told(facts: ClusterFacts, right: Right, who: str) -> Finding:
-    return Finding(
+def _not_told(facts: ClusterFacts, right: Right, who: str) -> Told:
+    return Told(
         Severity.INFO,
-        "rights",
-        facts.name,
         "the cluster",
         f"whether {' and '.join(right.operations)} is allowed to {who} is told only with Describe; needed for {right.purpose}",
         _acls(facts, who, [*right.operations, "Describe"], "cluster", []),
     )
 
 
-def hidden_findings(facts: ClusterFacts, topics: Iterable[Topic], who: str) -> Iterator[Finding]:
+@check("rights")
+def hidden_findings(facts: ClusterFacts, topics: Iterable[Topic], who: str) -> Iterator[Told]:
     """Topics of one cluster alone that our principal may not see."""
     for topic in topics:
         if topic.error_code == _NOT_AUTHORIZED:
             yield _unseen(facts, [topic.name], Severity.INFO, ["Describe"], who)
 
 
+@check("rights")
 def group_right_findings(
     facts: ClusterFacts, rights: Mapping[str, Collection[str]], duties: Collection[Duty], who: str
-) -> Iterator[Finding]:
+) -> Iterator[Told]:
     """Groups whose offsets a mirror could not copy; `rights` are those to each group."""
     for right in rights_to(facts.name, "group", duties):
         yield from _told(facts, _lacking(right, rights), who)
 
 
+@check("rights")
 def transactional_id_findings(
     facts: ClusterFacts, ids: Mapping[str, bool], duties: Collection[Duty], who: str
-) -> Iterator[Finding]:
+) -> Iterator[Told]:
     """Transactional ids of a mirror that our principal may not even describe."""
     lacking = sorted(name for name, may in ids.items() if not may)
     for right in rights_to(facts.name, "transactional-id", duties) if lacking else ():
-        yield Finding(
+        yield Told(
             right.severity,
-            "rights",
-            facts.name,
             f"transactional id {some(lacking, 3)}",
             f"not even Describe, which Write implies, is allowed to {who}; Write is needed for {right.purpose}",
             _acls(facts, who, right.operations, "transactional-id", [right.name], is_prefix=True),
         )
 
 
-def quota_findings(name: str, found: Iterable[Quota], who: str, client_id: str) -> Iterator[Finding]:
+@check("quotas")
+def quota_findings(name: str, found: Iterable[Quota], who: str, client_id: str) -> Iterator[Told]:
     """Quotas that may apply to our principal and client id; which one does, ClientQuotaManager.java decides by precedence."""
     ours = {"user": who.removeprefix("User:"), "client-id": client_id}
     for quota in found:
@@ -120,10 +119,8 @@ def quota_findings(name: str, found: Iterable[Quota], who: str, client_id: str) 
             continue
         of = " and ".join(f"{kind} {'(default)' if value is None else value}" for kind, value in entity.items())
         limits = ", ".join(_limit(key, value) for key, value in quota.values)
-        yield Finding(
+        yield Told(
             Severity.INFO,
-            "quotas",
-            name,
             f"quota of {of}",
             f"{limits} for each broker",
             "Raise it if a mirror has to be faster; it waits as long as it is told to",
@@ -152,7 +149,7 @@ def _lacking(right: Right, allowed: Mapping[str, Collection[str]]) -> list[_Lack
     ]
 
 
-def _told(facts: ClusterFacts, lacking: Iterable[_Lack], who: str) -> Iterator[Finding]:
+def _told(facts: ClusterFacts, lacking: Iterable[_Lack], who: str) -> Iterator[Told]:
     """A finding for each operation that is missing of things for the same reasons."""
     reasons: dict[tuple[str, str, str], list[Right]] = {}
     for right, operation, name in lacking:
@@ -162,10 +159,8 @@ def _told(facts: ClusterFacts, lacking: Iterable[_Lack], who: str) -> Iterator[F
         alike.setdefault((resource, operation, tuple(rights)), []).append(name)
     for (resource, operation, because), names in alike.items():
         names.sort()
-        yield Finding(
+        yield Told(
             worst(right.severity for right in because),
-            "rights",
-            facts.name,
             "the cluster" if resource == "cluster" else f"{resource} {some(names)}",
             f"{operation} is not allowed to {who}; it is needed for {_purposes(because)}",
             _acls(facts, who, [operation], resource, names),
@@ -176,7 +171,7 @@ def _purposes(rights: Iterable[Right]) -> str:
     return "; ".join(dict.fromkeys(right.purpose for right in rights))
 
 
-def _hidden(facts: ClusterFacts, hidden: Mapping[str, Sequence[Right]], who: str) -> Iterator[Finding]:
+def _hidden(facts: ClusterFacts, hidden: Mapping[str, Sequence[Right]], who: str) -> Iterator[Told]:
     """Topics that may not be seen: those that need the same rights are one finding."""
     alike: dict[tuple[Right, ...], list[str]] = {}
     for name, rights in hidden.items():
@@ -193,12 +188,10 @@ def _unseen(
     operations: Sequence[str],
     who: str,
     rights: Sequence[Right] = (),
-) -> Finding:
+) -> Told:
     purposes = f"; needed for {_purposes(rights)}" if rights else ""
-    return Finding(
+    return Told(
         severity,
-        "rights",
-        facts.name,
         f"topic {some(names)}",
         f"not even Describe is allowed to {who}: whether it exists is not told{purposes}",
         _acls(facts, who, operations, "topic", names),

@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from kafka.structs import TopicPartition
 
 from tolerant_client.ops.doctor.facts import INTERNAL_TOPICS, ClusterFacts, Quorum
-from tolerant_client.ops.doctor.finding import Finding, Severity, duration, some
+from tolerant_client.ops.doctor.finding import Severity, Told, check, duration, some
 
 _WARN_MS, _ERROR_MS = 5_000, 300_000  # Kerberos and most token checks allow five minutes
 _FUTURE_MS = 3_600_000  # message.timestamp.after.max.ms of Kafka 4 (KIP-1030)
@@ -28,13 +28,12 @@ def skew_ms(quorum: Quorum) -> tuple[float, float]:
     return quorum.leader_time_ms - middle, (quorum.answered_ms - quorum.asked_ms) / 2 + 1
 
 
-def clock_findings(name: str, quorum: Quorum | None) -> Iterator[Finding]:
+@check("clocks")
+def clock_findings(name: str, quorum: Quorum | None) -> Iterator[Told]:
     """The controller's clock against ours."""
     if quorum is None or quorum.leader_time_ms <= 0:
-        yield Finding(
+        yield Told(
             Severity.INFO,
-            "clocks",
-            name,
             "clock of the brokers",
             "it cannot be seen without writing: only controllers of Kafka 3.3 and newer (KRaft) tell their time",
             "Compare the hosts' clocks (chronyc tracking)",
@@ -43,34 +42,32 @@ def clock_findings(name: str, quorum: Quorum | None) -> Iterator[Finding]:
     skew, doubt = skew_ms(quorum)
     severity = _severity(abs(skew) - doubt)
     if severity is not None:
-        yield Finding(
+        yield Told(
             severity,
-            "clocks",
-            name,
             f"clock of controller {quorum.leader}",
             f"it is {duration(skew)} {'ahead of' if skew > 0 else 'behind'} ours (to within {doubt / 1000:.1f} s)",
             _REMEDY,
         )
 
 
-def both_clocks_findings(source: Quorum | None, target: Quorum | None) -> Iterator[Finding]:
+@check("clocks", cluster="link")
+def both_clocks_findings(source: Quorum | None, target: Quorum | None) -> Iterator[Told]:
     """The controllers of both clusters against each other."""
     if source is None or target is None or min(source.leader_time_ms, target.leader_time_ms) <= 0:
         return
     (first, doubt), (second, more_doubt) = skew_ms(source), skew_ms(target)
     severity = _severity(abs(first - second) - doubt - more_doubt)
     if severity is not None:
-        yield Finding(
+        yield Told(
             severity,
-            "clocks",
-            "link",
             "clocks of both clusters",
             f"the target's controller is {duration(second - first)} {'ahead of' if second > first else 'behind'} the source's",
             _REMEDY,
         )
 
 
-def future_findings(facts: ClusterFacts, newest: Mapping[TopicPartition, int], now_ms: int) -> Iterator[Finding]:
+@check("clocks")
+def future_findings(facts: ClusterFacts, newest: Mapping[TopicPartition, int], now_ms: int) -> Iterator[Told]:
     """Timestamps later than our clock; `newest` are the latest of each partition."""
     stamped: dict[int, list[tuple[int, str]]] = {}  # by the broker that stamped
     ahead: dict[str, int] = {}
@@ -88,20 +85,16 @@ def future_findings(facts: ClusterFacts, newest: Mapping[TopicPartition, int], n
             ahead[partition.topic] = max(timestamp, ahead.get(partition.topic, 0))
     for leader, found in sorted(stamped.items()):
         early, where = max(found)
-        yield Finding(
+        yield Told(
             _severity(early) or Severity.WARNING,
-            "clocks",
-            facts.name,
             f"clock of broker {leader}",
             f"it, or a broker that led {where} before it, has stamped a record {duration(early)} ahead of our clock",
             _REMEDY,
         )
     if ahead:
         latest = max(ahead, key=lambda topic: ahead[topic])
-        yield Finding(
+        yield Told(
             Severity.WARNING,
-            "clocks",
-            facts.name,
             f"topic {some(sorted(ahead))}",
             f"records have times more than {duration(_FUTURE_MS)} ahead of our clock, {latest} up to {_time(ahead[latest])}:"
             " their segments are kept until then, and a broker of Kafka 4 refuses such records by default",

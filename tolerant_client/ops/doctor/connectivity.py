@@ -11,7 +11,7 @@ import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tolerant_client.ops.doctor.finding import Finding, Severity, duration, number_of, some
+from tolerant_client.ops.doctor.finding import Severity, Told, check, duration, number_of, some
 
 _EXPIRES_SOON_S = 30 * 86_400
 _PRODUCE, _RECORD_BATCHES = 0, 3  # api key, and the version that came with record batches (KIP-98, Kafka 0.11)
@@ -63,7 +63,8 @@ class Probe:
         )
 
 
-def address_findings(name: str, protocol: str, probes: Sequence[Probe], now_s: float) -> Iterator[Finding]:
+@check("addresses")
+def address_findings(name: str, protocol: str, probes: Sequence[Probe], now_s: float) -> Iterator[Told]:
     """What is wrong with the addresses of a cluster; `protocol` is security.protocol of the client."""
     bootstraps = [probe for probe in probes if probe.is_bootstrap]
     is_any_spoken = any(probe.stage is Stage.SPOKEN for probe in bootstraps)
@@ -71,10 +72,8 @@ def address_findings(name: str, protocol: str, probes: Sequence[Probe], now_s: f
     for probe in probes:
         is_advertised = probe.node_id is not None
         if is_advertised and comes_from_afar and _is_loopback(probe.host):
-            yield Finding(
+            yield Told(
                 Severity.ERROR,
-                "addresses",
-                name,
                 probe._who,
                 "the broker advertises the address of whatever machine its client runs on",
                 f"Set advertised.listeners of broker {probe.node_id} to an address that its clients can reach",
@@ -87,8 +86,8 @@ def address_findings(name: str, protocol: str, probes: Sequence[Probe], now_s: f
                     " wrong from here, correct it there"
                 )
             is_bad = is_advertised or not is_any_spoken
-            yield Finding(Severity.ERROR if is_bad else Severity.WARNING, "addresses", name, probe._who, what, remedy)
-        yield from _certificate(name, probe, now_s)
+            yield Told(Severity.ERROR if is_bad else Severity.WARNING, probe._who, what, remedy)
+        yield from _certificate(probe, now_s)
 
 
 def explain(probe: Probe, protocol: str) -> tuple[str, str]:
@@ -157,23 +156,22 @@ def _explain_tls(probe: Probe, said: str, words: str) -> tuple[str, str]:
     return f"the TLS handshake fails{said}", "Compare the TLS versions, ciphers and certificates of both sides"
 
 
-def _certificate(name: str, probe: Probe, now_s: float) -> Iterator[Finding]:
+def _certificate(probe: Probe, now_s: float) -> Iterator[Told]:
     if probe.certificate_expires is None or probe.certificate_expires - now_s > _EXPIRES_SOON_S:
         return
     left_s = probe.certificate_expires - now_s
     is_over = left_s <= 0
     when = f"expired {duration(left_s * 1000)} ago" if is_over else f"expires in {duration(left_s * 1000)}"
-    yield Finding(
+    yield Told(
         Severity.ERROR if is_over else Severity.WARNING,
-        "addresses",
-        name,
         probe._who,
         f"its TLS certificate {when}",
         "Renew the broker's certificate",
     )
 
 
-def version_findings(name: str, probes: Sequence[Probe], *, is_target: bool) -> Iterator[Finding]:
+@check("versions")
+def version_findings(name: str, probes: Sequence[Probe], *, is_target: bool) -> Iterator[Told]:
     """Brokers that speak differently, and brokers that are too old."""
     spoken = {probe.address: probe for probe in probes if probe.stage is Stage.SPOKEN and probe.api_versions}
     if not spoken:
@@ -183,10 +181,8 @@ def version_findings(name: str, probes: Sequence[Probe], *, is_target: bool) -> 
         by_version.setdefault(tuple(sorted(probe.api_versions.items())), []).append(probe)
     if len(by_version) > 1:
         groups = "; ".join(f"{some([p.address for p in group])}: {group[0].version}" for group in by_version.values())
-        yield Finding(
+        yield Told(
             Severity.WARNING,
-            "versions",
-            name,
             number_of(len(spoken), "broker"),
             f"they do not speak the same versions: {groups}",
             "Finish the rolling upgrade; until then a request may succeed at one broker and fail at another",
@@ -194,20 +190,19 @@ def version_findings(name: str, probes: Sequence[Probe], *, is_target: bool) -> 
     else:
         versions = some(sorted({probe.version for probe in spoken.values()}))
         evidence = f"all that answered speak the same requests, those of Kafka {versions} (or newer)"
-        yield Finding(Severity.INFO, "versions", name, number_of(len(spoken), "broker"), evidence, "None needed")
+        yield Told(Severity.INFO, number_of(len(spoken), "broker"), evidence, "None needed")
     produce = min(probe.api_versions.get(_PRODUCE, (0, 0))[1] for probe in spoken.values())
     if is_target and produce < _RECORD_BATCHES:
-        yield Finding(
+        yield Told(
             Severity.ERROR,
-            "versions",
-            name,
             "record batches",
             f"the brokers take Produce up to version {produce}; a mirror writes version {_RECORD_BATCHES}",
             "Use a target of Kafka 0.11 or newer",
         )
 
 
-def identity_findings(name: str, probes: Sequence[Probe]) -> Iterator[Finding]:
+@check("same-cluster")
+def identity_findings(name: str, probes: Sequence[Probe]) -> Iterator[Told]:
     """Addresses given as one cluster that lead to several."""
     by_id: dict[str, list[str]] = {}
     for probe in probes:
@@ -215,23 +210,20 @@ def identity_findings(name: str, probes: Sequence[Probe]) -> Iterator[Finding]:
             by_id.setdefault(probe.cluster_id, []).append(probe.address)
     if len(by_id) > 1:
         found = "; ".join(f"{some(addresses)}: cluster {cluster_id}" for cluster_id, addresses in by_id.items())
-        yield Finding(
+        yield Told(
             Severity.ERROR,
-            "same-cluster",
-            name,
             "addresses",
             f"they lead to {len(by_id)} different clusters: {found}",
             "Give bootstrap addresses of one cluster; a client takes whichever answers first",
         )
 
 
-def same_cluster_findings(source_id: str | None, target_id: str | None) -> Iterator[Finding]:
+@check("same-cluster", cluster="link")
+def same_cluster_findings(source_id: str | None, target_id: str | None) -> Iterator[Told]:
     """One cluster under two addresses; brokers before 0.10.1 have no cluster id."""
     if source_id is not None and source_id == target_id:
-        yield Finding(
+        yield Told(
             Severity.ERROR,
-            "same-cluster",
-            "link",
             f"cluster {source_id}",
             "source and target are the same cluster: a mirror would copy topics into themselves",
             "Give the addresses of two clusters",

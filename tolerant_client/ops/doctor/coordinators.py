@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from tolerant_client.ops.doctor.facts import ClusterFacts, Partition, Topic
-from tolerant_client.ops.doctor.finding import Finding, Severity, number_of, some
+from tolerant_client.ops.doctor.finding import Severity, Told, check, number_of, some
 from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, partition_of
 
 _WHO = {OFFSETS_TOPIC: "group", TRANSACTIONS_TOPIC: "transactional id"}
@@ -19,17 +19,16 @@ _REPLICATION_SETTING = {
 }
 
 
-def coordinator_findings(facts: ClusterFacts, topic: str, names: Collection[str]) -> Iterator[Finding]:
+@check("coordinators")
+def coordinator_findings(facts: ClusterFacts, topic: str, names: Collection[str]) -> Iterator[Told]:
     """Of __consumer_offsets and group ids, or of __transaction_state and transactional ids."""
     found = facts.topics.get(topic)
     if found is None:
         yield from _not_there(facts, topic)
         return
     if found.error_code:
-        yield Finding(
+        yield Told(
             Severity.INFO,
-            "coordinators",
-            facts.name,
             f"topic {topic}",
             f"we may not see it: whether every {_WHO[topic]} has a coordinator cannot be said",
             f"Allow Describe on topic {topic}",
@@ -49,10 +48,8 @@ def coordinator_findings(facts: ClusterFacts, topic: str, names: Collection[str]
         if partitions:
             yield _finding(facts, found, partitions, problem, _of(partitions, names, len(found.partitions)))
     if short:
-        yield Finding(
+        yield Told(
             Severity.WARNING,
-            "coordinators",
-            facts.name,
             _label(topic, short),
             f"{len(short)} of {len(found.partitions)} have replicas that are not in sync. {_first(short[0])}",
             f"Start {_away(facts, short)}, or look why the replicas lag",
@@ -70,7 +67,7 @@ def _of(partitions: Iterable[Partition], names: Collection[str], count: int) -> 
 
 def _finding(
     facts: ClusterFacts, topic: Topic, partitions: Sequence[Partition], problem: str, hit: dict[int, list[str]]
-) -> Finding:
+) -> Told:
     kind = _WHO[topic.name]
     known = [f"{name} ({topic.name}-{index})" for index, names in hit.items() for name in names]
     whom = (
@@ -84,10 +81,8 @@ def _finding(
         if in_sync
         else ""
     )
-    return Finding(
+    return Told(
         Severity.ERROR,
-        "coordinators",
-        facts.name,
         _label(topic.name, partitions),
         f"{len(partitions)} of {len(topic.partitions)} have {problem}; {whom}. {_first(partitions[0])}",
         f"Start {_away(facts, partitions)}, or if that cannot be, reassign these"
@@ -110,15 +105,13 @@ def _first(partition: Partition) -> str:
     return f"{partition}: leader {leader}, replicas {some(partition.replicas)}, in sync {some(partition.isr)}"
 
 
-def _not_there(facts: ClusterFacts, topic: str) -> Iterator[Finding]:
+def _not_there(facts: ClusterFacts, topic: str) -> Iterator[Told]:
     """The brokers make it when the first group or transaction comes, unless it wants more replicas than there are brokers."""
     wanted = facts.broker_setting(_REPLICATION_SETTING[topic])
     brokers = len(facts.living)
     if wanted is not None and int(wanted) > brokers:
-        yield Finding(
+        yield Told(
             Severity.ERROR,
-            "coordinators",
-            facts.name,
             f"topic {topic}",
             f"it does not exist and cannot be made: {_REPLICATION_SETTING[topic]}={wanted}, and there are"
             f" {number_of(brokers, 'broker')}",

@@ -10,12 +10,13 @@ import shlex
 from collections.abc import Collection, Iterator, Sequence
 
 from tolerant_client.ops.doctor.facts import INTERNAL_TOPICS, UNCLEAN, ClusterFacts
-from tolerant_client.ops.doctor.finding import Finding, Severity, number_of, some
+from tolerant_client.ops.doctor.finding import Severity, Told, check, number_of, some
 
 _REASSIGN = "add replicas with kafka-reassign-partitions.sh"
 
 
-def durability_findings(facts: ClusterFacts, topics: Collection[str]) -> Iterator[Finding]:
+@check("durability")
+def durability_findings(facts: ClusterFacts, topics: Collection[str]) -> Iterator[Told]:
     """One finding for each rule that topics break; judged are `topics` and those of the coordinators."""
     brokers = len(facts.living)
     judged = [facts.topics[name] for name in (*sorted(topics), *INTERNAL_TOPICS) if name in facts.topics]
@@ -24,10 +25,8 @@ def durability_findings(facts: ClusterFacts, topics: Collection[str]) -> Iterato
     min_isr = {name: least for name in factor if (least := facts.min_isr(name)) is not None}
 
     if brokers == 1:
-        yield Finding(
+        yield Told(
             Severity.WARNING,
-            "durability",
-            facts.name,
             "the cluster",
             "it has one broker: when its disk is lost all records are, and while it restarts nothing can be read or written",
             "Use three brokers or more for what must not be lost",
@@ -35,7 +34,7 @@ def durability_findings(facts: ClusterFacts, topics: Collection[str]) -> Iterato
     single = [name for name in factor if factor[name] == 1]
     if single and brokers > 1:
         yield _finding(
-            facts, single, Severity.WARNING,
+            single, Severity.WARNING,
             "replication factor 1: the loss of one broker loses records that were acknowledged",
             f"{_REASSIGN} (3 replicas, min.insync.replicas=2)",
         )  # fmt: skip
@@ -43,7 +42,7 @@ def durability_findings(facts: ClusterFacts, topics: Collection[str]) -> Iterato
     if impossible:
         name = impossible[0]
         yield _finding(
-            facts, impossible, Severity.ERROR,
+            impossible, Severity.ERROR,
             f"min.insync.replicas is above the replication factor ({name}: {min_isr[name]} of {factor[name]}):"
             " writes with acks=all are always refused",
             f"{_set(facts, impossible, f'min.insync.replicas={max(1, factor[name] - 1)}')}  # or {_REASSIGN}",
@@ -51,7 +50,7 @@ def durability_findings(facts: ClusterFacts, topics: Collection[str]) -> Iterato
     alone = [name for name in min_isr if min_isr[name] == 1 and factor[name] > 1]
     if alone:
         yield _finding(
-            facts, alone, Severity.WARNING,
+            alone, Severity.WARNING,
             "min.insync.replicas=1: a leader that is alone acknowledges, and what it acknowledged is lost with it",
             _set(facts, alone, "min.insync.replicas=2"),
         )  # fmt: skip
@@ -59,7 +58,7 @@ def durability_findings(facts: ClusterFacts, topics: Collection[str]) -> Iterato
     if rigid:
         name = rigid[0]
         yield _finding(
-            facts, rigid, Severity.WARNING,
+            rigid, Severity.WARNING,
             f"min.insync.replicas equals the replication factor ({name}: {factor[name]}): while any one broker restarts,"
             " writes with acks=all are refused",
             f"{_set(facts, rigid, f'min.insync.replicas={factor[name] - 1}')}  # or {_REASSIGN}",
@@ -67,7 +66,7 @@ def durability_findings(facts: ClusterFacts, topics: Collection[str]) -> Iterato
     unclean = [name for name in factor if facts.config(name, UNCLEAN) == "true"]
     if unclean:
         yield _finding(
-            facts, unclean, Severity.WARNING,
+            unclean, Severity.WARNING,
             f"{UNCLEAN}=true: a replica that lags may become leader, and what it lacks is lost (a mirror then finds"
             " its source truncated)",
             _set(facts, unclean, f"{UNCLEAN}=false"),
@@ -75,14 +74,12 @@ def durability_findings(facts: ClusterFacts, topics: Collection[str]) -> Iterato
     yield from _default_findings(facts, brokers)
 
 
-def _default_findings(facts: ClusterFacts, brokers: int) -> Iterator[Finding]:
+def _default_findings(facts: ClusterFacts, brokers: int) -> Iterator[Told]:
     """What topics get that nobody gives settings."""
     factor = facts.broker_setting("default.replication.factor")
     if factor == "1" and brokers > 1:
-        yield Finding(
+        yield Told(
             Severity.INFO,
-            "durability",
-            facts.name,
             "brokers' defaults",
             "default.replication.factor=1: topics that are created without a replication factor have one replica",
             "Set default.replication.factor=3 and min.insync.replicas=2 on the brokers",
@@ -96,5 +93,5 @@ def _set(facts: ClusterFacts, topics: Sequence[str], setting: str) -> str:
     return f"{command} --add-config {setting}{more}"
 
 
-def _finding(facts: ClusterFacts, topics: Collection[str], severity: Severity, evidence: str, remedy: str) -> Finding:
-    return Finding(severity, "durability", facts.name, f"topic {some(topics)}", evidence, remedy)
+def _finding(topics: Collection[str], severity: Severity, evidence: str, remedy: str) -> Told:
+    return Told(severity, f"topic {some(topics)}", evidence, remedy)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tolerant_client.ops.doctor.facts import Partition
-from tolerant_client.ops.doctor.finding import Finding, Severity, number_of, some
+from tolerant_client.ops.doctor.finding import Severity, Told, check, number_of, some
 from tolerant_client.tracker.storm import storm_threshold
 
 _REMEDY = (
@@ -25,7 +25,8 @@ class Snapshot:
     partitions: Mapping[tuple[str, int], Partition]
 
 
-def election_findings(name: str, snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
+@check("elections")
+def election_findings(name: str, snapshots: Sequence[Snapshot]) -> Iterator[Told]:
     """What changed between the first snapshot and the last."""
     if len(snapshots) < 2:
         return
@@ -45,23 +46,19 @@ def election_findings(name: str, snapshots: Sequence[Snapshot]) -> Iterator[Find
                 elections[key] += count
                 away_from[known.leader] += 1
             isr_changes[key] += set(partition.isr) != set(known.isr)
-    yield from _moved(name, seconds, len(snapshots[-1].partitions), elections, away_from)
+    yield from _moved(seconds, len(snapshots[-1].partitions), elections, away_from)
     unsteady = [key for key, count in isr_changes.items() if count >= 2]
     if unsteady:
-        yield Finding(
+        yield Told(
             Severity.WARNING,
-            "elections",
-            name,
             number_of(len(unsteady), "partition"),
             f"replicas left and joined the in-sync replicas within {seconds:.0f} s: {some([_label(key) for key in unsteady])}",
             "Look for a replica that is slow (disk, network) against replica.lag.time.max.ms",
         )
-    yield from _came_and_went(name, seconds, snapshots)
+    yield from _came_and_went(seconds, snapshots)
 
 
-def _moved(
-    name: str, seconds: float, known: int, elections: Counter[tuple[str, int]], away_from: Counter[int]
-) -> Iterator[Finding]:
+def _moved(seconds: float, known: int, elections: Counter[tuple[str, int]], away_from: Counter[int]) -> Iterator[Told]:
     if not elections:
         return
     total, threshold = sum(elections.values()), storm_threshold(known)
@@ -76,10 +73,10 @@ def _moved(
     severity = Severity.ERROR if is_storm else Severity.WARNING if repeated else Severity.INFO
     thing = "election storm" if is_storm else f"leader of {some([_label(key) for key in elections], 3)}"
     remedy = _REMEDY if severity is not Severity.INFO else "None needed if a broker was restarted; else look again"
-    yield Finding(severity, "elections", name, thing, evidence, remedy)
+    yield Told(severity, thing, evidence, remedy)
 
 
-def _came_and_went(name: str, seconds: float, snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
+def _came_and_went(seconds: float, snapshots: Sequence[Snapshot]) -> Iterator[Told]:
     changes: Counter[int] = Counter()
     for before, after in zip(snapshots, snapshots[1:]):
         changes.update(before.brokers ^ after.brokers)
@@ -88,10 +85,8 @@ def _came_and_went(name: str, seconds: float, snapshots: Sequence[Snapshot]) -> 
         if count == 1 and is_there:
             continue  # started once
         what = f"came and went {count} times" if count > 1 else "went away"
-        yield Finding(
+        yield Told(
             Severity.ERROR if not is_there or count > 2 else Severity.WARNING,
-            "elections",
-            name,
             f"broker {node}",
             f"it {what} within {seconds:.0f} s{'' if is_there else ', and is away'}",
             _REMEDY,

@@ -10,9 +10,12 @@ Laws:
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, ParamSpec
+
+_P = ParamSpec("_P")
 
 HEALTHY, ERRORS, NOT_EXAMINED, WARNINGS = 0, 1, 2, 3  # exit codes
 
@@ -65,6 +68,34 @@ class Finding:
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "severity": self.severity.value}
+
+
+class Told(NamedTuple):
+    """What a check tells of one thing; `check` and `cluster` where they are not its own."""
+
+    severity: Severity
+    thing: str
+    evidence: str
+    remedy: str
+    check: str = ""
+    cluster: str = ""
+
+
+def check(name: str, *, cluster: str = "") -> Callable[[Callable[_P, Iterator[Told]]], Callable[_P, Iterator[Finding]]]:
+    """Makes findings of a check of what a function tells: of this cluster, or of the one that its first argument names."""
+    assert name in CHECKS
+
+    def registered(function: Callable[_P, Iterator[Told]]) -> Callable[_P, Iterator[Finding]]:
+        @functools.wraps(function)
+        def found(*args: _P.args, **kwargs: _P.kwargs) -> Iterator[Finding]:
+            where: Any = cluster or args[0]
+            for told in function(*args, **kwargs):
+                of = told.cluster or (where if isinstance(where, str) else where.name)
+                yield Finding(told.severity, told.check or name, of, told.thing, told.evidence, told.remedy)
+
+        return found
+
+    return registered
 
 
 def exit_code(findings: Iterable[Finding], *, is_examined: bool) -> int:

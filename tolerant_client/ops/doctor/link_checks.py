@@ -15,7 +15,7 @@ from tolerant_client.mirror.state.link_control import WHOLE_LINK, LinkControl
 from tolerant_client.mirror.state.plan import LOG_APPEND_TIME, MAX_MESSAGE_BYTES, TIMESTAMP_TYPE, TopicSpec, plan_topics
 from tolerant_client.ops.doctor.access import create_command
 from tolerant_client.ops.doctor.facts import ClusterFacts
-from tolerant_client.ops.doctor.finding import Finding, Severity, duration, number_of, size, some
+from tolerant_client.ops.doctor.finding import Severity, Told, check, duration, number_of, size, some
 
 _REQUEST_MAX = "socket.request.max.bytes"
 _DAY_MS, _HOUR_MS = 86_400_000, 3_600_000
@@ -31,29 +31,28 @@ class LinkOptions(NamedTuple):
     of_both: str = "--source SOURCE --target TARGET"
 
 
-def topic_findings(source: Mapping[str, TopicSpec], target: Mapping[str, TopicSpec], brokers: int) -> Iterator[Finding]:
+@check("topics", cluster="link")
+def topic_findings(source: Mapping[str, TopicSpec], target: Mapping[str, TopicSpec], brokers: int) -> Iterator[Told]:
     """Each topic as a mirror's own plan judges it; both by the target's names."""
     missing = sorted(name for name in source if name not in target)
     if missing:
         evidence = "the target lacks it; a mirror creates it"
-        yield _link(Severity.INFO, "topics", f"topic {some(missing)}", evidence, "None needed")
+        yield Told(Severity.INFO, f"topic {some(missing)}", evidence, "None needed")
     for name, wanted in sorted(source.items()):
         present = target.get(name)
         if present is None:
             continue
         if present.value(TIMESTAMP_TYPE, "") == LOG_APPEND_TIME:
-            yield _link(
+            yield Told(
                 Severity.ERROR,
-                "topics",
                 f"topic {name}",
                 f"{TIMESTAMP_TYPE}={LOG_APPEND_TIME} on the target would give every record another time: a mirror refuses it",
                 f"Set {TIMESTAMP_TYPE}=CreateTime on the target",
             )
             continue
         if present.partitions > wanted.partitions:
-            yield _link(
+            yield Told(
                 Severity.INFO,
-                "topics",
                 f"topic {name}",
                 f"it has {present.partitions} partitions on the target and {wanted.partitions} on the source: the others stay"
                 " empty, and a producer that moves to the target puts keys into other partitions",
@@ -62,51 +61,49 @@ def topic_findings(source: Mapping[str, TopicSpec], target: Mapping[str, TopicSp
         yield from _warnings(name, wanted, present, brokers)
 
 
+@check("topics", cluster="link")
 def creation_findings(
     target: ClusterFacts, missing: Collection[str], warnings: Iterable[str], refusal: str, who: str
-) -> Iterator[Finding]:
+) -> Iterator[Told]:
     """What the target's brokers say to creating the topics that are missing there."""
     if refusal:
         is_right = "authoriz" in refusal.lower()
-        yield Finding(
+        yield Told(
             Severity.ERROR,
-            "rights" if is_right else "topics",
-            "target",
             f"topic {some(sorted(missing))}",
             f"the brokers would not create it: {refusal}",
             create_command(target, who, sorted(missing))
             if is_right
             else "Create it yourself as the brokers allow, or exclude it",
+            check="rights" if is_right else "",
+            cluster="target",
         )
     for warning in warnings:
-        yield _link(
-            Severity.INFO, "topics", f"topic {some(sorted(missing))}", warning, "Create it yourself if that matters"
-        )
+        yield Told(Severity.INFO, f"topic {some(sorted(missing))}", warning, "Create it yourself if that matters")
 
 
-def _warnings(name: str, wanted: TopicSpec, present: TopicSpec, brokers: int) -> Iterator[Finding]:
+def _warnings(name: str, wanted: TopicSpec, present: TopicSpec, brokers: int) -> Iterator[Told]:
     try:
         plan = plan_topics({name: wanted}, {name: present}, brokers)
     except OptionError as error:
-        yield _link(
-            Severity.ERROR, "topics", f"topic {name}", str(error), "Correct the topic on the target, or exclude it"
-        )
+        yield Told(Severity.ERROR, f"topic {name}", str(error), "Correct the topic on the target, or exclude it")
         return
     for warning in plan.warnings:
         evidence, _, remedy = warning.rpartition("; ")
         if not evidence:
             evidence, remedy = warning, "give the target's topic the source's setting"
         is_size = MAX_MESSAGE_BYTES in warning
-        yield _link(
+        yield Told(
             Severity.WARNING,
-            "sizes" if is_size else "topics",
             f"topic {name}",
             evidence,
             remedy[:1].upper() + remedy[1:],
+            check="sizes" if is_size else "",
         )
 
 
-def size_findings(facts: ClusterFacts, specs: Mapping[str, TopicSpec]) -> Iterator[Finding]:
+@check("sizes")
+def size_findings(facts: ClusterFacts, specs: Mapping[str, TopicSpec]) -> Iterator[Told]:
     """Topics that take records which a request to their brokers cannot hold."""
     limit = facts.broker_setting(_REQUEST_MAX)
     if limit is None:
@@ -114,10 +111,8 @@ def size_findings(facts: ClusterFacts, specs: Mapping[str, TopicSpec]) -> Iterat
     above = sorted(name for name, spec in specs.items() if spec.max_message_bytes > int(limit))
     if above:
         largest = max(specs[name].max_message_bytes for name in above)
-        yield Finding(
+        yield Told(
             Severity.WARNING,
-            "sizes",
-            facts.name,
             f"topic {some(above)}",
             f"{MAX_MESSAGE_BYTES} is up to {size(largest)}, but the brokers end connections with requests above"
             f" {_REQUEST_MAX}={limit}",
@@ -193,7 +188,8 @@ class Retention:
         return cls(limit("retention.ms"), limit("retention.bytes"))
 
 
-def ahead_findings(backlogs: Iterable[Backlog], options: LinkOptions = LinkOptions()) -> Iterator[Finding]:
+@check("topics", cluster="link")
+def ahead_findings(backlogs: Iterable[Backlog], options: LinkOptions = LinkOptions()) -> Iterator[Told]:
     """Target logs that end behind the source's: theirs was cut, or somebody else writes to the target."""
     ahead: dict[str, list[Backlog]] = {}
     for backlog in backlogs:
@@ -201,9 +197,8 @@ def ahead_findings(backlogs: Iterable[Backlog], options: LinkOptions = LinkOptio
             ahead.setdefault(backlog.now.partition.topic, []).append(backlog)
     for topic, found in sorted(ahead.items()):
         worst = max(found, key=lambda b: b.position - b.source_end)
-        yield _link(
+        yield Told(
             Severity.ERROR,
-            "topics",
             f"topic {topic}",
             f"{number_of(len(found), 'partition')} longer on the target than on the source: {worst} goes up to offset"
             f" {worst.position} there, and up to {worst.source_end} on the source",
@@ -212,13 +207,14 @@ def ahead_findings(backlogs: Iterable[Backlog], options: LinkOptions = LinkOptio
         )
 
 
+@check("retention", cluster="link")
 def retention_findings(
     backlogs: Iterable[Backlog],
     retentions: Mapping[str, Retention],
     ledger: Iterable[LedgerRow],
     now_ms: int,
     seconds: float,
-) -> Iterator[Finding]:
+) -> Iterator[Told]:
     """What the source has deleted before it was copied, and what it will; the worst partition of each topic.
 
     A copy that has not begun loses nothing: it begins where the source's log does.
@@ -232,9 +228,8 @@ def retention_findings(
         lost = [b for b in found if b.position < b.source_start and not _is_written_down(b, known)]
         if lost:
             worst = max(lost, key=lambda b: b.source_start - b.position)
-            yield _link(
+            yield Told(
                 Severity.ERROR,
-                "retention",
                 f"topic {topic}",
                 f"{number_of(len(lost), 'partition')} lost records before they were copied: {worst} offsets {worst.position} to"
                 f" {worst.source_start} are gone from the source",
@@ -250,9 +245,7 @@ def _is_written_down(backlog: Backlog, ledger: Sequence[LedgerRow]) -> bool:
     return any(row.from_offset <= backlog.position and row.until_offset >= backlog.source_start for row in rows)
 
 
-def _in_danger(
-    topic: str, backlogs: list[Backlog], limits: Retention, now_ms: int, seconds: float
-) -> Iterator[Finding]:
+def _in_danger(topic: str, backlogs: list[Backlog], limits: Retention, now_ms: int, seconds: float) -> Iterator[Told]:
     judged = [(left, b) for b in backlogs if (left := _left_ms(b, limits, now_ms)) is not None]
     dangers = [(left, b) for left, b in judged if _is_in_danger(left, b.ready_in_ms(seconds), limits)]
     if dangers:
@@ -263,9 +256,8 @@ def _in_danger(
         )  # fmt: skip
         when = f"may be deleted in {duration(left)}" if left > 0 else f"were due for deletion {duration(left)} ago"
         is_late = ready_ms is None and left < _HOUR_MS
-        yield _link(
+        yield Told(
             Severity.ERROR if is_late else Severity.WARNING,
-            "retention",
             f"topic {topic}",
             f"the oldest of {worst.now.copyable} uncopied offsets of {worst} {when} (retention.ms={limits.ms}); {speed};"
             f" {number_of(len(dangers), 'partition')} in danger",
@@ -276,9 +268,8 @@ def _in_danger(
         if shares:
             share, worst = max(shares, key=lambda one: one[0])
             is_full = share >= _BYTES_FULL
-            yield _link(
+            yield Told(
                 Severity.ERROR if is_full else Severity.WARNING,
-                "retention",
                 f"topic {topic}",
                 f"about {size(share * limits.bytes)} of {worst} are not copied yet, {share:.0%} of"
                 f" retention.bytes={limits.bytes}: the source deletes the oldest when as much is there",
@@ -304,9 +295,10 @@ def _byte_share(backlog: Backlog, limit: int) -> float:
     return (backlog.now.bytes_per_offset or 0.0) * backlog.now.copyable / limit
 
 
+@check("retention", cluster="link")
 def progress_findings(
     link: str, backlogs: Sequence[Backlog], control: LinkControl | None, seconds: float
-) -> Iterator[Finding]:
+) -> Iterator[Told]:
     """Whether the link copies at all, and which partitions it leaves; the ones that an operator paused are known."""
     if seconds < _PROGRESS_S or (control is not None and (control.is_promoted or WHOLE_LINK in control.paused)):
         return
@@ -315,9 +307,8 @@ def progress_findings(
         return
     lag = sum(b.now.copyable for b in standing)
     others = ", while others go on" if any(b.copied for b in backlogs) else ""
-    yield _link(
+    yield Told(
         Severity.WARNING,
-        "retention",
         f"link {link}",
         f"{lag} offsets of {some([str(b) for b in standing])} wait, and none was copied in {seconds:.0f} s{others}",
         "Look at the mirror's log: a partition may be paused by policy (--on-loss, --on-oversized), or stopped"
@@ -329,7 +320,8 @@ def progress_findings(
 # -- what the link has written down -------------------------------------------
 
 
-def ledger_findings(link: str, rows: Iterable[LedgerRow]) -> Iterator[Finding]:
+@check("ledger", cluster="link")
+def ledger_findings(link: str, rows: Iterable[LedgerRow]) -> Iterator[Told]:
     """Losses that the link has accepted, by topic and reason."""
     lost: Counter[tuple[str, str]] = Counter()
     newest: dict[tuple[str, str], int] = {}
@@ -342,46 +334,43 @@ def ledger_findings(link: str, rows: Iterable[LedgerRow]) -> Iterator[Finding]:
             lost[key] += row.until_offset - row.from_offset
             newest[key] = max(row.time_ms, newest.get(key, 0))
     for (topic, reason), offsets in sorted(lost.items()):
-        yield _link(
+        yield Told(
             Severity.WARNING,
-            "ledger",
             f"topic {topic}",
             f"{offsets} offsets are not on the target ({reason}), written down at {newest[topic, reason]} ms",
             "Read the ledger (tolerant-mirror-ledger) for the ranges; what is lost on the source stays lost",
         )
     if unreadable:
-        yield _link(
+        yield Told(
             Severity.WARNING,
-            "ledger",
             "tolerant-mirror-ledger",
             f"{unreadable} of its records are no ledger rows: somebody else writes to it",
             "Take away their right to write to it",
         )
 
 
-def control_findings(link: str, control: LinkControl, options: LinkOptions = LinkOptions()) -> Iterator[Finding]:
+@check("control", cluster="link")
+def control_findings(link: str, control: LinkControl, options: LinkOptions = LinkOptions()) -> Iterator[Told]:
     """What an operator has told the link to leave."""
     resume = f"tolerant-kafka resume {options.of_target}"
     if control.is_promoted:
-        yield _link(
-            Severity.WARNING, "control", f"link {link}", "it is promoted: nothing is copied any more",
+        yield Told(
+            Severity.WARNING,
+            f"link {link}",
+            "it is promoted: nothing is copied any more",
             "None if that is meant; the guide to the failover drill says how to copy the other way",
-        )  # fmt: skip
+        )
     if paused := control.paused_words:
-        yield _link(
-            Severity.WARNING, "control", f"link {link}", f"paused: {some(paused)}", resume,
-        )  # fmt: skip
+        yield Told(Severity.WARNING, f"link {link}", f"paused: {some(paused)}", resume)
     if control.bytes_per_s:
-        yield _link(
-            Severity.INFO, "control", f"link {link}", f"it copies at most {size(control.bytes_per_s)}/s",
+        yield Told(
+            Severity.INFO,
+            f"link {link}",
+            f"it copies at most {size(control.bytes_per_s)}/s",
             f"tolerant-kafka throttle off {options.of_target}  # if it has to be faster",
-        )  # fmt: skip
+        )
 
 
 def renamed(specs: Mapping[str, TopicSpec], names: Mapping[str, str]) -> dict[str, TopicSpec]:
     """The source's topics by their names on the target."""
     return {names.get(name, name): replace(spec, name=names.get(name, name)) for name, spec in specs.items()}
-
-
-def _link(severity: Severity, check: str, thing: str, evidence: str, remedy: str) -> Finding:
-    return Finding(severity, check, "link", thing, evidence, remedy)

@@ -7,27 +7,28 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tolerant_client.cluster.admin.log_dirs import LogDir
 from tolerant_client.ops.doctor.facts import INTERNAL_TOPICS, ClusterFacts, Partition, Quorum, Topic
-from tolerant_client.ops.doctor.finding import Finding, Severity, duration, number_of, size, some
+from tolerant_client.ops.doctor.finding import Severity, Told, check, duration, number_of, size, some
 
 _FULL, _NEARLY_FULL = 0.05, 0.15  # of a log directory's bytes that are left
 _KAFKA_STORAGE_ERROR = 56
 _VOTER_LAG_MS = 30_000
 
 
-def controller_findings(facts: ClusterFacts, quorum: Quorum | None, failure: str = "") -> Iterator[Finding]:
+@check("controller")
+def controller_findings(facts: ClusterFacts, quorum: Quorum | None, failure: str = "") -> Iterator[Told]:
     """A cluster without a controller elects no leaders and creates no topics.
 
     `quorum` is None with ZooKeeper, and where asking for it failed (`failure`).
     """
     if failure:
-        yield _no_controller(facts, f"brokers answer, but no active controller does ({failure})")
+        yield _no_controller(f"brokers answer, but no active controller does ({failure})")
         return
     if quorum is None:
         if facts.controller is not None and facts.controller < 0:
-            yield _no_controller(facts, "no broker names a controller")
+            yield _no_controller("no broker names a controller")
         return
     if quorum.leader < 0:
-        yield _no_controller(facts, "the quorum of the controllers has no leader")
+        yield _no_controller("the quorum of the controllers has no leader")
         return
     behind = {
         node: quorum.leader_time_ms - caught_up
@@ -41,10 +42,8 @@ def controller_findings(facts: ClusterFacts, quorum: Quorum | None, failure: str
         ]
         living, majority = len(quorum.voters) - len(behind), len(quorum.voters) // 2 + 1
         more = living - majority
-        yield Finding(
+        yield Told(
             Severity.WARNING if more else Severity.ERROR,
-            "controller",
-            facts.name,
             f"controllers {some(sorted(behind))}",
             f"they do not follow the active controller {quorum.leader}: {some(lags)};"
             f" {living} of {len(quorum.voters)} do, {majority} are needed, so {more} more may fail",
@@ -52,18 +51,17 @@ def controller_findings(facts: ClusterFacts, quorum: Quorum | None, failure: str
         )
 
 
-def _no_controller(facts: ClusterFacts, evidence: str) -> Finding:
-    return Finding(
+def _no_controller(evidence: str) -> Told:
+    return Told(
         Severity.ERROR,
-        "controller",
-        facts.name,
         "controller",
         f"{evidence}: no leader is elected, no topic created, no configuration changed",
         "Start controllers until a majority runs, and look at their logs",
     )
 
 
-def partition_findings(facts: ClusterFacts) -> Iterator[Finding]:
+@check("partitions")
+def partition_findings(facts: ClusterFacts) -> Iterator[Told]:
     """Topics with partitions that do not serve as they should; those of coordinators have a check of their own."""
     for name, topic in sorted(facts.topics.items()):
         if name not in INTERNAL_TOPICS:
@@ -71,7 +69,7 @@ def partition_findings(facts: ClusterFacts) -> Iterator[Finding]:
     yield from _missing_brokers(facts)
 
 
-def _topic_findings(facts: ClusterFacts, topic: Topic) -> Iterator[Finding]:
+def _topic_findings(facts: ClusterFacts, topic: Topic) -> Iterator[Told]:
     min_isr = facts.min_isr(topic.name)
     leaderless = [p for p in topic.partitions if p.leader < 0]
     silent = [p for p in topic.partitions if p.leader in facts.silent]
@@ -81,40 +79,38 @@ def _topic_findings(facts: ClusterFacts, topic: Topic) -> Iterator[Finding]:
     at_least = [p for p in short if min_isr is not None and len(p.isr) == min_isr]
     if leaderless:
         yield _finding(
-            facts, topic, leaderless, Severity.ERROR, "have no leader: they can be neither read nor written",
+            topic, leaderless, Severity.ERROR, "have no leader: they can be neither read nor written",
             f"Start {_away(facts, leaderless)}; if they never come back, this loses what only they had:"
             f" {facts.tool('kafka-leader-election.sh')} --election-type unclean --topic {shlex.quote(topic.name)}"
             f" --partition {leaderless[0].index}",
         )  # fmt: skip
     if silent:
         yield _finding(
-            facts, topic, silent, Severity.ERROR, "are led by a broker that does not answer here",
+            topic, silent, Severity.ERROR, "are led by a broker that does not answer here",
             f"Restart or reconnect {facts.named(p.leader for p in silent)}",
         )  # fmt: skip
     if below:
         yield _finding(
-            facts, topic, below, Severity.ERROR,
+            topic, below, Severity.ERROR,
             f"have fewer in-sync replicas than min.insync.replicas={min_isr}: writes with acks=all are refused",
             f"Start {_away(facts, below)}, or look why the replicas lag",
         )  # fmt: skip
     if short:
         one_more = f"; {len(at_least)} of them refuse writes after one more failure" if at_least else ""
         yield _finding(
-            facts, topic, short, Severity.WARNING, f"have replicas that are not in sync{one_more}",
+            topic, short, Severity.WARNING, f"have replicas that are not in sync{one_more}",
             f"Start {_away(facts, short)}, or look why the replicas lag",
         )  # fmt: skip
 
 
-def _finding(
-    facts: ClusterFacts, topic: Topic, partitions: Sequence[Partition], severity: Severity, what: str, remedy: str
-) -> Finding:
+def _finding(topic: Topic, partitions: Sequence[Partition], severity: Severity, what: str, remedy: str) -> Told:
     first = partitions[0]
     ids = some([p.index for p in partitions])
     evidence = (
         f"{len(partitions)} of {len(topic.partitions)} partitions ({ids}) {what}; partition {first.index}:"
         f" leader {first.leader if first.leader >= 0 else 'none'}, replicas {some(first.replicas)}, in sync {some(first.isr)}"
     )
-    return Finding(severity, "partitions", facts.name, f"topic {topic.name}", evidence, remedy)
+    return Told(severity, f"topic {topic.name}", evidence, remedy)
 
 
 def _away(facts: ClusterFacts, partitions: Iterable[Partition]) -> str:
@@ -123,7 +119,7 @@ def _away(facts: ClusterFacts, partitions: Iterable[Partition]) -> str:
     return facts.named(away) if away else "the brokers that hold them"
 
 
-def _missing_brokers(facts: ClusterFacts) -> Iterator[Finding]:
+def _missing_brokers(facts: ClusterFacts) -> Iterator[Told]:
     """Brokers that replicas are assigned to, and that are not there."""
     held: dict[int, int] = {}
     for topic in facts.topics.values():
@@ -137,30 +133,32 @@ def _missing_brokers(facts: ClusterFacts) -> Iterator[Finding]:
             "is registered, and sends the controller no heartbeats (fenced)" if node in fenced else "is not registered"
         )
         replicas = f"; {number_of(held[node], 'replica')} assigned to it" if node in held else ""
-        yield Finding(
+        yield Told(
             Severity.ERROR if node in held else Severity.WARNING,
-            "partitions",
-            facts.name,
             f"broker {node}",
             f"it {state}{replicas}",
             "Start it; if it is gone for good, reassign its replicas (kafka-reassign-partitions.sh) and unregister it",
         )
 
 
-def log_dir_findings(name: str, found: Iterable[LogDir]) -> Iterator[Finding]:
+@check("log-dirs")
+def log_dir_findings(name: str, found: Iterable[LogDir]) -> Iterator[Told]:
     """Log directories that failed, or that records will fill."""
     for one in found:
         thing = f"log directory {one.path} of broker {one.node_id}"
         if one.error_code:
             why = "it is offline" if one.error_code == _KAFKA_STORAGE_ERROR else f"error {one.error_code}"
-            yield Finding(
-                Severity.ERROR, "log-dirs", name, thing, f"{why}: the broker serves none of its replicas in it",
+            yield Told(
+                Severity.ERROR,
+                thing,
+                f"{why}: the broker serves none of its replicas in it",
                 "Look at the broker's log and the disk; restart the broker once the disk is sound or replaced",
-            )  # fmt: skip
+            )
         elif one.total_bytes > 0 and one.usable_bytes >= 0 and one.usable_bytes / one.total_bytes < _NEARLY_FULL:
             left = one.usable_bytes / one.total_bytes
-            yield Finding(
-                Severity.ERROR if left < _FULL else Severity.WARNING, "log-dirs", name, thing,
+            yield Told(
+                Severity.ERROR if left < _FULL else Severity.WARNING,
+                thing,
                 f"{size(one.usable_bytes)} of {size(one.total_bytes)} are left ({left:.0%}); a full disk takes it offline",
                 "Add space, move replicas, or keep records for less time",
-            )  # fmt: skip
+            )

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from tolerant_client.cluster.admin.transactions import CoordinatorView
 from tolerant_client.mirror.state.open_transactions import OpenTransaction
 from tolerant_client.ops.doctor.facts import ClusterFacts
-from tolerant_client.ops.doctor.finding import Finding, Severity, duration, some
+from tolerant_client.ops.doctor.finding import Severity, Told, check, duration, some
 
 _SETTLED_MS = 60_000  # a marker may be under way
 _DEFAULT_MAX_TIMEOUT_MS = 900_000  # transaction.max.timeout.ms
@@ -24,12 +24,13 @@ def still_open(seen: Iterable[OpenTransaction], later: Iterable[OpenTransaction]
     return [one for one in later if (one.partition, one.producer_id, one.start_offset) in before]
 
 
+@check("transactions")
 def transaction_findings(
     facts: ClusterFacts,
     transactions: Iterable[OpenTransaction],
     views: Mapping[int, CoordinatorView] | None,
     now_ms: int,
-) -> Iterator[Finding]:
+) -> Iterator[Told]:
     """What `transactions` mean that were open before the coordinators were asked, and after.
 
     `views` by producer id; None where we may not, or cannot, ask every coordinator.
@@ -51,7 +52,7 @@ def transaction_findings(
 
 def _hanging(
     facts: ClusterFacts, one: OpenTransaction, view: CoordinatorView | None, age_ms: int, *, is_asked: bool
-) -> Finding:
+) -> Told:
     topic, index = one.partition
     quoted = shlex.quote(topic)  # only a hostile broker can name a topic so that this matters
     if not is_asked:
@@ -68,10 +69,8 @@ def _hanging(
         else f"{facts.tool('kafka-transactions.sh')} find-hanging --topic {quoted} --partition {index}"
         "  # by a principal that may describe transactional ids, before it is aborted: it may be alive"
     )
-    return Finding(
+    return Told(
         Severity.ERROR if is_told else Severity.WARNING,
-        "transactions",
-        facts.name,
         f"hanging transaction in {topic}-{index}" if is_told else f"perhaps a hanging transaction in {topic}-{index}",
         f"producer id {one.producer_id} (epoch {one.producer_epoch}) has had it open since offset {one.start_offset}, its last"
         f" record is {duration(age_ms)} old, {why}; {one.held_back} offsets wait behind it, and a mirror with them",
@@ -81,7 +80,7 @@ def _hanging(
 
 def _open(
     facts: ClusterFacts, producer_id: int, found: list[OpenTransaction], view: CoordinatorView | None, now_ms: int
-) -> Finding:
+) -> Told:
     where = some([f"{one.partition.topic}-{one.partition.partition}" for one in found])
     held = sum(one.held_back for one in found)
     if view is None:
@@ -92,10 +91,8 @@ def _open(
         is_late = open_ms > view.timeout_ms + _SETTLED_MS
         age = f"open for {duration(open_ms)}, with a timeout of {duration(view.timeout_ms)}, {view.state}"
         who = f"transactional id {view.transactional_id} (producer id {producer_id})"
-    return Finding(
+    return Told(
         Severity.WARNING if is_late else Severity.INFO,
-        "transactions",
-        facts.name,
         who,
         f"{age}: {held} offsets of {where} wait behind it",
         "Look at the coordinator: it should have aborted it (is its __transaction_state partition led?)"
