@@ -67,7 +67,8 @@ class TranslatedOffsets:
         copy.want(until, hold_until, lease_until, self._link.clock())
         if not is_new:
             copy.wakeup.notify()
-            self._read(copy)
+            if copy.is_read and not copy.was_full and not self._reader.is_reading(partition):
+                copy.read_on()  # it had all that was wanted
         return copy
 
     async def _run(self, copy: TranslatedPartition) -> None:
@@ -105,9 +106,7 @@ class TranslatedOffsets:
 
     def set_paused(self, partition: TopicPartition, is_paused: bool) -> None:
         """Takes whether the operator has paused a partition."""
-        copy = self.partitions[partition]
-        copy.set_paused(is_paused)
-        self._read(copy)
+        self.partitions[partition].set_paused(is_paused)
 
     def lose_patience(self, partition: TopicPartition) -> None:
         """Stops a partition that was never claimed; one that is says itself when it has waited for too long."""
@@ -123,11 +122,6 @@ class TranslatedOffsets:
         if now > self._next_clearing:
             self._next_clearing = now + _CLEAR_EVERY_S
             self._link.tasks.spawn(self._clear, list(self.partitions))
-
-    def _read(self, copy: TranslatedPartition) -> None:
-        """Has a partition fetched that had all it was to copy, or was paused."""
-        if copy.is_read and not copy.was_full and not self._reader.is_reading(copy.partition):
-            self._link.tasks.spawn(self._reader.try_join, [copy.partition])
 
     def _left(self, copy: TranslatedPartition) -> None:
         """A partition in trouble is fetched again when it has taken over anew."""

@@ -17,7 +17,6 @@ import random
 import time
 import uuid
 from dataclasses import dataclass
-from typing import Any
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -82,8 +81,7 @@ class TranslatedPartition(CopiedPartition):
         self._link = link
         self._parts = parts
         self._claim = claimed_part(partition, link.name)
-        self._net: Any = link.source.net
-        self.wakeup = WakeupNotifier(self._net)
+        self.wakeup = WakeupNotifier(link.source.net)
         self._producer = CopyTransaction(
             link.target,
             f"tolerant-mirror-{link.name}-copy-{partition.topic}-{partition.partition}",
@@ -149,6 +147,11 @@ class TranslatedPartition(CopiedPartition):
             self.paused = None
             self._progressed_at = self._link.clock()
             self.wakeup.notify()
+            self.read_on()
+
+    def read_on(self) -> None:
+        """Has it fetched; beside the course, which may end while a leader is looked for."""
+        self._link.tasks.spawn(self._parts.reader.try_join, [self.partition])
 
     def release(self) -> None:
         """Ends the copy once the transaction that is open is committed."""
@@ -246,7 +249,7 @@ class TranslatedPartition(CopiedPartition):
         self._is_taken_over = True
         if not self._troubles.reasons:
             self._stands_since = None
-        await self._parts.reader.try_join([self.partition])
+        self.read_on()
 
     def _require_claim(self) -> None:
         """To be asked at the last moment before anything is written."""
@@ -347,8 +350,7 @@ class TranslatedPartition(CopiedPartition):
         if since is None or now - since < after_s or self.error is not None or self.paused is not None:
             return None
         has_work = not self._is_taken_over or self.has_work or self.is_behind
-        reasons = self._troubles.reasons
-        reason = reasons[-1] if reasons else "the target's brokers have not finished what was asked of them"
+        reason = (self._troubles.reasons or ("the target's brokers have not finished what was asked of them",))[-1]
         return (since, reason) if has_work else None
 
     async def _trouble(self, error: Exception) -> None:
@@ -379,7 +381,7 @@ class TranslatedPartition(CopiedPartition):
             self.place.forget_topics()
             for cluster in (link.source, link.target):
                 cluster.manager.cluster.request_update()
-            await self._net.sleep(_PAUSES.pause_s(len(self._troubles.reasons)) * random.uniform(0.5, 1.0))
+            await link.source.net.sleep(_PAUSES.pause_s(len(self._troubles.reasons)) * random.uniform(0.5, 1.0))
 
     async def _decide(self, error: TolerantClientError, loss: LostOffsets | None) -> None:
         """Stops, or does what policy says of a loss (M7); its ledger row is written before anything goes on."""
