@@ -24,9 +24,8 @@ import kafka.errors as Errors
 import msgspec
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.asking import raise_for
 from tolerant_client.cluster.admin.topics import topic_ids
-from tolerant_client.cluster.admin.transactions import init_producer_id_request
+from tolerant_client.cluster.admin.transactions import fresh_producer_id
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.state.state_topic import StateTopic
@@ -183,9 +182,7 @@ class Ledger:
 
     async def _append(self, records: list[Record]) -> None:
         if self._producer_id < 0:
-            answer = await self._target.send(init_producer_id_request(None))
-            raise_for(answer.error_code, "InitProducerId")
-            self._producer_id, self._sequence = answer.producer_id, 0
+            self._producer_id, self._sequence = await fresh_producer_id(self._target), 0
         batch = encode_batch(records, producer_id=self._producer_id, producer_epoch=0, base_sequence=self._sequence)
         try:
             await self._topic.send(batch)
