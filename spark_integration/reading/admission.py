@@ -1,7 +1,7 @@
 """How much of what there is goes into one micro-batch: pure; offsets by partition, time an argument.
 
 The rules, to the digit, are those of KafkaMicroBatchStream.scala (rateLimit,
-delayBatch), so that a query's batches are the same after a move.
+delayBatch, verifyEndOffsetForTriggerAvailableNow), so that a query's batches are the same after a move.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Mapping
 
 from kafka.structs import TopicPartition
 
+from spark_integration.reading.offsets import partition_names
 from spark_integration.reading.options import TriggerLimits
+from tolerant_client.errors import DataLossError
 
 _INT64_MAX = 2**63 - 1
 
@@ -64,3 +66,34 @@ def share_out(
         whole = math.ceil(share) if share < 1 else math.floor(share)
         shared[partition] = min(ends[partition], starts[partition] + min(whole, _INT64_MAX - starts[partition]))
     return shared
+
+
+def check_end(
+    end: Mapping[TopicPartition, int], prefetched: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]
+) -> None:
+    """Raises DataLossError where with Trigger.AvailableNow a batch's `end` contradicts what was seen first, or what there is now.
+
+    With minOffsetsPerTrigger the rest may be too little for a batch, and is left to the next run, as in Spark's own source.
+    """
+    if odd := sorted(end.keys() ^ prefetched.keys()):
+        _refuse("MISMATCHED_TOPIC_PARTITIONS_BETWEEN_END_OFFSET_AND_PREFETCHED", odd, "are not in both")
+    if beyond := [p for p in sorted(end) if end[p] > prefetched[p]]:
+        _refuse(
+            "END_OFFSET_HAS_GREATER_OFFSET_FOR_TOPIC_PARTITION_THAN_PREFETCHED",
+            beyond,
+            "end behind what was seen first",
+        )
+    if lost := sorted(end.keys() - latest.keys()):
+        _refuse("LOST_TOPIC_PARTITIONS_IN_END_OFFSET_WITH_TRIGGER_AVAILABLENOW", lost, "are gone")
+    if short := [p for p in sorted(end) if end[p] > latest[p]]:
+        _refuse(
+            "END_OFFSET_HAS_GREATER_OFFSET_FOR_TOPIC_PARTITION_THAN_LATEST_WITH_TRIGGER_AVAILABLENOW",
+            short,
+            "became shorter while they were read",
+        )
+
+
+def _refuse(condition: str, partitions: list[TopicPartition], what: str) -> None:
+    raise DataLossError(
+        f"[{condition}] With Trigger.AvailableNow, {partition_names(partitions)} {what}; it may pass: start the query again"
+    )

@@ -41,8 +41,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from spark_integration.connections import open_cluster
-from spark_integration.reading.admission import Admission
-from spark_integration.reading.available_now import check_end
+from spark_integration.reading.admission import Admission, check_end
 from spark_integration.reading.group_offsets import commit_group_offsets
 from spark_integration.reading.offsets import NestedOffsets, cluster_of, flat_offsets, nested_offsets, topic_ids
 from spark_integration.reading.options import ReadOptions

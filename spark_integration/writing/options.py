@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from spark_integration.option_values import boolean, choice, positive, split_options, whole_number
-from tolerant_client.cluster.producer.settings import ProducerSettings
+from tolerant_client.cluster.producer.sender import ProducerSettings
 from tolerant_client.errors import OptionError
 from tolerant_client.records import codecs
 from tolerant_client.security.kafka_config import kafka_python_config

@@ -15,7 +15,7 @@ from support.encoding import encode_batches
 from support.mirror_link import create_topic
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.producer.batch_producer import BatchProducer, Refused
-from tolerant_client.cluster.producer.settings import ProducerSettings
+from tolerant_client.cluster.producer.sender import ProducerSettings
 from tolerant_client.cluster.producer.transaction import ProducerTransaction
 from tolerant_client.errors import OptionError, RecordRefusedError, RecordTooLargeError
 from tolerant_client.records.batch_encoding import EncodedBatch

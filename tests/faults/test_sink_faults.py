@@ -37,7 +37,7 @@ from tolerant_client.cluster.admin.groups import CommittedOffset
 from tolerant_client.cluster.admin.transactions import transactional_ids
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.cluster.producer.batch_producer import BatchProducer
-from tolerant_client.cluster.producer.settings import ProducerSettings
+from tolerant_client.cluster.producer.sender import ProducerSettings
 from tolerant_client.cluster.producer.transaction import ProducerTransaction
 from tolerant_client.errors import (
     ClusterUnreachableError,

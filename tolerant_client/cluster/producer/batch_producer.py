@@ -25,11 +25,11 @@ import kafka.errors as Errors
 from kafka.protocol.metadata import MetadataRequest
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.asking import raise_for
 from tolerant_client.cluster.admin.transactions import init_producer_id_request
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.producer.partition import ProducerBatch, ProducerPartition, is_too_large
-from tolerant_client.cluster.producer.sender import Sender
-from tolerant_client.cluster.producer.settings import ProducerSettings
+from tolerant_client.cluster.producer.sender import ProducerSettings, Sender
 from tolerant_client.cluster.producer.topic_lookup import TopicLookup
 from tolerant_client.cluster.producer.transaction import ProducerTransaction
 from tolerant_client.errors import (
@@ -138,10 +138,7 @@ class BatchProducer:
 
     async def _init_producer_id(self) -> tuple[int, int]:
         answer = await self.cluster.send(init_producer_id_request(None, 0))
-        if answer.error_code:
-            raise Errors.for_code(answer.error_code)(
-                "InitProducerId; kafka.enable.idempotence=false writes without a producer id"
-            )
+        raise_for(answer.error_code, "InitProducerId; kafka.enable.idempotence=false writes without a producer id")
         return answer.producer_id, answer.producer_epoch
 
     async def partition_count(self, topic: str, is_fresh: bool = False) -> int:

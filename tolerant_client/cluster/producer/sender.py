@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import kafka.errors as Errors
@@ -19,7 +20,6 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.produce import ProducedPartition
 from tolerant_client.cluster.producer.partition import LOST, ProducerBatch, ProducerPartition, Verdict
-from tolerant_client.cluster.producer.settings import ProducerSettings
 from tolerant_client.cluster.producer.transaction import ProducerTransaction
 from tolerant_client.errors import (
     DeliveryTimeoutError,
@@ -39,6 +39,27 @@ _LEADER_HAS_LOST = (
 _UNKNOWN_TOPIC = Errors.UnknownTopicOrPartitionError.errno
 
 Sent = list[tuple[ProducerPartition, ProducerBatch]]
+
+
+@dataclass(frozen=True)
+class ProducerSettings:
+    """How to produce; bytes, ms and numbers, with the meaning of the Java producer's properties.
+
+    `max_in_flight` counts batches of a partition (at most 5 with idempotence),
+    `max_requests` requests to one broker.
+    """
+
+    acks: int = -1
+    is_idempotent: bool = True
+    max_in_flight: int = 5
+    max_requests: int = 16
+    max_request_bytes: int = 8 << 20
+    max_record_bytes: int | None = None
+    max_bytes_in_flight: int = 32 << 20
+    request_timeout_ms: int = 30_000
+    delivery_timeout_ms: int = 120_000
+    max_block_ms: int = 60_000
+    retries: int = 2**31 - 1
 
 
 class Sender:

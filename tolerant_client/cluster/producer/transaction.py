@@ -34,6 +34,7 @@ from kafka.protocol.producer import (
 )
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.asking import by_topic
 from tolerant_client.cluster.admin.coordinators import GROUP, TRANSACTION, Coordinators
 from tolerant_client.cluster.admin.groups import CommittedOffset, read_offsets, stable_offsets_request
 from tolerant_client.cluster.admin.transactions import init_producer_id_request
@@ -137,9 +138,7 @@ class ProducerTransaction:
 
         For partitions that it has, the coordinator does no more than compare the epoch.  Raises ProducerFencedError.
         """
-        by_topic: dict[str, list[int]] = {}
-        for partition in partitions:
-            by_topic.setdefault(partition.topic, []).append(partition.partition)
+        wanted = by_topic(self._cluster, partitions)
         self.opened_at = self.opened_at or time.time()
         topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
 
@@ -148,7 +147,7 @@ class ProducerTransaction:
             codes = [part.partition_error_code for topic in topics for part in topic.results_by_partition]
             # One that is not allowed has the others refused as OPERATION_NOT_ATTEMPTED.
             codes.sort(key=lambda code: code == Errors.OperationNotAttemptedError.errno)
-            raise_for_code(next(filter(None, codes), 0), f"adding {', '.join(by_topic)} to {self.transactional_id!r}")
+            raise_for_code(next(filter(None, codes), 0), f"adding {', '.join(wanted)} to {self.transactional_id!r}")
 
         await self._ask(
             "adding partitions to a transaction",
@@ -156,7 +155,7 @@ class ProducerTransaction:
                 v3_and_below_transactional_id=self.transactional_id,
                 v3_and_below_producer_id=self.producer_id,
                 v3_and_below_producer_epoch=self.producer_epoch,
-                v3_and_below_topics=[topic(name=name, partitions=numbers) for name, numbers in by_topic.items()],
+                v3_and_below_topics=[topic(name=name, partitions=numbers) for name, numbers in wanted.items()],
                 max_version=3,
             ),
             read,

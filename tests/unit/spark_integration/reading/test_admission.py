@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
-from spark_integration.reading.admission import Admission, share_out
+from spark_integration.reading.admission import Admission, check_end, share_out
 from spark_integration.reading.options import TriggerLimits
+from tolerant_client.errors import DataLossError
 
 A, B, C = (TopicPartition("t", n) for n in range(3))
 
@@ -63,3 +65,31 @@ def test_both_limits_hold_together() -> None:
     assert admission.end({A: 0}, {A: 9}, {}, 0.0) == {A: 4}
     assert admission.end({A: 4}, {A: 6}, {}, 10.0) == {A: 4}
     assert admission.end({A: 4}, {A: 9}, {}, 20.0) == {A: 8}
+
+
+def test_with_available_now_what_was_seen_first_and_is_still_there_may_be_read() -> None:
+    check_end({A: 5, B: 7}, {A: 5, B: 9}, {A: 50, B: 9})
+
+
+@pytest.mark.parametrize(
+    ("end", "prefetched", "latest", "condition"),
+    [
+        ({A: 1}, {A: 1, B: 1}, {A: 1, B: 1}, "MISMATCHED_TOPIC_PARTITIONS_BETWEEN_END_OFFSET_AND_PREFETCHED"),
+        ({A: 2}, {A: 1}, {A: 2}, "END_OFFSET_HAS_GREATER_OFFSET_FOR_TOPIC_PARTITION_THAN_PREFETCHED"),
+        ({A: 1, B: 1}, {A: 1, B: 1}, {A: 1}, "LOST_TOPIC_PARTITIONS_IN_END_OFFSET_WITH_TRIGGER_AVAILABLENOW"),
+        (
+            {A: 5},
+            {A: 5},
+            {A: 4},
+            "END_OFFSET_HAS_GREATER_OFFSET_FOR_TOPIC_PARTITION_THAN_LATEST_WITH_TRIGGER_AVAILABLENOW",
+        ),
+    ],
+)
+def test_a_broken_promise_of_available_now_is_named(
+    end: dict[TopicPartition, int],
+    prefetched: dict[TopicPartition, int],
+    latest: dict[TopicPartition, int],
+    condition: str,
+) -> None:
+    with pytest.raises(DataLossError, match=condition):
+        check_end(end, prefetched, latest)

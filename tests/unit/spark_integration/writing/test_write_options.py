@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from spark_integration.writing.options import MAX_BATCH_BYTES, WriteOptions, parse_write_options
-from tolerant_client.cluster.producer.settings import ProducerSettings
+from tolerant_client.cluster.producer.sender import ProducerSettings
 from tolerant_client.errors import OptionError
 from tolerant_client.records import codecs
 
