@@ -27,7 +27,6 @@ from kafka.structs import TopicPartition
 from rich.console import Console
 from rich.table import Table
 
-from tolerant_client.cluster.admin.asking import raise_for
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.cluster.partition_fetch import fetch_alone
 from tolerant_client.errors import TolerantClientError
@@ -134,13 +133,8 @@ async def _fill(cluster: Cluster, records: int) -> int:
                 partition = TopicPartition(topic, index)
                 batch = [_record(f"{topic}-{index}-{number}", now + number, chance) for number in numbers]
                 data = memoryview(bytearray(encode_batch(batch, codec=codec)))
-                await cluster.insist(f"filling {topic}", partial(_append, cluster, partition, data))
+                await cluster.insist(f"filling {topic}", partial(cluster.append, partition, data))
     return per_partition * len(TOPICS) * PARTITIONS
-
-
-async def _append(cluster: Cluster, partition: TopicPartition, batch: memoryview) -> None:
-    for produced in await cluster.produce_and_wait(await cluster.leader(partition), {partition: batch}):
-        raise_for(produced.error_code, f"appending to {partition.topic}-{partition.partition}")
 
 
 def _record(key: str, timestamp: int, chance: random.Random) -> Record:

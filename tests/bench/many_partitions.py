@@ -67,7 +67,7 @@ def fill(pair: Pair, topics: int, partitions: int) -> None:
                 for node, members in (await source.by_leader(left)).items():
                     record = Record(0, int(time.time() * 1000), None, b"x" * 100)
                     batches = {p: memoryview(bytearray(encode_batch([record]))) for p in members}
-                    produced = await source.produce_and_wait(node, batches)
+                    produced = await source.produce(node, batches)
                     left.difference_update(part.partition for part in produced if not part.error_code)
                 if left:
                     await source.refresh()

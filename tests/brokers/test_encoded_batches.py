@@ -42,7 +42,7 @@ async def produce(cluster: Cluster, partition: TopicPartition, batch: memoryview
 
     async def attempt() -> None:
         node = await cluster.leader(partition)
-        (answer,) = await cluster.produce_and_wait(node, {partition: batch})
+        (answer,) = await cluster.produce(node, {partition: batch})
         if answer.error_code:
             raise Errors.for_code(answer.error_code)(str(answer))
 

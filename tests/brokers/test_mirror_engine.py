@@ -152,7 +152,7 @@ def test_records_that_arrive_while_the_copy_is_held_are_copied_too(source: str, 
             held = origin.net.call_soon_with_future(lambda: copier.copy({partition: None}, hold_ms=1500))
             await origin.net.sleep(0.5)
             batch = encode_batch([Record(0, T0, None, b"late")] * 5)
-            await origin.produce_and_wait(await origin.leader(partition), {partition: memoryview(batch)})
+            await origin.produce(await origin.leader(partition), {partition: memoryview(batch)})
             return (await held)[partition].acked
 
         assert origin.run(run) == 105
@@ -193,7 +193,7 @@ def test_partition_left_alone_at_the_end_of_its_lease_is_taken_up_again(source: 
             await copier.copy({partition: 100}, lease_ms=200)
             await origin.net.sleep(0.3)
             batch = encode_batch([Record(0, T0, None, b"after the lease")] * 50)
-            await origin.produce_and_wait(await origin.leader(partition), {partition: memoryview(batch)})
+            await origin.produce(await origin.leader(partition), {partition: memoryview(batch)})
             await origin.net.sleep(0.3)
             again = origin.net.call_soon_with_future(lambda: copier.copy({partition: 150}, lease_ms=200))
             await origin.net.sleep(3)

@@ -119,7 +119,7 @@ def append(config: Mapping[str, Any], topic: str, batch: bytes) -> int:
         async def run() -> int:
             partition = TopicPartition(topic, 0)
             await cluster.list_offsets({partition: LATEST})
-            (answer,) = await cluster.produce_and_wait(await cluster.leader(partition), {partition: memoryview(batch)})
+            (answer,) = await cluster.produce(await cluster.leader(partition), {partition: memoryview(batch)})
             assert answer.error_code == 0, answer
             return answer.base_offset
 

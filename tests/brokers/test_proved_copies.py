@@ -432,7 +432,7 @@ def test_batch_of_the_link_in_a_wrong_place_is_a_divergence_under_every_policy(
             batch = bytearray(encode_batch([original[offset] for offset in wrong]))
             restamp(batch, producer_id, 0, 100)
             node = await cluster.leader(TopicPartition(topic, 0))
-            (part,) = await cluster.produce_and_wait(node, {TopicPartition(topic, 0): memoryview(batch)})
+            (part,) = await cluster.produce(node, {TopicPartition(topic, 0): memoryview(batch)})
             return part.error_code
 
         assert cluster.run(append) == 0

@@ -77,7 +77,7 @@ class Filler:
 
         def is_appended() -> bool:
             node = self.raw.run(self.raw.leader, place)
-            (answer,) = self.raw.run(self.raw.produce_and_wait, node, {place: batch})
+            (answer,) = self.raw.run(self.raw.produce, node, {place: batch})
             assert answer.error_code in (0, *NOT_THERE_YET), answer
             return answer.error_code == 0
 

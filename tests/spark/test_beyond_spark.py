@@ -123,7 +123,7 @@ def test_a_decompression_bomb_is_refused(load: Callable[..., Any], servers: str,
     with Cluster({"bootstrap_servers": servers}) as cluster:
         partition = TopicPartition(topic, 0)
         node = cluster.run(cluster.leader, partition)
-        (appended,) = cluster.run(cluster.produce_and_wait, node, {partition: memoryview(batch)})
+        (appended,) = cluster.run(cluster.produce, node, {partition: memoryview(batch)})
     assert appended.error_code == 0
     with pytest.raises(
         Exception, match=r"RecordBatchError: beyond-bomb-0: gzip data of .* unfolds to more than .*base offset 0"

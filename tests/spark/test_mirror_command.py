@@ -57,7 +57,7 @@ def fill(servers: str, topic: str, first: int = 0, count: int = RECORDS, config:
 
             async def once(partition: TopicPartition = partition, batch: bytes = batch) -> None:
                 node = await cluster.leader(partition)
-                produced = await cluster.produce_and_wait(node, {partition: memoryview(bytearray(batch))})
+                produced = await cluster.produce(node, {partition: memoryview(bytearray(batch))})
                 assert produced[0].error_code == 0 or produced[0].error_code == 6
                 if produced[0].error_code:
                     await cluster.refresh()
@@ -159,7 +159,7 @@ def test_verify_names_the_first_difference_with_exit_code_1(clusters: tuple[str,
             async def append(last: bytes = last, cluster: Cluster = cluster) -> None:
                 partition = TopicPartition("cmd-different", 1)
                 batch = memoryview(bytearray(encode_batch([Record(0, 1, b"k", last)])))
-                await cluster.produce_and_wait(await cluster.leader(partition), {partition: batch})
+                await cluster.produce(await cluster.leader(partition), {partition: batch})
 
             cluster.run(append)
     done = run("verify", *link(clusters, "cmd-different"), "--json")
@@ -229,7 +229,7 @@ def narrow(clusters: tuple[str, str]) -> None:
 def append(servers: str, partition: TopicPartition, record: Record) -> None:
     async def produce(cluster: Cluster) -> None:
         batch = memoryview(bytearray(encode_batch([record])))
-        (produced,) = await cluster.produce_and_wait(await cluster.leader(partition), {partition: batch})
+        (produced,) = await cluster.produce(await cluster.leader(partition), {partition: batch})
         assert produced.error_code == 0
 
     with Cluster({"bootstrap_servers": servers}) as cluster:

@@ -208,5 +208,5 @@ def _append(servers: str, topic: str, batch: bytes) -> None:
         partition = TopicPartition(topic, 0)
         cluster.run(cluster.connect)
         node = cluster.run(cluster.leader, partition)
-        (answer,) = cluster.run(cluster.produce_and_wait, node, {partition: memoryview(batch)})
+        (answer,) = cluster.run(cluster.produce, node, {partition: memoryview(batch)})
         assert answer.error_code == 0, answer

@@ -154,7 +154,7 @@ def append_as_link(servers: str, link: str, topic: str, records: Iterable[Record
             batch = bytearray(encode_batch(list(records)))
             restamp(batch, await init_producer_id(cluster, link), 0, sequence)
             partition = TopicPartition(topic, 0)
-            (part,) = await cluster.produce_and_wait(await cluster.leader(partition), {partition: memoryview(batch)})
+            (part,) = await cluster.produce(await cluster.leader(partition), {partition: memoryview(batch)})
             assert part.error_code == 0, part
 
         cluster.run(run)

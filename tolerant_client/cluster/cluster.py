@@ -30,7 +30,6 @@ from tolerant_client.cluster.produce import (
     MAX_PRODUCE_VERSION,
     MIN_PRODUCE_VERSION,
     PRODUCE_API_KEY,
-    ProducedPartition,
     RawProduce,
 )
 from tolerant_client.errors import UnsupportedSourceError
@@ -226,10 +225,12 @@ class Cluster(Leaders):
         except Errors.KafkaError as error:  # the node is not known, has refused our credentials, or is too old
             return Future().failure(error)
 
-    async def produce_and_wait(
-        self, node_id: int, batches: Mapping[TopicPartition, memoryview]
-    ) -> list[ProducedPartition]:
-        """Sends one batch a partition and waits for the answer."""
-        await self.connect()
-        produced: list[ProducedPartition] = await self.produce(node_id, batches)
-        return produced
+    async def append(self, partition: TopicPartition, batch: memoryview) -> int:
+        """Appends a batch and returns its base offset once all in-sync replicas have it; tried once.
+
+        Raises Kafka's error; the batch may be there nevertheless.
+        """
+        (part,) = await self.produce(await self.leader(partition), {partition: batch})
+        if part.error_code:
+            raise Errors.for_code(part.error_code)(f"appending to {partition.topic}-{partition.partition}")
+        return int(part.base_offset)

@@ -16,11 +16,11 @@ from tolerant_client.cluster.fetch import FetchedPartition
 
 
 async def fetch_alone(
-    cluster: Cluster, partition: TopicPartition, offset: int, max_bytes: int = 4 << 20
+    cluster: Cluster, partition: TopicPartition, offset: int, max_bytes: int = 4 << 20, *, max_wait_ms: int = 0
 ) -> FetchedPartition:
-    """One fetch of a partition, asked of its leader, which does not wait for records.  Raises Kafka's error."""
+    """One fetch of a partition, asked of its leader.  Raises Kafka's error."""
     node = await cluster.leader(partition)
-    fetched = await cluster.fetch(node, {partition: offset}, max_wait_ms=0, partition_max_bytes=max_bytes)
+    fetched = await cluster.fetch(node, {partition: offset}, max_wait_ms=max_wait_ms, partition_max_bytes=max_bytes)
     name = f"{partition.topic}-{partition.partition}"
     if not fetched:
         raise Errors.UnknownTopicOrPartitionError(f"{name}: an answer without it")

@@ -14,9 +14,9 @@ from typing import Final
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.asking import raise_for
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.cluster.partition_fetch import fetch_alone
 from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.mirror.batches.divergence import tail_records
 from tolerant_client.mirror.state.plan import (
@@ -84,11 +84,7 @@ class StateTopic:
 
     async def send(self, batch: bytes, partition: int = 0) -> int:
         """As `append`, of records that are encoded already."""
-        there = TopicPartition(self.name, partition)
-        node = await self.cluster.leader(there)
-        (produced,) = await self.cluster.produce_and_wait(node, {there: memoryview(batch)})
-        raise_for(produced.error_code, f"appending to {self.name}")
-        return int(produced.base_offset)
+        return await self.cluster.append(TopicPartition(self.name, partition), memoryview(batch))
 
     async def start(self, partition: int = 0) -> int:
         """Where the log starts."""
@@ -101,11 +97,7 @@ class StateTopic:
     async def fetch(self, position: int, partition: int = 0, *, max_wait_ms: int = 0) -> FetchedPartition:
         """What one fetch brings; raises its error."""
         there = TopicPartition(self.name, partition)
-        node = await self.cluster.leader(there)
-        for part in await self.cluster.fetch(node, {there: position}, max_wait_ms=max_wait_ms):
-            raise_for(part.error_code, f"reading {self.name}")
-            return part
-        raise Errors.UnknownTopicOrPartitionError(f"{self.name}-{partition}: a response without it")
+        return await fetch_alone(self.cluster, there, position, max_wait_ms=max_wait_ms)
 
     async def batches(
         self, position: int, end: int, partition: int = 0

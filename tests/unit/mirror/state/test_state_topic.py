@@ -41,7 +41,7 @@ class Log:
     async def list_offsets(self, wanted: dict[Any, int]) -> dict[Any, int]:
         return {p: self.first if timestamp == EARLIEST else 9 for p, timestamp in wanted.items()}
 
-    async def fetch(self, _: int, positions: dict[Any, int], *, max_wait_ms: int) -> list[FetchedPartition]:
+    async def fetch(self, _: int, positions: dict[Any, int], **limits: int) -> list[FetchedPartition]:
         ((partition, position),) = positions.items()
         self.asked.append(position)
         answer = self.answers.pop(0) if self.answers else b""

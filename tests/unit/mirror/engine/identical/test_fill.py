@@ -66,6 +66,9 @@ class FakeTarget:
     async def connect(self) -> None:
         pass
 
+    def wire_topic(self, topic: str) -> str:
+        return topic
+
     async def leader(self, partition: TopicPartition) -> int:
         return 1
 
