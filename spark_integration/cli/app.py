@@ -1,10 +1,9 @@
-"""The command tolerant-kafka: mirrors of topics, their life, and what is wrong with clusters.
+"""Mirror Kafka topics between clusters, manage the link, diagnose problems.
 
-Exit codes: 0 done (verify: identical), 1 failed on the way (verify: different),
-2 could not start (verify: not compared), 3 done, but look at it, 128 and the
-signal's number where a copy was interrupted (130: SIGINT, 143: SIGTERM), or where
-nobody reads what is printed any more (141: SIGPIPE); 74 where it could not be written
-(a full disk), whatever the command has done.
+Exit codes: 0 done (verify: identical); 1 failed after the start (verify: different);
+2 could not start (verify: not compared); 3 done, but needs attention; 130 or 143 a copy
+was interrupted (SIGINT, SIGTERM); 141 nobody reads the output any more (SIGPIPE); 74 the
+output could not be written (a full disk).
 """
 
 from __future__ import annotations

@@ -34,14 +34,15 @@ _PATIENCE_MS = 5_000  # with clusters that are asked for their link before they 
 _WORST_FIRST = (NOT_EXAMINED, ERRORS, WARNINGS, HEALTHY)
 
 _Which = Annotated[WhichLink, ("source", "target", "link", "source_properties", "target_properties")]
-_Cluster = Annotated[
-    str | None, typer.Option("--cluster", metavar="HOST:PORT", help="One cluster alone, whatever it is for.")
+_Cluster = Annotated[str | None, typer.Option("--cluster", metavar="HOST:PORT", help="Check one cluster alone.")]
+_Topics = Annotated[
+    str, typer.Option("--topics", metavar="REGEX", help="Topics of the mirror: expressions that match whole names.")
 ]
-_Topics = Annotated[str, typer.Option("--topics", metavar="REGEX", help="Topics of the mirror, by their whole names.")]
-_Groups = Annotated[
-    list[str], typer.Option("--group", help="A group whose coordinator is looked for; may be given again.")
+_Groups = Annotated[list[str], typer.Option("--group", help="A group whose coordinator to check; may be repeated.")]
+_Ids = Annotated[
+    list[str],
+    typer.Option("--transactional-id", help="A transactional id whose coordinator to check; may be repeated."),
 ]
-_Ids = Annotated[list[str], typer.Option("--transactional-id", help="The same for a transactional id.")]
 
 
 def doctor(
@@ -53,7 +54,7 @@ def doctor(
     ] = None,
     topics: _Topics = ".*",
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0, max=LONGEST_S, help="How long leaders and progress are watched.")
+        float, typer.Option("--seconds", min=0, max=LONGEST_S, help="How long to watch leaders and progress.")
     ] = 10.0,
     group: _Groups = [],
     transactional_id: _Ids = [],
@@ -64,9 +65,9 @@ def doctor(
         typer.Option("--cluster-properties", exists=True, dir_okay=False, help="Java client properties for --cluster."),
     ] = None,
 ) -> None:
-    """Look for what is wrong with clusters and the link between them; writes nothing.
+    """Find what is wrong with clusters and the link between them. Writes nothing.
 
-    Exit codes: 0 nothing found, 1 errors, 3 warnings, 2 a cluster did not answer (what was found is printed all the same).
+    Exit codes: 0 nothing found, 1 errors, 3 warnings, 2 a cluster did not respond (what was found is still printed).
     """
     given = {
         "source": (which.source, which.source_properties),

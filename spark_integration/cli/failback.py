@@ -22,7 +22,7 @@ def failback(
         bool,
         typer.Option(
             "--discard-diverged",
-            help="Delete topics of the target whose logs have what was never copied, or cannot be compared; they are copied anew.",
+            help="Delete target topics that hold records that were never copied, or that cannot be compared; they are copied again.",
         ),
     ] = False,
     dry_run: DryRun = False,
@@ -31,10 +31,10 @@ def failback(
 ) -> None:
     """Prepare copying back: --source has the newer data, --target is the cluster that was the source.
 
-    Compares both logs of every partition.  Where the target's is the beginning of the source's, the link back goes on at
-    its end and copies only the difference.  Where the target has records that were never copied, they are named and
-    nothing is done, unless --discard-diverged gives them up; only topics that a link took from there are deleted.  Then
-    start the mirror of the link back as any other.
+    Compares both logs of every partition.  Where the target's log is the beginning of the source's, the link back resumes
+    at its end and copies only the difference.  Where the target has records that were never copied, the command names them
+    and changes nothing, unless --discard-diverged gives them up; it deletes only topics that a link took from there.
+    Afterwards start the mirror of the link back like any other.
     Exit codes: 0 ready, 3 something is in the way, nothing was written.
     """
     given = given_link(replace(which, topics=topics))

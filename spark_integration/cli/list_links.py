@@ -17,7 +17,7 @@ def list_links(
     which: Annotated[WhichLink, ("target_properties",)],
     as_json: Json = False,
 ) -> None:
-    """The links that copy, or have copied, to a cluster: from where, which topics, and whether a mirror of each runs."""
+    """List the links that copy, or have copied, to a cluster: their sources and topics, and whether a mirror of each runs."""
     with Cluster(kafka_python_config(client_properties(target, which.target_properties)), name="target") as cluster:
         links = cluster.run(links_of, cluster)
     if as_json:

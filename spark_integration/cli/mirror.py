@@ -45,13 +45,15 @@ GapFill = Annotated[
     typer.Option(
         "--gap-fill",
         metavar="[REGEX=]auto|transactions|markers|records",
-        help="How offsets without a committed record are taken on the target.",
+        help="How to fill target offsets that have no committed record on the source.",
     ),
 ]
 OnLoss = Annotated[
     list[str],
     typer.Option(
-        "--on-loss", metavar="[REGEX=]fail|continue|pause", help="When the source no longer has what should be copied."
+        "--on-loss",
+        metavar="[REGEX=]fail|continue|pause",
+        help="What to do when the source no longer has records that were not copied.",
     ),
 ]
 OnOversized = Annotated[
@@ -59,7 +61,7 @@ OnOversized = Annotated[
     typer.Option(
         "--on-oversized",
         metavar="[REGEX=]fail|continue|pause",
-        help="When a record is above the target's max.message.bytes.",
+        help="What to do with a record above the target's max.message.bytes.",
     ),
 ]
 _Time = "2026-11-22T05:00:00+00:00, or ms since 1970"
@@ -73,16 +75,14 @@ def mirror(
         typer.Option("--clusters", metavar="ALIAS[,ALIAS]", help="With --config: only the flows into these clusters."),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Stop at the log ends seen at the start.")] = False,
-    is_dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="With --config: show the flows, and copy nothing.")
-    ] = False,
+    is_dry_run: Annotated[bool, typer.Option("--dry-run", help="With --config: show the flows; copy nothing.")] = False,
     as_json: Json = False,
     tasks: Annotated[
         int | None,
         typer.Option(
             "--tasks",
             min=0,
-            help="Spark tasks that share the partitions; default 1. 0: in this process, without Spark.",
+            help="Spark tasks that share the partitions; default 1. 0: in this process, without Spark and Java.",
         ),
     ] = None,
     metrics: Annotated[
@@ -96,10 +96,10 @@ def mirror(
     on_loss: OnLoss = [],
     on_oversized: OnOversized = [],
     from_time: Annotated[
-        str | None, typer.Option("--from", metavar="TIME", help=f"Begin empty target logs there: {_Time}.")
+        str | None, typer.Option("--from", metavar="TIME", help=f"Start empty target logs at that time: {_Time}.")
     ] = None,
     until_time: Annotated[
-        str | None, typer.Option("--until", metavar="TIME", help="With --once: stop before that time.")
+        str | None, typer.Option("--until", metavar="TIME", help="With --once: stop before records of that time.")
     ] = None,
 ) -> None:
     """Copy topics to another cluster, every record at the same offset.

@@ -13,11 +13,11 @@ import typer
 from tolerant_client.errors import OptionError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change; change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before what cannot be undone.")]
 GivenTopics = Annotated[
     str | None,
-    typer.Option("--topics", metavar="REGEX[,REGEX]", help="Topics, by expressions that match a whole name."),
+    typer.Option("--topics", metavar="REGEX[,REGEX]", help="Topics: expressions that match whole names."),
 ]
 Groups = Annotated[
     str | None,

@@ -25,10 +25,10 @@ _RATE = re.compile(r"(\d{1,19}(?:\.\d{1,19})?)\s*(k|M|G|Ki|Mi|Gi|)B?")
 
 TopicsToPause = Annotated[
     list[str],
-    typer.Option("--topic", help="A topic, by its name on the target; may be given again. Default: the whole link."),
+    typer.Option("--topic", help="A topic, by its name on the target; may be repeated. Default: the whole link."),
 ]
 Partitions = Annotated[
-    list[int], typer.Option("--partition", min=0, help="Of the one --topic alone; may be given again.")
+    list[int], typer.Option("--partition", min=0, help="A partition of the one --topic; may be repeated.")
 ]
 
 
@@ -39,7 +39,7 @@ def pause(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Stop copying a link, topics or partitions for now; a running mirror obeys within 2 seconds."""
+    """Pause a link, topics or partitions. A running mirror obeys within 2 seconds."""
     given = given_link(which)
     names = _names(topic, partition)
     _require_there(given, topic, partition)
@@ -53,7 +53,7 @@ def resume(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Let go on what was paused: all of it, or the topics and partitions that are named."""
+    """Resume a paused link, or the named topics and partitions."""
     given = given_link(which)
     names = _names(topic, partition)
 
@@ -77,10 +77,10 @@ def throttle(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Limit how many bytes a second a link fetches from its source, all of its tasks together.
+    """Limit how many bytes a second all tasks of a link together fetch from its source.
 
-    What is said here holds until something else is said, whatever a file says.  Each task has an equal share.  For a moment
-    it may be exceeded by half a second's worth and an answer of each broker.
+    Overrides the config file until changed; default restores the file's rate.  Each task has an equal share.  The rate may
+    be exceeded for a moment, by half a second's worth and one response of each broker.
     """
     limit = parse_rate(rate)
     given = given_link(which)

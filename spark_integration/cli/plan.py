@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def plan(which: WhichLink, offsets: Offsets = None, as_json: Json = False) -> None:
-    """What a mirror would do; writes nothing.  Exit code 3: it would stop, or leave something out.
+    """Show what a mirror would do. Writes nothing. Exit code 3: it would stop, or leave something out.
 
     With --config that of a flow, with all that its file switches on; else that of `mirror`, which copies topics only.
     """

@@ -30,13 +30,12 @@ def promote(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Make the target the cluster to write to, once all is copied; stop the source's producers first, keep the mirror running.
+    """Make the target the cluster to write to, once all is copied. Stop the source's producers first; keep the mirror running.
 
-    A link is promoted as a whole.  Waits until nothing is left to copy, all that was copied is the source's, no transaction
-    is open and nobody writes; then no process of the link can write any more, the groups are moved a last time, and a report
-    says where every partition stands, and of groups what was moved and what was left.  There is no way back but failback:
-    each partition of the target has gained a marker.  Exit codes: 0 promoted, 3 something is in the way (nothing was written
-    then), or was left.
+    A link is promoted as a whole.  The command waits until nothing is left to copy, all that was copied is the source's, no
+    transaction is open and nobody writes.  Then it fences every process of the link, moves the groups a last time, and
+    reports where every partition stands and which groups were moved or left.  Only failback leads back: each partition of
+    the target has gained a marker.  Exit codes: 0 promoted; 3 something is in the way (nothing was written), or was left.
     """
     given = given_link(which, groups)
 
@@ -64,12 +63,11 @@ def failover(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """The source is gone: make the target the cluster to write to, with what was copied.  The source is not asked.
+    """The source is gone: make the target the cluster to write to, with what was copied. Does not ask the source.
 
-    No process of the link can write any more, wherever it is; the report says how far every partition was copied and
-    where every group stands.  Partitions without a leader hold up no others: they are named, and the same command fences
-    them when they have one.  Exit codes: 0 promoted, 3 all but what is named, or
-    the target has lost what was copied.
+    Fences every process of the link, wherever it is.  The report says how far every partition was copied and where every
+    group stands.  Partitions without a leader hold up no others: they are named, and the same command fences them when
+    they have one.  Exit codes: 0 promoted; 3 all but what is named, or the target has lost what was copied.
     """
     given = given_link(which, groups)
 

@@ -16,13 +16,14 @@ from tolerant_client.ops.printing import echo
 Forget = Annotated[
     bool,
     typer.Option(
-        "--forget", help="Also where something that the link has written down is lost by it; without this it is named."
+        "--forget",
+        help="Also where this loses something that the link has written down; without it the command names what that is.",
     ),
 ]
 
 
 def repair(which: OnTarget, forget: Forget = False, dry_run: DryRun = False, as_json: Json = False) -> None:
-    """Make the control of a link readable again, where something else has written under its name; stop its mirror first.
+    """Make the control of a link readable again after something else wrote under its name. Stop its mirror first.
 
     The record before that is written once more.  Where it is gone, what the link had written down is forgotten, and only with
     --forget.  Other links are not touched.  Exit codes: 0 readable, 3 --forget is needed, nothing was written.

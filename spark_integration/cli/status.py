@@ -10,7 +10,7 @@ from tolerant_client.ops.printing import Table, echo, print_table
 
 
 def status(which: WhichLink, as_json: Json = False) -> None:
-    """How a link is doing: lag in offsets, seconds and bytes, what is paused, lost or wrong.  Exit code 3: look at it."""
+    """Show the state of a link: lag in offsets, seconds and bytes; what is paused, lost or wrong. Exit code 3: needs attention."""
     given = given_link(which).with_source().known()
     found = given.run(lambda source, target: read_status(source, target, given.link, given.link_topics))
     end_with(found, as_json, _show)

@@ -21,10 +21,10 @@ Mm2File = Annotated[Path, file_option("--config", "The MirrorMaker 2 file of bot
 
 
 def take_over(config: Mm2File, flow: FlowName = None, dry_run: DryRun = False, as_json: Json = False) -> None:
-    """Go on where MirrorMaker 2 has stopped, on the same target topics; stop it before, and start the mirror behind this.
+    """Continue where MirrorMaker 2 stopped, on the same target topics. Stop it first; start the mirror afterwards.
 
     Where the copies have the source's offsets, they are adopted.  Elsewhere the flow needs tolerant.offsets = translated,
-    and copying begins behind the last record that is there.  Exit codes: 0 ready, 3 something is in the way, nothing was
+    and copying begins after the last record that is there.  Exit codes: 0 ready, 3 something is in the way, nothing was
     written.
     """
     with told_if_interrupted("taking over had begun, it may be done: run this again", dry_run):
@@ -33,7 +33,7 @@ def take_over(config: Mm2File, flow: FlowName = None, dry_run: DryRun = False, a
 
 
 def hand_back(config: Mm2File, flow: FlowName = None, dry_run: DryRun = False, as_json: Json = False) -> None:
-    """Have MirrorMaker 2 go on where this mirror has stopped; stop the mirror before, and start MirrorMaker 2 behind this.
+    """Let MirrorMaker 2 continue where this mirror stopped. Stop the mirror first; start MirrorMaker 2 afterwards.
 
     From then on the mirror refuses to copy this flow, until take-over.  Exit codes: 0 ready, 3 something is in the way,
     nothing was written.

@@ -29,28 +29,28 @@ def translate(
     partition: Annotated[int, typer.Option("--partition", min=0)] = 0,
     offset: Annotated[int | None, typer.Option("--offset", min=0, help="Offset of the source.")] = None,
     group: Annotated[
-        str | None, typer.Option("--group", help="Consumer group of the source: all that it has committed.")
+        str | None, typer.Option("--group", help="Consumer group of the source: translate all that it has committed.")
     ] = None,
     source: Annotated[
-        str | None, typer.Option("--source", metavar="HOST:PORT", help="Where --group has committed.")
+        str | None, typer.Option("--source", metavar="HOST:PORT", help="The cluster where --group has committed.")
     ] = None,
     commit: Annotated[
         bool, typer.Option("--commit", help="Commit for the same group on the target; it must be idle there.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="With --commit: also backwards.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="With --commit: also move the group backwards.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="With --commit: only say what would be committed.")
+        bool, typer.Option("--dry-run", help="With --commit: show what would be committed; commit nothing.")
     ] = False,
     back: Annotated[
         bool, typer.Option("--back", help="--topic and --offset are the target's: translate to the source's.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Translate offsets of a link that was mirrored with translated offsets, exactly.
+    """Translate offsets of a link that copies with translated offsets.
 
-    A consumer that goes on at a translated offset reads each record once.  Exit code 1: an offset is not on the target
+    A consumer that resumes at a translated offset reads each record once.  Exit code 1: an offset is not on the target
     (not copied yet, deleted there, or its partition is not mirrored), or nobody knows where (another mirror has copied it,
-    before-takeover); then its place says so, and --commit leaves such a partition as it is.
+    before-takeover); then its row says so, and --commit leaves such a partition as it is.
     """
     from tolerant_client.mirror.follow import translate as translation
 

@@ -29,7 +29,9 @@ def verify(
     as_json: Json = False,
     while_running: Annotated[
         bool,
-        typer.Option("--while-running", "--allow-behind", help="A target that ends earlier lags, and does not differ."),
+        typer.Option(
+            "--while-running", "--allow-behind", help="Treat a shorter target log as lag, not as a difference."
+        ),
     ] = False,
     resume: Annotated[
         Path | None,
@@ -37,11 +39,11 @@ def verify(
             "--resume",
             metavar="FILE",
             dir_okay=False,
-            help="Go on from the report in FILE, if it is there, and keep it up to date.",
+            help="Resume from the report in FILE, if it is there, and keep it up to date.",
         ),
     ] = None,
     tasks: Annotated[
-        int, typer.Option("--tasks", min=0, help="Compare in a Spark job with so many tasks; 0: in this process.")
+        int, typer.Option("--tasks", min=0, help="Compare in a Spark job with this many tasks; 0: in this process.")
     ] = 0,
 ) -> None:
     """Compare two clusters offset by offset."""
