@@ -38,6 +38,7 @@ from tolerant_client.stock.stock_names import Future
 EARLIEST = -2
 LATEST = -1
 EARLIEST_LOCAL = -4
+MAX_TIMESTAMP = -3  # KIP-734, Kafka 3.0
 
 CONSUMER, DEBUGGING_REPLICA = -1, -2  # who asks, of ListOffsets
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1  # isolation levels of Fetch and ListOffsets (KIP-98)
@@ -107,7 +108,7 @@ class Cluster(Leaders):
         *,
         replica_id: int = CONSUMER,
     ) -> dict[TopicPartition, int | Exception]:
-        """What one node answers, asked once, of each partition: an offset, or an error.
+        """What one node answers, asked once, of each partition: an offset (for MAX_TIMESTAMP the latest time), or an error.
 
         To DEBUGGING_REPLICA LATEST is the end of the node's own log, whether or not it leads (KafkaApis.scala,
         handleListOffsetRequest; so in all versions from 0.11 on).
@@ -124,7 +125,7 @@ class Cluster(Leaders):
             replica_id=replica_id,
             isolation_level=isolation_level,
             topics=[topic_type(name=self.wire_topic(topic), partitions=parts) for topic, parts in by_topic.items()],
-            max_version=_LIST_LOCAL_OFFSETS if EARLIEST_LOCAL in timestamps.values() else 6,
+            max_version=_LIST_LOCAL_OFFSETS if {EARLIEST_LOCAL, MAX_TIMESTAMP} & {*timestamps.values()} else 6,
         )
         told: dict[TopicPartition, int | Exception] = {}
         for topic in (await self.send(request, node_id)).topics:
@@ -135,7 +136,8 @@ class Cluster(Leaders):
                     told[partition] = Errors.for_code(part.error_code)(f"{name}-{part.partition_index}")
                 elif partition in timestamps:
                     old = part.old_style_offsets  # of version 0
-                    told[partition] = old[0] if old else part.offset
+                    offset = old[0] if old else part.offset
+                    told[partition] = part.timestamp if timestamps[partition] == MAX_TIMESTAMP else offset
         return told
 
     # -- batches --------------------------------------------------------------

@@ -23,12 +23,11 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.asking import highest, raise_for
 from tolerant_client.cluster.admin.leaders import ask_leaders, insist_on_leaders
-from tolerant_client.cluster.cluster import DEBUGGING_REPLICA, LATEST, READ_COMMITTED, Cluster
+from tolerant_client.cluster.cluster import DEBUGGING_REPLICA, LATEST, MAX_TIMESTAMP, READ_COMMITTED, Cluster
 from tolerant_client.cluster.patience import BELIEVED_AFTER, Backoff, Patience
 
 _LOOKS, _PAUSES = 20, Backoff(0.002, 0.5)  # 5 s in all
 _EPOCHS_FOR_CLIENTS = 2  # older versions are for brokers only (ClusterAction)
-_MAX_TIMESTAMP = -3  # KIP-734
 _LIST_MAX_TIMESTAMP = 7
 
 
@@ -163,29 +162,11 @@ async def newest_times(cluster: Cluster, partitions: Iterable[TopicPartition]) -
     await cluster.connect()
     if highest(cluster, ListOffsetsRequest) < _LIST_MAX_TIMESTAMP:
         return {}
-    topic_type = ListOffsetsRequest.ListOffsetsTopic
+    wanted = dict.fromkeys(partitions, MAX_TIMESTAMP)
 
     async def ask(node_id: int, members: Collection[TopicPartition]) -> dict[TopicPartition, int | Exception]:
-        topics: dict[str, list[Any]] = {}
-        for topic, number in members:
-            asked = topic_type.ListOffsetsPartition(
-                partition_index=number, timestamp=_MAX_TIMESTAMP, current_leader_epoch=-1, max_num_offsets=1
-            )
-            topics.setdefault(cluster.wire_topic(topic), []).append(asked)
-        request = ListOffsetsRequest(
-            replica_id=-1,
-            isolation_level=0,
-            topics=[topic_type(name=name, partitions=parts) for name, parts in topics.items()],
-            max_version=_LIST_MAX_TIMESTAMP,
-        )
-        return {
-            TopicPartition(cluster.topic_of(topic.name), part.partition_index): part.timestamp
-            for topic in (await cluster.send(request, node_id)).topics
-            for part in topic.partitions
-            if not part.error_code
-        }
+        return await cluster.offsets_at(node_id, members, wanted, 0)
 
-    wanted = list(partitions)
     await cluster.track({p.topic for p in wanted})
     found, _ = await ask_leaders(cluster, "time", wanted, ask, {})
     return {partition: at for partition, at in found.items() if at >= 0}
