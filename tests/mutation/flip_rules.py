@@ -609,7 +609,7 @@ FLIPS = (
     Flip(
         "T3 close",
         "what ends a connection is told as it is",
-        "stock/connection",
+        "stock/request_errors",
         "if says_enough and not is_timeout:",
         "if True:",
     ),
@@ -710,7 +710,7 @@ FLIPS = (
     Flip(
         "T5",
         "a probe is sent that the broker may not know",
-        "stock/connection",
+        "stock/probe_question",
         "versions.api_version(question, version, version)",
         "version",
     ),
@@ -731,7 +731,7 @@ FLIPS = (
     Flip(
         "T5",
         "a probe's answer may be another request's",
-        "stock/connection",
+        "stock/probe_question",
         "if version < versions.api_version(question):",
         "if version <= versions.api_version(question):",
     ),

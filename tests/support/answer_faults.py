@@ -26,7 +26,7 @@ from kafka.protocol.broker_version_data import BrokerVersionData
 
 from support.fake_broker import correlation_id_of, set_correlation_id
 from support.samples import CANARY, PER_PARTITION, Sample, encoded, filled, response_class, sample
-from tolerant_client.stock.connection import harmless_question
+from tolerant_client.stock.probe_question import harmless_question
 from tolerant_client.tracker.correlation import SPACE
 from tolerant_client.tracker.rules import apis
 from tolerant_client.tracker.rules.apis import Action

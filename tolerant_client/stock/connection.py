@@ -15,21 +15,13 @@ import random
 import struct
 import time
 from collections import deque
-from contextlib import suppress
 from typing import Any, TypeGuard
 
 import kafka.errors as Errors
-from kafka.protocol.consumer import ListOffsetsRequest
-from kafka.protocol.metadata import MetadataRequest
 
-from tolerant_client.errors import (
-    ConnectionLostError,
-    ConnectionTimedOutError,
-    CorrelationIdMismatchError,
-    OutcomeUnknownError,
-    RecoveryExhaustedError,
-    text_of,
-)
+from tolerant_client.errors import CorrelationIdMismatchError
+from tolerant_client.stock.probe_question import harmless_question
+from tolerant_client.stock.request_errors import error_of, lost
 from tolerant_client.stock.stock_names import Future, KafkaConnection
 from tolerant_client.tracker.events import (
     Completed,
@@ -43,10 +35,10 @@ from tolerant_client.tracker.events import (
 )
 from tolerant_client.tracker.framing import FrameAssembler
 from tolerant_client.tracker.inflight import InFlightRequests
-from tolerant_client.tracker.lifecycle import NEVER, InFlightRequest, Verdict
+from tolerant_client.tracker.lifecycle import NEVER, InFlightRequest
 from tolerant_client.tracker.policy import RecoveryPolicy
 from tolerant_client.tracker.rules.apis import FIND_COORDINATOR, SETUP, Buffer
-from tolerant_client.tracker.rules.requests import KafkaRequest, adapt, with_correlation_id
+from tolerant_client.tracker.rules.requests import adapt, with_correlation_id
 
 log = logging.getLogger(__name__)
 
@@ -341,24 +333,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
     def _fail(self, event: Failed) -> None:
         future = event.request.context.future
         if not future.is_done:
-            future.failure(self._error_of(event))
-
-    def _error_of(self, event: Failed) -> BaseException:
-        """The caller's error: retriable where the layer above may send it again."""
-        entry = event.request
-        what = f"{self._node_name}: {event.api} v{entry.request.API_VERSION} (correlation id {event.correlation_id})"
-        if event.verdict is Verdict.OUTCOME_UNKNOWN:
-            error: BaseException = OutcomeUnknownError(
-                f"{what}: {event.reason}; it may have been carried out. {entry.request.row.check}"
-            )
-            error.__cause__ = event.error
-        elif event.verdict is Verdict.EXHAUSTED:
-            error = RecoveryExhaustedError(f"{what}: sent {entry.resends + 1} times without an answer", entry.history)
-        elif event.verdict is Verdict.CLOSED:
-            error = lost(event.error or Errors.Cancelled(f"{what}: the connection was closed"), what)
-        else:
-            error = Errors.KafkaConnectionError(f"{what}: the answer is lost ({event.reason})")
-        return error
+            future.failure(error_of(event, self._node_name))
 
     def _retire(self, event: Retired, error: BaseException) -> None:
         self.recovery_counters.add(event, self.node_id)
@@ -450,52 +425,6 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
 
     def __str__(self) -> str:
         return str(super().__str__()).replace("KafkaConnection", "TolerantConnection")
-
-
-_DISTINCT_METADATA = (8, 10, 2, 1)
-"""Versions of Metadata after each of which all responses look otherwise, in the order of preference.
-
-Flexible since 9, without the cluster's authorized operations since 11, with a throttle time since 3 and a cluster id
-since 2 (MetadataResponse.json); 10 is what asks for the operations.
-"""
-
-
-def harmless_question(versions: Any) -> KafkaRequest | None:
-    """The request that a probe is: one that this broker is known to understand, and that asks for nothing.
-
-    Metadata of no topic, in an older version than clients use: on a stream out of step its response, which in theirs
-    says that there are no topics, decodes as that of no other request.  Where no such version is (Kafka 0.8 to 0.10.0)
-    it is ListOffsets of no partition.  Not ApiVersions, which brokers before 0.10 throw on and gateways answer by
-    themselves.
-    """
-    for version in _DISTINCT_METADATA:
-        question = MetadataRequest(topics=[])
-        with suppress(Errors.IncompatibleBrokerVersion):
-            if version < versions.api_version(question):
-                question.API_VERSION = versions.api_version(question, version, version)
-                return KafkaRequest(question)
-    question = ListOffsetsRequest(replica_id=-1, topics=[])
-    try:
-        question.API_VERSION = versions.api_version(question)
-    except Errors.IncompatibleBrokerVersion:
-        return None
-    return KafkaRequest(question)
-
-
-def lost(cause: BaseException, what: str) -> BaseException:
-    """What the caller of a request is told when its connection ended by `cause`: a KafkaConnectionError.
-
-    kafka-python repeats those, in a transaction those alone.  What a broker has
-    said (refused credentials), and a close, are handed up as they are.
-    """
-    is_timeout = isinstance(cause, Errors.RequestTimedOutError)
-    says_enough = isinstance(cause, (Errors.KafkaConnectionError, Errors.Cancelled, Errors.BrokerResponseError))
-    if says_enough and not is_timeout:
-        return cause
-    kind = ConnectionTimedOutError if is_timeout else ConnectionLostError
-    error: BaseException = kind(f"{what}: the connection was lost: {text_of(cause)}")
-    error.__cause__ = cause
-    return error
 
 
 def _is_answered_under_0(oldest: InFlightRequest | None) -> TypeGuard[InFlightRequest]:

@@ -30,7 +30,8 @@ from tolerant_client.errors import (
     OutcomeUnknownError,
     RecoveryExhaustedError,
 )
-from tolerant_client.stock.connection import TolerantConnection, harmless_question
+from tolerant_client.stock.connection import TolerantConnection
+from tolerant_client.stock.probe_question import harmless_question
 from tolerant_client.stock.transport import TolerantTCPTransport
 from tolerant_client.tracker.events import Event
 from tolerant_client.tracker.framing import FrameAssembler
