@@ -36,7 +36,7 @@ from tolerant_client.errors import (
     RecordBatchError,
     UnsupportedSourceError,
 )
-from tolerant_client.records.read_committed import skip_aborted
+from tolerant_client.records.read_committed import AbortedTransactions
 from tolerant_client.records.record_batch import BatchHeader
 from tolerant_client.records.record_sets import iter_record_sets
 
@@ -221,7 +221,8 @@ class RangeFetch:
         if position == self.position:
             raise RecordBatchError(f"{len(answer.records)} bytes without a whole batch", self.position)
         if self._options.isolation_level:
-            batches = list(skip_aborted(batches, answer.aborted))
+            aborted = AbortedTransactions(answer.aborted)
+            batches = [(header, batch) for header, batch in batches if not aborted.cover(header, batch)]
         self.position = position
         return batches
 

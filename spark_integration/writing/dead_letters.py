@@ -22,7 +22,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from spark_integration.writing.columns import WriteRows
-from tolerant_client.records.record_batch import Headers, Record
+from tolerant_client.records.record_batch import Record
+from tolerant_client.records.record_cursor import Headers
 
 REASON: Final = "tolerant.reason"
 TOPIC: Final = "tolerant.topic"

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 
 from tolerant_client.records import codecs
-from tolerant_client.records.record_sets import _xxh32
+from tolerant_client.records.codecs import _xxh32
 
 # (key, value) of the sets in corpus/: each was produced twice, so that the second one does not start at offset 0.
 CORPUS = ((None, b"first"), (b"k", None), (b"", b""), (b"key", b"the fourth " * 4))

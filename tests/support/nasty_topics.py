@@ -19,7 +19,8 @@ from typing import NamedTuple
 from kafka.structs import TopicPartition
 
 from tolerant_client.records.codecs import CODEC_NAMES
-from tolerant_client.records.record_batch import Headers, Record
+from tolerant_client.records.record_batch import Record
+from tolerant_client.records.record_cursor import Headers
 
 T0 = 1_700_000_000_000
 YEAR_MS = 365 * 86_400_000

@@ -22,8 +22,9 @@ import pyarrow as pa
 from tolerant_client.errors import RecordBatchError
 from tolerant_client.records.batch_columns import HEADER, BatchColumns, iter_columns, join_sections
 from tolerant_client.records.record_batch import HEADER_SIZE, BatchHeader, Record, decode_section, records_section
-from tolerant_client.records.record_fields import MAX_HEADERS, Doubt, HeaderFields, Int32s, Int64s
+from tolerant_client.records.record_fields import MAX_HEADERS, HeaderFields, Int32s
 from tolerant_client.records.record_sets import decode_unfolded, message_columns, unfold
+from tolerant_client.records.varint_columns import Doubt, Int64s
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

@@ -27,17 +27,8 @@ from tolerant_client.records.record_batch import (
     BatchHeader,
     iter_batches,
 )
-from tolerant_client.records.record_fields import (
-    MAX_HEADERS,
-    Bytes,
-    Doubt,
-    Fields,
-    Int64s,
-    Places,
-    find_records,
-    read_fields,
-    read_headers,
-)
+from tolerant_client.records.record_fields import MAX_HEADERS, Fields, Places, find_records, read_fields, read_headers
+from tolerant_client.records.varint_columns import Bytes, Doubt, Int64s
 
 _HEADER_BYTES: Final = np.dtype(f"V{HEADER_SIZE}")
 HEADER: Final = np.dtype(  # as it lies in a batch

@@ -22,13 +22,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tolerant_client.records import codecs
 from tolerant_client.records.batch_columns import HEADER
 from tolerant_client.records.record_batch import ATTRIBUTES_OFFSET, HEADER_SIZE, LOG_OVERHEAD, TRANSACTIONAL_BIT
-from tolerant_client.records.varint_columns import Int64s, Varints, binary_array, varint_runs, varint_width, varints
+from tolerant_client.records.varint_columns import Int64s, Varints, varint_width, varints
 
 MAX_BATCH_BYTES: Final = 1024 * 1024
 
@@ -189,9 +190,9 @@ def _encode_headers(headers: Any, counts: Int64s, kind: Any) -> Any:
     names, values = entries.field(0).cast(kind), entries.field(1).cast(kind)
     joined = _joined(
         kind,
-        varint_runs(kind, len(entries), [varints(_lengths(names))]),
+        _varint_runs(kind, len(entries), [varints(_lengths(names))]),
         names,
-        varint_runs(kind, len(entries), [varints(_lengths(values))]),
+        _varint_runs(kind, len(entries), [varints(_lengths(values))]),
         values,
     )
     offset_type = np.int64 if kind == pa.large_binary() else np.int32
@@ -269,13 +270,13 @@ def _join(columns: _Columns, starts: Int64s, attributes: int) -> Iterator[tuple[
     batches["last_offset_delta"] = counts - 1
     batches["record_count"] = counts
     ends = np.repeat(np.arange(1, len(counts) + 1) * HEADER_SIZE, counts)
-    pieces = [binary_array(kind, ends, batches)]
+    pieces = [_binary_array(kind, ends, batches)]
     record = [prefix, Varints(0, 1), ages, deltas, key_length]  # after the length: attributes, always 0
     if columns.keys is None:
-        pieces.append(varint_runs(kind, rows, [*record, value_length]))
+        pieces.append(_varint_runs(kind, rows, [*record, value_length]))
     else:
-        pieces += (varint_runs(kind, rows, record), columns.keys[start:stop], varint_runs(kind, rows, [value_length]))
-    pieces += (columns.values[start:stop], varint_runs(kind, rows, [header_count]))
+        pieces += (_varint_runs(kind, rows, record), columns.keys[start:stop], _varint_runs(kind, rows, [value_length]))
+    pieces += (columns.values[start:stop], _varint_runs(kind, rows, [header_count]))
     if columns.headers is not None:
         pieces.append(columns.headers[start:stop])
     data = memoryview(_joined(kind, *pieces).buffers()[2]).cast("B")
@@ -299,3 +300,37 @@ def _compress(batch: memoryview, codec: int, level: int | None, attributes: int)
     _LENGTH.pack_into(data, _LENGTH_OFFSET, len(data) - LOG_OVERHEAD)
     _ATTRIBUTES.pack_into(data, ATTRIBUTES_OFFSET, attributes | codec)
     return memoryview(data)
+
+
+def _varint_runs(kind: Any, rows: int, columns: Sequence[Varints]) -> Any:
+    """For each row a binary of its varints, one behind the other; a scalar where all rows have the same ones.
+
+    `kind` is pa.binary() or pa.large_binary().
+    """
+    if all(isinstance(column.code, int) and column.width == 1 for column in columns):
+        return pa.scalar(bytes(column.code for column in columns), kind)
+    widest = [int(np.max(column.width)) for column in columns]
+    table = np.empty((rows, sum(widest)), np.uint8)
+    is_used = None
+    place = 0
+    for (code, width), most in zip(columns, widest, strict=True):
+        for number in range(most):
+            byte = code >> (7 * number)
+            if isinstance(width, int):
+                table[:, place] = byte | 0x80 if number < width - 1 else byte
+            else:
+                table[:, place] = byte & 0x7F | (width > number + 1).astype(np.uint64) << 7
+                if is_used is None:
+                    is_used = np.ones(table.shape, np.bool_)
+                is_used[:, place] = width > number
+            place += 1
+    if is_used is None:
+        return _binary_array(kind, np.arange(1, rows + 1) * place, table)
+    return _binary_array(kind, np.cumsum(sum(column.width for column in columns)), table[is_used])
+
+
+def _binary_array(kind: Any, ends: Int64s, data: npt.NDArray[Any]) -> Any:
+    """A binary array over `data`, of which row n ends at ends[n]."""
+    offsets = np.zeros(len(ends) + 1, np.int64 if kind == pa.large_binary() else np.int32)
+    offsets[1:] = ends
+    return pa.Array.from_buffers(kind, len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)])

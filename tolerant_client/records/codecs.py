@@ -174,3 +174,32 @@ def _xerial_blocks(data: memoryview) -> list[memoryview]:
     if position != len(data):
         raise CodecError("snappy header cut short")
     return blocks
+
+
+def with_lz4_header_checksum(frame: memoryview) -> memoryview:
+    """An LZ4 frame with the right header checksum in place of the wrong one of message format v0 (KIP-57)."""
+    size = 6 + (8 if len(frame) > 4 and frame[4] & 0x08 else 0) + (4 if len(frame) > 4 and frame[4] & 0x01 else 0)
+    if len(frame) <= size:
+        return frame  # too short to be one: the codec says so
+    mended = bytearray(frame)
+    mended[size] = _xxh32(mended[4:size]) >> 8 & 0xFF
+    return memoryview(mended)
+
+
+def _xxh32(data: bytes | bytearray) -> int:
+    """XXH32 with seed 0 of less than 16 bytes, as much as an LZ4 frame header has."""
+    prime1, prime2, prime3, prime4, prime5 = 2654435761, 2246822519, 3266489917, 668265263, 374761393
+    mask = 0xFFFFFFFF
+
+    def rotated(value: int, bits: int) -> int:
+        return (value << bits | value >> 32 - bits) & mask
+
+    result = prime5 + len(data) & mask
+    words = len(data) // 4
+    for (word,) in struct.iter_unpack("<I", data[: 4 * words]):
+        result = rotated(result + word * prime3 & mask, 17) * prime4 & mask
+    for byte in data[4 * words :]:
+        result = rotated(result + byte * prime5 & mask, 11) * prime1 & mask
+    result = (result ^ result >> 15) * prime2 & mask
+    result = (result ^ result >> 13) * prime3 & mask
+    return result ^ result >> 16

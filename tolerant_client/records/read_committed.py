@@ -1,30 +1,33 @@
-"""What a read_committed consumer sees: batches without those of aborted transactions."""
+"""What a read_committed consumer leaves out: the data of aborted transactions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from tolerant_client.records.record_batch import BatchHeader, control_type
-
-ABORT = 0
+from tolerant_client.records.record_batch import ABORT, BatchHeader, control_type
 
 
-def skip_aborted(
-    batches: Iterable[tuple[BatchHeader, memoryview]], aborted: Iterable[tuple[int, int]]
-) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """The batches that count, markers included; `aborted` is (producer id, first offset) pairs.
+class AbortedTransactions:
+    """Those that one Fetch response names, as (producer id, first offset), followed along its batches in their order."""
 
-    `aborted` is what one Fetch answer said about the same batches: a producer's
-    transactional batches are dropped from the first offset on, until its abort marker.
-    """
-    waiting = sorted(aborted, key=lambda pair: pair[1], reverse=True)
-    dropped: set[int] = set()
-    for header, batch in batches:
-        while waiting and waiting[-1][1] <= header.last_offset:
-            dropped.add(waiting.pop()[0])
-        if header.producer_id in dropped and header.is_transactional:
-            if header.is_control and control_type(batch) == ABORT:
-                dropped.discard(header.producer_id)
-            elif not header.is_control:
-                continue
-        yield header, batch
+    __slots__ = ("_open", "_waiting")
+
+    def __init__(self, named: Iterable[tuple[int, int]]) -> None:
+        self._waiting = sorted(named, key=lambda pair: pair[1], reverse=True)
+        self._open: set[int] = set()  # producers whose transaction has begun, and has no marker yet
+
+    def cover(self, header: BatchHeader, batch: memoryview) -> bool:
+        """Whether the next batch is data of one of them; asked of every batch, markers too.
+
+        Raises RecordBatchError for a marker that cannot be read.
+        """
+        while self._waiting and self._waiting[-1][1] <= header.last_offset:
+            self._open.add(self._waiting.pop()[0])
+        if header.producer_id not in self._open:
+            return False
+        if header.is_control:
+            # The cleaner leaves a marker's batch without its record; then the transaction has no data either.
+            if not header.record_count or control_type(batch) == ABORT:
+                self._open.discard(header.producer_id)
+            return False
+        return header.is_transactional

@@ -42,6 +42,7 @@ import crc32c
 
 from tolerant_client.errors import RecordBatchError
 from tolerant_client.records import codecs
+from tolerant_client.records.record_cursor import Headers, RecordCursor, put_varint
 from tolerant_client.records.record_fields import MAX_HEADERS
 
 HEADER_SIZE: Final = 61
@@ -65,7 +66,7 @@ _ATTRIBUTES: Final = struct.Struct(">h")
 _PRODUCER: Final = struct.Struct(">qhi")
 _CONTROL_KEY: Final = struct.Struct(">hh")
 
-Headers = tuple[tuple[str, bytes | None], ...]
+ABORT: Final = 0  # the type of a marker (ControlRecordType)
 
 
 class BatchHeader(NamedTuple):
@@ -250,7 +251,7 @@ def records_section(
 
 
 def control_type(batch: memoryview) -> int:
-    """What a control batch says: 0 abort, 1 commit (ControlRecordType; others exist)."""
+    """What a control batch says: ABORT, or 1 for commit (ControlRecordType; others exist)."""
     header = read_header(batch)
     for record in decode_records(batch):
         if record.key is not None and len(record.key) >= _CONTROL_KEY.size:
@@ -278,7 +279,7 @@ def decode_section(
 
     The headers of records below `from_offset` are left out unread.  One with more than `most_headers` is refused.
     """
-    cursor = _Cursor(section, header.base_offset)
+    cursor = RecordCursor(section, header.base_offset)
     last_delta = -1
     for _ in range(header.record_count):
         length = cursor.varint()
@@ -286,7 +287,7 @@ def decode_section(
         if length < 0 or end > cursor.end:
             raise cursor.error("record length beyond the end of the batch")
         cursor.skip(1)  # attributes, unused
-        timestamp = header.base_timestamp + cursor.varint(70)
+        timestamp = header.base_timestamp + cursor.varint(64)
         if header.has_log_append_time:
             timestamp = header.max_timestamp
         elif not -_INT64_MAX - 1 <= timestamp <= _INT64_MAX:
@@ -305,76 +306,6 @@ def decode_section(
         yield Record(offset, timestamp, key, value, headers), length
     if cursor.position != cursor.end:
         raise cursor.error(f"{cursor.end - cursor.position} bytes left over after the last record")
-
-
-class _Cursor:
-    """A position in the records section that refuses to leave it."""
-
-    __slots__ = ("_base_offset", "_section", "end", "position")
-
-    def __init__(self, section: memoryview, base_offset: int) -> None:
-        self._section = section
-        self._base_offset = base_offset
-        self.position = 0
-        self.end = len(section)
-
-    def error(self, reason: str) -> RecordBatchError:
-        return RecordBatchError(f"{reason} (byte {self.position} of the records)", self._base_offset)
-
-    def skip(self, count: int) -> None:
-        if count > self.end - self.position:
-            raise self.error("record cut short")
-        self.position += count
-
-    def varint(self, bits: int = 35) -> int:
-        """A zigzag varint of at most `bits` payload bits: 35 (5 bytes) or 70 (10 bytes)."""
-        if self.position < self.end and (byte := self._section[self.position]) < 0x80:
-            self.position += 1
-            return (byte >> 1) ^ -(byte & 1)
-        result = 0
-        for shift in range(0, bits, 7):
-            self.skip(1)
-            byte = self._section[self.position - 1]
-            result |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                if result >> (32 if bits == 35 else 64):
-                    break
-                return (result >> 1) ^ -(result & 1)
-        raise self.error("bad varint")
-
-    def data(self) -> bytes | None:
-        length = self.varint()
-        if length < 0:
-            if length != -1:
-                raise self.error(f"field length {length}")
-            return None
-        start = self.position
-        self.skip(length)
-        return bytes(self._section[start : self.position])
-
-    def headers(self, offset: int, most: int) -> Headers:
-        count = self.varint()
-        if not 0 <= count <= self.end - self.position:
-            raise self.error(f"header count {count}")
-        if count > most:
-            why = f"the record at offset {offset} has {count} headers, and no more than {most} of one record are read"
-            spark = "a Spark query reads it with a larger maxBytesInFlight, or without includeHeaders"
-            where = f"offset {offset + 1} (seek() of a consumer, the starting offsets of a Spark query)"
-            raise RecordBatchError(f"{why}; {spark}; to leave it out, continue at {where}", self._base_offset)
-        if not count:
-            return ()
-        headers = []
-        shared: dict[tuple[bytes, bytes | None], tuple[str, bytes | None]] = {}  # thousands of headers are mostly alike
-        for _ in range(count):
-            key = self.data()
-            if key is None:
-                raise self.error("header without a key")
-            pair = key, self.data()
-            header = shared.get(pair)
-            if header is None:
-                header = shared[pair] = key.decode("utf-8", "surrogateescape"), pair[1]
-            headers.append(header)
-        return tuple(headers)
 
 
 def encode_batch(
@@ -407,12 +338,12 @@ def encode_batch(
     section = bytearray()
     for offset, record in zip(offsets, records, strict=True):
         body = bytearray(1)
-        _put_varint(body, record.timestamp - base_timestamp)
-        _put_varint(body, offset - base_offset)
+        put_varint(body, record.timestamp - base_timestamp)
+        put_varint(body, offset - base_offset)
         _put_data(body, record.key)
         _put_data(body, record.value)
         body += encode_headers(record.headers)
-        _put_varint(section, len(body))
+        put_varint(section, len(body))
         section += body
     if last_offset_delta is None:
         last_offset_delta = offsets[-1] - base_offset
@@ -448,24 +379,16 @@ def encode_batch(
 def encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
     """Headers as they lie in a record, their count first."""
     data = bytearray()
-    _put_varint(data, len(headers))
+    put_varint(data, len(headers))
     for key, value in headers:
         _put_data(data, key.encode("utf-8", "surrogateescape"))
         _put_data(data, value)
     return bytes(data)
 
 
-def _put_varint(buffer: bytearray, value: int) -> None:
-    value = (value << 1) ^ (value >> 63)
-    while value >= 0x80:
-        buffer.append(value & 0x7F | 0x80)
-        value >>= 7
-    buffer.append(value)
-
-
 def _put_data(buffer: bytearray, data: bytes | None) -> None:
     if data is None:
         buffer.append(1)
     else:
-        _put_varint(buffer, len(data))
+        put_varint(buffer, len(data))
         buffer += data

@@ -25,6 +25,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tolerant_client.records.varint_columns import Bytes, Doubt, Int64s, any_varints_at, varints_at
+
 MAX_HEADERS: Final = 1 << 18  # of one record: as objects they take up to 50 MB
 
 _RUN_MIN: Final = 8
@@ -41,16 +43,7 @@ _HEADER_WINDOW: Final = 1 << 16  # bytes of one record's headers that are looked
 # What the first byte of a two-byte length adds, the two bytes themselves included.
 _LOW_BITS: Final = bytes(((byte & 0x7F) >> 1) + 2 for byte in range(256))
 
-# What a varint of one or two bytes means, by its 14 bits.
-_ZIGZAG: Final = np.array([(code >> 1) ^ -(code & 1) for code in range(1 << 14)], np.int64)
-
-Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
-Bytes = npt.NDArray[np.uint8]
-
-
-class Doubt(Exception):
-    """The fast path met something odd; decode_records says what."""
 
 
 class Places(NamedTuple):
@@ -112,7 +105,7 @@ def find_records(joined: bytes | memoryview, data: Bytes, counts: Int64s, starts
             _find_ends(joined, data, int(starts[number]), int(limits[number]), ends[head : head + count])
         begins[1:] = ends[:-1]
         begins[heads] = starts
-        length, body = _varints(data, begins)
+        length, body = varints_at(data, begins)
         wrong = np.flatnonzero(body + length != ends)
         if not wrong.size:
             break
@@ -132,7 +125,7 @@ def _guess_ends(
 
     From the 65th record on an offset delta takes one byte more, and a timestamp delta may.
     """
-    length, after = _varints(data, starts)
+    length, after = varints_at(data, starts)
     sizes = length + after - starts
     wide = np.maximum(counts - _ONE_BYTE_DELTAS, 0)
     spare = limits - starts - sizes * counts
@@ -171,7 +164,7 @@ def _find_ends(joined: bytes | memoryview, data: Bytes, position: int, limit: in
                     continue
                 room = min(stretch, last - done)
                 stretch = min(4 * stretch, _LONGEST_STRETCH)
-            found = _scan(joined, position, room)
+            found = scan_ends(joined, position, room)
             if found:
                 ends[done : done + len(found)] = found
                 position = found[-1]
@@ -184,7 +177,7 @@ def _find_ends(joined: bytes | memoryview, data: Bytes, position: int, limit: in
 
 def _run(joined: bytes | memoryview, data: Bytes, position: int, limit: int, most: int) -> tuple[int, int]:
     """How many records from `position` on have the size of the first one, and that size."""
-    (following,) = _scan(joined, position, 1)
+    (following,) = scan_ends(joined, position, 1)
     size = following - position
     most = min(most, (limit - position) // size)
     width = 1
@@ -206,7 +199,7 @@ def _run(joined: bytes | memoryview, data: Bytes, position: int, limit: int, mos
     return found, size
 
 
-def _scan(joined: bytes | memoryview, position: int, count: int) -> list[int]:
+def scan_ends(joined: bytes | memoryview, position: int, count: int) -> list[int]:
     """The ends of the next `count` records, from their length prefixes alone.
 
     Signs are ignored here: find_records reads the lengths again and compares.
@@ -236,53 +229,17 @@ def _scan(joined: bytes | memoryview, position: int, count: int) -> list[int]:
     return ends
 
 
-def _varints(data: Bytes, positions: Int64s, widest: int = 5) -> tuple[Int64s, Int64s]:
-    """The zigzag varints at `positions`, and the positions after them."""
-    byte = data.take(positions, mode="clip")
-    if not byte.size or byte.max() < 0x80:
-        return _ZIGZAG.take(byte), positions + 1
-    second = data.take(positions + 1, mode="clip")
-    has_second = byte >> 7
-    second *= has_second
-    if second.max() < 0x80:
-        return _ZIGZAG.take((byte & 0x7F) | (second.astype(np.uint16) << 7)), positions + (has_second + np.uint8(1))
-    values = (byte & 0x7F).astype(np.uint64)
-    positions = positions + 1
-    more = np.flatnonzero(byte & 0x80)
-    shift = 7
-    while more.size:
-        if shift == 7 * widest:
-            raise Doubt
-        if more.size == values.size:
-            byte = data.take(positions, mode="clip")
-            values |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
-            positions = positions + 1
-        else:
-            byte = data.take(positions[more], mode="clip")
-            values[more] |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
-            positions[more] += 1
-        # The last byte may only carry the bits that are left of 32 or 64.
-        if shift == 7 * (widest - 1) and bool((byte > (0x0F if widest == 5 else 1)).any()):
-            raise Doubt
-        more = more[byte >= 0x80]
-        shift += 7
-    signed = (values >> np.uint64(1)).view(np.int64)
-    if bool((values & np.uint64(1)).any()):
-        signed = signed ^ -(values & np.uint64(1)).view(np.int64)
-    return signed, positions
-
-
 def read_fields(data: Bytes, places: Places) -> Fields:
     """The fields of records from find_records, but for their headers.
 
     No length is below -1; that all fields lie inside of their record is known when read_headers has been asked, too.
     Raises Doubt.
     """
-    timestamp_delta, position = _varints(data, places.body + 1, 10)
-    offset_delta, position = _varints(data, position)
+    timestamp_delta, position = varints_at(data, places.body + 1, 10)
+    offset_delta, position = varints_at(data, position)
     key_length, key_start, position = _data_fields(data, position)
     value_length, value_start, position = _data_fields(data, position)
-    header_count, position = _varints(data, position)
+    header_count, position = varints_at(data, position)
     if header_count.min() < 0 or (2 * header_count > places.end - position).any():  # a header takes two bytes
         raise Doubt
     return Fields(
@@ -300,7 +257,7 @@ def read_fields(data: Bytes, places: Places) -> Fields:
 
 
 def _data_fields(data: Bytes, position: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    length, start = _varints(data, position)
+    length, start = varints_at(data, position)
     shortest = length.min()
     if shortest < -1:
         raise Doubt
@@ -319,7 +276,7 @@ def read_headers(
     counts, ends = fields.header_count, fields.end
     if include_headers and counts.max(initial=0) > most:
         raise Doubt
-    _, position = _varints(data, fields.header_start())
+    _, position = varints_at(data, fields.header_start())
     position[:passed] = ends[:passed]
     parts: list[HeaderFields] | None = [] if include_headers else None
     crowded = np.flatnonzero(counts > _HEADER_ROUNDS)
@@ -358,8 +315,8 @@ def _follow_headers(
         places = np.arange(position, min(position + _HEADER_WINDOW, end))
         if not places.size:
             raise Doubt
-        key_length, key_start = _any_varints(data, places)
-        value_length, value_start = _any_varints(data, key_start + np.maximum(key_length, 0))
+        key_length, key_start = any_varints_at(data, places)
+        value_length, value_start = any_varints_at(data, key_start + np.maximum(key_length, 0))
         following = value_start + np.maximum(value_length, 0)
         following[(key_length < 0) | (value_length < -1) | (following > end)] = -1
         steps = (following - position).tolist()
@@ -382,20 +339,3 @@ def _follow_headers(
 def _small(*columns: Int64s) -> list[Int32s]:
     """Rows and places in less than 2 GiB."""
     return [column.astype(np.int32) for column in columns]
-
-
-def _any_varints(data: Bytes, positions: Int64s) -> tuple[Int64s, Int64s]:
-    """As _varints, for places where perhaps none begins: then the value is below -1."""
-    byte = data.take(positions, mode="clip")
-    values = (byte & 0x7F).astype(np.int64)
-    widths = np.ones(len(positions), np.int64)
-    more = byte >> 7
-    for shift in (7, 14, 21, 28):
-        if not more.any():
-            break
-        byte = data.take(positions + widths, mode="clip") * more
-        values |= (byte & 0x7F).astype(np.int64) << shift
-        widths += more
-        more = byte >> 7
-    values[(more > 0) | (values >> 32 > 0)] = 3  # the code of -2
-    return (values >> 1) ^ -(values & 1), positions + widths

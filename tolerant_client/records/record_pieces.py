@@ -24,8 +24,9 @@ from tolerant_client.errors import RecordBatchError
 from tolerant_client.records.arrow import columns_to_arrow, fill, records_to_batch
 from tolerant_client.records.batch_columns import BatchColumns, Sections, batch_header, iter_columns
 from tolerant_client.records.record_batch import LOG_OVERHEAD, BatchHeader, Record, decode_section
-from tolerant_client.records.record_fields import Doubt, Int32s, Int64s
+from tolerant_client.records.record_fields import Int32s
 from tolerant_client.records.record_sets import NO_TIMESTAMP_TYPE, decode_unfolded, message_columns
+from tolerant_client.records.varint_columns import Doubt, Int64s
 
 # Below this many rows numpy's price for each call is more than a record decoded alone costs.
 _FEW_ROWS: Final = 16

@@ -20,8 +20,7 @@ Message (org.apache.kafka.common.record.LegacyRecord), big-endian:
 
 With a codec the message is a wrapper: its value unfolds to messages without one, its offset is that of
 the last of them.  In v0 those have their own offsets, in v1 they count from the wrapper's first message
-(KIP-31).  If the wrapper says log append time, its timestamp is that of all (KIP-32).  The LZ4 frames of
-v0 have a wrong header checksum (KIP-57).
+(KIP-31).  If the wrapper says log append time, its timestamp is that of all (KIP-32).
 """
 
 from __future__ import annotations
@@ -45,7 +44,8 @@ from tolerant_client.records.record_batch import (
     Record,
     iter_batches,
 )
-from tolerant_client.records.record_fields import NO_HEADERS, Doubt, Fields, Int64s
+from tolerant_client.records.record_fields import NO_HEADERS, Fields
+from tolerant_client.records.varint_columns import Doubt, Int64s
 
 NO_TIMESTAMP: Final = -1
 NO_TIMESTAMP_TYPE: Final = -1
@@ -307,7 +307,7 @@ def _unfold(wrapper: Message, view: memoryview, max_bytes: int) -> memoryview:
         name = codecs.codec_name(wrapper.codec)
         raise RecordBatchError(f"message of format v{wrapper.magic} with codec {name}", wrapper.offset)
     if wrapper.codec == codecs.LZ4 and not wrapper.magic:
-        value = _with_header_checksum(value)
+        value = codecs.with_lz4_header_checksum(value)
     try:
         return codecs.decompress(wrapper.codec, value, max_bytes)
     except codecs.CodecError as error:
@@ -440,32 +440,3 @@ def _gather(section: memoryview, positions: Int64s, kind: np.dtype[np.void]) -> 
 
 def _gather_number(section: memoryview, positions: Int64s, kind: str) -> Int64s:
     return _gather(section, positions, np.dtype([("", kind)]))["f0"].astype(np.int64)
-
-
-def _with_header_checksum(frame: memoryview) -> memoryview:
-    """An LZ4 frame with the right header checksum in place of the wrong one of v0 (KIP-57)."""
-    size = 6 + (8 if len(frame) > 4 and frame[4] & 0x08 else 0) + (4 if len(frame) > 4 and frame[4] & 0x01 else 0)
-    if len(frame) <= size:
-        return frame  # too short to be one: the codec says so
-    mended = bytearray(frame)
-    mended[size] = _xxh32(mended[4:size]) >> 8 & 0xFF
-    return memoryview(mended)
-
-
-def _xxh32(data: bytes | bytearray) -> int:
-    """XXH32 with seed 0 of less than 16 bytes, as much as an LZ4 frame header has."""
-    prime1, prime2, prime3, prime4, prime5 = 2654435761, 2246822519, 3266489917, 668265263, 374761393
-    mask = 0xFFFFFFFF
-
-    def rotated(value: int, bits: int) -> int:
-        return (value << bits | value >> 32 - bits) & mask
-
-    result = prime5 + len(data) & mask
-    words = len(data) // 4
-    for (word,) in struct.iter_unpack("<I", data[: 4 * words]):
-        result = rotated(result + word * prime3 & mask, 17) * prime4 & mask
-    for byte in data[4 * words :]:
-        result = rotated(result + byte * prime5 & mask, 11) * prime1 & mask
-    result = (result ^ result >> 15) * prime2 & mask
-    result = (result ^ result >> 13) * prime3 & mask
-    return result ^ result >> 16

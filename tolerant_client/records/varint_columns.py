@@ -1,4 +1,4 @@
-"""Columns of numbers as the varints of records, each row a short run of bytes in an Arrow array.
+"""Columns of numbers as the varints of records: found wherever they lie, and made.
 
 Wire facts: org.apache.kafka.common.utils.ByteUtils, zigzag varints and varlongs of
 7 bits a byte, lowest first, the highest bit set in all bytes but the last.
@@ -6,15 +6,74 @@ Wire facts: org.apache.kafka.common.utils.ByteUtils, zigzag varints and varlongs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
+Bytes = npt.NDArray[np.uint8]
+
+# What a varint of one or two bytes means, by its 14 bits.
+_ZIGZAG: Final = np.array([(code >> 1) ^ -(code & 1) for code in range(1 << 14)], np.int64)
+
+
+class Doubt(Exception):
+    """Many at once met something odd; decoding record by record says what."""
+
+
+def varints_at(data: Bytes, positions: Int64s, widest: int = 5) -> tuple[Int64s, Int64s]:
+    """The varints at `positions`, of at most `widest` bytes, and the positions after them; raises Doubt for a longer one."""
+    byte = data.take(positions, mode="clip")
+    if not byte.size or byte.max() < 0x80:
+        return _ZIGZAG.take(byte), positions + 1
+    second = data.take(positions + 1, mode="clip")
+    has_second = byte >> 7
+    second *= has_second
+    if second.max() < 0x80:
+        return _ZIGZAG.take((byte & 0x7F) | (second.astype(np.uint16) << 7)), positions + (has_second + np.uint8(1))
+    values = (byte & 0x7F).astype(np.uint64)
+    positions = positions + 1
+    more = np.flatnonzero(byte & 0x80)
+    shift = 7
+    while more.size:
+        if shift == 7 * widest:
+            raise Doubt
+        if more.size == values.size:
+            byte = data.take(positions, mode="clip")
+            values |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
+            positions = positions + 1
+        else:
+            byte = data.take(positions[more], mode="clip")
+            values[more] |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
+            positions[more] += 1
+        # The last byte may only carry the bits that are left of 32 or 64.
+        if shift == 7 * (widest - 1) and bool((byte > (0x0F if widest == 5 else 1)).any()):
+            raise Doubt
+        more = more[byte >= 0x80]
+        shift += 7
+    signed = (values >> np.uint64(1)).view(np.int64)
+    if bool((values & np.uint64(1)).any()):
+        signed = signed ^ -(values & np.uint64(1)).view(np.int64)
+    return signed, positions
+
+
+def any_varints_at(data: Bytes, positions: Int64s) -> tuple[Int64s, Int64s]:
+    """As varints_at, for places where perhaps none begins: then the value is below -1."""
+    byte = data.take(positions, mode="clip")
+    values = (byte & 0x7F).astype(np.int64)
+    widths = np.ones(len(positions), np.int64)
+    more = byte >> 7
+    for shift in (7, 14, 21, 28):
+        if not more.any():
+            break
+        byte = data.take(positions + widths, mode="clip") * more
+        values |= (byte & 0x7F).astype(np.int64) << shift
+        widths += more
+        more = byte >> 7
+    values[(more > 0) | (values >> 32 > 0)] = 3  # the code of -2
+    return (values >> 1) ^ -(values & 1), positions + widths
 
 
 class Varints(NamedTuple):
@@ -47,37 +106,3 @@ def varints(numbers: Int64s) -> Varints:
 def varint_width(code: int) -> int:
     """How many bytes a zigzag code takes."""
     return max(1, -(-code.bit_length() // 7))
-
-
-def varint_runs(kind: Any, rows: int, columns: Sequence[Varints]) -> Any:
-    """For each row a binary of its varints, one behind the other; a scalar where all rows have the same ones.
-
-    `kind` is pa.binary() or pa.large_binary().
-    """
-    if all(isinstance(column.code, int) and column.width == 1 for column in columns):
-        return pa.scalar(bytes(column.code for column in columns), kind)
-    widest = [int(np.max(column.width)) for column in columns]
-    table = np.empty((rows, sum(widest)), np.uint8)
-    is_used = None
-    place = 0
-    for (code, width), most in zip(columns, widest, strict=True):
-        for number in range(most):
-            byte = code >> (7 * number)
-            if isinstance(width, int):
-                table[:, place] = byte | 0x80 if number < width - 1 else byte
-            else:
-                table[:, place] = byte & 0x7F | (width > number + 1).astype(np.uint64) << 7
-                if is_used is None:
-                    is_used = np.ones(table.shape, np.bool_)
-                is_used[:, place] = width > number
-            place += 1
-    if is_used is None:
-        return binary_array(kind, np.arange(1, rows + 1) * place, table)
-    return binary_array(kind, np.cumsum(sum(column.width for column in columns)), table[is_used])
-
-
-def binary_array(kind: Any, ends: Int64s, data: npt.NDArray[Any]) -> Any:
-    """A binary array over `data`, of which row n ends at ends[n]."""
-    offsets = np.zeros(len(ends) + 1, np.int64 if kind == pa.large_binary() else np.int32)
-    offsets[1:] = ends
-    return pa.Array.from_buffers(kind, len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)])

@@ -26,14 +26,13 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import RecordBatchError
 from tolerant_client.records.batch_columns import Chosen, read_run
-from tolerant_client.records.read_committed import ABORT
+from tolerant_client.records.read_committed import AbortedTransactions
 from tolerant_client.records.record_batch import (
     CODEC_MASK,
     CONTROL_BIT,
     HEADER_SIZE,
     LOG_OVERHEAD,
     BatchHeader,
-    control_type,
     read_header,
     records_section,
 )
@@ -82,6 +81,8 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
         self._value_deserializer = value_deserializer
         data = bytes(records._buffer)  # kafka-python's decoder has made it bytes already
         stretches, self.end = survey(data)
+        self._is_committed = self.isolation_level == IsolationLevel.READ_COMMITTED
+        self._aborted = AbortedTransactions((each.producer_id, each.first_offset) for each in self.aborted_transactions)
         self._end_offset = fetch_offset
         self._piece: Piece | None = None
         self._pieces = self._decoded(data, stretches)
@@ -258,7 +259,7 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
         run, distrust = read_run(data, stretch.starts, stretch.end, verify_crc=self.check_crcs)
         headers, view = run.headers, memoryview(data)
         # A committed reader has to look at every batch of a producer with an id.
-        plain = _NO_PRODUCER_ID if self.isolation_level == IsolationLevel.READ_COMMITTED else _ANY_PRODUCER_ID
+        plain = _NO_PRODUCER_ID if self._is_committed else _ANY_PRODUCER_ID
         is_unusual = (headers["attributes"] & _UNUSUAL != 0) | (headers["producer_id"] > plain)
         epochs = headers["partition_leader_epoch"].tolist()
         chosen: list[Chosen] = []
@@ -298,15 +299,8 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
 
     def _is_skipped(self, header: BatchHeader, batch: memoryview) -> bool:
         """True for control batches, and for those of aborted transactions when reading committed."""
-        producer_id = header.producer_id
-        if self.isolation_level == IsolationLevel.READ_COMMITTED and producer_id >= 0:
-            self._consume_aborted_transactions_up_to(header.last_offset)
-            if header.is_control:
-                if producer_id in self.aborted_producer_ids and control_type(batch) == ABORT:
-                    self.aborted_producer_ids.discard(producer_id)
-            elif header.is_transactional and producer_id in self.aborted_producer_ids:
-                return True
-        return header.is_control
+        is_aborted = self._is_committed and self._aborted.cover(header, batch)
+        return is_aborted or header.is_control
 
 
 def survey(data: bytes | memoryview) -> tuple[list[Stretch], tuple[int, int] | None]:

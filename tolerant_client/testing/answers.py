@@ -17,6 +17,8 @@ import kafka.protocol.producer  # noqa: F401
 from kafka.protocol.api_header import RequestHeader, ResponseClassRegistry
 from kafka.protocol.api_key import ApiKey
 
+from tolerant_client.tracker.primitives import read_uvarint
+
 API_NAMES = frozenset(key.name for key in ApiKey)
 
 _NAMES = {int(key): key.name for key in ApiKey}
@@ -61,7 +63,7 @@ def read_request(head: bytes | bytearray) -> Request:
     try:
         api_key, api_version, correlation_id = struct.unpack_from(">hhi", head, 4)
         expects_answer = api_key != _PRODUCE or _produce_acks(head, api_version) != 0
-    except (struct.error, IndexError):
+    except (struct.error, IndexError, ValueError):
         raise NotEnough from None
     return Request(api_key, api_version, correlation_id, expects_answer)
 
@@ -71,29 +73,18 @@ def _produce_acks(head: bytes | bytearray, version: int) -> int:
     (length,) = struct.unpack_from(">h", head, 12)
     position = 14 + max(length, 0)
     if version >= _PRODUCE_FLEXIBLE:
-        tags, position = _varint(head, position)
+        tags, position = read_uvarint(head, position)
         for _ in range(tags):
-            _, position = _varint(head, position)
-            size, position = _varint(head, position)
+            _, position = read_uvarint(head, position)
+            size, position = read_uvarint(head, position)
             position += size
-        length, position = _varint(head, position)
+        length, position = read_uvarint(head, position)
         position += max(length - 1, 0)
     elif version >= _PRODUCE_TRANSACTIONAL:
         (length,) = struct.unpack_from(">h", head, position)
         position += 2 + max(length, 0)
     (acks,) = struct.unpack_from(">h", head, position)
     return int(acks)
-
-
-def _varint(data: bytes | bytearray, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
 
 
 def with_error(frame: bytes | bytearray, api_key: int, api_version: int, error_code: int) -> bytes | None:

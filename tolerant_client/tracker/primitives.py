@@ -39,7 +39,7 @@ def encode_uvarint(value: int) -> bytes:
     return bytes(encoded)
 
 
-def read_uvarint(body: memoryview, at: int) -> tuple[int, int]:
+def read_uvarint(body: memoryview | bytes | bytearray, at: int) -> tuple[int, int]:
     """The number at `at`, of at most 5 bytes, and the position behind it; raises ValueError when it is cut or longer."""
     value = 0
     for shift in range(0, 35, 7):

@@ -121,3 +121,10 @@ def test_levels_change_how_close_data_is_packed(codec: int, levels: tuple[int, i
 
 def test_gzip_is_what_python_reads() -> None:
     assert gzip.decompress(codecs.compress(codecs.GZIP, b"plain gzip")) == b"plain gzip"
+
+
+@pytest.mark.parametrize(
+    ("data", "checksum"), [(b"", 0x02CC5D05), (b"a", 0x550D7456), (b"abc", 0x32D153FF), (b"abcd", 0xA3643705)]
+)
+def test_xxh32_is_the_published_one(data: bytes, checksum: int) -> None:
+    assert codecs._xxh32(data) == checksum

@@ -30,11 +30,12 @@ from tolerant_client.mirror.state.offset_map import RowKey
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.verify.log_columns import iter_rows, read_batches, unfold_batch
 from tolerant_client.mirror.verify.log_comparison import LogComparison
-from tolerant_client.records import arrow, batch_columns, codecs, record_fields
+from tolerant_client.records import arrow, batch_columns, codecs, varint_columns
 from tolerant_client.records.batch_columns import HEADER, iter_columns
 from tolerant_client.records.record_batch import Record, encode_batch, iter_batches, read_header
-from tolerant_client.records.record_fields import MAX_HEADERS, Doubt
+from tolerant_client.records.record_fields import MAX_HEADERS
 from tolerant_client.records.record_sets import iter_record_sets
+from tolerant_client.records.varint_columns import Doubt
 from tolerant_client.stock.consumer_records import PartitionRecords
 
 TP = TopicPartition("orders", 0)
@@ -390,11 +391,11 @@ def test_lenient_varints_are_those_of_the_strict_reader() -> None:
     chance = random.Random(7)
     data = np.frombuffer(bytes(chance.choices([0, 1, 2, 0x7F, 0x80, 0x81, 0xFF, 0x0F], k=4000)) + b"\0" * 5, np.uint8)
     places = np.arange(4000)
-    values, ends = record_fields._any_varints(data, places)
+    values, ends = varint_columns.any_varints_at(data, places)
     for place, value, end in zip(places.tolist(), values.tolist(), ends.tolist()):
         try:
-            expected, after = record_fields._varints(data, np.array([place]))
-        except record_fields.Doubt:
+            expected, after = varint_columns.varints_at(data, np.array([place]))
+        except Doubt:
             assert value < -1
         else:
             assert (value, end) == (int(expected[0]), int(after[0]))

@@ -394,13 +394,6 @@ def test_the_mirror_s_reader_of_batches_still_refuses_old_sets_by_name() -> None
 # -- the LZ4 frames of v0 -----------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("data", "checksum"), [(b"", 0x02CC5D05), (b"a", 0x550D7456), (b"abc", 0x32D153FF), (b"abcd", 0xA3643705)]
-)
-def test_xxh32_is_the_published_one(data: bytes, checksum: int) -> None:
-    assert record_sets._xxh32(data) == checksum
-
-
 def test_lz4_frames_that_tell_their_content_size_are_mended_too() -> None:
     inner = message(0, 5, T0, None, b"content size")
     # Flags: version 1, independent blocks, content size; blocks of 64 KB; a wrong checksum; one block as it is.

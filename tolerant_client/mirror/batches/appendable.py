@@ -26,8 +26,8 @@ from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.errors import OversizedRecordError, RecordBatchError, TolerantClientError
 from tolerant_client.mirror.batches.gaps import Gap, GapFill, filler_batches, filler_time
 from tolerant_client.mirror.batches.rewrite import LARGEST_HOLE, SMALL_BATCH_BYTES, coalesce, must_rewrite, rewrite
-from tolerant_client.records.read_committed import ABORT
-from tolerant_client.records.record_batch import BatchHeader, control_type
+from tolerant_client.records.read_committed import AbortedTransactions
+from tolerant_client.records.record_batch import ABORT, BatchHeader, control_type
 from tolerant_client.records.record_sets import iter_record_sets
 
 Batch: TypeAlias = tuple[BatchHeader, memoryview]
@@ -152,16 +152,13 @@ def _course(
 def _pieces(part: FetchedPartition, position: int) -> Iterator[tuple[Appendable, Claim | None, BatchHeader]]:
     """Committed batches and gaps in their order, each with what no checksum proves of it, and the batch that it is or precedes."""
     sets = list(iter_record_sets(part.records, from_offset=position))
-    waiting = sorted(part.aborted, key=lambda pair: pair[1], reverse=True)
-    aborting: set[int] = set()
+    aborted = AbortedTransactions(part.aborted)
     at = position
     for (header, batch), marker in zip(sets, _markers(sets)):
         if header.next_offset <= at:
             raise RecordBatchError(f"batch that ends before offset {at} was asked for", header.base_offset)
-        while waiting and waiting[-1][1] <= header.last_offset:
-            aborting.add(waiting.pop()[0])
         is_in_transaction = header.is_transactional and not header.is_control and header.record_count > 0
-        is_aborted = is_in_transaction and header.producer_id in aborting
+        is_aborted = aborted.cover(header, batch) and is_in_transaction
         if is_in_transaction and marker is not None and is_aborted != (marker == ABORT):
             outcome, listed = ("commits", "aborted") if is_aborted else ("aborts", "committed")
             raise RecordBatchError(
@@ -177,8 +174,6 @@ def _pieces(part: FetchedPartition, position: int) -> Iterator[tuple[Appendable,
             yield Gap(at, header.next_offset), claim, header
         else:
             yield (header, batch), claim, header
-        if header.is_control:
-            aborting.discard(header.producer_id)
         at = header.next_offset
 
 

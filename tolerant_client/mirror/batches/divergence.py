@@ -27,16 +27,19 @@ from tolerant_client.cluster.cluster import READ_COMMITTED, READ_UNCOMMITTED, Cl
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.errors import RecordBatchError
 from tolerant_client.mirror.batches.gaps import is_filler
+from tolerant_client.records.read_committed import AbortedTransactions
 from tolerant_client.records.record_batch import (
-    CODEC_MASK,
     HEADER_SIZE,
     BatchHeader,
     Record,
     decode_records,
+    decode_section,
     read_header,
     records_section,
 )
+from tolerant_client.records.record_fields import scan_ends
 from tolerant_client.records.record_sets import decode_messages, iter_record_sets
+from tolerant_client.records.varint_columns import Doubt
 
 COMPARED_OFFSETS = 100  # at the end of a log, and at each step of a bisection
 
@@ -47,8 +50,6 @@ _LARGEST_READ = 128 << 20
 _ANSWERS_IN_VAIN = 4
 _PROBES_IN_THE_DARK = 64  # of a bisection: stretches without a record on both sides
 _CHECKED_FIELDS = struct.Struct(">hiqqqhii")  # of a batch header, from its attributes on: what the CRC covers
-_ATTRIBUTES = struct.Struct(">h")
-_COUNT = struct.Struct(">i")
 
 Range = tuple[int, int]
 
@@ -214,25 +215,19 @@ async def _read_once(
 
 def _take(found: LogSlice, part: FetchedPartition, until: int) -> None:
     """Moves a slice over the whole batches of an answer."""
-    waiting = sorted(part.aborted, key=lambda pair: pair[1], reverse=True)
-    aborted: set[int] = set()
+    aborted = AbortedTransactions(part.aborted)
     start = found.until
     for header, view in iter_record_sets(part.records, from_offset=start):
-        while waiting and waiting[-1][1] <= header.last_offset:
-            aborted.add(waiting.pop()[0])
+        is_aborted = aborted.cover(header, view)
         if header.base_offset >= until:
             found.until = until
             return
         if header.next_offset <= start:
             continue
         span = range(max(header.base_offset, start), min(header.next_offset, until))
-        if header.is_control:
-            aborted.discard(header.producer_id)
-            if header.record_count:
-                found.vacant.append(span)
-        elif header.is_transactional and header.producer_id in aborted:
+        if is_aborted or (header.is_control and header.record_count):
             found.vacant.append(span)
-        else:
+        elif not header.is_control:
             found.records.update((r.offset, r) for r in tail_records(header, view, start) if r.offset in span)
         found.until = min(header.next_offset, until)
 
@@ -249,29 +244,11 @@ def tail_records(header: BatchHeader, view: memoryview, from_offset: int) -> Ite
     # Without holes the records are counted by their offsets: only their lengths have to be read.
     section = records_section(header, view)
     try:
-        position = _after_records(section, skipped)
-    except IndexError:
+        *_, position = scan_ends(section, 0, skipped)
+    except (IndexError, Doubt):
         raise RecordBatchError("record length beyond the end of the batch", header.base_offset) from None
-    rest = bytearray(view[:HEADER_SIZE])
-    _ATTRIBUTES.pack_into(rest, 21, header.attributes & ~CODEC_MASK)
-    _COUNT.pack_into(rest, 57, header.record_count - skipped)
-    yield from decode_records(memoryview(rest + section[position:]))
-
-
-def _after_records(section: memoryview, count: int) -> int:
-    """Where the first `count` records end; raises IndexError beyond the end."""
-    position = 0
-    for _ in range(count):
-        length = shift = 0
-        while True:
-            byte = section[position]
-            position += 1
-            length |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                break
-        position += length >> 1
-    return position
+    rest = header._replace(record_count=header.record_count - skipped)
+    yield from (record for record, _ in decode_section(rest, section[position:]))
 
 
 async def first_difference_of_logs(

@@ -54,8 +54,8 @@ from tolerant_client.records.record_batch import (
     read_header,
     records_section,
 )
-from tolerant_client.records.record_fields import Doubt, Int64s
 from tolerant_client.records.record_sets import decode_messages, message_columns, unfold
+from tolerant_client.records.varint_columns import Doubt, Int64s
 
 SMALL_BATCH_BYTES: Final = 16 * 1024  # two neighbours below it are worth one batch
 LARGEST_HOLE: Final = 4096  # offsets; longer holes are left as gaps, which are filled without holding them in memory

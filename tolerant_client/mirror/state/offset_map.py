@@ -32,8 +32,7 @@ import msgspec
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OffsetMapError
-from tolerant_client.records.read_committed import ABORT
-from tolerant_client.records.record_batch import BatchHeader, Record, control_type, decode_records
+from tolerant_client.records.record_batch import ABORT, BatchHeader, Record, control_type, decode_records
 from tolerant_client.state_json import MOST, PartitionNumber, Whole, decoded
 
 RUNS_PER_ROW: Final = 64

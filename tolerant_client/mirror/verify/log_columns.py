@@ -34,7 +34,7 @@ from tolerant_client.records.batch_columns import (
     read_run,
     spans,
 )
-from tolerant_client.records.read_committed import skip_aborted
+from tolerant_client.records.read_committed import AbortedTransactions
 from tolerant_client.records.record_batch import (
     CONTROL_BIT,
     LOG_OVERHEAD,
@@ -44,8 +44,9 @@ from tolerant_client.records.record_batch import (
     encode_headers,
     records_section,
 )
-from tolerant_client.records.record_fields import Doubt, Fields, Int64s, read_headers
+from tolerant_client.records.record_fields import Fields, read_headers
 from tolerant_client.records.record_sets import decode_unfolded, iter_record_sets, message_columns, unfold
+from tolerant_client.records.varint_columns import Doubt, Int64s
 from tolerant_client.stock.consumer_records import survey
 
 _FILLER_KEY: Final = FILLER.encode()
@@ -104,10 +105,10 @@ def read_batches(records: memoryview, position: int, aborted: Iterable[tuple[int
         raise RecordBatchError("record batches out of order", int(found.headers["base_offset"][0]))
     end = int(following[-1])
     counts = (found.headers["attributes"] & CONTROL_BIT == 0) & (found.headers["record_count"] > 0)
-    if pairs := tuple(aborted):
-        headers = zip(map(batch_header, found.headers), found.views)
-        kept = [header.base_offset for header, _ in skip_aborted(headers, pairs)]
-        counts &= np.isin(found.headers["base_offset"], kept)
+    if named := tuple(aborted):
+        transactions = AbortedTransactions(named)
+        batches = zip(map(batch_header, found.headers), found.views)
+        counts &= [not transactions.cover(header, view) for header, view in batches]
     return found.chosen(counts), end
 
 

@@ -35,7 +35,7 @@ from tolerant_client.mirror.verify.outcome import Difference
 from tolerant_client.mirror.verify.superseded import Unproved
 from tolerant_client.records.batch_columns import BatchColumns
 from tolerant_client.records.record_batch import CODEC_MASK, HEADER_SIZE, TRANSACTIONAL_BIT
-from tolerant_client.records.record_fields import Int64s
+from tolerant_client.records.varint_columns import Int64s
 
 DECODED_BYTES: Final = 2 << 20
 MAX_UNPROVED_BYTES: Final = 64 << 20  # of keys, for one partition of a compacted topic

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tolerant_client.records.record_fields import Int64s
+from tolerant_client.records.varint_columns import Int64s
 
 _NO_KEYS = pa.array([], pa.binary())
 

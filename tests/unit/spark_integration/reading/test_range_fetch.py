@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import struct
 import uuid
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -22,8 +21,7 @@ from spark_integration.reading.options import parse_read_options
 from spark_integration.reading.range_fetch import RangeFetch
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.errors import ClusterUnreachableError, DataLossError, RecordBatchError
-from tolerant_client.records.read_committed import skip_aborted
-from tolerant_client.records.record_batch import Record, encode_batch, iter_batches
+from tolerant_client.records.record_batch import Record, encode_batch
 
 TP = TopicPartition("t", 0)
 OUT_OF_RANGE, NOT_LEADER, UNKNOWN_TOPIC_ID = 1, 6, 100
@@ -227,21 +225,6 @@ def test_no_progress_ends_with_an_error() -> None:
     silent = ScriptedCluster([kafka_errors.NodeNotReadyError("down")])
     with pytest.raises(ClusterUnreachableError, match=r"pollTimeoutMs"):
         read(silent, **{"kafkaConsumer.pollTimeoutMs": "50"})
-
-
-def test_aborted_transactions_are_skipped_until_their_marker() -> None:
-    abort = Record(0, 1, struct.pack(">hh", 0, 0), b"")
-    data = b"".join(
-        [
-            batch(0, producer_id=1, is_transactional=True),
-            batch(10, producer_id=2, is_transactional=True),
-            batch(20),
-            encode_batch([abort], base_offset=30, producer_id=1, is_transactional=True, is_control=True),
-            batch(31, producer_id=1, is_transactional=True),
-        ]
-    )
-    kept = skip_aborted(iter_batches(memoryview(data)), [(1, 0)])
-    assert [header.base_offset for header, _ in kept] == [10, 20, 30, 31]
 
 
 def test_nothing_from_remote_storage_is_not_believed() -> None:

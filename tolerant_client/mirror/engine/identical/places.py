@@ -22,8 +22,7 @@ from tolerant_client.cluster.partition_fetch import fetch_alone
 from tolerant_client.cluster.produce import add_sequence
 from tolerant_client.mirror.batches.divergence import read_headers, read_slices
 from tolerant_client.mirror.batches.gaps import is_filler, is_filler_marker
-from tolerant_client.records.read_committed import ABORT
-from tolerant_client.records.record_batch import BatchHeader, control_type, iter_batches
+from tolerant_client.records.record_batch import ABORT, BatchHeader, control_type, iter_batches
 
 MOST_STEPS_BACK = 1000  # batches that are read for the last data, behind markers or for its sequence
 _STEPS_BACK = 50  # batches that are looked at for one of the link
