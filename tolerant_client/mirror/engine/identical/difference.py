@@ -340,9 +340,10 @@ def overtaken(case: Case, link: str) -> Loss:
     if case.last is not None and case.last.is_control and not is_filler_marker(case.last):
         start = case.last.base_offset  # nothing tells a marker of the link from another's where the source has nothing
     row = case.row(link, start, until, LossReason.RETENTION, "deleted on the source before they were copied")
+    anew = ", or delete the target topic to copy what is left" if case.logs.target_end else ""
     error = DataLossError(
         f"The source of {case} no longer has offsets {start} to {until}: retention overtook the mirror;"
-        " go on behind them with --on-loss continue, or delete the target topic to copy what is left"
+        f" go on behind them with --on-loss continue{anew}"
     )
     return Loss(row, error, case.state, until)
 
@@ -369,13 +370,11 @@ async def recreated(source: Cluster, target: Cluster, case: Case, link: str) -> 
             first = end if difference is None else difference
         if difference is not None and until <= end:
             until = last
-    row = case.row(
-        link,
-        first,
-        until,
-        LossReason.RECREATION,
-        "the source's topic was deleted and created again, and has other records here; the target keeps what it has",
-    )
+    here = "has other records here; the target keeps what it has"
+    if not logs.target_end:
+        here = "what it had was not copied, and is not known"
+    detail = f"the source's topic was deleted and created again, and {here}"
+    row = case.row(link, first, until, LossReason.RECREATION, detail)
     error = SourceTruncatedError(
         f"The source topic of {case} was deleted and created again, as its id shows, and its log spans offsets"
         f" {logs.source_start} to {logs.source_end} now (the target's ends at {logs.target_end}); go on behind that offset with"

@@ -13,6 +13,8 @@ Laws (what a difference means: difference.py):
 - An emptied log shows nobody: others may have written, and have deleted it, since.  Its end is the link's where the control
   says that it had copied up to there (`copied`), or where the sequence that a broker remembers is the log end: sequences
   begin as the offset and count what the link wrote alone.  Gaps and the start of a log leave them behind the offset.
+- A log that the link has begun has a position, though nothing was copied: 0, or where it is to begin.  What the source had
+  there by then, and has no more, is a loss; a log starts with the source's only where nothing of it was begun.
 - A log that the link has begun to fill up to where it is to begin, and that has others' records below that, goes on nowhere:
   neither are they deleted with the filler nor copied over.
 - The link's producer ids are all that it ever had; what they wrote is never called foreign.  It writes under no other id,
@@ -182,7 +184,15 @@ async def read_append_states(
         is_unproved = begun is not None and not log.adopted and known.get(p, 0) < control.log_starts.get(p, 0)
         try:
             start = await find_log_start(
-                target, p, log, first, copied_tail, control.log_starts.get(p), own, is_unproved
+                target,
+                p,
+                log,
+                first,
+                copied_tail,
+                control.log_starts.get(p),
+                own,
+                is_begun=begun is not None and _is_known_empty(begun, known.get(p, 0)),
+                is_unproved=is_unproved,
             )
         except Errors.OffsetNotAvailableError:
             continue
@@ -190,7 +200,7 @@ async def read_append_states(
             found[p] = misplaced(case)
         elif start is not None:
             found[p] = LogStart(state, start) if isinstance(start, int) else start
-        elif log.target_end and begun is not None and not begun.is_of_source(now):
+        elif begun is not None and not begun.is_of_source(now):
             found[p] = await recreated(source, target, case, link)
         elif log.target_end and not log.is_written and not is_proved:
             found[p] = nothing_proves(case)
@@ -260,3 +270,8 @@ def _is_begun(control: LinkControl, partition: TopicPartition, ids: Mapping[str,
     """Whether the link has begun this log of the target, and not another one of that name."""
     begun = control.begun.get(partition)
     return begun is not None and begun.is_of_target(ids.get(partition.topic, _UNKNOWN))
+
+
+def _is_known_empty(begun: TopicIds, copied: int) -> bool:
+    """Whether an empty log can be the one that the link has begun: without ids one that was copied was made anew since."""
+    return bool(begun.target) or not copied
