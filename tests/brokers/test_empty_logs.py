@@ -10,10 +10,10 @@ from support.mirror_link import (
     create_topic,
     delete_records,
     ends,
-    log_start,
     losses,
     make_anew,
     mirror,
+    values,
 )
 from tolerant_client.errors import DataLossError, SourceTruncatedError
 from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
@@ -36,7 +36,7 @@ def test_what_retention_takes_before_the_first_record_is_copied_is_a_loss(source
     mirror(source, target, topic, link=topic, policy=GO_ON)
     assert losses(target, topic) == [(0, 0, 50, "retention")]
     assert ends(target, topic) == [100]
-    assert compare(source, target, topic).identical
+    assert min(values(target, topic, 100)) == 50
 
 
 def test_a_source_made_anew_before_the_first_record_is_copied_is_a_loss(source: str, target: str) -> None:
@@ -61,4 +61,5 @@ def test_a_log_that_nobody_has_begun_starts_where_the_source_does(source: str, t
     append_records(source, topic, 100)
     delete_records(source, topic, 50)
     mirror(source, target, topic, link=topic)
-    assert (log_start(target, topic), ends(target, topic), losses(target, topic)) == (50, [100], [])
+    assert (ends(target, topic), losses(target, topic)) == ([100], [])
+    assert min(values(target, topic, 100)) == 50

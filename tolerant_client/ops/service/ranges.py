@@ -105,11 +105,9 @@ class RangesPlanner:
             time.sleep(_NO_TOPICS_S)  # topics may appear; until then no task slows the micro-batches down
 
     def tasks(self) -> tuple[tuple[Range, ...], ...]:
-        """The ranges of each task that has any."""
+        """The ranges of each task that has any; an empty log is one, too: from then on what it loses is a loss (M7)."""
         sizes: dict[Range, int] = {
-            (*p, None if self.is_tail else until): self._scope.gained.get(p, 0)
-            for p, until in self._scope.ends.items()
-            if self.is_tail or until > 0  # also a log that is empty by now: the target has to get as far
+            (*p, None if self.is_tail else until): self._scope.gained.get(p, 0) for p, until in self._scope.ends.items()
         }
         self._task_of = dealt(sizes, self._tasks, self._task_of)
         rows = [tuple(r for r in sizes if self._task_of[TopicPartition(*r[:2])] == task) for task in range(self._tasks)]
