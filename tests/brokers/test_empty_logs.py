@@ -63,3 +63,18 @@ def test_a_log_that_nobody_has_begun_starts_where_the_source_does(source: str, t
     mirror(source, target, topic, link=topic)
     assert (ends(target, topic), losses(target, topic)) == ([100], [])
     assert min(values(target, topic, 100)) == 50
+
+
+def test_translated_offsets_have_a_position_before_the_first_record(source: str, target: str) -> None:
+    topic = "empty-translated"
+    create_topic(source, topic)
+    mirror(source, target, topic, link=topic, is_translated=True)
+    append_records(source, topic, 100)
+    delete_records(source, topic, 50)
+    with pytest.raises(DataLossError, match="no longer has offsets 0 to 50"):
+        mirror(source, target, topic, link=topic, is_translated=True)
+    for _ in range(2):  # what the ledger says is told once
+        mirror(source, target, topic, link=topic, policy=GO_ON, is_translated=True)
+    mirror(source, target, topic, link=topic, is_translated=True)
+    assert losses(target, topic) == [(0, 0, 50, "retention")]
+    assert ends(target, topic) == [51]  # and a marker

@@ -20,6 +20,8 @@ from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits, Progress
 from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import PreparedLink, prepare_link
+from tolerant_client.mirror.engine.translated.offsets import translated_offsets
+from tolerant_client.mirror.engine.translated.prepare import PreparedTranslatedLink, prepare_translated_link
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -174,14 +176,21 @@ def mirror(
     *,
     limits: CopyLimits = CopyLimits(),
     policy: MirrorPolicy = MirrorPolicy(),
+    is_translated: bool = False,
     **config: Any,
 ) -> dict[TopicPartition, Progress]:
     """One run of a link up to the ends that the source has now."""
     with both(source, target, names=LinkTopics.of(topics).names, **config) as (origin, copy):
 
         async def run() -> dict[TopicPartition, Progress]:
-            prepared = await prepare_link(origin, copy, topics, link, policy)
-            copier = LinkCopier(origin, copy, identical_offsets(prepared.producer_id), limits, link=link, policy=policy)
+            prepared: PreparedLink | PreparedTranslatedLink
+            if is_translated:
+                prepared = await prepare_translated_link(origin, copy, topics, link)
+                offsets = translated_offsets()
+            else:
+                prepared = await prepare_link(origin, copy, topics, link, policy)
+                offsets = identical_offsets(prepared.producer_id)
+            copier = LinkCopier(origin, copy, offsets, limits, link=link, policy=policy)
             return await copier.copy(prepared.ends)
 
         return origin.run(run)

@@ -172,7 +172,7 @@ async def _translated_until(
 
     Raises OptionError where that is all.
     """
-    rows = await last_rows(target, link, partitions)
+    rows = {p: row for p, row in (await last_rows(target, link, partitions)).items() if row.has_copied}
     if not rows:
         raise OptionError(
             f"Link {link} has copied nothing into this target: there is nothing to hand back. Start MirrorMaker 2 as it is"

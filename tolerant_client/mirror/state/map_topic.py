@@ -135,7 +135,11 @@ async def read_maps(
             else:
                 of[key.number] = row
     adopted = (await read_control(target, link)).adopted
-    return {partition: OffsetMap(of.values(), adopted.get(partition, 0)) for partition, of in rows.items() if of}
+    return {
+        partition: OffsetMap(of.values(), adopted.get(partition, 0))
+        for partition, of in rows.items()
+        if any(row.has_copied for row in of.values())
+    }
 
 
 class MappedTopics(NamedTuple):

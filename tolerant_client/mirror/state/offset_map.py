@@ -11,6 +11,8 @@ A record of the map topic, in JSON so that any consumer can read it:
     value  {"version": 1, "target": "topic", "ids": ["source's topic id", "target's"], "position": 1200,
             "epoch": 3, "runs": [1000, 5000, 100, 0, 1, 90, ...]}
 
+A row with one run of no records says where nothing is copied yet: only that the link has begun there, at its `position`.
+
 `position` is the next source offset to copy when the row was written; `ids` tell a topic that was deleted and created
 again (KIP-516; "" where brokers before 2.8 tell none), `epoch` is the newest leader epoch that was seen in the source's
 log (-1: none), by which a log is known that was cut since (KIP-101).  A run is three numbers: source offset, target
@@ -120,6 +122,11 @@ class MapRow(NamedTuple):
     def target_until(self) -> int:
         return self.runs[-1].target_until
 
+    @property
+    def has_copied(self) -> bool:
+        """Whether the link has copied anything of the partition, and has not only begun."""
+        return self.runs[-1].length > 0
+
 
 def join_runs(runs: Iterable[Run]) -> list[Run]:
     """The same runs, neighbours on both sides made one."""
@@ -141,25 +148,24 @@ def extend(
     position: int,
     epoch: int,
 ) -> list[MapRow]:
-    """The rows to write when `runs` were copied: the newest one, filled up, and new ones.  Empty if nothing ever was.
+    """The rows to write when `runs` were copied: the newest one, filled up, and new ones; that of a beginning if nothing ever was.
 
     Raises OffsetMapError where they would not ascend: they are not what was copied, then.
     """
-    kept = list(last.runs) if last is not None else []
+    kept = list(last.runs) if last is not None and last.has_copied else []
     number = last.key.number if last is not None else 0
     if kept and runs and (runs[0].source < kept[-1].source_until or runs[0].target < kept[-1].target_until):
         raise OffsetMapError(
             f"{partition.topic}-{partition.partition}: offset {runs[0].source} was appended at {runs[0].target}, but the"
             f" map ends at {kept[-1].source_until} and {kept[-1].target_until}; the answer or the target's log is wrong"
         )
-    kept = join_runs([*kept, *runs])
+    kept = join_runs([*kept, *runs]) or [Run(position, 0, 0)]
     rows: list[MapRow] = []
     for first in range(0, len(kept), RUNS_PER_ROW):
         part = tuple(kept[first : first + RUNS_PER_ROW])
         key = RowKey(partition, number + first // RUNS_PER_ROW)
         rows.append(MapRow(key, target_topic, ids, part[-1].source_until, epoch, part))
-    if rows:
-        rows[-1] = rows[-1]._replace(position=position)
+    rows[-1] = rows[-1]._replace(position=position)
     is_untouched = last is not None and len(rows) > 1 and rows[0].runs == last.runs
     return rows[1:] if is_untouched else rows
 
@@ -236,7 +242,7 @@ class OffsetMap:
     """
 
     def __init__(self, rows: Iterable[MapRow], taken_over: int = 0) -> None:
-        ordered = sorted(rows, key=lambda row: row.key.number)
+        ordered = sorted((row for row in rows if row.has_copied), key=lambda row: row.key.number)
         if not ordered:
             raise ValueError("an offset map without rows")
         self.partition = ordered[-1].key.partition

@@ -426,6 +426,11 @@ def test_an_empty_log_that_was_to_begin_at_an_offset_begins_there_wherever_the_s
     assert isinstance(start := placed_of_empty(AFTER_RETENTION, begun), resume_point.LogStart) and start.start == 20
 
 
+def test_a_start_that_an_operator_gives_a_begun_log_later_holds_while_it_is_empty() -> None:
+    later = replace(CONTROL, starts={P: 35})
+    assert isinstance(start := placed_of_empty(AFTER_RETENTION, later), resume_point.LogStart) and start.start == 35
+
+
 def test_without_ids_an_empty_log_that_was_copied_was_made_anew() -> None:
     told = replace(CONTROL, begun={P: TopicIds("", "")})
     assert isinstance(placed_of_empty(AFTER_RETENTION, told), Loss)

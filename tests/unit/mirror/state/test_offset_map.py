@@ -16,6 +16,7 @@ from tolerant_client.errors import OffsetMapError, TargetDivergedError
 from tolerant_client.mirror.batches.losses import LossReason
 from tolerant_client.mirror.batches.merge import dense
 from tolerant_client.mirror.engine.translated.target_checks import (
+    LostOffsets,
     check_last_record,
     check_target,
     find_loss,
@@ -156,6 +157,20 @@ def test_a_transaction_of_many_runs_makes_many_rows_and_only_the_last_has_the_po
     rows = extend(None, PARTITION, "copy", IDS, runs, 1_000_000, 7)
     assert [len(row.runs) for row in rows] == [RUNS_PER_ROW] * 3
     assert [row.position for row in rows] == [127, 255, 1_000_000]
+
+
+def test_a_row_of_a_beginning_has_a_position_and_gives_way_to_the_first_records() -> None:
+    (begun,) = extend(None, PARTITION, "copy", IDS, [], 50, -1)
+    assert MapRow.decode(begun.key, begun.encode()) == begun and begun.position == 50 and not begun.has_copied
+    (later,) = extend(begun, PARTITION, "copy", IDS, [], 60, 7)
+    assert later.position == 60 and not later.has_copied
+    (row,) = extend(later, PARTITION, "copy", IDS, [Run(60, 5, 10)], 70, 7)
+    assert row.runs == (Run(60, 5, 10),) and row.key == begun.key and row.has_copied
+    found = find_loss(begun, IDS, 80, 90, None)
+    assert found is not None and found[0] == LostOffsets(LossReason.RETENTION, 50, 80)
+    found = find_loss(begun, ("another", IDS[1]), 0, 90, None)
+    assert found is not None and found[0].reason is LossReason.RECREATION
+    check_target(begun, "dr", PARTITION, (IDS[0], "another"), 0)  # nothing is there that could be gone
 
 
 def test_neighbours_on_both_sides_are_one_run() -> None:

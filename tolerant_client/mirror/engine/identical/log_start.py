@@ -51,23 +51,24 @@ async def find_log_start(
     filled_to: int | None,
     own: Collection[int],
     *,
-    is_begun: bool,
+    begun_at: int | None,
     is_unproved: bool,
 ) -> int | TargetDivergedError | None:
     """The offset to start the target's log at, `first` where nothing is begun; None when it has its start.
 
-    A log that the link has begun has one, though it is empty: what the control says (`filled_to`), else offset 0.
+    An empty log that the link has begun at an offset, `begun_at`, begins there wherever the source does by now.
     A log that was to start elsewhere ends with filler, in its `tail`, before or at the offset that the control says.  No
     start is moved: what the source has had behind it since, and has no more, is a loss.  What others wrote before that
     offset is looked for in such a log, and with `is_unproved`: filler behind their records may reach beyond it.
     """
-    if log.target_end == 0 and not is_begun:
-        return first or None
+    if log.target_end == 0:
+        start = first if begun_at is None else begun_at
+        return start if 0 < start <= first else None
     if filled_to is None or not log.target_start < filled_to <= first:
         return None
     record = None if tail is None else tail.records.get(log.target_end - 1)
     # A copied record may look like filler, which the target of another link has: the control alone says whose it is.
-    is_half_done = log.target_end == 0 or log.target_end <= filled_to and record is not None and is_filler(record)
+    is_half_done = log.target_end <= filled_to and record is not None and is_filler(record)
     if is_half_done or is_unproved:
         refusal = await others_before(target, partition, filled_to, log.target_end, own)
         if refusal is not None:

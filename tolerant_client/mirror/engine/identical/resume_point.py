@@ -191,7 +191,7 @@ async def read_append_states(
                 copied_tail,
                 control.log_starts.get(p),
                 own,
-                is_begun=begun is not None and _is_known_empty(begun, known.get(p, 0)),
+                begun_at=_begun_at(control, p, begun, known.get(p, 0)),
                 is_unproved=is_unproved,
             )
         except Errors.OffsetNotAvailableError:
@@ -272,6 +272,11 @@ def _is_begun(control: LinkControl, partition: TopicPartition, ids: Mapping[str,
     return begun is not None and begun.is_of_target(ids.get(partition.topic, _UNKNOWN))
 
 
-def _is_known_empty(begun: TopicIds, copied: int) -> bool:
-    """Whether an empty log can be the one that the link has begun: without ids one that was copied was made anew since."""
-    return bool(begun.target) or not copied
+def _begun_at(control: LinkControl, partition: TopicPartition, begun: TopicIds | None, copied: int) -> int | None:
+    """Where the link has begun a log of its own, as long as it is empty; None of another one.
+
+    Where no ids tell, one that was `copied` was made anew since.
+    """
+    if begun is None or copied and not begun.target:
+        return None
+    return control.log_starts.get(partition) or control.starts.get(partition, 0)

@@ -244,6 +244,8 @@ class TranslatedPartition(CopiedPartition):
             self._advance(self.place.position)
             raise
         self._advance(position)
+        if not self.place.is_begun:
+            await self._write_position()
         self._rules = self._rules._replace(max_batch_bytes=self.place.max_batch_bytes)
         self.position = position
         self._is_taken_over = True
@@ -297,8 +299,12 @@ class TranslatedPartition(CopiedPartition):
     async def _record_position(self) -> None:
         """Has the map say that what came after the last record was looked at, too: markers, aborted records, holes."""
         if self.place.row is not None and self.acked > self.place.row.position:
-            await self._producer.open(with_records=False)
-            await self._commit(self.acked, 0)
+            await self._write_position()
+
+    async def _write_position(self) -> None:
+        self._require_claim()
+        await self._producer.open(with_records=False)
+        await self._commit(self.acked, 0)
 
     def _time_to_commit(self, began: float, size: int, copied: int) -> float:
         """Seconds until the transaction is to be committed, if nothing arrives before."""

@@ -2,6 +2,9 @@
 
 The newest committed row of the offset map is the position (target_checks.py); a log that the link took over from another mirror
 begins where it took over.
+
+Law: a link has a position from its first look on.  It is a row of the map before anything is copied: what the source has there
+by then, and has no more, is a loss (M7).
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ class Place:
         self.ids = ("", "")  # of the topics of source and target
         self.max_batch_bytes = 0
         self.position = -1
+        self.is_begun = False  # the link has written down where it begins
         self.leader_epoch = -1  # the newest one seen in the source's log
         self.loss: LostOffsets | None = None  # what the last error means
         self._link = link
@@ -67,7 +71,8 @@ class Place:
         end = (await self._link.target.list_offsets({self.partition: LATEST}))[self.partition]
         if self.row is not None:
             check_target(self.row, self._link.name, self.partition, self.ids, end)
-            if not is_another(self.row.ids[0], self.ids[0]):  # a topic made anew has other records by right
+            # A topic made anew has other records by right.
+            if self.row.has_copied and not is_another(self.row.ids[0], self.ids[0]):
                 await self._look_for_others(self.row, producer_id)
         adopted = await self._adopted.until(self.partition, end)
         if self.row is not None:
@@ -91,9 +96,13 @@ class Place:
     async def _read_source(self, adopted: int) -> int:
         source, row = self._link.source, self.row
         start = (await source.list_offsets({self.partition: EARLIEST}))[self.partition]
+        least = self._link.control.value.starts.get(self.partition, 0)
+        self.is_begun = row is not None or adopted > 0
         if row is None and not adopted:
-            return max(start, self._link.control.value.starts.get(self.partition, 0))
+            return max(start, least)
         end = (await source.list_offsets({self.partition: LATEST}))[self.partition]
+        if row is not None and not row.has_copied:
+            row = row._replace(position=max(row.position, least))  # an operator may have given it a start since
         if row is None:
             self.position = adopted
             found = find_adopted_loss(self.partition, adopted, start, end)

@@ -40,6 +40,8 @@ class LostOffsets(NamedTuple):
 
 def check_target(row: MapRow, link: str, target: TopicPartition, ids: tuple[str, str], log_end: int) -> None:
     """Raises TargetDivergedError where the target's log cannot hold what the map says."""
+    if not row.has_copied:
+        return
     copied = f"{row.key.partition.topic}-{row.key.partition.partition}"
     remedy = "mirror it under another link name to copy it anew"
     if row.target_topic != target.topic:

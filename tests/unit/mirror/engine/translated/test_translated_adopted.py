@@ -36,6 +36,7 @@ class World:
         self.net = NetworkSelector()
         self.written = LinkControl(adopted={**dict.fromkeys(PLACES, 1_000), OTHER: 70}, generation=1)
         self.writes = 0
+        self.source_start = 0
         self.source_end = 2_000
         self.target_ends: dict[TopicPartition, int] = {}
         self.row: MapRow | None = None
@@ -63,7 +64,7 @@ class World:
         """As a process makes it that has just started."""
 
         async def source_offsets(wanted: Any) -> Any:
-            return {p: 0 if at == EARLIEST else self.source_end for p, at in wanted.items()}
+            return {p: self.source_start if at == EARLIEST else self.source_end for p, at in wanted.items()}
 
         async def target_offsets(wanted: Any) -> Any:
             return {p: self.target_ends.get(p, 0) for p in wanted}
@@ -201,3 +202,27 @@ def test_what_retention_takes_later_is_another_loss() -> None:
     found = find_adopted_loss(P, 100, 150, 300)
     assert found is not None and found[0] == (LossReason.RETENTION, 100, 150)
     assert find_adopted_loss(P, 100, 50, 100) is None
+
+
+def begun_at(position: int) -> MapRow:
+    (row,) = extend(None, P, P.topic, IDS, [], position, -1)
+    return row
+
+
+def test_a_link_that_has_only_begun_has_a_position_that_retention_may_overtake(world: World) -> None:
+    world.source_start = 50
+    world.written = LinkControl()
+    place = world.place()
+    assert world.goes_on_at(place) == 50 and not place.is_begun  # from now on it is written down
+    world.row = begun_at(50)
+    place = world.place()
+    assert world.goes_on_at(place) == 50 and place.is_begun
+    world.source_start = 80
+    with pytest.raises(DataLossError, match="no longer has offsets 50 to 80"):
+        world.goes_on_at()
+
+
+def test_a_start_that_an_operator_gives_holds_while_nothing_is_copied(world: World) -> None:
+    world.written = world.value = LinkControl(starts={P: 70})
+    world.row = begun_at(50)
+    assert world.goes_on_at() == 70
