@@ -41,6 +41,7 @@ from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
 from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.life.carriers import find_carried
 from tolerant_client.mirror.life.comparison import compare_ends
+from tolerant_client.mirror.life.damage import Damage, delete_filler, find_damage, missing_topics
 from tolerant_client.mirror.life.fence import Fenced, fence_identical, fence_translated
 from tolerant_client.mirror.life.half_done import half_done
 from tolerant_client.mirror.life.lens import PartitionLag, look, open_spans, positions_of
@@ -54,7 +55,6 @@ from tolerant_client.mirror.life.promotion_report import (
 )
 from tolerant_client.mirror.life.promotion_view import (
     PromotedLink,
-    damage,
     group_places,
     losses_of,
     promoted_partitions,
@@ -185,6 +185,11 @@ async def failover(
 
     async def seen(fences: Mapping[TopicPartition, Fenced]) -> PromotionReport:
         ends = _as_fenced(await look(None, target, link, led, of.is_translated), fences)
+        control = await read_control(target, link)  # a mirror that runs writes there until it is fenced
+        damaged = await find_damage(of, control, there, positions_of(ends))
+        if fences:
+            damaged = await delete_filler(target, control, damaged)
+        ends = _as_damaged(ends, damaged)
         shown = await promoted_partitions(of, ends, fences)
         places, unread = await group_places(of, groups or TopicFilter(), positions_of(ends))
         return PromotionReport(
@@ -198,7 +203,7 @@ async def failover(
             group_places=places,
             losses=await losses_of(target, link),
             is_begun=not is_dry_run and bool(blocked),
-            damaged=await damage(of, control, there, led),
+            damaged=(*missing_topics(of, control, there), *(damage.text for damage in damaged.values())),
         )
 
     await _require_readable(of, led)
@@ -224,6 +229,14 @@ async def _control(target: Cluster, link: str) -> LinkControl:
             f"Link {link} was handed back to MirrorMaker 2 and writes nothing: stop MirrorMaker 2, and the target is yours"
         )
     return control
+
+
+def _as_damaged(ends: Iterable[PartitionLag], damaged: Mapping[TopicPartition, Damage]) -> list[PartitionLag]:
+    """Without what is no copy."""
+    return [
+        replace(e, position=min(e.position or 0, damaged[e.partition].copied_until)) if e.partition in damaged else e
+        for e in ends
+    ]
 
 
 async def _of_source(of: PromotedLink, source: Cluster, partitions: Collection[TopicPartition]) -> list[TopicPartition]:

@@ -16,12 +16,10 @@ from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.identical.difference import is_all_filler
 from tolerant_client.mirror.follow.groups import OWN_GROUPS
 from tolerant_client.mirror.life.carriers import Carried
-from tolerant_client.mirror.life.comparison import contradicted
 from tolerant_client.mirror.life.fence import Fenced
 from tolerant_client.mirror.life.lens import PartitionLag, positions_of
 from tolerant_client.mirror.life.promotion_report import GroupPlace, PromotedPartition
 from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, read_ledger
-from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import is_heartbeats
 from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
@@ -92,18 +90,6 @@ async def promoted_partitions(
             )
         )
     return tuple(partitions)
-
-
-async def damage(
-    of: PromotedLink, control: LinkControl, there: Iterable[TopicPartition], led: list[TopicPartition]
-) -> tuple[str, ...]:
-    """What the target has lost of what the link has copied, as far as the target itself tells."""
-    copied = of.mapped.names | {p.topic for p in (*control.begun, *control.copied) if of.topics.writes(p.topic)}
-    missing = sorted(copied - {p.topic for p in there})
-    found = [f"topic {name} is not on the target any more, and link {of.name} has copied it" for name in missing]
-    if of.is_translated:
-        found += (await contradicted(None, of.target, of.name, led)).values()
-    return tuple(found)
 
 
 async def losses_of(target: Cluster, link: str) -> tuple[LedgerRow, ...]:

@@ -23,9 +23,11 @@ from tolerant_client.errors import ClusterUnreachableError, OptionError, Toleran
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.follow.groups import GroupsReport
 from tolerant_client.mirror.follow.skipped import Left
+from tolerant_client.mirror.life import damage as damage_module
 from tolerant_client.mirror.life import fence, promotion, promotion_view
 from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.comparison import Comparison
+from tolerant_client.mirror.life.damage import SeenLog
 from tolerant_client.mirror.life.fence import Fenced
 from tolerant_client.mirror.life.half_done import half_done
 from tolerant_client.mirror.life.lens import PartitionLag
@@ -35,7 +37,7 @@ from tolerant_client.mirror.life.promotion_report import PromotedPartition, Prom
 from tolerant_client.mirror.state import link_topics
 from tolerant_client.mirror.state import map_topic as map_topic_module
 from tolerant_client.mirror.state.control_record import Controls, decode_control, encode_control
-from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import differing_topics, require_whole
 from tolerant_client.mirror.state.map_topic import MappedTopics, has_map, map_partition, map_topic, mapped_topics
 from tolerant_client.mirror.state.offset_map import RowKey
@@ -244,6 +246,7 @@ class World:
     done: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     carried: Carried = Carried()
+    seen: dict[TopicPartition, SeenLog] = field(default_factory=dict)
     on_target: tuple[str, ...] = ("orders",)
     looks: int = 0
     later: list[PartitionLag] = field(default_factory=list)  # what the next looks find
@@ -322,11 +325,13 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
         async def tell(*_: Any, **__: Any) -> Any:
             return value()
 
-        for module in (promotion, promotion_view):
+        for module in (promotion, promotion_view, damage_module):
             if name in vars(module):
                 monkeypatch.setattr(module, name, tell)
 
     answer("read_control", lambda: found.control)
+    answer("read_ids", dict)
+    answer("_seen_logs", lambda: found.seen)
     answer("has_map", lambda: found.is_translated)
     answer("mapped_topics", lambda: found.mapped)
     answer("contradicted", lambda: found.contradicted)
@@ -420,6 +425,18 @@ def test_a_failover_names_what_the_target_has_lost_of_what_was_copied(world: Wor
     report = world.failover()
     assert report.is_done and report.exit_code == 3 and not report.blockers
     assert [text.split(" was")[0].split(" is")[0] for text in report.damaged] == ["topic clicks", "Target topic orders"]
+
+
+def test_a_failover_tells_no_record_of_others_as_copied_and_names_a_partition_that_is_gone(world: World) -> None:
+    gone = TopicPartition("orders", 3)
+    world.control = replace(world.control, begun={gone: TopicIds("a", "b")}, copied={gone: 20})
+    world.seen = {P: SeenLog(0, 10, 8, foreign=99)}
+    report = world.failover()
+    assert report.is_done and report.exit_code == 3 and [p.copied_until for p in report.partitions] == [8]
+    assert report.damaged == (
+        "others have written to orders-0 on the target from offset 8 on (producer id 99): nothing shows that this is the source's",
+        "orders-3 is not on the target any more, and link dr has copied it, up to offset 20",
+    )
 
 
 @pytest.mark.parametrize(("copied", "damaged"), [("orders", 0), ("gone", 0), ("orders-gone", 1)])

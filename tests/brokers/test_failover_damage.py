@@ -1,0 +1,111 @@
+"""A failover names what the target has lost, or never had, and tells no record of others as copied."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+
+from support.mirror_link import (
+    append_as_link,
+    append_records,
+    create_topic,
+    ends,
+    make_anew,
+    mirror,
+    prepare,
+    values,
+)
+from tolerant_client.cluster.cluster import EARLIEST, Cluster
+from tolerant_client.mirror.batches.gaps import FILLER
+from tolerant_client.mirror.engine.identical.resume_point import read_ids
+from tolerant_client.mirror.life.promotion import failover
+from tolerant_client.mirror.life.promotion_report import PromotionReport
+from tolerant_client.mirror.state.control_topic import update_control
+from tolerant_client.records.record_batch import Record
+
+# kafka-python leaves the socket of a refused connection to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
+
+def copied(source: str, target: str, topic: str, count: int, partitions: int = 1) -> None:
+    create_topic(source, topic, partitions)
+    if count:
+        append_records(source, topic, count, partitions=partitions)
+        mirror(source, target, topic, link=topic)
+    else:
+        prepare(source, target, topic, topic)
+
+
+def failed_over(target: str, topic: str) -> PromotionReport:
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        dry = cluster.run(lambda: failover(cluster, topic, is_dry_run=True))
+        report: PromotionReport = cluster.run(lambda: failover(cluster, topic))
+    assert dry.exit_code == report.exit_code and len(dry.damaged) == len(report.damaged)
+    return report
+
+
+def shown(report: PromotionReport) -> list[tuple[int, int, bool]]:
+    return [(p.partition, p.copied_until, p.last_copied_ms is not None) for p in report.partitions]
+
+
+def test_partitions_of_a_topic_that_was_made_anew_are_named_each(source: str, target: str) -> None:
+    topic = "damage-anew"
+    copied(source, target, topic, 200, partitions=2)
+    make_anew(target, topic)
+    append_records(target, topic, 50, first=9000)
+    report = failed_over(target, topic)
+    assert report.exit_code == 3 and shown(report) == [(0, 0, False)]
+    anew, gone = report.damaged
+    assert "made anew on the target" in anew and f"{topic}-0, up to offset 200" in anew
+    assert f"{topic}-1 is not on the target any more" in gone
+
+
+def test_records_of_others_behind_a_copy_are_not_told_as_copied(source: str, target: str) -> None:
+    topic = "damage-others"
+    copied(source, target, topic, 200)
+    append_records(target, topic, 30, first=7000)
+    report = failed_over(target, topic)
+    assert report.exit_code == 3 and shown(report) == [(0, 200, True)]
+    assert f"others have written to {topic}-0 on the target from offset 200 on" in report.damaged[0]
+    assert "2023-11-14 22:13:20.199" in report.warnings[0]  # the last one that was copied
+
+
+@pytest.mark.parametrize("before", ["nothing", "others"])
+def test_filler_of_a_log_start_that_was_left_half_done_is_deleted_where_it_is_the_links(
+    source: str, target: str, before: str
+) -> None:
+    topic = f"damage-start-{before}"
+    copied(source, target, topic, 0)
+    partition = TopicPartition(topic, 0)
+    sequence = 0
+    if before == "others":
+        append_records(target, topic, 10)
+        sequence = 10
+    append_as_link(target, topic, topic, [Record(0, 1, None, None, ((FILLER, None),))] * 20, sequence)
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        ids = cluster.run(read_ids, None, cluster, {topic})[topic]
+
+        def begin(now: Any) -> Any:
+            return replace(now, begun={partition: ids}, log_starts={partition: 500})
+
+        cluster.run(update_control, cluster, topic, begin)
+    end = ends(target, topic)[0]
+    report = failed_over(target, topic)
+    assert report.exit_code == 3 and shown(report) == [(0, 0, False)]
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        start = cluster.run(cluster.list_offsets, {partition: EARLIEST})[partition]
+    if before == "others":
+        assert start == 0 and "kafka-delete-records.sh" in report.damaged[0] and len(values(target, topic, 10)) == 10
+    else:
+        assert start == end and f"the log begins at offset {end} now" in report.damaged[0]
+    assert f"nothing of {topic}-0 was copied: its log was to begin at offset 500" in report.damaged[0]
+
+
+def test_a_copy_that_is_whole_has_no_damage(source: str, target: str) -> None:
+    topic = "damage-none"
+    copied(source, target, topic, 100, partitions=2)
+    report = failed_over(target, topic)
+    assert report.exit_code == 0 and not report.damaged and shown(report) == [(0, 100, True), (1, 100, True)]

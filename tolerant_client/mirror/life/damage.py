@@ -1,0 +1,202 @@
+"""What a target shows itself of copies that it has lost, or never had, where no source can be asked: a failover tells it.
+
+Laws:
+- The control says what the link had on the target: which logs, of topics with which ids, how far they were copied, and where
+  they were to begin.  What is there now, and whose the last batches are, is held against that.
+- What others wrote last is no copy, unless the link had found it one (`copied`, `adopted`): nobody can compare it any more.
+- What is damaged is copied up to where the link's own part ends.
+- Filler before a log's start is deleted behind the fence, and only where its topic is the one that the link began and the
+  headers of all that goes show the link's producer ids (log_start.py, law D).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.topics import delete_records
+from tolerant_client.cluster.cluster import EARLIEST, Cluster
+from tolerant_client.errors import text_of
+from tolerant_client.mirror.batches.divergence import read_headers, read_slices
+from tolerant_client.mirror.engine.identical.difference import Logs, is_all_filler
+from tolerant_client.mirror.engine.identical.log_start import others_before
+from tolerant_client.mirror.engine.identical.other_writers import last_of_others
+from tolerant_client.mirror.engine.identical.places import MOST_STEPS_BACK, step_back
+from tolerant_client.mirror.engine.identical.resume_point import read_ids
+from tolerant_client.mirror.life.comparison import contradicted
+from tolerant_client.mirror.life.promotion_view import PromotedLink
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.link_topics import is_heartbeats
+from tolerant_client.mirror.state.topics import topic_facts
+from tolerant_client.records.record_batch import BatchHeader
+
+_UNKNOWN = TopicIds("", "")
+
+
+class SeenLog(NamedTuple):
+    """A log of the target without what a fence left there; `foreign` is the producer id of others who wrote last in it.
+
+    The link's own part ends at `own_until`.  `is_filler`: its last record is filler that can be deleted.
+    """
+
+    start: int
+    end: int
+    own_until: int
+    foreign: int | None = None
+    is_filler: bool = False
+
+
+class Damage(NamedTuple):
+    """What is wrong with a partition; source offsets before `copied_until` are on the target nevertheless.
+
+    The log may begin with nothing but filler up to `filler_until`.
+    """
+
+    text: str
+    copied_until: int
+    filler_until: int | None = None
+
+
+def damage_of(link: str, control: LinkControl, partition: TopicPartition, now: TopicIds, log: SeenLog) -> Damage | None:
+    """What of a partition of an identical copy is not there any more, or never was; `now` are its topic's ids.  Pure."""
+    name = f"{partition.topic}-{partition.partition}"
+    begun, copied = control.begun.get(partition), control.copied.get(partition)
+    if begun is not None and not begun.is_of_target(now):
+        text = f"topic {partition.topic} was deleted and made anew on the target: nothing is left there of what link {link} had"
+        return Damage(f"{text} copied of {name}{_up_to(copied)}", 0)
+    start = control.log_starts.get(partition, 0)
+    if 0 < log.end < start or log.end == start > log.start and log.is_filler:
+        text = f"nothing of {name} was copied: its log was to begin at offset {start}, and ends at {log.end}, with filler alone"
+        return Damage(text, 0, log.end)
+    if copied is not None and log.end < copied:
+        text = f"the target's log of {name} ends at offset {log.end}, and link {link} had copied it up to {copied}"
+        return Damage(f"{text}: it has lost records (unclean election)", min(log.own_until, log.end))
+    if log.foreign is not None:
+        text = f"others have written to {name} on the target from offset {log.own_until} on (producer id {log.foreign})"
+        return Damage(f"{text}: nothing shows that this is the source's", log.own_until)
+    return None
+
+
+def _up_to(copied: int | None) -> str:
+    return f", up to offset {copied}" if copied else ""
+
+
+async def find_damage(
+    of: PromotedLink, control: LinkControl, there: Iterable[TopicPartition], copied: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, Damage]:
+    """What is damaged of the partitions that are `there`, and whose logs end at `copied`, without what a fence left.
+
+    Of a link with translated offsets: where its map does not hold any more.
+    """
+    if of.is_translated:
+        found = await contradicted(None, of.target, of.name, list(copied))
+        return {p: Damage(text, copied[p]) for p, text in found.items()}
+    present = set(there)
+    known = {p for p in (*control.begun, *control.copied) if of.topics.writes(p.topic)}
+    damaged = {
+        p: Damage(
+            f"{p.topic}-{p.partition} is not on the target any more, and link {of.name} has copied it"
+            f"{_up_to(control.copied.get(p))}",
+            0,
+        )
+        for p in known - present
+        if p.topic in {one.topic for one in present}
+    }
+    if control.producer_ids:
+        led = {p: end for p, end in copied.items() if not is_heartbeats(of.topics, p.topic)}
+        ids = await read_ids(None, of.target, {p.topic for p in led})
+        for p, log in (await _seen_logs(of.target, control, led, ids)).items():
+            if (damage := damage_of(of.name, control, p, ids.get(p.topic, _UNKNOWN), log)) is not None:
+                damaged[p] = damage
+    return dict(sorted(damaged.items()))
+
+
+def missing_topics(of: PromotedLink, control: LinkControl, there: Iterable[TopicPartition]) -> list[str]:
+    """Topics that the link has copied and the target does not have, a sentence each.  Pure."""
+    copied = of.mapped.names | {p.topic for p in (*control.begun, *control.copied) if of.topics.writes(p.topic)}
+    missing = sorted(copied - {p.topic for p in there})
+    return [f"topic {name} is not on the target any more, and link {of.name} has copied it" for name in missing]
+
+
+async def _seen_logs(
+    target: Cluster, control: LinkControl, ends: Mapping[TopicPartition, int], ids: Mapping[str, TopicIds]
+) -> dict[TopicPartition, SeenLog]:
+    own = frozenset(control.producer_ids)
+    starts = await target.list_offsets(dict.fromkeys(ends, EARLIEST))
+    adopted = {p: offset for p, offset in control.adopted.items() if offset <= ends.get(p, 0)}
+    logs = {p: Logs(0, 0, starts[p], end, adopted.get(p, 0)) for p, end in ends.items()}
+    last = await read_headers(target, {p: log.target_end - 1 for p, log in logs.items() if log.is_written})
+    last = {p: header for p, header in last.items() if header.next_offset == ends[p]}
+    known = {
+        p: end
+        for p, end in control.copied.items()
+        if p in control.begun and control.begun[p].is_of_target(ids.get(p.topic, _UNKNOWN))
+    }
+    others = await last_of_others(target, logs, last, own, known)
+    least = {p: log.written_from for p, log in logs.items()}
+    ours = await step_back(target, others, least, lambda header: header.producer_id not in own, MOST_STEPS_BACK)
+    begin = {p: end for p, end in ends.items() if p in last and end <= control.log_starts.get(p, 0)}
+    ends_with = await read_slices(target, {p: (end - 1, end) for p, end in begin.items()}, is_committed=False)
+    facts = await topic_facts(target, {p.topic for p in begin})
+    return {
+        p: SeenLog(
+            log.target_start,
+            log.target_end,
+            _own_until(ours[p], own, min(known.get(p, 0), log.target_end), log.adopted)
+            if p in ours
+            else log.target_end,
+            others[p].producer_id if p in others else None,
+            p in begin
+            and is_all_filler(ends_with.get(p))
+            and (fact := facts.get(p.topic)) is not None
+            and fact.can_delete_records,
+        )
+        for p, log in logs.items()
+    }
+
+
+def _own_until(header: BatchHeader, own: Collection[int], copied: int, adopted: int) -> int:
+    return header.next_offset if header.producer_id in own else max(copied, adopted)
+
+
+async def delete_filler(
+    target: Cluster, control: LinkControl, damaged: Mapping[TopicPartition, Damage]
+) -> dict[TopicPartition, Damage]:
+    """Deletes filler that a log start left, of a link that is fenced; where it may not, says how.  Returns what is told then."""
+    told = dict(damaged)
+    for partition, damage in damaged.items():
+        if (until := damage.filler_until) is None:
+            continue
+        try:
+            why = await _delete(target, control, partition, until)
+        except Errors.KafkaError as error:
+            why = text_of(error)
+        if why is None:
+            text = f"that was deleted, and the log begins at offset {until} now"
+        else:
+            text = f"it is still there ({why}); where nobody needs it: {_command(target, partition, until)}"
+        told[partition] = damage._replace(text=f"{damage.text}; {text}")
+    return told
+
+
+async def _delete(target: Cluster, control: LinkControl, partition: TopicPartition, until: int) -> str | None:
+    """Deletes what is before an offset if it is the link's filler; else why not."""
+    begun = control.begun.get(partition)
+    if (refusal := await others_before(target, partition, until, until, set(control.producer_ids))) is not None:
+        return text_of(refusal)
+    now = (await read_ids(None, target, {partition.topic})).get(partition.topic, _UNKNOWN)
+    if begun is None or not begun.target or begun.target != now.target:
+        return "nothing tells that this is the topic that the link has begun"
+    code = await delete_records(target, partition, until)
+    return None if code == 0 else Errors.for_code(code).__name__
+
+
+def _command(target: Cluster, partition: TopicPartition, until: int) -> str:
+    servers = target.bootstrap_servers
+    spec = {"partitions": [{**partition._asdict(), "offset": until}], "version": 1}
+    where = servers if isinstance(servers, str) else ",".join(servers)
+    return f"kafka-delete-records.sh --bootstrap-server {where} --offset-json-file FILE, with FILE: {json.dumps(spec)}"
