@@ -14,13 +14,17 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import json
 import math
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+from kafka.errors import KafkaError
 from typer.core import TyperCommand
 
+from spark_integration.cli.exits import failure_json
 from tolerant_client.errors import OptionError
+from tolerant_client.ops.printing import echo
 
 _FILE = frozenset({"config", "flow", "clusters"})
 _CLUSTERS = frozenset({"source", "target", "source_properties", "target_properties"})
@@ -52,7 +56,12 @@ def unbundled(function: Callable[..., None]) -> Callable[..., None]:
     def command(**given: Any) -> None:
         for name, (kind, offered) in bundles.items():
             given[name] = kind(**{each: given.pop(each) for each in offered})
-        function(**given)
+        try:
+            function(**given)
+        except KafkaError as error:
+            if given.get("as_json"):
+                echo(json.dumps(failure_json(error)))
+            raise
 
     command.__name__, command.__doc__ = function.__name__, function.__doc__
     command.__annotations__ = {name: option.annotation for name, option in options.items()}

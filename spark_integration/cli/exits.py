@@ -43,7 +43,16 @@ def require_spark() -> None:
 
 def tell_failure(error: Exception) -> None:
     """Says an error as one sentence on standard error."""
-    echo(f"tolerant-kafka: {str(error).removeprefix(f'{type(error).__name__}: ')}", err=True)
+    echo(f"tolerant-kafka: {_sentence(error)}", err=True)
+
+
+def failure_json(error: Exception) -> dict[str, object]:
+    """What a command with --json prints that ends with this error; the exit code is the command's."""
+    return {"error": _sentence(error), "exit_code": exit_code(error)}
+
+
+def _sentence(error: Exception) -> str:
+    return str(error).removeprefix(f"{type(error).__name__}: ")
 
 
 class _Terminated(SystemExit):

@@ -101,6 +101,17 @@ class Others(NamedTuple):
             raise OptionError(why)
 
 
+def namesake(link: str, others: Iterable[str]) -> str | None:
+    """Another link whose transactional ids may be those of this one: a gap of topic x-gap-y of link a is one of topic y of link
+    a-gap-x.  Pure.
+    """
+    for other in others:
+        short, long = sorted((link, other), key=len)
+        if long.startswith((f"{short}-gap-", f"{short}-copy-")):
+            return other
+    return None
+
+
 async def look_for_others(
     target: Cluster, link: str, names: Collection[str], *, is_identical: bool, is_new: bool = False
 ) -> Others:
@@ -118,6 +129,9 @@ async def look_for_others(
         require_no_unreadable(controls, link, names, target)
     except OptionError as error:
         return Others(dict.fromkeys(names, text_of(error)))
+    if (other := namesake(link, controls.links)) is not None:
+        why = f"Link {link} and link {other} of this target may use the same transactional ids: give this one another --link"
+        return Others(dict.fromkeys(names, why))
     refused: dict[str, str] = {}
     own = controls.links.get(link, LinkControl())
     ours = {p.topic for p in own.begun}

@@ -49,10 +49,10 @@ class PartitionLag:
 
     @property
     def lag_offsets(self) -> int | None:
-        """What of the source's log is not on the target, offsets after an open transaction included."""
+        """What the source's log has and the target has not, offsets after an open transaction included."""
         if self.source_end is None or self.position is None:
             return None
-        return max(0, self.source_end - self.position)
+        return max(0, self.source_end - max(self.position, self.source_start or 0))
 
     @property
     def copyable(self) -> int:
@@ -123,7 +123,8 @@ async def look(
         return [PartitionLag(p, copied[p]) for p in wanted]
     end = await source.list_offsets(dict.fromkeys(wanted, LATEST))
     stable = await source.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
-    return [PartitionLag(p, copied[p], stable[p], max(stable[p], end[p])) for p in wanted]
+    start = await source.list_offsets(dict.fromkeys(wanted, EARLIEST))
+    return [PartitionLag(p, copied[p], stable[p], max(stable[p], end[p]), start[p]) for p in wanted]
 
 
 async def look_led(
@@ -139,7 +140,9 @@ async def look_led(
     else:
         copied, left_out = await list_led_offsets(target, dict.fromkeys(wanted, LATEST))
     ends, stable, unseen = await source_ends(source, copied, looks=BELIEVED_AFTER)
-    return [PartitionLag(p, copied[p], stable[p], ends[p]) for p in wanted if p in stable], {**left_out, **unseen}
+    starts, unstarted = await list_led_offsets(source, dict.fromkeys(stable, EARLIEST), looks=BELIEVED_AFTER)
+    lags = [PartitionLag(p, copied[p], stable[p], ends[p], starts[p]) for p in wanted if p in starts]
+    return lags, {**left_out, **unseen, **unstarted}
 
 
 async def positions(

@@ -24,7 +24,13 @@ from tolerant_client.mirror.life.promotion_report import groups_json
 from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.link_topics import NOT_ON_SOURCE, see_topics, some, unread_map
+from tolerant_client.mirror.state.link_topics import (
+    NOT_ON_SOURCE,
+    PARTITION_NOT_ON_SOURCE,
+    see_topics,
+    some,
+    unread_map,
+)
 from tolerant_client.mirror.state.map_topic import has_map, map_partition, mapped_topics, read_maps
 from tolerant_client.mirror.state.open_transactions import Held, find_held, is_held_long
 from tolerant_client.mirror.state.plan import TopicSpec
@@ -138,8 +144,9 @@ async def plan_everything(
     refusals = [f"{UNKNOWN_ORDERS}: {HIDDEN}"] if control.is_hidden else []
     refusals += [unread_map(mapped.unread, link)] if mapped.unread else []
     view = await see_topics(source, target, chosen, control, mapped)
-    refusals += [f"{NOT_ON_SOURCE}, and the link has copied it: {name}" for name in sorted(planned.gone)]
+    refusals += gone_refusals(planned.gone, view.on_source)
     warnings = [*planned.warnings, *gone_warnings(view.gone.keys() - planned.gone.keys())]
+    warnings += made_again_warnings((topic.name for topic in planned.topics.create), control)
     try:
         control.require_not_promoted(link)
         if is_translated:
@@ -192,6 +199,27 @@ def gone_warnings(gone: Iterable[str]) -> list[str]:
     """Of topics that the target has of the link, and the source has not; pure."""
     return [
         f"{NOT_ON_SOURCE}, and the link writes it on the target: {name}; nothing is copied into it" for name in gone
+    ]
+
+
+def gone_refusals(gone: Mapping[str, list[int]], on_source: Collection[str]) -> list[str]:
+    """What of the link's copies the source does not have any more: topics, and partitions of those that it has; pure."""
+    return [
+        f"{NOT_ON_SOURCE}, and the link has copied it: {name}"
+        if name not in on_source
+        else f"{PARTITION_NOT_ON_SOURCE}, and the link has copied it: {some(f'{name}-{n}' for n in numbers)}"
+        for name, numbers in sorted(gone.items())
+    ]
+
+
+def made_again_warnings(created: Iterable[str], control: LinkControl) -> list[str]:
+    """Of topics that are to be created though the link has begun to copy them: somebody has deleted them; pure."""
+    known = {p.topic for p in (*control.begun, *control.copied)}
+    return [
+        f"topic {name} is not on the target any more, though the link had begun to copy it: it is made again, and filled"
+        " from where the source's logs begin now"
+        for name in sorted(created)
+        if name in known
     ]
 
 

@@ -112,7 +112,7 @@ def gone_warnings(gone: Iterable[TopicPartition]) -> list[str]:
     if not (known := sorted(gone)):
         return []
     return [
-        f"the source has no such topic (any more): {names(known)}; the link writes it, so what the target has is promoted and"
+        f"the source has no such topic, or partition of it (any more): {names(known)}; the link writes it, so what the target has is promoted and"
         " fenced, too, and how much of it was not copied is unknown"
     ]
 

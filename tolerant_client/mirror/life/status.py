@@ -10,7 +10,7 @@ How it is measured:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -54,7 +54,7 @@ from tolerant_client.mirror.state.health import (
 from tolerant_client.mirror.state.health import names as names_of
 from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, link_options, unfinished
-from tolerant_client.mirror.state.link_topics import NOT_ON_SOURCE, link_topics, see_topics, some, unread_map
+from tolerant_client.mirror.state.link_topics import link_topics, see_topics, some, unread_map
 from tolerant_client.mirror.state.map_topic import has_map, mapped_topics
 from tolerant_client.mirror.state.open_transactions import Held, find_held, is_held_long
 from tolerant_client.mirror.state.plan import select_topics
@@ -154,7 +154,7 @@ async def read_status(
     await source.net.sleep(look_s)
     second, unseen = await look_led(source, target, link, present, is_translated)
     if not rested:
-        unseen.update({TopicPartition(t, n): NOT_ON_SOURCE for t, numbers in view.gone.items() for n in numbers})
+        unseen.update(view.why_gone)
         unseen.update(view.hidden)
     seconds = time.monotonic() - began
     ledger = Ledger(target, link)
@@ -193,9 +193,7 @@ async def read_status(
         reasons += mirror_reasons(link, mirrors)
         reasons += _paused_reasons(control)
         if missing:
-            number = f"{len(missing)} partition{'s are' if len(missing) > 1 else ' is'} not"
-            text = f"{names_of(missing)}: not on the target yet ({number}): no mirror has made it"
-            reasons.append(Reason(Health.WAITING, text))
+            reasons += missing_reasons(missing, control)
     return LinkStatus(
         link,
         int(time.time() * 1000),
@@ -228,6 +226,21 @@ async def _with_age_and_size(source: Cluster, seen: list[PartitionLag]) -> list[
         )
         for e in seen
     ]
+
+
+def missing_reasons(missing: Collection[TopicPartition], control: LinkControl) -> list[Reason]:
+    """Of partitions that the source has and the target has not: those that the link had copied were deleted there.  Pure."""
+    deleted = sorted(p for p in missing if p in control.begun or p in control.copied)
+    unmade = sorted(set(missing).difference(deleted))
+    reasons = []
+    if deleted:
+        text = "not on the target any more, though the link had begun to copy it: a start of the mirror makes it again, and fills it"
+        reasons.append(Reason(Health.BLOCKED, f"{names_of(deleted)}: {text}"))
+    if unmade:
+        number = f"{len(unmade)} partition{'s are' if len(unmade) > 1 else ' is'} not"
+        text = f"{names_of(unmade)}: not on the target yet ({number}): no mirror has made it"
+        reasons.append(Reason(Health.WAITING, text))
+    return reasons
 
 
 async def read_rows(

@@ -23,6 +23,7 @@ from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 NOT_ON_SOURCE = "the source has no such topic"
+PARTITION_NOT_ON_SOURCE = "the source has no such partition of this topic any more"
 _SHOWN = 5
 _TOPIC_NAME = re.compile(r"(?!\.\.?$)[a-zA-Z0-9._-]{1,249}")  # Topic.java
 
@@ -133,7 +134,8 @@ async def _refuse_another(target: Cluster, link: str, given: LinkTopics, on_targ
 class LinkView(NamedTuple):
     """The topics of a link, by their names on the target, with their partitions on either cluster.
 
-    `gone` are those that the target has and the source does not (any more): it was asked for each by name.  `hidden` says of
+    `gone` are those that the target has and the source does not (any more): it was asked for each by name; of topics that it
+    has, partitions that the link has begun to copy and that are no more (the topic was made anew).  `hidden` says of
     others, which are in none of these, why that is unknown: a cluster does not let us describe them.  It has their
     partitions as the other cluster or the link's control knows them, or the first one, which every topic has.
     `unread` are partitions of the link's map that tell no topics now, and why.
@@ -144,6 +146,15 @@ class LinkView(NamedTuple):
     gone: Mapping[str, list[int]]
     hidden: Mapping[TopicPartition, str]
     unread: Mapping[TopicPartition, str] = NO_MAP.unread
+
+    @property
+    def why_gone(self) -> dict[TopicPartition, str]:
+        """What is to be said of each partition that is gone."""
+        return {
+            TopicPartition(name, n): PARTITION_NOT_ON_SOURCE if name in self.on_source else NOT_ON_SOURCE
+            for name, numbers in self.gone.items()
+            for n in numbers
+        }
 
     def require_seen(self, link: str) -> None:
         """Raises OptionError where a topic of the link may be there, and we may not describe it, or cannot know of it."""
@@ -198,7 +209,14 @@ async def see_topics(
         numbers = on_source.pop(name, None) or on_target.pop(name, None) or remembered or [0]
         hidden.update(dict.fromkeys((TopicPartition(name, n) for n in numbers), str(error.args[0])))
     unknown = [name for name in sorted(on_target.keys() - on_source.keys()) if not is_heartbeats(topics, name)]
-    return LinkView(on_source, on_target, {name: on_target[name] for name in unknown}, hidden, mapped.unread)
+    gone = {name: on_target[name] for name in unknown}
+    if source is not None:
+        known_partitions = control.begun.keys() | control.copied.keys()
+        for name in sorted(on_target.keys() & on_source.keys()):
+            fewer = sorted(set(on_target[name]).difference(on_source[name]))
+            if fewer := [n for n in fewer if TopicPartition(name, n) in known_partitions]:
+                gone[name] = fewer
+    return LinkView(on_source, on_target, gone, hidden, mapped.unread)
 
 
 def known_topics(topics: LinkTopics, control: LinkControl, seen: Collection[str]) -> set[str]:

@@ -247,6 +247,7 @@ def partition_report(
         gaps += [part for part in before if part.until_offset > max(start, part.from_offset)]
     gaps += [part for result in results for part in result.gaps]
     low, high = bounds.source_start or 0, bounds.source_end or 0
+    copied = low if bounds.target_end is None else bounds.target_end
     gaps = [
         part._replace(from_offset=max(part.from_offset, low), until_offset=min(part.until_offset, high))
         for part in gaps
@@ -270,7 +271,7 @@ def partition_report(
         compared=high - low - covered(gaps, low, high),
         not_compared=tuple(sorted(gaps)),
         records=sum(r.records for r in results),
-        lag=max(0, (bounds.source_stable or 0) - (low if bounds.target_end is None else bounds.target_end)),
+        lag=max(0, (bounds.source_stable or 0) - (max(low, copied) if high > low else copied)),
         filler=sum(r.filler for r in results),
         compacted=sum(r.compacted for r in results),
         ledger=tuple(rows),

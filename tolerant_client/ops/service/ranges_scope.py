@@ -19,6 +19,7 @@ _GONE = (
     "the source has no such topic any more, or does not show it to us (is Describe on it still granted?); only if it was"
     " deleted there, and its copy is not needed, delete the copy on the target"
 )
+_PARTITION_GONE = "the source has no such partition of this topic any more: it was made anew there with fewer; what the target has of it stays"
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,13 @@ class Scope:
         leaderless = {p: why for p, why in planned.waiting.items() if p not in refused}
         kept = {p: self.ends[p] for p in leaderless if p in self.ends}
         gone = {TopicPartition(topic, n): _GONE for topic, numbers in copies.items() for n in numbers}
+        copied = {topic.name for topic in planned.topics.copied}
+        gone |= {
+            TopicPartition(topic, n): _PARTITION_GONE
+            for topic, numbers in planned.gone.items()
+            for n in numbers
+            if topic in copied
+        }
         former = {**starts, **self.ends}
         gained = {p: max(0, end - former.get(p, 0)) for p, end in planned.ends.items()}
         return Scope({**kept, **planned.ends}, gained, leaderless, refused, gone)

@@ -11,6 +11,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.life import lens
+from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.records.record_batch import Record, encode_batch
 
 FIRST, SECOND, NEW = TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("new", 0)
@@ -69,3 +70,10 @@ def test_no_more_than_the_limit_is_fetched() -> None:
     cluster = FakeCluster(many, {})
     assert done(lens.oldest_ms(cluster, many)) == {}  # type: ignore[arg-type]
     assert [len(asked) for asked in cluster.fetched] == [lens.MOST_AGES]
+
+
+def test_what_is_left_to_copy_begins_where_the_sources_log_does() -> None:
+    """A log start that is half done has filler up to there, and an empty log nothing."""
+    for position in (0, 1_056_770, 6_000_000):
+        lag = PartitionLag(TopicPartition("orders", 0), position, 6_000_100, 6_000_100, 6_000_000)
+        assert (lag.lag_offsets, lag.copyable) == (100, 100)

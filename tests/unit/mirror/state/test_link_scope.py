@@ -20,6 +20,7 @@ from tolerant_client.mirror.engine.preflight import (
     copied_identically,
     grown,
     look_for_others,
+    namesake,
     refuse_circle,
     require_same_source,
 )
@@ -28,6 +29,7 @@ from tolerant_client.mirror.state import link_topics
 from tolerant_client.mirror.state.control_record import Controls, controls_of, encode_control
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import (
+    PARTITION_NOT_ON_SOURCE,
     LinkView,
     known_topics,
     made_anew,
@@ -140,6 +142,36 @@ def test_a_topic_of_the_link_that_the_source_has_deleted_is_still_one_of_the_lin
     named = LinkTopics(TopicFilter((".*",)), TopicNames(DefaultReplicationPolicy(), "A"))
     view = seen(FakeCluster("A.orders"), FakeCluster("A.orders", "A.old", "A.heartbeats", "own"), named)
     assert view.gone == {"A.old": [0, 1]} and not view.hidden
+
+
+def test_partitions_that_the_link_has_copied_and_its_source_has_no_more_are_gone() -> None:
+    """A topic was made anew there with fewer; what else the target has more of is no affair of the link."""
+
+    class Wider(FakeCluster):
+        async def partitions(self, topics: Collection[str] | None = None) -> dict[str, list[int]]:
+            return dict.fromkeys(await super().partitions(topics), [0, 1, 2, 3])
+
+    begun = dict.fromkeys([TopicPartition("orders", n) for n in (0, 2)], TopicIds("s", "t"))
+    view = seen(FakeCluster("orders"), Wider("orders"), "orders", LinkControl(begun=begun))
+    assert view.gone == {"orders": [2]}
+    assert view.why_gone == {TopicPartition("orders", 2): PARTITION_NOT_ON_SOURCE}
+    assert seen(FakeCluster("orders"), Wider("orders"), "orders").gone == {}
+
+
+@pytest.mark.parametrize(
+    ("link", "others", "found"),
+    [
+        ("a", ["b", "a-gap-x"], "a-gap-x"),
+        ("a-gap-x", ["a"], "a"),
+        ("a-copy-x", ["a"], "a"),
+        ("a-gap", ["a", "a-gap"], None),
+        ("b-gap-x", ["a", "b2"], None),
+    ],
+)
+def test_two_links_that_may_use_the_same_transactional_ids_are_found(
+    link: str, others: list[str], found: str | None
+) -> None:
+    assert namesake(link, others) == found
 
 
 @pytest.mark.parametrize("exists", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import io
+import json
 import os
 import re
 import select
@@ -55,6 +56,7 @@ def test_a_name_that_is_not_utf_8_is_refused_before_a_cluster_is_asked(
     monkeypatch.setattr(Cluster, "__init__", connect)
     done = CliRunner().invoke(app, words)
     assert isinstance(done.exception, OptionError) and exit_code(done.exception) == 2
+    assert not done.stdout
     option = words[words.index(HALF) - 1] if words[0] != "throttle" else "rate"
     assert re.fullmatch(rf".*{option} 'half-\\udcff' is not UTF-8.*", str(done.exception))
 
@@ -336,3 +338,18 @@ def test_nobody_waits_for_ever(words: tuple[str, ...], seconds: str) -> None:
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+@pytest.mark.parametrize("command", [("status", *BOTH, "--link", "nope"), ("list", *BOTH[2:])])
+def test_a_command_that_is_refused_prints_its_one_document_too(
+    monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OptionError("No mirror of link nope has written down what it copies")
+
+    monkeypatch.setattr(Cluster, "__init__", refuse)
+    done = CliRunner().invoke(app, [*command, "--json"])
+    assert isinstance(done.exception, OptionError)
+    told = {"error": "No mirror of link nope has written down what it copies", "exit_code": 2}
+    assert json.loads(done.stdout) == told
+    assert not CliRunner().invoke(app, command).stdout
