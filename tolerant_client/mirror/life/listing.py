@@ -23,7 +23,7 @@ _LOOK_S = (RENEW_MS + 1_500) / 1000  # within which a mirror that runs has said 
 class ListedLink(NamedTuple):
     """A link of a target; `control` is None where its record cannot be read, `is_seen` False where nobody tells who runs.
 
-    `has_map`: the target has an offset map of it.
+    `has_map`: the target has an offset map of it.  `is_forgotten`: a mirror of it runs, and the control has no record of it.
     """
 
     link: str
@@ -31,6 +31,7 @@ class ListedLink(NamedTuple):
     mirror: Run | None
     is_seen: bool
     has_map: bool
+    is_forgotten: bool = False
 
     @property
     def offsets(self) -> str | None:
@@ -61,6 +62,8 @@ class ListedLink(NamedTuple):
     def state(self) -> str:
         """What its operator has said of it, and whether a mirror of it runs, for people."""
         control = self.control
+        if self.is_forgotten:
+            return f"its control is gone, stop its mirror and start it again; {self._mirror_words}"
         if control is None:
             return "unreadable: run tolerant-kafka repair"
         said = [
@@ -114,6 +117,7 @@ def listed(controls: Controls, runs: Iterable[Run] | None, mapped: Collection[st
         if run.link not in newest or run.is_alive or not newest[run.link].is_alive:
             newest[run.link] = run
     unreadable = {record.key for record in controls.unreadable}
+    forgotten = {link for link, run in newest.items() if run.is_alive} - controls.links.keys() - unreadable
     return [
         ListedLink(
             link,
@@ -121,8 +125,9 @@ def listed(controls: Controls, runs: Iterable[Run] | None, mapped: Collection[st
             newest.get(link),
             is_seen=runs is not None,
             has_map=link in mapped,
+            is_forgotten=link in forgotten,
         )
-        for link in sorted({*controls.links, *unreadable})
+        for link in sorted({*controls.links, *unreadable, *forgotten})
     ]
 
 

@@ -97,3 +97,12 @@ def test_a_record_that_cannot_be_read_is_no_link_that_is_well() -> None:
     (found,) = listed(Controls({}, (Unreadable("dr", "no JSON", None),)), [], ())
     assert found.state == "unreadable: run tolerant-kafka repair" and found.topics == "unknown"
     assert found.offsets_words == "unknown" and found.to_json()["is_promoted"] is None
+
+
+def test_a_mirror_that_runs_without_a_control_is_a_link_that_nobody_knows_more_of() -> None:
+    """The control topic was deleted under it."""
+    found = states([run("dr", is_alive=True), run("ended", is_ended=True)])
+    assert (
+        found["dr"].startswith("its control is gone, stop its mirror and start it again; runs on m1")
+        and len(found) == 1
+    )

@@ -18,8 +18,10 @@ from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life.comparison import Comparison, is_comparable
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.mirrors import mirror_reasons, standing
+from tolerant_client.mirror.life.plan_report import gone_refusals, made_again_warnings
 from tolerant_client.mirror.life.status import (
     LinkStatus,
+    missing_reasons,
     read_rows,
     still,
     uncompared_reasons,
@@ -27,7 +29,7 @@ from tolerant_client.mirror.life.status import (
 from tolerant_client.mirror.state.claims import Run, Waiting
 from tolerant_client.mirror.state.health import Health, Reason, waiting_reasons
 from tolerant_client.mirror.state.ledger import Ledger
-from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.open_transactions import Held, OpenTransaction
 from tolerant_client.ops.monitoring.board import Board
 from tolerant_client.ops.monitoring.health import health_of
@@ -226,3 +228,24 @@ def test_what_is_told_as_blocked_or_paused_is_not_told_as_waiting_too() -> None:
     control = LinkControl(paused_partitions=frozenset({ordered}))
     assert standing([replace(RUN, is_alive=True, waiting=told)], [differs], control) == {waits: told[waits]}
     assert standing([replace(RUN, waiting=told)], [], control) == {}
+
+
+COPIED, NEW = TopicPartition("orders", 0), TopicPartition("new", 0)
+HAD = LinkControl(begun={COPIED: TopicIds("s", "t")})
+
+
+def test_what_was_copied_and_is_not_on_the_target_was_deleted_there() -> None:
+    """No mirror has made what nobody knows."""
+    deleted, unmade = missing_reasons([COPIED, NEW], HAD)
+    assert deleted.health is Health.BLOCKED and deleted.text.startswith("orders-0: not on the target any more")
+    assert unmade.health is Health.WAITING and unmade.text.startswith(
+        "new-0: not on the target yet (1 partition is not)"
+    )
+    (warning,) = made_again_warnings(["new", "orders"], HAD)
+    assert warning.startswith("topic orders is not on the target any more")
+
+
+def test_a_plan_names_topics_and_partitions_that_the_source_has_no_more() -> None:
+    fewer, gone = gone_refusals({"old": [0, 1], "a": [2]}, {"a", "b"})
+    assert fewer == "the source has no such partition of this topic any more, and the link has copied it: a-2"
+    assert gone == "the source has no such topic, and the link has copied it: old"

@@ -106,3 +106,10 @@ def test_a_topic_that_is_created_anew_after_it_was_copied_was_deleted_on_the_tar
     again = replace(again, topics=replace(again.topics, create=(TopicSpec("orders", 2, 1),)))
     assert started().made_again(again) == {"orders"}
     assert Scope().made_again(again) == set()
+
+
+def test_partitions_that_a_topic_of_the_source_has_no_more_are_told_and_the_others_go_on() -> None:
+    fewer = replace(plan(["orders", "payments"], {FIRST: 10, OTHER: 30}), gone={"orders": [SECOND.partition]})
+    scope = Scope().after_plan(fewer, {}, {})
+    assert scope.blocked.keys() == {SECOND} and "no such partition" in scope.blocked[SECOND]
+    assert scope.ends.keys() == {FIRST, OTHER} and not scope.lacking(fewer)
