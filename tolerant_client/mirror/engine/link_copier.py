@@ -24,7 +24,7 @@ from tolerant_client.mirror.engine.copied_partition import CopiedPartition
 from tolerant_client.mirror.engine.emptiness import EmptinessChecks
 from tolerant_client.mirror.engine.limits import CopyLimits, Progress, raise_stopped
 from tolerant_client.mirror.engine.memory import Memory
-from tolerant_client.mirror.engine.partition_locks import Turns
+from tolerant_client.mirror.engine.partition_locks import PartitionLocks
 from tolerant_client.mirror.engine.strategy import CopiedLink, Strategy
 from tolerant_client.mirror.engine.tasks import Tasks
 from tolerant_client.mirror.engine.throttle import TokenBucket
@@ -82,7 +82,7 @@ class LinkCopier:
         self.strategy = offsets(self.link)
         self._bytes_per_s = bytes_per_s
         self._shares = shares
-        self._turns = Turns()
+        self._locks = PartitionLocks()
         self._repeated: set[Callable[[], Awaitable[None]]] = set()
 
     @property
@@ -107,11 +107,8 @@ class LinkCopier:
         another process of the run asks for the partition.  A partition that stopped has its error in its progress;
         the other partitions are brought to their end.  Calls for the same partition wait for each other.
         """
-        await self._turns.take(until)
-        try:
+        async with self._locks.held(until):
             return await self._copy(until, hold_ms, lease_ms)
-        finally:
-            self._turns.leave(until)
 
     async def _copy(
         self, until: Mapping[TopicPartition, int | None], hold_ms: int, lease_ms: int

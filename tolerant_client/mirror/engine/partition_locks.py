@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 
 from kafka.structs import TopicPartition
 
 from tolerant_client.stock.stock_names import Future
 
 
-class Turns:
-    """Partitions that are being worked on; `take` and `leave` go in pairs."""
+class PartitionLocks:
+    """Partitions that are being worked on."""
 
     def __init__(self) -> None:
         self._taken: dict[TopicPartition, Future] = {}
 
-    async def take(self, partitions: Collection[TopicPartition]) -> bool:
-        """Waits until all of them are free, and takes them; True if it had to wait."""
+    @asynccontextmanager
+    async def held(self, partitions: Collection[TopicPartition]) -> AsyncIterator[bool]:
+        """Has partitions for itself, once all of them are free; True if it had to wait."""
         has_waited = False
         while (busy := next((self._taken[p] for p in partitions if p in self._taken), None)) is not None:
             has_waited = True
             await busy
-        self._taken.update(dict.fromkeys(partitions, Future()))
-        return has_waited
-
-    def leave(self, partitions: Collection[TopicPartition]) -> None:
-        """Gives partitions back that were taken together, and wakes who waits for them."""
-        for done in {self._taken.pop(partition) for partition in partitions}:
+        done = Future()
+        self._taken.update(dict.fromkeys(partitions, done))
+        try:
+            yield has_waited
+        finally:
+            for partition in partitions:
+                del self._taken[partition]
             done.success(None)

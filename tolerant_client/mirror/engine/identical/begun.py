@@ -15,7 +15,7 @@ from tolerant_client.cluster.admin.transactions import fresh_producer_id
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.appendable import AppendState
-from tolerant_client.mirror.engine.partition_locks import Turns
+from tolerant_client.mirror.engine.partition_locks import PartitionLocks
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import ControlWatch, update_control
 from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds
@@ -32,7 +32,7 @@ class Begun:
         self._unwritten: dict[TopicPartition, TopicIds] = {}
         self._uncopied: dict[TopicPartition, int] = {}
         self._unstarted: dict[TopicPartition, int] = {}
-        self._turns = Turns()
+        self._locks = PartitionLocks()
 
     async def write(
         self,
@@ -52,15 +52,17 @@ class Begun:
         self._unstarted |= {p: start for p, start in log_starts.items() if known.log_starts.get(p) != start}
         if not (self._unwritten or self._uncopied or self._unstarted):
             return
-        await self._turns.take(_CONTROL)  # what is begun at the same time is one record
+        async with self._locks.held(_CONTROL):  # what is begun at the same time is one record
+            await self._write_all()
+
+    async def _write_all(self) -> None:
         new, self._unwritten = self._unwritten, {}
         ends, self._uncopied = self._uncopied, {}
         starts, self._unstarted = self._unstarted, {}
+        if not (new or ends or starts):
+            return
         try:
-            if new or ends or starts:
-                await update_control(
-                    self._target, self._control.link, lambda now: copied_so_far(now, new, ends, starts)
-                )
+            await update_control(self._target, self._control.link, lambda now: copied_so_far(now, new, ends, starts))
         except (Errors.TopicAuthorizationFailedError, Errors.ClusterAuthorizationFailedError, OptionError):
             pass
         except Errors.KafkaError:
@@ -68,8 +70,6 @@ class Begun:
             self._uncopied = {**ends, **self._uncopied}
             self._unstarted = {**starts, **self._unstarted}
             raise
-        finally:
-            self._turns.leave(_CONTROL)
 
     async def identified(self, state: AppendState) -> AppendState:
         """A state with a producer id that the target does not know yet; from now on one of the link's.  Raises KafkaError."""

@@ -42,7 +42,7 @@ from tolerant_client.cluster.txn_markers import WriteTxnMarkers
 from tolerant_client.errors import OptionError, ProducerFencedError
 from tolerant_client.mirror.batches.gaps import Gap, marker_producer
 from tolerant_client.mirror.engine.identical.gap_producer import GapProducer, gap_transactional_id
-from tolerant_client.mirror.engine.partition_locks import Turns
+from tolerant_client.mirror.engine.partition_locks import PartitionLocks
 
 # Offsets.  An empty transaction leaves nothing for anybody to see, but each takes some ms; longer gaps get one with
 # filler records, which only read_uncommitted consumers see.
@@ -79,7 +79,7 @@ class TransactionFiller:
         self._clock = clock
         self._coordinators = Coordinators(target)
         self._producers: dict[TopicPartition, GapProducer] = {}
-        self._turns = Turns()
+        self._locks = PartitionLocks()
 
     async def fill(self, partition: TopicPartition, gap: Gap, *, max_batch_bytes: int = _FILLER_BATCH_BYTES) -> int:
         """Fills what of the gap the log does not have yet; returns the log end that it saw last.
@@ -89,16 +89,13 @@ class TransactionFiller:
         Raises LinkPromotedError, OptionError and KafkaError, retriable or not; then the log has a part of the gap or all
         of it.
         """
-        has_waited = await self._turns.take([partition])  # two fills of one process would not fence each other
-        try:
+        async with self._locks.held([partition]) as has_waited:  # two fills of one process would not fence each other
             # Law C: while nobody has fenced us, the log still ends where the caller saw it.
             is_known = partition in self._producers and not has_waited
             end = gap.from_offset if is_known else await replicated_end(self._target, partition)
             if has_waited and partition in self._producers:
                 await self._may_write(partition)
             return await self._fill(partition, gap, end, max_batch_bytes)
-        finally:
-            self._turns.leave([partition])
 
     async def _fill(self, partition: TopicPartition, gap: Gap, end: int, max_batch_bytes: int) -> int:
         contentions = 0
@@ -172,7 +169,7 @@ class MarkerFiller:
         self._may_write = may_write
         self._clock = clock
         self._unanswered: dict[TopicPartition, float] = {}  # when
-        self._turns = Turns()
+        self._locks = PartitionLocks()
 
     async def fill(self, partition: TopicPartition, gap: Gap, *, max_batch_bytes: int = 0) -> int:
         """As TransactionFiller.fill, without batches; an end beyond the gap means repeated markers, or those of others."""
@@ -180,12 +177,9 @@ class MarkerFiller:
         _, newest = self._target.manager.broker_version_data.api_versions.get(WriteTxnMarkers.API_KEY, (0, 0))
         if newest < WriteTxnMarkers.API_VERSION:
             raise OptionError("gap.fill=markers needs target brokers of Kafka 2.8 or newer; set gap.fill=transactions")
-        has_waited = await self._turns.take([partition])
-        try:
+        async with self._locks.held([partition]) as has_waited:
             is_known = partition not in self._unanswered and not has_waited
             return await self._fill(partition, gap, gap.from_offset if is_known else await self._settled(partition))
-        finally:
-            self._turns.leave([partition])
 
     async def _fill(self, partition: TopicPartition, gap: Gap, end: int) -> int:
         while gap.from_offset <= end < gap.until_offset:

@@ -12,7 +12,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.cluster import LATEST, Cluster
-from tolerant_client.mirror.engine.partition_locks import Turns
+from tolerant_client.mirror.engine.partition_locks import PartitionLocks
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import ControlWatch, update_control
 from tolerant_client.mirror.state.link_control import LinkControl
@@ -26,7 +26,7 @@ class Adopted:
     def __init__(self, target: Cluster, control: ControlWatch) -> None:
         self._target = target
         self._control = control
-        self._turns = Turns()
+        self._locks = PartitionLocks()
 
     async def until(self, partition: TopicPartition, end: int) -> int:
         """The source offset before which a target log that ends at `end` has all; 0 where nobody had copied there.
@@ -36,12 +36,9 @@ class Adopted:
         if end:
             return self._control.value.adopted.get(partition, 0)
         if partition in self._control.value.adopted:
-            await self._turns.take(_CONTROL)
-            try:
+            async with self._locks.held(_CONTROL):
                 if partition in self._control.value.adopted:  # nobody has written it while we waited
                     await self._forget(partition)
-            finally:
-                self._turns.leave(_CONTROL)
         return 0
 
     async def _forget(self, partition: TopicPartition) -> None:

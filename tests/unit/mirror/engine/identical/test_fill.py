@@ -151,11 +151,11 @@ def test_a_second_fill_of_a_partition_waits_for_the_first_and_looks_again(make: 
     target.answers["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), set())
     filler = make(target)
     run(filler.fill(P, Gap(0, 1)))  # a transactional producer looks before its first gap alone
-    filler._turns._taken[P] = busy = Future()
+    filler._locks._taken[P] = busy = Future()
     second = filler.fill(P, Gap(1, 2))
     assert second.send(None) is not None, "it waits"
     target.log_end, sent = 2, len(target.sent)  # the first has filled it
-    filler._turns._taken.pop(P)
+    filler._locks._taken.pop(P)
     busy.success(None)
     assert run(second) == 2 and len(target.sent) == sent
 
@@ -390,11 +390,11 @@ def test_a_producer_that_has_waited_its_turn_asks_again_whether_it_may_fill() ->
     target = FakeTarget()
     filler = transacting(target)
     run(filler.fill(P, Gap(0, 1)))
-    filler._turns._taken[P] = busy = Future()
+    filler._locks._taken[P] = busy = Future()
     second, sent = filler.fill(P, Gap(1, 2)), len(target.sent)
     assert second.send(None) is not None, "it waits"
     lapsing(target)
-    filler._turns._taken.pop(P)
+    filler._locks._taken.pop(P)
     busy.success(None)
     with pytest.raises(LinkPromotedError):
         run(second)
