@@ -116,9 +116,8 @@ class TranslatedPartition(CopiedPartition):
 
     @property
     def is_over(self) -> bool:
-        now = self._link.clock()
         is_idle = self.has_reached or self.paused is not None
-        return self.is_released or self.error is not None or is_idle and not self.is_held(now)
+        return self.is_released or self.error is not None or is_idle and not self.is_held(self._link.clock())
 
     @property
     def is_read(self) -> bool:
@@ -222,8 +221,7 @@ class TranslatedPartition(CopiedPartition):
             self._link.tasks.notify()
 
     async def _take_over(self) -> None:
-        if self._stands_since is None:
-            self._stands_since = self._link.clock()
+        self._stands_since = self._stands_since or self._link.clock()
         self._term = self._link.claims.term(self._claim)
         self._require_claim()
         if why := await self._parts.reads.copied_identically(self.partition):
@@ -272,8 +270,7 @@ class TranslatedPartition(CopiedPartition):
             elif not self.queue:
                 await self._record_position()
         began = self._link.clock()
-        if self._stands_since is None:
-            self._stands_since = began
+        self._stands_since = self._stands_since or began
         self._require_claim()
         await self._producer.open()
         copied, size = self.acked, 0
@@ -365,8 +362,7 @@ class TranslatedPartition(CopiedPartition):
         loss, self.place.loss = self.place.loss, None
         cause = error.__cause__ if isinstance(error.__cause__, Errors.KafkaError) else error
         self._is_taken_over = False
-        if self._stands_since is None:
-            self._stands_since = now
+        self._stands_since = self._stands_since or now
         self._troubles.add(f"{type(cause).__name__}: {cause}", now)
         if isinstance(error, RecordBatchError):
             self._troubles.damaged(str(error))
