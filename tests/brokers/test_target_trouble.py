@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import kafka
+import kafka.errors as Errors
 import pytest
 from kafka.admin import NewTopic
 from kafka.protocol.admin import AlterClientQuotasRequest, ListTransactionsRequest
@@ -27,21 +28,26 @@ from support.mirror_link import (
     compare,
     create_again,
     create_topic,
+    delete_records,
     delete_topic,
     ends,
     header_at,
     mirror,
 )
+from tolerant_client.cluster.admin.topics import present_ids
 from tolerant_client.cluster.admin.transactions import describe_producers, init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.cluster.producer.stamped import StampedAppends
+from tolerant_client.cluster.producer.transaction import ProducerTransaction
 from tolerant_client.errors import (
     ClusterUnreachableError,
     RecoveryExhaustedError,
     TargetDivergedError,
     TolerantClientError,
 )
+from tolerant_client.mirror.batches.gaps import Gap, filler_batches
 from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
-from tolerant_client.mirror.engine.identical import resting, sync_loop
+from tolerant_client.mirror.engine.identical import log_start, resting, sync_loop
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy
 from tolerant_client.mirror.engine.identical.resume_point import read_append_states
@@ -49,6 +55,8 @@ from tolerant_client.mirror.engine.limits import CopyLimits, Progress
 from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.state.ledger import read_ledger
+from tolerant_client.records import codecs
+from tolerant_client.records.record_batch import Record, encode_batch, restamp
 from tolerant_client.testing import KafkaCluster
 
 # kafka-python leaves the socket of a refused connection to the garbage collector.
@@ -293,7 +301,15 @@ def test_what_others_write_in_the_middle_of_a_copy_stops_it(
 # -- the log becomes shorter, or empty ----------------------------------------
 
 
-def test_topic_that_is_made_anew_between_two_appends_is_named_under_every_policy(source: str, target: str) -> None:
+@pytest.fixture
+def without_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches go by the names of their topics, as to brokers before 4.1."""
+    monkeypatch.setattr(Cluster, "produces_by_id", lambda cluster, node_id: False)
+
+
+def test_topic_that_is_made_anew_between_two_appends_is_named_under_every_policy(
+    source: str, target: str, without_ids: None
+) -> None:
     topic = "target-made-anew"
     create_topic(source, topic)
     append_records(source, topic, 100)
@@ -320,6 +336,167 @@ def test_topic_that_is_made_anew_between_two_appends_is_named_under_every_policy
     assert ledger_of(target, topic) == []
     delete_topic(target, topic)
     mirror(source, target, topic)
+    assert_identical(source, target, topic)
+
+
+# -- a name is not a topic -----------------------------------------------------
+
+
+def made_anew_by_others(servers: str, topic: str, count: int) -> None:
+    """The topic is deleted and made anew, and an application writes into it; blocks the caller, as a freeze does."""
+    delete_topic(servers, topic)
+    create_again(servers, topic)
+    append_records(servers, topic, count, first=7_000_000)
+
+
+def append_aborted(servers: str, topic: str, offsets: int) -> None:
+    """One aborted transaction that takes so many offsets, its marker included."""
+    partition = TopicPartition(topic, 0)
+    with Cluster({"bootstrap_servers": servers}, name="writer") as cluster:
+
+        async def run() -> None:
+            transaction = ProducerTransaction(cluster, topic, 60_000)
+            await transaction.begin()
+            await transaction.add_partitions([partition])
+            appends = StampedAppends(
+                cluster, partition, transaction.producer_id, transaction.producer_epoch, transactional_id=topic
+            )
+            batches = filler_batches(
+                Gap(0, offsets - 1), is_compacted=True, max_batch_bytes=1 << 20, timestamp_ms=1, codec=codecs.ZSTD
+            )
+            for batch in batches:
+                await appends.append(await cluster.leader(partition), *batch)
+            await transaction.begin()
+
+        cluster.run(run)
+
+
+def assert_is_the_applications(servers: str, topic: str, count: int) -> None:
+    assert ends(servers, topic) == [count]
+    partition = TopicPartition(topic, 0)
+    records = read_with_kafka_python(servers, [partition], committed=False)[partition]
+    assert sorted(records) == list(range(count))
+
+
+@pytest.mark.parametrize("transactional_id", [None, "by-id"])
+def test_a_broker_refuses_a_batch_for_a_topic_that_was_made_anew(target: str, transactional_id: str | None) -> None:
+    topic = f"by-id-{transactional_id}"
+    partition = TopicPartition(topic, 0)
+    create_topic(target, topic)
+    with Cluster({"bootstrap_servers": target}, name="writer") as cluster:
+
+        async def run() -> list[tuple[int, int]]:
+            (topic_id,) = (await present_ids(cluster, [topic])).values()
+            assert topic_id is not None
+            producer_id, epoch = -1, -1
+            if transactional_id is not None:
+                transaction = ProducerTransaction(cluster, transactional_id, 10_000)
+                await transaction.begin()
+                await transaction.add_partitions([partition])
+                producer_id, epoch = transaction.producer_id, transaction.producer_epoch
+            told = []
+            for number in range(2):
+                node = await cluster.leader(partition)
+                batch = bytearray(encode_batch([Record(0, 1, b"k", b"v")]))
+                restamp(batch, producer_id, epoch, number, is_transactional=transactional_id is not None)
+                (part,) = await cluster.produce(
+                    node,
+                    {partition: memoryview(batch)},
+                    transactional_id=transactional_id,
+                    topic_ids={partition: topic_id},
+                )
+                told.append((part.error_code, part.base_offset))
+                assert cluster.produces_by_id(node)
+                made_anew_by_others(target, topic, 3)
+            return told
+
+        assert cluster.run(run) == [(0, 0), (Errors.UnknownTopicIdError.errno, -1)]
+
+
+def copy_across_a_freeze(source: str, target: str, topic: str, is_time: Callable[[int], bool]) -> None:
+    """Copies a topic; once its log is as far as `is_time` wants the process stands still while the topic is made anew."""
+    with both(source, target) as (origin, copy):
+
+        async def run() -> None:
+            link = await prepare_link(origin, copy, topic, topic)
+            copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), link=topic)
+            copying = origin.net.call_soon_with_future(copier.copy, link.ends)
+            while not is_time((await copy.list_offsets({TopicPartition(topic, 0): LATEST}))[TopicPartition(topic, 0)]):
+                await origin.net.sleep(0)
+            made_anew_by_others(target, topic, 1000)
+            await copying
+
+        origin.run(run)
+
+
+def test_a_mirror_that_was_frozen_while_it_copied_appends_nothing_to_the_topic_that_has_the_name_now(
+    source: str, target: str
+) -> None:
+    topic = "frozen-copying"
+    create_topic(source, topic)
+    append_records(source, topic, 300_000, per_batch=100, timestamp=int(time.time() * 1000))
+    with pytest.raises(TargetDivergedError, match=f"{topic}-0 was deleted and made anew on the target"):
+        copy_across_a_freeze(source, target, topic, lambda end: 5_000 < end < 250_000)
+    assert_is_the_applications(target, topic, 1000)
+
+
+def test_a_gap_goes_on_in_no_topic_that_was_made_anew(source: str, target: str) -> None:
+    """The log of the application ends inside the gap, and filler says nothing of what lies before it."""
+    topic = "frozen-gap"
+    create_topic(source, topic)
+    append_records(source, topic, 100)
+    append_aborted(source, topic, 1_000_000)
+    append_records(source, topic, 100)
+    with pytest.raises(TargetDivergedError, match=f"{topic}-0 was deleted and made anew on the target"):
+        copy_across_a_freeze(source, target, topic, lambda end: 1_000 < end < 900_000)
+    partition = TopicPartition(topic, 0)
+    records = read_with_kafka_python(target, [partition], committed=False)[partition]
+    assert sorted(records) == list(range(1000)), "no filler"
+
+
+def test_a_log_start_deletes_nothing_of_a_topic_that_was_made_anew(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process stands still between reading the headers back and DeleteRecords."""
+    topic = "frozen-start"
+    create_topic(source, topic)
+    append_records(source, topic, 1100)
+    delete_records(source, topic, 900)
+    read_headers = log_start.others_before
+
+    async def frozen(*args: Any) -> TargetDivergedError | None:
+        found = await read_headers(*args)
+        if found is None:
+            made_anew_by_others(target, topic, 1000)
+        return found
+
+    monkeypatch.setattr(log_start, "others_before", frozen)
+    with pytest.raises(TargetDivergedError, match=f"{topic}-0 was deleted and made anew on the target"):
+        mirror(source, target, topic, link=topic)
+    assert_is_the_applications(target, topic, 1000)
+
+
+def test_topic_that_is_made_anew_between_two_appends_is_filled_again_where_brokers_know_ids(
+    source: str, target: str
+) -> None:
+    topic = "target-made-anew-by-id"
+    create_topic(source, topic)
+    append_records(source, topic, 100)
+    partition = TopicPartition(topic, 0)
+    with both(source, target) as (origin, copy):
+
+        async def run() -> None:
+            link = await prepare_link(origin, copy, topic, "tests")
+            copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), link="tests")
+            await copier.copy(link.ends, lease_ms=60_000)
+            delete_topic(target, topic)
+            create_again(target, topic)
+            while ends(target, topic) != [0]:
+                time.sleep(0.05)
+            append_records(source, topic, 50, first=100)
+            await copier.copy({partition: 150}, lease_ms=60_000)
+
+        origin.run(run)
     assert_identical(source, target, topic)
 
 

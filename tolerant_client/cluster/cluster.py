@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import kafka.errors as Errors
@@ -30,7 +31,9 @@ from tolerant_client.cluster.produce import (
     MAX_PRODUCE_VERSION,
     MIN_PRODUCE_VERSION,
     PRODUCE_API_KEY,
+    PRODUCE_BY_ID_VERSION,
     RawProduce,
+    RawProduceById,
 )
 from tolerant_client.errors import UnsupportedSourceError
 from tolerant_client.stock.stock_names import Future
@@ -44,6 +47,7 @@ CONSUMER, DEBUGGING_REPLICA = -1, -2  # who asks, of ListOffsets
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1  # isolation levels of Fetch and ListOffsets (KIP-98)
 
 _LIST_LOCAL_OFFSETS = 8  # KIP-405
+_NO_IDS: Mapping[TopicPartition, uuid.UUID] = MappingProxyType({})
 _LIST_OFFSETS_BY_TIME = 1  # version 0 knows when segments were written, not records
 
 
@@ -210,6 +214,12 @@ class Cluster(Leaders):
     def _fetch_version(self) -> int:
         return self.version("Fetch", FETCH_API_KEY, MIN_FETCH_VERSION, MAX_FETCH_VERSION)
 
+    def produces_by_id(self, node_id: int) -> bool:
+        """Whether a node takes batches for topics by their ids (KIP-516, Kafka 4.1); true only once connected."""
+        known = self.manager._conns.get(node_id) or self.manager  # one that an upgrade has not reached says so itself
+        _, highest = known.broker_version_data.api_versions.get(PRODUCE_API_KEY, (0, -1))
+        return bool(highest >= PRODUCE_BY_ID_VERSION)
+
     def produce(
         self,
         node_id: int,
@@ -218,12 +228,19 @@ class Cluster(Leaders):
         *,
         acks: int = -1,
         transactional_id: str | None = None,
+        topic_ids: Mapping[TopicPartition, uuid.UUID] = _NO_IDS,
     ) -> Any:
-        """Sends one batch a partition; a kafka Future of ProduceAnswer (None with acks=0), for pipelining."""
+        """Sends one batch a partition; a kafka Future of ProduceAnswer (None with acks=0), for pipelining.
+
+        With `topic_ids`, of all partitions, only to the topics that have these ids, whatever has their names by now, where the
+        node knows ids (Kafka 4.1); else by name.
+        """
+        options: dict[str, Any] = {"acks": acks, "transactional_id": transactional_id}
         try:
             version = self.version("Produce", PRODUCE_API_KEY, MIN_PRODUCE_VERSION, MAX_PRODUCE_VERSION)
-            request = RawProduce(version, batches, timeout_ms, acks=acks, transactional_id=transactional_id)
-            return self.manager.send(request, node_id)
+            if topic_ids.keys() >= batches.keys() and self.produces_by_id(node_id):
+                return self.manager.send(RawProduceById(topic_ids, batches, timeout_ms, **options), node_id)
+            return self.manager.send(RawProduce(version, batches, timeout_ms, **options), node_id)
         except Errors.KafkaError as error:  # the node is not known, has refused our credentials, or is too old
             return Future().failure(error)
 

@@ -1,29 +1,32 @@
-"""Produce of whole record batches, as slices of the buffer that they were received into.
+"""Produce of whole record batches, as slices of the buffer that they were received into: by topic name or by topic id.
 
-Wire facts: ProduceRequest.json and ProduceResponse.json of Apache Kafka,
-versions 3 to 7 (Kafka 0.11 to 4.x); zstd needs 7 (KIP-110).
+Wire facts: ProduceRequest.json and ProduceResponse.json of Apache Kafka.  By name: versions 3 to 7 (Kafka 0.11 to 4.x); zstd
+needs 7 (KIP-110).  By id (KIP-516): version 13 (Kafka 4.1), a flexible one (KIP-482); a broker refuses an id that no topic of
+it has with UNKNOWN_TOPIC_ID, whatever has that topic's name by now.
 """
 
 from __future__ import annotations
 
 import struct
+import uuid
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kafka.structs import TopicPartition
 
 from tolerant_client.records.record_batch import read_header
-from tolerant_client.tracker.primitives import encode_string, read_topic
+from tolerant_client.tracker.primitives import encode_string, encode_uvarint, read_topic, read_uvarint, skip_tags
 from tolerant_client.tracker.rules.apis import Request
 
 PRODUCE_API_KEY = 0
 MIN_PRODUCE_VERSION = 3
 MAX_PRODUCE_VERSION = 7
+PRODUCE_BY_ID_VERSION = 13
 NO_APPEND_TIME = -1
 
 _ANSWER_V5 = struct.Struct(">ihqqq")
 _ANSWER_V3 = struct.Struct(">ihqq")
-
+_NO_TAGS = _NULL = b"\0"
 
 _SEQUENCE_MODULUS = 1 << 31
 
@@ -137,8 +140,82 @@ class RawProduce(Request):
                 produced.append(ProducedPartition(TopicPartition(topic, index), error, base_offset, append_time))
         (throttle_time_ms,) = struct.unpack_from(">i", body, at)
         at += 4
+        return self._whole(body, at, produced, throttle_time_ms)
+
+    def _whole(
+        self, body: memoryview, at: int, produced: list[ProducedPartition], throttle_time_ms: int
+    ) -> ProduceAnswer:
         if at != len(body):
             raise ValueError(f"Produce answer has {len(body)} bytes, its fields {at}")
         if {p.partition for p in produced} != self.batches.keys():
             raise ValueError("Produce answer speaks of other partitions than its request")
         return ProduceAnswer(produced, throttle_time_ms)
+
+
+class RawProduceById(RawProduce):
+    """A RawProduce of version 13; `topic_ids` has the id of each partition's topic."""
+
+    __slots__ = ("topic_ids",)
+
+    def __init__(
+        self,
+        topic_ids: Mapping[TopicPartition, uuid.UUID],
+        batches: Mapping[TopicPartition, memoryview],
+        timeout_ms: int,
+        **options: Any,
+    ) -> None:
+        super().__init__(PRODUCE_BY_ID_VERSION, batches, timeout_ms, **options)
+        self.topic_ids = topic_ids
+
+    def frame_buffers(self, correlation_id: int, client_id: str) -> list[bytes | bytearray | memoryview]:
+        """The whole frame, length prefix included; batches appear as the views given."""
+        client = client_id.encode()
+        by_id: dict[uuid.UUID, list[tuple[int, memoryview]]] = {}
+        for partition, batch in self.batches.items():
+            by_id.setdefault(self.topic_ids[partition], []).append((partition.partition, batch))
+        head = bytearray(4)
+        head += struct.pack(">hhih", PRODUCE_API_KEY, self.API_VERSION, correlation_id, len(client)) + client + _NO_TAGS
+        transactional_id = None if self.transactional_id is None else self.transactional_id.encode()
+        head += _NULL if transactional_id is None else encode_uvarint(len(transactional_id) + 1) + transactional_id
+        head += struct.pack(">hi", self.acks, self.timeout_ms) + encode_uvarint(len(by_id) + 1)
+        buffers: list[bytes | bytearray | memoryview] = []
+        size = 0
+        for topic_id, batches in by_id.items():
+            head += topic_id.bytes + encode_uvarint(len(batches) + 1)
+            for index, batch in batches:
+                head += struct.pack(">i", index) + encode_uvarint(len(batch) + 1)
+                buffers += (head, batch)
+                size += len(head) + len(batch)
+                head = bytearray(_NO_TAGS)
+            head += _NO_TAGS
+        head += _NO_TAGS
+        buffers.append(head)
+        struct.pack_into(">i", buffers[0], 0, size + len(head) - 4)
+        return buffers
+
+    def decode_response(self, body: memoryview) -> ProduceAnswer:
+        """As RawProduce."""
+        known = {(topic_id.bytes, p.partition): p for p, topic_id in self.topic_ids.items()}
+        at = skip_tags(body, 0)
+        topics, at = read_uvarint(body, at)
+        produced: list[ProducedPartition] = []
+        for _ in range(topics - 1):
+            topic_id = bytes(body[at : at + 16])
+            count, at = read_uvarint(body, at + 16)
+            for _ in range(count - 1):
+                index, error, base_offset, append_time, _log_start = _ANSWER_V5.unpack_from(body, at)
+                errors, at = read_uvarint(body, at + _ANSWER_V5.size)
+                for _ in range(errors - 1):
+                    at = skip_tags(body, _skip_string(body, at + 4))
+                at = skip_tags(body, _skip_string(body, at))
+                if (partition := known.get((topic_id, index))) is None:
+                    raise ValueError("Produce answer speaks of other partitions than its request")
+                produced.append(ProducedPartition(partition, error, base_offset, append_time))
+            at = skip_tags(body, at)
+        (throttle_time_ms,) = struct.unpack_from(">i", body, at)
+        return self._whole(body, skip_tags(body, at + 4), produced, throttle_time_ms)
+
+
+def _skip_string(body: memoryview, at: int) -> int:
+    length, at = read_uvarint(body, at)
+    return at + max(length - 1, 0)

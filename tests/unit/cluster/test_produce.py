@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import uuid
 from typing import Any
 
 import pytest
@@ -11,11 +12,18 @@ from hypothesis import strategies as st
 from kafka.protocol.producer import ProduceRequest, ProduceResponse
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.produce import MAX_PRODUCE_VERSION, MIN_PRODUCE_VERSION, ProducedPartition, RawProduce
+from tolerant_client.cluster.produce import (
+    MAX_PRODUCE_VERSION,
+    MIN_PRODUCE_VERSION,
+    PRODUCE_BY_ID_VERSION,
+    ProducedPartition,
+    RawProduce,
+    RawProduceById,
+)
 from tolerant_client.records.record_batch import Record, encode_batch
 from tolerant_client.tracker.rules.apis import Action, action_for
 
-VERSIONS = range(MIN_PRODUCE_VERSION, MAX_PRODUCE_VERSION + 1)
+VERSIONS = (*range(MIN_PRODUCE_VERSION, MAX_PRODUCE_VERSION + 1), PRODUCE_BY_ID_VERSION)
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b-\u00fc", 0)
 BATCHES = {
     partition: encode_batch(
@@ -23,23 +31,33 @@ BATCHES = {
     )
     for n, partition in enumerate((A0, B0, A1))
 }
+TOPIC_IDS = {"a": uuid.UUID(int=7), "b-\u00fc": uuid.UUID(int=2**127 + 1), "c": uuid.UUID(int=9)}
 
 
-def produce(version: int, batches: dict[TopicPartition, bytes] = BATCHES) -> RawProduce:
-    return RawProduce(version, {p: memoryview(b) for p, b in batches.items()}, 30_000)
+def produce(
+    version: int, batches: dict[TopicPartition, bytes] = BATCHES, transactional_id: str | None = None
+) -> RawProduce:
+    views = {p: memoryview(b) for p, b in batches.items()}
+    if version == PRODUCE_BY_ID_VERSION:
+        ids = {p: TOPIC_IDS[p.topic] for p in batches}
+        return RawProduceById(ids, views, 30_000, transactional_id=transactional_id)
+    return RawProduce(version, views, 30_000, transactional_id=transactional_id)
 
 
-def theirs(version: int) -> bytes:
+def theirs(version: int, transactional_id: str | None) -> bytes:
     topics: dict[str, list[Any]] = {}
     for partition, batch in BATCHES.items():
         topics.setdefault(partition.topic, []).append(
             ProduceRequest.TopicProduceData.PartitionProduceData(index=partition.partition, records=batch)
         )
     encoded = ProduceRequest[version](
-        transactional_id=None,
+        transactional_id=transactional_id,
         acks=-1,
         timeout_ms=30_000,
-        topic_data=[ProduceRequest.TopicProduceData(name=name, partition_data=parts) for name, parts in topics.items()],
+        topic_data=[
+            ProduceRequest.TopicProduceData(name=name, topic_id=TOPIC_IDS[name], partition_data=parts)
+            for name, parts in topics.items()
+        ],
     )
     encoded.with_header(correlation_id=7, client_id="me")
     return bytes(encoded.encode(framed=True, header=True))
@@ -55,23 +73,38 @@ def answer(version: int, partitions: dict[TopicPartition, tuple[int, int]]) -> b
                 base_offset=offset,
                 log_append_time_ms=-1,
                 log_start_offset=0,
+                record_errors=[_RecordError(batch_index=1, batch_index_error_message=why) for why in ("bad", None)],
+                error_message=None if code == 0 else "refused",
             )
         )
     response = ProduceResponse[version](
         responses=[
-            ProduceResponse.TopicProduceResponse(name=name, partition_responses=parts) for name, parts in topics.items()
+            ProduceResponse.TopicProduceResponse(name=name, topic_id=TOPIC_IDS[name], partition_responses=parts)
+            for name, parts in topics.items()
         ],
         throttle_time_ms=3,
     )
-    return bytes(response.encode(header=False))
+    header_tags = b"\0" if version == PRODUCE_BY_ID_VERSION else b""
+    return header_tags + bytes(response.encode(header=False))
 
 
+_RecordError = ProduceResponse.TopicProduceResponse.PartitionProduceResponse.BatchIndexAndErrorMessage
 GOOD = {A0: (0, 100), A1: (45, -1), B0: (0, 2**40)}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_request_bytes_are_those_of_kafka_python(version: int) -> None:
-    assert b"".join(produce(version).frame_buffers(7, "me")) == theirs(version)
+@pytest.mark.parametrize("transactional_id", [None, "gap-\u00fc"])
+def test_request_bytes_are_those_of_kafka_python(version: int, transactional_id: str | None) -> None:
+    ours = produce(version, transactional_id=transactional_id).frame_buffers(7, "me")
+    assert b"".join(ours) == theirs(version, transactional_id)
+
+
+def test_partitions_of_one_name_may_be_of_two_topics() -> None:
+    """One whose log was read before its topic was made anew, and one that was read after."""
+    ids = {A0: uuid.UUID(int=1), A1: uuid.UUID(int=2)}
+    request = RawProduceById(ids, {p: memoryview(BATCHES[p]) for p in ids}, 30_000)
+    frame = b"".join(request.frame_buffers(7, "me"))
+    assert all(topic_id.bytes in frame for topic_id in ids.values())
 
 
 def test_batches_are_sent_from_where_they_are() -> None:
@@ -97,10 +130,11 @@ def test_cut_and_leftover_bytes_raise(version: int) -> None:
         produce(version).decode_response(memoryview(body + b"\0"))
 
 
+@pytest.mark.parametrize("version", [7, PRODUCE_BY_ID_VERSION])
 @pytest.mark.parametrize("partitions", [{A0: (0, 1)}, {**GOOD, TopicPartition("c", 0): (0, 1)}, {}])
-def test_answer_about_other_partitions_raises(partitions: dict[TopicPartition, tuple[int, int]]) -> None:
+def test_answer_about_other_partitions_raises(version: int, partitions: dict[TopicPartition, tuple[int, int]]) -> None:
     with pytest.raises(ValueError, match="other partitions"):
-        produce(7).decode_response(memoryview(answer(7, partitions)))
+        produce(version).decode_response(memoryview(answer(version, partitions)))
 
 
 @given(st.binary(max_size=150), st.sampled_from(VERSIONS))

@@ -130,6 +130,13 @@ async def present_ids(cluster: Cluster, topics: Iterable[str]) -> dict[str, uuid
     return await cluster.insist("reading the topics' ids", ask)
 
 
+async def require_topic(cluster: Cluster, topic: str, topic_id: uuid.UUID | None) -> None:
+    """Raises UnknownTopicIdError, which is retriable, where a topic has another id by now, or is not there."""
+    if topic_id is not None and (await present_ids(cluster, [topic])).get(topic) != topic_id:
+        error: Exception = Errors.UnknownTopicIdError(f"topic {topic} has no longer the id {topic_id}")
+        raise error
+
+
 async def create_topics(cluster: Cluster, topics: Iterable[Wanted], *, validate_only: bool) -> list[Outcome]:
     """Creates topics, or with `validate_only` says what would become of them; asked once."""
     creatable = CreateTopicsRequest.CreatableTopic

@@ -5,26 +5,36 @@ then.  `batch_producer.py` sends again.  Laws:
 A. Sequences follow one another from `sequence` on.  After an error nothing more is sent, except after `append`: what was
    refused there is in no log, and the next batch takes its sequence.
 B. A broker that does not know the producer takes any sequence.  So where a batch has its place, as in `append_at`, the first
-   one goes alone, and what follows it is sent once it is in its place.
+   one goes alone, and what follows it is sent once it is in its place.  Where no batch of the last 2 s is known to be in its
+   place (a process may have been frozen), the next one goes out once nothing is in flight and the log ends there.
+C. A name is not a topic: with `topic_id` a batch is refused by any other one, where brokers know ids.
 """
 
 from __future__ import annotations
 
+import time
+import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.offsets import replicated_end
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.produce import add_sequence
 from tolerant_client.cluster.producer.transaction import raise_for_code
 from tolerant_client.records.record_batch import BatchHeader, restamp
 
+_SHOWN_S = 2.0
+
 
 class StampedAppends:
-    """Appends to `partition` as a producer, in its transaction if there is one; the batches are stamped in place."""
+    """Appends to `partition` as a producer, in its transaction if there is one; the batches are stamped in place.
+
+    `may_send` raises KafkaError once nothing more may go out; it is asked before each request.
+    """
 
     def __init__(
         self,
@@ -35,32 +45,46 @@ class StampedAppends:
         sequence: int = 0,
         *,
         transactional_id: str | None = None,
+        topic_id: uuid.UUID | None = None,
+        may_send: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._partition = partition
         self._producer = (producer_id, producer_epoch)
         self._sequence = sequence
         self._transactional_id = transactional_id
-        self._in_flight: deque[tuple[BatchHeader, Any]] = deque()
+        self._topic_ids = {} if topic_id is None else {partition: topic_id}
+        self._may_send = may_send
+        self._clock = clock
+        self._in_flight: deque[tuple[BatchHeader, float, Any]] = deque()
+        self._shown_at = clock()  # when the last batch was sent that was appended
 
     def send(self, node_id: int, header: BatchHeader, batch: memoryview) -> None:
         """Sends a batch, which is not to be changed until it is settled."""
+        self._may_send()
         restamp(batch, *self._producer, self._sequence, is_transactional=self._transactional_id is not None)
         self._sequence = add_sequence(self._sequence, header.record_count)
-        future = self._cluster.produce(node_id, {self._partition: batch}, transactional_id=self._transactional_id)
-        self._in_flight.append((header, future))
+        future = self._cluster.produce(
+            node_id,
+            {self._partition: batch},
+            transactional_id=self._transactional_id,
+            topic_ids=self._topic_ids,
+        )
+        self._in_flight.append((header, self._clock(), future))
 
     async def settled(self, most: int = 0) -> AsyncIterator[tuple[BatchHeader, int]]:
         """The batches that were appended, each with its base offset, until at most `most` are in flight.
 
         Raises Kafka's error, or ProducerFencedError, for one that was refused or not answered.
         """
-        while self._in_flight and (self._in_flight[0][1].is_done or len(self._in_flight) > most):
-            header, future = self._in_flight.popleft()
+        while self._in_flight and (self._in_flight[0][-1].is_done or len(self._in_flight) > most):
+            header, sent_at, future = self._in_flight.popleft()
             (part,) = await future
             if part.error_code and Errors.for_code(part.error_code).invalid_metadata:
                 self._cluster.manager.cluster.request_update()  # the leader that we know may lead no longer
             raise_for_code(part.error_code, f"append to {self._partition.topic}-{self._partition.partition}")
+            self._shown_at = sent_at
             yield header, part.base_offset
 
     async def append(self, node_id: int, header: BatchHeader, batch: memoryview) -> int:
@@ -83,11 +107,24 @@ class StampedAppends:
     ) -> None:
         """As `append_at`, of many, so many of them in flight at most."""
         for header, batch in batches:
+            if self._clock() - self._shown_at > _SHOWN_S:  # law B
+                async for each in self.settled():
+                    self._require_place(*each)
+                await self._require_end(header.base_offset)
             self.send(node_id, header, batch)
             async for each in self.settled(in_flight - 1):
                 self._require_place(*each)
         async for each in self.settled():
             self._require_place(*each)
+
+    async def _require_end(self, offset: int) -> None:
+        asked_at = self._clock()
+        end = await replicated_end(self._cluster, self._partition)
+        if end != offset:
+            raise Errors.OffsetOutOfRangeError(
+                f"the log of {self._partition.topic}-{self._partition.partition} was left ending at {offset}, and ends at {end}"
+            )
+        self._shown_at = asked_at
 
     def _require_place(self, header: BatchHeader, base_offset: int) -> None:
         if base_offset != header.base_offset:

@@ -18,6 +18,7 @@ Pure: no I/O, no clock.
 
 from __future__ import annotations
 
+import uuid
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
@@ -56,12 +57,14 @@ class AppendState(NamedTuple):
     """Where and as whom the next batch is appended, read from the target's log.
 
     `producer_id` is NO_PRODUCER where nothing tells which sequence comes next: then whoever appends needs a fresh one.
+    `topic_id` is that of the log that was read, None where the brokers tell none: a name is not a topic.
     """
 
     log_end: int
     producer_id: int
     producer_epoch: int
     next_sequence: int
+    topic_id: uuid.UUID | None = None
 
 
 class Claim(NamedTuple):

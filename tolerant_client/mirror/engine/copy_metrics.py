@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import bisect
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kafka.structs import TopicPartition
@@ -113,9 +115,12 @@ class MeasuredCluster(Cluster):
         *,
         acks: int = -1,
         transactional_id: str | None = None,
+        topic_ids: Mapping[TopicPartition, uuid.UUID] = MappingProxyType({}),
     ) -> Any:
         """Cluster.produce, measured."""
-        future = super().produce(node_id, batches, timeout_ms, acks=acks, transactional_id=transactional_id)
+        future = super().produce(
+            node_id, batches, timeout_ms, acks=acks, transactional_id=transactional_id, topic_ids=topic_ids
+        )
         if transactional_id is None or self._has_transactional_copies:
             sent = {p: _facts(batch) for p, batch in batches.items() if not p.topic.startswith(OWN_TOPICS)}
             future.add_callback(self._acknowledged, sent, int(self._wall_clock() * 1000))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from tolerant_client.records.record_batch import BatchHeader, Record, encode_bat
 
 P = TopicPartition("orders", 0)
 LEADER = 1
+TOPIC_ID = uuid.UUID(int=7)
 
 
 class Target:
@@ -28,6 +30,8 @@ class Target:
     def __init__(self) -> None:
         self.sent: list[tuple[BatchHeader, Future]] = []
         self.transactional_ids: set[str | None] = set()
+        self.topic_ids: list[dict[TopicPartition, uuid.UUID]] = []
+        self.end = 0
         self.updates = 0
         self.manager = SimpleNamespace(cluster=SimpleNamespace(request_update=self._update))
 
@@ -35,9 +39,15 @@ class Target:
         self.updates += 1
 
     def produce(
-        self, node_id: int, batches: Mapping[TopicPartition, memoryview], *, transactional_id: str | None
+        self,
+        node_id: int,
+        batches: Mapping[TopicPartition, memoryview],
+        *,
+        transactional_id: str | None,
+        topic_ids: Mapping[TopicPartition, uuid.UUID],
     ) -> Future:
         assert node_id == LEADER
+        self.topic_ids.append(dict(topic_ids))
         self.transactional_ids.add(transactional_id)
         future = Future()
         self.sent.append((read_header(batches[P]), future))
@@ -46,14 +56,26 @@ class Target:
     def answer(self, base_offset: int = -1, error_code: int = 0) -> None:
         self.sent.pop(0)[1].success([ProducedPartition(P, error_code, base_offset)])
 
+    async def by_leader(self, partitions: Any) -> dict[int, list[TopicPartition]]:
+        return {LEADER: list(partitions)}
+
+    async def insist(self, what: str, attempt: Any, patience_ms: int | None = None) -> Any:
+        return await attempt()
+
+    async def list_offsets(self, asked: Any) -> dict[TopicPartition, int]:
+        return {P: self.end}
+
+    async def offsets_at(self, *_: Any, **__: Any) -> dict[TopicPartition, int]:
+        return {P: self.end}
+
     @property
     def sequences(self) -> list[int]:
         return [header.base_sequence for header, _ in self.sent]
 
 
-def appends(target: Target, sequence: int = 0, transactional_id: str | None = None) -> StampedAppends:
+def appends(target: Target, sequence: int = 0, transactional_id: str | None = None, **options: Any) -> StampedAppends:
     there: Any = target
-    return StampedAppends(there, P, 4711, 3, sequence, transactional_id=transactional_id)
+    return StampedAppends(there, P, 4711, 3, sequence, transactional_id=transactional_id, **options)
 
 
 def batch(base_offset: int, count: int = 5) -> tuple[BatchHeader, memoryview]:
@@ -147,5 +169,51 @@ def test_many_go_out_together_and_one_in_another_place_ends_it() -> None:
         with pytest.raises(Errors.OffsetOutOfRangeError, match="offset 5 of orders-0 was appended at 6"):
             await appending
         assert target.sequences == [10, 15, 20]
+
+    on_a_loop(run)
+
+
+def test_every_request_is_for_the_topic_that_was_read_and_asks_whether_it_may_go_out() -> None:
+    async def run(net: NetworkSelector) -> None:
+        target, asked = Target(), iter([True, True, False])
+
+        def may_send() -> None:
+            if not next(asked):
+                raise Errors.NotLeaderForPartitionError("the claim is over")
+
+        stamped = appends(target, topic_id=TOPIC_ID, may_send=may_send)
+        appending = net.call_soon_with_future(stamped.append_all_at, LEADER, map(batch, range(0, 50, 5)), 4)
+        with pytest.raises(Errors.NotLeaderForPartitionError, match="the claim is over"):
+            await appending
+        assert target.sequences == [0, 5] and target.topic_ids == [{P: TOPIC_ID}] * 2
+
+    on_a_loop(run)
+
+
+@pytest.mark.parametrize("end", [10, 7])
+def test_after_a_freeze_nothing_goes_out_before_the_log_was_seen_to_end_where_it_was_left(end: int) -> None:
+    """Responses that came before the freeze are old, whenever they are read."""
+
+    async def run(net: NetworkSelector) -> None:
+        target, now = Target(), [0.0]
+        stamped = appends(target, clock=lambda: now[0])
+        appending = net.call_soon_with_future(stamped.append_all_at, LEADER, map(batch, range(0, 20, 5)), 2)
+        await net.sleep(0)
+        assert target.sequences == [0, 5]
+        now[0], target.end = 5.0, end
+        target.answer(0)
+        await net.sleep(0)
+        assert target.sequences == [5], "one is still in flight"
+        target.answer(5)
+        if end != 10:
+            with pytest.raises(Errors.OffsetOutOfRangeError, match="was left ending at 10, and ends at 7"):
+                await appending
+            assert target.sequences == []
+        else:
+            while target.sequences != [10, 15]:
+                await net.sleep(0)
+            target.answer(10)
+            target.answer(15)
+            await appending
 
     on_a_loop(run)

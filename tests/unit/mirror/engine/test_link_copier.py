@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.errors import LinkPromotedError
 from tolerant_client.mirror.batches.appendable import AppendRules, AppendState
 from tolerant_client.mirror.batches.gaps import GapFill
 from tolerant_client.mirror.engine.identical import sync_loop
@@ -193,6 +195,30 @@ def test_what_a_partition_waits_for_is_named_when_it_is_given_up_and_no_silent_s
     assert copy.error is None
     flow_of(copier).lose_patience(FIRST)
     assert "no progress for 120 s" in str(copy.error) and "a transaction is open" in str(copy.error)
+
+
+@pytest.mark.parametrize(
+    "said, error",
+    [
+        (LinkControl(), None),
+        (LinkControl(paused=frozenset({"orders"})), Errors.NotLeaderForPartitionError),
+        (LinkControl(paused_partitions=frozenset({SECOND})), None),
+        (LinkControl(is_promoted=True), LinkPromotedError),
+    ],
+)
+def test_what_lasts_obeys_what_the_operator_said_before_each_of_its_requests(
+    copier: LinkCopier, said: LinkControl, error: type[Exception] | None
+) -> None:
+    placed(copier, FIRST, 300)
+    copier.control.value = said
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        flow_of(copier).require_ours(FIRST)
+
+
+def test_what_lasts_ends_with_the_claim_under_which_its_place_was_read(copier: LinkCopier) -> None:
+    placed(copier, FIRST, 300).term = TERM - 1  # granted anew since
+    with pytest.raises(Errors.NotLeaderForPartitionError, match="the claim on the target's partition is over"):
+        flow_of(copier).require_ours(FIRST)
 
 
 # -- translated offsets -------------------------------------------------------

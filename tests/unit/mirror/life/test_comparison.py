@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
@@ -35,7 +36,7 @@ from tolerant_client.records.record_batch import Record, encode_batch, read_head
 
 P = TopicPartition("orders", 0)
 LINK_ID = 7
-IDS = TopicIds("source-id", "target-id")
+IDS = TopicIds("source-id", str(uuid.UUID(int=7)))
 CONTROL = LinkControl(producer_ids=(LINK_ID,), begun={P: IDS})
 ENTRY = ProducerEntry(LINK_ID, 0, 19, 0, -1)
 
@@ -440,7 +441,7 @@ def test_without_ids_an_empty_log_that_was_copied_was_made_anew() -> None:
 @pytest.mark.parametrize("source", [SOURCE, AFTER_RETENTION, Log(end=0)], ids=["others", "later", "empty"])
 def test_a_source_made_anew_before_anything_of_a_begun_log_is_copied_is_a_loss(source: Any) -> None:
     """What the former one had nobody knows, so the row has no offsets."""
-    found = placed_of_empty(source, replace(CONTROL, begun={P: TopicIds("former-id", "target-id")}))
+    found = placed_of_empty(source, replace(CONTROL, begun={P: IDS._replace(source="former-id")}))
     assert isinstance(found, Loss) and found.resume_at == 0
     assert (found.row.from_offset, found.row.until_offset, found.row.reason) == (0, 0, LossReason.RECREATION)
 
@@ -708,3 +709,25 @@ def test_topics_that_we_may_not_read_keep_no_other_from_being_compared(monkeypat
         )
         assert {p.topic for p in found.differing} == {"differs"} - hidden
     assert len(asked) < 30
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        Log(of_link(0), end=10),
+        Log(in_transaction(0, *[GAP] * 10), marker(10), end=11),
+        Log(batch(0), end=10),
+        Log(end=10, start=10),
+    ],
+    ids=["the link's", "filler", "the source's records", "emptied"],
+)
+def test_a_log_of_a_topic_that_was_made_anew_since_the_link_began_is_no_copy_whatever_its_end_is(log: Any) -> None:
+    """A name is not a topic; one that is empty is begun anew."""
+    former = replace(CONTROL, begun={P: IDS._replace(target=str(uuid.UUID(int=8)))}, copied={P: 10})
+
+    async def placed(target: Any) -> Any:
+        return (await resume_point.read_append_states(cast(Any, SOURCE), target, [P], LINK_ID, control=former))[P]
+
+    found = asyncio.run(placed(log))
+    assert isinstance(found, TargetDivergedError) and "was deleted and made anew on the target" in str(found)
+    assert asyncio.run(placed(Log(end=0))) == AppendState(0, LINK_ID, 0, 0, uuid.UUID(int=7))

@@ -11,6 +11,7 @@ queueing to the answer (memory.py).
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import Unreplicated, replicated_ends_at
+from tolerant_client.cluster.admin.topics import require_topic
 from tolerant_client.cluster.produce import ProducedPartition
 from tolerant_client.mirror.batches.appendable import Appendable
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
@@ -25,11 +27,15 @@ from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Pha
 from tolerant_client.mirror.engine.strategy import NO_CLAIM, CopiedLink
 from tolerant_client.records.record_batch import BatchHeader
 
+_LONG_FILL_S = 0.1  # long enough for a topic to be made anew
+
 
 class GapFiller(Protocol):
     """One way to fill gaps (identical/fill.py)."""
 
-    async def fill(self, partition: TopicPartition, gap: Gap, *, max_batch_bytes: int) -> int:
+    async def fill(
+        self, partition: TopicPartition, gap: Gap, *, max_batch_bytes: int, topic_id: uuid.UUID | None
+    ) -> int:
         """Fills a gap that begins at the log end; returns the log end that it saw at last."""
         ...
 
@@ -108,6 +114,7 @@ class Appender:
                 return
             idle: list[PartitionCopy] = []
             batches: dict[TopicPartition, memoryview] = {}
+            topic_ids: dict[TopicPartition, uuid.UUID] = {}
             sent: list[tuple[PartitionCopy, BatchHeader]] = []
             size = 0
             for partition, copy in list(sender.ready.items()):
@@ -120,7 +127,9 @@ class Appender:
                     continue
                 if copy.is_looked_at:
                     continue  # back in `ready` when that is settled
-                if copy.is_idle(self._clock()):
+                if copy.is_unchecked(self._clock()):
+                    if copy.in_flight:
+                        continue  # as above
                     copy.is_looked_at = True
                     copy.in_flight += 1
                     idle.append(copy)
@@ -142,6 +151,8 @@ class Appender:
                 copy.dequeue()
                 header, batch = item
                 batches[partition] = batch
+                if copy.topic_id is not None:
+                    topic_ids[partition] = copy.topic_id
                 sent.append((copy, header))
                 copy.sent(header)
                 size += header.size
@@ -154,8 +165,8 @@ class Appender:
             if not batches:
                 continue
             sender.in_flight += 1
-            future = self._target.produce(sender.node_id, batches)
-            future.add_callback(self._produced, sender, sent, size)
+            future = self._target.produce(sender.node_id, batches, topic_ids=topic_ids)
+            future.add_callback(self._produced, sender, sent, size, self._clock())
             future.add_errback(self._failed, sender, sent, size)
 
     async def _flush_later(self, sender: _Sender, wait_s: float) -> None:
@@ -164,7 +175,9 @@ class Appender:
         sender.is_waiting = False
         self._flush(sender)
 
-    def _produced(self, sender: _Sender, sent: list[tuple[PartitionCopy, BatchHeader]], size: int, answer: Any) -> None:
+    def _produced(
+        self, sender: _Sender, sent: list[tuple[PartitionCopy, BatchHeader]], size: int, sent_at: float, answer: Any
+    ) -> None:
         produced: dict[TopicPartition, ProducedPartition] = {part.partition: part for part in answer}
         now = self._clock()
         # A broker throttles each request that it has not read yet anew: many of them would outlast their timeouts.
@@ -172,7 +185,7 @@ class Appender:
         for copy, header in sent:
             part = produced[copy.partition]
             copy.in_flight -= 1
-            copy.appended(header, part.error_code, part.base_offset, now, part.log_append_time)
+            copy.appended(header, part.error_code, part.base_offset, sent_at, now, part.log_append_time)
         sender.in_flight -= 1
         self._settle(sender, [copy for copy, _ in sent], size)
 
@@ -188,22 +201,28 @@ class Appender:
         """Asks once where the logs of idle partitions end; the leader itself, since metadata may be old."""
         wanted = [copy.partition for copy in copies]
         ends: dict[TopicPartition, int | Unreplicated | Exception]
+        asked_at = self._clock()
         try:
             ends = await replicated_ends_at(self._target, sender.node_id, wanted)
         except KafkaError as error:
             ends = dict.fromkeys(wanted, error)
         for copy in copies:
             copy.in_flight -= 1
-            copy.looked_at(ends.get(copy.partition), self._clock())
+            copy.looked_at(ends.get(copy.partition), asked_at, self._clock())
         self._settle(sender, copies, 0)
 
     async def _fill(self, sender: _Sender, copy: PartitionCopy, gap: Gap) -> None:
+        began_at, partition, topic_id = self._clock(), copy.partition, copy.topic_id
         try:
-            log_end = await self._fillers[copy.way].fill(copy.partition, gap, max_batch_bytes=copy.max_batch_bytes)
+            log_end = await self._fillers[copy.way].fill(
+                partition, gap, max_batch_bytes=copy.max_batch_bytes, topic_id=topic_id
+            )
+            if self._clock() - began_at > _LONG_FILL_S:
+                await require_topic(self._target, partition.topic, topic_id)  # transactions and markers go by names
         except KafkaError as error:
             copy.not_filled(gap, error, self._clock())
         else:
-            copy.gap_filled(gap, log_end, self._clock())
+            copy.gap_filled(gap, log_end, began_at, self._clock())
         copy.in_flight -= 1
         if copy.queue and copy.queue[0] is gap:
             copy.dequeue()

@@ -325,6 +325,15 @@ def misplaced(case: Case) -> TargetDivergedError:
     )
 
 
+def made_anew(case: Case) -> TargetDivergedError:
+    """A log that has something, of another topic than the one that the link has begun: a name is not a topic (M4)."""
+    return TargetDivergedError(
+        f"The topic of {case} was deleted and made anew on the target since the mirror began to copy into it, and its new log ends at"
+        f" offset {case.logs.target_end}: what lies there is no copy. Delete the target topic: the next start creates it and"
+        " fills it again; where somebody needs those records, mirror into a topic of another name"
+    )
+
+
 def nothing_proves(case: Case) -> TargetDivergedError:
     logs = case.logs
     has = f"has only offsets {logs.target_start} to {logs.target_end}" if logs.is_written else "is empty"

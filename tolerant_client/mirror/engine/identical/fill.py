@@ -15,7 +15,8 @@ E. A gap is filled when the coordinator says that the transaction is over, not w
    only a repeat of a gap's last marker reaches beyond the gap; that is returned as the log end.  What a transaction wrote
    is replicated when it is over, so only whoever takes over asks the leader whether it has more (admin/offsets.py).
 F. Whoever was fenced by a promotion would fence back, too, so `may_write` is asked between taking over and the first
-   request that writes, after all that is waited for there: a claim may lapse meanwhile.  The control is written before
+   request that writes, after all that is waited for there: a claim may lapse meanwhile; `may_send` says it again before each
+   request, without asking anybody.  The control is written before
    anything is fenced (fence.py): who takes over behind the fence finds it there, and who took over before is fenced.
 
 Laws of the markers:
@@ -30,7 +31,9 @@ from __future__ import annotations
 
 import random
 import time
+import uuid
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -58,6 +61,7 @@ _SETTLED_S = 5.0
 
 # Raises once the partition may not be written any more: LinkPromotedError, or what is retriable where it is not claimed.
 MayWrite = Callable[[TopicPartition], Awaitable[None]]
+MaySend = Callable[[TopicPartition], None]  # as far as is known without asking
 
 
 class TransactionFiller:
@@ -68,6 +72,7 @@ class TransactionFiller:
         target: Cluster,
         link: str,
         may_write: MayWrite,
+        may_send: MaySend = lambda partition: None,
         *,
         empty_transactions: int = EMPTY_TRANSACTIONS,
         clock: Callable[[], float] = time.monotonic,
@@ -75,13 +80,21 @@ class TransactionFiller:
         self._target = target
         self._link = link
         self._may_write = may_write
+        self._may_send = may_send
         self._empty_transactions = max(empty_transactions, 1)
         self._clock = clock
         self._coordinators = Coordinators(target)
         self._producers: dict[TopicPartition, GapProducer] = {}
         self._locks = PartitionLocks()
 
-    async def fill(self, partition: TopicPartition, gap: Gap, *, max_batch_bytes: int = _FILLER_BATCH_BYTES) -> int:
+    async def fill(
+        self,
+        partition: TopicPartition,
+        gap: Gap,
+        *,
+        max_batch_bytes: int = _FILLER_BATCH_BYTES,
+        topic_id: uuid.UUID | None = None,
+    ) -> int:
         """Fills what of the gap the log does not have yet; returns the log end that it saw last.
 
         The caller has seen the log end at the gap's start.  `gap.until_offset` comes back when all is well; any other
@@ -90,21 +103,33 @@ class TransactionFiller:
         of it.
         """
         async with self._locks.held([partition]) as has_waited:  # two fills of one process would not fence each other
+            if partition in self._producers and self._producers[partition].topic_id != topic_id:
+                del self._producers[partition]
             # Law C: while nobody has fenced us, the log still ends where the caller saw it.
             is_known = partition in self._producers and not has_waited
             end = gap.from_offset if is_known else await replicated_end(self._target, partition)
             if has_waited and partition in self._producers:
                 await self._may_write(partition)
-            return await self._fill(partition, gap, end, max_batch_bytes)
+            return await self._fill(partition, gap, end, max_batch_bytes, topic_id)
 
-    async def _fill(self, partition: TopicPartition, gap: Gap, end: int, max_batch_bytes: int) -> int:
+    async def _fill(
+        self, partition: TopicPartition, gap: Gap, end: int, max_batch_bytes: int, topic_id: uuid.UUID | None
+    ) -> int:
         contentions = 0
         while gap.from_offset <= end < gap.until_offset:
             producer = self._producers.get(partition)
             try:
                 if producer is None:
                     transactional_id = gap_transactional_id(self._link, partition)
-                    producer = GapProducer(self._target, self._coordinators, transactional_id, partition, self._clock)
+                    producer = GapProducer(
+                        self._target,
+                        self._coordinators,
+                        transactional_id,
+                        partition,
+                        self._clock,
+                        topic_id,
+                        partial(self._may_send, partition),
+                    )
                     await producer.begin()
                     end = await replicated_end(self._target, partition)  # law A: now nobody else moves it inside a gap
                     await self._may_write(partition)
@@ -171,7 +196,9 @@ class MarkerFiller:
         self._unanswered: dict[TopicPartition, float] = {}  # when
         self._locks = PartitionLocks()
 
-    async def fill(self, partition: TopicPartition, gap: Gap, *, max_batch_bytes: int = 0) -> int:
+    async def fill(
+        self, partition: TopicPartition, gap: Gap, *, max_batch_bytes: int = 0, topic_id: uuid.UUID | None = None
+    ) -> int:
         """As TransactionFiller.fill, without batches; an end beyond the gap means repeated markers, or those of others."""
         await self._target.connect()
         _, newest = self._target.manager.broker_version_data.api_versions.get(WriteTxnMarkers.API_KEY, (0, 0))

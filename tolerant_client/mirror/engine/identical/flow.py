@@ -30,6 +30,8 @@ from tolerant_client.mirror.engine.strategy import NO_CLAIM, CopiedLink
 from tolerant_client.mirror.engine.witnesses import Witnesses
 from tolerant_client.stock.stock_names import WakeupNotifier
 
+_PAUSED = "its operator has paused it"
+
 
 class Flow:
     """The partitions of one copier; on the loop of both clusters.
@@ -52,7 +54,9 @@ class Flow:
         self.appender = Appender(
             link,
             {
-                GapFill.TRANSACTIONS: TransactionFiller(link.target, link.name, self.require_writable),
+                GapFill.TRANSACTIONS: TransactionFiller(
+                    link.target, link.name, self.require_writable, self.require_ours
+                ),
                 GapFill.MARKERS: MarkerFiller(link.target, self.require_writable),
             },
             self.is_claimed,
@@ -149,11 +153,18 @@ class Flow:
             self.want_sync(self.partitions[partition])
 
     async def require_writable(self, partition: TopicPartition) -> None:
-        """Raises LinkPromotedError where the link may write no more, and KafkaError where the partition is not claimed."""
+        """Raises LinkPromotedError where the link may write no more, and KafkaError where the partition may not be written."""
         await self.control.require_not_promoted()
+        self.require_ours(partition)
+
+    def require_ours(self, partition: TopicPartition) -> None:
+        """As require_writable, as far as is known without asking: what lasts calls it before each of its requests."""
         copy = self.partitions.get(partition) or self._leaving.get(partition)
         if copy is None or not self.is_claimed(copy):
             raise Errors.NotLeaderForPartitionError(NO_CLAIM)
+        self.control.value.require_not_promoted(self.link.name)
+        if self.control.value.pauses(partition):
+            raise Errors.NotLeaderForPartitionError(_PAUSED)
 
     # -- in the flow and out of it --------------------------------------------
 
@@ -213,7 +224,7 @@ class Flow:
             if copy.phase is Phase.PAUSED and isinstance(copy.error, LinkPausedError):
                 self.want_sync(copy)
         elif copy.phase is Phase.COPYING:
-            copy.trouble("its operator has paused it", self.clock())
+            copy.trouble(_PAUSED, self.clock())
             self.after_trouble(copy)
 
     def pause_if_said(self, copy: PartitionCopy) -> bool:

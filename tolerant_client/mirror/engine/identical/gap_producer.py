@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
@@ -49,7 +50,10 @@ def gap_transactional_id(link: str, partition: TopicPartition) -> str:
 
 
 class GapProducer(ProducerTransaction):
-    """A producer for one partition; one epoch of `transactional_id`."""
+    """A producer for one partition; one epoch of `transactional_id`.
+
+    It fills gaps of the topic that has `topic_id`; `may_send` raises KafkaError once nothing more may be filled.
+    """
 
     _too_long = (
         "Gaps are filled in transactions of {} ms, more than the target's transaction.max.timeout.ms;"
@@ -63,9 +67,13 @@ class GapProducer(ProducerTransaction):
         transactional_id: str,
         partition: TopicPartition,
         clock: Callable[[], float],
+        topic_id: uuid.UUID | None = None,
+        may_send: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(target, transactional_id, _TRANSACTION_TIMEOUT_MS, coordinators)
+        self.topic_id = topic_id
         self._clock = clock
+        self._may_send = may_send
         self._partition = partition
 
     async def begin(self) -> None:
@@ -83,10 +91,14 @@ class GapProducer(ProducerTransaction):
             self.producer_id,
             self.producer_epoch,
             transactional_id=self.transactional_id,
+            topic_id=self.topic_id,
+            may_send=self._may_send,
+            clock=self._clock,
         )
 
     async def add(self) -> None:
         """Opens a transaction; the one before is ended, marker and all, when this returns."""
+        self._may_send()
         await self.add_partitions([self._partition])
 
     async def produce(self, gap: Gap, max_batch_bytes: int) -> None:

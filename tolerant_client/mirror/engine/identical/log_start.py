@@ -6,13 +6,15 @@ A. The filler is in ordinary batches of the link's producer, so the broker's che
 B. The control says, before the first record of it, at which offset the log is to begin (`log_starts`).  So whoever finds
    a log that ends with filler no later knows how far it goes, and that it waits to be deleted.  The filler itself is no
    proof: the target of another link has some, and any producer can write it.
-C. DeleteRecords names an absolute offset below which there is nothing but filler, and whoever appends data behind it
+C. A name is not a topic: the filler is for the one whose log was read, the owner is asked before each request whether it may go
+   out, and directly before DeleteRecords, which knows names only, the topic still has its id after its headers were read.
+D. DeleteRecords names an absolute offset below which there is nothing but filler, and whoever appends data behind it
    has deleted it before: repeating it, late or early, changes nothing else.
-D. Others may write to the log meanwhile, and their records are not deleted.  That our filler was appended where it belongs
+E. Others may write to the log meanwhile, and their records are not deleted.  That our filler was appended where it belongs
    says nothing of what an earlier attempt left: so before the deletion the headers of all that lies below the offset are
    read back.  Where a batch is not the link's nothing is deleted, and whoever comes next finds the same: find_log_start reads
    them before anything is appended.
-E. A broker that does not know the producer takes any sequence, behind others' records, too.  So the first batch goes alone,
+F. A broker that does not know the producer takes any sequence, behind others' records, too.  So the first batch goes alone,
    and nothing follows one that lies elsewhere.
 
 A writer that is killed leaves a log that ends before the offset which its last record names, or at it: in both cases
@@ -22,12 +24,12 @@ the next one calls start_log_at again (state.read_append_states says so).
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.topics import delete_records
+from tolerant_client.cluster.admin.topics import delete_records, require_topic
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.producer.stamped import StampedAppends
 from tolerant_client.errors import OptionError, TargetDivergedError
@@ -39,6 +41,7 @@ from tolerant_client.mirror.engine.identical.places import first_of_others
 from tolerant_client.mirror.state.topics import topic_facts
 from tolerant_client.records import codecs
 
+_FRESH_S = 2.0
 _PIPELINE = 16  # requests; a batch of filler is small, and what the broker does with it is not
 
 
@@ -90,10 +93,11 @@ async def start_log_at(
     *,
     is_compacted: bool,
     max_batch_bytes: int,
+    may_send: Callable[[], None] = lambda: None,
 ) -> None:
     """Brings a log that is empty, or holds nothing but such filler, to begin and end at `start`.
 
-    `own` are all producer ids of the link.  Where the topic allows no DeleteRecords (cleanup.policy compact alone) the
+    `own` are all producer ids of the link; `may_send` raises KafkaError once nothing more may be written.  Where the topic allows no DeleteRecords (cleanup.policy compact alone) the
     filler stays.
     Raises OptionError, TargetDivergedError where others have written before `start`, and KafkaError when a batch was not
     appended, or not read back: the next attempt, by whichever writer, goes on where the log then ends.
@@ -106,12 +110,26 @@ async def start_log_at(
         codec=codecs.GZIP if is_compacted else codecs.ZSTD,  # deleted at once, unless compacted
     )
     node = await target.leader(partition)
-    appends = StampedAppends(target, partition, state.producer_id, state.producer_epoch, state.next_sequence)
+    appends = StampedAppends(
+        target,
+        partition,
+        state.producer_id,
+        state.producer_epoch,
+        state.next_sequence,
+        topic_id=state.topic_id,
+        may_send=may_send,
+    )
     if (first := next(batches, None)) is not None:
-        await appends.append_at(node, *first)  # law E
+        await appends.append_at(node, *first)  # law F
     await appends.append_all_at(node, batches, _PIPELINE)
-    if (refusal := await others_before(target, partition, start, start, own)) is not None:
-        raise refusal
+    is_fresh = False
+    while not is_fresh:  # a process that was frozen since begins anew
+        if (refusal := await others_before(target, partition, start, start, own)) is not None:
+            raise refusal
+        asked_at = time.monotonic()
+        await require_topic(target, partition.topic, state.topic_id)
+        is_fresh = time.monotonic() - asked_at < _FRESH_S
+    may_send()
     await _delete_before(target, partition, start)
 
 

@@ -18,9 +18,12 @@ G. A broker that does not know a producer takes any sequence: a batch in flight
    `resume` one goes alone, and so does each one after records that are so old
    that the broker may forget the producer at any moment (it counts from their
    timestamps; AppendRules.remembered_ms).
-H. The log of a topic that was made anew while nothing was appended takes the next batch at its start.  So what was idle
-   is appended to only when the log was seen to end at `acked` just before, with all of it replicated; steady appending shows
-   that by itself.
+H. The log of a topic that was made anew while nothing was appended takes the next batch at its start.  So where nothing of the
+   last 2 s shows that the log ends at `acked`, it is appended to only when that was seen just before, with all of it
+   replicated; steady appending shows it by itself.  What shows it counts from when it was asked for: a process that was
+   frozen finds responses that are old.
+I. A name is not a topic: batches are for the one whose log was read (`topic_id`), and brokers that know ids refuse them for
+   another one.
 
 No I/O and no clock here: the copier does the one and passes the other.
 """
@@ -28,6 +31,7 @@ No I/O and no clock here: the copier does the one and passes the other.
 from __future__ import annotations
 
 import enum
+import uuid
 from collections import deque
 
 import kafka.errors as Errors
@@ -81,6 +85,7 @@ class PartitionCopy(CopiedPartition):
         self._first_log_end: int | None = None
         self.is_looked_at = False  # where its log ends is being asked
         self._misplaced = ""  # what says that the target's log has become shorter than what was acknowledged
+        self.read_at = now  # when its place began to be read
         self._checked_at = now
         self._remembered_until_ms: float = (
             _FORGOTTEN  # until then the broker knows the producer, whatever it appends of ours
@@ -142,6 +147,11 @@ class PartitionCopy(CopiedPartition):
         return self._rules.way
 
     @property
+    def topic_id(self) -> uuid.UUID | None:
+        """Of the target's topic whose log was read; None where its brokers tell none (Law I)."""
+        return self._state.topic_id
+
+    @property
     def max_batch_bytes(self) -> int:
         assert self._rules is not None
         return self._rules.max_batch_bytes
@@ -160,7 +170,7 @@ class PartitionCopy(CopiedPartition):
         self.phase = Phase.COPYING
         self.error = None
         self.former_epoch = -1
-        self._checked_at = now
+        self._checked_at = min(self.read_at, now)
         self._remembered_until_ms = _FORGOTTEN
 
     def take(self, part: FetchedPartition, until: int | None, now_ms: int) -> list[Appendable]:
@@ -204,15 +214,15 @@ class PartitionCopy(CopiedPartition):
             self.queued_bytes -= item[0].size
         return item
 
-    def is_idle(self, now: float) -> bool:
-        """Whether the end of the log is to be looked at before the next append (Law H)."""
-        return not self.in_flight and now - self._checked_at > _IDLE_S
+    def is_unchecked(self, now: float) -> bool:
+        """Whether the end of the log is to be looked at before the next append, with nothing in flight (Law H)."""
+        return now - self._checked_at > _IDLE_S
 
-    def looked_at(self, log_end: int | Unreplicated | Exception | None, now: float) -> None:
+    def looked_at(self, log_end: int | Unreplicated | Exception | None, asked_at: float, now: float) -> None:
         """Takes what the target's leader said of the end of the log (Law H)."""
         self.is_looked_at = False
         if log_end == self.acked:
-            self._checked_at = now
+            self._checked_at = max(self._checked_at, asked_at)
         elif isinstance(log_end, int):
             self.trouble(f"the target's log was left ending at {self.acked}, and ends at {log_end} now", now)
         elif isinstance(log_end, Unreplicated):
@@ -241,7 +251,13 @@ class PartitionCopy(CopiedPartition):
         return now - self._checked_at > append_lease_s
 
     def appended(
-        self, header: BatchHeader, error_code: int, base_offset: int, now: float, log_append_time: int = NO_APPEND_TIME
+        self,
+        header: BatchHeader,
+        error_code: int,
+        base_offset: int,
+        sent_at: float,
+        now: float,
+        log_append_time: int = NO_APPEND_TIME,
     ) -> None:
         """Takes the answer for one batch that was in flight."""
         if error_code == 0 and log_append_time not in (NO_APPEND_TIME, header.max_timestamp):
@@ -253,7 +269,7 @@ class PartitionCopy(CopiedPartition):
             if self.phase is Phase.COPYING:
                 assert self._rules is not None
                 self.acked = max(self.acked, header.next_offset)
-                self._checked_at = now
+                self._checked_at = max(self._checked_at, sent_at)
                 if not self.in_flight:
                     self._remembered_until_ms = header.max_timestamp + self._rules.remembered_ms
             self.bytes += header.size
@@ -269,12 +285,12 @@ class PartitionCopy(CopiedPartition):
         else:
             self.refused("append", error_code, now)
 
-    def gap_filled(self, gap: Gap, log_end: int, now: float) -> None:
+    def gap_filled(self, gap: Gap, log_end: int, began_at: float, now: float) -> None:
         """Takes the log end that was seen once a gap was filled."""
         if log_end == gap.until_offset:
             if self.phase is Phase.COPYING:
                 self.acked = max(self.acked, log_end)
-                self._checked_at = now
+                self._checked_at = max(self._checked_at, began_at)
             self.filled += gap.until_offset - gap.from_offset
             self._troubles.progressed()
         else:
@@ -285,7 +301,9 @@ class PartitionCopy(CopiedPartition):
         finding = f"the gap {gap.from_offset} to {gap.until_offset} was not filled: {type(error).__name__}: {error}"
         if getattr(error, "retriable", False):
             self.trouble(finding, now)
-        elif isinstance(error, TolerantClientError):
+            return
+        self.has_doubtful_facts = True  # its size may be what was refused
+        if isinstance(error, TolerantClientError):
             self.doubt(error, now)
         else:
             self.doubt(TolerantClientError(f"{self}: {finding}; check the mirror's ACLs, or set gap.fill=records"), now)

@@ -53,7 +53,7 @@ class RestingLogs:
             if _rests(copy, _RESTS_S, now):
                 by_node.setdefault(self._target.known_leader(copy.partition), []).append(copy)
         for copy in by_node.pop(None, ()):
-            self._told(copy, Errors.LeaderNotAvailableError())
+            self._told(copy, Errors.LeaderNotAvailableError(), now)
         for node_id, resting in by_node.items():
             if node_id is not None and node_id not in self._asked:
                 self._asked.add(node_id)
@@ -62,6 +62,7 @@ class RestingLogs:
     async def _look_at(self, node_id: int, copies: list[PartitionCopy]) -> None:
         acked = {copy.partition: copy.acked for copy in copies}
         wanted: dict[TopicPartition, int] = dict.fromkeys(acked, LATEST)
+        asked_at = self._clock()
         try:
             ends = await self._target.offsets_at(node_id, wanted, wanted, 0)
         except Errors.KafkaError:
@@ -74,13 +75,13 @@ class RestingLogs:
             if copy.acked == acked[copy.partition] and _rests(
                 copy, 0.0, now
             ):  # what was appended since shows it itself
-                self._told(copy, ends.get(copy.partition))
+                self._told(copy, ends.get(copy.partition), asked_at)
 
-    def _told(self, copy: PartitionCopy, log_end: int | Exception | None) -> None:
+    def _told(self, copy: PartitionCopy, log_end: int | Exception | None, asked_at: float) -> None:
         if log_end == copy.acked:
             copy.rested()
         else:
-            copy.looked_at(log_end, self._clock())
+            copy.looked_at(log_end, asked_at, self._clock())
             self._on_trouble(copy)
 
 

@@ -17,12 +17,15 @@ Laws (what a difference means: difference.py):
   there by then, and has no more, is a loss; a log starts with the source's only where nothing of it was begun.
 - A log that the link has begun to fill up to where it is to begin, and that has others' records below that, goes on nowhere:
   neither are they deleted with the filler nor copied over.
+- A name is not a topic: a log of another topic than the one that the link has begun is no copy, whatever its end is.  One
+  that is empty is begun anew.
 - The link's producer ids are all that it ever had; what they wrote is never called foreign.  It writes under no other id,
   whoever wrote the batch that it follows: the other one may write on, and a broker would take ours for a repeat of his.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -53,6 +56,7 @@ from tolerant_client.mirror.engine.identical.difference import (
     explain,
     has_times_rewritten,
     is_all_filler,
+    made_anew,
     misplaced,
     nothing_proves,
     overtaken,
@@ -139,6 +143,7 @@ async def read_append_states(
         if last[p].is_control and not await ends_in_gap(target, p, last[p], own, logs[p].adopted, known.get(p, 0)):
             strange.add(p)
     states, remembered = await read_sequences(target, logs, last, producer_id, own, at_high_watermark)
+    states = {p: state._replace(topic_id=_target_id(ids, p)) for p, state in states.items()}
 
     link = ledger.link if ledger is not None else ""
     found: dict[TopicPartition, Found] = {**behind}
@@ -181,6 +186,9 @@ async def read_append_states(
         )
         first = max(log.source_start, control.starts.get(p, 0))
         is_told = not at_high_watermark or p in last and is_data_of(last[p], own)  # brokers may remember later batches
+        if log.target_end and p in control.begun and begun is None:
+            found[p] = made_anew(case)
+            continue
         is_unproved = begun is not None and not log.adopted and known.get(p, 0) < control.log_starts.get(p, 0)
         try:
             start = await find_log_start(
@@ -264,6 +272,11 @@ async def _bounds(
     return {
         p: Logs(source_start[p], source_end[p], target_start[p], target_end[p], kept.get(p, 0)) for p in wanted
     }, behind
+
+
+def _target_id(ids: Mapping[str, TopicIds], partition: TopicPartition) -> uuid.UUID | None:
+    known = ids.get(partition.topic, _UNKNOWN).target
+    return uuid.UUID(known) if known else None
 
 
 def _is_begun(control: LinkControl, partition: TopicPartition, ids: Mapping[str, TopicIds]) -> bool:

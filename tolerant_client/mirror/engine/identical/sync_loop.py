@@ -95,7 +95,7 @@ class SyncLoop:
         flow = self._flow
         copies = {copy.partition: copy for copy in flow.copies(due)}
         for copy in copies.values():
-            copy.term = flow.claims.term(copy.partition)  # before anything is read
+            copy.term, copy.read_at = flow.claims.term(copy.partition), self._clock()  # before anything is read
         due = [p for p in await self._readable(due, copies) if p in copies]
         if not due or not (places := await self._read(due, copies)):
             return
@@ -216,6 +216,8 @@ class SyncLoop:
         if not due:
             return {}
         control = self._control.value
+        if any(p in control.begun and not control.begun[p].is_of_target(ids[p.topic]) for p in due):
+            control = await self._control.refresh()  # another process of the run may have begun the new log
         # Another process of the run may have copied further since.
         known = {p: max(c.acked, control.copied.get(p, 0)) for p, c in copies.items() if c.is_placed}
         filled = {p: c.log_start for p, c in copies.items() if c.log_start}
@@ -272,6 +274,7 @@ class SyncLoop:
                 {self._producer_id, *self._control.value.producer_ids},
                 is_compacted=rules.is_compacted,
                 max_batch_bytes=rules.max_batch_bytes,
+                may_send=partial(flow.require_ours, copy.partition),
             )
         except KafkaError as error:
             copy.not_filled(Gap(found.state.log_end, found.start), error, self._clock())

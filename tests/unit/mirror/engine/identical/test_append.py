@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,11 @@ import pytest
 from kafka.future import Future
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin import topics
 from tolerant_client.cluster.produce import ProduceAnswer, ProducedPartition
 from tolerant_client.mirror.batches.appendable import AppendRules, AppendState
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
+from tolerant_client.mirror.engine.identical import append
 from tolerant_client.mirror.engine.identical.append import Appender
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
 from tolerant_client.mirror.engine.limits import CopyLimits
@@ -34,6 +37,7 @@ class Target:
         self.manager = SimpleNamespace(cluster=SimpleNamespace(leader_for_partition=lambda partition: 1))
         self.sent: list[tuple[dict[TopicPartition, memoryview], Future]] = []
         self.throttled = 0.0
+        self.topic_ids: list[dict[TopicPartition, uuid.UUID]] = []
         self.net = SimpleNamespace(sleep=self._sleep)
 
     def throttled_s(self, node_id: int) -> float:
@@ -43,7 +47,14 @@ class Target:
         self.throttled = 0.0
         await asyncio.sleep(0)
 
-    def produce(self, node_id: int, batches: Mapping[TopicPartition, memoryview]) -> Future:
+    def produce(
+        self,
+        node_id: int,
+        batches: Mapping[TopicPartition, memoryview],
+        *,
+        topic_ids: Mapping[TopicPartition, uuid.UUID],
+    ) -> Future:
+        self.topic_ids.append(dict(topic_ids))
         future = Future()
         self.sent.append((dict(batches), future))
         return future
@@ -63,7 +74,9 @@ class Filler:
     def __init__(self) -> None:
         self.asked: list[tuple[TopicPartition, Gap, asyncio.Future[int]]] = []
 
-    async def fill(self, partition: TopicPartition, gap: Gap, *, max_batch_bytes: int) -> int:
+    async def fill(
+        self, partition: TopicPartition, gap: Gap, *, max_batch_bytes: int, topic_id: uuid.UUID | None
+    ) -> int:
         future = asyncio.get_running_loop().create_future()
         self.asked.append((partition, gap, future))
         return await future
@@ -74,11 +87,12 @@ class Rig:
         self.target, self.filler = Target(), Filler()
         self._tasks: list[asyncio.Task[None]] = []
         self.claimed = True
+        self.now = 0.0
         self.memory = Memory(1 << 20)
         link: Any = SimpleNamespace(
             target=self.target,
             limits=CopyLimits(),
-            clock=lambda: 0.0,
+            clock=lambda: self.now,
             memory=self.memory,
             tasks=SimpleNamespace(spawn=self._spawn),
         )
@@ -221,5 +235,67 @@ def test_more_requests_are_in_flight_with_each_answer_and_one_after_a_throttle()
             "doubled with each answer; after the throttle nothing new goes out behind what is in flight"
         )
         rig.target.answer({FIRST: 30})
+
+    asyncio.run(run())
+
+
+def test_batches_are_for_the_topics_whose_logs_were_read() -> None:
+    async def run() -> None:
+        rig = Rig()
+        ids = {FIRST: uuid.uuid4(), SECOND: uuid.uuid4()}  # made anew between the two reads
+        for partition, topic_id in ids.items():
+            rig.copies[partition].resume(AppendState(0, 4711, 0, 0, topic_id), RULES, 0.0)
+            rig.enqueue(partition, batch(0))
+        rig.target.answer({FIRST: 0})
+        assert rig.target.topic_ids == [{FIRST: ids[FIRST]}, {SECOND: ids[SECOND]}]
+
+    asyncio.run(run())
+
+
+def test_what_is_sent_after_a_freeze_waits_for_what_is_in_flight_and_a_look_at_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Law H: responses that came before the freeze make no log look fresh."""
+
+    async def run() -> None:
+        rig, looks = Rig(), []
+
+        async def look(target: Any, node_id: int, partitions: Any) -> dict[TopicPartition, int]:
+            looks.append((list(partitions), rig.copies[FIRST].in_flight))
+            return {FIRST: 15}
+
+        monkeypatch.setattr(append, "replicated_ends_at", look)
+        rig.enqueue(FIRST, *(batch(5 * n) for n in range(10)))
+        rig.target.answer({FIRST: 0})
+        assert len(rig.target.sent) == 2
+        rig.now = 5.0  # frozen: both responses wait in the socket
+        rig.target.answer({FIRST: 5})
+        assert len(rig.target.sent) == 1, "nothing follows an old response"
+        rig.target.answer({FIRST: 10})
+        assert rig.target.sent == []
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert looks == [([FIRST], 1)] and rig.copies[FIRST].acked == 15 and rig.target.sent
+
+    asyncio.run(run())
+
+
+def test_a_gap_whose_topic_was_made_anew_while_it_was_filled_is_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        rig = Rig()
+
+        async def other(target: Any, topics: Any) -> dict[str, uuid.UUID]:
+            return {"orders": uuid.uuid4()}
+
+        monkeypatch.setattr(topics, "present_ids", other)
+        rig.copies[FIRST].resume(AppendState(0, 4711, 0, 0, uuid.uuid4()), RULES, 0.0)
+        rig.enqueue(FIRST, Gap(0, 6))
+        await asyncio.sleep(0)
+        rig.now = 1.0
+        rig.filler.asked[0][2].set_result(6)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        copy = rig.copies[FIRST]
+        assert copy.is_drained and copy.filled == 0
 
     asyncio.run(run())

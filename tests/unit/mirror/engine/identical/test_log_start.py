@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +14,13 @@ from kafka.future import Future
 from kafka.structs import TopicPartition
 
 from support.one_log import OneLog
+from tolerant_client.cluster.admin import topics
 from tolerant_client.cluster.cluster import EARLIEST
 from tolerant_client.cluster.produce import ProducedPartition
 from tolerant_client.errors import TargetDivergedError
 from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.batches.gaps import FILLER
+from tolerant_client.mirror.engine.identical import log_start
 from tolerant_client.mirror.engine.identical.log_start import start_log_at
 from tolerant_client.records.record_batch import Record, encode_batch, read_header
 
@@ -34,6 +37,8 @@ class Target(OneLog):
         super().__init__(batches)
         self.before = before
         self.produced = 0
+        self.reads = 0
+        self.topic_ids: set[uuid.UUID] = set()
         self.deleted: list[int] = []
         self.is_silent = False
 
@@ -44,7 +49,15 @@ class Target(OneLog):
         self.end = self.stable = self.batches[-1][0].next_offset
         return offset
 
-    def produce(self, node: int, batches: Mapping[TopicPartition, memoryview], **_: object) -> Future:
+    def produce(
+        self,
+        node: int,
+        batches: Mapping[TopicPartition, memoryview],
+        *,
+        topic_ids: Mapping[TopicPartition, uuid.UUID],
+        **_: object,
+    ) -> Future:
+        self.topic_ids |= set(topic_ids.values())
         if self.before is not None:
             self.append(self.before)
             self.before = None
@@ -53,6 +66,7 @@ class Target(OneLog):
 
     async def list_offsets(self, timestamps: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         assert timestamps == {P: EARLIEST}
+        self.reads += 1
         return {P: self.start}
 
     async def fetch(self, node: int, positions: Mapping[TopicPartition, int], **options: Any) -> Any:
@@ -82,10 +96,10 @@ def filler(base_offset: int, producer_id: int = LINK_ID) -> bytes:
     )
 
 
-def start(target: Any) -> None:
-    state = AppendState(target.end, LINK_ID, 0, target.end)
+def start(target: Any, topic_id: uuid.UUID | None = None, **options: Any) -> None:
+    state = AppendState(target.end, LINK_ID, 0, target.end, topic_id)
     own = {LINK_ID, FORMER_ID}
-    asyncio.run(start_log_at(target, P, state, START, own, is_compacted=False, max_batch_bytes=MOST))
+    asyncio.run(start_log_at(target, P, state, START, own, is_compacted=False, max_batch_bytes=MOST, **options))
 
 
 def test_what_is_deleted_is_filler_of_the_link_whichever_of_its_producers_wrote_it() -> None:
@@ -153,3 +167,46 @@ def test_filler_that_another_writer_deletes_meanwhile_is_asked_for_anew() -> Non
     with pytest.raises(Errors.KafkaError) as raised:
         start(target)
     assert getattr(raised.value, "retriable", False) and target.deleted == []
+
+
+def test_nothing_is_deleted_of_a_topic_that_was_made_anew_since_its_headers_were_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """DeleteRecords knows names only."""
+
+    async def other(cluster: Any, topics: Any) -> dict[str, uuid.UUID]:
+        return {"orders": uuid.uuid4()}
+
+    monkeypatch.setattr(topics, "present_ids", other)
+    target, topic_id = Target(), uuid.uuid4()
+    with pytest.raises(Errors.UnknownTopicIdError) as raised:
+        start(target, topic_id)
+    assert raised.value.retriable and target.deleted == [] and target.topic_ids == {topic_id}
+
+
+def test_headers_are_read_again_after_a_freeze_before_the_deletion(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(log_start, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 1.0))
+    frozen_s = iter([5.0, 0.0])
+
+    async def freeze(*_: Any) -> None:
+        now[0] += next(frozen_s)
+
+    monkeypatch.setattr(log_start, "require_topic", freeze)
+    target = Target()
+    start(target)
+    assert target.reads == 2 and target.deleted == [START]
+
+
+@pytest.mark.parametrize("after", [0, 3, 9999], ids=["first batch", "a later one", "deletion"])
+def test_a_start_that_may_not_go_on_sends_nothing_more(after: int) -> None:
+    """It was paused, released or promoted, or the claim is over."""
+    target = Target()
+
+    def may_send() -> None:
+        if target.produced >= after or target.end >= START:
+            raise Errors.NotLeaderForPartitionError("the claim is over")
+
+    with pytest.raises(Errors.NotLeaderForPartitionError):
+        start(target, may_send=may_send)
+    assert target.deleted == [] and (target.produced == after or target.end == START)

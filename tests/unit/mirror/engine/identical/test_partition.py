@@ -65,7 +65,7 @@ def answer(
     copy: PartitionCopy, header: BatchHeader, error_code: int = 0, base_offset: int | None = None, now: float = 1.0
 ) -> None:
     copy.in_flight -= 1
-    copy.appended(header, error_code, header.base_offset if base_offset is None else base_offset, now)
+    copy.appended(header, error_code, header.base_offset if base_offset is None else base_offset, now, now)
 
 
 # -- law A: only what starts exactly at the position --------------------------
@@ -238,14 +238,14 @@ def test_law_c_first_troubles_are_looked_at_at_once_and_later_ones_with_growing_
 
 def test_law_f_filled_gap_moves_what_is_acknowledged() -> None:
     copy = copying()
-    copy.gap_filled(Gap(100, 107), 107, 1.0)
+    copy.gap_filled(Gap(100, 107), 107, 1.0, 1.0)
     assert (copy.acked, copy.filled, copy.phase) == (107, 7, Phase.COPYING)
 
 
 @pytest.mark.parametrize("log_end", [100, 106, 108])
 def test_law_f_log_end_elsewhere_behind_a_gap_is_trouble(log_end: int) -> None:
     copy = copying()
-    copy.gap_filled(Gap(100, 107), log_end, 1.0)
+    copy.gap_filled(Gap(100, 107), log_end, 1.0, 1.0)
     assert (copy.acked, copy.filled, copy.phase) == (100, 0, Phase.DRAINING)
 
 
@@ -414,7 +414,7 @@ def test_law_h_what_was_idle_waits_for_a_log_whose_replicas_are_behind_and_says_
     copy = copying()
     copy.last_stable_offset = 200
     copy.is_looked_at = True
-    copy.looked_at(Unreplicated(100, 110), 5.0)
+    copy.looked_at(Unreplicated(100, 110), 5.0, 5.0)
     assert copy.is_drained and not copy.is_looked_at
     assert copy.waits(10.0, 15.0) == (5.0, str(Unreplicated(100, 110)))
     assert "the leader's log ends at 110, its high watermark is 100" in str(Unreplicated(100, 110))
@@ -423,16 +423,42 @@ def test_law_h_what_was_idle_waits_for_a_log_whose_replicas_are_behind_and_says_
 # -- times that the target gives ----------------------------------------------
 
 
+def test_law_h_a_response_shows_where_the_log_ended_when_its_request_was_sent() -> None:
+    copy = copying()
+    header = send(copy, 100)
+    copy.in_flight -= 1
+    copy.appended(header, 0, 100, 1.0, 9.0)  # read after a freeze of 8 s
+    assert copy.acked == 110 and copy.is_unchecked(9.0) and not copy.is_unchecked(3.0)
+    copy.looked_at(110, 8.5, 9.0)
+    assert not copy.is_unchecked(9.0)
+    copy.gap_filled(Gap(110, 117), 117, 8.0, 30.0)
+    assert copy.is_unchecked(30.0), "a gap that took long shows nothing of now"
+
+
+def test_law_h_a_place_is_as_old_as_the_look_at_its_log() -> None:
+    copy = PartitionCopy(TP, 0.0)
+    copy.read_at = 1.0
+    copy.resume(AppendState(100, PRODUCER, 0, 100), RULES, 5.0)
+    assert copy.is_unchecked(5.0)
+
+
+@pytest.mark.parametrize("error", [Errors.MessageSizeTooLargeError(), Errors.RecordListTooLargeError()])
+def test_a_size_that_is_refused_in_a_gap_has_the_facts_of_the_topic_read_again(error: Errors.KafkaError) -> None:
+    copy = copying()
+    copy.not_filled(Gap(100, 107), error, 1.0)
+    assert copy.has_doubtful_facts and copy.phase is Phase.DRAINING
+
+
 def test_another_time_than_the_batchs_own_stops_the_flow_until_the_log_was_read() -> None:
     copy = copying()
     header = send(copy, 100, timestamp=NOW_MS)
     copy.in_flight -= 1
-    copy.appended(header, 0, 100, 1.0, log_append_time=NOW_MS)  # as a broker answers that has the batch already
+    copy.appended(header, 0, 100, 1.0, 1.0, log_append_time=NOW_MS)  # as a broker answers that has the batch already
     assert copy.phase is Phase.COPYING and copy.acked == 110
     others = [send(copy, 110, timestamp=NOW_MS), send(copy, 120, timestamp=NOW_MS)]
     for header in others:
         copy.in_flight -= 1
-        copy.appended(header, 0, header.base_offset, 1.0, log_append_time=NOW_MS + 1)
+        copy.appended(header, 0, header.base_offset, 1.0, 1.0, log_append_time=NOW_MS + 1)
     assert copy.is_drained and copy.acked == 110 and copy.retimed == [(110, 120), (120, 130)]
 
 
